@@ -32,6 +32,7 @@ from gossipgrad.compression import AdaComp  # noqa: E402
 from gossipgrad.data import Dataset  # noqa: E402
 from gossipgrad.environment import VERSION as __version__  # noqa: E402
 from gossipgrad.errors import Cancelled, CheckpointError, CommunicationError, DataError, did_you_mean  # noqa: E402
+from gossipgrad.exchange import Exchange  # noqa: E402
 from gossipgrad.history import History  # noqa: E402
 from gossipgrad.layers import (  # noqa: E402
     GELU,
@@ -119,6 +120,7 @@ __all__ = [
     "EarlyStopping",
     "ElasticAveraging",
     "Embedding",
+    "Exchange",
     "Flatten",
     "GELU",
     "GlobalAvgPool2d",

@@ -6,7 +6,6 @@ The loop of fit, checkpoints and traces work on this class; trainer.py gives use
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import hashlib
 import inspect
@@ -33,10 +32,10 @@ from gossipgrad import (
     strategies,
 )
 from gossipgrad.apoptosis import Apoptosis, Course
-from gossipgrad.compression import BY_NAME as COMPRESSIONS
+from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy, meant, named
 from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import check_keywords, choice, counted, did_you_mean, flag, integer, number
+from gossipgrad.errors import check_keywords, choice, counted, flag, integer, number
 from gossipgrad.history import History, Record
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DEVICES, DTYPES, Backend, ConvAlgorithm, Device, DType
 from gossipgrad.metrics import Metrics, parse
@@ -56,57 +55,12 @@ _FIXED = frozenset(
 )
 
 
-def _named(value: Any) -> str:
-    return f"str, {value!r}" if isinstance(value, str) else type(value).__name__
-
-
-def _made(arguments: str, given: Any, by_name: Mapping[str, type]) -> str:
-    """ "; did you mean gossipgrad.X()?" where a name or a class was given in place of an object; else ""."""
-    hint = did_you_mean(given, by_name) or did_you_mean(given, [made.__name__ for made in by_name.values()])
-    near = [m for name, m in by_name.items() if m is given or repr(name) in hint or repr(m.__name__) in hint]
-    return f"; did you mean gossipgrad.{near[0].__name__}({arguments})?" if near else ""
-
-
-def checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
-    """The optimiser; None: the default. TypeError for what is none."""
-    if optimizer is None:
-        return optim.SGD(lr=0.01, momentum=0.9)
-    if not isinstance(optimizer, optim.Optimizer) or not optimizer.name:
-        allowed = ", ".join(f"gossipgrad.{c.__name__}(...)" for c in optim.BY_NAME.values())
-        hint = _made("...", optimizer, optim.BY_NAME)
-        raise TypeError(f"optimizer is a {_named(optimizer)}; allowed: {allowed}{hint}")
-    return copy.copy(optimizer)  # it gets to know the steps of this training
-
-
-def checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strategy:
-    """The strategy; None: the default. TypeError for what is none."""
-    if strategy is None:
-        return strategies.GossipGraD()
-    if not isinstance(strategy, strategies.Strategy) or not strategy.name:
-        allowed = ", ".join(f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values())
-        raise TypeError(f"strategy={strategy!r}: allowed: {allowed}{_made('', strategy, strategies.BY_NAME)}")
-    return strategy
-
-
-def checked_compression(compression: AdaComp | None, strategy: strategies.Strategy) -> AdaComp | None:
-    """The compression as this strategy has it. TypeError, ValueError for what it cannot have."""
-    if compression is None:
-        if getattr(strategy, "mix_gamma", None) is not None:
-            raise ValueError(f"mix_gamma={strategy.mix_gamma!r}: allowed only with compression=")  # type: ignore[attr-defined]
-        return None
-    if not isinstance(compression, AdaComp):
-        allowed = ", ".join(["None", *(f"gossipgrad.{c.__name__}(...)" for c in COMPRESSIONS.values())])
-        hint = _made("", compression, COMPRESSIONS)
-        raise TypeError(f"compression is a {_named(compression)}; allowed: {allowed}{hint}")
-    return strategy.compressed(compression)
-
-
 def _checked_apoptosis(given: Apoptosis | None, net: Model) -> Apoptosis | None:
     if given is None:
         return None
     if not isinstance(given, Apoptosis):
-        hint = _made("", given, {"apoptosis": Apoptosis})
-        raise TypeError(f"apoptosis is a {_named(given)}; allowed: None, gossipgrad.Apoptosis(...){hint}")
+        hint = meant("", given, {"apoptosis": Apoptosis})
+        raise TypeError(f"apoptosis is a {named(given)}; allowed: None, gossipgrad.Apoptosis(...){hint}")
     apoptosis.chosen("Apoptosis", given.layers, net)
     apoptosis.leasts("Apoptosis", given.least, net)
     return given

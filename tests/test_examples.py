@@ -84,3 +84,13 @@ def test_char_gpt(run, text):
     out = run("char_gpt.py", "--data", text, "--steps", 4, "--sample", 5)
     assert float(re.search("^validation loss (.*)$", out, re.M)[1]) < 5
     assert len(out[out.index("\n", out.rindex("validation loss")) + 1 :]) == 6, "five characters and a line end"
+
+
+def test_linear_regression(run):
+    found, best = (line.split()[-6:] for line in run("linear_regression.py").splitlines())
+    np.testing.assert_allclose(np.array(found, float), np.array(best, float), atol=1e-3)
+
+
+def test_logistic_regression(run):
+    lines = run("logistic_regression.py").splitlines()
+    assert len(lines) == 4 and all(0.9 < float(line.rpartition(" ")[2]) < 0.96 for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,10 @@ STRATEGIES = {
     "elastic": gg.ElasticAveraging(period=2, alpha=0.1),
     "elastic asynchronous": gg.ElasticAveraging(period=2, alpha=0.1, synchronous=False),
     "server": gg.ParameterServer(period=2, servers=1, dedicated=True),
+    "server of one": gg.ParameterServer(period=2, servers=2, dedicated=True),
+    "diloco": gg.DiLoCo(period=2),
+    "diloco fragments": gg.DiLoCo(period=4, fragments=2),
+    "noloco": gg.NoLoCo(period=2),
     "none": gg.NoExchange(),
 }
 OPTIMIZERS = {
@@ -170,3 +175,479 @@ def test_the_same_bits_as_a_trainer(name: str, optimizer: str, batches: tuple[An
     for key, array in by_call.consensus_weights().items():
         np.testing.assert_array_equal(array, consensus[key])
     assert by_step.consensus_distance() == by_call.consensus_distance() == wanted.consensus_distance()
+
+
+# ------------------------------------------------------------------------------------------------ gg.Exchange
+
+SHAPES: dict[str, tuple[int, ...]] = {"w": (30, 7), "b": (7,), "k": (4, 2, 3, 3), "one": ()}
+
+
+def start() -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    return {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
+
+
+def pulled(weights: Any, rank: int, step: int) -> dict[str, Any]:
+    """Gradients that depend on the weights, the rank and the step."""
+    rng = np.random.default_rng([rank, step])
+    return {name: np.float32(0.3) * w + rng.normal(size=w.shape).astype(np.float32) for name, w in weights.items()}
+
+
+def made(strategy: gg.Strategy | None = None, p: int = P, **options: Any) -> gg.Exchange:
+    given: dict[str, Any] = {"optimizer": gg.SGD(lr=0.1, momentum=0.9), "comm": gg.VirtualCluster(p), "seed": 5}
+    return gg.Exchange(start(), strategy=strategy, **(given | options))
+
+
+def all_step(x: gg.Exchange, steps: int) -> None:
+    for _ in range(steps):
+        x.step([pulled(replica.weights, replica.rank, x.steps) for replica in x.replicas])
+
+
+def everything(x: gg.Exchange) -> list[tuple[str, Any]]:
+    """What a state has, flat."""
+    state = x.state_dict()
+    parts = [*state["ranks"], {"consensus": state["consensus"]}]
+    return [
+        (f"{i} {arena} {name}", array)
+        for i, part in enumerate(parts)
+        for arena, arrays in part.items()
+        for name, array in arrays.items()
+    ]
+
+
+def assert_same(a: gg.Exchange, b: gg.Exchange) -> None:
+    for (name, one), (_, other) in zip(everything(a), everything(b), strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+def test_a_run_and_a_step_of_all_are_the_same(p: int) -> None:
+    by_run, by_step, by_parts = made(gg.GossipGraD(**SMALL), p), made(gg.GossipGraD(**SMALL), p), made(p=p, layers=None)
+
+    def train(replica: Any) -> int:
+        for step in range(5):
+            replica.step(pulled(replica.weights, replica.rank, step))
+        return replica.rank * 10
+
+    def in_parts(replica: Any) -> None:
+        for step in range(5):
+            replica.begin()
+            for name in SHAPES:
+                replica.need(name)
+            for name, gradient in pulled(replica.weights, replica.rank, step).items():
+                replica.gradients[name] = gradient
+                replica.ready(name)
+                replica.poll()
+            replica.end()
+
+    assert by_run.run(train) == [10 * rank for rank in range(p)]
+    all_step(by_step, 5)
+    by_parts.run(in_parts)
+    assert by_run.steps == by_step.steps == 5
+    assert_same(by_run, by_step)
+    assert_same(by_run, by_parts)  # sizes of buckets change no result
+
+
+def test_the_mean_stays_and_replicas_draw_near() -> None:
+    x = made(gg.GossipGraD(), 4, optimizer=gg.SGD(lr=0.1))
+    all_step(x, 3)
+    x.learning_rate = 0.0
+    x.settle()
+    before, distance = x.consensus_weights(), x.consensus_distance()
+    all_step(x, 4)
+    for name, array in x.consensus_weights().items():
+        np.testing.assert_allclose(array, before[name], rtol=2e-6, atol=2e-6)
+    assert 0 < distance and x.consensus_distance() < 1e-6 < distance
+
+
+def test_allreduce_is_the_reference_of_one_rank() -> None:
+    """With weights by samples: the same as the mean gradient, in float64."""
+    x = made(gg.AllReduce(), 3, optimizer=gg.SGD(lr=0.1, momentum=0.9))
+    samples = [2, 5, 1]
+    wanted = {name: array.copy() for name, array in start().items()}
+    moment = {name: np.zeros_like(array) for name, array in wanted.items()}
+    for step in range(4):
+        gradients = [pulled(replica.weights, replica.rank, step) for replica in x.replicas]
+        x.step(gradients, samples=samples)
+        for name in wanted:
+            mean = sum(n * one[name].astype(np.float64) for n, one in zip(samples, gradients, strict=True)) / 8
+            moment[name] = 0.9 * moment[name] + mean
+            wanted[name] = wanted[name] - 0.1 * moment[name]
+    for replica in x.replicas:
+        for name in wanted:
+            np.testing.assert_allclose(replica.weights[name], wanted[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in ("gossip hierarchical", "server")])
+def test_saved_and_loaded_it_goes_on_to_the_bit(name: str, tmp_path: Any) -> None:
+    x, y = made(STRATEGIES[name]), made(STRATEGIES[name])
+    all_step(x, 3)
+    x.save(tmp_path / "state.npz")
+    y.load(tmp_path / "state.npz")
+    assert y.steps == 3
+    all_step(x, 4)
+    all_step(y, 4)
+    assert_same(x, y)
+
+
+def test_compression_is_saved_as_well() -> None:
+    options = {"compression": gg.AdaComp(bin_size=20, dense_below=1, warmup=0), "optimizer": gg.SGD(lr=0.1)}
+    x, y = made(gg.AllReduce(), **options), made(gg.AllReduce(), **options)
+    all_step(x, 3)
+    assert x.counts()["residue"] > 0
+    y.load_state_dict(x.state_dict())
+    all_step(x, 2)
+    all_step(y, 2)
+    assert_same(x, y)
+
+
+def test_a_state_goes_on_with_another_strategy() -> None:
+    x, y = made(gg.GossipGraD(topology="ring")), made(gg.AllReduce(), optimizer=gg.Adam(lr=0.01))
+    all_step(x, 3)
+    y.load_state_dict(x.state_dict())
+    for name, array in x.consensus_weights().items():
+        for replica in y.replicas:
+            np.testing.assert_array_equal(replica.weights[name], array)
+    assert y.consensus_distance() < 1e-6 and y.steps == 3
+    all_step(y, 1)
+
+
+# Of several workers of a server, who comes first depends on what else runs.
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "server"])
+def test_a_step_that_only_began_is_left(name: str) -> None:
+    """Weights that are asked for in vain, and a settle in between, change no more than the settle."""
+    x, y = made(STRATEGIES[name]), made(STRATEGIES[name])
+
+    def begin(replica: Any) -> None:
+        replica.begin()
+        if replica.trains:
+            replica.need("w")
+        replica.begin()
+
+    for _ in range(3):
+        all_step(x, 1)
+        all_step(y, 1)
+        y.run(begin)
+        assert y.core.under_way(0) and not y.core.under_way(0, True)
+        x.settle()
+        y.settle()
+    assert_same(x, y)
+
+
+def test_arrays_are_the_same_for_life_and_current_after_a_step() -> None:
+    x = made(gg.GossipGraD(exchange="gradients"), 2)
+    w, g = x.replicas[1].weights["w"], x.replicas[1].gradients["w"]
+    assert w.dtype == np.float32 and w.shape == (30, 7) and not w.flags.writeable
+    before = w.copy()
+    for _ in range(3):
+        for replica in x.replicas:
+            for array in replica.gradients.values():
+                array[...] = 1
+        x.step()
+        held = w.copy()
+        x.settle()
+        np.testing.assert_array_equal(w, held)
+    assert np.all(w < before) and x.replicas[1].gradients["w"] is g
+    with pytest.raises(ValueError, match="read-only"):
+        w[...] = 0
+
+
+def test_views_keep_their_memory() -> None:
+    held = _core.memory()[0]
+    x = made(p=2)
+    w = x.replicas[0].weights["w"]
+    value = w.copy()
+    x.close()
+    np.testing.assert_array_equal(w, value)
+    with pytest.raises(RuntimeError, match="this Exchange is closed"):
+        x.step()
+    assert _core.memory()[0] > held
+    del x, w
+    assert _core.memory()[0] == held
+
+
+class Foreign:
+    """An array of another library, in the host's memory."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+class Device(Foreign):
+    """One that the host cannot read."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("device memory")
+
+
+def test_arrays_of_other_libraries() -> None:
+    x = gg.Exchange({"w": Foreign(np.ones((3, 2)))}, optimizer=gg.SGD(lr=1.0))
+    x.gradients["w"] = Foreign(np.full((3, 2), 0.25, np.float32))
+    x.step()
+    np.testing.assert_array_equal(x.weights["w"], np.full((3, 2), 0.75, np.float32))
+    with pytest.raises(TypeError, match="the gradient of 'w' is a Device that NumPy cannot read .device memory"):
+        x.gradients["w"] = Device(np.ones((3, 2)))
+    torch = pytest.importorskip("torch")
+    x.step({"w": torch.full((3, 2), 0.25)})
+    np.testing.assert_array_equal(x.weights["w"], np.full((3, 2), 0.5, np.float32))
+    with pytest.raises(TypeError, match="without gradients of their own"):
+        x.gradients["w"] = torch.ones(3, 2, requires_grad=True)
+
+
+def test_arrays_of_many_axes() -> None:
+    many = np.arange(2.0**6).reshape((2,) * 6)
+    x = gg.Exchange({"w": many}, optimizer=gg.SGD(lr=1.0))
+    x.step({"w": many})
+    assert x.weights["w"].shape == many.shape and not x.weights["w"].any()
+    assert x.state_dict()["ranks"][0]["weight"]["w"].shape == many.shape
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "error", "text"),
+    [
+        ([1.0], {}, TypeError, "arrays is a list; wanted a mapping"),
+        ({}, {}, ValueError, "arrays: none"),
+        ({1: np.ones(2)}, {}, TypeError, "the name 1"),
+        ({"w": np.ones(2, int)}, {}, TypeError, "dtype int64; allowed: floating"),
+        ({"w": np.ones((2, 0))}, {}, ValueError, "at least one element"),
+        ({"w": np.ones(2)}, {"strategy": "ring"}, TypeError, "strategy="),
+        ({"w": np.ones(2)}, {"strategy": gg.GossipGraD(shuffle_samples=True)}, ValueError, "shuffle_samples"),
+        ({"w": np.ones(2)}, {"layers": {"a": []}}, ValueError, "layers"),
+        ({"w": np.ones(2)}, {"layers": {"a": ["w", "w"]}}, ValueError, "'w' is in two layers"),
+        ({"w": np.ones(2), "b": np.ones(1)}, {"layers": {"a": ["w"]}}, ValueError, "'b' in none"),
+        ({"w": np.ones(2)}, {"layers": {"a": ["v"]}}, ValueError, "no array is named 'v'"),
+        ({"w": np.ones(2)}, {"roles": {"w": "wait"}}, ValueError, "did you mean 'weight'"),
+        ({"w": np.ones(2)}, {"families": {"u": "conv"}}, ValueError, "no array is named 'u'"),
+        ({"w": np.ones(2)}, {"comm": gg.VirtualCluster(2, straggler=gg.Straggler(1, 1))}, ValueError, "straggler"),
+        ({"w": np.ones(2)}, {"optimizer": gg.SGD(lr=1, schedule=gg.schedules.Cosine())}, ValueError, "total="),
+        ({"w": np.ones(2)}, {"treads": 2}, TypeError, "did you mean 'threads'"),
+    ],
+)
+def test_wrong_arguments(arrays: Any, options: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        gg.Exchange(arrays, **options)
+
+
+def test_wrong_gradients_change_nothing() -> None:
+    x = made(p=2)
+    all_step(x, 1)
+    good = [pulled(replica.weights, replica.rank, 1) for replica in x.replicas]
+    before = x.replicas[1].weights["w"].copy()
+    for one, error, text in (
+        ({"w": np.zeros((7, 30))}, ValueError, r"gradient of 'w' has shape \(7, 30\); the array's is \(30, 7\)"),
+        ({"w": np.full((30, 7), np.nan)}, FloatingPointError, "rank 1: step 1: the gradient of 'w' has a NaN"),
+        ({"b": np.full(7, np.inf)}, FloatingPointError, "'b' has a NaN or an infinity"),
+        ({"v": np.zeros(7)}, ValueError, "no array is named 'v'"),
+        ({"w": np.zeros((30, 7), complex)}, TypeError, "complex128"),
+    ):
+        with pytest.raises(error, match=text):
+            x.step([good[0], good[1] | one])
+    with pytest.raises(ValueError, match="'one' missing"):
+        x.step([{name: g for name, g in good[0].items() if name != "one"}, good[1]])
+    with pytest.raises(ValueError, match="of 1 ranks; this process has 2"):
+        x.step(good[0])
+    with pytest.raises(ValueError, match="samples="):
+        x.step(good, samples=[1, 2, 3])
+    with pytest.raises(RuntimeError, match=r"replicas\[r\].gradients"):
+        _ = x.gradients
+    with pytest.raises(KeyError, match="no array is named 'x'"):
+        x.replicas[0].gradients["x"] = 1
+    assert x.steps == 1
+    np.testing.assert_array_equal(x.replicas[1].weights["w"], before)
+    x.step(good)
+    y = made(p=2)
+    all_step(y, 2)
+    assert_same(x, y)
+
+
+def test_calls_at_the_wrong_time() -> None:
+    x = made(p=2)
+    for call in ("begin", "poll", "end", "wait", "settle"):
+        with pytest.raises(RuntimeError, match="a call of rank 1 outside of its thread"):
+            getattr(x.replicas[1], call)()
+    found: list[str] = []
+
+    def train(replica: Any) -> None:
+        def refused(call: Any, *words: Any) -> None:
+            with pytest.raises((RuntimeError, ValueError)) as raised:
+                call(*words)
+            found.append(str(raised.value))
+
+        if replica.rank == 0:
+            refused(replica.need, "w")
+            refused(replica.end)
+            refused(x.replicas[1].begin)
+            refused(x.step)
+            refused(x.settle)
+        for step in range(2):
+            replica.begin()
+            for name in SHAPES:
+                replica.need(name)
+            for name, gradient in pulled(replica.weights, replica.rank, step).items():
+                replica.gradients[name] = gradient
+            for name in list(SHAPES)[:-1]:
+                replica.ready(name)
+            if replica.rank == 0 and step == 0:
+                refused(replica.ready, "w")
+                refused(replica.need, "b")
+                refused(replica.end)
+                refused(replica.begin)
+                refused(replica.settle)
+                refused(replica.wait)
+                refused(replica.ready, "wbk")
+            replica.ready("one")
+            replica.end()
+
+    x.run(train)
+    wanted = [
+        *("need of layer 'w': step 0 has not begun", "end: step 0 has not begun", "rank 1 outside of its thread"),
+        *("a call of all ranks while `run` is under way", "a call of all ranks while `run` is under way"),
+        *("ready of layer 'w': it is ready already in step 0", "need of layer 'b': it is ready already"),
+        "end: 3 of 4 layers are ready in step 0; 'one' is not",
+        *("begin: 3 of 4 layers are ready", "settle: 3 of 4 layers are ready", "wait: 3 of 4 layers are ready"),
+        "layer='wbk': allowed: w, b, k, one",
+    ]
+    assert len(found) == len(wanted)
+    for text, part in zip(found, wanted, strict=True):
+        assert part in text
+    y = made(p=2)
+    all_step(y, 2)
+    assert_same(x, y)
+
+
+def test_an_exception_of_a_rank_is_raised() -> None:
+    x = made(p=3)
+    after: list[int] = []
+
+    def train(replica: Any) -> None:
+        for step in range(5):
+            if replica.rank == 1 and step == 2:
+                raise LookupError("no more samples here")
+            replica.step(pulled(replica.weights, replica.rank, step))
+        after.append(replica.rank)
+
+    with pytest.raises(LookupError, match="no more samples here"):
+        x.run(train)
+    assert after == []
+    with pytest.raises(RuntimeError):
+        x.run(train)
+
+
+def test_a_rank_that_leaves_a_step_out_is_named() -> None:
+    x = made(gg.AllReduce(), 2)
+
+    def train(replica: Any) -> None:
+        for step in range(3 - replica.rank):
+            replica.step(pulled(replica.weights, replica.rank, step))
+
+    with pytest.raises(gg.CommunicationError, match="rank 0.*rank 1"):
+        x.run(train)
+
+
+@pytest.mark.parametrize(
+    "schedule", [gg.schedules.StepDecay(every=2, gamma=0.5), lambda step: 0.5**step, gg.schedules.Cosine(total=6)]
+)
+def test_the_rate_follows_its_schedule(schedule: Any) -> None:
+    optimizer = gg.SGD(lr=0.5, schedule=schedule)
+    one, other = (gg.Exchange({"w": np.zeros(1)}, optimizer=optimizer) for _ in range(2))
+    wanted = 0.0
+    for step in range(5):
+        assert one.learning_rate == optimizer.rate(step)
+        one.step({"w": np.ones(1)})
+        wanted -= optimizer.rate(step)
+        np.testing.assert_allclose(one.weights["w"], wanted, rtol=1e-6)
+
+    def train(replica: Any) -> None:
+        for _ in range(5):
+            replica.step({"w": np.ones(1)})
+
+    other.run(train)
+    np.testing.assert_array_equal(one.weights["w"], other.weights["w"])
+    one.learning_rate = 0.25
+    one.step({"w": np.ones(1)})
+    np.testing.assert_allclose(one.weights["w"], wanted - 0.25, rtol=1e-6)
+    with pytest.raises(ValueError, match="learning_rate"):
+        one.learning_rate = -1.0
+
+
+def test_wrong_states(tmp_path: Any) -> None:
+    x = made(p=2)
+    state = x.state_dict()
+    for change, text in (
+        ({"format": 7}, "not what state_dict"),
+        ({"ranks": state["ranks"][:1]}, "of 1 ranks; this group has 2"),
+        ({"seed": 6}, "of seed 6; this exchange has seed 5"),
+        ({"consensus": {"w": np.zeros((30, 7))}}, "missing"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            x.load_state_dict(state | change)
+    with pytest.raises(ValueError, match="no array is named 'v'"):
+        x.load_weights({"v": np.ones(1)})
+    (tmp_path / "no.npz").write_bytes(b"PK and more")
+    with pytest.raises(gg.CheckpointError, match=r"no.npz: not a file that Exchange.save wrote"):
+        x.load(tmp_path / "no.npz")
+    with pytest.raises(gg.CheckpointError, match="nowhere.npz"):
+        x.load(tmp_path / "nowhere.npz")
+
+
+UNDER_MPI = """
+import hashlib, sys
+import numpy as np
+import gossipgrad as gg
+sys.path.insert(0, "tests")
+from test_exchange import STRATEGIES, everything, pulled, start
+
+for name in {names!r}:
+    x = gg.Exchange(start() if gg.Team().rank == 0 else {{n: 0 * a for n, a in start().items()}},
+                    strategy=STRATEGIES[name], optimizer=gg.SGD(lr=0.1, momentum=0.9), seed=5)
+    def train(replica):
+        for step in range(5):
+            replica.step(pulled(replica.weights, replica.rank, step), samples=[3, 2, 4])
+    x.run(train)
+    x.step(pulled(x.weights, x.rank, 5), samples=[3, 2, 4][x.rank])
+    x.save({path!r})
+    x.load({path!r})
+    digest = hashlib.sha256(b"".join(array.tobytes() for _, array in everything(x))).hexdigest()
+    if x.rank == 0:
+        print(name, digest, sep="|")
+    x.close()
+try:
+    gg.Exchange({{"w": np.ones(2 + gg.Team().rank // 2)}})
+except ValueError as error:
+    if gg.Team().rank == 0:
+        print("error", error, sep="|")
+"""
+
+DETERMINISTIC = [name for name in STRATEGIES if name not in ("pull", "push", "elastic asynchronous", "server")]
+
+
+def test_under_mpi_the_same_bits(mpirun: Any, tmp_path: Any) -> None:
+    done = mpirun(3, UNDER_MPI.format(names=DETERMINISTIC, path=str(tmp_path / "x.npz")))
+    lines = dict(line.split("|") for line in done.stdout.splitlines() if "|" in line)
+    for name in DETERMINISTIC:
+        x = made(STRATEGIES[name])
+        for step in range(6):
+            x.step([pulled(replica.weights, replica.rank, step) for replica in x.replicas], samples=[3, 2, 4])
+        digest = hashlib.sha256(b"".join(array.tobytes() for _, array in everything(x))).hexdigest()
+        assert lines[name] == digest, name
+    assert "ranks differ in what must be equal on all" in lines["error"] and "(3,) on rank 2" in lines["error"]
+
+
+def test_under_mpi_a_rank_that_leaves_a_step_out(mpirun: Any) -> None:
+    text = (
+        "import time\nimport numpy as np\nimport gossipgrad as gg\n"
+        "x = gg.Exchange({'w': np.ones(3)}, strategy=gg.AllReduce(), timeout=2)\n"
+        "for step in range(3):\n"
+        "    if x.rank == 1 and step == 1:\n"
+        "        time.sleep(60)\n"
+        "    x.step({'w': np.ones(3)})\n"
+    )
+    done = mpirun(2, text, check=False)
+    assert done.returncode != 0
+    assert "CommunicationError" in done.stderr and "rank 1" in done.stderr and "step 1" in done.stderr

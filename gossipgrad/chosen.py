@@ -1,0 +1,57 @@
+"""The optimiser, strategy and compression that a training is given, checked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from gossipgrad import optim, strategies
+from gossipgrad.compression import BY_NAME as COMPRESSIONS
+from gossipgrad.compression import AdaComp
+from gossipgrad.errors import did_you_mean
+
+
+def named(value: Any) -> str:
+    return f"str, {value!r}" if isinstance(value, str) else type(value).__name__
+
+
+def meant(arguments: str, given: Any, by_name: Mapping[str, type]) -> str:
+    """ "; did you mean gossipgrad.X()?" where a name or a class was given in place of an object; else ""."""
+    hint = did_you_mean(given, by_name) or did_you_mean(given, [made.__name__ for made in by_name.values()])
+    near = [m for name, m in by_name.items() if m is given or repr(name) in hint or repr(m.__name__) in hint]
+    return f"; did you mean gossipgrad.{near[0].__name__}({arguments})?" if near else ""
+
+
+def checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
+    """A copy; None: SGD. TypeError for what is none."""
+    if optimizer is None:
+        return optim.SGD(lr=0.01, momentum=0.9)
+    if not isinstance(optimizer, optim.Optimizer) or not optimizer.name:
+        allowed = ", ".join(f"gossipgrad.{c.__name__}(...)" for c in optim.BY_NAME.values())
+        hint = meant("...", optimizer, optim.BY_NAME)
+        raise TypeError(f"optimizer is a {named(optimizer)}; allowed: {allowed}{hint}")
+    return copy.copy(optimizer)  # it gets to know the steps of this training
+
+
+def checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strategy:
+    """None: GossipGraD. TypeError for what is none."""
+    if strategy is None:
+        return strategies.GossipGraD()
+    if not isinstance(strategy, strategies.Strategy) or not strategy.name:
+        allowed = ", ".join(f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values())
+        raise TypeError(f"strategy={strategy!r}: allowed: {allowed}{meant('', strategy, strategies.BY_NAME)}")
+    return strategy
+
+
+def checked_compression(compression: AdaComp | None, strategy: strategies.Strategy) -> AdaComp | None:
+    """As the strategy compresses by it."""
+    if compression is None:
+        if getattr(strategy, "mix_gamma", None) is not None:
+            raise ValueError(f"mix_gamma={strategy.mix_gamma!r}: allowed only with compression=")  # type: ignore[attr-defined]
+        return None
+    if not isinstance(compression, AdaComp):
+        allowed = ", ".join(["None", *(f"gossipgrad.{c.__name__}(...)" for c in COMPRESSIONS.values())])
+        hint = meant("", compression, COMPRESSIONS)
+        raise TypeError(f"compression is a {named(compression)}; allowed: {allowed}{hint}")
+    return strategy.compressed(compression)

@@ -1,0 +1,767 @@
+"""Arrays of one's own trained by the strategies of this package: the caller computes the gradients."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad import _core, _stall, agreement, cluster, environment, files, fingerprint, notices, optim, strategies
+from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy
+from gossipgrad.compression import AdaComp
+from gossipgrad.errors import CheckpointError, did_you_mean, integer, named_keywords, number
+
+Array = NDArray[np.float32]
+Arrays = dict[str, Array]
+R = TypeVar("R")
+
+ROLES = ("weight", "bias", "scale", "shift", "statistic")
+FAMILIES = ("other", "conv", "linear", "recurrent")
+_MOST_AXES = 5  # of a parameter in the core; arrays of more are flat there
+_RATES = 1000  # steps of a run whose rates a schedule that is a function gives beforehand
+_FORMAT = 1  # of state_dict
+_Parameter = tuple[str, Sequence[int], str, str, float, float]  # as _core.Exchange wants it
+
+
+def _floats(what: str, value: Any) -> NDArray[Any]:
+    """An array of floating numbers in the host's memory, without a copy where it can be: NumPy's, or by DLPack."""
+    if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
+        try:
+            value = np.from_dlpack(value)
+        except (TypeError, ValueError, RuntimeError, BufferError) as error:
+            raise TypeError(
+                f"{what} is a {type(value).__name__} that NumPy cannot read ({error}); allowed: arrays in the host's "
+                "memory, without gradients of their own"
+            ) from error
+    array = np.asarray(value)
+    if array.dtype.kind != "f":
+        raise TypeError(f"{what} has dtype {array.dtype}; allowed: floating numbers, which become float32")
+    return array
+
+
+def _named(what: str, given: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    """`given`, if it is a mapping that has just these names."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} is a {type(given).__name__}; wanted a mapping from names to arrays")
+    for name in given:
+        if name not in names:
+            raise ValueError(
+                f"{what}: no array is named {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}"
+            )
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise ValueError(f"{what}: {', '.join(map(repr, missing))} missing; allowed: all of {', '.join(names)}")
+    return given
+
+
+class Gradients(Mapping[str, Array]):
+    """Where a rank's gradients are written: g["w"][...] = values, or g["w"] = values, which are copied.
+
+    The arrays are the same ones for the life of the exchange, and have what was written last.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[self._known(name)]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        to = self._arrays[self._known(name)]
+        given = _floats(f"the gradient of {name!r}", value)
+        if given.shape != to.shape:
+            raise ValueError(f"the gradient of {name!r} has shape {given.shape}; the array's is {to.shape}")
+        to[...] = given
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        return f"Gradients({', '.join(f'{name} {array.shape}' for name, array in self._arrays.items())})"
+
+    def _known(self, name: str) -> str:
+        if name not in self._arrays:
+            there = ", ".join(self._arrays)
+            raise KeyError(f"no array is named {name!r}{did_you_mean(name, self._arrays)}; there are {there}")
+        return name
+
+
+class Replica:
+    """One rank's arrays, and the calls of a step for this rank alone; of Exchange.replicas."""
+
+    def __init__(self, exchange: Exchange, local: int) -> None:
+        self._exchange, self._local = exchange, local
+        core = exchange.core
+        shapes = exchange._shapes
+        views = {name: view.reshape(shapes[name]) for name, view in core.weights(local).items()}
+        for view in views.values():
+            view.flags.writeable = False
+        self._weights = MappingProxyType(views)
+        self._gradients = Gradients({name: view.reshape(shapes[name]) for name, view in core.gradients(local).items()})
+
+    @property
+    def rank(self) -> int:
+        """Of the group."""
+        return self._exchange.rank + self._local
+
+    @property
+    def trains(self) -> bool:
+        """False for a rank that only serves the others (ParameterServer(dedicated=True) and the like)."""
+        return self.rank < self._exchange.workers
+
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """The arrays by name, float32, read only, in the memory that is trained: they change in step.
+
+        Current after step, need (until ready), wait and settle.
+        """
+        return self._weights
+
+    @property
+    def gradients(self) -> Gradients:
+        """Where the gradients are to be written before step, or before the layer is ready."""
+        return self._gradients
+
+    # ---- a step in its parts
+
+    def begin(self, samples: Sequence[int] | None = None) -> None:
+        """A step begins. samples: of every rank of the group in this step, where they are not alike."""
+        self._exchange._rates_known(self._local)
+        self._exchange.core.begin(self._local, samples)
+
+    def need(self, layer: str) -> None:
+        """When this returns, the layer's weights are current; messages for it are waited for."""
+        self._exchange.core.need(self._local, self._exchange._layer(layer))
+
+    def ready(self, layer: str) -> None:
+        """The layer's gradients are written and its weights used no more in this step: its exchange may begin."""
+        self._exchange.core.ready(self._local, self._exchange._layer(layer))
+
+    def poll(self) -> None:
+        """Let messages move."""
+        self._exchange.core.poll(self._local)
+
+    def end(self) -> None:
+        """The step ends; every layer was ready, RuntimeError if not."""
+        self._exchange.core.end(self._local)
+
+    def wait(self) -> None:
+        """Between two steps: when this returns, all weights are current."""
+        self._exchange.core.wait(self._local)
+
+    def settle(self) -> None:
+        """Complete what is in flight. Collective: every rank of the group calls it at the same step."""
+        self._exchange.core.settle(self._local)
+
+    def step(
+        self, gradients: Mapping[str, Any] | None = None, *, samples: Sequence[int] | None = None, check: bool = True
+    ) -> None:
+        """As Exchange.step, of this rank: in run, where each rank makes its own. samples: as for begin."""
+        self._write(gradients)
+        self._exchange._rates_known(self._local)
+        self._exchange.core.whole_step(self._local, samples, check)
+
+    def _write(self, gradients: Mapping[str, Any] | None) -> None:
+        if gradients is not None:
+            for name, value in _named("gradients", gradients, list(self._gradients)).items():
+                self._gradients[name] = value
+
+    def __repr__(self) -> str:
+        return f"Replica(rank {self.rank} of {self._exchange.size})"
+
+
+@named_keywords
+class Exchange:
+    """Arrays that are trained on several ranks by a strategy and an optimiser; the caller computes the gradients.
+
+        x = gg.Exchange({"w": np.zeros((8, 3)), "b": np.zeros(3)}, optimizer=gg.SGD(lr=0.1))
+        for batch in batches_of(x.rank):
+            x.gradients["w"], x.gradients["b"] = gradients_of(x.weights["w"], x.weights["b"], batch)
+            x.step()
+
+    arrays       arrays of floating numbers by name, in the order in which they are used; they are copied, as float32.
+                 NumPy's, and by DLPack those of JAX, PyTorch or CuPy that lie in the host's memory. All ranks must give
+                 the same names and shapes, and begin with the values of rank 0.
+    strategy     a Strategy; None: GossipGraD().
+    optimizer    an Optimizer; None: SGD(lr=0.01, momentum=0.9).
+    compression  None, or AdaComp(...), where the strategy compresses.
+    comm         as for a Trainer: None for the MPI world, or one rank where no launcher started this process; a
+                 VirtualCluster, whose ranks are all in this process; a communicator of mpi4py.
+    layers       which arrays become ready together: names of arrays by the layer's name, in the order of the forward
+                 pass. None: each array is a layer.
+    roles        of arrays by name: "weight", "bias", "scale", "shift", "statistic". Optimisers tell them apart
+                 (no_decay, LARS), and a statistic is not trained: its gradient is what is subtracted from it. Left out:
+                 "bias" for names that are or end with ".bias", ".b", else "weight".
+    families     of arrays by name: "conv", "linear", "recurrent", "other", for bins of compression. Left out: "conv"
+                 from 3 axes on, "linear" for 2, else "other".
+    total        steps of all training, for schedules with total="auto".
+    seed         of the strategy's draws: partners, rotation.
+    threads      that a rank computes with: updates and mixes.
+    timeout      seconds that a wait for another rank may take before it fails; 0: for ever.
+    network      a Network that slows the links down under MPI; a VirtualCluster has its own.
+    trace        spans that each rank records at most; 0: none.
+
+    All ranks make the same steps: a rank that leaves one out keeps its partners waiting, which `timeout` ends with an
+    error. What is in flight when a step ends is waited for at once, so weights are current after it. A caller whose
+    gradients come layer by layer makes the calls of a step itself, and the exchange is hidden behind the computing:
+    begin, need, ready, poll, end of a Replica.
+
+    In a virtual cluster `replicas` has all ranks. Either write the gradients of all and call x.step() once, or let
+    each rank run the same function, on a thread of its own, of which one runs at a time; results are the same bits in
+    every run and those of MPI:
+
+        def train(replica):
+            for batch in batches_of(replica.rank):
+                replica.step(gradients_of(replica.weights, batch))
+
+        x = gg.Exchange(arrays, comm=gg.VirtualCluster(8))
+        x.run(train)
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Any],
+        *,
+        strategy: strategies.Strategy | None = None,
+        optimizer: optim.Optimizer | None = None,
+        compression: AdaComp | None = None,
+        comm: Any = None,
+        layers: Mapping[str, Sequence[str]] | None = None,
+        roles: Mapping[str, str] | None = None,
+        families: Mapping[str, str] | None = None,
+        total: int | None = None,
+        seed: int = 0,
+        threads: int | None = 1,
+        timeout: float = 0.0,
+        network: cluster.Network | None = None,
+        trace: int = 0,
+    ) -> None:
+        try:
+            start = _start(arrays)
+            self._shapes = {name: array.shape for name, array in start.items()}
+            self.strategy = checked_strategy(strategy)
+            if getattr(self.strategy, "shuffle_samples", False):
+                raise ValueError("shuffle_samples=True: allowed only for a Trainer, which has the samples")
+            self.optimizer = checked_optimizer(optimizer)
+            if total is not None:
+                self.optimizer = self.optimizer.of_total(integer("total", total, 1))
+            elif self.optimizer.timing.auto:
+                raise ValueError("a schedule with total='auto' needs total=, the steps of all training")
+            self.compression = checked_compression(compression, self.strategy)
+            self.seed = integer("seed", seed, 0, 2**64 - 1)
+            listed = _layers(start, layers, roles, families)
+            self._numbers = {name: number for number, (name, _) in enumerate(listed)}
+            threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
+            spans = integer("trace", trace, 0)
+            given = cluster.with_circumstances(comm, None, network)
+            virtual = given if isinstance(given, cluster.VirtualCluster) else None
+            if virtual is not None and virtual.straggler is not None:
+                raise ValueError(f"straggler={virtual.straggler!r}: allowed only for a Trainer")
+            seconds = number("timeout", timeout, 0.0)
+        except (TypeError, ValueError) as error:
+            cluster.refuse(comm, "Exchange", error)
+        self._team = cluster.make_team(given, seconds, network)
+        with agreement.agreed(self._team, "Exchange") as one:
+            one.facts = {
+                "gossipgrad": environment.VERSION,
+                "arrays": {name: str(shape) for name, shape in self._shapes.items()},
+                "layers": str([(name, [part[:1] + part[2:] for part in parts]) for name, parts in listed]),
+                **self.strategy.settings(),
+                "compression": "none" if self.compression is None else self.compression.settings(),
+                **self.optimizer.settings(),
+                "total": self.optimizer.total,
+                "seed": self.seed,
+                "timeout": seconds,
+                "trace": spans,
+                "slow network": network,
+                **fingerprint.environment(),
+            }
+        notices.one_rank(self._team, network, timeout)
+        self._given = given
+        links = cluster.Network(virtual.latency, virtual.bandwidth) if virtual else network
+        self._rate: float | None = None
+        self._rates_end = 0 if self._schedule(0, 1)["kind"] == "table" else -1
+        options = self.strategy.options()
+        if isinstance(self.strategy, strategies.GossipGraD):
+            exchanged = self.strategy.exchange_on(cluster.machines(self._team, links))
+            options["exchange"] = "weights" if self.compression is not None else exchanged
+        if self.compression is not None:
+            options["compression"] = self.compression.options()
+        self._core: _core.Exchange | None = _core.Exchange(
+            self._team,
+            listed,
+            optimizer=self.optimizer.options() | {"schedule": self._schedule(0, 1)},
+            strategy=options,
+            seed=self.seed,
+            threads=threads,
+            trace=spans,
+            compute_time=virtual.step_seconds() if virtual else None,
+        )
+        self._replicas = tuple(Replica(self, local) for local in range(self._team.local))
+        self._load("weight", _of_root(self._team, start))
+
+    # ---- who and where
+
+    @property
+    def core(self) -> _core.Exchange:
+        """The compiled exchange; RuntimeError after close()."""
+        if self._core is None:
+            raise RuntimeError("this Exchange is closed")
+        return self._core
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self._team.size
+
+    @property
+    def rank(self) -> int:
+        """This process's rank; 0 of a virtual cluster."""
+        return self._team.rank
+
+    @property
+    def virtual(self) -> bool:
+        """Do all ranks live in this process, as threads?"""
+        return self._team.kind == "virtual"
+
+    @property
+    def workers(self) -> int:
+        """Ranks that train, the first ones; the others only serve."""
+        return self.core.workers
+
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        return self.core.step
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """The ranks of this process: one, or all of a virtual cluster."""
+        return self._replicas
+
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """Replica.weights of this process's only rank; RuntimeError in a virtual cluster of several."""
+        return self._only("weights").weights
+
+    @property
+    def gradients(self) -> Gradients:
+        """Replica.gradients of this process's only rank; RuntimeError in a virtual cluster of several."""
+        return self._only("gradients").gradients
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next step; to be set between steps, to the same on every rank, in place of the schedule."""
+        return self.optimizer.rate(self.steps) if self._rate is None else self._rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self._rate = number("learning_rate", rate, 0.0)
+        self.core.set_schedule(self._schedule(self.steps, 1))
+
+    def counts(self, rank: int = 0) -> dict[str, float]:
+        """What a rank of this process has done, since the beginning.
+
+        exposed_seconds  waited for others.
+        bytes_sent, messages_sent  to others.
+        skipped          exchanges that were left out, so as not to wait.
+        clock_seconds    its clock: virtual time in a virtual cluster.
+        residue          what compression has not sent yet: its norm by that of the weights.
+        """
+        return self.core.counts(rank)
+
+    # ---- training
+
+    def step(
+        self,
+        gradients: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        *,
+        samples: int | Sequence[int] | None = None,
+        check: bool = True,
+    ) -> None:
+        """Update and exchange, with the gradients that are written; afterwards the weights are current.
+
+        gradients  by name, to be written first: all arrays, of their shapes. In a virtual cluster of several ranks a
+                   list of such, one a rank. None: what lies in `gradients`.
+        samples    how many samples the gradients of this rank are the mean of; in a virtual cluster a list. Where
+                   gradients are averaged, ranks then weigh by them. With MPI this is one more small message to each
+                   rank. None: all ranks alike.
+        check      FloatingPointError that names an array whose gradient has a NaN or an infinity, before anything is
+                   done, so that the step can be repeated on this rank.
+
+        Every rank makes the same steps. ValueError for names and shapes, TypeError for dtypes.
+        """
+        if gradients is not None:
+            given = [gradients] if isinstance(gradients, Mapping) else list(gradients)
+            if len(given) != len(self._replicas):
+                raise ValueError(f"gradients: of {len(given)} ranks; this process has {len(self._replicas)}")
+            for replica, one in zip(self._replicas, given, strict=True):
+                replica._write(one)
+        self._prepare_rates(1)
+        self.core.whole_step(None, self._batches(samples), check)
+
+    def run(self, function: Callable[[Replica], R]) -> list[R]:
+        """function(replica) for each rank of this process; what they return, by rank.
+
+        In a virtual cluster each rank has a thread of its own, of which one runs at a time: another one while this one
+        waits for a message, or has returned. An exception of one is raised, and the others end at their next wait; the
+        virtual cluster is then of no more use. Elsewhere the function is just called.
+        """
+        made: dict[int, R] = {}
+        self._prepare_rates(_RATES)
+
+        def call(local: int) -> None:
+            made[local] = function(self._replicas[local])
+
+        self.core.run(call)
+        return [made[local] for local in range(len(self._replicas))]
+
+    # ---- state, at rest
+
+    def settle(self) -> None:
+        """Complete what is in flight. Collective."""
+        self.core.settle()
+
+    def consensus_weights(self) -> Arrays:
+        """The strategy's own model where it has one, else the mean of the weights over the ranks. Collective."""
+        return self._shaped(self.core.consensus_weights())
+
+    def consensus_distance(self) -> float:
+        """Mean over the ranks of |w - mean| / |mean|; statistics left out. Collective."""
+        return self.core.consensus_distance()
+
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Set the weights of all ranks, to rank 0's; moments stay. Names and shapes must fit. Collective."""
+        with agreement.agreed(self._team, "Exchange.load_weights"):
+            given = {
+                name: self._fitting(name, value)
+                for name, value in _named("weights", weights, list(self._shapes)).items()
+            }
+        self._load("weight", _of_root(self._team, given))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that training goes on from, as a dict of numbers, texts and arrays: of all ranks, on every rank.
+
+        Settles. Collective. load_state_dict goes on with the same bits as without it, from here on.
+        """
+        core = self.core
+        own = [self._rank_state(local) for local in range(self._team.local)]
+        consensus = self.consensus_weights()
+        parts = own
+        if not agreement.alone(self._team):
+            gathered = agreement.gather(self._team, _packed(own[0]), f"step {self.steps}")
+            parts = [_unpacked(one) for one in gathered]
+        return {
+            "format": _FORMAT,
+            "step": core.step,
+            "seed": self.seed,
+            "workers": core.workers,
+            "strategy": self.strategy.settings(),
+            "optimizer": self.optimizer.settings(),
+            "ranks": parts,
+            "consensus": consensus,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what state_dict gave, of as many ranks, with the same arrays and seed. Collective.
+
+        Another strategy or optimiser goes on from it as well: moments that the state does not have begin at zero; and
+        where the strategy gives all ranks the same weights, they begin from the consensus.
+        """
+        with agreement.agreed(self._team, "Exchange.load_state_dict"):
+            parts, consensus = self._checked_state(state)
+        core = self.core
+        core.settle()
+        core.load_consensus(self._flat(consensus))
+        own = parts[self.rank : self.rank + self._team.local]
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in self._shapes.items()}
+        for name, kind in core.arenas().items():
+            if kind != "gradient":
+                arrays = [self._flat(part.get(name) or zeros) for part in own]
+                core.resume_arena(
+                    name, arrays, self._flat(consensus) if kind == "weight" else None, int(state["workers"])
+                )
+        core.step = int(state["step"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write state_dict to a file, an .npz of NumPy, by rank 0; it appears complete or not at all. Collective."""
+        state = self.state_dict()
+
+        def write() -> None:
+            if self.rank == 0:
+                files.write_atomically(path, _packed_state(state))
+
+        agreement.together(self._team, f"{os.fspath(path)}", write, f"step {self.steps}")
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """load_state_dict of a file that save wrote. Collective; every rank reads it. CheckpointError if it cannot."""
+        found: list[dict[str, Any]] = []
+
+        def read() -> None:
+            with open(path, "rb") as stream:
+                found.append(_unpacked_state(stream.read()))
+
+        agreement.together(self._team, f"{os.fspath(path)}", read, f"step {self.steps}")
+        self.load_state_dict(found[0])
+
+    def close(self) -> None:
+        """Free the memory and the group, once no array of it is used any more. Collective."""
+        self._replicas = ()
+        self._core = None
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._core is None:
+            return "Exchange(closed)"
+        arrays = ", ".join(f"{name} {shape}" for name, shape in self._shapes.items())
+        where = f"rank {self.rank} of {self.size}" if not self.virtual else f"{self.size} virtual ranks"
+        return f"Exchange({arrays}; {self.strategy.name}, {self.optimizer.name}; {where}, step {self.steps})"
+
+    # ---- within
+
+    def _only(self, what: str) -> Replica:
+        self.core  # noqa: B018 - raises where it is closed
+        if len(self._replicas) != 1:
+            raise RuntimeError(f"{what}: there are {len(self._replicas)} ranks here; allowed: replicas[r].{what}")
+        return self._replicas[0]
+
+    def _layer(self, name: str) -> int:
+        if name not in self._numbers:
+            there = ", ".join(self._numbers)
+            raise ValueError(f"layer={name!r}: allowed: {there}{did_you_mean(name, self._numbers)}")
+        return self._numbers[name]
+
+    def _fitting(self, name: str, value: Any) -> Array:
+        given = _floats(f"{name!r}", value)
+        if given.shape != self._shapes[name]:
+            raise ValueError(f"{name!r} has shape {given.shape}; the exchange's is {self._shapes[name]}")
+        return given.astype(np.float32)
+
+    def _flat(self, arrays: Mapping[str, Any]) -> Arrays:
+        """As the core wants them: contiguous, of its shapes."""
+        return {
+            name: np.ascontiguousarray(arrays[name], np.float32).reshape(_core_shape(shape))
+            for name, shape in self._shapes.items()
+        }
+
+    def _shaped(self, arrays: Mapping[str, Array]) -> Arrays:
+        return {name: arrays[name].reshape(shape) for name, shape in self._shapes.items()}
+
+    def _load(self, arena: str, arrays: Mapping[str, Any]) -> None:
+        self.core.load_arena(arena, self._flat(arrays))
+
+    def _rank_state(self, local: int) -> dict[str, Arrays]:
+        kinds = self.core.arenas()
+        return {name: self._shaped(self.core.arena(name, local)) for name, kind in kinds.items() if kind != "gradient"}
+
+    def _batches(self, samples: int | Sequence[int] | None) -> list[int] | None:
+        """The samples of every rank of the group."""
+        if samples is None:
+            return None
+        if self.virtual:
+            given = [samples] if isinstance(samples, int) else list(samples)
+            if len(given) != self.size:
+                raise ValueError(f"samples={samples!r}: allowed in a virtual cluster: {self.size} numbers, one a rank")
+            return [integer("samples", one, 0) for one in given]
+        own = integer("samples", samples, 0)
+        every = self._team.agree(own.to_bytes(8, "little"))
+        return [int.from_bytes(one, "little") for one in every]
+
+    def _schedule(self, first: int, count: int) -> dict[str, Any]:
+        """What the core wants to know the rates of these steps."""
+        if self._rate is not None:
+            return {"kind": "constant", "lr": self._rate}
+        return self.optimizer.rates(first, count)
+
+    def _prepare_rates(self, steps: int) -> None:
+        """Give the core the rates of the next steps, if it does not know them: of a schedule that is a function."""
+        schedule = self._schedule(max(self.steps - 1, 0), steps + 1)  # what is in flight may belong to the step before
+        if schedule["kind"] == "table":
+            self.core.set_schedule(schedule)
+            self._rates_end = self.steps + steps
+        else:
+            self._rates_end = -1
+
+    def _rates_known(self, local: int) -> None:
+        """RuntimeError where a function gives the rates, and run has made more steps than it has asked it for."""
+        if self._rates_end >= 0 and self.steps >= self._rates_end:
+            if self.virtual:
+                raise RuntimeError(
+                    f"a schedule that is a function gives the rates of {_RATES} steps of a run; allowed: several runs"
+                )
+            self._prepare_rates(_RATES)
+
+    def _checked_state(self, state: Mapping[str, Any]) -> tuple[list[dict[str, Arrays]], Arrays]:
+        if not isinstance(state, Mapping) or state.get("format") != _FORMAT or "ranks" not in state:
+            raise ValueError("state: not what state_dict of an Exchange gives")
+        if len(state["ranks"]) != self.size:
+            raise ValueError(f"state: of {len(state['ranks'])} ranks; this group has {self.size}")
+        if int(state["seed"]) != self.seed:
+            raise ValueError(f"state: of seed {state['seed']}; this exchange has seed {self.seed}")
+        names = list(self._shapes)
+        parts = [
+            {
+                arena: {
+                    name: self._fitting(name, one) for name, one in _named(f"state, {arena}", arrays, names).items()
+                }
+                for arena, arrays in part.items()
+            }
+            for part in state["ranks"]
+        ]
+        consensus = _named("state, consensus", state["consensus"], names)
+        return parts, {name: self._fitting(name, value) for name, value in consensus.items()}
+
+
+# ---- arrays and layers that are given
+
+
+def _core_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape if len(shape) <= _MOST_AXES else (int(np.prod(shape)),)
+
+
+def _start(arrays: Any) -> dict[str, Array]:
+    """float32 copies of what is given."""
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"arrays is a {type(arrays).__name__}; wanted a mapping from names to arrays")
+    if not arrays:
+        raise ValueError("arrays: none; at least one is wanted")
+    start = {}
+    for name, value in arrays.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"arrays: the name {name!r}; allowed: texts that are not empty")
+        array = _floats(f"arrays[{name!r}]", value)
+        if array.size == 0:
+            raise ValueError(f"arrays[{name!r}] has shape {array.shape}; wanted at least one element")
+        start[name] = np.array(array, np.float32)
+    return start
+
+
+def _of_all(
+    argument: str, given: Mapping[str, str] | None, names: Sequence[str], allowed: Sequence[str]
+) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{argument} is a {type(given).__name__}; wanted a mapping from names of arrays")
+    for name, value in given.items():
+        if name not in names:
+            raise ValueError(f"{argument}: no array is named {name!r}{did_you_mean(name, names)}")
+        if value not in allowed:
+            raise ValueError(
+                f"{argument}[{name!r}]={value!r}: allowed: {', '.join(allowed)}{did_you_mean(value, allowed)}"
+            )
+    return dict(given)
+
+
+def _role(name: str) -> str:
+    return "bias" if name.rpartition(".")[2] in ("bias", "b") else "weight"
+
+
+def _family(shape: tuple[int, ...]) -> str:
+    return "conv" if len(shape) > 2 else "linear" if len(shape) == 2 else "other"
+
+
+def _layers(
+    start: Mapping[str, Array],
+    layers: Mapping[str, Sequence[str]] | None,
+    roles: Mapping[str, str] | None,
+    families: Mapping[str, str] | None,
+) -> list[tuple[str, list[_Parameter]]]:
+    """As _core.Exchange wants them."""
+    names = list(start)
+    of_role = _of_all("roles", roles, names, ROLES)
+    of_family = _of_all("families", families, names, FAMILIES)
+    if layers is None:
+        layers = {name: [name] for name in names}
+    elif not isinstance(layers, Mapping):
+        raise TypeError(f"layers is a {type(layers).__name__}; wanted a mapping from names to names of arrays")
+    seen: list[str] = []
+    for layer, members in layers.items():
+        if isinstance(members, str) or not members:
+            raise ValueError(f"layers[{layer!r}]={members!r}: allowed: a sequence of names of arrays, at least one")
+        for name in members:
+            if name not in names:
+                raise ValueError(f"layers[{layer!r}]: no array is named {name!r}{did_you_mean(name, names)}")
+            if name in seen:
+                raise ValueError(f"layers[{layer!r}]: {name!r} is in two layers; allowed: one")
+            seen.append(name)
+    missing = [name for name in names if name not in seen]
+    if missing:
+        raise ValueError(f"layers: {', '.join(map(repr, missing))} in none; every array is in one")
+    listed = []
+    for layer, members in layers.items():
+        parts: list[_Parameter] = []
+        for name in members:
+            shape = start[name].shape
+            role, family = of_role.get(name, _role(name)), of_family.get(name, _family(shape))
+            parts.append((name, _core_shape(shape), role, family, 1.0, 1.0))
+        listed.append((str(layer), parts))
+    return listed
+
+
+def _of_root(team: _core.Team, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Rank 0's, which all ranks begin with."""
+    if agreement.alone(team):
+        return arrays
+    with _stall.within("Exchange"):
+        data = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays.values())
+        flat = np.frombuffer(team.broadcast(data, 0), np.float32)
+    ends = np.cumsum([array.size for array in arrays.values()])
+    parts = np.split(flat, ends[:-1])
+    return {name: part.reshape(array.shape) for (name, array), part in zip(arrays.items(), parts, strict=True)}
+
+
+# ---- files
+
+
+def _packed(part: Mapping[str, Mapping[str, Array]]) -> bytes:
+    """One rank's state as bytes."""
+    stream = io.BytesIO()
+    names = [[arena, name] for arena, arrays in part.items() for name in arrays]
+    flat = {f"a{i}": part[arena][name] for i, (arena, name) in enumerate(names)}
+    np.savez(stream, names=np.frombuffer(json.dumps(names).encode(), np.uint8), **flat)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def _unpacked(data: bytes) -> dict[str, Arrays]:
+    part: dict[str, Arrays] = {}
+    with np.load(io.BytesIO(data), allow_pickle=False) as found:
+        for i, (arena, name) in enumerate(json.loads(found["names"].tobytes())):
+            part.setdefault(arena, {})[name] = found[f"a{i}"]
+    return part
+
+
+def _packed_state(state: Mapping[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    plain = {key: value for key, value in state.items() if key not in ("ranks", "consensus")}
+    parts = [*state["ranks"], {"consensus": state["consensus"]}]
+    arrays = {f"part{i}": np.frombuffer(_packed(part), np.uint8) for i, part in enumerate(parts)}
+    np.savez(stream, state=np.frombuffer(json.dumps(plain).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def _unpacked_state(data: bytes) -> dict[str, Any]:
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as found:
+            state: dict[str, Any] = json.loads(found["state"].tobytes())
+            parts = [_unpacked(found[f"part{i}"].tobytes()) for i in range(len(found.files) - 1)]
+    except (ValueError, KeyError, OSError, EOFError) as error:
+        raise CheckpointError(f"not a file that Exchange.save wrote: {error}") from error
+    *state["ranks"], last = parts
+    return state | {"consensus": last["consensus"]}
