@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from gossipgrad.errors import CheckpointError, did_you_mean, integer, named_keyw
 
 Array = NDArray[np.float32]
 Arrays = dict[str, Array]
-R = TypeVar("R")
 
 ROLES = ("weight", "bias", "scale", "shift", "statistic")
 FAMILIES = ("other", "conv", "linear", "recurrent")
@@ -409,14 +408,14 @@ class Exchange:
         self._prepare_rates(1)
         self.core.whole_step(None, self._batches(samples), check)
 
-    def run(self, function: Callable[[Replica], R]) -> list[R]:
+    def run(self, function: Callable[[Replica], Any]) -> list[Any]:
         """function(replica) for each rank of this process; what they return, by rank.
 
         In a virtual cluster each rank has a thread of its own, of which one runs at a time: another one while this one
         waits for a message, or has returned. An exception of one is raised, and the others end at their next wait; the
         virtual cluster is then of no more use. Elsewhere the function is just called.
         """
-        made: dict[int, R] = {}
+        made: dict[int, Any] = {}
         self._prepare_rates(_RATES)
 
         def call(local: int) -> None:
