@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from gossipgrad import _core, agreement, environment, fingerprint, optim, strategies
 from gossipgrad._launch import launcher_world_size
+from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy
 from gossipgrad.cluster import Network, VirtualCluster, machines, make_team, with_circumstances
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
-from gossipgrad.replicas import checked_compression, checked_optimizer, checked_strategy
 from gossipgrad.schedules import Constant, Function
 from gossipgrad.torch.modules import Layer, original
 
