@@ -1,5 +1,6 @@
 """A network that shrinks while it trains, at the level of the core: what every rank goes on with, and that it does."""
 
+import gc
 import json
 
 import numpy as np
@@ -413,3 +414,21 @@ def test_sizes_that_are_left_open_are_chosen_anew():
         assert found[key] == wanted[key], key
     assert found["latency_seconds"] == large["latency_seconds"] is not None and found["buckets"] != large["buckets"]
     shaped.close(), born.close()
+
+
+def test_a_network_that_the_strategy_cannot_send_ends_the_trainer():
+    """More pieces than there are tags: nothing can be read afterwards, by the sizes of neither network."""
+    gc.collect()
+    before = _core.memory()[0]
+    large = gg.Sequential([gg.Linear(600, name="a"), gg.ReLU(), gg.Linear(3, name="b")], input=(300,), name="large")
+    small = large.resized({"a": 4})
+    trainer = trainer_of(gg.GossipGraD(slices=2, chunk_bytes=64, exchange="weights"), 2, net=small)
+    with pytest.raises(ValueError, match="slices: 2 slices of .* travel as .* chunks, more than"):
+        trainer.core.restore_graph(large.graph)
+    for call in (trainer.core.progress, trainer.core.consensus_weights, lambda: trainer.core.plan_shrink({"a": 0.0})):
+        with pytest.raises(RuntimeError, match="this trainer could not be reshaped and has no state any more"):
+            call()
+    trainer.close()
+    trainer = call = large = small = None
+    gc.collect()
+    assert _core.memory()[0] == before
