@@ -12,7 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, _stall, agreement, cluster, environment, files, fingerprint, notices, optim, strategies
+from gossipgrad import (
+    _core,
+    _stall,
+    agreement,
+    cluster,
+    environment,
+    files,
+    fingerprint,
+    notices,
+    optim,
+    outputs,
+    strategies,
+    trace,
+)
 from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import CheckpointError, did_you_mean, integer, named_keywords, number
@@ -511,6 +524,17 @@ class Exchange:
 
         agreement.together(self._team, f"{os.fspath(path)}", read, f"step {self.steps}")
         self.load_state_dict(found[0])
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what the ranks did and when (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
+
+        See gossipgrad.trace for what it shows. A rank with more spans than trace= stores the newest; the file says how
+        many are lost ("spans_lost", by rank).
+        """
+        with agreement.agreed(self._team, "Exchange.write_trace", f"step {self.steps}") as one:
+            one.facts = {"path": outputs.check_path("path", path)}
+        self.settle()
+        trace.write(self.core, self._team, (), list(self._numbers), path)
 
     def close(self) -> None:
         """Free the memory and the group, once no array of it is used any more. Collective."""

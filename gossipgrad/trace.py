@@ -15,8 +15,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gossipgrad import _core, _stall, agreement
 from gossipgrad.files import write_atomically
-from gossipgrad.replicas import Replicas
 
 LANES = ("compute", "exchange", "data")
 _EXCHANGE = 1
@@ -71,22 +71,26 @@ def encoded(some: Iterator[dict[str, Any]]) -> bytes:
     return ",\n".join(json.dumps(event) for event in some).encode()
 
 
-def write(replicas: Replicas, path: str | os.PathLike[str]) -> list[int]:
+def write(
+    core: _core.Trainer | _core.Exchange,
+    team: _core.Team,
+    nodes: Sequence[str],
+    layers: Sequence[str],
+    path: str | os.PathLike[str],
+) -> list[int]:
     """Write all ranks' spans; returns how many of each rank's were overwritten by newer ones. Collective."""
-    core, team = replicas.core, replicas.team
+    where = f"step {core.step}"
     spans = [core.spans(local) for local in range(team.local)]
     own = {
         "begin": [min(span[0] for span in one) for one in spans if one],
         "lost": [core.spans_lost(local) for local in range(team.local)],
     }
-    facts = [json.loads(one) for one in replicas.gather(json.dumps(own).encode())]
+    facts = [json.loads(one) for one in agreement.gather(team, json.dumps(own).encode(), where)]
     zero = min((begin for one in facts for begin in one["begin"]), default=0.0)
     lost = [number for one in facts for number in one["lost"]]
-    nodes = replicas.net.graph.nodes()
-    names, layers = [node["name"] for node in nodes], [node["name"] for node in nodes if node["parameters"]]
-    all_events = (events(team.rank + local, one, names, layers, zero) for local, one in enumerate(spans))
+    all_events = (events(team.rank + local, one, nodes, layers, zero) for local, one in enumerate(spans))
     texts = team.gather(encoded(itertools.chain.from_iterable(all_events)))
-    with replicas.agreed("writing"):
+    with agreement.agreed(team, _stall.current("writing"), where):
         if texts is not None:
             write_atomically(path, *parts(texts, lost))
     return lost

@@ -565,7 +565,9 @@ class Trainer(Replicas):
         """
         with self.agreed() as one:
             one.facts = {"path": outputs.check_path("path", path)}
-        lost = trace.write(self, path)
+        nodes = self.net.graph.nodes()
+        layers = [node["name"] for node in nodes if node["parameters"]]
+        lost = trace.write(self.core, self.team, [node["name"] for node in nodes], layers, path)
         if self.rank == 0 and any(lost):
             warn(
                 f"trace={self.trace} spans a rank: rank {lost.index(max(lost))} had {max(lost)} more; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import numpy as np
@@ -352,6 +353,13 @@ def test_arrays_are_the_same_for_life_and_current_after_a_step() -> None:
         w[...] = 0
 
 
+def test_it_is_initialised_once() -> None:
+    x = made(p=2)
+    with pytest.raises(RuntimeError, match="was initialised before"):
+        x.core.__init__(x._team, LAYERS, optimizer={}, strategy={})  # type: ignore[misc]
+    all_step(x, 1)
+
+
 def test_views_keep_their_memory() -> None:
     held = _core.memory()[0]
     x = made(p=2)
@@ -574,6 +582,21 @@ def test_the_rate_follows_its_schedule(schedule: Any) -> None:
     np.testing.assert_allclose(one.weights["w"], wanted - 0.25, rtol=1e-6)
     with pytest.raises(ValueError, match="learning_rate"):
         one.learning_rate = -1.0
+
+
+def test_a_trace_shows_the_waits(tmp_path: Any) -> None:
+    """On a slow network: the waits add up to the exposed seconds, and messages have their layers' names."""
+    cluster = gg.VirtualCluster(2, latency=0.01, bandwidth=1e6, compute_time=0.001)
+    x = made(gg.AllReduce(), 2, comm=cluster, trace=1000)
+    all_step(x, 3)
+    x.write_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for rank in range(2):
+        waits = [one["dur"] for one in events if one["name"] == "wait" and one["pid"] == rank]
+        assert sum(waits) == pytest.approx(x.counts(rank)["exposed_seconds"] * 1e6, rel=1e-6) and sum(waits) > 0
+        assert [one["name"] for one in events if one["pid"] == rank].count("step") == 3
+    assert any(one["name"] == "gradients w to one" for one in events)
+    assert x.counts()["clock_seconds"] >= 3 * (0.001 + 0.02)
 
 
 def test_wrong_states(tmp_path: Any) -> None:

@@ -115,11 +115,11 @@ static int py_exchange_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         PyErr_SetString(PyExc_TypeError, "Exchange: optimizer and strategy must be given");
         return -1;
     }
-    if (x->running || x->busy) {
-        PyErr_SetString(PyExc_RuntimeError, "this exchange is in use by another thread");
+    if (x->peers != NULL) { /* arrays in its memory may be in use */
+        PyErr_SetString(PyExc_RuntimeError, "this exchange was initialised before; create a new one");
         return -1;
     }
-    py_exchange_clear(x);
+    py_exchange_clear(x); /* of an initialisation that failed */
     if (make_layout(layers, &x->layout) < 0 || gg_py_optimizer(optimizer, &options.optimizer) < 0 ||
         gg_py_strategy_options(strategy, &options.strategy, &x->strategy) < 0)
         return -1;
