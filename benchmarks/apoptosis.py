@@ -121,7 +121,7 @@ TASKS = {
         epochs=10,
         batch=128,
         readers=chain("fc1", "fc2", "fc3", "fc4"),
-        apoptosis={"every": 20, "start": 40, "stop": 600, "budget": 0.2, "epsilon": 0.2, "least": 144},
+        apoptosis={"every": 20, "start": 40, "stop": 600, "budget": 0.2, "epsilon": 0.2, "least": 224},
     ),
     "lenet": Task(
         "LeNet, MNIST",
