@@ -301,6 +301,24 @@ def test_where_the_outer_weights_come_from():
     assert np.array_equal(arena(gossip, "outer"), arena(other, "outer"))
 
 
+@pytest.mark.parametrize("kind", [gg.DiLoCo, gg.NoLoCo])
+def test_a_change_of_strategy_with_an_exchange_in_flight(kind):
+    """Ranks of unlike speed: none goes on before those that it has sent to have read it."""
+    x, y = small_batches(np.random.default_rng(0), 5)
+    found = []
+    for reshapes in (False, True):
+        comm = gg.VirtualCluster(5, latency=1e-3, straggler=gg.Straggler(0.5, 0.01))
+        strategy = kind(period=3, delay=3, fragments=2, outer_momentum=0.5)
+        trainer = gg.Trainer(small_net(), optimizer=OPTIMIZERS["sgd"], strategy=strategy, comm=comm)
+        for step in range(9):
+            trainer.train_step(x, y)
+            if step % 4 == 0:
+                trainer.core.reshape(strategy=strategy.options()) if reshapes else trainer.settle()
+        found.append([arena(trainer, name).tobytes() for name in ("weight", "outer", "outer_momentum")])
+        trainer.close()
+    assert found[0] == found[1]
+
+
 def test_from_noloco_to_diloco_all_ranks_get_one_phi():
     x, y = small_batches(np.random.default_rng(0), 3)
     trainer = trainer_of(3, OPTIMIZERS["momentum"], gg.NoLoCo(period=1))

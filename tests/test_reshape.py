@@ -121,8 +121,8 @@ STRATEGIES = {
     "push-sum": gg.PushGossip(push_sum=True),
     "elastic": gg.ElasticAveraging(),
     "server": gg.ParameterServer(),
-    "diloco": gg.DiLoCo(period=3, fragments=2, outer_momentum=0.5),
-    "noloco": gg.NoLoCo(period=3, fragments=2, outer_momentum=0.5),
+    "diloco": gg.DiLoCo(period=3, fragments=2, delay=3, outer_momentum=0.5),
+    "noloco": gg.NoLoCo(period=3, fragments=2, delay=3, outer_momentum=0.5),
 }
 CHANGES = [
     ("gossip-1", "overlapped"),
