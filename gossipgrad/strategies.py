@@ -742,6 +742,7 @@ class _OuterSteps(Strategy):
     period: int = field(default=50, metadata=about("steps from one outer step to the next"))
     outer_lr: float = field(default=0.7, metadata=about("learning rate of outer steps"))
     outer_momentum: float = field(default=0.9, metadata=about("momentum of outer steps"))
+    outer_nesterov: bool = field(default=False, metadata=about("Nesterov's form of outer steps"))
     fragments: int = field(default=1, metadata=about("parts of the model that take turns in a period"))
     delay: int | None = field(
         default=None,
@@ -762,6 +763,7 @@ class _OuterSteps(Strategy):
             period=integer("period", self.period, 1),
             outer_lr=number("outer_lr", self.outer_lr, high=1e6, above=0.0),
             outer_momentum=number("outer_momentum", self.outer_momentum, 0.0, below=1.0),
+            outer_nesterov=flag("outer_nesterov", self.outer_nesterov),
             fragments=integer("fragments", self.fragments, 1, 1024),
         )
         if self.delay is not None:
@@ -796,7 +798,8 @@ class DiLoCo(_OuterSteps):
     period          steps from one outer step to the next, at least 1.
     outer_lr        above 0. The paper's 0.7 suits models that are trained for many periods.
     outer_momentum  at least 0 and below 1.
-    outer_nesterov  Nesterov's form, the paper's: phi = phi - outer_lr * g + outer_momentum * m, with the new m.
+    outer_nesterov  Nesterov's form, the paper's: phi = phi - outer_lr * g + outer_momentum * m, with the new m. It
+                    oscillates less, in short trainings and where the inner rate falls to 0 at the end.
     fragments       the model is cut into this many runs of numbers of about equal size, which take turns: run f of F is
                     exchanged after each step t with (t + 1) % period == (f + 1) * period // F % period. A period sends
                     as much as with one, in F parts, so that the peak of what is sent falls.
@@ -811,12 +814,7 @@ class DiLoCo(_OuterSteps):
     """
 
     name: ClassVar[str] = "diloco"
-    outer_nesterov: bool = field(default=False, metadata=about("Nesterov's form of outer steps"))
     collectives: Collectives = _collectives()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        store(self, outer_nesterov=flag("outer_nesterov", self.outer_nesterov))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -835,8 +833,8 @@ class NoLoCo(_OuterSteps):
     ranks that the seed and the step give, the same on all ranks; the last group is what is left, and a rank that is
     left over makes an outer step with its own weights. The mean of the replicas is preserved by every average.
 
-    Model, state, statistics, compression, period, outer_lr, outer_momentum, fragments and delay: as of DiLoCo; phi and
-    m are each rank's own, and the groups of every fragment are drawn anew.
+    Model, state, statistics, compression, period, outer_lr, outer_momentum, outer_nesterov, fragments and delay: as of
+    DiLoCo; phi and m are each rank's own, and the groups of every fragment are drawn anew.
 
     group       ranks that average, at least 2. Each sends its weights to group - 1 others.
     wire_dtype  "float32", or "bfloat16" for half the bytes: w travels rounded to nearest even, and a rank's mean is w +

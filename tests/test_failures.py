@@ -326,7 +326,15 @@ def partitioned():
     return gg.OverlappedAveraging(partition_fc=True)
 
 
-@pytest.mark.parametrize("made", [*WAITING, partitioned])
+def outer_steps():
+    return gg.DiLoCo(period=1, fragments=2)
+
+
+def outer_gossip():
+    return gg.NoLoCo(period=2, delay=1, group=3)
+
+
+@pytest.mark.parametrize("made", [*WAITING, partitioned, outer_steps, outer_gossip])
 def test_strategies_say_where_they_wait(made):
     """The step, the layers, who waited for whom, how long. Small messages come in time, parts of a model do not."""
     comm = gg.VirtualCluster(3, bandwidth=300.0)

@@ -77,7 +77,7 @@ def test_the_formula(p, period, fragments, kind):
         gg.DiLoCo(period=4, fragments=2, delay=0, outer_momentum=0.4, outer_nesterov=True),
         gg.NoLoCo(period=2, group=3, delay=1, fragments=2, outer_momentum=0.4),
         gg.NoLoCo(period=5, delay=5, fragments=5, outer_momentum=0.0, outer_lr=1.0),
-        gg.NoLoCo(period=3, group=9, outer_momentum=0.4),
+        gg.NoLoCo(period=3, group=9, outer_momentum=0.4, outer_nesterov=True),
     ],
     ids=repr,
 )
