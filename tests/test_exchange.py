@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from typing import Any
@@ -361,6 +362,7 @@ def test_it_is_initialised_once() -> None:
 
 
 def test_views_keep_their_memory() -> None:
+    gc.collect()  # what tests before it have left
     held = _core.memory()[0]
     x = made(p=2)
     w = x.replicas[0].weights["w"]
