@@ -334,6 +334,20 @@ def test_parameters_are_the_same_objects_and_views_of_the_arenas():
     assert [one.data_ptr() for one in tensors] != before
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_layers_are_updated_while_the_backward_pass_goes_on(overlap):
+    model = gg.torch.wrap(small(), gg.SGD(0.1), overlap=overlap)
+    first, last = model.module[0].weight, model.module[2].weight
+    before = [first.detach().clone(), last.detach().clone()]
+    seen = []
+    first.register_hook(lambda _: seen.append([bool((first != before[0]).any()), bool((last != before[1]).any())]))
+    F.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
+    seen.append([bool((first != before[0]).any()), bool((last != before[1]).any())])
+    model.step()
+    assert seen == ([[False, True], [True, True]] if overlap else [[False, False], [False, False]])
+    assert (first != before[0]).any() and (last != before[1]).any()
+
+
 def test_gradients_are_accumulated_by_no_sync():
     models = gg.torch.replicas(small, 2, gg.SGD(0.1, momentum=0.9), gg.AllReduce())
 
@@ -778,9 +792,18 @@ def test_nothing_else_needs_torch():
     assert subprocess.run([sys.executable, "-c", program], env={**os.environ, **torch_env()}).returncode == 0
 
 
-def test_a_copy_of_a_wrapped_model_is_refused_or_plain():
-    model = gg.torch.wrap(small(), gg.SGD(0.1))
-    state = copy.deepcopy(model.state_dict())
-    fresh = small()
-    fresh.load_state_dict(state)
-    close(fresh.state_dict(), state, rtol=0, atol=0)
+def test_copies_and_pickles_of_the_module_are_plain_modules(tmp_path):
+    """As an average of the weights over steps wants them."""
+    model = gg.torch.wrap(convolutional(), gg.SGD(0.1))
+    F.cross_entropy(model(images(0)[0]), images(0)[1]).backward()
+    model.step()
+    state = model.state_dict()
+    torch.save(model.module, tmp_path / "net.pt")
+    for made in (copy.deepcopy(model.module), torch.load(tmp_path / "net.pt", weights_only=False)):
+        close(made.state_dict(), state, rtol=0, atol=0)
+        plain(made, torch.optim.SGD(made.parameters(), 0.1), 1, images)
+        assert (made[0].weight != state["0.weight"]).any() and (model.module[0].weight == state["0.weight"]).all()
+    assert model.steps == 1
+    for call in (copy.deepcopy, lambda one: torch.save(one, tmp_path / "model.pt")):
+        with pytest.raises(TypeError, match="a wrapped module cannot be copied or pickled.*copy.deepcopy"):
+            call(model)

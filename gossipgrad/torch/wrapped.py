@@ -26,6 +26,20 @@ def _listed(names: list[str]) -> str:
     return ", ".join(repr(name) for name in names[:_MOST_NAMES]) + more
 
 
+class _Announcement:
+    """The hook before a module's forward pass. A copy of the module, or its pickle, announces nothing."""
+
+    def __init__(self, wrapped: Wrapped | None) -> None:
+        self._wrapped = wrapped
+
+    def __call__(self, part: Any, _: Any) -> None:
+        if self._wrapped is not None:
+            self._wrapped._before_forward(part)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Announcement, (None,)
+
+
 class Wrapped(torch.nn.Module):  # type: ignore[misc]
     """What gossipgrad.torch.wrap gives: the module, called as it is, and `step()` in place of an optimiser's.
 
@@ -47,9 +61,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._early: set[int] | None = None  # layers that no hook announces; None: not known yet, so all
         self._handles: list[Any] = []
         self._bind()
+        announcement = _Announcement(self)
         for part in owners(module, self._layers):
             if not is_compiled(module):
-                self._handles.append(part.register_forward_pre_hook(self._before_forward))
+                self._handles.append(part.register_forward_pre_hook(announcement))
         if not group.unfused:
             for one in self._layers:
                 for _, tensor in one.parameters:
@@ -136,7 +151,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self._core.wait(self._local)
             self._take_all_statistics()
 
-    def _before_forward(self, part: Any, _: Any) -> None:
+    def _before_forward(self, part: Any) -> None:
         layers = self._layers_of.get(part, ())
         if self._recorder is not None:
             self._recorder.enter(layers)
@@ -456,6 +471,12 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
                 tensor.grad = None
         self._weights.clear()
         self._gradients.clear()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a wrapped module cannot be copied or pickled, since it is a rank of a group; allowed: model.state_dict(), "
+            "copy.deepcopy(model.module), model.training_state()"
+        )
 
     def __enter__(self) -> Wrapped:
         return self
