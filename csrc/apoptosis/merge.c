@@ -346,7 +346,7 @@ static gg_status multiply_block(comparison *it, gg_device *device, int64_t begin
                        .prepared = own.prepared,
                        .saved = own.saved,
                        .scratch = own.scratch};
-    GG_TRY(gg_op_prepare(op, &args));
+    GG_TRY(gg_op_prepare(op, &args, GG_PASS_FORWARD));
     GG_TRY(op->type->forward(op, &args));
     if (op->output.layout == GG_LAYOUT_PLAIN) {
         copy_rows(rows, outputs, own.out, outputs, product, n);

@@ -46,8 +46,8 @@ void gg_op_destroy(gg_op *op) {
     if (op) op->type->destroy(op);
 }
 
-gg_status gg_op_prepare(gg_op *op, const gg_op_args *args) {
-    return op->type->prepare != NULL && op->prepared_bytes > 0 ? op->type->prepare(op, args) : GG_OK;
+gg_status gg_op_prepare(gg_op *op, const gg_op_args *args, gg_pass pass) {
+    return op->type->prepare != NULL && op->prepared_bytes > 0 ? op->type->prepare(op, args, pass) : GG_OK;
 }
 
 gg_status gg_op_forward(gg_op *op, const gg_op_args *args) { return op->type->forward(op, args); }
@@ -55,6 +55,7 @@ gg_status gg_op_forward(gg_op *op, const gg_op_args *args) { return op->type->fo
 gg_status gg_op_backward(gg_op *op, const gg_op_args *args) {
     gg_status status = GG_OK;
     if (op->type->backward_weights != NULL) GG_TRY(op->type->backward_weights(op, args));
+    if (op->type->backward_data != NULL) GG_TRY(gg_op_prepare(op, args, GG_PASS_DATA));
     if (op->type->backward_data != NULL) GG_TRY(op->type->backward_data(op, args));
 cleanup:
     return status;

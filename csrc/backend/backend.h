@@ -155,7 +155,7 @@ typedef struct gg_op_args {
     const float *const *parameter;   /* one pointer a parameter that the operation has; owned by the caller */
     float *const *gradient;          /* backward: one a parameter. LINEAR: that of the weight is NULL where not wanted;
                                         grad_output then holds the error behind the activation afterwards */
-    void *prepared;                  /* op->prepared_bytes, written by prepare, held until the weights change */
+    void *prepared;                  /* op->prepared_bytes, written by prepare for the pass that is run next */
     void *saved;                     /* op->saved_bytes, held by the plan from forward to backward */
     void *scratch;                   /* op->scratch_bytes, content lost between runs, but for what backward_weights
                                         leaves to backward_data */
@@ -173,9 +173,10 @@ typedef struct gg_op gg_op;
 
 /* The runs of an operation, in the order in which they follow each other. */
 typedef struct gg_op_class {
-    /* Turns the current weights into what the other runs read: reads args->parameter, writes args->prepared. Run after
-     * the weights have changed, and only if op->prepared_bytes > 0. NULL: they are read as they are. */
-    gg_status (*prepare)(gg_op *op, const gg_op_args *args);
+    /* Turns the current weights into what forward, or backward_data, reads: reads args->parameter, writes
+     * args->prepared. Run before that pass, if the weights have changed since or another pass has been prepared, and
+     * only if op->prepared_bytes > 0. NULL: they are read as they are. */
+    gg_status (*prepare)(gg_op *op, const gg_op_args *args, gg_pass pass);
     gg_status (*forward)(gg_op *op, const gg_op_args *args);
     /* The gradients of the parameters; leaves the error behind the activation in grad_output. NULL: the operation has
      * no parameters, or their gradients are one computation with grad_input, which backward_data does. */
@@ -200,8 +201,8 @@ struct gg_op {
 
 /* Destroys any operation; NULL is fine. */
 void gg_op_destroy(gg_op *op);
-/* The runs that an operation has. Backward: of the weights, then of the data. */
-gg_status gg_op_prepare(gg_op *op, const gg_op_args *args);
+/* The runs that an operation has. Backward: of the weights, then, prepared, of the data. */
+gg_status gg_op_prepare(gg_op *op, const gg_op_args *args, gg_pass pass);
 gg_status gg_op_forward(gg_op *op, const gg_op_args *args);
 gg_status gg_op_backward(gg_op *op, const gg_op_args *args);
 

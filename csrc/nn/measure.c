@@ -80,7 +80,7 @@ static gg_status run_once(gg_op *op, gg_pass pass, const bench *b, double *secon
                              .prepared = b->prepared,
                              .scratch = b->scratch};
     const double begin = gg_clock_now();
-    GG_TRY(gg_op_prepare(op, &args));
+    if (pass != GG_PASS_WEIGHTS) GG_TRY(gg_op_prepare(op, &args, pass));
     if (pass == GG_PASS_FORWARD) GG_TRY(gg_op_forward(op, &args));
     if (pass == GG_PASS_WEIGHTS) GG_TRY(op->type->backward_weights(op, &args));
     if (pass == GG_PASS_DATA) GG_TRY(op->type->backward_data(op, &args));

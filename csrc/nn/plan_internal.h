@@ -63,7 +63,7 @@ typedef struct gg_step {
     bool backward;
     int first_parameter, parameters; /* of the graph; 0 without a layer */
     bool skip_weight_gradient;       /* in the current step the strategy computes the gradient of its weight */
-    int prepared[GG_PASS_COUNT];     /* buffers of the passes' operations */
+    int prepared[GG_PASS_COUNT];     /* buffers, of forward and data */
     int saved;                       /* buffer */
     int64_t carried, carried_before; /* numbers of state that a sample carries here, and in nodes before this one */
     gg_place grad_input[GG_MAX_INPUTS];

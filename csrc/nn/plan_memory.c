@@ -236,14 +236,12 @@ static gg_status place_others(gg_plan *plan) {
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
         const int last = step->backward ? gg_plan_backward_time(plan, s) : s;
-        /* Evaluation finds prepared weights again in the next batch. */
-        const int begin = plan->options.training ? s : 0, end = plan->options.training ? last : end_of_time(plan);
+        /* Evaluation finds prepared weights again in the next batch. Training prepares them just before each pass. */
+        const int begin = plan->options.training ? s : 0, end = plan->options.training ? s : end_of_time(plan);
         if (step->op->saved_bytes > 0) GG_TRY(add_buffer(plan, step->op->saved_bytes, s, last, &step->saved));
-        for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
-            const size_t bytes = step->pass[pass]->prepared_bytes;
-            if (bytes > 0 && gg_step_own_op(step, pass))
-                GG_TRY(add_buffer(plan, bytes, begin, end, &step->prepared[pass]));
-        }
+        const size_t forward = step->op->prepared_bytes, data = step->pass[GG_PASS_DATA]->prepared_bytes;
+        if (forward > 0) GG_TRY(add_buffer(plan, forward, begin, end, &step->prepared[GG_PASS_FORWARD]));
+        if (data > 0 && step->backward) GG_TRY(add_buffer(plan, data, last, last, &step->prepared[GG_PASS_DATA]));
     }
     /* One scratch buffer for all steps, so that it stays in the caches. */
     plan->scratch_buffer = GG_NONE;
@@ -352,8 +350,6 @@ static void plan_bind(gg_plan *plan) {
         for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
             const gg_place prepared = {step->prepared[pass], 0};
             step->prepared_at[pass] = plan_at(plan, prepared);
-            for (int i = pass - 1; i >= 0; i--)
-                if (step->pass[i] == step->pass[pass]) step->prepared_at[pass] = step->prepared_at[i];
         }
         *forward = (gg_op_args){.prepared = step->prepared_at[GG_PASS_FORWARD],
                                 .saved = plan_at(plan, saved),

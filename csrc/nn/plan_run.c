@@ -213,11 +213,7 @@ static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights
     args->step = step_number;
     args->evaluate = !training;
     args->carried = carried_state(plan, step, batch);
-    for (int pass = 0; fresh && pass < GG_PASS_COUNT; pass++) {
-        gg_op_args own = *args;
-        own.prepared = step->prepared_at[pass];
-        if (gg_step_own_op(step, pass)) GG_TRY(gg_op_prepare(step->pass[pass], &own));
-    }
+    if (fresh) GG_TRY(gg_op_prepare(step->op, args, GG_PASS_FORWARD));
     GG_TRY(gg_op_forward(step->op, args));
 cleanup:
     return status;
@@ -254,10 +250,11 @@ static gg_status step_backward(gg_step *step) {
     gg_status status = GG_OK;
     gg_op_args *args = &step->backward_args;
     gg_op *weights = step->pass[GG_PASS_WEIGHTS], *data = step->pass[GG_PASS_DATA];
-    args->prepared = step->prepared_at[GG_PASS_WEIGHTS];
     if (weights->type->backward_weights != NULL) GG_TRY(weights->type->backward_weights(weights, args));
+    if (data->type->backward_data == NULL) goto cleanup;
     args->prepared = step->prepared_at[GG_PASS_DATA];
-    if (data->type->backward_data != NULL) GG_TRY(data->type->backward_data(data, args));
+    GG_TRY(gg_op_prepare(data, args, GG_PASS_DATA));
+    GG_TRY(data->type->backward_data(data, args));
 cleanup:
     return status;
 }

@@ -270,7 +270,8 @@ typedef struct fake_op {
 /* Weights are read where they were prepared: a convolution's not at all after that. */
 static int fake_prepares;
 
-static gg_status fake_prepare(gg_op *op, const gg_op_args *args) {
+static gg_status fake_prepare(gg_op *op, const gg_op_args *args, gg_pass pass) {
+    CHECK(pass == GG_PASS_FORWARD || pass == GG_PASS_DATA);
     fake_prepares++;
     memcpy(args->prepared, args->parameter[GG_PARAMETER_WEIGHT], op->prepared_bytes);
     return GG_OK;

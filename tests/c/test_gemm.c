@@ -211,7 +211,7 @@ static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, con
                        .prepared = prepared.data,
                        .scratch = scratch.data};
     CHECK_INT(op->output.layout, GG_LAYOUT_BATCH_LAST);
-    CHECK_OK(gg_op_prepare(op, &args));
+    CHECK_OK(gg_op_prepare(op, &args, GG_PASS_FORWARD));
     CHECK_OK(gg_op_forward(op, &args));
     clear_lanes(y.data, outputs, s->batch, s->lanes);
     CHECK(agree("y", place, y.data, s->y.value, s->y.size, y.count));

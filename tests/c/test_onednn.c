@@ -189,7 +189,7 @@ static void run_trial(gg_device *device, trial *t) {
         }
     }
     const int64_t allocations = gg_memory_allocations();
-    CHECK_OK(gg_op_prepare(op, &args));
+    CHECK_OK(gg_op_prepare(op, &args, GG_PASS_FORWARD));
     CHECK_OK(gg_op_forward(op, &args));
     buffer *result = t->in_place && op->in_place ? &x[0] : &y;
     CHECK_NEAR(worst(result, &t->y, op->output), 0, tolerance);
@@ -693,7 +693,7 @@ static void bench_op(gg_device *device, const char *name, const gg_op_desc *desc
                        .scratch = b[8].data,
                        .saved = b[9].data,
                        .prepared = b[10].data};
-    gg_op_prepare(op, &args);
+    gg_op_prepare(op, &args, GG_PASS_FORWARD);
     double best[3] = {1e9, 1e9, 1e9};
     for (int pass = 0; pass < 3; pass++) {
         const double start = gg_clock_now();

@@ -37,7 +37,6 @@ typedef struct conv_op {
     int64_t slab_rows, slab_channels;
     int64_t slab_height, slab_width; /* of the copy */
     int64_t slab_bytes;              /* of one thread's copy */
-    int64_t packed;                  /* prepared floats of one direction: forward, then backward */
     int64_t *col_x;
 } conv_op;
 
@@ -205,11 +204,6 @@ typedef struct job {
     bool forward;
 } job;
 
-static float *packed_weights(const conv_op *conv, const gg_op_args *args, bool forward) {
-    const bool first = forward || !gg_op_has_pass(&conv->op.desc, GG_PASS_FORWARD);
-    return (float *)args->prepared + (first ? 0 : conv->packed);
-}
-
 /* Weights in the order in which tiles read them: for each group, part of the terms and block of rows, places of the
  * window, then terms, then rows. */
 static void native_conv2d_pack_part(void *context, int thread, int threads) {
@@ -230,8 +224,7 @@ static void native_conv2d_pack_part(void *context, int thread, int threads) {
         const int64_t k = gg_block_begin(walk->terms, walk->parts, part);
         const int64_t terms = gg_block_begin(walk->terms, walk->parts, part + 1) - k;
         const float *from = j->args->parameter[GG_PARAMETER_WEIGHT] + group * weights + m * row_step + k * term_step;
-        float *to =
-            packed_weights(conv, j->args, j->forward) + group * weights + k * walk->rows * taps + m * taps * terms;
+        float *to = (float *)j->args->prepared + group * weights + k * walk->rows * taps + m * taps * terms;
         for (int64_t t = 0; t < taps; ++t)
             for (int64_t term = 0; term < terms; ++term)
                 for (int64_t r = 0; r < rows; ++r) *to++ = from[r * row_step + term * term_step + t];
@@ -267,7 +260,7 @@ static void walk_part(void *context, int thread, int threads) {
                 .target = target + group * walk->rows * target_plane,
                 .target_plane = target_plane,
                 .target_width = walk->target[1],
-                .weights = packed_weights(conv, args, j->forward) + (group * walk->terms + k) * walk->rows * conv->taps,
+                .weights = (const float *)args->prepared + (group * walk->terms + k) * walk->rows * conv->taps,
                 .bias = bias ? bias + group * walk->rows : NULL,
                 .row_taps = walk->taps[0],
                 .col_taps = walk->taps[1],
@@ -398,9 +391,9 @@ static bool has_data_pass(const gg_op_desc *desc) {
     return desc->training && desc->input_grad && gg_op_has_pass(desc, GG_PASS_DATA);
 }
 
-static gg_status native_conv2d_pack(gg_op *op, const gg_op_args *args) {
-    if (gg_op_has_pass(&op->desc, GG_PASS_FORWARD)) walk_run((const conv_op *)op, args, true, native_conv2d_pack_part);
-    if (has_data_pass(&op->desc)) walk_run((const conv_op *)op, args, false, native_conv2d_pack_part);
+static gg_status native_conv2d_pack(gg_op *op, const gg_op_args *args, gg_pass pass) {
+    if (pass == GG_PASS_FORWARD || has_data_pass(&op->desc))
+        walk_run((const conv_op *)op, args, pass == GG_PASS_FORWARD, native_conv2d_pack_part);
     return GG_OK;
 }
 
@@ -491,9 +484,8 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
         conv->op.scratch_bytes = (size_t)(conv->slab_bytes * conv->threads);
     }
     if (has_data_pass(desc)) GG_TRY(walk_create(conv, false, &conv->backward));
-    conv->packed = gg_lanes_padded(conv->groups * conv->in_channels * conv->out_channels * conv->taps);
-    const int packings = (gg_op_has_pass(desc, GG_PASS_FORWARD) ? 1 : 0) + (has_data_pass(desc) ? 1 : 0);
-    conv->op.prepared_bytes = (size_t)(conv->packed * packings) * sizeof(float);
+    conv->op.prepared_bytes =
+        (size_t)(conv->groups * conv->in_channels * conv->out_channels * conv->taps) * sizeof(float);
     *out = op;
     op = NULL;
 cleanup:

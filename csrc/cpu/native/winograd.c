@@ -36,7 +36,6 @@ typedef struct wino_walk {
     int64_t units, block; /* in a block at most */
     int64_t weights;      /* floats of prepared weights at each place */
     int64_t terms_step;   /* CHANNELS16: floats from the source channels of a unit to those of the next */
-    size_t prepared;      /* where its weights begin, in floats */
 } wino_walk;
 
 typedef struct winograd_op {
@@ -200,7 +199,7 @@ static void walk_units(const wino_job *j, int64_t begin, int64_t end, float *scr
     const wino_walk *walk = j->walk;
     const int64_t units = end - begin, panel = op->kernels->panel;
     const int64_t v_step = source_floats(op, walk, units), m_step = target_floats(op, walk, units);
-    const float *weights = (const float *)j->args->prepared + walk->prepared;
+    const float *weights = j->args->prepared;
     float *v = scratch, *m = v + op->places * v_step;
     for (int64_t u = 0; u < units; ++u) places_of_input(j, begin + u, u, v, v_step);
     for (int p = 0; p < op->places; ++p) {
@@ -259,7 +258,7 @@ static void wino_prepare_part(void *context, int thread, int threads) {
     const int64_t terms = j->forward ? op->in : op->out, rows = j->forward ? op->out : op->in;
     const int64_t panel = op->kernels->panel;
     const int64_t blocks = op->channels ? gg_block_count(rows, GG_LANES) : gg_block_count(rows, op->kernels->rows);
-    float *to = (float *)j->args->prepared + walk->prepared;
+    float *to = j->args->prepared;
     size_t begin, end;
     gg_parallel_split((size_t)blocks, 1, thread, threads, &begin, &end);
     for (int64_t b = (int64_t)begin; b < (int64_t)end; ++b) {
@@ -284,25 +283,24 @@ static void wino_prepare_part(void *context, int thread, int threads) {
 /* The columns of the last panel that no block of rows has. */
 static void clear_last_panel(const winograd_op *op, const gg_op_args *args, const wino_walk *walk, int64_t rows) {
     const int64_t panel = op->kernels->panel, whole = up_to(rows, GG_LANES) / panel;
-    float *to = (float *)args->prepared + walk->prepared + whole * walk->terms * panel;
+    float *to = (float *)args->prepared + whole * walk->terms * panel;
     if (up_to(rows, GG_LANES) % panel == 0) return;
     for (int p = 0; p < op->places; ++p)
         memset(to + p * walk->weights, 0, (size_t)(walk->terms * panel) * sizeof(float));
 }
 
-static gg_status winograd_prepare(gg_op *head, const gg_op_args *args) {
+static gg_status winograd_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
     const winograd_op *op = (const winograd_op *)head;
-    if (op->channels) {
-        if (op->forward.units > 0) clear_last_panel(op, args, &op->forward, op->out);
-        if (op->data.units > 0) clear_last_panel(op, args, &op->data, op->in);
-    }
-    if (op->channels && head->desc.bias && op->forward.units > 0) {
+    const bool forward = pass == GG_PASS_FORWARD;
+    const wino_walk *walk = forward ? &op->forward : &op->data;
+    if (walk->units == 0) return GG_OK;
+    if (op->channels) clear_last_panel(op, args, walk, forward ? op->out : op->in);
+    if (op->channels && head->desc.bias && forward) {
         float *bias = (float *)args->prepared + op->bias;
         memset(bias, 0, (size_t)up_to(op->out, GG_LANES) * sizeof(float));
         memcpy(bias, args->parameter[GG_PARAMETER_BIAS], (size_t)op->out * sizeof(float));
     }
-    if (op->forward.units > 0) wino_run(op, args, true, wino_prepare_part);
-    if (op->data.units > 0) wino_run(op, args, false, wino_prepare_part);
+    wino_run(op, args, forward, wino_prepare_part);
     return GG_OK;
 }
 
@@ -522,7 +520,8 @@ static int64_t choose_block(const winograd_op *op, const wino_walk *walk, int64_
     return at_most(block, up_to(units, each));
 }
 
-static void make_walk(winograd_op *op, bool forward, size_t *prepared, wino_walk *walk) {
+/* run: the walk is made for a pass, not for its geometry only. */
+static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) {
     const gg_op_desc *desc = &op->op.desc;
     const int64_t *in = desc->input[0].size, *out = desc->output.size, panel = op->kernels->panel;
     walk->terms = forward ? op->in : op->out;
@@ -533,12 +532,10 @@ static void make_walk(winograd_op *op, bool forward, size_t *prepared, wino_walk
         walk->padding[axis] = forward ? desc->window.padding[axis] : 2 - desc->window.padding[axis];
         walk->tiles[axis] = gg_block_count(walk->target[axis], op->outputs);
     }
-    if (prepared == NULL) return;
+    if (!run) return;
     walk->units = walk->tiles[0] * walk->tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
     walk->terms_step = odd_lines(walk->terms);
     walk->weights = odd_lines(op->channels ? up_to(walk->rows, panel) * walk->terms : walk->rows * walk->terms);
-    walk->prepared = *prepared;
-    *prepared += (size_t)(op->places * walk->weights);
     walk->block = choose_block(op, walk, walk->units);
     const size_t floats =
         (size_t)(op->places * (source_floats(op, walk, walk->block) + target_floats(op, walk, walk->block)));
@@ -573,7 +570,7 @@ static void make_gradient(winograd_op *op, size_t *scratch) {
 gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     gg_op *head = NULL;
-    size_t prepared = 0, scratch = 0;
+    size_t scratch = 0;
     *out = NULL;
     const gg_winograd_kernels *kernels = gg_winograd_kernels_for(device->isa);
     if (kernels == NULL || !gg_native_winograd_possible(desc))
@@ -595,10 +592,12 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     if (op->channels) head->input[0].layout = head->output.layout = GG_LAYOUT_CHANNELS16;
     const bool data = desc->training && desc->input_grad && gg_op_has_pass(desc, GG_PASS_DATA);
     const bool weights = desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS);
-    make_walk(op, true, gg_op_has_pass(desc, GG_PASS_FORWARD) ? &prepared : NULL, &op->forward);
-    if (data) make_walk(op, false, &prepared, &op->data);
-    op->bias = prepared;
+    make_walk(op, true, gg_op_has_pass(desc, GG_PASS_FORWARD), &op->forward);
+    if (data) make_walk(op, false, true, &op->data);
+    op->bias = (size_t)(op->places * op->forward.weights);
+    size_t prepared = op->bias;
     if (op->channels && desc->bias && op->forward.units > 0) prepared += (size_t)up_to(op->out, GG_LANES);
+    if (prepared < (size_t)(op->places * op->data.weights)) prepared = (size_t)(op->places * op->data.weights);
     scratch = (size_t)op->threads * op->thread_floats;
     if (weights) make_gradient(op, &scratch);
     head->prepared_bytes = prepared * sizeof(float);

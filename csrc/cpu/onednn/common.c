@@ -63,7 +63,9 @@ cleanup:
     return status;
 }
 
-static gg_status onednn_prepare(gg_op *head, const gg_op_args *args) { return onednn_run(head, args, GG_DNN_PREPARE); }
+static gg_status onednn_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
+    return onednn_run(head, args, pass == GG_PASS_FORWARD ? GG_DNN_PREPARE_FORWARD : GG_DNN_PREPARE_DATA);
+}
 
 static gg_status onednn_forward(gg_op *head, const gg_op_args *args) { return onednn_run(head, args, GG_DNN_FORWARD); }
 
@@ -360,14 +362,15 @@ gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_d
     return gg_dnn_add_reorder(op, pass, what, needs, have, place, want, *out);
 }
 
-gg_status gg_dnn_read_weight(gg_dnn_op *op, const char *what, const_dnnl_memory_desc_t have,
+gg_status gg_dnn_read_weight(gg_dnn_op *op, gg_dnn_pass prepare, const char *what, const_dnnl_memory_desc_t have,
                              const_dnnl_memory_desc_t want, gg_dnn_place *out) {
     *out = gg_dnn_parameter(GG_PARAMETER_WEIGHT);
     if (dnnl_memory_desc_equal(have, want)) return GG_OK;
     const gg_dnn_place from = *out;
-    *out = (gg_dnn_place){GG_DNN_PREPARED, 0, op->head.prepared_bytes};
-    op->head.prepared_bytes += onednn_align(dnnl_memory_desc_get_size(want));
-    return gg_dnn_add_reorder(op, GG_DNN_PREPARE, what, gg_dnn_at(GG_DNN_ALWAYS), have, from, want, *out);
+    const size_t bytes = dnnl_memory_desc_get_size(want);
+    *out = gg_dnn_at(GG_DNN_PREPARED);
+    if (bytes > op->head.prepared_bytes) op->head.prepared_bytes = bytes;
+    return gg_dnn_add_reorder(op, prepare, what, gg_dnn_at(GG_DNN_ALWAYS), have, from, want, *out);
 }
 
 typedef struct relu_job {

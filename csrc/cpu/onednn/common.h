@@ -65,7 +65,14 @@ typedef struct gg_dnn_step {
     int first, arguments;
 } gg_dnn_step;
 
-typedef enum gg_dnn_pass { GG_DNN_PREPARE = 0, GG_DNN_FORWARD, GG_DNN_WEIGHTS, GG_DNN_DATA, GG_DNN_PASSES } gg_dnn_pass;
+typedef enum gg_dnn_pass {
+    GG_DNN_PREPARE_FORWARD = 0,
+    GG_DNN_PREPARE_DATA,
+    GG_DNN_FORWARD,
+    GG_DNN_WEIGHTS,
+    GG_DNN_DATA,
+    GG_DNN_PASSES
+} gg_dnn_pass;
 
 #define GG_DNN_MAX_STEPS (GG_MAX_INPUTS + 8)
 #define GG_DNN_MAX_ARGUMENTS (6 * GG_MAX_INPUTS + 16)
@@ -138,8 +145,9 @@ gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, 
 gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
                          const_dnnl_memory_desc_t have, gg_dnn_place place, const_dnnl_memory_desc_t want,
                          gg_dnn_place *out);
-/* Where weights in format `have` can be read as `want`: the parameter itself, or what a reorder has prepared. */
-gg_status gg_dnn_read_weight(gg_dnn_op *op, const char *what, const_dnnl_memory_desc_t have,
+/* Where weights in format `have` can be read as `want`: the parameter itself, or what a reorder has prepared; once in a
+ * pass. */
+gg_status gg_dnn_read_weight(gg_dnn_op *op, gg_dnn_pass prepare, const char *what, const_dnnl_memory_desc_t have,
                              const_dnnl_memory_desc_t want, gg_dnn_place *out);
 /* Adds a ReLU: after the forward pass, in place on the output, by our own kernel, because oneDNN's turns NaN into 0;
  * and before the backward pass of the weights, in place on grad_output, from the output. */

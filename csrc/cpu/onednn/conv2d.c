@@ -91,7 +91,7 @@ static gg_status onednn_conv2d_add_forward(conv *it) {
     gg_dnn_op *op = it->op;
     const_dnnl_memory_desc_t weight = dnnl_primitive_desc_query_md(it->forward, dnnl_query_weights_md, 0);
     gg_dnn_place place;
-    GG_TRY(gg_dnn_read_weight(op, "conv2d weights", it->weight, weight, &place));
+    GG_TRY(gg_dnn_read_weight(op, GG_DNN_PREPARE_FORWARD, "conv2d weights", it->weight, weight, &place));
     const gg_dnn_bind bind[4] = {{DNNL_ARG_SRC, it->input, gg_dnn_at(GG_DNN_INPUT)},
                                  {DNNL_ARG_WEIGHTS, weight, place},
                                  {DNNL_ARG_BIAS, it->bias, gg_dnn_parameter(GG_PARAMETER_BIAS)},
@@ -197,7 +197,7 @@ static gg_status onednn_conv2d_add_data(conv *it, const conv_error *error) {
         GG_TRY(gg_dnn_read_as(op, GG_DNN_DATA, "conv2d gradient", wanted, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT),
                               dy_md, &dy));
     else op->temporaries[GG_DNN_DATA] = op->temporaries[GG_DNN_WEIGHTS];
-    GG_TRY(gg_dnn_read_weight(op, "conv2d weights, backward", it->weight, w_md, &w));
+    GG_TRY(gg_dnn_read_weight(op, GG_DNN_PREPARE_DATA, "conv2d weights", it->weight, w_md, &w));
     const bool direct = dnnl_memory_desc_equal(dx_md, it->input) != 0;
     place = direct ? wanted : gg_dnn_temporary(op, GG_DNN_DATA, dx_md);
     const gg_dnn_bind bind2[3] = {

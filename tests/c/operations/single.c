@@ -66,7 +66,7 @@ static gg_status run_forward(gg_test_devices *d, op_run *run, gg_op *op, op_buff
     args->evaluate = run->evaluate;
     GG_TRY(gg_test_guarded_copy(&b->carried, run->carried, run->carried_count * sizeof(float)));
     args->carried = run->carried != NULL ? b->carried.data : NULL;
-    GG_TRY(gg_op_prepare(op, args));
+    GG_TRY(gg_op_prepare(op, args, GG_PASS_FORWARD));
     GG_TRY(gg_op_forward(op, args));
     if (run->carried != NULL) memcpy(run->carried, b->carried.data, b->carried.bytes);
     args->carried = NULL;
