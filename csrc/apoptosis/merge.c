@@ -255,7 +255,9 @@ static void fill_vectors(comparison *it, const float *weights) {
 /* Of a head: the last third of its rows, and of their biases. */
 static double value_norm(const comparison *it, int i) {
     const float *own = it->vector + i * it->length;
-    const int64_t rows = run_of(it, &it->group->producer[0], 0).rows, columns = it->length / rows - 1;
+    const int64_t rows = run_of(it, &it->group->producer[0], 0).rows;
+    if (rows == 0) return 0;
+    const int64_t columns = it->length / rows - 1;
     double sum = 0;
     for (int64_t k = rows / 3 * 2 * columns; k < it->length; k++)
         if (k < rows * columns || k >= rows * columns + rows / 3 * 2) sum += (double)own[k] * (double)own[k];
@@ -332,6 +334,7 @@ static gg_status multiply_block(comparison *it, gg_device *device, int64_t begin
     product_memory own = {0};
     gg_op *op = NULL;
     GG_TRY(open_products(device, rows, outputs, length, &op));
+    if (op == NULL) goto cleanup; /* never: for the analysers, which cannot see that it has failed then */
     GG_TRY(gg_calloc((size_t)(lanes * length) + GG_READ_BEHIND, sizeof *own.in, "vectors of units", &own.in));
     GG_TRY(gg_calloc((size_t)(lanes * outputs), sizeof *own.out, "products of units", &own.out));
     GG_TRY(gg_alloc(op->prepared_bytes, "products of units", &own.prepared));

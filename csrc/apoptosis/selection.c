@@ -109,12 +109,12 @@ static void describe_node(const gg_graph *graph, const gg_units *units, const bo
         if (own->count > 0) out->heads = count_stay(own, leaves, 0, own->count) / (own->count / out->heads);
         break;
     case GG_LAYER_PAD:
-        if (in->unit == NULL || own->count == in->count) break; /* along another axis */
+        if (in == NULL || in->unit == NULL || own->count == in->count) break; /* along another axis */
         out->pads[0] = count_stay(own, leaves, 0, node->desc.pads[0]);
         out->pads[1] = count_stay(own, leaves, own->count - node->desc.pads[1], own->count);
         break;
     case GG_LAYER_SLICE:
-        if (in->unit == NULL || own->count == in->count) break;
+        if (in == NULL || in->unit == NULL || own->count == in->count) break;
         const gg_range range = gg_slice_range(&node->desc, &gg_graph_node(graph, node->input[0])->shape);
         out->range.begin = count_stay(in, leaves, 0, range.begin);
         out->range.end = out->range.begin + count_stay(in, leaves, range.begin, range.end);

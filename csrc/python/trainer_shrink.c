@@ -257,8 +257,11 @@ static PyObject *py_trainer_plan_shrink(PyObject *self, PyObject *args, PyObject
     budget = PyMem_Calloc((size_t)units->groups + 1, sizeof *budget);
     groups = PyMem_Calloc((size_t)units->groups + 1, sizeof *groups);
     least = PyMem_Calloc((size_t)units->groups + 1, sizeof *least);
-    if (budget == NULL || groups == NULL || least == NULL) PyErr_NoMemory();
-    if (PyErr_Occurred() || read_least(t->graph->graph, units, least_object, least) < 0 ||
+    if (budget == NULL || groups == NULL || least == NULL) {
+        PyErr_NoMemory();
+        goto cleanup;
+    }
+    if (read_least(t->graph->graph, units, least_object, least) < 0 ||
         read_budgets(t->graph->graph, units, budgets, budget, groups) < 0)
         goto cleanup;
     shrink.least = least;

@@ -107,7 +107,10 @@ static gg_status shrink(void *context, int rank) {
     gg_replica_state(born)->step = STEPS;
     const gg_reshape how = {.graph = s->after, .map = select_units, .context = s};
     GG_TRY(gg_replica_check_reshape(large, &how));
+    gg_transport *const transport = gg_team_transport(s->team, rank);
+    const int64_t epoch = transport->epoch;
     GG_TRY(gg_replica_reshape(large, &how));
+    CHECK_INT(transport->epoch, epoch + 1); /* a message of before would be refused from here on */
     GG_TRY(train(born, rank, STEPS));
     GG_TRY(train(large, rank, STEPS));
 cleanup:
