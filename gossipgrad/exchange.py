@@ -425,8 +425,9 @@ class Exchange:
         """function(replica) for each rank of this process; what they return, by rank.
 
         In a virtual cluster each rank has a thread of its own, of which one runs at a time: another one while this one
-        waits for a message, or has returned. An exception of one is raised, and the others end at their next wait; the
-        virtual cluster is then of no more use. Elsewhere the function is just called.
+        waits for a message, or has returned. An exception of one is raised, and the others end at their next wait;
+        Ctrl-C is raised in the next call of each. The exchange is then of no more use. Elsewhere the function is just
+        called.
         """
         made: dict[int, Any] = {}
         self._prepare_rates(_RATES)

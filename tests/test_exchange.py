@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import hashlib
 import json
@@ -547,6 +548,20 @@ def test_an_exception_of_a_rank_is_raised() -> None:
     assert after == []
     with pytest.raises(RuntimeError):
         x.run(train)
+
+
+def test_a_run_can_be_interrupted() -> None:
+    x = made(p=2)
+
+    def train(replica: Any) -> None:
+        while True:
+            replica.step({name: np.zeros(shape) for name, shape in SHAPES.items()})
+            if replica.rank == 1 and x.steps == 5:
+                _thread.interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt):
+        x.run(train)
+    assert x.steps >= 5
 
 
 def test_a_rank_that_leaves_a_step_out_is_named() -> None:

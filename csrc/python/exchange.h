@@ -12,9 +12,10 @@ typedef struct gg_py_exchange {
     gg_py_option_memory strategy; /* what the strategies read */
     PyObject *schedule;           /* the dict that the rates were made of, and its array; NULL: none */
     /* Only read and written with the GIL held: */
-    bool busy;             /* a call of all ranks is under way */
-    bool running;          /* `run` is */
-    bool *rank_busy;       /* of each local rank: a call of it is under way */
+    bool busy;        /* a call of all ranks is under way */
+    bool running;     /* `run` is */
+    bool interrupted; /* a signal's handler has raised in it, as that of Ctrl-C: calls of ranks raise from then on */
+    bool *rank_busy;  /* of each local rank: a call of it is under way */
     unsigned long *thread; /* of each local rank: the thread that runs its function in `run`; 0: none */
 } gg_py_exchange;
 

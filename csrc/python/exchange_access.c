@@ -40,6 +40,10 @@ bool gg_py_exchange_allows(const gg_py_exchange *x, int rank) {
         if (busy) PyErr_SetString(PyExc_RuntimeError, "this exchange is in use by another thread");
         if (busy) return false;
     }
+    if (x->running && x->interrupted) {
+        PyErr_SetString(PyExc_KeyboardInterrupt, "while `run` was under way");
+        return false;
+    }
     for (int i = 0; i < local; ++i)
         if ((rank < 0 || i == rank) && gg_exchange_failed(gg_peers_exchange(x->peers, i))) {
             PyErr_SetString(PyExc_RuntimeError, "an earlier call of this exchange failed in the middle of a step; "

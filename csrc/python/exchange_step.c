@@ -159,10 +159,13 @@ static PyObject *exchange_under_way(PyObject *self, PyObject *args) {
 
 /* ---- a function on every rank ---- */
 
+#define WATCH_SECONDS 0.1
+
 typedef struct run_call {
     gg_py_exchange *exchange;
     PyObject *function;
-    gg_float_mode mode; /* of the caller, in which the function computes as well */
+    gg_float_mode mode;             /* of the caller, in which the function computes as well */
+    PyObject *kind, *value, *trace; /* what a signal's handler has raised; NULL: nothing */
 } run_call;
 
 static gg_status run_function(void *context, int local) {
@@ -180,6 +183,16 @@ static gg_status run_function(void *context, int local) {
     return status;
 }
 
+/* On the thread that called run, between calls of the ranks: handlers of signals run on the main thread alone. */
+static void watch_signals(void *context) {
+    run_call *c = context;
+    if (c->exchange->interrupted) return;
+    const PyGILState_STATE gil = PyGILState_Ensure();
+    c->exchange->interrupted = PyErr_CheckSignals() < 0;
+    if (c->exchange->interrupted) PyErr_Fetch(&c->kind, &c->value, &c->trace);
+    PyGILState_Release(gil);
+}
+
 static PyObject *exchange_run(PyObject *self, PyObject *function) {
     gg_py_exchange *x = (gg_py_exchange *)self;
     run_call c = {.exchange = x, .function = function};
@@ -189,6 +202,7 @@ static PyObject *exchange_run(PyObject *self, PyObject *function) {
     if (x->running) return PyErr_Format(PyExc_RuntimeError, "run: it is under way already");
     if (!gg_py_exchange_allows(x, -1)) return NULL;
     x->running = true;
+    x->interrupted = false;
     if (strcmp(gg_team_kind(x->team->team), "virtual") != 0) {
         PyObject *result = PyObject_CallFunction(function, "i", 0);
         x->running = false;
@@ -198,9 +212,13 @@ static PyObject *exchange_run(PyObject *self, PyObject *function) {
     }
     Py_BEGIN_ALLOW_THREADS;
     c.mode = gg_cpu_float_mode();
-    status = gg_team_run(x->team->team, run_function, &c);
+    status = gg_team_run_watched(x->team->team, run_function, &c, &(gg_watch){watch_signals, &c, WATCH_SECONDS});
     Py_END_ALLOW_THREADS;
     x->running = false;
+    if (c.kind != NULL) {
+        PyErr_Restore(c.kind, c.value, c.trace);
+        return NULL;
+    }
     if (status != GG_OK) return gg_py_raise(status);
     Py_RETURN_NONE;
 }
