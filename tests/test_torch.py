@@ -790,6 +790,9 @@ def test_nothing_else_needs_torch():
 
     program = "import sys, gossipgrad; assert 'torch' not in sys.modules; assert gossipgrad.torch.wrap"
     assert subprocess.run([sys.executable, "-c", program], env={**os.environ, **torch_env()}).returncode == 0
+    program = "import sys; sys.modules['torch'] = None; import gossipgrad as gg; gg.Team(); gg.torch"
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **torch_env()}, capture_output=True)
+    assert done.returncode == 1 and b"ImportError: gossipgrad.torch wants PyTorch, 2.1 or newer" in done.stderr
 
 
 def test_copies_and_pickles_of_the_module_are_plain_modules(tmp_path):

@@ -11,7 +11,14 @@
 Started by mpiexec (gossipgrad run -n 4 train.py), every process a rank. Only this module needs PyTorch.
 """
 
-from gossipgrad.torch.replicas import Replicas, replicas
-from gossipgrad.torch.wrapped import Wrapped, wrap
+try:
+    from torch import Tensor as _Tensor
+except ImportError as _missing:
+    raise ImportError("gossipgrad.torch wants PyTorch, 2.1 or newer: pip install torch") from _missing
+if not hasattr(_Tensor, "register_post_accumulate_grad_hook"):
+    raise ImportError("gossipgrad.torch wants PyTorch, 2.1 or newer: pip install --upgrade torch")
+
+from gossipgrad.torch.replicas import Replicas, replicas  # noqa: E402
+from gossipgrad.torch.wrapped import Wrapped, wrap  # noqa: E402
 
 __all__ = ["Replicas", "Wrapped", "replicas", "wrap"]
