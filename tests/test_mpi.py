@@ -398,6 +398,23 @@ def test_trainers_that_are_left_in_mid_step(shared, mpirun):
     assert done.stderr == ""
 
 
+def test_what_a_late_rank_has_not_read_is_not_freed(mpirun):
+    """A rank that has settled may be closed while another, to which it has sent, is late."""
+    text = (
+        "import time\n"
+        "import numpy as np\n"
+        "import gossipgrad as gg\n"
+        "net = gg.Sequential([gg.Linear(2000), gg.Linear(1000)], input=(1000,), name='wide')\n"
+        "for kind in (gg.NoLoCo, gg.DiLoCo):\n"
+        "    trainer = gg.Trainer(net, strategy=kind(period=1, delay=1), optimizer=gg.SGD(lr=0.01))\n"
+        "    trainer.train_step(np.ones((4, 1000), np.float32), np.zeros(4, np.int64))\n"
+        "    if trainer.rank == 1: time.sleep(0.3)\n"
+        "    trainer.core.settle()\n"
+        "    trainer.close()\n"
+    )
+    assert mpirun(2, text, env={"GOSSIPGRAD_SHARED": "0"}).stderr == ""
+
+
 COUNTS = ("samples", "bytes_sent", "messages_sent", "steps")
 SECONDS = ("compute_seconds", "exposed_communication_seconds", "data_wait_seconds")
 
