@@ -271,7 +271,8 @@ static gg_status check_epoch(gg_transport *transport, int peer) {
     MPI_Status found;
     if (own->epochs < 2) goto cleanup;
     GG_TRY_MPI(MPI_Iprobe, peer >= 0 ? peer : MPI_ANY_SOURCE, MPI_ANY_TAG, own->comm, &flag, &found);
-    const int ahead = flag ? (int)((found.MPI_TAG / TAG_STEP - epoch % own->epochs + own->epochs) % own->epochs) : 0;
+    const bool ours = flag && found.MPI_TAG % TAG_STEP < GG_TAG_LIMIT; /* not of MPI's or mpi_sums.c's own */
+    const int ahead = ours ? (int)((found.MPI_TAG / TAG_STEP - epoch % own->epochs + own->epochs) % own->epochs) : 0;
     const bool again = own->foreign && own->foreign_epoch == epoch;
     own->foreign = ahead != 0;
     own->foreign_epoch = epoch;
