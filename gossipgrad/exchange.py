@@ -487,8 +487,9 @@ class Exchange:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what state_dict gave, of as many ranks, with the same arrays and seed. Collective.
 
-        Another strategy or optimiser goes on from it as well: moments that the state does not have begin at zero; and
-        where the strategy gives all ranks the same weights, they begin from the consensus.
+        Another strategy or optimiser goes on from it as well: moments that the state does not have begin at zero,
+        outer weights at the consensus; and where the strategy gives all ranks the same weights, they begin from the
+        consensus.
         """
         with agreement.agreed(self._team, "Exchange.load_state_dict"):
             parts, consensus = self._checked_state(state)
@@ -499,7 +500,8 @@ class Exchange:
         zeros = {name: np.zeros(shape, np.float32) for name, shape in self._shapes.items()}
         for name, kind in core.arenas().items():
             if kind != "gradient":
-                arrays = [self._flat(part.get(name) or zeros) for part in own]
+                new = consensus if kind == "outer" else zeros  # outer weights are the model, not what is added to it
+                arrays = [self._flat(part.get(name) or new) for part in own]
                 core.resume_arena(
                     name, arrays, self._flat(consensus) if kind == "weight" else None, int(state["workers"])
                 )

@@ -315,6 +315,20 @@ def test_a_state_goes_on_with_another_strategy() -> None:
     all_step(y, 1)
 
 
+@pytest.mark.parametrize("strategy", [gg.DiLoCo(period=2), gg.NoLoCo(period=2)], ids=["diloco", "noloco"])
+def test_outer_steps_of_a_state_without_them_begin_at_the_consensus(strategy: gg.Strategy) -> None:
+    """An outer step moves from the outer weights to what is learnt since: here nothing, so the weights stay."""
+    start = {"w": np.arange(1, 5, dtype=np.float32)}
+    with gg.Exchange(start, strategy=gg.AllReduce(), comm=gg.VirtualCluster(2)) as x:
+        state = x.state_dict()
+    with gg.Exchange({"w": np.zeros(4)}, strategy=strategy, optimizer=gg.SGD(lr=0.1), comm=gg.VirtualCluster(2)) as y:
+        y.load_state_dict(state)
+        for _ in range(2):
+            y.step([{"w": np.zeros(4)}] * 2)
+        for replica in y.replicas:
+            np.testing.assert_array_equal(replica.weights["w"], start["w"])
+
+
 # Of several workers of a server, who comes first depends on what else runs.
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "server"])
 def test_a_step_that_only_began_is_left(name: str) -> None:
