@@ -92,6 +92,30 @@ def test_a_cache_that_cannot_be_written(tmp_path):
     assert found == {KEY: {"forward": {"direct": 1.0}}}
 
 
+def test_a_trainer_in_use_is_not_given_other_algorithms():
+    """Plans in which another thread computes are not freed."""
+    found = []
+
+    class Asks(gg.data.Source):
+        shape, dtype, classes = (5, 10, 9), np.float32, 3
+        targets = np.zeros(16, np.int32)
+
+        def __len__(self):
+            return 16
+
+        def read(self, rows, epoch, samples, targets):
+            samples[...] = 0
+            for call in (lambda: trainer.core.set_algorithms([]), lambda: trainer.core.measure_algorithms(8, [])):
+                try:
+                    call()
+                except RuntimeError as error:
+                    found.append(str(error))
+
+    with gg.Trainer(network(), comm=gg.VirtualCluster(1)) as trainer:
+        trainer.evaluate(gg.Dataset(Asks()), batch_size=8)
+    assert len(found) >= 2 and set(found) == {"this trainer is in use by another thread"}
+
+
 def test_the_fastest_of_each_pass():
     assert algorithms.fastest(SECONDS) == CHOSEN
     assert algorithms.fastest({"data": SECONDS["data"]}) == ("direct", "direct", "winograd4")

@@ -187,9 +187,12 @@ static PyObject *measure_algorithms(PyObject *self, PyObject *args) {
     if (keys == NULL) return PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < knowns; ++i)
         if (read_key(PyList_GET_ITEM(known, i), &keys[i]) < 0) goto cleanup;
+    if (!gg_py_trainer_is_free(t)) goto cleanup;
+    t->busy = true;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_replica_measure_algorithms(gg_trainer_replica(t->trainer, 0), batch, keys, (int)knowns, &rows, &count);
     Py_END_ALLOW_THREADS;
+    t->busy = false;
     if (status != GG_OK) gg_py_raise(status);
     else list = timings_list(rows, count);
 cleanup:
@@ -225,6 +228,7 @@ static PyObject *set_algorithms(PyObject *self, PyObject *list) {
     if (choices == NULL) return PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < count; ++i)
         if (read_choice(PyList_GET_ITEM(list, i), &choices[i]) < 0) goto failed;
+    if (!gg_py_trainer_is_free(t)) goto failed;
     for (int local = 0; local < gg_team_local(t->team->team) && status == GG_OK; ++local)
         status = gg_replica_set_algorithms(gg_trainer_replica(t->trainer, local), choices, (int)count);
     if (status != GG_OK) {
