@@ -242,7 +242,7 @@ static PyObject *exchange_distance(PyObject *self, PyObject *unused) {
 
 static PyObject *exchange_set_schedule(PyObject *self, PyObject *schedule) {
     gg_py_exchange *x = (gg_py_exchange *)self;
-    gg_rate rate;
+    gg_rate rate = {.lr = 0.01, .gamma = 0.1, .power = 1.0}; /* as of a trainer */
     if (!PyDict_Check(schedule)) return PyErr_Format(PyExc_TypeError, "schedule: must be a dict");
     if (x->running || x->busy) return PyErr_Format(PyExc_RuntimeError, "this exchange is in use by another thread");
     if (arena_place(self, "weight") < 0 || gg_py_rate(schedule, &rate) < 0) return NULL;
