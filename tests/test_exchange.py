@@ -637,6 +637,16 @@ def test_a_trace_shows_the_waits(tmp_path: Any) -> None:
     assert x.counts()["clock_seconds"] >= 3 * (0.001 + 0.02)
 
 
+def test_a_long_run_asks_a_function_for_more_rates() -> None:
+    def train(replica: Any) -> None:
+        for _ in range(1003):
+            replica.step({"w": np.ones(1)})
+
+    with gg.Exchange({"w": np.zeros(1)}, optimizer=gg.SGD(lr=1.0, momentum=0, schedule=lambda step: step % 2)) as x:
+        x.run(train)
+        np.testing.assert_array_equal(x.weights["w"], -501.0)
+
+
 def test_wrong_states(tmp_path: Any) -> None:
     x = made(p=2)
     state = x.state_dict()

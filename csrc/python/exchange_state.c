@@ -244,8 +244,12 @@ static PyObject *exchange_set_schedule(PyObject *self, PyObject *schedule) {
     gg_py_exchange *x = (gg_py_exchange *)self;
     gg_rate rate = {.lr = 0.01, .gamma = 0.1, .power = 1.0}; /* as of a trainer */
     if (!PyDict_Check(schedule)) return PyErr_Format(PyExc_TypeError, "schedule: must be a dict");
-    if (x->running || x->busy) return PyErr_Format(PyExc_RuntimeError, "this exchange is in use by another thread");
-    if (arena_place(self, "weight") < 0 || gg_py_rate(schedule, &rate) < 0) return NULL;
+    if (arena_place(self, "weight") < 0) return NULL;
+    /* A rank that is alone in its process may be in `run`, between its calls. */
+    bool busy = x->busy || (x->running && strcmp(gg_team_kind(x->team->team), "virtual") == 0);
+    for (int i = 0; i < gg_team_local(x->team->team); ++i) busy = busy || x->rank_busy[i];
+    if (busy) return PyErr_Format(PyExc_RuntimeError, "this exchange is in use by another thread");
+    if (gg_py_rate(schedule, &rate) < 0) return NULL;
     const gg_status status = gg_rate_check(&rate);
     if (status != GG_OK) return gg_py_raise(status);
     gg_peers_set_rate(x->peers, &rate);
