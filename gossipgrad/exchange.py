@@ -478,6 +478,7 @@ class Exchange:
             "step": core.step,
             "seed": self.seed,
             "workers": core.workers,
+            "moments_since": core.moments_since,
             "strategy": self.strategy.settings(),
             "optimizer": self.optimizer.settings(),
             "ranks": parts,
@@ -505,6 +506,9 @@ class Exchange:
                 core.resume_arena(
                     name, arrays, self._flat(consensus) if kind == "weight" else None, int(state["workers"])
                 )
+        moments = [name for name, kind in core.arenas().items() if kind == "moment"]
+        begin = any(name not in part for part in parts for name in moments)  # at zero: Adam counts from here
+        core.moments_since = int(state["step"] if begin else state["moments_since"])
         core.step = int(state["step"])
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -329,6 +329,20 @@ def test_outer_steps_of_a_state_without_them_begin_at_the_consensus(strategy: gg
             np.testing.assert_array_equal(replica.weights["w"], start["w"])
 
 
+def test_moments_that_begin_later_count_from_there() -> None:
+    """Adam's first steps are as long as its rate, whenever its moments begin; and so they are after another load."""
+    x = gg.Exchange({"w": np.zeros(3)}, optimizer=gg.SGD(lr=0.1))
+    for _ in range(50):
+        x.step({"w": np.zeros(3)})
+    y, z = (gg.Exchange({"w": np.ones(3)}, optimizer=gg.Adam(lr=0.01)) for _ in range(2))
+    y.load_state_dict(x.state_dict())
+    y.step({"w": np.ones(3)})
+    np.testing.assert_allclose(y.weights["w"], -0.01, rtol=1e-5)
+    z.load_state_dict(y.state_dict())
+    z.step({"w": np.ones(3)})
+    np.testing.assert_allclose(z.weights["w"], -0.02, rtol=1e-5)
+
+
 # Of several workers of a server, who comes first depends on what else runs.
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "server"])
 def test_a_step_that_only_began_is_left(name: str) -> None:

@@ -191,6 +191,27 @@ static int exchange_set_step(PyObject *self, PyObject *value, void *unused) {
     return 0;
 }
 
+static PyObject *exchange_get_since(PyObject *self, void *unused) {
+    (void)unused;
+    return first_of(self) != NULL ? PyLong_FromLongLong(gg_peers_moments_since(((gg_py_exchange *)self)->peers)) : NULL;
+}
+
+static int exchange_set_since(PyObject *self, PyObject *value, void *unused) {
+    (void)unused;
+    if (value == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "moments_since cannot be deleted");
+        return -1;
+    }
+    const long long step = PyLong_AsLongLong(value);
+    if ((step == -1 && PyErr_Occurred()) || first_of(self) == NULL) return -1;
+    if (step < 0) {
+        PyErr_Format(PyExc_ValueError, "moments_since: %lld; must be at least 0", step);
+        return -1;
+    }
+    gg_peers_set_moments_since(((gg_py_exchange *)self)->peers, step);
+    return 0;
+}
+
 static PyObject *exchange_get_workers(PyObject *self, void *unused) {
     gg_exchange *x = first_of(self);
     (void)unused;
@@ -205,6 +226,7 @@ static PyObject *exchange_get_compresses(PyObject *self, void *unused) {
 
 static PyGetSetDef properties[] = {
     {"step", exchange_get_step, exchange_set_step, "Steps done; of a virtual cluster, by its rank 0.", NULL},
+    {"moments_since", exchange_get_since, exchange_set_since, "The step in which the moments were zero.", NULL},
     {"workers", exchange_get_workers, NULL, "How many ranks of the team train: the first ones.", NULL},
     {"compresses", exchange_get_compresses, NULL, "Whether the strategy does.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};

@@ -151,6 +151,8 @@ gg_team *gg_peers_team(const gg_peers *p) { return p->team; }
 gg_exchange *gg_peers_exchange(const gg_peers *p, int local) { return p->peer[local].exchange; }
 const gg_trace *gg_peers_trace(const gg_peers *p, int local) { return p->peer[local].trace; }
 double gg_peers_clock_offset(const gg_peers *p, int local) { return p->peer[local].clock_offset; }
+int64_t gg_peers_moments_since(const gg_peers *p) { return p->options.optimizer.moments_since; }
+void gg_peers_set_moments_since(gg_peers *p, int64_t step) { p->options.optimizer.moments_since = step; }
 void gg_peers_set_rate(gg_peers *p, const gg_rate *rate) { p->options.optimizer.rate = *rate; }
 
 float *gg_peers_gradients(const gg_peers *p, int local) {

@@ -42,6 +42,11 @@ void gg_peers_set_rate(gg_peers *peers, const gg_rate *rate);
  * that ready copies from. */
 float *gg_peers_gradients(const gg_peers *peers, int local);
 
+/* The step in which the optimiser's moments were zero, 0 at creation: Adam counts its updates from there. At rest; all
+ * ranks give the same. */
+int64_t gg_peers_moments_since(const gg_peers *peers);
+void gg_peers_set_moments_since(gg_peers *peers, int64_t step);
+
 /* gg_exchange's of a local rank, with what goes to its clock and its trace. Called on that rank's thread. */
 gg_status gg_peers_begin(gg_peers *peers, int local, const int64_t *batches);
 gg_status gg_peers_need(gg_peers *peers, int local, int layer);
