@@ -163,7 +163,7 @@ TASKS = {
         epochs=8,
         batch=52,
         readers={"rnn": ["decoder"]},
-        apoptosis={"every": 50, "start": 50, "stop": 500, "budget": 0.05, "epsilon": 0.01, "least": 104},
+        apoptosis={"every": 50, "start": 50, "stop": 500, "budget": 0.05, "epsilon": 0.01, "least": 116, "probe": 104},
     ),
 }
 
