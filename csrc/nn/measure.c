@@ -8,9 +8,11 @@
 #include "nn/choose.h"
 #include "nn/plan_internal.h"
 
-/* Rounds over the candidates of a pass: at least so many, and until so many seconds have passed, at most so many. */
+/* Rounds over the candidates of a pass: at least so many, and until LONG_ENOUGH seconds have passed, at most so many. A
+ * pass that takes long varies little: after TOO_LONG seconds no further round begins. */
 enum { LEAST_ROUNDS = 3, MOST_ROUNDS = 12 };
 #define LONG_ENOUGH 0.03
+#define TOO_LONG 0.3
 
 /* What the candidates of one pass run on. */
 typedef struct bench {
@@ -131,9 +133,9 @@ static gg_status measure_pass(const gg_plan *plan, const gg_op *chosen, gg_pass 
     GG_TRY(bench_make(op, ops, &b));
     for (int i = 0; i < ops; i++) best[i] = INFINITY;
     const double begin = gg_clock_now();
-    /* The first round warms caches; it counts only if there is no better one. */
     for (int round = 0; round < MOST_ROUNDS; round++) {
-        if (round >= LEAST_ROUNDS && gg_clock_now() - begin > LONG_ENOUGH) break;
+        const double passed = gg_clock_now() - begin;
+        if (passed > TOO_LONG || (round >= LEAST_ROUNDS && passed > LONG_ENOUGH)) break;
         for (int i = 0; i < ops; i++) {
             GG_TRY(run_once(op[i], pass, &b, &seconds));
             if (seconds < best[i]) best[i] = seconds;
