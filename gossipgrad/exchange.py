@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -38,6 +40,9 @@ FAMILIES = ("other", "conv", "linear", "recurrent")
 _MOST_AXES = 5  # of a parameter in the core; arrays of more are flat there
 _RATES = 1000  # steps of a run whose rates a schedule that is a function gives beforehand
 _FORMAT = 1  # of state_dict
+_STATE = {"step", "seed", "workers", "ranks", "consensus"}  # what it goes on from
+# What NumPy raises where it reads a file that is damaged, or another one.
+_DAMAGED = (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _Parameter = tuple[str, Sequence[int], str, str, float, float]  # as _core.Exchange wants it
 
 
@@ -638,7 +643,7 @@ class Exchange:
             self._prepare_rates(_RATES)
 
     def _checked_state(self, state: Mapping[str, Any]) -> tuple[list[dict[str, Arrays]], Arrays]:
-        if not isinstance(state, Mapping) or state.get("format") != _FORMAT or "ranks" not in state:
+        if not isinstance(state, Mapping) or state.get("format") != _FORMAT or not _STATE <= set(state):
             raise ValueError("state: not what state_dict of an Exchange gives")
         if len(state["ranks"]) != self.size:
             raise ValueError(f"state: of {len(state['ranks'])} ranks; this group has {self.size}")
@@ -788,10 +793,13 @@ def _packed_state(state: Mapping[str, Any]) -> bytes:
 
 def _unpacked_state(data: bytes) -> dict[str, Any]:
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as found:
+        archive = np.load(io.BytesIO(data), allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ValueError("it has a single array")
+        with archive as found:
             state: dict[str, Any] = json.loads(found["state"].tobytes())
             parts = [_unpacked(found[f"part{i}"].tobytes()) for i in range(len(found.files) - 1)]
-    except (ValueError, KeyError, OSError, EOFError) as error:
+        *ranks, last = parts
+        return {**state, "ranks": ranks, "consensus": last["consensus"]}
+    except _DAMAGED as error:
         raise CheckpointError(f"not a file that Exchange.save wrote: {error}") from error
-    *state["ranks"], last = parts
-    return state | {"consensus": last["consensus"]}

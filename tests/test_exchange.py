@@ -674,9 +674,20 @@ def test_wrong_states(tmp_path: Any) -> None:
             x.load_state_dict(state | change)
     with pytest.raises(ValueError, match="no array is named 'v'"):
         x.load_weights({"v": np.ones(1)})
-    (tmp_path / "no.npz").write_bytes(b"PK and more")
-    with pytest.raises(gg.CheckpointError, match=r"no.npz: not a file that Exchange.save wrote"):
-        x.load(tmp_path / "no.npz")
+    for missing in state:
+        if missing not in ("strategy", "optimizer"):  # these only describe
+            with pytest.raises(ValueError, match="not what state_dict"):
+                x.load_state_dict({key: value for key, value in state.items() if key != missing})
+    x.save(tmp_path / "whole.npz")
+    whole = (tmp_path / "whole.npz").read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 255
+    np.save(tmp_path / "array.npy", np.ones(3))
+    array = (tmp_path / "array.npy").read_bytes()
+    for damaged in (b"PK and more", b"", whole[:10], whole[:100], whole[:-5], bytes(flipped), array):
+        (tmp_path / "no.npz").write_bytes(damaged)
+        with pytest.raises(gg.CheckpointError, match=r"no.npz: not a file that Exchange.save wrote"):
+            x.load(tmp_path / "no.npz")
     with pytest.raises(gg.CheckpointError, match="nowhere.npz"):
         x.load(tmp_path / "nowhere.npz")
 
