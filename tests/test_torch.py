@@ -658,8 +658,55 @@ def test_misuse_is_an_error_that_says_what_is_allowed():
     F.cross_entropy(model(x), y).backward()
     model.step()
     model.module[0].weight.requires_grad_(False)
-    with pytest.raises(RuntimeError, match="0.weight: was trained when the module was wrapped; wrap it again"):
+    with pytest.raises(
+        RuntimeError, match=r"0.weight: was trained when the module was wrapped; allowed: close\(\), and to wrap"
+    ):
         model(x)
+
+
+def test_a_module_is_wrapped_again_after_close():
+    net = small()
+    first = gg.torch.wrap(net, gg.SGD(0.1))
+    x, y = batch(0)
+    F.cross_entropy(first(x), y).backward()
+    first.step()
+    for again in (net, first, torch.nn.Sequential(net, torch.nn.Tanh()), net[0]):
+        with pytest.raises(ValueError, match=r"module: is wrapped already; allowed: .*close\(\)"):
+            gg.torch.wrap(again, gg.SGD(0.1))
+    with pytest.raises(ValueError, match="module: is wrapped already"):
+        gg.torch.replicas(lambda: net, 1)
+    net[0].weight.requires_grad_(False)
+    first.close()
+    assert (first(x) == net(x)).all()
+    with pytest.raises(RuntimeError, match=r"closed"):
+        first.step()
+    second = gg.torch.wrap(net, gg.SGD(0.1))
+    frozen, trained = net[0].weight.clone(), net[2].weight.clone()
+    F.cross_entropy(second(x), y).backward()
+    second.step()
+    second.settle()
+    assert (net[0].weight == frozen).all() and (net[2].weight != trained).any()
+    second.close()
+    with pytest.raises(ValueError, match="make_module: gave one module twice"):
+        gg.torch.replicas(lambda: net, 2)
+
+
+def test_another_training_state_is_a_value_error():
+    model = gg.torch.wrap(small(), gg.SGD(0.1))
+    good = model.training_state()
+    momentum = gg.torch.wrap(small(), gg.SGD(0.1, momentum=0.9)).training_state()
+    other = gg.torch.wrap(torch.nn.Linear(4, 3), gg.SGD(0.1)).training_state()
+    torch.manual_seed(7)
+    wide = gg.torch.wrap(
+        torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3)), gg.SGD(0.1)
+    )
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    lacking = [{key: value for key, value in good.items() if key != one} for one in good]
+    for state in ({}, model.state_dict(), momentum, other, wide.training_state(), *lacking):
+        with pytest.raises(ValueError, match="state: "):
+            model.load_training_state(state)
+    close(model.state_dict(), before, rtol=0, atol=0)
+    model.load_training_state(good)
 
 
 class Fails(torch.autograd.Function):
@@ -693,6 +740,7 @@ def test_an_exception_in_backward_leaves_a_step_that_can_be_ended():
 def test_options_that_cannot_be():
     for options, message in (
         ({"optimizer": "sgd"}, "optimizer is a str"),
+        ({"optimizer": [torch.optim.SGD(small().parameters(), 0.1)]}, "optimizer is a list"),
         ({"optimizer": gg.SGD(0.1, schedule=gg.schedules.Cosine())}, "total='auto' is known only in Trainer.fit"),
         ({"strategy": gg.GossipGraD(shuffle_samples=True)}, "shuffle_samples=True: allowed: False"),
         ({"comm": gg.VirtualCluster(2)}, "comm is a VirtualCluster; allowed: gossipgrad.torch.replicas"),
@@ -739,6 +787,10 @@ frozen = small()
 frozen[0].requires_grad_(rank == 0)
 refused("trained, 0.weight: in Linear on rank 0; absent on rank 1", lambda: gg.torch.wrap(frozen))
 refused("seed: 0 on rank 0; 1 on rank 1", lambda: gg.torch.wrap(small(), seed=rank))
+# What is wrong on one rank alone is an error on both, before they begin to wait for each other.
+refused("" if rank else "module is a int", lambda: gg.torch.wrap(small() if rank else 5))
+refused("optimizer is a int" if rank else "", lambda: gg.torch.wrap(small(), 3 if rank else gg.SGD(0.1)))
+refused("" if rank else "overlap=3", lambda: gg.torch.wrap(small(), overlap=bool(rank) or 3))
 
 # Registered the other way round, branches in an order of each rank's own; the arenas' order is rank 0's.
 class Branches(torch.nn.Module):

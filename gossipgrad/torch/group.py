@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gossipgrad import _core, agreement, environment, fingerprint, optim, strategies
 from gossipgrad._launch import launcher_world_size
 from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy
-from gossipgrad.cluster import Network, VirtualCluster, machines, make_team, with_circumstances
+from gossipgrad.cluster import Network, VirtualCluster, machines, make_team, refuse, with_circumstances
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
 from gossipgrad.schedules import Constant, Function
@@ -24,6 +24,7 @@ from gossipgrad.torch.modules import Layer, original
 Arrays = dict[str, NDArray[np.float32]]
 # A function of the step is asked for so many learning rates at a time.
 _RATES_AT_ONCE = 256
+CALL = "gossipgrad.torch.wrap"
 
 
 def check_launcher(environ: Mapping[str, str] = os.environ) -> None:
@@ -56,27 +57,29 @@ class Group:
         trace: int,
     ) -> None:
         check_launcher()
-        self.unfused = isinstance(optimizer, torch.optim.Optimizer) or (
-            isinstance(optimizer, Sequence) and all(isinstance(one, torch.optim.Optimizer) for one in optimizer)
-        )
-        self.optimizer = optim.SGD(lr=1.0) if self.unfused else checked_optimizer(optimizer)
-        self.strategy = checked_strategy(strategy)
-        self.compression = checked_compression(compression, self.strategy)
-        self.seed = integer("seed", seed, 0, 2**64 - 1)
-        self.trace = integer("trace", trace, 0)
-        if getattr(self.strategy, "shuffle_samples", False):
-            raise ValueError("shuffle_samples=True: allowed: False; the samples are the training loop's own")
-        if self.optimizer.timing.auto:
-            raise ValueError("schedule: total='auto' is known only in Trainer.fit; allowed: a number of steps")
-        if self.optimizer.timing.kind == "plateau":
-            raise ValueError("schedule: 'plateau' follows a Trainer's epochs; allowed: model.learning_rate = ...")
-        if isinstance(self.optimizer.timing, Function) and isinstance(comm, VirtualCluster):
-            raise ValueError("schedule: a function of Python's; allowed for replicas: one of gossipgrad.schedules")
-        given = with_circumstances(comm, None, network)
-        self.virtual = given if isinstance(given, VirtualCluster) else None
-        self.team = make_team(given, number("timeout", timeout, 0.0), network)
+        try:
+            self.unfused = isinstance(optimizer, torch.optim.Optimizer)
+            self.optimizer = optim.SGD(lr=1.0) if self.unfused else checked_optimizer(optimizer)
+            self.strategy = checked_strategy(strategy)
+            self.compression = checked_compression(compression, self.strategy)
+            self.seed = integer("seed", seed, 0, 2**64 - 1)
+            self.trace = integer("trace", trace, 0)
+            if getattr(self.strategy, "shuffle_samples", False):
+                raise ValueError("shuffle_samples=True: allowed: False; the samples are the training loop's own")
+            if self.optimizer.timing.auto:
+                raise ValueError("schedule: total='auto' is known only in Trainer.fit; allowed: a number of steps")
+            if self.optimizer.timing.kind == "plateau":
+                raise ValueError("schedule: 'plateau' follows a Trainer's epochs; allowed: model.learning_rate = ...")
+            if isinstance(self.optimizer.timing, Function) and isinstance(comm, VirtualCluster):
+                raise ValueError("schedule: a function of Python's; allowed for replicas: one of gossipgrad.schedules")
+            given = with_circumstances(comm, None, network)
+            self.virtual = given if isinstance(given, VirtualCluster) else None
+            seconds = number("timeout", timeout, 0.0)
+        except (TypeError, ValueError) as error:
+            refuse(comm, CALL, error)
+        self.team = make_team(given, seconds, network)
         self.layers = [list(one) for one in layers]  # of each local rank
-        with agreement.agreed(self.team, "gossipgrad.torch.wrap") as one:
+        with agreement.agreed(self.team, CALL) as one:
             if self.strategy.workers(self.team.size) != self.team.size:
                 raise ValueError("dedicated=True: allowed: False; every process trains a module")
             one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout)
@@ -107,11 +110,7 @@ class Group:
             "trained": {name: _about(layer) for layer in layers for name, _ in layer.parameters + layer.statistics},
             **self.strategy.settings(),
             "compression": "none" if self.compression is None else self.compression.settings(),
-            **(
-                {"optimizer": type(optimizer if not isinstance(optimizer, Sequence) else optimizer[0]).__name__}
-                if self.unfused
-                else self.optimizer.settings()
-            ),
+            **({"optimizer": type(optimizer).__name__} if self.unfused else self.optimizer.settings()),
             "seed": self.seed,
             "timeout": timeout,
             "trace": self.trace,

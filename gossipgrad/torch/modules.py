@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -17,6 +18,8 @@ _NORMS = (
     *([torch.nn.RMSNorm] if hasattr(torch.nn, "RMSNorm") else []),
 )
 _STATISTICS = ("running_mean", "running_var")
+# Of each module that hooks of a wrapped model are on: this model.
+_HOOKED: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
 # Name, shape, role, family, and the factors of the learning rate and the weight decay.
 Parameter = tuple[str, Sequence[int], str, str, float, float]
 _MOST_AXES = 5  # that the core's shapes have
@@ -79,6 +82,11 @@ def layers_of(module: Any) -> list[Layer]:
     """The layers that train, in the order in which they were registered. ValueError, TypeError: what cannot be."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is a {type(module).__name__}; allowed: a torch.nn.Module")
+    for part in original(module).modules():
+        if part in _HOOKED and _HOOKED[part]() is not None:
+            raise ValueError(
+                "module: is wrapped already; allowed: to wrap it after close() of what wrap gave, or a new module"
+            )
     found: list[Layer] = []
     seen: set[int] = set()
     for path, part in original(module).named_modules():
@@ -125,6 +133,18 @@ def owners(module: Any, layers: Sequence[Layer]) -> dict[Any, list[int]]:
         if mine:
             result[part] = sorted(mine)
     return result
+
+
+def hook(model: Any, parts: Sequence[Any]) -> None:
+    """From now on these modules belong to a wrapped model, and cannot be wrapped again."""
+    for part in parts:
+        _HOOKED[part] = ref(model)
+
+
+def unhook(parts: Sequence[Any]) -> None:
+    """They belong to none."""
+    for part in parts:
+        _HOOKED.pop(part, None)
 
 
 class Recorder(TorchFunctionMode):  # type: ignore[misc]

@@ -111,6 +111,8 @@ def replicas(
     comm = cluster if isinstance(cluster, VirtualCluster) else VirtualCluster(integer("cluster", cluster, 1))
     overlap = flag("overlap", overlap)
     modules = [make_module() for _ in range(comm.p)]
+    if len({id(module) for module in modules}) < len(modules):
+        raise ValueError("make_module: gave one module twice; allowed: a new one in each call")
     of_torch = [optimizer(module) for module in modules] if _makes(optimizer) else None
     group = Group(
         modules,

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from gossipgrad.cluster import Network, VirtualCluster
+from gossipgrad.cluster import Network, VirtualCluster, refuse
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import flag, named_keywords, number, warn
 from gossipgrad.strategies import Strategy
-from gossipgrad.torch.group import Group
-from gossipgrad.torch.modules import Recorder, is_compiled, layers_of, original, owners
+from gossipgrad.torch.group import CALL, Group
+from gossipgrad.torch.modules import Recorder, hook, is_compiled, layers_of, original, owners, unhook
 
 # After so many steps, and after each power of two below, the order of layers is looked at again.
 _LOOK_EVERY = 1024
@@ -60,9 +60,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._recorder: Recorder | None = None
         self._early: set[int] | None = None  # layers that no hook announces; None: not known yet, so all
         self._handles: list[Any] = []
+        self._closed = False
         self._bind()
         announcement = _Announcement(self)
-        for part in owners(module, self._layers):
+        hook(self, list(self._layers_of))
+        for part in self._layers_of:
             if not is_compiled(module):
                 self._handles.append(part.register_forward_pre_hook(announcement))
         if not group.unfused:
@@ -117,7 +119,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         for layer in self._layers:
             for name, tensor in layer.parameters:
                 if not tensor.requires_grad:
-                    raise RuntimeError(f"{name}: was trained when the module was wrapped; wrap it again to freeze it")
+                    raise RuntimeError(
+                        f"{name}: was trained when the module was wrapped; allowed: close(), and to wrap the module "
+                        "again without it"
+                    )
         self._group.next_rates()
         self._core.begin(self._local)
         self._open, self._rested = True, False
@@ -179,6 +184,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
                 "model.step() after each backward pass; `with model.no_sync():` around all passes but the last, to "
                 "accumulate gradients"
             )
+        if self._closed:
+            return self.module(*args, **kwargs)
         if not torch.is_grad_enabled():
             self._rest()
             return self.module(*args, **kwargs)
@@ -243,6 +250,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         warning names them, once. RuntimeError: there was no backward pass since the last step, or gradients were
         changed after they had been exchanged.
         """
+        if self._closed:
+            raise RuntimeError("step() of a model that is closed; allowed: to wrap the module again")
         if not self._open:
             raise RuntimeError("step() without a forward and a backward pass since the last one")
         without = [name for layer in self._layers for name, tensor in layer.parameters if tensor.grad is None]
@@ -445,9 +454,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what training_state gave on this rank. Collective. ValueError for another module's."""
         self.settle()
-        kinds = {name for name, kind in self._core.arenas().items() if kind != "gradient"}
-        if set(state["arenas"]) != kinds:
-            raise ValueError(f"state: has {sorted(state['arenas'])}; this strategy and optimizer want {sorted(kinds)}")
+        self._check_state(state)
         original(self.module).load_state_dict(state["module"])
         for name, arrays in state["arenas"].items():
             self._core.load_arena(name, {key: one.numpy() for key, one in arrays.items()}, self._local)
@@ -458,11 +465,40 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._rested = False
         self._rest()
 
+    def _check_state(self, state: Any) -> None:
+        """ValueError: not what training_state of such a module, strategy and optimizer gives."""
+        wanted = ["step", "arenas", "consensus", "module", *(["optimizer"] if self._group.unfused else [])]
+        missing = [name for name in wanted if not isinstance(state, Mapping) or name not in state]
+        if missing:
+            raise ValueError(f"state: has no {missing[0]!r}; allowed: what training_state() gave")
+        kinds = {name for name, kind in self._core.arenas().items() if kind != "gradient"}
+        if set(state["arenas"]) != kinds:
+            raise ValueError(f"state: has {sorted(state['arenas'])}; this strategy and optimizer want {sorted(kinds)}")
+        own = {name: self._core.arena(name, self._local) for name in kinds}
+        own["consensus"] = self._core.arena("weight", self._local)
+        own["module"] = original(self.module).state_dict()
+        for part, tensors in own.items():
+            given = state["arenas"][part] if part in kinds else state[part]
+            shapes, here = (
+                {name: tuple(getattr(one, "shape", ())) for name, one in of.items()} for of in (given, tensors)
+            )
+            for name in here | shapes:
+                if here.get(name) != shapes.get(name):
+                    raise ValueError(
+                        f"state: {part}, {name!r}: {shapes.get(name, 'absent')}; this module has "
+                        f"{here.get(name, 'none of this name')}"
+                    )
+
     def close(self) -> None:
-        """Remove the hooks and give the parameters memory of their own. Collective."""
-        if not self._handles:
+        """Remove the hooks and give the parameters memory of their own: the module is plain, and can be wrapped again.
+
+        Between two steps. Collective.
+        """
+        if self._closed:
             return
         self.settle()
+        self._closed = True
+        unhook(list(self._layers_of))
         while self._handles:
             self._handles.pop().remove()
         for layer in self._layers:
@@ -527,12 +563,16 @@ def wrap(
     The running mean and variance of batch normalisation are exchanged as the strategy exchanges weights. Collective;
     ValueError on all ranks for modules or options that differ, RuntimeError under torchrun, where no MPI runs.
     """
-    if isinstance(comm, VirtualCluster):
-        raise ValueError("comm is a VirtualCluster; allowed: gossipgrad.torch.replicas(make_module, cluster)")
-    overlap = flag("overlap", overlap)
+    try:
+        if isinstance(comm, VirtualCluster):
+            raise ValueError("comm is a VirtualCluster; allowed: gossipgrad.torch.replicas(make_module, cluster)")
+        overlap = flag("overlap", overlap)
+        layers = layers_of(module)
+    except (TypeError, ValueError) as error:
+        refuse(comm, CALL, error)
     group = Group(
         [module],
-        [layers_of(module)],
+        [layers],
         optimizer=optimizer,
         strategy=strategy,
         compression=compression,
