@@ -431,3 +431,12 @@ def test_the_core_checks_too_and_compression_is_refused():
             _core.Trainer(small_net().graph, team, loss="cross_entropy", optimizer=sgd, strategy=options)
     with pytest.raises(ValueError, match="MPI has no sum of bfloat16"):
         gg.DiLoCo(collectives="mpi", wire_dtype="bfloat16")
+
+
+def test_turns_of_a_period_that_is_very_long():
+    """(f + 1) * period // F has more than 63 bits on the way."""
+    strategy = gg.DiLoCo(period=2**62, outer_lr=0.5, outer_momentum=0.0, fragments=4, delay=0)
+    with gg.Exchange({"w": np.zeros(64)}, strategy=strategy, optimizer=gg.SGD(lr=1.0, momentum=0.0)) as x:
+        x.core.step = 2**61 - 1
+        x.step({"w": np.full(64, -1.0)})
+        np.testing.assert_array_equal(x.weights["w"], np.repeat([1.0, 0.5, 1.0, 1.0], 16))

@@ -83,8 +83,9 @@ cleanup:
 }
 
 static bool outer_has_turn(const gg_outer *s, int f) {
-    return s->fragment[f].count > 0 &&
-           (s->head.step + 1) % s->period == (int64_t)(f + 1) * s->period / s->fragments % s->period;
+    const int64_t turns = f + 1, whole = s->period / s->fragments, rest = s->period % s->fragments;
+    const int64_t turn = turns * whole + turns * rest / s->fragments; /* turns * period / fragments, without overflow */
+    return s->fragment[f].count > 0 && (s->head.step + 1) % s->period == turn % s->period;
 }
 
 static gg_status outer_complete_due(gg_outer *s) {
