@@ -691,6 +691,36 @@ def test_a_module_is_wrapped_again_after_close():
         gg.torch.replicas(lambda: net, 2)
 
 
+def test_replicas_with_statistics_are_closed():
+    models = gg.torch.replicas(convolutional, 3, gg.SGD(0.1))
+    models.run(
+        lambda model, rank: (F.cross_entropy(model(images(0, rank)[0]), images(0, rank)[1]).backward(), model.step())
+    )
+    wanted = [copy.deepcopy(one) for one in models.training_states()]
+    models.close()
+    models.close()
+    for model, state in zip(models, wanted, strict=True):
+        close(model.state_dict(), state["module"], rtol=0, atol=0)
+        gg.torch.wrap(model.module, gg.SGD(0.1)).close()
+
+
+def test_modules_and_optimizers_that_do_not_fit():
+    own = small()
+    with pytest.raises(ValueError, match="optimizer: has none of the module's parameters that train"):
+        gg.torch.wrap(own, torch.optim.SGD(small().parameters(), 0.1))
+    with pytest.raises(ValueError, match="optimizer: has none of the module's parameters that train"):
+        gg.torch.replicas(small, 2, lambda module: torch.optim.SGD(own.parameters(), 0.1))
+    with pytest.raises(TypeError, match="optimizer is a SGD; allowed: one of gossipgrad's, or a function"):
+        gg.torch.replicas(lambda: own, 1, torch.optim.SGD(own.parameters(), 0.1))
+    sizes = iter((5, 6))
+    with pytest.raises(
+        ValueError, match=r"make_module: '0.weight' is torch.float32 \(5, 4\) on rank 0, .*\(6, 4\) on rank 1"
+    ):
+        gg.torch.replicas(lambda: torch.nn.Sequential(torch.nn.Linear(4, next(sizes))), 2)
+    with pytest.raises(TypeError, match="module is a NoneType"):
+        gg.torch.replicas(lambda: None, 2)
+
+
 def test_another_training_state_is_a_value_error():
     model = gg.torch.wrap(small(), gg.SGD(0.1))
     good = model.training_state()

@@ -123,6 +123,14 @@ def _check(name: str, tensor: Any) -> None:
         raise ValueError(f"{name}: shape {tuple(tensor.shape)}; allowed: tensors with elements")
 
 
+def check_optimizer(optimizer: Any, layers: Sequence[Layer]) -> None:
+    """ValueError: one of torch's, of other parameters than those of these layers."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        own = {id(tensor) for layer in layers for _, tensor in layer.parameters}
+        if not any(id(tensor) in own for group in optimizer.param_groups for tensor in group["params"]):
+            raise ValueError("optimizer: has none of the module's parameters that train; allowed: one of these")
+
+
 def owners(module: Any, layers: Sequence[Layer]) -> dict[Any, list[int]]:
     """Of each module with tensors of its own the layers that these belong to; a shared tensor has several owners."""
     layer_of = {id(tensor): i for i, one in enumerate(layers) for _, tensor in one.parameters + one.statistics}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from gossipgrad.cluster import VirtualCluster
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import flag, integer, named_keywords
 from gossipgrad.strategies import Strategy
 from gossipgrad.torch.group import Group
-from gossipgrad.torch.modules import layers_of
+from gossipgrad.torch.modules import check_optimizer, layers_of, original
 from gossipgrad.torch.wrapped import Wrapped
 
 
@@ -111,12 +113,19 @@ def replicas(
     comm = cluster if isinstance(cluster, VirtualCluster) else VirtualCluster(integer("cluster", cluster, 1))
     overlap = flag("overlap", overlap)
     modules = [make_module() for _ in range(comm.p)]
-    if len({id(module) for module in modules}) < len(modules):
-        raise ValueError("make_module: gave one module twice; allowed: a new one in each call")
+    layers = [layers_of(module) for module in modules]
+    _check_alike(modules)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer is a {type(optimizer).__name__}; allowed: one of gossipgrad's, or a function of a module that "
+            "gives one of torch.optim"
+        )
     of_torch = [optimizer(module) for module in modules] if _makes(optimizer) else None
+    for one, own in zip(of_torch or (), layers, strict=False):
+        check_optimizer(one, own)
     group = Group(
         modules,
-        [layers_of(module) for module in modules],
+        layers,
         optimizer=of_torch[0] if of_torch else optimizer,
         strategy=strategy,
         compression=compression,
@@ -131,6 +140,25 @@ def replicas(
         for rank, module in enumerate(modules)
     ]
     return Replicas(made, group)
+
+
+def _check_alike(modules: Sequence[Any]) -> None:
+    """ValueError: a module is there twice, or has other tensors than the first one."""
+    if len({id(module) for module in modules}) < len(modules):
+        raise ValueError("make_module: gave one module twice; allowed: a new one in each call")
+    first, *others = [
+        {
+            name: f"{one.dtype} {tuple(one.shape)}"
+            for name, one in original(module).state_dict().items()
+            if hasattr(one, "shape")
+        }
+        for module in modules
+    ]
+    for rank, own in enumerate(others, 1):
+        for name in first | own:
+            here, there = first.get(name, "absent"), own.get(name, "absent")
+            if here != there:
+                raise ValueError(f"make_module: {name!r} is {here} on rank 0, {there} on rank {rank}; allowed: alike")
 
 
 def _makes(optimizer: Any) -> bool:

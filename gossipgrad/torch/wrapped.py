@@ -14,7 +14,7 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.errors import flag, named_keywords, number, warn
 from gossipgrad.strategies import Strategy
 from gossipgrad.torch.group import CALL, Group
-from gossipgrad.torch.modules import Recorder, hook, is_compiled, layers_of, original, owners, unhook
+from gossipgrad.torch.modules import Recorder, check_optimizer, hook, is_compiled, layers_of, original, owners, unhook
 
 # After so many steps, and after each power of two below, the order of layers is looked at again.
 _LOOK_EVERY = 1024
@@ -148,7 +148,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             elif not self._rested:
                 self._core.wait()
                 for one in self._group.members:
-                    one._take_all_statistics()
+                    if not one._closed:
+                        one._take_all_statistics()
         elif self._open:
             for layer in range(len(self._layers)):
                 self._need(layer)
@@ -398,7 +399,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
 
     def settle(self) -> None:
         """Complete and mix what is in flight. Collective, between two steps."""
-        together = self._group.members if self._group.resting() else [self]
+        together = [one for one in self._group.members if not one._closed] if self._group.resting() else [self]
         for one in together:
             one._end_unused_step("settle()")
         self._group.settle(self._local)
@@ -568,6 +569,7 @@ def wrap(
             raise ValueError("comm is a VirtualCluster; allowed: gossipgrad.torch.replicas(make_module, cluster)")
         overlap = flag("overlap", overlap)
         layers = layers_of(module)
+        check_optimizer(optimizer, layers)
     except (TypeError, ValueError) as error:
         refuse(comm, CALL, error)
     group = Group(
