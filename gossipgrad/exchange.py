@@ -40,7 +40,7 @@ FAMILIES = ("other", "conv", "linear", "recurrent")
 _MOST_AXES = 5  # of a parameter in the core; arrays of more are flat there
 _RATES = 1000  # steps of a run whose rates a schedule that is a function gives beforehand
 _FORMAT = 1  # of state_dict
-_STATE = {"step", "seed", "workers", "ranks", "consensus"}  # what it goes on from
+_STATE = {"step", "seed", "workers", "moments_since", "ranks", "consensus"}  # what it goes on from
 # What NumPy raises where it reads a file that is damaged, or another one.
 _DAMAGED = (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _Parameter = tuple[str, Sequence[int], str, str, float, float]  # as _core.Exchange wants it
