@@ -605,12 +605,14 @@ class Exchange:
         kinds = self.core.arenas()
         return {name: self._shaped(self.core.arena(name, local)) for name, kind in kinds.items() if kind != "gradient"}
 
-    def _batches(self, samples: int | Sequence[int] | None) -> list[int] | None:
+    def _batches(self, samples: Any) -> list[int] | None:
         """The samples of every rank of the group."""
         if samples is None:
             return None
         if self.virtual:
-            given = [samples] if isinstance(samples, int) else list(samples)
+            given = [samples] if isinstance(samples, (int, np.integer)) else samples
+            if isinstance(given, str) or not hasattr(given, "__len__"):
+                raise TypeError(f"samples={samples!r}: allowed in a virtual cluster: a number for each rank")
             if len(given) != self.size:
                 raise ValueError(f"samples={samples!r}: allowed in a virtual cluster: {self.size} numbers, one a rank")
             return [integer("samples", one, 0) for one in given]

@@ -439,6 +439,17 @@ def test_arrays_of_other_libraries() -> None:
         x.gradients["w"] = torch.ones(3, 2, requires_grad=True)
 
 
+def test_samples_are_integers_of_any_kind() -> None:
+    x = gg.Exchange({"w": np.zeros(2)}, optimizer=gg.SGD(lr=1.0), comm=gg.VirtualCluster(1))
+    for samples in (3, np.int64(3), [3], np.array([3])):
+        x.step({"w": np.ones(2)}, samples=samples)
+    y = gg.Exchange({"w": np.zeros(2)}, comm=gg.VirtualCluster(2))
+    for wrong, error in ((np.int64(3), ValueError), (2.5, TypeError), ("34", TypeError), ([1, 2, 3], ValueError)):
+        with pytest.raises(error, match="samples="):
+            y.step([{"w": np.ones(2)}] * 2, samples=wrong)
+    assert x.steps == 4 and y.steps == 0
+
+
 def test_arrays_of_many_axes() -> None:
     many = np.arange(2.0**6).reshape((2,) * 6)
     x = gg.Exchange({"w": many}, optimizer=gg.SGD(lr=1.0))
