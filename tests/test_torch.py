@@ -691,6 +691,23 @@ def test_a_module_is_wrapped_again_after_close():
         gg.torch.replicas(lambda: net, 2)
 
 
+def test_a_closed_model_says_so():
+    model = gg.torch.wrap(convolutional(), gg.SGD(0.1))
+    state = model.training_state()
+    model.close()
+    for call in (
+        model.settle,
+        model.consensus_state_dict,
+        model.consensus_distance,
+        model.training_state,
+        lambda: model.load_training_state(state),
+        lambda: model.load_state_dict(state["module"]),
+    ):
+        with pytest.raises(RuntimeError, match="this model is closed"):
+            call()
+    close(model.state_dict(), state["module"], rtol=0, atol=0)
+
+
 def test_replicas_with_statistics_are_closed():
     models = gg.torch.replicas(convolutional, 3, gg.SGD(0.1))
     models.run(

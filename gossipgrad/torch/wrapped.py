@@ -398,7 +398,9 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._open = False
 
     def settle(self) -> None:
-        """Complete and mix what is in flight. Collective, between two steps."""
+        """Complete and mix what is in flight. Collective, between two steps. RuntimeError after close()."""
+        if self._closed:
+            raise RuntimeError("this model is closed; allowed: state_dict(), or to wrap the module again")
         together = [one for one in self._group.members if not one._closed] if self._group.resting() else [self]
         for one in together:
             one._end_unused_step("settle()")
