@@ -142,6 +142,7 @@ def test_what_is_collective_is_known(tmp_path):
     own = {
         "adopt",
         "become",
+        "choose_algorithms",
         "gather",
         "set_exchange",
         "set_moments_since",
