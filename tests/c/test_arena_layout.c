@@ -48,7 +48,8 @@ static void refuses(const gg_layer_place *layers, int count, const gg_parameter 
 }
 
 static void test_refusals(void) {
-    const gg_layer_place layers[] = {{.name = "a", .partitionable = true}, {.name = "b"}}, twice[] = {{"a"}, {"a"}};
+    const gg_layer_place layers[] = {{.name = "a", .partitionable = true}, {.name = "b"}},
+                         twice[] = {{.name = "a"}, {.name = "a"}};
     const gg_parameter good[] = {tensor("a.w", 0, 3, 5), tensor("b.w", 1, 2, 0)};
     gg_parameter list[2];
 #define AGAIN memcpy(list, good, sizeof list)
