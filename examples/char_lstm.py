@@ -5,8 +5,8 @@ python examples/char_lstm.py --ranks 4 --lr 0.004               GossipGraD on fo
 python examples/char_lstm.py --ranks 4 --strategy allreduce     the same samples with AllReduce
 
 The batch of 52 windows of 64 characters is divided among the ranks. Losses are in nats a character. On four ranks
-expect 1.73 with AllReduce and 1.72 with GossipGraD at twice the rate; both 1.67 at twice that. Adam divides each rank's
-own gradient by its size, so the mean of four steps is shorter than a step of the mean.
+expect 1.73 with AllReduce and 1.72 with GossipGraD at twice the rate; both 1.67 at twice that. A likely reason: Adam
+divides each rank's own gradient by its size, so the mean of four steps is shorter than a step of the mean.
 """
 
 import argparse
