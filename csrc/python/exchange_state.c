@@ -76,6 +76,16 @@ typedef struct state_call {
     double number;
 } state_call;
 
+/* The arena that a call of all ranks writes to `out`, as arrays by parameter. */
+static PyObject *read_arena(state_call *c, gg_status (*call)(void *context, int local)) {
+    if ((c->out = new_arena(c->exchange)) == NULL) return NULL;
+    PyObject *result = gg_py_exchange_call(c->exchange, -1, call, c);
+    Py_XDECREF(result);
+    if (result != NULL) result = gg_py_arena_dict(&c->exchange->layout, c->out);
+    PyMem_Free(c->out);
+    return result;
+}
+
 static gg_status call_gather(void *context, int local) {
     gg_status status = GG_OK;
     state_call *c = context;
@@ -96,17 +106,12 @@ static PyObject *exchange_arena(PyObject *self, PyObject *args, PyObject *kwargs
     static char *names[] = {"name", "rank", NULL};
     state_call c = {.exchange = (gg_py_exchange *)self};
     const char *name;
-    PyObject *object = NULL, *result = NULL;
+    PyObject *object = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|O:arena", names, &name, &object)) return NULL;
     if ((c.arena = arena_place(self, name)) < 0) return NULL;
     if (object != NULL && (c.receiver = gg_py_exchange_rank(c.exchange, object)) == -2) return NULL;
     if (c.receiver < 0) c.receiver = 0;
-    if ((c.out = new_arena(c.exchange)) == NULL) return NULL;
-    result = gg_py_exchange_call(c.exchange, -1, call_gather, &c);
-    Py_XDECREF(result);
-    if (result != NULL) result = gg_py_arena_dict(&c.exchange->layout, c.out);
-    PyMem_Free(c.out);
-    return result;
+    return read_arena(&c, call_gather);
 }
 
 static gg_status call_load(void *context, int local) {
@@ -192,12 +197,7 @@ cleanup:
 static PyObject *exchange_consensus(PyObject *self, PyObject *unused) {
     state_call c = {.exchange = (gg_py_exchange *)self};
     (void)unused;
-    if ((c.out = new_arena(c.exchange)) == NULL) return NULL;
-    PyObject *result = gg_py_exchange_call(c.exchange, -1, call_consensus, &c);
-    Py_XDECREF(result);
-    if (result != NULL) result = gg_py_arena_dict(&c.exchange->layout, c.out);
-    PyMem_Free(c.out);
-    return result;
+    return read_arena(&c, call_consensus);
 }
 
 static gg_status call_set_consensus(void *context, int local) {
