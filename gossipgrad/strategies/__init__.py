@@ -1,0 +1,86 @@
+"""Strategies: what ranks send each other, to whom and when. Each class is a description; the core does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from gossipgrad.errors import choice, named_keywords
+from gossipgrad.strategies.averaging import (
+    AllReduce,
+    LayerwiseAllReduce,
+    NoExchange,
+    OverlappedAveraging,
+    PeriodicAllReduce,
+)
+from gossipgrad.strategies.base import BY_NAME, Strategy
+from gossipgrad.strategies.centre import ElasticAveraging, ParameterServer
+from gossipgrad.strategies.gossip import EXCHANGES, MIXES, GossipGraD, PullGossip, PushGossip
+from gossipgrad.strategies.outer_steps import DiLoCo, NoLoCo
+from gossipgrad.strategies.shared import COLLECTIVES, WIRES
+from gossipgrad.strategies.topologies import TOPOLOGIES, Topology, check_topology, core_topology, read_topology
+
+__all__ = [
+    "AllReduce",
+    "BY_NAME",
+    "COLLECTIVES",
+    "DiLoCo",
+    "EXCHANGES",
+    "ElasticAveraging",
+    "GossipGraD",
+    "LayerwiseAllReduce",
+    "MIXES",
+    "NoExchange",
+    "NoLoCo",
+    "OverlappedAveraging",
+    "ParameterServer",
+    "PeriodicAllReduce",
+    "PullGossip",
+    "PushGossip",
+    "Strategy",
+    "TOPOLOGIES",
+    "Topology",
+    "WIRES",
+    "by_name",
+    "check_topology",
+    "core_topology",
+    "from_settings",
+    "read_topology",
+]
+
+for _one in (
+    GossipGraD,
+    AllReduce,
+    LayerwiseAllReduce,
+    PeriodicAllReduce,
+    PullGossip,
+    PushGossip,
+    OverlappedAveraging,
+    ElasticAveraging,
+    ParameterServer,
+    DiLoCo,
+    NoLoCo,
+    NoExchange,
+):
+    BY_NAME[_one.name] = _one
+    named_keywords(_one)
+
+
+def by_name(name: str, **options: Any) -> Strategy:
+    """The strategy of this name with these keywords; ValueError for another name, or a keyword it does not have."""
+    choice("strategy", name, BY_NAME)
+    made = BY_NAME[name]
+    allowed = [field.name for field in fields(made)]
+    for key in options:
+        if key not in allowed:
+            others = [one for one, c in BY_NAME.items() if key in (field.name for field in fields(c))]
+            hint = f"; {key} is one of {', '.join(others)}" if others else ""
+            raise ValueError(f"{key}: not an option of strategy={name!r}; it has {', '.join(allowed)}{hint}")
+    return made(**options)
+
+
+def from_settings(settings: Mapping[str, Any]) -> Strategy:
+    """The strategy that settings() described; other keys are ignored, and what is not there keeps its default."""
+    made = BY_NAME[choice("strategy", settings["strategy"], BY_NAME)]
+    return made(**{field.name: settings[field.name] for field in fields(made) if field.name in settings})

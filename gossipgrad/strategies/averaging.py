@@ -1,0 +1,164 @@
+"""Averages over all ranks: of gradients in every step, of weights now and then, or none at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from gossipgrad.errors import choice, flag, integer, store
+from gossipgrad.keywords import about
+from gossipgrad.strategies import shared
+from gossipgrad.strategies.base import Strategy
+from gossipgrad.strategies.shared import Collectives, WireDtype
+
+PARTITIONS = ("auto", True, False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Strategy):
+    """The mean of all ranks' gradients, in one blocking all-reduce after the backward pass.
+
+    wire_dtype   "float32", or "bfloat16" for half the bytes: gradients and their sum travel rounded to nearest even,
+                 the sum is made in float32, and all ranks end with the same bits.
+    collectives  "own": sums are made in the order of ranks, so MPI, the virtual cluster and every run give the same
+                 bits.
+                 "mpi": by the MPI library's MPI_Iallreduce, in an order of its choice: all ranks still end with the
+                 same bits, but neither those of "own" nor, perhaps, those of another run. float32 on the wire, ranks
+                 under MPI, and no network= of the trainer, which cannot hold MPI's own messages back. What the library
+                 sends is not known: bytes_sent and messages_sent count what a reduce-scatter and an all-gather need.
+                 Nor is it known for whom it waits: after `timeout` the error names the sum, its layers and step, but no
+                 rank.
+    """
+
+    name: ClassVar[str] = "allreduce"
+    residue: ClassVar[str] = "gradients"
+    replicas_differ: ClassVar[bool] = False
+    wire_dtype: WireDtype = shared.wire_dtype()
+    collectives: Collectives = shared.collectives()
+
+    def _sums_over_ranks(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        shared.check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerwiseAllReduce(Strategy):
+    """AllReduce with the same bits, hidden behind the backward pass.
+
+    The reduction of a bucket starts when the gradients of its layers are final, the last layers first.
+
+    wire_dtype, collectives  as of AllReduce; with "mpi" the bits may differ from AllReduce's.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
+    chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: likewise.
+    """
+
+    name: ClassVar[str] = "layerwise-allreduce"
+    residue: ClassVar[str] = "gradients"
+    replicas_differ: ClassVar[bool] = False
+    wire_dtype: WireDtype = shared.wire_dtype()
+    collectives: Collectives = shared.collectives()
+    bucket_bytes: int | None = shared.bucket_bytes()
+    chunk_bytes: int | None = shared.chunk_bytes()
+
+    def _sums_over_ranks(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        shared.check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodicAllReduce(Strategy):
+    """Local SGD: every rank trains alone, and now and then weights and moments become the plain mean over all ranks.
+
+    period       after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least
+                 1, or "log2": max(1, ceil(log2 p)) for p ranks.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: values travel rounded to nearest even, and what returns,
+                 as bfloat16 too, is the difference to add: mean of the rounded - rounded w. So small updates that
+                 bfloat16 cannot represent are not lost; replicas agree to the precision of bfloat16.
+    collectives  as of AllReduce.
+    shuffle_samples  as of GossipGraD.
+
+    With compression a rank sends how far its weights have moved since the last mean, and all ranks go on from that mean
+    plus the mean of what was sent; moments stay each rank's own. During the warm-up, and once after weights have been
+    loaded, whole weights and moments are averaged.
+    """
+
+    name: ClassVar[str] = "periodic-allreduce"
+    residue: ClassVar[str] = "displacements"
+    period: int | Literal["log2"] = field(
+        default="log2", metadata=about("steps from one averaging to the next; log2: ceil(log2 ranks)")
+    )
+    wire_dtype: WireDtype = shared.wire_dtype()
+    collectives: Collectives = shared.collectives()
+    shuffle_samples: bool = shared.shuffle_samples()
+
+    def _sums_over_ranks(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        shared.check(self)
+        if not isinstance(self.period, str):
+            store(self, period=integer("period", self.period, 1))
+        elif self.period != "log2":
+            raise ValueError(f"period={self.period!r}: allowed: 'log2', or an integer of at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlappedAveraging(Strategy):
+    """AllReduce with the same bits; each rank updates 1/p of the weights and stores their optimiser's state alone.
+
+    Lee, Agrawal, Balaprakash, Choudhary, Liao (2018). In the backward pass, when the gradients of a bucket are final,
+    rank i receives slice i of it from all ranks. It adds them in the order of ranks, updates the slice, and sends it to
+    all. The next forward pass waits for a bucket's weights when it needs them, so half of the traffic can hide behind
+    it.
+
+    overlap       False: everything is exchanged after the backward pass, for comparison.
+    partition_fc  of linear layers: True: ranks exchange, instead of the weight's gradient, the layer's inputs, sent in
+                  the forward pass, and the errors of its outputs. Rank i receives all inputs and the errors of the
+                  outputs in its slice, and computes this slice of every rank's gradient itself.
+                  "auto": in every step, of those layers where it sends fewer bytes: with B samples of all ranks
+                  4*B*(inputs + outputs/p) against 4*inputs*outputs (2 for "bfloat16"); layers with less than 64 KiB of
+                  weights are left alone.
+                  False: of none. The bits are the same. The history's `partitioned_fc` names the layers.
+    wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights, inputs and errors travel as float32,
+                  so "bfloat16" needs three quarters of the bytes of an exchange of gradients.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
+    """
+
+    name: ClassVar[str] = "overlapped-averaging"
+    not_compressed: ClassVar[str] = "its ranks receive weights, of which every element is used in the next step"
+    replicas_differ: ClassVar[bool] = False
+    overlap: bool = field(default=True, metadata=about("exchange while computing"))
+    partition_fc: bool | Literal["auto"] = field(
+        default="auto", metadata=about("linear layers exchange inputs and errors instead of gradients")
+    )
+    wire_dtype: WireDtype = shared.wire_dtype()
+    bucket_bytes: int | None = shared.bucket_bytes()
+    chunk_bytes: int | None = shared.chunk_bytes()
+
+    def __post_init__(self) -> None:
+        shared.check(self)
+        store(
+            self,
+            overlap=flag("overlap", self.overlap),
+            partition_fc=choice("partition_fc", self.partition_fc, PARTITIONS),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoExchange(Strategy):
+    """Models are not exchanged: p independent runs on p shards, the floor of every comparison.
+
+    shuffle_samples  as of GossipGraD: in time every run sees all samples.
+    """
+
+    name: ClassVar[str] = "no-exchange"
+    not_compressed: ClassVar[str] = "it sends nothing"
+    shuffle_samples: bool = shared.shuffle_samples()
+
+    def __post_init__(self) -> None:
+        shared.check(self)

@@ -1,0 +1,72 @@
+"""What every strategy has, and all strategies by name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from gossipgrad.compression import AdaComp, Mode
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The base. `name` is the strategy's on the command line and in reports."""
+
+    name: ClassVar[str] = ""
+    replicas_differ: ClassVar[bool] = True  # between exchanges; False: the gradients' mean is everybody's at every step
+    not_compressed: ClassVar[str] = ""  # why compression does not go with it; "": it does
+    residue: ClassVar[str] = ""  # what compression's residue is made of, where there is one
+    compression_mode: ClassVar[Mode] = "strict"  # where the compression is given none
+
+    def workers(self, ranks: int) -> int:
+        """How many of these ranks train, the first ones; the others only serve."""
+        return ranks
+
+    def rate_share(self, ranks: int) -> float:
+        """The share of one rank's learning rate that suits so many: below 1 where their updates are added up."""
+        return 1.0
+
+    def compressed(self, compression: AdaComp) -> AdaComp:
+        """A compression as this strategy has it; ValueError where what it sends cannot be compressed so."""
+        made = compression.of_mode(self.compression_mode)
+        self.check_compression(made)
+        return made
+
+    def check_compression(self, compression: AdaComp) -> None:
+        """ValueError where what this strategy sends cannot be compressed so."""
+        name = compression.name
+        if self.not_compressed:
+            allowed = ", ".join(one for one, c in BY_NAME.items() if not c.not_compressed)
+            raise ValueError(
+                f"compression={name!r} with strategy={self.name!r}: {self.not_compressed}; allowed with it: {allowed}"
+            )
+        for key, value, why in self._uncompressed():
+            if getattr(self, key, value) != value:
+                raise ValueError(f"{key}={getattr(self, key)!r} with compression={name!r}: {why}; allowed: {value!r}")
+        if compression.selection != "local" and not self._sums_over_ranks():
+            raise ValueError(
+                f"selection={compression.selection!r} with strategy={self.name!r}: its messages go from rank to rank, "
+                "and no sum over all ranks is made of them; allowed: 'local'"
+            )
+
+    def _sums_over_ranks(self) -> bool:
+        """Whether what is compressed is added over all ranks at once."""
+        return False
+
+    def _uncompressed(self) -> list[tuple[str, Any, str]]:
+        """Keywords whose value must be this one where something is compressed, and why."""
+        return [
+            ("collectives", "own", "MPI adds no packed messages"),
+            ("wire_dtype", "float32", "the compression says how values travel"),
+        ]
+
+    def settings(self) -> dict[str, Any]:
+        """The keywords, with the name as "strategy", in terms of JSON."""
+        return {"strategy": self.name, **asdict(self)}
+
+    def options(self) -> dict[str, Any]:
+        """What the core wants."""
+        return {"name": self.name, **{key: value for key, value in asdict(self).items() if value is not None}}
+
+
+BY_NAME: dict[str, type[Strategy]] = {}  # filled by the package, in the order in which they are offered

@@ -1,0 +1,135 @@
+"""Ranks that train around a common centre, which all of them or a few servers hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from gossipgrad.errors import flag, integer, number, store
+from gossipgrad.keywords import about
+from gossipgrad.strategies import shared
+from gossipgrad.strategies.base import Strategy
+from gossipgrad.strategies.shared import Collectives, WireDtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticAveraging(Strategy):
+    """EASGD: ranks train alone, tied to a common centre c by an elastic force; with a momentum optimiser, EAMSGD.
+
+    Compared by Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581.
+
+    After the local step t (from 0) with (t + 1) % period == 0, from the weights w after that step and the centre as it
+    is then, s = alpha * (w - c); c += s; w -= s. (The EAMSGD of their code computes s before the local step and
+    subtracts it after; here both are after it.) Momentum stays with its rank. At first c is the initial weights.
+
+    The model that is evaluated, used by predict and saved is the centre. consensus_distance is among the ranks.
+
+    With compression (see AdaComp) both sides move by what is sent of s, so every exchange preserves the sum of c and of
+    all w. What is not sent is in w - c still, of which the next s is made: there is no residue. Not synchronous: what
+    travels to the server is how far w is from what the server knows of it, and the residue is the part not sent yet.
+
+    period       steps from one exchange to the next, at least 1.
+    alpha        the force. None: 0.8 / p, or 0.9 / p if not synchronous, for p ranks that train. Above 0 and below 2 /
+                 (p + 1), or 1 if not synchronous: beyond, the centre diverges.
+    synchronous  True: all ranks at once and from the same c, to which the sum of their s is added; every rank stores c,
+                 and an all-reduce replaces the server.
+                 False: c lies on servers, and every rank exchanges at its own time, waiting for a server's answer only.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: s is rounded to nearest even. The rounded s is what moves
+                 both sides, so every exchange preserves the sum of c and of all w, and no small s is lost. Synchronous:
+                 the sum of s is rounded once more, and the rank that adds it adds the difference to its w. Not
+                 synchronous: what travels to the server is how far w is from what the server knows of it, rounded, and
+                 the server makes s from what it then knows; after each rest (see ParameterServer) the ranks begin by
+                 sending it their w, as float32.
+    collectives  if synchronous: as of AllReduce.
+    servers, dedicated, bucket_bytes, chunk_bytes
+                 if not synchronous: as of ParameterServer.
+    """
+
+    name: ClassVar[str] = "elastic-averaging"
+    residue: ClassVar[str] = "differences to the centre"
+    period: int = field(default=10, metadata=about("steps from one exchange with the centre to the next"))
+    alpha: float | None = field(
+        default=None,
+        metadata=about("the share of the way to the centre", default="0.8 / ranks, or 0.9 / ranks if not synchronous"),
+    )
+    synchronous: bool = field(default=True, metadata=about("all ranks meet the centre at once"))
+    wire_dtype: WireDtype = shared.wire_dtype()
+    collectives: Collectives = shared.collectives()
+    servers: int = shared.servers()
+    dedicated: bool = shared.dedicated()
+    bucket_bytes: int | None = shared.bucket_bytes("1 MiB")
+    chunk_bytes: int | None = shared.chunk_bytes("2 MiB")
+
+    def _sums_over_ranks(self) -> bool:
+        return self.synchronous
+
+    def __post_init__(self) -> None:
+        shared.check(self)
+        store(
+            self,
+            period=integer("period", self.period, 1),
+            alpha=None if self.alpha is None else number("alpha", self.alpha, above=0.0, below=1.0),
+            synchronous=flag("synchronous", self.synchronous),
+        )
+        if self.collectives != "own" and not self.synchronous:
+            raise ValueError(f"collectives={self.collectives!r}: allowed only with synchronous=True")
+        for key, value, free in (("servers", self.servers, 1), ("dedicated", self.dedicated, False)):
+            if self.synchronous and value != free:
+                raise ValueError(f"{key}={value!r}: allowed: {free!r}; only synchronous=False has servers")
+
+    def workers(self, ranks: int) -> int:
+        return ranks - self.servers if self.dedicated else ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(Strategy):
+    """Downpour: asynchronous SGD around a centre c on servers; a rank waits for a server's answer, for no other rank.
+
+    Compared by Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581.
+
+    After the local step t (from 0) with (t + 1) % period == 0 a rank sends the servers how its weights have moved since
+    it last received the centre, d = w - base; c += d; then w = base = c. Coming to rest (the end of an epoch, an
+    evaluation, a checkpoint) sends what has moved since. Servers answer in the order in which messages arrive, bucket
+    by bucket, between the layers they compute and while they wait. The local step is the optimiser's, and its momentum
+    stays with its rank. The centre moves by the sum over the ranks, not their mean: p ranks learn as with about p times
+    the rate. With one rank it is plain SGD. Under MPI the clock decides who is answered first: runs differ.
+
+    The model that is evaluated, used by predict and saved is the centre. consensus_distance is among the ranks.
+
+    With compression (see AdaComp) d travels packed, and base moves by what is sent of it; what returns is how far c is
+    ahead of base, packed, and base and w move by that. So w - base, the residue, is what is still to be sent: c is its
+    first value plus all that was trained, less all residues. A residue remains at rest, where other forms send all. A
+    bucket is one message of whole layers, so chunk_bytes has no meaning, and a server may own no layer at all.
+
+    period        steps from one exchange to the next, at least 1.
+    servers       the last `servers` ranks hold the centre, each a part of it.
+    dedicated     False: they train as well. True: they do not; the samples go to the others. Such a rank's weights are
+                  the centre's, its batch in train_step is ignored and its loss there is NaN.
+    wire_dtype    "float32", or "bfloat16" for half the bytes: d travels rounded to nearest even and base moves by the
+                  rounded d, so the remainder is sent the next time; what returns is how far c is ahead of base,
+                  rounded, and base and w move by that, so that base approaches c. Nothing is lost in either direction.
+                  At each rest d is sent in three parts, to the precision of float32, and after it the ranks begin by
+                  sending the servers their w, as float32: it saves bytes from four exchanges between two rests on.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: 1 MiB.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes, and of the model's size / servers; None: 2 MiB.
+                  Neither is tuned: what a rank finds at a server depends on them.
+    """
+
+    name: ClassVar[str] = "parameter-server"
+    residue: ClassVar[str] = "differences to the centre"
+    period: int = field(default=1, metadata=about("steps from one exchange with the centre to the next"))
+    servers: int = shared.servers()
+    dedicated: bool = shared.dedicated()
+    wire_dtype: WireDtype = shared.wire_dtype()
+    bucket_bytes: int | None = shared.bucket_bytes("1 MiB")
+    chunk_bytes: int | None = shared.chunk_bytes("2 MiB")
+
+    def __post_init__(self) -> None:
+        shared.check(self)
+        store(self, period=integer("period", self.period, 1))
+
+    def workers(self, ranks: int) -> int:
+        return ranks - self.servers if self.dedicated else ranks
+
+    def rate_share(self, ranks: int) -> float:
+        return 1 / max(self.workers(ranks), 1)

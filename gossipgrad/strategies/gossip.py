@@ -1,0 +1,314 @@
+"""Gossip: in a step a rank exchanges with one other rank, its partner of this step or one drawn at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
+
+from gossipgrad._core import Team
+from gossipgrad.compression import AdaComp, Mode
+from gossipgrad.errors import choice, flag, integer, number, store
+from gossipgrad.keywords import about
+from gossipgrad.strategies import shared
+from gossipgrad.strategies.base import Strategy
+from gossipgrad.strategies.shared import Collectives, WireDtype
+from gossipgrad.strategies.topologies import TOPOLOGIES, Topology, check_topology, core_topology, read_topology
+
+Exchange = Literal["auto", "weights+momentum", "weights", "slices", "gradients"]
+Mix = Literal["displacement", "halves"]
+
+EXCHANGES = get_args(Exchange)
+MIXES = get_args(Mix)
+USUAL_SLICES = 8  # of exchange="slices"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GossipGraD(Strategy):
+    """In each step every rank exchanges with one partner, which changes from step to step.
+
+    Daily, Vishnu, Siegel, Warfel, Amatya, "GossipGraD: Scalable Deep Learning using Gossip Communication based
+    Asynchronous Gradient Descent" (2018), arXiv 1803.05880. docs/sources.md says what is from there. Step t of training
+    is step h = t mod k of a cycle of k steps; p ranks, r is a rank.
+
+    topology      "dissemination": send to (r - 2^h) mod p, receive from (r + 2^h) mod p; k = ceil(log2 p).
+                  "cube": both with r XOR 2^h; a partner that does not exist is skipped, by both sides; k = ceil(log2
+                  p).
+                  "ring": send to r - 1, receive from r + 1, and the other way round in odd steps t; k = p - 1.
+                  "exponential": send to (r + 2^h) mod p, receive from (r - 2^h) mod p, the one-peer exponential graph:
+                  dissemination in a mirror; k = ceil(log2 p).
+                  "random": pairs drawn from the seed, anew for every step; for odd p one rank rests; k = 1.
+                  A table, integers of shape [k, p]: table[h][r] is the rank that r sends to; r itself or -1: it rests.
+                  Without push_sum every rank that sends must receive from one rank, the others from none.
+    rotate        after each cycle the ranks change places by a permutation drawn from the seed; without effect on
+                  "random" and on a table.
+    staleness     0: what was sent after an update is mixed before the layer is used again.
+                  1: it is mixed after the update of the next step, so that a whole step hides the exchange; moments are
+                  mixed just before that update.
+    exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
+                  the replicas together). A ring all-reduce sends 2(p-1)/p models a rank and step, gossip of weights 1,
+                  of weights and momentum 2, with Adam 3: so the latter two never send fewer bytes than the ring.
+                  "auto": "weights+momentum" where all ranks share memory, because a message there costs no more than
+                  reading it; "weights" where they are on several machines. A virtual cluster is one machine, or, with
+                  a latency or a bandwidth, several; so are MPI ranks with a Network. Trainer.exchange says which; it
+                  is chosen when the trainer is made, and stored in checkpoints.
+                  "slices": "weights" with `slices`, 8 of them where that is None.
+    slices        m: every bucket is cut into m slices of about equal size, and step t exchanges slice t mod m of each:
+                  m times fewer bytes, and less work, also in shared memory. Nothing is lost, no memory is needed, and
+                  the mean of the replicas is preserved as with whole buckets. The partners change every m steps, so
+                  that each slice meets every partner: what an update learns reaches all ranks within m * k steps. None:
+                  1, whole buckets. With "weights+momentum" the momentum's slices travel with the weights'; with
+                  push_sum every slice has scalars of its own. Not with "gradients".
+    mix           "displacement": w += (received - sent) / 2, which preserves the mean of the replicas.
+                  "halves": w = (w + received) / 2, the authors' form.
+    hierarchical  gossip between nodes: inside a node gradients are averaged by a layer-wise all-reduce, each rank's
+                  weighted by its number of samples, so all ranks of a node have the same weights. Topology, rotate and
+                  the rest then speak of nodes in place of ranks, and each rank of a node exchanges with the rank at the
+                  same place in the partner node. With one node this is AllReduce, with nodes of one rank plain
+                  GossipGraD, bit for bit.
+    ranks_per_node  with hierarchical: nodes are this many consecutive ranks, the last one the remainder; None: the
+                  ranks that share memory, in a virtual cluster all. Nodes must be alike: where they are not, each is
+                  divided into nodes as large as the greatest common divisor of their sizes (10 ranks by 4: five nodes
+                  of 2).
+    collectives   with hierarchical: of the sums inside a node, as of AllReduce.
+    push_sum      any number of ranks may send to one: every rank has a scalar, 1 at first. It sends half of it along
+                  with its weights, and becomes the mean of its own weights and of those that arrive, each weighted by
+                  its scalar. Every exchange preserves the mean over the ranks of scalar * weights, and without training
+                  all weights converge to the mean of the first ones; a rank's update counts with its scalar at that
+                  time. The table must lead from every rank to every other. Weights or weights and momentum,
+                  displacement mix.
+    wire_dtype    "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even. The displacement
+                  mix then adds (received - rounded w) / 2, which preserves the mean; replicas agree to the precision of
+                  bfloat16, 8 bits.
+    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen when the trainer is made, by
+                  what messages between these ranks are measured to cost: Trainer.tuning. No weight depends on it. With
+                  hierarchical 1 MiB: links inside a node and between nodes differ, so nothing is measured; and with
+                  slices, which are cut out of buckets, so that weights do depend on it.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise, with hierarchical 2 MiB.
+    mix_gamma     with the trainer's compression, above 0 and at most 0.5; None: 0.5. Two ranks that are partners in a
+                  step then hold the same copy of the weights, and when they meet, each sends the other of the
+                  difference between its weights and the copy what is largest in each bin, m: as values, whatever the
+                  compression's mode, where the difference times 1 + (factor - 1) / 32 is at least the greatest of its
+                  bin. Then w += g * (m of the partner - own m), and both copies += g * (sum of both m); g is mix_gamma.
+                  The mean of the replicas is preserved, and what is not sent stays in the next difference. Where a
+                  rank receives from another than it sends to (topologies other than "cube" and "random"), it exchanges
+                  with both of them, and g is half of mix_gamma. A rank holds a copy for each partner: ceil(log2 p) for
+                  "cube" without rotate, up to twice as many for "dissemination", 2 for "ring", p - 1 with rotate or
+                  "random"; at most 32. Only weights are exchanged, not momentum. With staleness 0 and the displacement
+                  mix, without slices, push_sum and hierarchical.
+    shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
+                  batch of samples with their targets to rank r - 1, and those from rank r + 1 replace them. It costs a
+                  copy of the shard. A sample stays at its place in the shard, and all ranks visit the places in one
+                  order, so every sample is trained on once an epoch, by the rank that holds it then. See
+                  Trainer.audit_samples.
+    """
+
+    name: ClassVar[str] = "gossipgrad"
+    compression_mode: ClassVar[Mode] = "exact"
+    topology: Topology = field(
+        default="dissemination",
+        metadata=about(
+            f"who sends to whom: {', '.join(TOPOLOGIES)}, or a file with a table [period, ranks]: .npy, .json, text",
+            metavar="NAME|FILE",
+            read=read_topology,
+        ),
+    )
+    rotate: bool = field(default=True, metadata=about("ranks change places after each cycle of partners"))
+    staleness: Literal[0, 1] = field(
+        default=0, metadata=about("steps from sending to mixing; 1 hides the exchange behind a whole step")
+    )
+    exchange: Exchange = field(default="auto", metadata=about("what partners send"))
+    slices: int | None = field(
+        default=None,
+        metadata=about(
+            "exchange one of this many slices of every bucket a step", default="1, with --exchange slices 8"
+        ),
+    )
+    mix: Mix = field(default="displacement", metadata=about("how received weights are mixed in"))
+    hierarchical: bool = field(default=False, metadata=about("all-reduce inside a node, gossip between nodes"))
+    ranks_per_node: int | None = field(
+        default=None, metadata=about("with --hierarchical: the size of a node", default="the ranks that share memory")
+    )
+    collectives: Collectives = shared.collectives()
+    push_sum: bool = shared.push_sum()
+    wire_dtype: WireDtype = shared.wire_dtype()
+    bucket_bytes: int | None = shared.bucket_bytes()
+    chunk_bytes: int | None = shared.chunk_bytes()
+    mix_gamma: float | None = field(
+        default=None, metadata=about("with --compression: the share of the partners in a mix", default="0.5")
+    )
+    shuffle_samples: bool = shared.shuffle_samples()
+
+    def _uncompressed(self) -> list[tuple[str, Any, str]]:
+        why = "each edge of the schedule has a copy of the weights that both its ranks know"
+        return [
+            *super()._uncompressed(),
+            ("hierarchical", False, why),
+            ("push_sum", False, why),
+            ("mix", "displacement", why),
+            ("staleness", 0, why),
+        ]
+
+    def check_compression(self, compression: AdaComp) -> None:
+        super().check_compression(compression)
+        name = compression.name
+        if compression.mode != "exact":
+            raise ValueError(
+                f"mode={compression.mode!r} with strategy={self.name!r}: copies with one scale a parameter do not come "
+                "near the weights, and training diverges; allowed: 'exact'"
+            )
+        if self.exchange not in ("auto", "weights"):
+            raise ValueError(
+                f"exchange={self.exchange!r} with compression={name!r}: only weights have copies; allowed: 'weights', "
+                "and 'auto', which then is 'weights'"
+            )
+        if (self.slices or 1) > 1:
+            raise ValueError(
+                f"slices={self.slices} with compression={name!r}: copies are of whole weights, and each sends less; "
+                "allowed: None"
+            )
+
+    def __post_init__(self) -> None:
+        store(
+            self,
+            topology=check_topology(self.topology),
+            rotate=flag("rotate", self.rotate),
+            staleness=choice("staleness", self.staleness, (0, 1)),
+            exchange=choice("exchange", self.exchange, EXCHANGES),
+            mix=choice("mix", self.mix, MIXES),
+            hierarchical=flag("hierarchical", self.hierarchical),
+        )
+        shared.check(self)
+        self._check_slices()
+        if self.mix_gamma is not None:
+            store(self, mix_gamma=number("mix_gamma", self.mix_gamma, high=0.5, above=0.0))
+        if self.ranks_per_node is not None:
+            store(self, ranks_per_node=integer("ranks_per_node", self.ranks_per_node, 1))
+            if not self.hierarchical:
+                raise ValueError(f"ranks_per_node={self.ranks_per_node}: allowed only with hierarchical=True")
+        if self.collectives != "own" and not self.hierarchical:
+            raise ValueError(f"collectives={self.collectives!r}: allowed only with hierarchical=True")
+        if self.push_sum:
+            if self.exchange == "gradients":
+                raise ValueError(
+                    "push_sum=True with exchange='gradients': allowed: 'auto', 'weights+momentum', 'weights'"
+                )
+            if self.mix == "halves":
+                raise ValueError("push_sum=True with mix='halves': allowed: 'displacement'")
+
+    def _check_slices(self) -> None:
+        if self.slices is not None:
+            store(self, slices=integer("slices", self.slices, 1))
+        if self.exchange == "slices":
+            store(self, slices=USUAL_SLICES if self.slices is None else self.slices)
+            if self.slices == 1:
+                raise ValueError("slices=1 with exchange='slices': allowed: at least 2, or exchange='weights'")
+        if (self.slices or 1) > 1 and self.exchange == "gradients":
+            raise ValueError(
+                f"slices={self.slices} with exchange='gradients', which pulls no replicas together: "
+                "allowed: 'auto', 'weights+momentum', 'weights', 'slices'"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        made = super().settings()
+        if not isinstance(self.topology, str):
+            made["topology"] = [list(row) for row in self.topology]
+        return made
+
+    def options(self) -> dict[str, Any]:
+        exchange = "weights" if self.exchange == "slices" else self.exchange
+        return super().options() | {"topology": core_topology(self.topology), "exchange": exchange}
+
+    def exchange_on(self, nodes: int) -> str:
+        """What is exchanged by ranks on so many machines."""
+        if self.exchange == "slices":
+            return "weights"
+        if self.exchange != "auto":
+            return self.exchange
+        return "weights+momentum" if nodes == 1 else "weights"
+
+    def partners_on(self, team: Team) -> tuple[int, int]:
+        """How many partners gossip on this team, each of how many ranks: nodes where it is hierarchical, else ranks."""
+        return team.nodes(self.ranks_per_node or 0) if self.hierarchical else (team.size, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RandomGossip(Strategy):
+    interval: int = field(default=1, metadata=about("steps from one exchange to the next"))
+    probability: float = field(default=1.0, metadata=about("of an exchange that is due"))
+    push_sum: bool = shared.push_sum()
+    wire_dtype: WireDtype = shared.wire_dtype()
+    chunk_bytes: int | None = shared.chunk_bytes("2 MiB")
+
+    def __post_init__(self) -> None:
+        shared.check(self)
+        store(
+            self,
+            interval=integer("interval", self.interval, 1),
+            probability=number("probability", self.probability, above=0, high=1),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullGossip(_RandomGossip):
+    """Asynchronous gossip: now and then a rank averages its weights with what a random other rank last published.
+
+    Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update of
+    step t with (t + 1) % interval == 0, and then with the given probability, rank r asks rank j, drawn uniformly from
+    the others by (seed, r, t). Every rank publishes its weights after each update, before it mixes. When the answer has
+    arrived, at the end of a step (usually the next one): w = (w + w_j) / 2. The optimiser's moments stay local.
+
+    No rank waits for another before it settles: a pull from a rank that has not answered our last two, or while four
+    are unanswered, is left out and counted in the history's `exchanges_skipped`. Which version of w_j arrives when
+    depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
+
+    interval     steps from one pull to the next, at least 1.
+    probability  with which a pull that is due is made, above 0 and at most 1.
+    push_sum     False: the mean of the replicas is not preserved. True: it is, but for rounding. Every rank has a mass,
+                 at first 1; who answers gives half of it away, w = (m w + m_j w_j) / (m + m_j), and m + m_j is the new
+                 mass. This preserves the sum of m w over the ranks; an update counts with its rank's mass. Answers then
+                 wait for the end of the other rank's step. At rest the masses become 1 again: one all-reduce shifts all
+                 replicas by the same vector, which preserves their plain mean.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender adds the rounding error to its own
+                 weights, so that the mean is preserved all the same.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB. What has arrived when depends on it.
+
+    A rank stores four snapshots of its weights, and has four areas for weights that cannot be read in place. A pull
+    sends a question, a note and one model.
+    """
+
+    name: ClassVar[str] = "pull-gossip"
+    not_compressed: ClassVar[str] = "who reads a snapshot is not known, so nobody knows what a reader lacks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushGossip(_RandomGossip):
+    """Asynchronous gossip: now and then a rank sends its weights to a random other rank, which mixes what has arrived.
+
+    Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update of
+    step t with (t + 1) % interval == 0, and then with the given probability, rank r sends w to rank j, drawn uniformly
+    from the others by (seed, r, t). At the end of each step, a rank at which n >= 1 models have arrived whole mixes
+    them: w = (w + sum of them) / (n + 1). The optimiser's moments stay local.
+
+    No rank waits for another before it settles: a push to a rank that has not mixed our last two, or while four are not
+    mixed, is left out and counted in the history's `exchanges_skipped`. When what arrives depends on the ranks' speeds,
+    so only in a virtual cluster do two runs have the same bits.
+
+    interval     steps from one push to the next, at least 1.
+    probability  with which a push that is due is made, above 0 and at most 1.
+    push_sum     False: the mean of the replicas is not preserved. True: it is, but for rounding. Every rank has a mass,
+                 at first 1; who sends gives half of it away with w, and w = (m w + sum of m_i w_i) / (m + sum of m_i),
+                 with that sum as the new mass. This preserves the sum of m w over the ranks; an update counts with its
+                 rank's mass. At rest the masses become 1 again: one all-reduce shifts all replicas by the same vector,
+                 which preserves their plain mean.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 agree to the precision of bfloat16, 8 bits. With push_sum the sender adds the rounding error to its own
+                 weights, so that the mean is preserved all the same.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB. What has arrived when depends on it.
+
+    A rank stores four snapshots of its weights, and has four areas for weights that cannot be read in place. A push
+    sends a note and one model.
+    """
+
+    name: ClassVar[str] = "push-gossip"
+    not_compressed: ClassVar[str] = "when a model is mixed is not known to its sender, so it has no residue"

@@ -1,0 +1,125 @@
+"""Low communication: ranks train alone, and an outer optimiser steps by what they have learnt together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from gossipgrad.errors import flag, integer, number, store
+from gossipgrad.keywords import about
+from gossipgrad.strategies import shared
+from gossipgrad.strategies.base import Strategy
+from gossipgrad.strategies.shared import Collectives, WireDtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OuterSteps(Strategy):
+    period: int = field(default=50, metadata=about("steps from one outer step to the next"))
+    outer_lr: float = field(default=0.7, metadata=about("learning rate of outer steps"))
+    outer_momentum: float = field(default=0.9, metadata=about("momentum of outer steps"))
+    outer_nesterov: bool = field(default=False, metadata=about("Nesterov's form of outer steps"))
+    fragments: int = field(default=1, metadata=about("parts of the model that take turns in a period"))
+    delay: int | None = field(
+        default=None,
+        metadata=about(
+            "steps that hide the exchange of an outer step", default="0 with one fragment, else period / fragments"
+        ),
+    )
+    wire_dtype: WireDtype = shared.wire_dtype()
+
+    not_compressed: ClassVar[str] = (
+        "its outer steps multiply what they are given by outer_lr / (1 - outer_momentum), and so what is not sent too"
+    )
+
+    def __post_init__(self) -> None:
+        shared.check(self)
+        store(
+            self,
+            period=integer("period", self.period, 1),
+            outer_lr=number("outer_lr", self.outer_lr, high=1e6, above=0.0),
+            outer_momentum=number("outer_momentum", self.outer_momentum, 0.0, below=1.0),
+            outer_nesterov=flag("outer_nesterov", self.outer_nesterov),
+            fragments=integer("fragments", self.fragments, 1, 1024),
+        )
+        if self.delay is not None:
+            store(self, delay=integer("delay", self.delay, 0))
+            if self.delay > self.period:
+                raise ValueError(f"delay={self.delay} with period={self.period}: allowed: 0 to the period")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(_OuterSteps):
+    """Ranks train alone; every `period` steps an outer step moves all of them by the mean of what they have learnt.
+
+    Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models" (2023), arXiv 2311.08105;
+    fragments: Douillard et al., "Streaming DiLoCo with overlapping communication" (2025), arXiv 2501.18512. phi are the
+    weights after the last outer step, at first the initial weights; w_r are rank r's. After each step t (from 0) with
+    (t + 1) % period == 0, whatever epoch it is in,
+
+        g = phi - mean over all ranks of w_r;  m = outer_momentum * m - outer_lr * g;  phi = phi + m;  w_r = phi.
+
+    Between outer steps nothing is sent. The inner optimiser is any, and its moments stay with their rank. With
+    outer_lr=1 and outer_momentum=0 this is PeriodicAllReduce without the mean of the moments.
+
+    The model that is evaluated and saved is the mean of the replicas. phi and m are state: they are saved, resumed to
+    the bit, and go on through Trainer.reshape. Where they were not there before, another strategy's checkpoint for
+    example, or where weights are loaded, phi begins as those weights (of several replicas: their mean).
+
+    Statistics of BatchNorm are not trained: at an outer step they become their mean over the ranks, without momentum
+    and with rate 1 (less 2^-22, with "bfloat16" 2^-6, so that rounding leaves every variance above zero).
+
+    Compression is refused: what it does not send, the outer momentum would multiply.
+
+    period          steps from one outer step to the next, at least 1.
+    outer_lr        above 0. The paper's 0.7 suits models that are trained for many periods.
+    outer_momentum  at least 0 and below 1.
+    outer_nesterov  Nesterov's form, the paper's: phi = phi - outer_lr * g + outer_momentum * m, with the new m. It
+                    oscillates less, in short trainings and where the inner rate falls to 0 at the end.
+    fragments       the model is cut into this many runs of numbers of about equal size, which take turns: run f of F is
+                    exchanged after each step t with (t + 1) % period == (f + 1) * period // F % period. A period sends
+                    as much as with one, in F parts, so that the peak of what is sent falls.
+    delay           what the exchange after step t brings is applied after step t + delay, and so many steps hide it:
+                    phi is computed from w as it was sent, and what a rank has learnt since then is added to it: w = phi
+                    + (w - w that was sent). From 0 to period; None: 0 with one fragment, else period // fragments, so
+                    that a fragment's exchange ends when the next one's begins. Evaluations, checkpoints and the end of
+                    an epoch apply what is in flight at once.
+    wire_dtype      "float32", or "bfloat16" for half the bytes: what travels is how far a rank has moved from phi, and
+                    the mean of that, rounded to nearest even; all ranks end with the same bits.
+    collectives     as of AllReduce.
+    """
+
+    name: ClassVar[str] = "diloco"
+    collectives: Collectives = shared.collectives()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLoCo(_OuterSteps):
+    """DiLoCo by gossip: an outer step averages over a small group of ranks, drawn anew each time; no collective at all.
+
+    Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models" (2025), arXiv
+    2506.10911. Every rank has a phi of its own, its weights after its last outer step, at first the initial ones. After
+    each step t (from 0) with (t + 1) % period == 0
+
+        m = outer_momentum * m + outer_lr * mean of the group's (w - phi) + outer_lr * (mean of the group's phi - phi);
+        phi = phi + m;  w = phi,
+
+    and as both terms have the same rate, together they are outer_lr * (mean of the group's w - phi): a rank sends its
+    weights, once, to the others of its group, and waits for nobody else. The groups are cut out of a permutation of the
+    ranks that the seed and the step give, the same on all ranks; the last group is what is left, and a rank that is
+    left over makes an outer step with its own weights. The mean of the replicas is preserved by every average.
+
+    Model, state, statistics, compression, period, outer_lr, outer_momentum, outer_nesterov, fragments and delay: as of
+    DiLoCo; phi and m are each rank's own, and the groups of every fragment are drawn anew.
+
+    group       ranks that average, at least 2. Each sends its weights to group - 1 others.
+    wire_dtype  "float32", or "bfloat16" for half the bytes: w travels rounded to nearest even, and a rank's mean is w +
+                the sum of (received - own rounded w) / n: the mean of the group is preserved, and replicas agree to the
+                precision of bfloat16.
+    """
+
+    name: ClassVar[str] = "noloco"
+    group: int = field(default=2, metadata=about("ranks that average in an outer step"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        store(self, group=integer("group", self.group, 2, 4096))

@@ -1,0 +1,53 @@
+"""Who gossips with whom: topologies by name, and tables of partners."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad.errors import choice
+
+TopologyName = Literal["dissemination", "cube", "ring", "exponential", "random"]
+Topology = TopologyName | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
+
+TOPOLOGIES = get_args(TopologyName)
+
+
+def check_topology(topology: Any) -> str | tuple[tuple[int, ...], ...]:
+    """A topology's name, or a table [period, p] as tuples; the core checks the partners when it knows p."""
+    if isinstance(topology, str):
+        return str(choice("topology", topology, TOPOLOGIES))
+    allowed = ", ".join(repr(name) for name in TOPOLOGIES) + ", or integers of shape [period, ranks]"
+    try:
+        table = np.asarray(topology)
+    except ValueError:
+        raise ValueError(f"topology: rows of different lengths; allowed: {allowed}") from None
+    if table.ndim != 2 or table.dtype.kind not in "iu":
+        what = f"an array of shape {table.shape} and dtype {table.dtype}" if table.ndim else repr(topology)
+        raise ValueError(f"topology: {what}; allowed: {allowed}")
+    return tuple(tuple(int(partner) for partner in row) for row in table)
+
+
+def read_topology(text: str) -> str | tuple[tuple[int, ...], ...]:
+    """A topology's name, or the table in a file: .npy, .json, or text with a line a step. ValueError, OSError."""
+    if not text:
+        raise ValueError(f"empty; allowed: {', '.join(TOPOLOGIES)}, or a file")
+    kind = os.path.splitext(text)[1]
+    if kind == ".npy":
+        return check_topology(np.load(text))
+    if kind == ".json":
+        with open(text, encoding="utf-8") as file:
+            return check_topology(json.load(file))
+    if kind:
+        return check_topology(np.loadtxt(text, dtype=np.int64, ndmin=2))
+    return check_topology(text)
+
+
+def core_topology(topology: Topology | str) -> str | NDArray[np.int64]:
+    """What the core wants for what check_topology gave."""
+    return topology if isinstance(topology, str) else np.array(topology, np.int64, ndmin=2)
