@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossipgrad import (
     _core,
-    _stall,
     agreement,
     cluster,
     environment,
+    exchange_arrays,
+    exchange_state,
     files,
     fingerprint,
     notices,
@@ -30,51 +26,10 @@ from gossipgrad import (
 )
 from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy
 from gossipgrad.compression import AdaComp
-from gossipgrad.errors import CheckpointError, did_you_mean, integer, named_keywords, number
+from gossipgrad.errors import did_you_mean, integer, named_keywords, number
+from gossipgrad.exchange_arrays import Array, Arrays, Shapes
 
-Array = NDArray[np.float32]
-Arrays = dict[str, Array]
-
-ROLES = ("weight", "bias", "scale", "shift", "statistic")
-FAMILIES = ("other", "conv", "linear", "recurrent")
-_MOST_AXES = 5  # of a parameter in the core; arrays of more are flat there
 _RATES = 1000  # steps of a run whose rates a schedule that is a function gives beforehand
-_FORMAT = 1  # of state_dict
-_STATE = {"step", "seed", "workers", "moments_since", "ranks", "consensus"}  # what it goes on from
-# What NumPy raises where it reads a file that is damaged, or another one.
-_DAMAGED = (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-_Parameter = tuple[str, Sequence[int], str, str, float, float]  # as _core.Exchange wants it
-
-
-def _floats(what: str, value: Any) -> NDArray[Any]:
-    """An array of floating numbers in the host's memory, without a copy where it can be: NumPy's, or by DLPack."""
-    if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
-        try:
-            value = np.from_dlpack(value)
-        except (TypeError, ValueError, RuntimeError, BufferError) as error:
-            raise TypeError(
-                f"{what} is a {type(value).__name__} that NumPy cannot read ({error}); allowed: arrays in the host's "
-                "memory, without gradients of their own"
-            ) from error
-    array = np.asarray(value)
-    if array.dtype.kind != "f":
-        raise TypeError(f"{what} has dtype {array.dtype}; allowed: floating numbers, which become float32")
-    return array
-
-
-def _named(what: str, given: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """`given`, if it is a mapping that has just these names."""
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{what} is a {type(given).__name__}; wanted a mapping from names to arrays")
-    for name in given:
-        if name not in names:
-            raise ValueError(
-                f"{what}: no array is named {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}"
-            )
-    missing = [name for name in names if name not in given]
-    if missing:
-        raise ValueError(f"{what}: {', '.join(map(repr, missing))} missing; allowed: all of {', '.join(names)}")
-    return given
 
 
 class Gradients(Mapping[str, Array]):
@@ -91,7 +46,7 @@ class Gradients(Mapping[str, Array]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         to = self._arrays[self._known(name)]
-        given = _floats(f"the gradient of {name!r}", value)
+        given = exchange_arrays.floats(f"the gradient of {name!r}", value)
         if given.shape != to.shape:
             raise ValueError(f"the gradient of {name!r} has shape {given.shape}; the array's is {to.shape}")
         to[...] = given
@@ -189,7 +144,7 @@ class Replica:
 
     def _write(self, gradients: Mapping[str, Any] | None) -> None:
         if gradients is not None:
-            for name, value in _named("gradients", gradients, list(self._gradients)).items():
+            for name, value in exchange_arrays.named("gradients", gradients, list(self._gradients)).items():
                 self._gradients[name] = value
 
     def __repr__(self) -> str:
@@ -263,8 +218,8 @@ class Exchange:
         trace: int = 0,
     ) -> None:
         try:
-            start = _start(arrays)
-            self._shapes = {name: array.shape for name, array in start.items()}
+            start = exchange_arrays.copies(arrays)
+            self._shapes = Shapes({name: array.shape for name, array in start.items()})
             self.strategy = checked_strategy(strategy)
             if getattr(self.strategy, "shuffle_samples", False):
                 raise ValueError("shuffle_samples=True: allowed only for a Trainer, which has the samples")
@@ -275,7 +230,7 @@ class Exchange:
                 raise ValueError("a schedule with total='auto' needs total=, the steps of all training")
             self.compression = checked_compression(compression, self.strategy)
             self.seed = integer("seed", seed, 0, 2**64 - 1)
-            listed = _layers(start, layers, roles, families)
+            listed = exchange_arrays.described(start, layers, roles, families)
             self._numbers = {name: number for number, (name, _) in enumerate(listed)}
             threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
             spans = integer("trace", trace, 0)
@@ -324,7 +279,7 @@ class Exchange:
             compute_time=virtual.step_seconds() if virtual else None,
         )
         self._replicas = tuple(Replica(self, local) for local in range(self._team.local))
-        self._load("weight", _of_root(self._team, start))
+        self._load("weight", exchange_arrays.of_root(self._team, start))
 
     # ---- who and where
 
@@ -451,7 +406,7 @@ class Exchange:
 
     def consensus_weights(self) -> Arrays:
         """The strategy's own model where it has one, else the mean of the weights over the ranks. Collective."""
-        return self._shaped(self.core.consensus_weights())
+        return self._shapes.shaped(self.core.consensus_weights())
 
     def consensus_distance(self) -> float:
         """Mean over the ranks of |w - mean| / |mean|; statistics left out. Collective."""
@@ -460,35 +415,16 @@ class Exchange:
     def load_weights(self, weights: Mapping[str, Any]) -> None:
         """Set the weights of all ranks, to rank 0's; moments stay. Names and shapes must fit. Collective."""
         with agreement.agreed(self._team, "Exchange.load_weights"):
-            given = {
-                name: self._fitting(name, value)
-                for name, value in _named("weights", weights, list(self._shapes)).items()
-            }
-        self._load("weight", _of_root(self._team, given))
+            given = self._shapes.fitting_all("weights", weights)
+        self._load("weight", exchange_arrays.of_root(self._team, given))
 
     def state_dict(self) -> dict[str, Any]:
         """All that training goes on from, as a dict of numbers, texts and arrays: of all ranks, on every rank.
 
         Settles. Collective. load_state_dict goes on with the same bits as without it, from here on.
         """
-        core = self.core
-        own = [self._rank_state(local) for local in range(self._team.local)]
-        consensus = self.consensus_weights()
-        parts = own
-        if not agreement.alone(self._team):
-            gathered = agreement.gather(self._team, _packed(own[0]), f"step {self.steps}")
-            parts = [_unpacked(one) for one in gathered]
-        return {
-            "format": _FORMAT,
-            "step": core.step,
-            "seed": self.seed,
-            "workers": core.workers,
-            "moments_since": core.moments_since,
-            "strategy": self.strategy.settings(),
-            "optimizer": self.optimizer.settings(),
-            "ranks": parts,
-            "consensus": consensus,
-        }
+        made = exchange_state.gathered(self.core, self._team, self._shapes, self.seed)
+        return {**made, "strategy": self.strategy.settings(), "optimizer": self.optimizer.settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what state_dict gave, of as many ranks, with the same arrays and seed. Collective.
@@ -498,23 +434,8 @@ class Exchange:
         consensus.
         """
         with agreement.agreed(self._team, "Exchange.load_state_dict"):
-            parts, consensus = self._checked_state(state)
-        core = self.core
-        core.settle()
-        core.load_consensus(self._flat(consensus))
-        own = parts[self.rank : self.rank + self._team.local]
-        zeros = {name: np.zeros(shape, np.float32) for name, shape in self._shapes.items()}
-        for name, kind in core.arenas().items():
-            if kind != "gradient":
-                new = consensus if kind == "outer" else zeros  # outer weights are the model, not what is added to it
-                arrays = [self._flat(part.get(name) or new) for part in own]
-                core.resume_arena(
-                    name, arrays, self._flat(consensus) if kind == "weight" else None, int(state["workers"])
-                )
-        moments = [name for name, kind in core.arenas().items() if kind == "moment"]
-        begin = any(name not in part for part in parts for name in moments)  # at zero: Adam counts from here
-        core.moments_since = int(state["step"] if begin else state["moments_since"])
-        core.step = int(state["step"])
+            parts, consensus = exchange_state.checked(state, self._shapes, self.size, self.seed)
+        exchange_state.resume(self.core, self._team, self._shapes, state, parts, consensus)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write state_dict to a file, an .npz of NumPy, by rank 0; it appears complete or not at all. Collective."""
@@ -522,7 +443,7 @@ class Exchange:
 
         def write() -> None:
             if self.rank == 0:
-                files.write_atomically(path, _packed_state(state))
+                files.write_atomically(path, exchange_state.packed(state))
 
         agreement.together(self._team, f"{os.fspath(path)}", write, f"step {self.steps}")
 
@@ -532,7 +453,7 @@ class Exchange:
 
         def read() -> None:
             with open(path, "rb") as stream:
-                found.append(_unpacked_state(stream.read()))
+                found.append(exchange_state.unpacked(stream.read()))
 
         agreement.together(self._team, f"{os.fspath(path)}", read, f"step {self.steps}")
         self.load_state_dict(found[0])
@@ -582,28 +503,8 @@ class Exchange:
             raise ValueError(f"layer={name!r}: allowed: {there}{did_you_mean(name, self._numbers)}")
         return self._numbers[name]
 
-    def _fitting(self, name: str, value: Any) -> Array:
-        given = _floats(f"{name!r}", value)
-        if given.shape != self._shapes[name]:
-            raise ValueError(f"{name!r} has shape {given.shape}; the exchange's is {self._shapes[name]}")
-        return given.astype(np.float32)
-
-    def _flat(self, arrays: Mapping[str, Any]) -> Arrays:
-        """As the core wants them: contiguous, of its shapes."""
-        return {
-            name: np.ascontiguousarray(arrays[name], np.float32).reshape(_core_shape(shape))
-            for name, shape in self._shapes.items()
-        }
-
-    def _shaped(self, arrays: Mapping[str, Array]) -> Arrays:
-        return {name: arrays[name].reshape(shape) for name, shape in self._shapes.items()}
-
     def _load(self, arena: str, arrays: Mapping[str, Any]) -> None:
-        self.core.load_arena(arena, self._flat(arrays))
-
-    def _rank_state(self, local: int) -> dict[str, Arrays]:
-        kinds = self.core.arenas()
-        return {name: self._shaped(self.core.arena(name, local)) for name, kind in kinds.items() if kind != "gradient"}
+        self.core.load_arena(arena, self._shapes.flat(arrays))
 
     def _batches(self, samples: Any) -> list[int] | None:
         """The samples of every rank of the group."""
@@ -643,165 +544,3 @@ class Exchange:
                     f"a schedule that is a function gives the rates of {_RATES} steps of a run; allowed: several runs"
                 )
             self._prepare_rates(_RATES)
-
-    def _checked_state(self, state: Mapping[str, Any]) -> tuple[list[dict[str, Arrays]], Arrays]:
-        if not isinstance(state, Mapping) or state.get("format") != _FORMAT or not _STATE <= set(state):
-            raise ValueError("state: not what state_dict of an Exchange gives")
-        if len(state["ranks"]) != self.size:
-            raise ValueError(f"state: of {len(state['ranks'])} ranks; this group has {self.size}")
-        if int(state["seed"]) != self.seed:
-            raise ValueError(f"state: of seed {state['seed']}; this exchange has seed {self.seed}")
-        names = list(self._shapes)
-        parts = [
-            {
-                arena: {
-                    name: self._fitting(name, one) for name, one in _named(f"state, {arena}", arrays, names).items()
-                }
-                for arena, arrays in part.items()
-            }
-            for part in state["ranks"]
-        ]
-        consensus = _named("state, consensus", state["consensus"], names)
-        return parts, {name: self._fitting(name, value) for name, value in consensus.items()}
-
-
-# ---- arrays and layers that are given
-
-
-def _core_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape if len(shape) <= _MOST_AXES else (int(np.prod(shape)),)
-
-
-def _start(arrays: Any) -> dict[str, Array]:
-    """float32 copies of what is given."""
-    if not isinstance(arrays, Mapping):
-        raise TypeError(f"arrays is a {type(arrays).__name__}; wanted a mapping from names to arrays")
-    if not arrays:
-        raise ValueError("arrays: none; at least one is wanted")
-    start = {}
-    for name, value in arrays.items():
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"arrays: the name {name!r}; allowed: texts that are not empty")
-        array = _floats(f"arrays[{name!r}]", value)
-        if array.size == 0:
-            raise ValueError(f"arrays[{name!r}] has shape {array.shape}; wanted at least one element")
-        start[name] = np.array(array, np.float32)
-    return start
-
-
-def _of_all(
-    argument: str, given: Mapping[str, str] | None, names: Sequence[str], allowed: Sequence[str]
-) -> dict[str, str]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{argument} is a {type(given).__name__}; wanted a mapping from names of arrays")
-    for name, value in given.items():
-        if name not in names:
-            raise ValueError(f"{argument}: no array is named {name!r}{did_you_mean(name, names)}")
-        if value not in allowed:
-            raise ValueError(
-                f"{argument}[{name!r}]={value!r}: allowed: {', '.join(allowed)}{did_you_mean(value, allowed)}"
-            )
-    return dict(given)
-
-
-def _role(name: str) -> str:
-    return "bias" if name.rpartition(".")[2] in ("bias", "b") else "weight"
-
-
-def _family(shape: tuple[int, ...]) -> str:
-    return "conv" if len(shape) > 2 else "linear" if len(shape) == 2 else "other"
-
-
-def _layers(
-    start: Mapping[str, Array],
-    layers: Mapping[str, Sequence[str]] | None,
-    roles: Mapping[str, str] | None,
-    families: Mapping[str, str] | None,
-) -> list[tuple[str, list[_Parameter]]]:
-    """As _core.Exchange wants them."""
-    names = list(start)
-    of_role = _of_all("roles", roles, names, ROLES)
-    of_family = _of_all("families", families, names, FAMILIES)
-    if layers is None:
-        layers = {name: [name] for name in names}
-    elif not isinstance(layers, Mapping):
-        raise TypeError(f"layers is a {type(layers).__name__}; wanted a mapping from names to names of arrays")
-    seen: list[str] = []
-    for layer, members in layers.items():
-        if isinstance(members, str) or not members:
-            raise ValueError(f"layers[{layer!r}]={members!r}: allowed: a sequence of names of arrays, at least one")
-        for name in members:
-            if name not in names:
-                raise ValueError(f"layers[{layer!r}]: no array is named {name!r}{did_you_mean(name, names)}")
-            if name in seen:
-                raise ValueError(f"layers[{layer!r}]: {name!r} is in two layers; allowed: one")
-            seen.append(name)
-    missing = [name for name in names if name not in seen]
-    if missing:
-        raise ValueError(f"layers: {', '.join(map(repr, missing))} in none; every array is in one")
-    listed = []
-    for layer, members in layers.items():
-        parts: list[_Parameter] = []
-        for name in members:
-            shape = start[name].shape
-            role, family = of_role.get(name, _role(name)), of_family.get(name, _family(shape))
-            parts.append((name, _core_shape(shape), role, family, 1.0, 1.0))
-        listed.append((str(layer), parts))
-    return listed
-
-
-def _of_root(team: _core.Team, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Rank 0's, which all ranks begin with."""
-    if agreement.alone(team):
-        return arrays
-    with _stall.within("Exchange"):
-        data = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays.values())
-        flat = np.frombuffer(team.broadcast(data, 0), np.float32)
-    ends = np.cumsum([array.size for array in arrays.values()])
-    parts = np.split(flat, ends[:-1])
-    return {name: part.reshape(array.shape) for (name, array), part in zip(arrays.items(), parts, strict=True)}
-
-
-# ---- files
-
-
-def _packed(part: Mapping[str, Mapping[str, Array]]) -> bytes:
-    """One rank's state as bytes."""
-    stream = io.BytesIO()
-    names = [[arena, name] for arena, arrays in part.items() for name in arrays]
-    flat = {f"a{i}": part[arena][name] for i, (arena, name) in enumerate(names)}
-    np.savez(stream, names=np.frombuffer(json.dumps(names).encode(), np.uint8), **flat)  # type: ignore[arg-type]
-    return stream.getvalue()
-
-
-def _unpacked(data: bytes) -> dict[str, Arrays]:
-    part: dict[str, Arrays] = {}
-    with np.load(io.BytesIO(data), allow_pickle=False) as found:
-        for i, (arena, name) in enumerate(json.loads(found["names"].tobytes())):
-            part.setdefault(arena, {})[name] = found[f"a{i}"]
-    return part
-
-
-def _packed_state(state: Mapping[str, Any]) -> bytes:
-    stream = io.BytesIO()
-    plain = {key: value for key, value in state.items() if key not in ("ranks", "consensus")}
-    parts = [*state["ranks"], {"consensus": state["consensus"]}]
-    arrays = {f"part{i}": np.frombuffer(_packed(part), np.uint8) for i, part in enumerate(parts)}
-    np.savez(stream, state=np.frombuffer(json.dumps(plain).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
-    return stream.getvalue()
-
-
-def _unpacked_state(data: bytes) -> dict[str, Any]:
-    try:
-        archive = np.load(io.BytesIO(data), allow_pickle=False)
-        if isinstance(archive, np.ndarray):
-            raise ValueError("it has a single array")
-        with archive as found:
-            state: dict[str, Any] = json.loads(found["state"].tobytes())
-            parts = [_unpacked(found[f"part{i}"].tobytes()) for i in range(len(found.files) - 1)]
-        *ranks, last = parts
-        return {**state, "ranks": ranks, "consensus": last["consensus"]}
-    except _DAMAGED as error:
-        raise CheckpointError(f"not a file that Exchange.save wrote: {error}") from error

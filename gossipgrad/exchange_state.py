@@ -1,0 +1,127 @@
+"""The state of an exchange: gathered from all ranks, checked, loaded, and as the bytes of a file."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gossipgrad import _core, agreement
+from gossipgrad.errors import CheckpointError
+from gossipgrad.exchange_arrays import Array, Arrays, Shapes
+
+_FORMAT = 1  # of state_dict
+_STATE = {"step", "seed", "workers", "moments_since", "ranks", "consensus"}  # what it goes on from
+# What NumPy raises where it reads a file that is damaged, or another one.
+_DAMAGED = (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def gathered(core: _core.Exchange, team: _core.Team, shapes: Shapes, seed: int) -> dict[str, Any]:
+    """All that training goes on from, of all ranks. Settles. Collective."""
+    kinds = core.arenas()
+    parts = [
+        {name: shapes.shaped(core.arena(name, local)) for name, kind in kinds.items() if kind != "gradient"}
+        for local in range(team.local)
+    ]
+    consensus = shapes.shaped(core.consensus_weights())
+    if not agreement.alone(team):
+        parts = [_unpacked(one) for one in agreement.gather(team, _packed(parts[0]), f"step {core.step}")]
+    return {
+        "format": _FORMAT,
+        "step": core.step,
+        "seed": seed,
+        "workers": core.workers,
+        "moments_since": core.moments_since,
+        "ranks": parts,
+        "consensus": consensus,
+    }
+
+
+def checked(state: Any, shapes: Shapes, size: int, seed: int) -> tuple[list[dict[str, Arrays]], Arrays]:
+    """(each rank's arenas, the consensus) of a state, for a group of this size; ValueError, TypeError."""
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT or not _STATE <= set(state):
+        raise ValueError("state: not what state_dict of an Exchange gives")
+    if len(state["ranks"]) != size:
+        raise ValueError(f"state: of {len(state['ranks'])} ranks; this group has {size}")
+    if int(state["seed"]) != seed:
+        raise ValueError(f"state: of seed {state['seed']}; this exchange has seed {seed}")
+    parts = [
+        {arena: shapes.fitting_all(f"state, {arena}", arrays) for arena, arrays in part.items()}
+        for part in state["ranks"]
+    ]
+    return parts, shapes.fitting_all("state, consensus", state["consensus"])
+
+
+def resume(
+    core: _core.Exchange,
+    team: _core.Team,
+    shapes: Shapes,
+    state: Mapping[str, Any],
+    parts: list[dict[str, Arrays]],
+    consensus: Arrays,
+) -> None:
+    """Go on from a state that was checked. Collective."""
+    core.settle()
+    flat = shapes.flat(consensus)
+    core.load_consensus(flat)
+    own = parts[team.rank : team.rank + team.local]
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    for name, kind in core.arenas().items():
+        if kind != "gradient":
+            new = consensus if kind == "outer" else zeros  # outer weights are the model, not what is added to it
+            arrays = [shapes.flat(part.get(name) or new) for part in own]
+            core.resume_arena(name, arrays, flat if kind == "weight" else None, int(state["workers"]))
+    moments = [name for name, kind in core.arenas().items() if kind == "moment"]
+    begin = any(name not in part for part in parts for name in moments)  # at zero: Adam counts from here
+    core.moments_since = int(state["step"] if begin else state["moments_since"])
+    core.step = int(state["step"])
+
+
+# ---- files
+
+
+def _packed(part: Mapping[str, Mapping[str, Array]]) -> bytes:
+    """One rank's state as bytes."""
+    stream = io.BytesIO()
+    names = [[arena, name] for arena, arrays in part.items() for name in arrays]
+    flat = {f"a{i}": part[arena][name] for i, (arena, name) in enumerate(names)}
+    np.savez(stream, names=np.frombuffer(json.dumps(names).encode(), np.uint8), **flat)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def _unpacked(data: bytes) -> dict[str, Arrays]:
+    part: dict[str, Arrays] = {}
+    with np.load(io.BytesIO(data), allow_pickle=False) as found:
+        for i, (arena, name) in enumerate(json.loads(found["names"].tobytes())):
+            part.setdefault(arena, {})[name] = found[f"a{i}"]
+    return part
+
+
+def packed(state: Mapping[str, Any]) -> bytes:
+    """A state as the bytes of a file, an .npz of NumPy."""
+    stream = io.BytesIO()
+    plain = {key: value for key, value in state.items() if key not in ("ranks", "consensus")}
+    parts = [*state["ranks"], {"consensus": state["consensus"]}]
+    arrays = {f"part{i}": np.frombuffer(_packed(part), np.uint8) for i, part in enumerate(parts)}
+    np.savez(stream, state=np.frombuffer(json.dumps(plain).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    """The state in the bytes of a file; CheckpointError if they are none of packed's."""
+    try:
+        archive = np.load(io.BytesIO(data), allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ValueError("it has a single array")
+        with archive as found:
+            state: dict[str, Any] = json.loads(found["state"].tobytes())
+            parts = [_unpacked(found[f"part{i}"].tobytes()) for i in range(len(found.files) - 1)]
+        *ranks, last = parts
+        return {**state, "ranks": ranks, "consensus": last["consensus"]}
+    except _DAMAGED as error:
+        raise CheckpointError(f"not a file that Exchange.save wrote: {error}") from error
