@@ -30,6 +30,7 @@ from gossipgrad.errors import did_you_mean, integer, named_keywords, number
 from gossipgrad.exchange_arrays import Array, Arrays, Shapes
 
 _RATES = 1000  # steps of a run whose rates a schedule that is a function gives beforehand
+_MOST_SAMPLES = 2**63 - 1  # that travel from rank to rank
 
 
 class Gradients(Mapping[str, Array]):
@@ -370,7 +371,8 @@ class Exchange:
         check      FloatingPointError that names an array whose gradient has a NaN or an infinity, before anything is
                    done, so that the step can be repeated on this rank.
 
-        Every rank makes the same steps. ValueError for names and shapes, TypeError for dtypes.
+        Every rank makes the same steps. ValueError for names and shapes, TypeError for dtypes; for samples= on all
+        ranks, and nothing is done.
         """
         if gradients is not None:
             given = [gradients] if isinstance(gradients, Mapping) else list(gradients)
@@ -516,10 +518,10 @@ class Exchange:
                 raise TypeError(f"samples={samples!r}: allowed in a virtual cluster: a number for each rank")
             if len(given) != self.size:
                 raise ValueError(f"samples={samples!r}: allowed in a virtual cluster: {self.size} numbers, one a rank")
-            return [integer("samples", one, 0) for one in given]
-        own = integer("samples", samples, 0)
-        every = self._team.agree(own.to_bytes(8, "little"))
-        return [int.from_bytes(one, "little") for one in every]
+            return [integer("samples", one, 0, _MOST_SAMPLES) for one in given]
+        with agreement.agreed(self._team, "Exchange.step", f"step {self.steps}") as one:
+            one.number = integer("samples", samples, 0, _MOST_SAMPLES)
+        return one.numbers
 
     def _schedule(self, first: int, count: int) -> dict[str, Any]:
         """What the core wants to know the rates of these steps."""

@@ -729,6 +729,14 @@ try:
 except ValueError as error:
     if gg.Team().rank == 0:
         print("error", error, sep="|")
+with gg.Exchange({{"w": np.ones(2)}}, timeout=20) as x:
+    for wrong in ("many", -1, 2**70):
+        try:
+            x.step({{"w": np.ones(2)}}, samples=wrong if x.rank == 1 else 3)
+        except (TypeError, ValueError) as error:
+            print(f"samples {{x.rank}} {{wrong}}|{{type(error).__name__}}: {{error}}")
+    x.step({{"w": np.ones(2)}}, samples=3)  # nothing was done before
+    assert x.steps == 1
 """
 
 DETERMINISTIC = [name for name in STRATEGIES if name not in ("pull", "push", "elastic asynchronous", "server")]
@@ -744,6 +752,10 @@ def test_under_mpi_the_same_bits(mpirun: Any, tmp_path: Any) -> None:
         digest = hashlib.sha256(b"".join(array.tobytes() for _, array in everything(x))).hexdigest()
         assert lines[name] == digest, name
     assert "ranks differ in what must be equal on all" in lines["error"] and "(3,) on rank 2" in lines["error"]
+    for wrong, kind in (("many", "TypeError"), (-1, "ValueError"), (2**70, "ValueError")):
+        for rank in range(3):
+            said = "samples=" if rank == 1 else "rank 1: samples="
+            assert lines[f"samples {rank} {wrong}"].startswith(f"{kind}: {said}"), lines
 
 
 def test_under_mpi_a_rank_that_leaves_a_step_out(mpirun: Any) -> None:
