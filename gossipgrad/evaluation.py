@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad.data.arrays import Dataset, targets_array
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.data.checks import targets_array
 from gossipgrad.metrics import Metric, numbers
 from gossipgrad.replicas import Replicas
 

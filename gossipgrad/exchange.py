@@ -30,7 +30,7 @@ from gossipgrad.errors import did_you_mean, integer, named_keywords, number
 from gossipgrad.exchange_arrays import Array, Arrays, Shapes
 
 _RATES = 1000  # steps of a run whose rates a schedule that is a function gives beforehand
-_MOST_SAMPLES = 2**63 - 1  # that travel from rank to rank
+_MOST_SAMPLES = 2**31 - 1  # of a rank in a step, in the core
 
 
 class Gradients(Mapping[str, Array]):

@@ -13,7 +13,8 @@ import numpy as np
 from gossipgrad._core import Team
 from gossipgrad.apoptosis import Apoptosis
 from gossipgrad.cluster import Network
-from gossipgrad.data.arrays import Dataset, one_sided
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.data.classes import one_sided
 from gossipgrad.errors import counted, warn
 from gossipgrad.history import Record
 from gossipgrad.model import Model

@@ -37,7 +37,8 @@ from gossipgrad.apoptosis import Apoptosis, Least, chosen, least_units, leasts
 from gossipgrad.apoptosis import from_settings as apoptosis_from
 from gossipgrad.callbacks import Callback
 from gossipgrad.data import given
-from gossipgrad.data.arrays import Dataset, as_dataset, samples_array, shape_hint, targets_array
+from gossipgrad.data.arrays import Dataset, as_dataset
+from gossipgrad.data.checks import samples_array, shape_hint, targets_array
 from gossipgrad.errors import CheckpointError, flag, integer, named_keywords, number, warn
 from gossipgrad.fitting import HINTS, Fit
 from gossipgrad.history import History, Record

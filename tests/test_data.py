@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad.data import arrays, embedded
+from gossipgrad.data import checks, classes, embedded
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -84,9 +84,9 @@ def test_bad_arrays(x, y, error, words):
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
 def test_labels_of_any_integer(dtype):
-    y = arrays.targets_array(np.array([0, 3, 1], dtype), "cross_entropy", (4,))
+    y = checks.targets_array(np.array([0, 3, 1], dtype), "cross_entropy", (4,))
     assert y.dtype == np.int32 and y.tolist() == [0, 3, 1]
-    assert arrays.targets_array(np.array([[0], [3]], dtype), "cross_entropy", (4,)).shape == (2,)
+    assert checks.targets_array(np.array([[0], [3]], dtype), "cross_entropy", (4,)).shape == (2,)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_labels_of_any_integer(dtype):
 )
 def test_bad_targets(y, loss, output, error, words):
     with pytest.raises(error) as caught:
-        arrays.targets_array(np.array(y), loss, output)
+        checks.targets_array(np.array(y), loss, output)
     for word in words:
         assert word in str(caught.value)
 
@@ -134,30 +134,30 @@ def test_bad_targets(y, loss, output, error, words):
     ],
 )
 def test_one_hot_rows_and_whole_floats_are_classes(y):
-    made = arrays.targets_array(np.array(y), "cross_entropy", (3,))
+    made = checks.targets_array(np.array(y), "cross_entropy", (3,))
     assert made.dtype == np.int32 and made.tolist() == [1, 2, 0]
 
 
 def test_a_class_for_each_position():
     y = np.array([[0, 3], [2, 1]], np.int64)
-    made = arrays.targets_array(y, "cross_entropy", (2, 4))
+    made = checks.targets_array(y, "cross_entropy", (2, 4))
     assert made.dtype == np.int32 and np.array_equal(made, y)
     y[0, 1] = -100
-    assert np.array_equal(arrays.targets_array(y, "cross_entropy", (2, 4), ignored=-100), y)
-    assert arrays.targets_array([1, 7], "cross_entropy", (4,), ignored=7).tolist() == [1, 7]
+    assert np.array_equal(checks.targets_array(y, "cross_entropy", (2, 4), ignored=-100), y)
+    assert checks.targets_array([1, 7], "cross_entropy", (4,), ignored=7).tolist() == [1, 7]
     with pytest.raises(ValueError, match=r"targets\[0, 1\] is -100; .* classes 0..3, and -1, which is ignored"):
-        arrays.targets_array(y, "cross_entropy", (2, 4), ignored=-1)
+        checks.targets_array(y, "cross_entropy", (2, 4), ignored=-1)
 
 
 def test_bools_are_classes():
-    assert arrays.targets_array(np.array([True, False]), "cross_entropy", (2,)).tolist() == [1, 0]
+    assert checks.targets_array(np.array([True, False]), "cross_entropy", (2,)).tolist() == [1, 0]
 
 
 def test_targets_of_other_losses():
     for y in ([0, 1, 1], [0.0, 1.0, 1.0], [[0], [1], [1]], [False, True, True]):
-        made = arrays.targets_array(np.array(y), "binary_cross_entropy", (1,))
+        made = checks.targets_array(np.array(y), "binary_cross_entropy", (1,))
         assert made.dtype == np.float32 and made.tolist() == [[0], [1], [1]]
-    assert arrays.targets_array(np.zeros((2, 3, 4)), "mean_squared_error", (3, 4)).shape == (2, 12)
+    assert checks.targets_array(np.zeros((2, 3, 4)), "mean_squared_error", (3, 4)).shape == (2, 12)
 
 
 def test_shapes_that_do_not_fit_the_network():
@@ -264,7 +264,7 @@ def test_a_stratified_split_has_each_class_in_its_share():
     for y in (labels, np.eye(3)[labels]):
         made = gg.Dataset(np.zeros((100, 1)), y).split([0.6, 0.2, 0.2], seed=5, stratify=True)
         for one, share in zip(made, (0.6, 0.2, 0.2), strict=True):
-            found = np.bincount(arrays.class_numbers(one.targets), minlength=3)
+            found = np.bincount(classes.class_numbers(one.targets), minlength=3)
             assert (np.abs(found - share * np.array([70, 25, 5])) <= 1).all() and found.sum() == 100 * share
     with pytest.raises(ValueError, match="stratify=True: targets must be classes"):
         gg.Dataset(np.zeros((4, 1)), [0.5, 1, 2, 3]).split(0.5, stratify=True)
@@ -304,7 +304,7 @@ def test_sums_that_overflow_are_no_infinite_samples():
     ],
 )
 def test_hints_at_shapes_give_the_right_pixels(shape, wanted, hint):
-    said = arrays.shape_hint(shape, wanted)
+    said = checks.shape_hint(shape, wanted)
     assert hint in said and ("reshape" in said) == ("reshape" in hint)
     x = np.zeros((5, *shape), np.float32)
     assert eval(said.split(": ", 1)[1].split(" where")[0]).shape[1:] == wanted
@@ -315,15 +315,15 @@ def test_hints_at_shapes_give_the_right_pixels(shape, wanted, hint):
 
 def test_no_hint_where_nothing_is_plain():
     for shape, wanted in (((2, 6), (3, 4)), ((3, 8), (2, 3, 4)), ((5,), (4,)), ((4, 4, 3), (3, 5, 5))):
-        assert arrays.shape_hint(shape, wanted) == ""
+        assert checks.shape_hint(shape, wanted) == ""
 
 
 def test_class_weights():
     counts = np.array([60, 30, 0, 10])
-    balanced = arrays.class_weights("balanced", counts)
+    balanced = classes.class_weights("balanced", counts)
     assert np.allclose(balanced[counts > 0] * counts[counts > 0], 100 / 3) and np.isfinite(balanced).all()
-    assert arrays.class_weights({1: 5, np.int64(3): 0.5}, counts).tolist() == [1, 5, 1, 0.5]
-    assert arrays.class_weights([1, 2, 3, 4], counts).tolist() == [1, 2, 3, 4]
+    assert classes.class_weights({1: 5, np.int64(3): 0.5}, counts).tolist() == [1, 5, 1, 0.5]
+    assert classes.class_weights([1, 2, 3, 4], counts).tolist() == [1, 2, 3, 4]
     bad = [
         ("equal", "class_weight='equal'"),
         ({4: 1.0}, "class=4.*in 0..3"),
@@ -332,7 +332,7 @@ def test_class_weights():
     ]
     for given, words in [*bad, ({0: np.nan}, "nan"), ([1, 1, 1, -1], r"class_weight\[3\]=-1")]:
         with pytest.raises(ValueError, match=words):
-            arrays.class_weights(given, counts)
+            classes.class_weights(given, counts)
 
 
 def test_sample_weights_are_checked():
@@ -447,10 +447,10 @@ def test_a_bar_while_a_large_array_is_checked(monkeypatch, capsys):
 
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     x = np.zeros((5000, 100), np.float32)
-    arrays.check_finite(x, "mine")
+    checks.check_finite(x, "mine")
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr(arrays, "LARGE", 1000)
-    arrays.check_finite(x, "mine")
+    monkeypatch.setattr(checks, "LARGE", 1000)
+    checks.check_finite(x, "mine")
     assert "mine: 2,621 checked, 52 %" in capsys.readouterr().out
 
 

@@ -6,13 +6,14 @@ import os
 from typing import Any
 
 from gossipgrad.data import draws, idx, sets
-from gossipgrad.data.arrays import Dataset, as_dataset, synthetic, synthetic_tokens
+from gossipgrad.data.arrays import Dataset, as_dataset
 from gossipgrad.data.characters import Vocabulary, text
 from gossipgrad.data.images import ImageFolder, image_folder
 from gossipgrad.data.iterables import from_iterable
 from gossipgrad.data.sets import NAMES, load
 from gossipgrad.data.shifts import random_crop
 from gossipgrad.data.source import Source
+from gossipgrad.data.synthetic_sets import synthetic, synthetic_tokens
 from gossipgrad.data.tables import csv, npz, standardize
 from gossipgrad.errors import DataError, check_keywords
 from gossipgrad.model import Model

@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gossipgrad import _core
+from gossipgrad.data.checks import (
+    PIECE,
+    affine,
+    along_channels,
+    check_finite,
+    fits_int32,
+    samples_array,
+    shape_hint,
+    targets_array,
+    weights_array,
+)
+from gossipgrad.data.classes import runs_of, sizes_of, stratified
 from gossipgrad.data.source import EVALUATION, Source
-from gossipgrad.errors import flag, integer, number
+from gossipgrad.errors import flag, integer
 from gossipgrad.heads import MAX_FIELDS, Field, Head
-
-if TYPE_CHECKING:
-    from gossipgrad.progress import Bar
-
-CLASS_LOSSES = ("cross_entropy",)
-PIECE = 1 << 20  # bytes that are looked at together
-LARGE = 1 << 30  # bytes of an array whose reading takes seconds
-
-
-def samples_array(samples: Any, what: str = "samples", integers: bool = False) -> NDArray[Any]:
-    """`samples` as a C-contiguous uint8 or float32 array of at least one dimension.
-
-    uint8 and float32 are used as they are; bool becomes uint8; other integers and floats become float32, a copy
-    (integers beyond 2^24 are rounded). integers: they become int32, where all fit. TypeError for anything else.
-    """
-    array = np.asarray(samples)
-    if array.dtype == np.bool_:
-        array = array.view(np.uint8)
-    elif array.dtype.kind not in "iuf":
-        raise TypeError(f"{what}: dtype {array.dtype}; allowed: uint8, float32, and numbers that become float32")
-    elif array.dtype not in (np.dtype(np.uint8), np.dtype(np.float32)):
-        array = array.astype(np.int32 if integers and _fits_int32(array) else np.float32, copy=False)
-    if array.ndim < 1:
-        raise ValueError(f"{what}: a single number; wanted an array (n, ...)")
-    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
-
-
-def _fits_int32(array: NDArray[Any]) -> bool:
-    """Are they integers that int32 holds?"""
-    if array.dtype.kind not in "iu":
-        return False
-    if np.can_cast(array.dtype, np.int32):
-        return True
-    limits = np.iinfo(np.int32)
-    return not array.size or (int(array.min()) >= limits.min and int(array.max()) <= limits.max)
 
 
 class MappedArray(Source):
@@ -57,7 +33,7 @@ class MappedArray(Source):
         self.array = array
         self.name = "arrays"
         self.shape = tuple(array.shape[1:])
-        self.dtype = np.dtype(np.uint8 if array.dtype == np.bool_ else np.int32 if _fits_int32(array) else np.float32)
+        self.dtype = np.dtype(np.uint8 if array.dtype == np.bool_ else np.int32 if fits_int32(array) else np.float32)
         self.scale, self.shift = affine("scale", scale, self.shape), affine("shift", shift, self.shape)
 
     def __len__(self) -> int:
@@ -74,209 +50,6 @@ class MappedArray(Source):
             return False
         kinds = (np.dtype(np.uint8), np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_))
         return not (samples.dtype in kinds and samples.flags.c_contiguous)
-
-
-def check_finite(array: NDArray[Any], what: str) -> None:
-    """ValueError that names the first entry, along the first axis, which has a NaN or an infinite element, and where.
-
-    Reads the array once, in pieces and without a copy; shows a bar where that takes long. Integers are not read.
-    """
-    if array.dtype.kind != "f" or not array.size:
-        return
-    from gossipgrad.progress import Bar
-
-    bar = Bar(what, array.nbytes >= LARGE)
-    try:
-        _check_pieces(array, what, bar)
-    finally:
-        bar.close()
-
-
-def _check_pieces(array: NDArray[Any], what: str, bar: Bar) -> None:
-    rows = max(1, PIECE // max(1, array[:1].nbytes))
-    with np.errstate(over="ignore", invalid="ignore"):
-        for begin in range(0, len(array), rows):
-            piece = array[begin : begin + rows]
-            bar.show(begin / len(array), f"{begin:,} checked")
-            # The sum is not finite if an element is not; a sum that is too large for its type is looked at again.
-            if np.isfinite(piece.sum()) or np.isfinite(piece).all():
-                continue
-            entry, *place = (int(i) for i in np.argwhere(~np.isfinite(piece))[0])
-            value = piece[(entry, *place)]
-            name = "NaN" if np.isnan(value) else f"{value}"
-            found = f"has {name} at {place}" if place else f"is {name}"
-            raise ValueError(f"{what}[{begin + entry}] {found}; allowed: finite numbers")
-
-
-def _numbers(targets: Any, what: str) -> NDArray[Any]:
-    array = np.asarray(targets)
-    if array.dtype.kind not in "iufb":
-        hint = ""
-        if array.dtype.kind in "USO" and array.ndim == 1:
-            hint = "; names of classes become numbers by np.unique(y, return_inverse=True)[1]"
-        raise TypeError(f"{what}: dtype {array.dtype}; wanted numbers{hint}")
-    if array.ndim < 1:
-        raise ValueError(f"{what}: a single number; wanted an array (n, ...)")
-    return array
-
-
-def _classes(array: NDArray[Any], loss: str, classes: int, what: str) -> NDArray[np.int32]:
-    """One class a sample from integers, bools, floats that are whole, or one-hot rows."""
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    check_finite(array, what)
-    if array.ndim == 2 and array.shape[1] == classes:
-        wrong = np.flatnonzero(((array != 0) & (array != 1)).any(axis=1) | (array.sum(axis=1, dtype=np.float64) != 1))
-        if len(wrong):
-            raise ValueError(
-                f"{what}[{wrong[0]}] is no one-hot row, a single 1 among zeros; loss='{loss}' wants one class a "
-                "sample: (n,), or (n, classes) one-hot"
-            )
-        return np.ascontiguousarray(array.argmax(axis=1), np.int32)
-    if array.ndim != 1:
-        raise ValueError(
-            f"{what}: shape {array.shape}; loss='{loss}' wants one class a sample: (n,), or one-hot rows (n, {classes})"
-        )
-    if array.dtype.kind == "f":
-        broken = np.flatnonzero(array != np.floor(array))
-        if len(broken):
-            raise ValueError(
-                f"{what}[{broken[0]}] is {array[broken[0]]}; loss='{loss}' wants classes, whole numbers; for targets "
-                "that are quantities there is loss='mean_squared_error'"
-            )
-    if len(array) and (array.min() < 0 or array.max() >= classes):
-        bad = int(np.flatnonzero((array < 0) | (array >= classes))[0])
-        hint = "; a network with one output wants loss='binary_cross_entropy'" if classes == 1 else ""
-        raise ValueError(f"{what}[{bad}] is {array[bad]}; the network has classes 0..{classes - 1}{hint}")
-    return np.ascontiguousarray(array, np.int32)
-
-
-def _position_classes(
-    array: NDArray[Any], loss: str, output: Sequence[int], ignored: int | None, what: str
-) -> NDArray[np.int32]:
-    """A class for each position of a sample, or for the sample, where `ignored` is allowed besides."""
-    classes, positions = output[-1], tuple(output[:-1])
-    if array.shape[1:] != positions:
-        wanted = ", ".join(map(str, ("n", *positions)))
-        raise ValueError(
-            f"{what}: shape {array.shape}; loss='{loss}' of a network with outputs {tuple(output)} wants a class for "
-            f"each position: ({wanted})"
-        )
-    check_finite(array, what)
-    wrong = (array < 0) | (array >= classes)
-    if ignored is not None:
-        wrong &= array != ignored
-    if array.dtype.kind == "f":
-        wrong |= array != np.floor(array)
-    if wrong.any():
-        bad = tuple(int(i) for i in np.argwhere(wrong)[0])
-        besides = "" if ignored is None else f", and {ignored}, which is ignored"
-        raise ValueError(
-            f"{what}[{', '.join(map(str, bad))}] is {array[bad]}; the network has classes 0..{classes - 1}{besides}"
-        )
-    return np.ascontiguousarray(array, np.int32)
-
-
-def targets_array(
-    targets: Any, loss: str, output: Sequence[int], what: str = "targets", ignored: int | None = None
-) -> NDArray[Any]:
-    """`targets` as the loss wants them, for a network with this output shape of one sample.
-
-    cross_entropy: (n,) or (n, 1) classes in 0..classes-1, integers, bools or floats that are whole, or one-hot rows
-    (n, classes) -> int32 (n,); of outputs (..., classes) a class for each position, (n, ...) -> int32 (n, ...); and
-    `ignored`, where that is a number. Others: (n, ...) finite numbers with as many values a sample as the network
-    gives, for binary_cross_entropy in 0..1 -> float32 (n, k). Errors name the shapes, or the first target that is
-    wrong.
-    """
-    array = _numbers(targets, what)
-    values = int(np.prod(output))
-    if loss in CLASS_LOSSES:
-        if not output:
-            raise ValueError(f"loss='{loss}' wants one score a class, a network output of shape (classes,); it is ()")
-        if len(output) > 1 or ignored is not None:
-            return _position_classes(array, loss, output, ignored, what)
-        return _classes(array, loss, values, what)
-    if array.size != len(array) * values:
-        raise ValueError(
-            f"{what}: shape {array.shape} has {array.size // max(len(array), 1)} values a sample; "
-            f"the network's output {tuple(output)} has {values}"
-        )
-    check_finite(array, what)
-    if loss == "binary_cross_entropy" and array.size and (array.min() < 0 or array.max() > 1):
-        bad = tuple(int(i) for i in np.argwhere((array < 0) | (array > 1))[0])
-        raise ValueError(f"{what}[{', '.join(map(str, bad))}] is {array[bad]}; loss='{loss}' wants targets in 0..1")
-    with np.errstate(over="ignore"):
-        made = np.ascontiguousarray(array.reshape(len(array), values), np.float32)
-    check_finite(made, what)  # a float64 may be too large
-    return made
-
-
-def shape_hint(shape: Sequence[int], wanted: Sequence[int]) -> str:
-    """How samples of one shape become samples of another, where that is plain; begins with "; ". Else "".
-
-    For axes in another order it says transpose, never reshape, which would scramble the pixels.
-    """
-    shape, wanted = tuple(shape), tuple(wanted)
-    size = int(np.prod(wanted))
-    if len(shape) == len(wanted) > 1 and sorted(shape) == sorted(wanted):
-        orders = sorted(itertools.permutations(range(len(shape))), key=lambda order: order != (2, 0, 1))
-        order = next(order for order in orders if tuple(shape[i] for i in order) == wanted)
-        return f"; put the axes into order: x.transpose({', '.join(map(str, (0, *(i + 1 for i in order))))})"
-    if len(wanted) == 3 and wanted[0] == 1 and shape == wanted[1:]:
-        return "; grey images want an axis for their one channel: x[:, None]"
-    if int(np.prod(shape)) != size:
-        return ""
-    if len(wanted) == 1:
-        return f"; make them flat: x.reshape(-1, {size})"
-    if len(shape) == 1 and len(wanted) == 3 and wanted[0] > 1:
-        channels, height, width = wanted
-        return (
-            f"; reshape them: x.reshape(-1, {channels}, {height}, {width}) where a row holds channel by channel, or "
-            f"x.reshape(-1, {height}, {width}, {channels}).transpose(0, 3, 1, 2) where it holds pixel by pixel"
-        )
-    if len(shape) == 1:
-        return f"; reshape them: x.reshape(-1, {', '.join(map(str, wanted))})"
-    return ""
-
-
-def weights_array(weights: Any, count: int, what: str = "sample_weight") -> NDArray[np.float32]:
-    """`weights` as float32 (count,): finite and at least 0. Errors name the first that is not."""
-    array = np.asarray(weights)
-    if array.dtype.kind not in "iufb":
-        raise TypeError(f"{what}: dtype {array.dtype}; wanted numbers, one a sample")
-    if array.shape != (count,):
-        raise ValueError(f"{what}: shape {array.shape}; wanted ({count},), one weight a sample")
-    made = np.ascontiguousarray(array, np.float32)
-    check_finite(made, what)
-    if count and made.min() < 0:
-        bad = int(np.argmin(made >= 0))
-        raise ValueError(f"{what}[{bad}] is {made[bad]}; allowed: at least 0")
-    return made
-
-
-Affine = float | NDArray[np.float32]  # one number, one a channel, or one for each element of a sample
-
-
-def affine(argument: str, value: Any, shape: Sequence[int]) -> Affine:
-    """A scale or shift of samples of this shape: a number, or float32 (channels,), one for each place of axis 0, or
-    float32 of this shape."""
-    array = np.asarray(value)
-    if array.ndim == 0:
-        return number(argument, value)
-    if array.dtype.kind not in "iuf" or not shape or array.shape not in ((shape[0],), tuple(shape)):
-        wanted = f", or {shape[0]} of them, one a channel" if shape else ""
-        wanted += f", or an array of the shape of a sample, {tuple(shape)}" if len(shape) > 1 else ""
-        raise ValueError(f"{argument}: shape {array.shape} of {array.dtype}; allowed: one number{wanted}")
-    made = np.ascontiguousarray(array, np.float32)
-    check_finite(made, argument)
-    return made
-
-
-def along_channels(value: Affine, shape: Sequence[int]) -> Affine:
-    """A scale or shift in the form in which NumPy applies it to samples (n, *shape), as float32."""
-    if isinstance(value, np.ndarray):
-        return value.reshape(-1, *(1,) * (len(shape) - 1)) if value.ndim == 1 else value
-    return np.float32(value)  # type: ignore[return-value]
 
 
 class Dataset:
@@ -515,9 +288,9 @@ class Dataset:
 
         ValueError where parts do not add up, or one would be empty.
         """
-        sizes = _sizes(parts, len(self))
+        sizes = sizes_of(parts, len(self))
         drawn = _core.permutation(integer("seed", seed, 0, 2**64 - 1), "split", len(self))
-        chosen = _stratified(self.targets[drawn], sizes) if flag("stratify", stratify) else _runs(sizes)
+        chosen = stratified(self.targets[drawn], sizes) if flag("stratify", stratify) else runs_of(sizes)
         return tuple(self._part(np.sort(drawn[rows])) for rows in chosen)
 
     def batches(self, size: int) -> Iterator[NDArray[Any]]:
@@ -644,89 +417,6 @@ def _places(what: str, names: Sequence[str] | None, count: int, wanted: Sequence
     return [list(names).index(one) for one in wanted]
 
 
-def _sizes(parts: Any, count: int) -> list[int]:
-    """How many samples each part has."""
-    allowed = "a share in 0..1, a number of samples, or a list of either for all parts"
-    single = np.ndim(parts) == 0
-    given = [parts] if single else list(parts)
-    if not given or any(isinstance(one, (bool, np.bool_, str)) for one in given):
-        raise TypeError(f"parts={parts!r}: allowed: {allowed}")
-    if all(hasattr(one, "__index__") for one in given):
-        sizes = [integer("parts", one, 1, count) for one in given]
-        sizes += [count - sizes[0]] if single else []
-    else:
-        shares = [number("parts", one, above=0.0, below=1.0 if single else None) for one in given]
-        shares += [1.0 - shares[0]] if single else []
-        if abs(sum(shares) - 1.0) > 1e-6:
-            raise ValueError(f"parts={parts!r}: shares add up to {sum(shares):g}; allowed: 1")
-        ends = [round(float(end) * count) for end in np.cumsum(shares)]
-        sizes = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-    if sum(sizes) != count or min(sizes) < 1:
-        raise ValueError(f"parts={parts!r}: parts of {sizes} samples, of {count} in the set; none may be empty")
-    return sizes
-
-
-def _runs(sizes: Sequence[int]) -> list[NDArray[np.int64]]:
-    ends = np.cumsum([0, *sizes])
-    return [np.arange(begin, end) for begin, end in itertools.pairwise(ends)]
-
-
-def _stratified(targets: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Rows of each part: of each class as near to its share as whole samples allow."""
-    classes = class_numbers(targets)
-    if classes is None:
-        raise ValueError("stratify=True: targets must be classes: integers (n,), or one-hot rows")
-    left = np.argsort(classes, kind="stable")  # by class, and in each in the order drawn
-    chosen = []
-    for size in sizes[:-1]:
-        # Evenly spread over what is left: of every run of it the part has its share.
-        ends = np.arange(1, len(left) + 1) * size // len(left)
-        mine = np.diff(ends, prepend=0) > 0
-        chosen.append(left[mine])
-        left = left[~mine]
-    return [*chosen, left]
-
-
-def class_numbers(targets: NDArray[Any]) -> NDArray[np.int64] | None:
-    """The class of each sample, of integer or bool targets (n,) or (n, 1), or of one-hot rows; None: no classes."""
-    flat = targets.reshape(len(targets), -1)
-    if flat.shape[1] == 1:
-        whole = flat.dtype.kind in "iub" or (flat.dtype.kind == "f" and bool((flat == np.floor(flat)).all()))
-        return flat[:, 0].astype(np.int64) if whole else None
-    hot = bool(((flat == 0) | (flat == 1)).all()) and bool((flat.sum(axis=1, dtype=np.float64) == 1).all())
-    return flat.argmax(axis=1).astype(np.int64) if hot else None
-
-
-def class_weights(given: Any, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """One weight a class from fit's class_weight, which is not None; counts: samples of each class, of all ranks.
-
-    {class: weight}, where a class that is not named has 1; one weight a class in an array; or "balanced": the number of
-    samples / (classes that occur * samples of the class), so that all classes count alike and the mean weight is 1.
-    """
-    classes = len(counts)
-    if isinstance(given, str):
-        if given != "balanced":
-            raise ValueError(
-                f"class_weight={given!r}: allowed: 'balanced', a dict {{class: weight}}, or one weight a class"
-            )
-        found = counts > 0
-        return np.where(found, counts.sum() / (found.sum() * np.maximum(counts, 1)), 1.0)
-    result = np.ones(classes)
-    if isinstance(given, Mapping):
-        for key, value in given.items():
-            result[integer("class_weight: class", key, 0, classes - 1)] = number(f"class_weight[{key}]", value, 0.0)
-        return result
-    array = np.asarray(given)
-    if array.dtype.kind not in "iuf" or array.shape != (classes,):
-        raise ValueError(
-            f"class_weight: {type(given).__name__} of shape {array.shape}; allowed: 'balanced', a dict "
-            f"{{class: weight}}, or one weight a class, {classes} of them"
-        )
-    for index, value in enumerate(array.tolist()):
-        result[index] = number(f"class_weight[{index}]", value, 0.0)
-    return result
-
-
 def as_dataset(data: Any, what: str) -> Dataset:
     """A Dataset from one, or from a pair (samples, targets) of arrays; `what` is the argument's name."""
     if isinstance(data, Dataset):
@@ -741,63 +431,3 @@ def as_dataset(data: Any, what: str) -> Dataset:
         f"{what} is a {type(data).__name__}; allowed: a gossipgrad.data.Dataset, or (samples, targets)"
         f"{of_batches if hasattr(data, '__iter__') and not isinstance(data, (str, bytes, dict)) else ''}"
     )
-
-
-def one_sided(targets: NDArray[Any], ranks: int) -> str | None:
-    """What is wrong with contiguous shards of these classes: one of them has at most half the classes for its size.
-
-    Samples that are sorted by class do that. None: nothing, or the targets are no classes.
-    """
-    quantities = targets.dtype.kind == "f" and targets.size == len(targets)
-    classes = None if ranks < 2 or quantities else class_numbers(targets)
-    if classes is None:
-        return None
-    _, index = np.unique(classes, return_inverse=True)
-    count = int(index.max()) + 1
-    for rank, shard in enumerate(np.array_split(index, ranks)):
-        found = len(np.unique(shard))
-        if 2 * found <= min(count, len(shard) // 4):
-            return f"the shard of rank {rank} has {len(shard)} samples of {found} classes only, of {count} in the set"
-    return None
-
-
-def synthetic(
-    shape: Sequence[int],
-    classes: int = 10,
-    train: int = 2000,
-    test: int = 500,
-    *,
-    seed: int = 0,
-    noise: float = 1.0,
-) -> tuple[Dataset, Dataset]:
-    """(train, test): for each class a random pattern, plus noise of this deviation; easy to learn, needs no files.
-
-    classes=1 gives two patterns with targets 0.0 and 1.0 for a binary loss.
-    """
-    generator = np.random.default_rng(seed)
-    kinds = 2 if classes == 1 else classes
-    patterns = generator.standard_normal((kinds, *shape), np.float32)
-    sets = []
-    for count in (train, test):
-        labels = (generator.permutation(count) % kinds).astype(np.int32)
-        samples = patterns[labels] + np.float32(noise) * generator.standard_normal((count, *shape), np.float32)
-        targets: NDArray[Any] = labels.astype(np.float32)[:, None] if classes == 1 else labels
-        sets.append(Dataset(samples, targets, name="synthetic"))
-    return sets[0], sets[1]
-
-
-def synthetic_tokens(
-    sequence: int, tokens: int, train: int = 2000, test: int = 500, *, seed: int = 0
-) -> tuple[Dataset, Dataset]:
-    """(train, test): windows (n, sequence) of tokens with those that follow, nine in ten by a rule, others random."""
-    generator = np.random.default_rng(seed)
-    rule = generator.permutation(tokens).astype(np.int32)
-    sets = []
-    for count in (train, test):
-        text = np.empty((count, sequence + 1), np.int32)
-        text[:, 0] = generator.integers(tokens, size=count)
-        for place in range(sequence):
-            free = generator.integers(tokens, size=count)
-            text[:, place + 1] = np.where(generator.random(count) < 0.9, rule[text[:, place]], free)
-        sets.append(Dataset(text[:, :-1].copy(), text[:, 1:].copy(), name="synthetic"))
-    return sets[0], sets[1]

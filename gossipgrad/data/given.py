@@ -10,14 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import _core
-from gossipgrad.data.arrays import (
-    CLASS_LOSSES,
-    Dataset,
-    as_dataset,
-    class_weights,
-    targets_array,
-    weights_array,
-)
+from gossipgrad.data.arrays import Dataset, as_dataset
+from gossipgrad.data.checks import CLASS_LOSSES, targets_array, weights_array
+from gossipgrad.data.classes import class_weights
 from gossipgrad.errors import integer, number
 from gossipgrad.heads import Field, Head
 

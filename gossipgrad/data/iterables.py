@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad.data.arrays import Dataset, samples_array
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.data.checks import samples_array
 from gossipgrad.data.source import Source
 from gossipgrad.errors import DataError, flag, integer
 

@@ -18,7 +18,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad.data.arrays import Dataset, check_finite
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.data.checks import check_finite
 from gossipgrad.errors import DataError, counted, did_you_mean, flag, number, warn
 
 if TYPE_CHECKING:

@@ -1,0 +1,113 @@
+"""Parts of a set, and its classes: the class of each sample, weights of classes, classes that a shard lacks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad.errors import integer, number
+
+
+def sizes_of(parts: Any, count: int) -> list[int]:
+    """How many samples each part has."""
+    allowed = "a share in 0..1, a number of samples, or a list of either for all parts"
+    single = np.ndim(parts) == 0
+    given = [parts] if single else list(parts)
+    if not given or any(isinstance(one, (bool, np.bool_, str)) for one in given):
+        raise TypeError(f"parts={parts!r}: allowed: {allowed}")
+    if all(hasattr(one, "__index__") for one in given):
+        sizes = [integer("parts", one, 1, count) for one in given]
+        sizes += [count - sizes[0]] if single else []
+    else:
+        shares = [number("parts", one, above=0.0, below=1.0 if single else None) for one in given]
+        shares += [1.0 - shares[0]] if single else []
+        if abs(sum(shares) - 1.0) > 1e-6:
+            raise ValueError(f"parts={parts!r}: shares add up to {sum(shares):g}; allowed: 1")
+        ends = [round(float(end) * count) for end in np.cumsum(shares)]
+        sizes = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    if sum(sizes) != count or min(sizes) < 1:
+        raise ValueError(f"parts={parts!r}: parts of {sizes} samples, of {count} in the set; none may be empty")
+    return sizes
+
+
+def runs_of(sizes: Sequence[int]) -> list[NDArray[np.int64]]:
+    ends = np.cumsum([0, *sizes])
+    return [np.arange(begin, end) for begin, end in itertools.pairwise(ends)]
+
+
+def stratified(targets: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Rows of each part: of each class as near to its share as whole samples allow."""
+    classes = class_numbers(targets)
+    if classes is None:
+        raise ValueError("stratify=True: targets must be classes: integers (n,), or one-hot rows")
+    left = np.argsort(classes, kind="stable")  # by class, and in each in the order drawn
+    chosen = []
+    for size in sizes[:-1]:
+        # Evenly spread over what is left: of every run of it the part has its share.
+        ends = np.arange(1, len(left) + 1) * size // len(left)
+        mine = np.diff(ends, prepend=0) > 0
+        chosen.append(left[mine])
+        left = left[~mine]
+    return [*chosen, left]
+
+
+def class_numbers(targets: NDArray[Any]) -> NDArray[np.int64] | None:
+    """The class of each sample, of integer or bool targets (n,) or (n, 1), or of one-hot rows; None: no classes."""
+    flat = targets.reshape(len(targets), -1)
+    if flat.shape[1] == 1:
+        whole = flat.dtype.kind in "iub" or (flat.dtype.kind == "f" and bool((flat == np.floor(flat)).all()))
+        return flat[:, 0].astype(np.int64) if whole else None
+    hot = bool(((flat == 0) | (flat == 1)).all()) and bool((flat.sum(axis=1, dtype=np.float64) == 1).all())
+    return flat.argmax(axis=1).astype(np.int64) if hot else None
+
+
+def class_weights(given: Any, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """One weight a class from fit's class_weight, which is not None; counts: samples of each class, of all ranks.
+
+    {class: weight}, where a class that is not named has 1; one weight a class in an array; or "balanced": the number of
+    samples / (classes that occur * samples of the class), so that all classes count alike and the mean weight is 1.
+    """
+    classes = len(counts)
+    if isinstance(given, str):
+        if given != "balanced":
+            raise ValueError(
+                f"class_weight={given!r}: allowed: 'balanced', a dict {{class: weight}}, or one weight a class"
+            )
+        found = counts > 0
+        return np.where(found, counts.sum() / (found.sum() * np.maximum(counts, 1)), 1.0)
+    result = np.ones(classes)
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            result[integer("class_weight: class", key, 0, classes - 1)] = number(f"class_weight[{key}]", value, 0.0)
+        return result
+    array = np.asarray(given)
+    if array.dtype.kind not in "iuf" or array.shape != (classes,):
+        raise ValueError(
+            f"class_weight: {type(given).__name__} of shape {array.shape}; allowed: 'balanced', a dict "
+            f"{{class: weight}}, or one weight a class, {classes} of them"
+        )
+    for index, value in enumerate(array.tolist()):
+        result[index] = number(f"class_weight[{index}]", value, 0.0)
+    return result
+
+
+def one_sided(targets: NDArray[Any], ranks: int) -> str | None:
+    """What is wrong with contiguous shards of these classes: one of them has at most half the classes for its size.
+
+    Samples that are sorted by class do that. None: nothing, or the targets are no classes.
+    """
+    quantities = targets.dtype.kind == "f" and targets.size == len(targets)
+    classes = None if ranks < 2 or quantities else class_numbers(targets)
+    if classes is None:
+        return None
+    _, index = np.unique(classes, return_inverse=True)
+    count = int(index.max()) + 1
+    for rank, shard in enumerate(np.array_split(index, ranks)):
+        found = len(np.unique(shard))
+        if 2 * found <= min(count, len(shard) // 4):
+            return f"the shard of rank {rank} has {len(shard)} samples of {found} classes only, of {count} in the set"
+    return None
