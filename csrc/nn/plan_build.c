@@ -120,7 +120,7 @@ static gg_status try_reorder(gg_plan *plan, int node, int from, const gg_shape *
                      .node = source->node,
                      .origin = source->origin,
                      .producer = plan->steps};
-    gg_step step = {.node = node, .layer = GG_NONE, .inputs = 1, .input = {from}, .backward = desc.input_grad};
+    gg_step step = {.node = node, .inputs = 1, .input = {from}, .backward = desc.input_grad};
 
     status = create_from(order[0], &desc, &step.op);
     if (status == GG_ERROR_UNSUPPORTED && devices == 2) status = create_from(order[1], &desc, &step.op);
@@ -203,38 +203,42 @@ static uint64_t dropout_seed(uint64_t seed, int node) {
     return seed ^ z ^ (z >> 31);
 }
 
-static void plan_describe(const gg_plan *plan, int node, gg_op_desc *desc) {
-    const gg_node *it = gg_graph_node(plan->graph, node);
+static void plan_describe(const gg_plan *plan, const gg_group *group, gg_op_desc *desc) {
+    const gg_node *it = gg_graph_node(plan->graph, group->main);
     const gg_layer_type *type = gg_layer_type_of(it->desc.kind);
+    int source[GG_MAX_INPUTS];
     memset(desc, 0, sizeof *desc);
     desc->kind = type->op;
     desc->batch = plan->options.batch;
-    desc->inputs = it->inputs;
-    desc->output = it->shape;
+    desc->inputs = gg_group_inputs(plan, group, source);
+    desc->output = gg_graph_node(plan->graph, gg_group_last(group))->shape;
     desc->training = plan->options.training;
-    for (int i = 0; i < it->inputs; i++) {
-        desc->input[i] = gg_graph_node(plan->graph, it->input[i])->shape;
-        desc->offered[i] = plan->value[plan->node[it->input[i]].value].format;
-        if (plan->options.training && plan->node[it->input[i]].needs_gradient) desc->input_grad = true;
+    for (int i = 0; i < desc->inputs; i++) {
+        desc->input[i] = gg_graph_node(plan->graph, source[i])->shape;
+        desc->offered[i] = plan->value[plan->node[source[i]].value].format;
+        if (plan->options.training && plan->node[source[i]].needs_gradient) desc->input_grad = true;
     }
     if (type->describe != NULL) type->describe(&it->desc, desc);
-    desc->seed = dropout_seed(plan->options.seed, node);
+    gg_group_describe(group, desc);
+    desc->seed = dropout_seed(plan->options.seed, group->main);
 }
 
-/* The operation of a node, with the ReLU behind it if the table can compute both. A table that cannot, but has the
- * operation, still comes before the next table: fusion saves less than another table and a reorder may cost. */
-static gg_status create_fused(gg_plan *plan, int node, gg_op_desc *desc, gg_op **out) {
+/* The operation of a group, or of as many of its nodes as a table computes, from the first on: *group becomes these. A
+ * table that has the first node's operation alone still comes before the next table: a group saves less than another
+ * table and a reorder may cost. algorithm, passes: as in gg_op_desc. */
+static gg_status create_group(gg_plan *plan, gg_group *group, gg_algorithm algorithm, unsigned passes, gg_op **out) {
     gg_status status = GG_ERROR_UNSUPPORTED;
-    int *fused = &plan->node[node].fused;
+    gg_op_desc desc;
     for (int i = 0; i < plan->devices && status == GG_ERROR_UNSUPPORTED; i++) {
-        desc->activation = *fused != GG_NONE ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE;
-        status = create_from(plan->order[i], desc, out);
-        if (*fused == GG_NONE || status != GG_ERROR_UNSUPPORTED) continue;
-        desc->activation = GG_ACTIVATION_NONE;
-        status = create_from(plan->order[i], desc, out);
-        if (status != GG_OK) continue;
-        plan->node[*fused].absorbed = false;
-        *fused = GG_NONE;
+        for (int most = group->nodes; most > 0 && status == GG_ERROR_UNSUPPORTED;) {
+            const gg_group part = gg_group_at(plan, group->node[0], most);
+            plan_describe(plan, &part, &desc);
+            desc.algorithm = algorithm;
+            desc.passes = passes;
+            status = create_from(plan->order[i], &desc, out);
+            if (status == GG_OK) *group = part;
+            most = part.nodes - 1;
+        }
     }
     return status;
 }
@@ -259,37 +263,32 @@ static gg_status create_beside(gg_plan *plan, const gg_op *first, gg_algorithm a
     return GG_OK;
 }
 
-/* The operations of a node's passes. A convolution may have another algorithm for each pass. */
-static gg_status create_ops(gg_plan *plan, int node, gg_op *out[GG_PASS_COUNT]) {
+/* The operations of a group's passes; *group becomes what they compute. A convolution may have another algorithm for
+ * each pass. */
+static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_COUNT]) {
     gg_status status = GG_OK;
-    gg_algorithm algorithm[GG_PASS_COUNT];
+    gg_algorithm algorithm[GG_PASS_COUNT] = {GG_ALGORITHM_DIRECT}, first;
     gg_op_desc desc;
     unsigned beside = 0;
-    plan_describe(plan, node, &desc);
-    if (desc.kind != GG_OP_CONV2D) {
-        GG_TRY(create_fused(plan, node, &desc, &out[GG_PASS_FORWARD]));
-        goto cleanup;
+    plan_describe(plan, group, &desc);
+    if (desc.kind == GG_OP_CONV2D) gg_choose_algorithms(&plan->options, &desc, algorithm);
+    first = algorithm[GG_PASS_FORWARD];
+    status = create_group(plan, group, first, 0, &out[GG_PASS_FORWARD]);
+    if (status == GG_ERROR_UNSUPPORTED && first != GG_ALGORITHM_DIRECT) {
+        first = GG_ALGORITHM_DIRECT;
+        status = create_group(plan, group, first, 0, &out[GG_PASS_FORWARD]);
     }
-    desc.activation = plan->node[node].fused != GG_NONE ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE;
-    gg_choose_algorithms(&plan->options, &desc, algorithm);
-    desc.algorithm = algorithm[GG_PASS_FORWARD];
-    status = create_fused(plan, node, &desc, &out[GG_PASS_FORWARD]);
-    if (status == GG_ERROR_UNSUPPORTED && desc.algorithm != GG_ALGORITHM_DIRECT) {
-        desc.algorithm = GG_ALGORITHM_DIRECT;
-        status = create_fused(plan, node, &desc, &out[GG_PASS_FORWARD]);
-    }
-    if (status != GG_OK || !plan->options.training) goto cleanup;
+    if (status != GG_OK || desc.kind != GG_OP_CONV2D || !plan->options.training) goto cleanup;
     for (int pass = GG_PASS_WEIGHTS; pass < GG_PASS_COUNT; pass++) {
-        if (algorithm[pass] == desc.algorithm || (pass == GG_PASS_DATA && !desc.input_grad)) continue;
+        if (algorithm[pass] == first || (pass == GG_PASS_DATA && !desc.input_grad)) continue;
         GG_TRY(create_beside(plan, out[GG_PASS_FORWARD], algorithm[pass], (gg_pass)pass, &out[pass]));
         if (out[pass] != NULL) beside |= 1u << pass;
     }
     if (beside == 0) goto cleanup;
     /* The first one again, without what the others are run for. */
-    desc.passes = ((1u << GG_PASS_COUNT) - 1) & ~beside;
     gg_op_destroy(out[GG_PASS_FORWARD]);
     out[GG_PASS_FORWARD] = NULL;
-    GG_TRY(create_fused(plan, node, &desc, &out[GG_PASS_FORWARD]));
+    GG_TRY(create_group(plan, group, first, ((1u << GG_PASS_COUNT) - 1) & ~beside, &out[GG_PASS_FORWARD]));
 cleanup:
     return status;
 }
@@ -319,35 +318,54 @@ static void join_by_view(gg_plan *plan, int joined, int inputs, const int *input
     plan->value[joined].children = inputs;
 }
 
-static gg_status build_op(gg_plan *plan, int node) {
-    gg_status status = GG_OK;
-    const gg_node *it = gg_graph_node(plan->graph, node);
-    gg_op *ops[GG_PASS_COUNT] = {NULL}, *op = NULL;
-    gg_step step = {.node = node, .layer = it->layer, .inputs = it->inputs};
-    gg_value made = {.shape = it->shape,
-                     .needs_gradient = plan->node[node].needs_gradient,
-                     .node = node,
-                     .origin = GG_NONE,
-                     .producer = GG_NONE};
+/* The layers of the step's nodes, their parameters, and the state that they carry. */
+static void step_layers(gg_plan *plan, gg_step *step) {
+    step->first_slot = plan->slots;
+    for (int i = 0; i < step->group.nodes; i++) {
+        const int node = step->group.node[i], layer = gg_graph_node(plan->graph, node)->layer;
+        int first;
+        step->carried += gg_graph_node_carried(plan->graph, node);
+        if (layer < 0) continue;
+        step->layer[step->layers++] = layer;
+        for (int k = 0, n = gg_graph_layer_parameters(plan->graph, layer, &first); k < n; k++)
+            plan->slot[plan->slots++] = first + k;
+    }
+    step->parameters = plan->slots - step->first_slot;
+    for (int i = 0; i < step->node; i++) step->carried_before += gg_graph_node_carried(plan->graph, i);
+}
 
-    GG_TRY(create_ops(plan, node, ops));
+static gg_status build_op(gg_plan *plan, int first) {
+    gg_status status = GG_OK;
+    gg_group group = plan->node[first].group;
+    gg_op *ops[GG_PASS_COUNT] = {NULL}, *op = NULL;
+    gg_step step = {.node = GG_NONE};
+    gg_value made = {.origin = GG_NONE, .producer = GG_NONE};
+    int source[GG_MAX_INPUTS];
+
+    GG_TRY(create_ops(plan, &group, ops));
     op = ops[GG_PASS_FORWARD];
-    for (int i = 0; i < it->inputs; i++) GG_TRY(plan_resolve(plan, node, it->input[i], op->input[i], &step.input[i]));
+    gg_group_set(plan, &group);
+    const int last = gg_group_last(&group);
+    step.inputs = gg_group_inputs(plan, &group, source);
+    for (int i = 0; i < step.inputs; i++)
+        GG_TRY(plan_resolve(plan, group.main, source[i], op->input[i], &step.input[i]));
+    made.shape = gg_graph_node(plan->graph, last)->shape;
+    made.needs_gradient = plan->node[last].needs_gradient;
+    made.node = last;
     made.format = op->output;
-    if (is_view(plan, op, it->inputs, step.input)) {
-        GG_TRY(add_value(plan, &made, &step.output));
-        join_by_view(plan, step.output, it->inputs, step.input);
-        plan->node[node].value = step.output;
+    const bool view = is_view(plan, op, step.inputs, step.input);
+    if (!view) made.producer = plan->steps;
+    GG_TRY(add_value(plan, &made, &step.output));
+    for (int i = 0; i < group.nodes; i++) plan->node[group.node[i]].value = step.output;
+    if (view) {
+        join_by_view(plan, step.output, step.inputs, step.input);
         goto cleanup;
     }
-    made.producer = plan->steps;
-    GG_TRY(add_value(plan, &made, &step.output));
-    plan->node[node].value = step.output;
-    plan->node[node].backend = op->backend;
-    step.backward = plan->options.training && plan->node[node].needs_gradient;
-    if (it->layer >= 0) step.parameters = gg_graph_layer_parameters(plan->graph, it->layer, &step.first_parameter);
-    step.carried = gg_graph_node_carried(plan->graph, node);
-    for (int i = 0; i < node; i++) step.carried_before += gg_graph_node_carried(plan->graph, i);
+    plan->node[group.main].backend = op->backend;
+    step.group = group;
+    step.node = group.main;
+    step.backward = plan->options.training && made.needs_gradient;
+    step_layers(plan, &step);
     step.op = op;
     memcpy(step.pass, ops, sizeof ops);
     memset(ops, 0, sizeof ops);
@@ -386,7 +404,7 @@ static gg_status build_node(gg_plan *plan, int node) {
     }
     if (gg_layer_type_of(it->desc.kind)->view) return build_view(plan, node);
     bool still = it->desc.kind == GG_LAYER_DROPOUT && (!plan->options.training || it->desc.probability == 0);
-    if (state->absorbed || still) {
+    if (still) {
         state->value = plan->node[it->input[0]].value;
         return GG_OK;
     }
@@ -411,28 +429,17 @@ static void mark_live(gg_plan *plan) {
     }
 }
 
-/* What is known before any operation exists: who needs a gradient, and which ReLU may go into the layer before it. */
+/* Who needs a gradient. */
 static void mark_nodes(gg_plan *plan) {
     for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
         const gg_node *it = gg_graph_node(plan->graph, i);
         gg_node_state *state = &plan->node[i];
-        state->value = state->fused = GG_NONE;
+        state->value = GG_NONE;
         state->backend = "";
         state->needs_gradient = it->layer >= 0;
         for (int k = 0; k < it->inputs; k++) {
             if (plan->node[it->input[k]].needs_gradient) state->needs_gradient = true;
         }
-    }
-    for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
-        const gg_node *it = gg_graph_node(plan->graph, i);
-        if (it->desc.kind != GG_LAYER_RELU || !plan->node[i].live) continue;
-        gg_layer_kind before = gg_graph_node(plan->graph, it->input[0])->desc.kind;
-        if (before != GG_LAYER_CONV2D && before != GG_LAYER_LINEAR && before != GG_LAYER_BATCH_NORM1D &&
-            before != GG_LAYER_BATCH_NORM2D)
-            continue;
-        if (plan->node[it->input[0]].consumers != 1) continue;
-        plan->node[it->input[0]].fused = i;
-        plan->node[i].absorbed = true;
     }
 }
 
@@ -450,15 +457,37 @@ cleanup:
     return status;
 }
 
+/* Whether all that a group reads has been built. */
+static bool group_ready(const gg_plan *plan, const gg_group *group) {
+    int source[GG_MAX_INPUTS];
+    const int inputs = gg_group_inputs(plan, group, source);
+    for (int i = 0; i < inputs; i++)
+        if (plan->node[source[i]].value == GG_NONE) return false;
+    return true;
+}
+
+/* A group is built with the first of its nodes before which all that it reads is there. */
+static gg_status build_group_of(gg_plan *plan, int node) {
+    gg_status status = GG_OK;
+    while (plan->node[node].value == GG_NONE) {
+        const int first = plan->node[node].first;
+        if (!group_ready(plan, &plan->node[first].group)) break;
+        GG_TRY(build_node(plan, first)); /* perhaps without `node` */
+    }
+cleanup:
+    return status;
+}
+
 gg_status gg_plan_build(gg_plan *plan) {
     gg_status status = GG_OK;
     plan->devices = gg_choose_devices(plan->graph, &plan->options, plan->order);
     mark_live(plan);
     mark_nodes(plan);
+    gg_group_all(plan);
     for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
         const gg_node *it = gg_graph_node(plan->graph, i);
         if (!plan->node[i].live) continue;
-        status = build_node(plan, i);
+        status = build_group_of(plan, i);
         GG_TRY(gg_error_prefix(status, "layer '%s' (%s): ", it->desc.name, gg_layer_type_of(it->desc.kind)->name));
     }
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {

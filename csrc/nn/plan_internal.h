@@ -1,10 +1,11 @@
 /* The plan's insides, shared by its own files only.
  *
- * A value is an activation in one format, with its gradient beside it. Flatten, a fused activation and inactive
- * dropout make no value of their own: their node shows the value of their input. A value can be a slice of
- * another one: the inputs of a join that is a mere view lie in the joined value (`parent`).
+ * A value is an activation in one format, with its gradient beside it. Flatten and inactive dropout make no value of
+ * their own: their node shows the value of their input. A value can be a slice of another one: the inputs of a join
+ * that is a mere view lie in the joined value (`parent`).
  *
- * A step is one operation. With S steps, time runs 0..S-1 forward, S is the losses, and step s goes backward at
+ * A step is one operation. It computes a group of nodes, mostly of one; the nodes of a group all show its last one's
+ * value. With S steps, time runs 0..S-1 forward, S is the losses, and step s goes backward at
  * 2S - s; lifetimes are inclusive intervals of that time. */
 #ifndef GG_NN_PLAN_INTERNAL_H
 #define GG_NN_PLAN_INTERNAL_H
@@ -13,6 +14,16 @@
 #include "nn/plan.h"
 
 #define GG_NONE (-1)
+
+#define GG_MAX_GROUP 4
+
+/* Nodes that one operation computes, in the order of the graph: each one's output is read by the next alone. */
+typedef struct gg_group {
+    int nodes; /* 0: none */
+    int node[GG_MAX_GROUP];
+    int main;                         /* whose description the operation's is made of, and which it is named by */
+    const struct gg_pattern *pattern; /* NULL: a node that stands alone */
+} gg_group;
 
 /* A place in a buffer, and after the memory is laid out in the plan's block. */
 typedef struct gg_place {
@@ -55,13 +66,15 @@ typedef struct gg_sum {
 typedef struct gg_step {
     gg_op *op;                  /* of the forward pass */
     gg_op *pass[GG_PASS_COUNT]; /* that is run for each pass: mostly `op` */
-    int node;                   /* that it is timed and named as */
-    int layer;                  /* with parameters; GG_NONE: has none */
+    gg_group group;
+    int node;                /* that it is timed and named as */
+    int layer[GG_MAX_GROUP]; /* of its nodes, those that have parameters */
+    int layers;
     int inputs;
     int input[GG_MAX_INPUTS];
     int output;
     bool backward;
-    int first_parameter, parameters; /* of the graph; 0 without a layer */
+    int first_slot, parameters;      /* of the plan's slots: its layers' parameters, in their order */
     bool skip_weight_gradient;       /* in the current step the strategy computes the gradient of its weight */
     int prepared[GG_PASS_COUNT];     /* buffers, of forward and data */
     int saved;                       /* buffer */
@@ -88,8 +101,8 @@ typedef struct gg_node_state {
     bool live;           /* leads to a head that is used */
     int consumers;       /* live nodes and heads */
     bool needs_gradient; /* parameters here or upstream */
-    int fused;           /* a ReLU node that this one computes too; GG_NONE */
-    bool absorbed;       /* this node is such a ReLU */
+    int first;           /* of the group that it is in; GG_NONE: in none yet */
+    gg_group group;      /* that begins here */
     const char *backend;
     double forward_seconds, backward_seconds;
 } gg_node_state;
@@ -108,7 +121,9 @@ struct gg_plan {
     int buffers, buffer_capacity;
     gg_sum *sum;
     int sums, sum_capacity;
-    const float **parameter_at; /* of each parameter of the graph, in the arenas of the current run */
+    int *slot; /* the parameters of the graph that steps have, step by step */
+    int slots;
+    const float **parameter_at; /* of each slot, in the arenas of the current run */
     float **gradient_at;
     gg_plan_head head[GG_MAX_FIELDS];
     int scratch_buffer, plain_buffer; /* plain_buffer: a plain copy of a head's output, for predict */
@@ -127,8 +142,21 @@ gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, vo
 
 /* A plan without memory: it cannot run. */
 gg_status gg_plan_make(const gg_graph *graph, const gg_plan_options *options, gg_plan **out);
-/* The steps: tables, layouts, fusion, reorders, views. */
+/* The steps: tables, layouts, reorders, views. */
 gg_status gg_plan_build(gg_plan *plan);
+
+/* The longest group of at most `most` nodes that begins at a node, of nodes that are in no other group. */
+gg_group gg_group_at(const gg_plan *plan, int first, int most);
+/* Makes it the group of its nodes; those of the longer one that began there and are left form groups anew. */
+void gg_group_set(gg_plan *plan, const gg_group *group);
+/* Puts each live node into a group. */
+void gg_group_all(gg_plan *plan);
+/* The nodes whose outputs it reads, in the order of its operation's inputs: returns how many. */
+int gg_group_inputs(const gg_plan *plan, const gg_group *group, int source[GG_MAX_INPUTS]);
+/* Adds to the description of its main node what the others do. */
+void gg_group_describe(const gg_group *group, gg_op_desc *desc);
+static inline int gg_group_last(const gg_group *group) { return group->node[group->nodes - 1]; }
+
 /* Lifetimes, in-place operations, meeting gradients, sharing; gets the block and fills every step's pointers. */
 gg_status gg_plan_layout(gg_plan *plan);
 /* Whether the losses can read the outputs of the heads that are used. */

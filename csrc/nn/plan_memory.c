@@ -355,8 +355,8 @@ static void plan_bind(gg_plan *plan) {
                                 .saved = plan_at(plan, saved),
                                 .scratch = plan_at(plan, scratch),
                                 .rank = plan->options.rank,
-                                .parameter = plan->parameter_at + step->first_parameter,
-                                .gradient = plan->gradient_at + step->first_parameter};
+                                .parameter = plan->parameter_at + step->first_slot,
+                                .gradient = plan->gradient_at + step->first_slot};
         *backward = *forward;
         forward->output = activation_at(plan, step->output);
         for (int i = 0; i < step->inputs; i++) forward->input[i] = activation_at(plan, step->input[i]);

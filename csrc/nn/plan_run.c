@@ -99,6 +99,7 @@ gg_status gg_plan_make(const gg_graph *graph, const gg_plan_options *options, gg
     GG_TRY(gg_calloc((size_t)gg_graph_nodes(graph), sizeof(gg_node_state), "plan", &block));
     plan->node = block;
     const size_t parameters = (size_t)gg_graph_parameters(graph) + 1; /* at least one, so that there are arrays */
+    GG_TRY(gg_calloc(parameters, sizeof *plan->slot, "plan", &plan->slot));
     GG_TRY(gg_calloc(parameters, sizeof *plan->parameter_at, "plan", &plan->parameter_at));
     GG_TRY(gg_calloc(parameters, sizeof *plan->gradient_at, "plan", &plan->gradient_at));
     GG_TRY(find_kernels(plan));
@@ -135,6 +136,7 @@ void gg_plan_destroy(gg_plan *plan) {
     gg_free(plan->step);
     gg_free(plan->buffer);
     gg_free(plan->sum);
+    gg_free(plan->slot);
     gg_free(plan->parameter_at);
     gg_free(plan->gradient_at);
     if (plan->options.memory == NULL) gg_free(plan->block);
@@ -177,19 +179,19 @@ static gg_status plan_offer_input(const gg_plan *plan, gg_step *step, const gg_p
     /* One that is applied to each position of a sample is never computed elsewhere. */
     if (op->desc.kind != GG_OP_LINEAR || op->desc.input[0].dims != 1 || !step->backward) return GG_OK;
     if (hooks == NULL || hooks->input == NULL) return GG_OK;
-    return hooks->input(hooks->context, step->layer, &input, &step->skip_weight_gradient);
+    return hooks->input(hooks->context, step->layer[0], &input, &step->skip_weight_gradient);
 }
 
 static gg_status give_error(const gg_plan *plan, const gg_step *step, const gg_plan_hooks *hooks) {
     const gg_op *op = step->op;
     const gg_vectors error =
         plan_vectors(op->output, &op->desc.output, plan->options.batch, step->backward_args.grad_output);
-    return step->skip_weight_gradient ? hooks->error(hooks->context, step->layer, &error) : GG_OK;
+    return step->skip_weight_gradient ? hooks->error(hooks->context, step->layer[0], &error) : GG_OK;
 }
 
 /* Where a step's parameter lies in every arena. */
 static size_t plan_offset(const gg_plan *plan, const gg_step *step, int parameter) {
-    return gg_graph_parameter(plan->graph, step->first_parameter + parameter)->offset;
+    return gg_graph_parameter(plan->graph, plan->slot[step->first_slot + parameter])->offset;
 }
 
 /* The state with which the samples of a batch begin; it lies behind that of the steps before. */
@@ -209,7 +211,7 @@ static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights
     gg_status status = GG_OK;
     gg_op_args *args = &step->forward_args;
     for (int i = 0; i < step->parameters; i++)
-        plan->parameter_at[step->first_parameter + i] = weights + plan_offset(plan, step, i);
+        plan->parameter_at[step->first_slot + i] = weights + plan_offset(plan, step, i);
     args->step = step_number;
     args->evaluate = !training;
     args->carried = carried_state(plan, step, batch);
@@ -229,8 +231,8 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t versi
         gg_step *step = &plan->step[s];
         plan_enter(hooks, step);
         GG_TRY(plan_offer_input(plan, step, hooks));
-        if (hooks != NULL && hooks->need != NULL && step->layer != GG_NONE)
-            GG_TRY(hooks->need(hooks->context, step->layer));
+        for (int i = 0; hooks != NULL && hooks->need != NULL && i < step->layers; i++)
+            GG_TRY(hooks->need(hooks->context, step->layer[i]));
         double begin = plan->timing ? gg_clock_now() : 0;
         status = step_forward(plan, step, weights, step_number, training, fresh, batch);
         if (status != GG_OK) {
@@ -279,7 +281,7 @@ static gg_status run_backward(gg_plan *plan, float *gradients, uint64_t step_num
         gg_op_args *args = &step->backward_args;
         for (int i = 0; i < step->parameters; i++) {
             bool skip = step->skip_weight_gradient && i == GG_PARAMETER_WEIGHT;
-            plan->gradient_at[step->first_parameter + i] = skip ? NULL : gradients + plan_offset(plan, step, i);
+            plan->gradient_at[step->first_slot + i] = skip ? NULL : gradients + plan_offset(plan, step, i);
         }
         args->step = step_number;
         double begin = plan->timing ? gg_clock_now() : 0;
@@ -291,8 +293,8 @@ static gg_status run_backward(gg_plan *plan, float *gradients, uint64_t step_num
         add_gradients(plan, step->first_sum, step->sums);
         if (plan->timing) plan->node[step->node].backward_seconds += gg_clock_now() - begin;
         GG_TRY(give_error(plan, step, hooks));
-        if (hooks != NULL && hooks->ready != NULL && step->layer != GG_NONE)
-            GG_TRY(hooks->ready(hooks->context, step->layer));
+        for (int i = step->layers - 1; hooks != NULL && hooks->ready != NULL && i >= 0; i--)
+            GG_TRY(hooks->ready(hooks->context, step->layer[i]));
         plan_leave(hooks, step, "backward");
         GG_TRY(plan_poll(hooks, step));
     }

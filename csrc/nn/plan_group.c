@@ -1,0 +1,93 @@
+/* Which nodes one operation computes. */
+#include <string.h>
+
+#include "nn/plan_internal.h"
+
+/* Kinds of operations that follow each other, each the only reader of the one before, and how one operation computes
+ * them: that of the node `main`, with the fields that `describe` sets. Longer patterns come before their beginnings. */
+typedef struct gg_pattern {
+    int nodes, main;
+    gg_op_kind kind[GG_MAX_GROUP];
+    void (*describe)(gg_op_desc *desc);
+} gg_pattern;
+
+static void describe_relu(gg_op_desc *desc) { desc->activation = GG_ACTIVATION_RELU; }
+
+static const gg_pattern patterns[] = {
+    {2, 0, {GG_OP_CONV2D, GG_OP_RELU}, describe_relu},
+    {2, 0, {GG_OP_LINEAR, GG_OP_RELU}, describe_relu},
+    {2, 0, {GG_OP_BATCH_NORM, GG_OP_RELU}, describe_relu},
+};
+
+static gg_op_kind group_kind(const gg_plan *plan, int node) {
+    return gg_layer_type_of(gg_graph_node(plan->graph, node)->desc.kind)->op;
+}
+
+/* The only reader of a node, if it is one node that is in no group but that of `first`; else GG_NONE. */
+static int only_reader(const gg_plan *plan, int node, int first) {
+    if (plan->node[node].consumers != 1) return GG_NONE;
+    for (int i = node + 1; i < gg_graph_nodes(plan->graph); i++) {
+        const gg_node *it = gg_graph_node(plan->graph, i);
+        for (int k = 0; plan->node[i].live && k < it->inputs; k++)
+            if (it->input[k] == node)
+                return plan->node[i].first == GG_NONE || plan->node[i].first == first ? i : GG_NONE;
+    }
+    return GG_NONE; /* a head's loss */
+}
+
+static bool matches(const gg_plan *plan, const gg_pattern *pattern, int first, gg_group *out) {
+    *out = (gg_group){.pattern = pattern};
+    for (int i = 0, node = first; i < pattern->nodes; i++) {
+        if (i > 0) node = only_reader(plan, node, first);
+        if (node == GG_NONE || group_kind(plan, node) != pattern->kind[i]) return false;
+        out->node[out->nodes++] = node;
+    }
+    out->main = out->node[pattern->main];
+    return true;
+}
+
+gg_group gg_group_at(const gg_plan *plan, int first, int most) {
+    gg_group found;
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+        if (patterns[i].nodes <= most && matches(plan, &patterns[i], first, &found)) return found;
+    return (gg_group){.nodes = 1, .node = {first}, .main = first};
+}
+
+static void group_claim(gg_plan *plan, const gg_group *group) {
+    plan->node[group->node[0]].group = *group;
+    for (int i = 0; i < group->nodes; i++) plan->node[group->node[i]].first = group->node[0];
+}
+
+void gg_group_set(gg_plan *plan, const gg_group *group) {
+    const gg_group before = plan->node[group->node[0]].group;
+    for (int i = 0; i < before.nodes; i++) plan->node[before.node[i]].first = GG_NONE;
+    group_claim(plan, group);
+    for (int i = 0; i < before.nodes; i++) {
+        if (plan->node[before.node[i]].first != GG_NONE) continue;
+        const gg_group rest = gg_group_at(plan, before.node[i], GG_MAX_GROUP);
+        group_claim(plan, &rest);
+    }
+}
+
+void gg_group_all(gg_plan *plan) {
+    for (int i = 0; i < gg_graph_nodes(plan->graph); i++) plan->node[i].first = GG_NONE;
+    for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
+        if (!plan->node[i].live || plan->node[i].first != GG_NONE) continue;
+        const gg_group group = gg_group_at(plan, i, GG_MAX_GROUP);
+        group_claim(plan, &group);
+    }
+}
+
+int gg_group_inputs(const gg_plan *plan, const gg_group *group, int source[GG_MAX_INPUTS]) {
+    int inputs = 0;
+    for (int i = 0; i < group->nodes; i++) {
+        const gg_node *it = gg_graph_node(plan->graph, group->node[i]);
+        for (int k = 0; k < it->inputs; k++)
+            if (i == 0 || it->input[k] != group->node[i - 1]) source[inputs++] = it->input[k];
+    }
+    return inputs;
+}
+
+void gg_group_describe(const gg_group *group, gg_op_desc *desc) {
+    if (group->pattern != NULL) group->pattern->describe(desc);
+}
