@@ -195,11 +195,14 @@ class Trainer:
     @property
     def isa(self) -> str: ...
     def node_backends(self) -> list[str]: ...
+    def convolutions(self, batch: int, training: bool, /) -> list[tuple[int, ...]]:
+        """Those of a training step or an evaluation that have several algorithms, each once, the most expensive first:
+        batch, channels, height, width, filters, two paddings, bias, ReLU."""
     def measure_algorithms(
-        self, batch: int, known: list[tuple[int, ...]], /
+        self, batch: int, training: bool, wanted: list[tuple[int, ...]], seconds: float, /
     ) -> list[tuple[tuple[int, ...], str, str, float]]:
-        """Seconds of each candidate, as (convolution, pass, algorithm, seconds), of the convolutions of a training step
-        that are not known. A convolution: batch, channels, height, width, filters, two paddings, bias, ReLU."""
+        """Seconds of each candidate, as (convolution, pass, algorithm, seconds), of these convolutions; without those
+        for which `seconds` do not suffice. Without training: of the pass forward alone."""
     def set_algorithms(self, choices: list[tuple[tuple[int, ...], tuple[str, str, str]]], /) -> None:
         """Those of forward, weights and data of these convolutions, on the local ranks; between steps."""
     def node_algorithms(self) -> list[dict[str, tuple[str, str]] | None]:

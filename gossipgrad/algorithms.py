@@ -1,7 +1,9 @@
 """Which algorithm computes each pass of each convolution: measured once on a machine, and the same on all ranks.
 
 A convolution is described by nine numbers: batch, channels, height and width of its input, channels of its output,
-padding, and whether it has a bias and a ReLU. Rank 0 measures those that neither the checkpoint nor the cache knows.
+padding, and whether it has a bias and a ReLU. Rank 0 measures those that neither the checkpoint nor the cache knows: of
+a training step all passes, those with the most operations first, within SECONDS; of an evaluation the forward pass, and
+only where so many batches follow that it pays. What has not been measured is chosen by fixed rules.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from gossipgrad.files import write_atomically
 Key = tuple[int, ...]
 Seconds = dict[str, dict[str, float]]  # by pass, then by algorithm
 Measured = dict[Key, Seconds]
-Measure = Callable[[int, list[Key]], Iterable[tuple[Key, str, str, float]]]  # batch, and what is known already
+Measure = Callable[[list[Key]], Iterable[tuple[Key, str, str, float]]]
 PASSES = ("forward", "weights", "data")
+SECONDS = 20.0  # after which no further convolution is measured
+PAYS = 100  # full batches of an evaluation: measuring runs each candidate about ten times
 _FIELDS = ("batch", "channels", "height", "width", "filters", "padding_height", "padding_width", "bias", "relu")
 
 
@@ -71,9 +75,11 @@ def _sound(seconds: Any) -> bool:
     )
 
 
-def measured(batch: int, measure: Measure, where: str, path: str, own: Measured | None = None) -> Measured:
-    """The times of all convolutions that have several algorithms, of any batch: those that this trainer has, its own,
-    then those of the cache; what is in neither is measured, and then in the cache."""
+def measured(
+    wanted: list[Key], passes: tuple[str, ...], measure: Measure, where: str, path: str, own: Measured | None = None
+) -> Measured:
+    """The times of these convolutions: those that this trainer has, its own, then those of the cache; what neither has
+    of these passes is measured, and then in the cache. `own` is in the result, whatever is wanted."""
     cache = _read(path)
     entries = cache.get(where)
     read: Measured = {}
@@ -82,16 +88,20 @@ def measured(batch: int, measure: Measure, where: str, path: str, own: Measured 
             key = tuple(map(int, text.split()))
             if len(key) == len(_FIELDS) and _sound(seconds):
                 read[key] = seconds
+    own = own or {}
+    known = read | own
+    # A first layer's "data" is not computed: its convolution is known without.
+    missing = [key for key in wanted if not set(passes) - {"data"} <= set(known.get(key, {}))]
     fresh: Measured = {}
-    read |= own or {}
-    for key, one, algorithm, time in measure(batch, list(read)):
+    for key, one, algorithm, time in measure(missing) if missing else ():
         fresh.setdefault(tuple(key), {}).setdefault(one, {})[algorithm] = time
     if fresh:
-        cache[where] = {_text(key): seconds for key, seconds in (read | fresh).items()}
+        cache[where] = {_text(key): seconds for key, seconds in (known | fresh).items()}
         with contextlib.suppress(OSError):  # a read-only home: measured again by the next process
             os.makedirs(os.path.dirname(path), exist_ok=True)
             write_atomically(path, json.dumps(cache, indent=0).encode())
-    return {key: seconds for key, seconds in (read | fresh).items() if key[0] == batch} | (own or {})
+    found = known | fresh
+    return {key: found[key] for key in wanted if key in found} | {key: found[key] for key in own}
 
 
 def fastest(seconds: Seconds) -> tuple[str, str, str]:

@@ -75,10 +75,13 @@ def step(
     warmup: int = 5,
     backend: Backend | None = None,
     conv_algorithm: ConvAlgorithm = "auto",
+    tune: bool | None = None,
 ) -> dict[str, Any]:
     """Seconds of a training step (forward, loss, backward, SGD with momentum) of one rank, and what goes with them.
 
-    step_gflop counts 6 per multiply-add of the forward pass; others_busy: cores that other processes used meanwhile.
+    tune: as of Trainer. first_step_s: seconds to the end of the first step, with choosing of algorithms and building of
+    the plan. step_gflop counts 6 per multiply-add of the forward pass; others_busy: cores that other processes used
+    meanwhile.
     """
     entry = models.by_name(model)
     batch = integer("batch_size", batch_size or entry.batch, 1)
@@ -87,12 +90,16 @@ def step(
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")  # the peak starts again from now; a sandbox may refuse
     before = _memory_mib("VmRSS")
-    trainer = _trainer(
-        entry.make(), entry.loss, strategies.NoExchange(), threads, backend, conv_algorithm=conv_algorithm
-    )
+    options = {"conv_algorithm": conv_algorithm, "tune": tune}
+    trainer = _trainer(entry.make(), entry.loss, strategies.NoExchange(), threads, backend, **options)
     x, y = synthetic_batch(trainer.net, trainer.loss, batch)
+    start = time.perf_counter()
+    trainer.choose_algorithms(batch)
     core = trainer.core
-    core.bench(x, y, 0, max(warmup, 1))
+    core.bench(x, y, 0, 1)
+    first = time.perf_counter() - start
+    if warmup > 1:
+        core.bench(x, y, 0, warmup - 1)
     others, start = _others_cpu_seconds(), time.perf_counter()
     times = [1e3 * seconds for seconds in core.bench(x, y, 0, steps)]
     others = (_others_cpu_seconds() - others) / (time.perf_counter() - start)
@@ -112,6 +119,7 @@ def step(
         "ms_median": round(median, 4),
         "ms_max": round(max(times), 4),
         "steps": steps,
+        "first_step_s": round(first, 3),
         "others_busy": round(others, 2),
         "samples_per_s": round(batch / median * 1e3, 1),
         "gflops": round(gflop / median * 1e3, 1),
@@ -153,6 +161,7 @@ def exchange(
     blocks: int = 5,
     backend: Backend | None = None,
     conv_algorithm: ConvAlgorithm = "auto",
+    tune: bool | None = None,
     net: Model | None = None,
     loss: Loss = "cross_entropy",
     straggler: Straggler | None = None,
@@ -161,8 +170,8 @@ def exchange(
 ) -> dict[str, Any] | None:
     """The step without exchange over the step with `strategy`, in alternating blocks; None but on rank 0. Collective.
 
-    compression: as of Trainer. straggler, network: likewise, and of both contestants: ranks that come late without
-    exchange, too.
+    tune, compression: as of Trainer. straggler, network: likewise, and of both contestants: ranks that come late
+    without exchange, too.
     net: a network of your own with this loss, called `model` in the result; None: the model of this name.
     A block's figure is the mean step of the slowest rank; both medians are over the blocks. ratio: 1 is free exchange.
     """
@@ -172,12 +181,11 @@ def exchange(
     batch = integer("batch_size", batch_size or 64, 1)
     integer("blocks", blocks, 1)
     integer("steps", steps, 1)
-    circumstances = {"straggler": straggler, "network": network}
+    circumstances = {"straggler": straggler, "network": network, "conv_algorithm": conv_algorithm, "tune": tune}
     both = (strategies.NoExchange(), None), (strategy, compression)
-    contestants = [
-        _trainer(net, loss, s, threads, backend, conv_algorithm=conv_algorithm, compression=c, **circumstances)
-        for s, c in both
-    ]
+    contestants = [_trainer(net, loss, s, threads, backend, compression=c, **circumstances) for s, c in both]
+    for trainer in contestants:
+        trainer.choose_algorithms(batch)
     settings = contestants[1].settings()
     team = contestants[0].team
     means = alternate(contestants, batch, steps, warmup, blocks)

@@ -140,6 +140,7 @@ class Replicas:
             self.tune = algorithms.wanted() if tune is None else flag("tune", tune)
             self.algorithms: list[Record] = []  # of convolutions, as in the report
             self.algorithms_saved = False  # they are those of a checkpoint
+            self.algorithms_chosen: set[tuple[int, str]] = set()  # for which batches, and what for
             choice("dtype", dtype, DTYPES)
             choice("device", device, DEVICES)
             self.trace = integer("trace", trace, 0)
@@ -509,21 +510,34 @@ class Replicas:
         with agreement.agreed(self.team, _stall.current(place), f"step {self.step}") as one:
             yield one
 
-    def choose_algorithms(self, batch: int) -> None:
+    def choose_algorithms(self, batch: int, evaluated: int | None = None) -> None:
         """Set the algorithms of the convolutions of a training step with this batch, on all ranks. Collective.
 
-        Where a checkpoint has said which, it is those.
+        Rank 0's batch counts. evaluated: of an evaluation of so many batches a rank instead; then all ranks give the
+        same numbers. Once for each batch; and where a checkpoint has said which algorithms, it is those.
         """
-        if self.algorithms_saved:
+        pays = evaluated is None or evaluated >= algorithms.PAYS
+        done = {(batch, "training"), (batch, "evaluation" if pays else "cache")}
+        if self.algorithms_saved or (evaluated is not None and done & self.algorithms_chosen):
             return
-        text = b"[]"
+        text = b""
         with self.agreed("algorithms"):
             if self.team.rank == 0 and self.tune and self.conv_algorithm == "auto":
-                where = algorithms.machine(self.core.isa, self.core.backend, self.threads)
-                own, path = algorithms.known(self.algorithms), algorithms.cache_path()
-                found = algorithms.measured(batch, self.core.measure_algorithms, where, path, own)
-                text = json.dumps(algorithms.report(found)).encode()
-        self.set_algorithms(json.loads(self.gather(text)[0]))
+                text = json.dumps(algorithms.report(self._measured(batch, evaluated is None, pays))).encode()
+        found = self.gather(text)[0]
+        self.algorithms_chosen |= {(batch, "training")} if evaluated is None else done - {(batch, "training")}
+        if found and json.loads(found) != self.algorithms:
+            self.set_algorithms(json.loads(found))
+
+    def _measured(self, batch: int, training: bool, pays: bool) -> algorithms.Measured:
+        def measure(missing: list[algorithms.Key]) -> list[tuple[algorithms.Key, str, str, float]]:
+            return self.core.measure_algorithms(batch, training, missing, algorithms.SECONDS) if pays else []
+
+        wanted = self.core.convolutions(batch, training)
+        passes = algorithms.PASSES if training else algorithms.PASSES[:1]
+        where = algorithms.machine(self.core.isa, self.core.backend, self.threads)
+        own = algorithms.known(self.algorithms)
+        return algorithms.measured(wanted, passes, measure, where, algorithms.cache_path(), own)
 
     def set_algorithms(self, described: list[Record], saved: bool = False) -> None:
         """How convolutions are computed from now on, the same on all ranks. saved: a checkpoint says so."""

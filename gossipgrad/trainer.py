@@ -78,11 +78,13 @@ class Trainer(Replicas):
     conv_algorithm  how convolutions with windows of 3 x 3 and stride 1 are computed: "winograd" by Winograd's method
                F(4x4,3x3), which has a quarter of the multiplications and errors up to several times larger, "direct" by
                sums of products, "auto" each pass of each layer by the fastest.
-    tune       True: fit measures, before its first step, which algorithm is the fastest for each pass of each such
-               layer. Rank 0 measures for all; the times are cached in $XDG_CACHE_HOME/gossipgrad (~/.cache) by CPU,
-               shape, threads and version, the choice is in the report ("algorithms") and in checkpoints, so that a
-               resumed run computes the same bits. False: fixed rules, so that the bits of a run depend on nothing that
-               is measured. None: True, unless $GOSSIPGRAD_TUNE is 0.
+    tune       True: fit, and the first train_step, measure before they begin which algorithm is the fastest for each
+               pass of each such layer, the largest layers first and for 20 seconds at most. Rank 0 measures for all,
+               by its batch; the times are cached in $XDG_CACHE_HOME/gossipgrad (~/.cache) by CPU, shape, threads and
+               version, the choice is in the report ("algorithms") and in checkpoints, so that a resumed run computes
+               the same bits. evaluate and predict use what is cached, and measure the forward pass where a rank has
+               100 full batches or more. False: fixed rules, so that the bits of a run depend on nothing that is
+               measured. None: True, unless $GOSSIPGRAD_TUNE is 0.
     dtype, device  "float32" and "cpu": there are no others yet.
     trace      how many spans a rank stores for write_trace; 0: none.
     timeout    seconds that a rank waits for another's message before it fails (CommunicationError with the step, the
@@ -228,6 +230,7 @@ class Trainer(Replicas):
     def train_step(self, x: Any, y: Any) -> Any:
         """One step on this rank's batch (x, y); returns its mean loss. For tests and research.
 
+        The first one chooses algorithms for batches of its size, as fit does (tune= of the constructor).
         In a virtual cluster x and y are lists with one batch a rank, and a list comes back. Collective.
         """
         with self.agreed() as one:
@@ -245,6 +248,8 @@ class Trainer(Replicas):
                 if len(samples[-1][0]) != len(targets[-1][0]):
                     raise ValueError(f"x has {len(samples[-1][0])} samples, y {len(targets[-1][0])}")
             one.facts = {"steps done": self.step}
+        if not any(purpose == "training" for _, purpose in self.algorithms_chosen):
+            self.choose_algorithms(len(samples[0][0]))
         self.prepare_rates(1, agree=False)
         losses = self.core.train_step(samples, targets)
         return losses if self.virtual else losses[0]
@@ -366,9 +371,16 @@ class Trainer(Replicas):
             data_set = whole.core(self.net.inputs, self.heads, self.net.target_names)
             one.hints = {"data, ": "Every rank gives the same whole set, or its own part with sharded=True"}
             one.facts = {"data": lambda: fingerprint.data(whole.first, sharded), "replicas": replicas}
+            one.facts |= {"batch_size": batch_size}
+        self._choose_for_evaluation(0 if sharded else len(whole.first), batch_size, 1 if replicas else self.size)
         results = self.core.evaluate(data_set, batch_size, replicas)
         found = [self.evaluated(one) for one in results]
         return found if replicas else found[0] | self._measure(whole, batch_size)
+
+    def _choose_for_evaluation(self, samples: int, batch_size: int, ranks: int) -> None:
+        """Of so many samples, which are divided among so many ranks: where each has a full batch. Collective."""
+        if samples // ranks >= batch_size:
+            self.choose_algorithms(batch_size, samples // ranks // batch_size)
 
     @collective
     def predict(self, x: Any, batch_size: int = 256) -> Any:
@@ -388,7 +400,8 @@ class Trainer(Replicas):
                 pairs = zip(samples, self.net.inputs, strict=True)
                 data_set = _core.Dataset([{"array": part, "tokens": field.dtype == "int32"} for part, field in pairs])
             one.hints = {"x, ": "Every rank gives the same samples, and gets all outputs"}
-            one.facts = {"x": lambda: fingerprint.inputs(samples)}
+            one.facts = {"x": lambda: fingerprint.inputs(samples), "batch_size": batch_size}
+        self._choose_for_evaluation(len(samples if isinstance(samples, Dataset) else samples[0]), batch_size, self.size)
         outputs = self.core.predict(data_set, batch_size)
         names = [head.name for head in self.heads if not head.training_only]
         return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))

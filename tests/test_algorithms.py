@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import algorithms
+from gossipgrad import algorithms, bench
 
 PASSES = algorithms.PASSES
 CANDIDATES = {"direct", "winograd4", "winograd2"}
@@ -58,19 +58,23 @@ def injected(monkeypatch, tmp_path):
 
 def test_what_is_measured_is_in_the_cache(tmp_path):
     path = str(tmp_path / "folder" / "cache.json")
-    asked = []
+    other, asked = (4, *KEY[1:]), []
 
-    def measure(batch, known):
-        asked.append((batch, known))
-        return [(KEY, one, name, time) for one in PASSES for name, time in SECONDS[one].items() if KEY not in known]
+    def found(wanted, where="here", own=None, passes=PASSES):
+        return algorithms.measured(wanted, passes, measure, where, path, own)
 
-    assert algorithms.measured(8, measure, "here", path) == {KEY: SECONDS}
-    assert algorithms.measured(8, measure, "here", path) == {KEY: SECONDS}
-    assert algorithms.measured(4, measure, "here", path) == {}
-    assert algorithms.measured(8, measure, "another CPU", path) == {KEY: SECONDS}
-    assert asked == [(8, []), (8, [KEY]), (4, [KEY]), (8, [])]
-    own = {KEY: {"forward": {"direct": 1.0}}}
-    assert algorithms.measured(8, measure, "here", path, own) == own  # what this trainer has used comes first
+    def measure(missing):
+        asked.append(missing)
+        return [(KEY, one, name, time) for one in PASSES for name, time in SECONDS[one].items() if KEY in missing]
+
+    assert found([KEY]) == found([KEY]) == found([KEY, other]) == {KEY: SECONDS}
+    assert found([other]) == {}  # for which there was no time
+    assert found([KEY], "another CPU") == {KEY: SECONDS}
+    assert asked == [[KEY], [other], [other], [KEY]]
+    own = {KEY: {one: {"direct": 1.0} for one in PASSES}, other: {"forward": {"direct": 1.0}}}
+    assert found([KEY], own=own) == own  # what this trainer has used comes first, and stays
+    assert found([other], own=own, passes=("forward",)) == own and asked[4:] == []
+    assert found([other], own=own) == own and asked[4:] == [[other]]  # of a training step more is wanted
 
 
 @pytest.mark.parametrize(
@@ -81,14 +85,14 @@ def test_a_cache_that_cannot_be_read_is_measured_again(tmp_path, text):
     path = tmp_path / "cache.json"
     path.write_text(text)
     rows = [(KEY, one, name, time) for one in PASSES for name, time in SECONDS[one].items()]
-    assert algorithms.measured(8, lambda batch, known: rows if known == [] else [], "here", str(path)) == {KEY: SECONDS}
+    assert algorithms.measured([KEY], PASSES, lambda missing: rows, "here", str(path)) == {KEY: SECONDS}
     assert json.loads(path.read_text())["here"]
 
 
 def test_a_cache_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     rows = [(KEY, "forward", "direct", 1.0)]
-    found = algorithms.measured(8, lambda *_: rows, "here", str(tmp_path / "file" / "cache.json"))
+    found = algorithms.measured([KEY], PASSES, lambda _: rows, "here", str(tmp_path / "file" / "cache.json"))
     assert found == {KEY: {"forward": {"direct": 1.0}}}
 
 
@@ -105,7 +109,10 @@ def test_a_trainer_in_use_is_not_given_other_algorithms():
 
         def read(self, rows, epoch, samples, targets):
             samples[...] = 0
-            for call in (lambda: trainer.core.set_algorithms([]), lambda: trainer.core.measure_algorithms(8, [])):
+            for call in (
+                lambda: trainer.core.set_algorithms([]),
+                lambda: trainer.core.measure_algorithms(8, True, [], 1.0),
+            ):
                 try:
                     call()
                 except RuntimeError as error:
@@ -125,17 +132,27 @@ def test_the_fastest_of_each_pass():
 
 
 def test_the_core_measures_every_candidate():
+    first = (8, 5, 10, 9, 16, 1, 1, 1, 1)
     with gg.Trainer(network(), backend="native") as trainer:
-        rows = trainer.core.measure_algorithms(8, [])
+        keys = trainer.core.convolutions(8, True)
+        assert keys == [KEY, first]  # the one with more operations first
+        rows = trainer.core.measure_algorithms(8, True, keys, 100.0)
         assert {(key, one): {name for k, o, name, _ in rows if (k, o) == (key, one)} for key, one, *_ in rows} == {
-            ((8, 5, 10, 9, 16, 1, 1, 1, 1), "forward"): CANDIDATES,
-            ((8, 5, 10, 9, 16, 1, 1, 1, 1), "weights"): CANDIDATES,
+            (first, "forward"): CANDIDATES,
+            (first, "weights"): CANDIDATES,
             **{(KEY, one): CANDIDATES for one in PASSES},
         }
         assert all(seconds > 0 for *_, seconds in rows)
-        assert {key for key, *_ in trainer.core.measure_algorithms(8, [KEY])} == {(8, 5, 10, 9, 16, 1, 1, 1, 1)}
+        assert {key for key, *_ in trainer.core.measure_algorithms(8, True, [first], 100.0)} == {first}
+        assert {(key, one) for key, one, *_ in trainer.core.measure_algorithms(8, False, [KEY], 100.0)} == {
+            (KEY, "forward")
+        }
+        assert trainer.core.measure_algorithms(8, True, keys, 0.0) == []  # no time
     with gg.Trainer(network()) as trainer:  # whichever layouts the tables choose
-        assert all(name in CANDIDATES for *_, name, _ in trainer.core.measure_algorithms(8, []))
+        keys = trainer.core.convolutions(8, True)
+        assert all(name in CANDIDATES for *_, name, _ in trainer.core.measure_algorithms(8, True, keys, 100.0))
+    with gg.Trainer(gg.models.mlp(), loss="binary_cross_entropy") as trainer:
+        assert trainer.core.convolutions(8, True) == []
 
 
 def test_fit_uses_what_was_measured(injected):
@@ -153,6 +170,61 @@ def test_fit_uses_what_was_measured(injected):
     with gg.Trainer(network(), backend="native", tune=True, conv_algorithm="winograd") as trainer:
         assert fit(trainer).algorithms == []
         assert set(used(trainer).values()) == {"winograd4"}
+
+
+def test_a_step_and_bench_use_what_was_measured(injected):
+    x, y = data(8)
+    with gg.Trainer(network(), backend="native", tune=True, comm=gg.VirtualCluster(2)) as trainer:
+        trainer.train_step([x, x], [y, y])
+        assert used(trainer) == dict(zip(PASSES, CHOSEN, strict=True))
+        trainer.train_step([x[:3], x[:3]], [y[:3], y[:3]])
+        assert [one["batch"] for one in trainer.algorithms] == [8]  # those of the first step, and the rule for others
+    with gg.Trainer(network(), backend="native", tune=False) as trainer:
+        trainer.train_step(x, y)
+        assert trainer.algorithms == []
+
+
+def test_bench_measures(monkeypatch, tmp_path):
+    cache = tmp_path / "gossipgrad" / "algorithms.json"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    how = {"model": "resnet20", "batch_size": 2, "steps": 1, "warmup": 1}
+    assert bench.step(**how, tune=False)["first_step_s"] > 0 and not cache.exists()
+    bench.step(**how, tune=True)
+    assert cache.exists()
+
+
+def test_evaluation_measures_only_where_it_pays(monkeypatch, tmp_path):
+    """The forward pass alone, once; with few batches what is in the cache is used."""
+    asked = []
+
+    def measured(wanted, passes, measure, where, path, own):
+        asked.append((wanted[0][0], passes))
+        rows = list(measure([KEY]))
+        return {KEY: {"forward": SECONDS["forward"]}} | (own or {}) if rows else own or {}
+
+    monkeypatch.setattr(algorithms, "measured", measured)
+    monkeypatch.setattr(algorithms, "PAYS", 4)
+    (x, y), plain = data(32), ("forward",)
+    for comm in (None, gg.VirtualCluster(2)):
+        asked.clear()
+        with gg.Trainer(network(), backend="native", tune=True, comm=comm) as trainer:
+            size = trainer.size
+            trainer.predict(x[:7], batch_size=8)  # no full batch
+            trainer.predict(x[: 16 * size], batch_size=16)  # one
+            assert asked == [(16, plain)] and trainer.algorithms == []
+            trainer.evaluate(x[: 16 * size], y[: 16 * size], batch_size=16)
+            assert asked == [(16, plain)]
+            trainer.evaluate(np.tile(x, (size, 1, 1, 1)), np.tile(y, size), batch_size=8)
+            assert asked == [(16, plain), (8, plain)] and [one["seconds"] for one in trainer.algorithms] == [
+                {"forward": SECONDS["forward"]}
+            ]
+            trainer.evaluate(np.tile(x, (size, 1, 1, 1)), np.tile(y, size), batch_size=8)
+            batch = ([x[:8]] * size, [y[:8]] * size) if comm else (x[:8], y[:8])
+            trainer.train_step(*batch)
+            assert asked == [(16, plain), (8, plain), (8, PASSES)]
+    with gg.Trainer(network(), tune=False) as trainer:
+        trainer.evaluate(x, y, batch_size=8)
+    assert len(asked) == 3
 
 
 def test_a_resumed_run_computes_the_same_bits(injected, monkeypatch, tmp_path):

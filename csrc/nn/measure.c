@@ -9,13 +9,22 @@
 #include "nn/plan_internal.h"
 
 /* Rounds over the candidates of a pass: at least so many, and until LONG_ENOUGH seconds have passed, at most so many. A
- * pass that takes long varies little: after TOO_LONG seconds no further round begins. */
+ * pass that takes long varies little: after TOO_LONG seconds no further round begins. A candidate that took SLOW times
+ * as long as the fastest runs no further. */
 enum { LEAST_ROUNDS = 3, MOST_ROUNDS = 12 };
 #define LONG_ENOUGH 0.03
 #define TOO_LONG 0.3
+#define SLOW 2.0
 
-/* What the candidates of one pass run on. */
+/* The operations that compute a pass of a convolution. */
+typedef struct candidates {
+    gg_op *op[GG_ALGORITHM_COUNT];
+    int count;
+} candidates;
+
+/* What the candidates of one convolution run on. */
 typedef struct bench {
+    candidates pass[GG_PASS_COUNT];
     void *input, *output, *grad_output, *grad_input, *prepared, *scratch;
     float *parameter[2], *gradient[2];
 } bench;
@@ -23,50 +32,61 @@ typedef struct bench {
 static void bench_free(bench *b) {
     void *const all[] = {b->input,   b->output,       b->grad_output,  b->grad_input,  b->prepared,
                          b->scratch, b->parameter[0], b->parameter[1], b->gradient[0], b->gradient[1]};
+    for (int pass = 0; pass < GG_PASS_COUNT; pass++)
+        for (int i = 0; i < b->pass[pass].count; i++) gg_op_destroy(b->pass[pass].op[i]);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) gg_free(all[i]);
 }
 
 /* Numbers between -0.5 and 0.5, none of them denormal. */
 static gg_status numbers(size_t bytes, void **out) {
+    enum { DRAWN = 4096 };
     gg_status status = GG_OK;
     uint32_t state = 1;
     GG_TRY(gg_calloc(bytes + GG_READ_BEHIND, 1, "measuring a convolution", out));
     float *value = *out;
-    for (size_t i = 0; i < bytes / sizeof(float); i++) {
+    const size_t count = bytes / sizeof(float);
+    for (size_t i = 0; i < count && i < DRAWN; i++) {
         state = state * 1664525u + 1013904223u;
         value[i] = (float)(state >> 16) / 65536.0f - 0.49999f;
     }
+    for (size_t i = DRAWN; i < count; i += DRAWN)
+        memcpy(value + i, value, (count - i < DRAWN ? count - i : DRAWN) * sizeof(float));
 cleanup:
     return status;
 }
 
-static gg_status bench_make(gg_op *const *op, int ops, bench *b) {
+static gg_status parameters_make(size_t bytes, float **out) {
+    void *made = NULL;
+    const gg_status status = numbers(bytes, &made);
+    *out = made;
+    return status;
+}
+
+/* The arrays for the candidates that have been found, of the shapes of `chosen`. */
+static gg_status bench_make(const gg_op *chosen, bench *b) {
     gg_status status = GG_OK;
-    const gg_op_desc *desc = &op[0]->desc;
-    const size_t in = gg_format_bytes(op[0]->input[0], &desc->input[0], desc->batch);
-    const size_t out = gg_format_bytes(op[0]->output, &desc->output, desc->batch);
+    const gg_op_desc *desc = &chosen->desc;
+    const size_t in = gg_format_bytes(chosen->input[0], &desc->input[0], desc->batch);
+    const size_t out = gg_format_bytes(chosen->output, &desc->output, desc->batch);
     const size_t weights = (size_t)(desc->input[0].size[0] * desc->output.size[0] * 9) * sizeof(float);
     const size_t bias = (size_t)desc->output.size[0] * sizeof(float);
     size_t prepared = 0, scratch = 0;
-    void *made = NULL;
-    for (int i = 0; i < ops; i++) {
-        if (op[i]->prepared_bytes > prepared) prepared = op[i]->prepared_bytes;
-        if (op[i]->scratch_bytes > scratch) scratch = op[i]->scratch_bytes;
+    for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
+        for (int i = 0; i < b->pass[pass].count; i++) {
+            const gg_op *op = b->pass[pass].op[i];
+            if (op->prepared_bytes > prepared) prepared = op->prepared_bytes;
+            if (op->scratch_bytes > scratch) scratch = op->scratch_bytes;
+        }
     }
     GG_TRY(numbers(in, &b->input));
     GG_TRY(numbers(out, &b->output));
-    GG_TRY(numbers(out, &b->grad_output));
-    GG_TRY(numbers(in, &b->grad_input));
     GG_TRY(numbers(prepared, &b->prepared));
     GG_TRY(numbers(scratch, &b->scratch));
-    for (int i = 0; i < 2; i++) {
-        GG_TRY(numbers(i == 0 ? weights : bias, &made));
-        b->parameter[i] = made;
-        made = NULL;
-        GG_TRY(numbers(i == 0 ? weights : bias, &made));
-        b->gradient[i] = made;
-        made = NULL;
-    }
+    for (int i = 0; i < 2; i++) GG_TRY(parameters_make(i == 0 ? weights : bias, &b->parameter[i]));
+    if (b->pass[GG_PASS_WEIGHTS].count + b->pass[GG_PASS_DATA].count == 0) goto cleanup;
+    GG_TRY(numbers(out, &b->grad_output));
+    GG_TRY(numbers(in, &b->grad_input));
+    for (int i = 0; i < 2; i++) GG_TRY(parameters_make(i == 0 ? weights : bias, &b->gradient[i]));
 cleanup:
     return status;
 }
@@ -91,9 +111,9 @@ cleanup:
     return status;
 }
 
-/* The candidates of a pass that compute in the formats of `chosen`, the operation that the plan has. */
-static gg_status candidates(const gg_plan *plan, const gg_op *chosen, gg_pass pass, gg_op *out[GG_ALGORITHM_COUNT],
-                            int *count) {
+/* The candidates of a pass that compute in the formats of `chosen`, the operation that the plan has; none where there
+ * is one only. */
+static gg_status candidates_find(const gg_plan *plan, const gg_op *chosen, gg_pass pass, candidates *out) {
     gg_status status = GG_OK;
     for (int algorithm = 0; algorithm < GG_ALGORITHM_COUNT; algorithm++) {
         bool found = false;
@@ -113,75 +133,127 @@ static gg_status candidates(const gg_plan *plan, const gg_op *chosen, gg_pass pa
             GG_TRY(status);
             found = memcmp(&op->input[0], &chosen->input[0], sizeof(gg_format)) == 0 &&
                     memcmp(&op->output, &chosen->output, sizeof(gg_format)) == 0;
-            if (found) out[(*count)++] = op;
+            if (found) out->op[out->count++] = op;
             else gg_op_destroy(op);
         }
     }
+    if (out->count == 1) gg_op_destroy(out->op[--out->count]);
 cleanup:
     return status;
 }
 
-static gg_status measure_pass(const gg_plan *plan, const gg_op *chosen, gg_pass pass, gg_conv_timing *rows,
-                              int *count) {
+static gg_status measure_pass(const gg_conv_key *key, gg_pass pass, const bench *b, gg_conv_timing *rows, int *count) {
     gg_status status = GG_OK;
-    gg_op *op[GG_ALGORITHM_COUNT] = {NULL};
-    double best[GG_ALGORITHM_COUNT], seconds = 0;
-    int ops = 0;
-    bench b = {0};
-    GG_TRY(candidates(plan, chosen, pass, op, &ops));
-    if (ops < 2) goto cleanup;
-    GG_TRY(bench_make(op, ops, &b));
-    for (int i = 0; i < ops; i++) best[i] = INFINITY;
+    const candidates *all = &b->pass[pass];
+    double best[GG_ALGORITHM_COUNT], fastest = INFINITY, seconds = 0;
+    for (int i = 0; i < all->count; i++) best[i] = INFINITY;
     const double begin = gg_clock_now();
     for (int round = 0; round < MOST_ROUNDS; round++) {
         const double passed = gg_clock_now() - begin;
         if (passed > TOO_LONG || (round >= LEAST_ROUNDS && passed > LONG_ENOUGH)) break;
-        for (int i = 0; i < ops; i++) {
-            GG_TRY(run_once(op[i], pass, &b, &seconds));
+        for (int i = 0; i < all->count; i++) {
+            if (round > 0 && best[i] > SLOW * fastest) continue;
+            GG_TRY(run_once(all->op[i], pass, b, &seconds));
             if (seconds < best[i]) best[i] = seconds;
+            if (seconds < fastest) fastest = seconds;
         }
     }
-    for (int i = 0; i < ops; i++)
-        rows[(*count)++] = (gg_conv_timing){
-            .key = gg_conv_key_of(&chosen->desc), .pass = pass, .algorithm = op[i]->desc.algorithm, .seconds = best[i]};
+    for (int i = 0; i < all->count; i++)
+        rows[(*count)++] =
+            (gg_conv_timing){.key = *key, .pass = pass, .algorithm = all->op[i]->desc.algorithm, .seconds = best[i]};
 cleanup:
-    for (int i = 0; i < ops; i++) gg_op_destroy(op[i]);
+    return status;
+}
+
+static gg_status measure_convolution(const gg_plan *plan, const gg_op *chosen, gg_conv_timing *rows, int *count) {
+    gg_status status = GG_OK;
+    const gg_conv_key key = gg_conv_key_of(&chosen->desc);
+    int found = 0;
+    bench b = {0};
+    for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
+        if (pass != GG_PASS_FORWARD && !plan->options.training) continue;
+        if (pass == GG_PASS_DATA && !chosen->desc.input_grad) continue;
+        GG_TRY(candidates_find(plan, chosen, (gg_pass)pass, &b.pass[pass]));
+        found += b.pass[pass].count;
+    }
+    if (found == 0) goto cleanup;
+    GG_TRY(bench_make(chosen, &b));
+    for (int pass = 0; pass < GG_PASS_COUNT; pass++) GG_TRY(measure_pass(&key, (gg_pass)pass, &b, rows, count));
+cleanup:
     bench_free(&b);
     return status;
 }
 
-gg_status gg_measure_algorithms(const gg_graph *graph, const gg_plan_options *options, const gg_conv_key *known,
-                                int knowns, gg_conv_timing **out, int *count) {
+/* A plan whose layouts are those that are measured in. */
+static gg_status measured_plan(const gg_graph *graph, const gg_plan_options *options, gg_plan **out) {
+    gg_plan_options direct = *options;
+    direct.conv_algorithm = GG_CONV_DIRECT;
+    return gg_plan_make(graph, &direct, out);
+}
+
+/* The operation of the plan's first convolution of this kind; NULL: there is none. */
+static const gg_op *find_convolution(const gg_plan *plan, const gg_conv_key *key) {
+    for (int s = 0; s < plan->steps; s++) {
+        const gg_op *op = plan->step[s].op;
+        if (!gg_choose_winograd_possible(&op->desc)) continue;
+        const gg_conv_key own = gg_conv_key_of(&op->desc);
+        if (memcmp(&own, key, sizeof own) == 0) return op;
+    }
+    return NULL;
+}
+
+static double key_operations(const gg_conv_key *key) {
+    return (double)key->batch * (double)(key->input[0] * key->input[1]) * (double)(key->input[2] * key->output);
+}
+
+gg_status gg_measured_convolutions(const gg_graph *graph, const gg_plan_options *options, gg_conv_key **out,
+                                   int *count) {
     gg_status status = GG_OK;
     gg_plan *plan = NULL;
-    gg_plan_options direct = *options;
     void *block = NULL;
     *out = NULL;
     *count = 0;
-    direct.conv_algorithm = GG_CONV_DIRECT;
-    direct.training = true;
-    GG_TRY(gg_plan_make(graph, &direct, &plan));
-    GG_TRY(gg_calloc((size_t)(plan->steps * GG_PASS_COUNT * GG_ALGORITHM_COUNT + 1), sizeof(gg_conv_timing),
+    GG_TRY(measured_plan(graph, options, &plan));
+    GG_TRY(gg_calloc((size_t)plan->steps + 1, sizeof(gg_conv_key), "convolutions", &block));
+    gg_conv_key *keys = block;
+    for (int s = 0; s < plan->steps; s++) {
+        if (!gg_choose_winograd_possible(&plan->step[s].op->desc)) continue;
+        const gg_conv_key key = gg_conv_key_of(&plan->step[s].op->desc);
+        bool seen = false;
+        for (int i = 0; i < *count; i++) seen = seen || memcmp(&keys[i], &key, sizeof key) == 0;
+        if (seen) continue;
+        int at = (*count)++;
+        for (; at > 0 && key_operations(&keys[at - 1]) < key_operations(&key); at--) keys[at] = keys[at - 1];
+        keys[at] = key;
+    }
+    *out = keys;
+    block = NULL;
+cleanup:
+    gg_plan_destroy(plan);
+    gg_free(block);
+    return status;
+}
+
+gg_status gg_measure_algorithms(const gg_graph *graph, const gg_plan_options *options, const gg_conv_key *wanted,
+                                int wants, double seconds, gg_conv_timing **out, int *count) {
+    gg_status status = GG_OK;
+    gg_plan *plan = NULL;
+    void *block = NULL;
+    *out = NULL;
+    *count = 0;
+    const double begin = gg_clock_now();
+    GG_TRY(measured_plan(graph, options, &plan));
+    GG_TRY(gg_calloc((size_t)(wants * GG_PASS_COUNT * GG_ALGORITHM_COUNT + 1), sizeof(gg_conv_timing),
                      "measured convolutions", &block));
     gg_conv_timing *rows = block;
-    for (int s = 0; s < plan->steps; s++) {
-        const gg_step *step = &plan->step[s];
-        const gg_op *chosen = step->op;
-        if (!gg_choose_winograd_possible(&chosen->desc)) continue;
-        const gg_conv_key key = gg_conv_key_of(&chosen->desc);
-        bool seen = false;
-        for (int i = 0; i < knowns; i++) seen = seen || memcmp(&known[i], &key, sizeof key) == 0;
-        for (int i = 0; i < *count; i++) seen = seen || memcmp(&rows[i].key, &key, sizeof key) == 0;
-        for (int pass = 0; !seen && pass < GG_PASS_COUNT; pass++) {
-            if (pass == GG_PASS_DATA && !chosen->desc.input_grad) continue;
-            GG_TRY(measure_pass(plan, chosen, (gg_pass)pass, rows, count));
-        }
+    for (int i = 0; i < wants && gg_clock_now() - begin < seconds; i++) {
+        const gg_op *chosen = find_convolution(plan, &wanted[i]);
+        if (chosen != NULL) GG_TRY(measure_convolution(plan, chosen, rows, count));
     }
     *out = rows;
     block = NULL;
 cleanup:
     gg_plan_destroy(plan);
     gg_free(block);
-    if (status != GG_OK) *count = 0;
     return status;
 }

@@ -12,9 +12,15 @@ typedef struct gg_conv_timing {
     double seconds;
 } gg_conv_timing;
 
-/* Measures the candidates of every convolution that has several, in the layouts of a training plan with these options;
- * those of `known` are left out. The candidates of a pass run alternately. *out is owned by the caller (gg_free). */
-gg_status gg_measure_algorithms(const gg_graph *graph, const gg_plan_options *options, const gg_conv_key *known,
-                                int knowns, gg_conv_timing **out, int *count);
+/* The convolutions that have several candidates in a plan with these options, each once, those with the most operations
+ * first. *out is owned by the caller (gg_free). */
+gg_status gg_measured_convolutions(const gg_graph *graph, const gg_plan_options *options, gg_conv_key **out,
+                                   int *count);
+
+/* Measures the candidates of these convolutions, in the layouts of a plan with these options: of all passes of a
+ * training plan, else of forward alone. The candidates of a pass run alternately. After so many seconds no further
+ * convolution is begun: the last of `wanted` may be missing. *out is owned by the caller (gg_free). */
+gg_status gg_measure_algorithms(const gg_graph *graph, const gg_plan_options *options, const gg_conv_key *wanted,
+                                int wants, double seconds, gg_conv_timing **out, int *count);
 
 #endif

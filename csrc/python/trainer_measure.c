@@ -173,24 +173,48 @@ static PyObject *timings_list(const gg_conv_timing *rows, int count) {
     return list;
 }
 
+static PyObject *convolutions(PyObject *self, PyObject *args) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *list = NULL;
+    long long batch;
+    int training = 0, count = 0;
+    gg_conv_key *keys = NULL;
+    if (!PyArg_ParseTuple(args, "Lp:convolutions", &batch, &training)) return NULL;
+    if (!gg_py_trainer_is_free(t)) return NULL;
+    const gg_status status =
+        gg_replica_measured_convolutions(gg_trainer_replica(t->trainer, 0), batch, training, &keys, &count);
+    if (status != GG_OK) gg_py_raise(status);
+    else list = PyList_New(0);
+    for (int i = 0; list != NULL && i < count; ++i) {
+        PyObject *key = key_tuple(&keys[i]);
+        if (key == NULL || PyList_Append(list, key) < 0) Py_CLEAR(list);
+        Py_XDECREF(key);
+    }
+    gg_free(keys);
+    return list;
+}
+
 static PyObject *measure_algorithms(PyObject *self, PyObject *args) {
     gg_py_trainer *t = (gg_py_trainer *)self;
-    PyObject *known, *list = NULL;
+    PyObject *wanted, *list = NULL;
     long long batch;
+    int training = 0, count = 0;
+    double seconds = 0;
     gg_conv_timing *rows = NULL;
     gg_conv_key *keys = NULL;
-    int count = 0;
     gg_status status;
-    if (!PyArg_ParseTuple(args, "LO!:measure_algorithms", &batch, &PyList_Type, &known)) return NULL;
-    const Py_ssize_t knowns = PyList_GET_SIZE(known);
-    keys = PyMem_Calloc((size_t)knowns + 1, sizeof *keys);
+    if (!PyArg_ParseTuple(args, "LpO!d:measure_algorithms", &batch, &training, &PyList_Type, &wanted, &seconds))
+        return NULL;
+    const Py_ssize_t wants = PyList_GET_SIZE(wanted);
+    keys = PyMem_Calloc((size_t)wants + 1, sizeof *keys);
     if (keys == NULL) return PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < knowns; ++i)
-        if (read_key(PyList_GET_ITEM(known, i), &keys[i]) < 0) goto cleanup;
+    for (Py_ssize_t i = 0; i < wants; ++i)
+        if (read_key(PyList_GET_ITEM(wanted, i), &keys[i]) < 0) goto cleanup;
     if (!gg_py_trainer_is_free(t)) goto cleanup;
     t->busy = true;
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_replica_measure_algorithms(gg_trainer_replica(t->trainer, 0), batch, keys, (int)knowns, &rows, &count);
+    status = gg_replica_measure_algorithms(gg_trainer_replica(t->trainer, 0), batch, training, keys, (int)wants,
+                                           seconds, &rows, &count);
     Py_END_ALLOW_THREADS;
     t->busy = false;
     if (status != GG_OK) gg_py_raise(status);
@@ -245,8 +269,11 @@ failed:
 PyMethodDef gg_py_trainer_measures[] = {
     {"node_algorithms", node_algorithms, METH_NOARGS,
      "Of each node that is a convolution {pass: (table, algorithm)}, else None; after the first step."},
+    {"convolutions", convolutions, METH_VARARGS,
+     "Those that have several algorithms, the most expensive first: batch, whether for training."},
     {"measure_algorithms", measure_algorithms, METH_VARARGS,
-     "What each candidate takes for each pass of the convolutions of a training step: batch, those known already."},
+     "What each candidate takes for each pass: batch, whether for training, of which convolutions, within how many "
+     "seconds."},
     {"set_algorithms", set_algorithms, METH_O, "The algorithms of these convolutions, on the local ranks."},
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
     {"partitioned_fc", partitioned_fc, METH_NOARGS,

@@ -129,11 +129,22 @@ const bool *gg_replica_fc_partitioned(const gg_replica *r) {
 bool gg_replica_compresses(const gg_replica *r) { return r->exchange != NULL && gg_exchange_compresses(r->exchange); }
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->plans.pinned; }
 
-gg_status gg_replica_measure_algorithms(gg_replica *r, int64_t batch, const gg_conv_key *known, int knowns,
-                                        gg_conv_timing **out, int *count) {
+static gg_plan_options measured_options(const gg_replica *r, int64_t batch, bool training) {
     gg_plan_options options = r->plans.options;
     options.batch = batch;
-    return gg_measure_algorithms(r->options.graph, &options, known, knowns, out, count);
+    options.training = training;
+    return options;
+}
+
+gg_status gg_replica_measured_convolutions(gg_replica *r, int64_t batch, bool training, gg_conv_key **out, int *count) {
+    const gg_plan_options options = measured_options(r, batch, training);
+    return gg_measured_convolutions(r->options.graph, &options, out, count);
+}
+
+gg_status gg_replica_measure_algorithms(gg_replica *r, int64_t batch, bool training, const gg_conv_key *wanted,
+                                        int wants, double seconds, gg_conv_timing **out, int *count) {
+    const gg_plan_options options = measured_options(r, batch, training);
+    return gg_measure_algorithms(r->options.graph, &options, wanted, wants, seconds, out, count);
 }
 
 gg_status gg_replica_set_algorithms(gg_replica *r, const gg_conv_choice *choices, int count) {

@@ -209,9 +209,11 @@ double gg_replica_clock_offset(const gg_replica *replica);
 /* Adds "step 12, WHAT: " to the message of a failure, and returns it. */
 gg_status gg_replica_at(const gg_replica *replica, const char *what, gg_status status);
 const char *gg_replica_backend_name(const gg_replica *replica);
-/* Measures the algorithms of the convolutions of a training step with this batch, as gg_measure_algorithms. */
-gg_status gg_replica_measure_algorithms(gg_replica *replica, int64_t batch, const gg_conv_key *known, int knowns,
-                                        gg_conv_timing **out, int *count);
+/* Of a plan for training or evaluation with this batch, as gg_measured_convolutions and gg_measure_algorithms. */
+gg_status gg_replica_measured_convolutions(gg_replica *replica, int64_t batch, bool training, gg_conv_key **out,
+                                           int *count);
+gg_status gg_replica_measure_algorithms(gg_replica *replica, int64_t batch, bool training, const gg_conv_key *wanted,
+                                        int wants, double seconds, gg_conv_timing **out, int *count);
 /* The algorithms of these convolutions, copied, in place of those given before; the next steps make their plans anew.
  */
 gg_status gg_replica_set_algorithms(gg_replica *replica, const gg_conv_choice *choices, int count);

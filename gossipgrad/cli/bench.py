@@ -73,7 +73,7 @@ def time_it(arguments: argparse.Namespace) -> int:
     threads = environment.default_threads() if arguments.threads is None else arguments.threads
     common: dict[str, Any] = {"model": arguments.model, "batch_size": arguments.batch_size, "threads": threads}
     common |= {"steps": arguments.steps, "warmup": arguments.warmup, "backend": arguments.backend}
-    common["conv_algorithm"] = arguments.conv_algorithm
+    common |= {"conv_algorithm": arguments.conv_algorithm, "tune": False if arguments.no_tune else None}
     limits = {"batch_size": (1, HIGHEST), "steps": (1, HIGHEST), "warmup": (0, HIGHEST), "blocks": (1, HIGHEST)}
     check_limits(arguments, limits | {"threads": (1, 4096)})
     straggler, network = checked(lambda: circumstances(arguments))

@@ -78,8 +78,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, orders and draws")
     add_machine(parser)
-    help_ = "choose algorithms by fixed rules; default: measure them once, unless $GOSSIPGRAD_TUNE is 0"
-    parser.add_argument("--no-tune", action="store_true", help=help_)
     parser.add_argument(
         "--virtual-ranks",
         type=int,
