@@ -1,0 +1,380 @@
+"""A step of each network, ours and PyTorch's and JAX's alternately in one run: a table of ratios beside the floors.
+
+    python benchmarks/step_vs_peers.py --threads 2
+    python benchmarks/step_vs_peers.py --networks lenet mlp --dtype bfloat16 --json steps.json
+    python benchmarks/step_vs_peers.py --evaluate --threads 1 2
+    python benchmarks/step_vs_peers.py --memory
+
+A step is forward, loss, backward and SGD with momentum on one batch in memory; with --evaluate the forward pass alone.
+Each contestant is a process of its own, pinned to as many cores as it has threads, which builds its network and warms
+up; then all run blocks of steps in turn, one at a time. Its figure is its fastest step; the ratio is that of the best
+peer to ours: above 1, ours is faster. The peers: PyTorch with the settings of peers_torch.py, with glibc's malloc and
+with tcmalloc, which Debian's libtcmalloc-minimal4 has (--tcmalloc FILE where it is elsewhere), compiled by
+torch.compile where --compiled says so, and JAX for the mlp. Who cannot be imported is left out, and said.
+
+--memory: what a process with a network needs while it trains (or, with --evaluate, computes) at most, without what
+importing the library took, each in a process that makes a few steps and does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Network:
+    """floors: the least ratios that are wanted in float32 and bfloat16; small: both allocators are tried."""
+
+    batch: int
+    shape: tuple[int, ...]
+    classes: int
+    floors: tuple[float, float]
+    small: bool = True
+    tokens: bool = False
+
+
+NETWORKS = {
+    "vgg16": Network(8, (3, 224, 224), 1000, (2.0, 1.05), small=False),
+    "googlenet": Network(16, (3, 224, 224), 1000, (1.6, 1.3), small=False),
+    "resnet50": Network(16, (3, 224, 224), 1000, (1.25, 1.1), small=False),
+    "alexnet": Network(32, (3, 224, 224), 1000, (1.2, 1.05), small=False),
+    "resnet20": Network(128, (3, 32, 32), 10, (1.4, 1.3)),
+    "cifar_quick": Network(100, (3, 32, 32), 10, (1.6, 1.2)),
+    "lenet": Network(64, (1, 28, 28), 10, (2.1, 1.6)),
+    "char_lstm": Network(32, (64,), 65, (1.05, 1.1), tokens=True),  # two layers of 512
+    "char_gpt": Network(12, (64,), 65, (1.5, 1.2), tokens=True),
+    "mlp": Network(256, (28,), 1, (1.3, 1.2)),
+}
+EVALUATION = 1.2  # the floor of every network's forward pass
+BLOCK_SECONDS = 0.4  # of steps that a contestant makes in its turn, at least one
+
+
+def a_batch(name: str) -> tuple[Any, Any]:
+    network, draw = NETWORKS[name], np.random.default_rng(0)
+    n, places = network.batch, network.shape if network.tokens else ()
+    if network.tokens:
+        x: Any = draw.integers(0, network.classes, (n, *network.shape), dtype=np.int32)
+    else:
+        x = draw.standard_normal((n, *network.shape), np.float32)
+    if name == "mlp":
+        return x, draw.integers(0, 2, (n, 1)).astype(np.float32)
+    return x, draw.integers(0, network.classes, (n, *places), dtype=np.int32)
+
+
+# ---- a contestant's process
+
+
+def memory_mib(field: str) -> float:
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(field))
+
+
+def others_cpu_seconds() -> float:
+    """CPU seconds that the machine has spent outside this process."""
+    with open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, _, _, irq, softirq = map(int, file.readline().split()[1:8])
+    own = os.times()
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+
+def our_step(name: str, threads: int, dtype: str, evaluate: bool) -> tuple[Any, int]:
+    """A function that makes so many steps and gives the seconds of each; and how many parameters the network has."""
+    import gossipgrad as gg
+
+    options = {"googlenet": {"form": "published"}, "char_lstm": {"hidden": 512}}.get(name, {})
+    entry = gg.models.by_name(name)
+    net = entry.make(**options)
+    how = {} if dtype == "float32" else {"dtype": dtype}
+    trainer = gg.Trainer(net, loss=entry.loss, optimizer=gg.SGD(lr=0.001, momentum=0.9), threads=threads, **how)
+    x, y = a_batch(name)
+    parameters = trainer.net.parameters
+    trainer.choose_algorithms(len(x))
+    if not evaluate:
+        return lambda steps: trainer.core.bench(x, y, 0, steps), parameters
+    batches = 4
+    samples = np.concatenate([x] * batches)
+
+    def predict(steps: int) -> list[float]:
+        seconds = []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            trainer.predict(samples, batch_size=len(x))
+            seconds.append((time.perf_counter() - begin) / batches)
+        return seconds
+
+    return predict, parameters
+
+
+def peer_step(who: str, name: str, threads: int, dtype: str, evaluate: bool) -> tuple[Any, int]:
+    x, y = a_batch(name)
+    bfloat16 = dtype == "bfloat16"
+    if who.startswith("jax"):
+        import peers_jax
+
+        step, parameters = peers_jax.jax_step(name, x, y, bfloat16=bfloat16, evaluate=evaluate)
+    else:
+        import peers_torch
+
+        how = {"threads": threads, "bfloat16": bfloat16, "compiled": "compile" in who, "evaluate": evaluate}
+        step, parameters = peers_torch.torch_step(name, x, y, **how)
+
+    def run(steps: int) -> list[float]:
+        seconds = []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    return run, parameters
+
+
+def contestant(arguments: argparse.Namespace) -> None:
+    """Build, say so, then make as many steps as each line of the input says, until it ends."""
+    (threads,), (name,), who = arguments.threads, arguments.networks, arguments.contestant
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    if who == "ours":
+        import gossipgrad  # noqa: F401
+    elif who.startswith("jax"):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        import jax  # noqa: F401
+    else:
+        import torch  # noqa: F401
+    imported = memory_mib("VmRSS")
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")  # the peak starts again from now; a sandbox may refuse
+    begin = time.perf_counter()
+    if who == "ours":
+        run, parameters = our_step(name, threads, arguments.dtype, arguments.evaluate)
+    else:
+        run, parameters = peer_step(who, name, threads, arguments.dtype, arguments.evaluate)
+    run(1)
+    first = time.perf_counter() - begin
+    warm = run(1)
+    print(json.dumps({"parameters": parameters, "first": first, "warm": warm}), flush=True)
+    for line in sys.stdin:
+        others, begin = others_cpu_seconds(), time.perf_counter()
+        seconds = run(int(line))
+        others = (others_cpu_seconds() - others) / (time.perf_counter() - begin)
+        grown = memory_mib("VmHWM") - imported
+        print(json.dumps({"seconds": seconds, "others": others, "grown": grown}), flush=True)
+
+
+# ---- the comparison
+
+
+def tcmalloc() -> str | None:
+    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
+    return next((line.split()[-1] for line in listed.splitlines() if "libtcmalloc_minimal.so.4" in line), None)
+
+
+def contestants(name: str, arguments: argparse.Namespace) -> list[str]:
+    """Ours, then the peers."""
+    mallocs = ["", " tcmalloc"] if NETWORKS[name].small else [" tcmalloc"]
+    if not arguments.tcmalloc:
+        mallocs = [""]
+    peers = [f"torch{malloc}" for malloc in mallocs]
+    if name in arguments.compiled:
+        peers += [f"torch compile{malloc}" for malloc in mallocs[-1:]]
+    if name == "mlp":
+        peers += ["jax"]
+    return ["ours", *peers]
+
+
+class Process:
+    """A contestant that waits for its turns."""
+
+    def __init__(self, who: str, name: str, threads: int, dtype: str, arguments: argparse.Namespace):
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        if "tcmalloc" in who:
+            environment["LD_PRELOAD"] = arguments.tcmalloc
+        command = [sys.executable, __file__, "--contestant", who, "--networks", name, "--threads", str(threads)]
+        command += ["--dtype", dtype, *(["--evaluate"] if arguments.evaluate else [])]
+        self.who, self.errors = who, tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment
+        )
+        self.seconds: list[float] = []
+        self.others: list[float] = []
+        self.grown = 0.0
+        self.built: dict[str, Any] | None = None
+
+    def answer(self) -> dict[str, Any] | None:
+        """None: it has ended."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        return None
+
+    def turn(self, steps: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        found = self.answer()
+        if found is None:
+            raise SystemExit(f"{self.who}: failed while it ran:\n{self.why()}")
+        self.seconds += found["seconds"]
+        self.others.append(found["others"])
+        self.grown = found["grown"]
+
+    def why(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()[-2000:]
+
+    def close(self) -> None:
+        self.process.stdin.close()  # type: ignore[union-attr]
+        self.process.wait()
+        self.errors.close()
+
+    def record(self) -> dict[str, Any]:
+        times = [1e3 * seconds for seconds in self.seconds]
+        return {
+            "who": self.who,
+            "ms_min": round(min(times), 4),
+            "ms_median": round(statistics.median(times), 4),
+            "steps": len(times),
+            "others_busy": round(min(self.others), 2),
+            "first_step_s": round(self.built["first"], 2) if self.built else None,
+            "grown_mib": round(self.grown, 1),
+        }
+
+
+def started(who: str, name: str, threads: int, dtype: str, arguments: argparse.Namespace) -> Process | None:
+    """None, with a word: a peer that is not there. SystemExit: ours failed."""
+    process = Process(who, name, threads, dtype, arguments)
+    process.built = process.answer()
+    if process.built is not None:
+        return process
+    why = process.why()
+    process.close()
+    if who == "ours":
+        raise SystemExit(f"ours, {name}: failed:\n{why}")
+    print(f"{name}: {who} is left out: {why.strip().splitlines()[-1] if why.strip() else 'it ended'}", file=sys.stderr)
+    return None
+
+
+def compare(name: str, threads: int, dtype: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Blocks of steps in turn; with --memory each alone."""
+    running: list[Process] = []
+    records = []
+    try:
+        for who in contestants(name, arguments):
+            process = started(who, name, threads, dtype, arguments)
+            if process is None:
+                continue
+            running.append(process)
+            if arguments.memory:
+                process.turn(3)
+                records.append(running.pop().record())
+                process.close()
+        if len({process.built["parameters"] for process in running if process.built}) > 1:
+            raise SystemExit(f"{name}: the networks differ in parameters: {[(p.who, p.built) for p in running]}")
+        for _ in range(arguments.rounds if running else 0):
+            for process in running:
+                step = min(process.seconds or process.built["warm"])  # type: ignore[index]
+                process.turn(max(1, min(200, int(BLOCK_SECONDS / step))))
+        records += [process.record() for process in running]
+    finally:
+        for process in running:
+            process.close()
+    network = NETWORKS[name]
+    floor = EVALUATION if arguments.evaluate else network.floors[DTYPES.index(dtype)]
+    what = "grown_mib" if arguments.memory else "ms_min"
+    peers = sorted(records[1:], key=lambda record: record[what])
+    result = {"network": name, "batch": network.batch, "threads": threads, "dtype": dtype, "contestants": records}
+    result |= {"ours": records[0][what], "peer": peers[0][what] if peers else None}
+    result |= {"best_peer": peers[0]["who"] if peers else None, "floor": 1.0 if arguments.memory else floor}
+    result["ratio"] = round(result["peer"] / result["ours"], 3) if peers else None
+    return result
+
+
+def line_of(result: dict[str, Any]) -> str:
+    start = f"{result['network']:12}{result['batch']:>6}{result['threads']:>8}  {result['dtype']:9}"
+    if result["ratio"] is None:
+        return f"{start}{'none':>10}{result['ours']:>10.4g}"
+    met = "met" if result["ratio"] >= result["floor"] else f"missed by {1 - result['ratio'] / result['floor']:.0%}"
+    busy = max(record["others_busy"] for record in result["contestants"])
+    return (
+        f"{start}{result['peer']:>10.4g}{result['ours']:>10.4g}{result['ratio']:>7.2f}{result['floor']:>7.2f}  {met}, "
+        f"{result['best_peer']}" + (f", others used {busy:.1f} cores" if busy > 0.1 else "")
+    )
+
+
+def scaling(results: list[dict[str, Any]]) -> list[str]:
+    """The fewest threads' time over the most threads', ours and the best peer's, of the networks that have both."""
+    lines = []
+    for name in {result["network"]: None for result in results}:
+        own = sorted((one for one in results if one["network"] == name), key=lambda one: one["threads"])
+        first, last = own[0], own[-1]
+        if first["threads"] == last["threads"] or first["peer"] is None or last["peer"] is None:
+            continue
+        ours, peer = first["ours"] / last["ours"], first["peer"] / last["peer"]
+        threads = f"{last['threads']} threads over {first['threads']}"
+        lines.append(f"{name:12}{last['dtype']:>9}  {threads}: ours {ours:.2f}, the best peer {peer:.2f}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS), metavar="NAME")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1], help="one table line each; default: 1")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--evaluate", action="store_true", help="the forward pass, as users predict")
+    parser.add_argument("--memory", action="store_true", help="MiB in place of milliseconds")
+    parser.add_argument("--rounds", type=int, default=6, help="blocks of each contestant; default: 6")
+    parser.add_argument(
+        "--compiled", nargs="*", default=["resnet20"], metavar="NAME", help="networks that PyTorch compiles as well"
+    )
+    parser.add_argument("--tcmalloc", default=tcmalloc(), metavar="FILE", help="the library; default: the system's")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures; those of a run before stay in it")
+    parser.add_argument("--contestant", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.contestant:
+        contestant(arguments)
+        return
+    if not arguments.tcmalloc:
+        print("tcmalloc was not found: PyTorch's large networks are slower without it", file=sys.stderr)
+    unit = "MiB" if arguments.memory else "ms"
+    head = f"{'network':12}{'batch':>6}{'threads':>8}  {'dtype':9}{f'peer {unit}':>10}{f'ours {unit}':>10}"
+    print(f"{head}{'ratio':>7}{'floor':>7}", flush=True)
+    results = []
+    for name in arguments.networks:
+        for threads in arguments.threads:
+            results.append(compare(name, threads, arguments.dtype, arguments))
+            print(line_of(results[-1]), flush=True)
+            if arguments.json:
+                write(arguments.json, results[-1], arguments)
+    if not arguments.memory:
+        for line in scaling(results):
+            print(line)
+
+
+def write(path: Path, result: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """One line a comparison, with what it was made on."""
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    about = {"what": "memory" if arguments.memory else "evaluate" if arguments.evaluate else "step"}
+    about |= {"cpu": cpu or platform.machine(), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(about | result) + "\n")
+
+
+if __name__ == "__main__":
+    main()
