@@ -522,26 +522,33 @@ def test_seconds_until_a_wait_is_said(monkeypatch):
 
 STALLS = (
     HEAD.replace("import numpy", "late = os.environ['OMPI_COMM_WORLD_RANK'] == '1'\nimport numpy")
-    + "from gossipgrad import loop\n"
+    + "import pathlib, re\nfrom gossipgrad import _stall, loop\n"
     + """
-pause = lambda: time.sleep(2.5) if late else None
-pause()
+def pause(place):  # rank 1 comes when all others have waited at this place so long that it was said
+    said = not late
+    while not said:
+        time.sleep(0.02)
+        there = [one for one in _stall._waits_here() if re.search(place, one.call)]
+        written = [_stall._modified(f"rank-{one.rank}") for one in there]
+        said = len(there) == 3 and _stall._modified("said") >= max(written)
+pause("MPI_Init")
 trainer = gg.Trainer(small_net())
 class Late(gg.Callback):
-    def on_epoch_begin(self, trainer, epoch): pause()
+    def on_epoch_begin(self, trainer, epoch): pause("begin of epoch 1")
 train = loop.Loop._train
 def train_late(self):
-    pause()
+    pause("fit, step")
     train(self)
 loop.Loop._train = train_late
 trainer.fit(data, batch_size=5, progress=False, callbacks=[Late()])
-pause()
+while late and not list(pathlib.Path(os.environ["PMIX_SERVER_TMPDIR"]).glob("*waits-at-end*")):
+    time.sleep(0.02)
 """
 )
 
 
 def test_waits_that_last_are_said(mpirun):
-    """In MPI's start and end, between calls, in a step. Each goes on, and a host says each once."""
+    """In MPI's start and end, between calls, in a step. Each goes on when rank 1, which all wait for, comes."""
     done = mpirun(4, STALLS, env={"GOSSIPGRAD_STALL_SECONDS": "0.7"})
     lines = own_lines(done.stderr)
     ranks = r"(rank|ranks)( \d( and|,)?)+ (has|have) waited for \d+(\.\d+)? s in "
@@ -551,10 +558,29 @@ def test_waits_that_last_are_said(mpirun):
         r"Trainer.fit, step \d, layers '\w+'",
     ):
         found = [line for line in lines if re.search(ranks + place, line)]
-        assert 1 <= len(found) <= 3, (place, done.stderr)  # one for all, unless they come at very different times
-        assert "rank 1 does not wait so long: it computes, or does not make this call" in found[-1], done.stderr
-        assert all("rank 1 has" not in line and re.search("for (other ranks|ranks? [0-9])", line) for line in found)
-    assert sum("in MPI_Finalize" in line for line in lines) == 1, done.stderr
+        assert all(re.search("for (other ranks|ranks? [0-9])", line) for line in found), done.stderr
+        # A busy machine may add lines about others; one is about rank 1 alone.
+        alone = "; rank 1 does not wait so long: it computes, or does not make this call"
+        assert any(alone in line and "rank 1 has" not in line for line in found), (place, done.stderr)
+    speakers = [line.split(" has waited")[0] for line in lines if "in MPI_Finalize for other ranks" in line]
+    assert len(set(speakers)) == 1 and "rank 1" not in speakers[0], done.stderr
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_one_rank_of_a_host_speaks_for_all(others, tmp_path, monkeypatch, capsys):
+    """What another rank has said since a wait was written down is not said again."""
+    for name, value in (
+        ("PMIX_SERVER_TMPDIR", str(tmp_path)),
+        ("PMIX_NAMESPACE", "job"),
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_stall.time, "sleep", lambda seconds: _stall._write("said", "") if others else None)
+    _stall._say(wait(0, size=2), 0.5)
+    said = capsys.readouterr().err
+    assert (said == "") if others else ("rank 0 has waited for" in said and "rank 1 does not wait so long" in said)
 
 
 def test_nothing_is_said_of_short_or_simulated_waits(mpirun):

@@ -107,6 +107,10 @@ def test_texts_from_files(tmp_path):
         ({"source": "", "sequence": 4}, "text: empty"),
         ({"source": TEXT, "vocabulary": gg.data.Vocabulary(["abc"])}, r"'F' at position 0 \(line 1, column 1\)"),
         ({"source": "no such file"}, "'no such file': no such file"),
+        (
+            {"source": "to be or not to be " * 5000},
+            r"^'to be or not to be [a-z ]{10,60}'... \(95,000 characters\): no such file; a text itself has a line end",
+        ),
     ],
 )
 def test_texts_that_cannot_be_cut(how, words):

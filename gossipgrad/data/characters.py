@@ -191,7 +191,8 @@ def _content(source: Any) -> tuple[str, str]:
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"source: {type(source).__name__}; allowed: a file's name, or a text with a line end in it")
     if isinstance(source, str) and not os.path.exists(source):
-        raise DataError(f"{source!r}: no such file; a text itself has a line end in it")
+        shown = repr(source) if len(source) <= 80 else f"{source[:60]!r}... ({len(source):,} characters)"
+        raise DataError(f"{shown}: no such file; a text itself has a line end in it")
     return read_text(source), Path(source).name
 
 
