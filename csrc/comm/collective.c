@@ -219,8 +219,9 @@ cleanup:
     return gg_error_prefix(status, "comparing clocks: ");
 }
 
-/* What a reduction still waits for. With GATHERED and IDLE the data holds the sum. */
-typedef enum stage { IDLE = 0, SCATTERING, READ_BY_PEERS, GATHERING, GATHERED, LEFT_TO_MPI } stage;
+/* What a reduction still waits for. With GATHERED and IDLE the data holds the sum. SUMMED: in halves, the owner's
+ * second one. */
+typedef enum stage { IDLE = 0, SCATTERING, SUMMED, READ_BY_PEERS, GATHERING, GATHERED, LEFT_TO_MPI } stage;
 
 struct gg_allreduce {
     gg_transport *transport;
@@ -234,9 +235,12 @@ struct gg_allreduce {
     float *exact;         /* displaces, rest: the sum of the own slice, not rounded */
     char *landing;        /* own elements for each rank */
     const void **source;
-    gg_request *receives, *scattered, *gathered; /* one a rank each */
+    /* One a rank each: parts of the own slice, and what this rank sends of the others'; slices of the sum, and the own
+     * one that is sent. */
+    gg_request *parts, *scattered, *slices, *gathered;
     stage stage;
-    int next; /* the next peer of this stage, counted from this rank */
+    int next;       /* the next peer of this stage, counted from this rank */
+    double arrived; /* when the last message did */
     float *data;
     const float *scale;
     bool by_mpi; /* then `sum` is used, and of the above only transport, device, count and stage */
@@ -247,6 +251,10 @@ struct gg_allreduce {
 
 static size_t collective_slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
     size_t end = 0;
+    if (allreduce->form.slice != NULL) {
+        *begin = allreduce->form.slice[rank].begin;
+        return allreduce->form.slice[rank].count;
+    }
     gg_parallel_split(allreduce->count, GG_LANES, rank, allreduce->transport->size, begin, &end);
     return end - *begin;
 }
@@ -280,7 +288,7 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
         made->form.memory = made->form.rest = NULL;
         made->form.displaces = false;
     }
-    made->back = made->form.exact_sum ? gg_codec_of(GG_FLOAT32) : made->form.codec;
+    made->back = made->form.exact_sum || made->form.gathered != NULL ? gg_codec_of(GG_FLOAT32) : made->form.codec;
     made->own = collective_slice(made, transport->rank, &begin);
     GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", &made->source));
     if (p > 1 && !made->by_mpi) {
@@ -292,8 +300,9 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
         }
         if (made->form.displaces || made->form.rest != NULL)
             GG_TRY(gg_alloc(made->own * sizeof(float), "exact sum", &made->exact));
-        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->receives));
+        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->parts));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->scattered));
+        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->slices));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->gathered));
     }
     *out = made;
@@ -307,8 +316,9 @@ cleanup:
 void gg_allreduce_cancel(gg_allreduce *allreduce) {
     if (!allreduce) return;
     int p = allreduce->transport->size;
-    gg_cancel_all(allreduce->transport, allreduce->receives, p);
+    gg_cancel_all(allreduce->transport, allreduce->parts, p);
     gg_cancel_all(allreduce->transport, allreduce->scattered, p);
+    gg_cancel_all(allreduce->transport, allreduce->slices, p);
     gg_cancel_all(allreduce->transport, allreduce->gathered, p);
     gg_cancel_all(allreduce->transport, &allreduce->sum, 1);
     allreduce->stage = IDLE;
@@ -327,8 +337,9 @@ void gg_allreduce_destroy(gg_allreduce *allreduce) {
     gg_free(allreduce->exact);
     gg_free(allreduce->landing);
     gg_free(allreduce->source);
-    gg_free(allreduce->receives);
+    gg_free(allreduce->parts);
     gg_free(allreduce->scattered);
+    gg_free(allreduce->slices);
     gg_free(allreduce->gathered);
     gg_free(allreduce);
 }
@@ -391,12 +402,15 @@ static void sum_own(gg_allreduce *allreduce) {
     collective_accept(allreduce, begin, own, sum_for(allreduce, allreduce->transport->rank));
 }
 
-/* Waits for a slice of the sum from a peer, and copies it into the data, unless it landed there. */
-static gg_status receive_sum(gg_allreduce *allreduce, gg_request *request, size_t at, size_t n) {
+/* A peer's slice has arrived: copies it, unless it landed where it belongs. */
+static gg_status accept_slice(gg_allreduce *allreduce, int from) {
     gg_status status = GG_OK;
+    gg_request *request = &allreduce->slices[from];
+    float *gathered = allreduce->form.gathered;
+    size_t at = 0, n = collective_slice(allreduce, from, &at);
     if (request->state == GG_REQUEST_IDLE) goto cleanup;
-    GG_TRY(gg_wait(allreduce->transport, request));
-    collective_accept(allreduce, at, n, request->data);
+    if (gathered == NULL) collective_accept(allreduce, at, n, request->data);
+    else if (request->data != gathered + at) memcpy(gathered + at, request->data, n * sizeof *gathered);
     GG_TRY(gg_release(allreduce->transport, request));
 cleanup:
     return status;
@@ -409,13 +423,49 @@ static void scale_by(gg_allreduce *allreduce, float *data, const float *scale) {
         allreduce->device->table->weighted_sum(allreduce->device, allreduce->count, 1, &source, scale, data);
 }
 
-/* Peers are visited from the next rank on, so that not all of them send to one. */
+/* Where peer `from`'s slice lands. */
+static gg_status receive_slice(gg_allreduce *allreduce, int from) {
+    size_t at = 0, n = collective_slice(allreduce, from, &at);
+    float *gathered = allreduce->form.gathered;
+    if (n == 0) return GG_OK;
+    return gg_receive_exact(allreduce->transport, gathered != NULL ? gathered + at : sum_at(allreduce, at),
+                            n * allreduce->back->size, from, allreduce->tag, &allreduce->slices[from]);
+}
+
+/* Peers are visited from the next rank on, so that not all of them send to one. Receives come first: a message whose
+ * receive is posted needs no extra copy. */
+static gg_status send_parts(gg_allreduce *allreduce, bool parts) {
+    gg_status status = GG_OK;
+    gg_transport *transport = allreduce->transport;
+    int p = transport->size, rank = transport->rank;
+    const size_t own = allreduce->own, size = allreduce->form.codec->size;
+    for (int i = 1; i < p; ++i) {
+        int from = (rank - i + p) % p;
+        if (parts && own > 0)
+            GG_TRY(gg_receive_exact(transport, allreduce->landing + (size_t)from * own * size, own * size, from,
+                                    allreduce->tag, &allreduce->parts[from]));
+        if (allreduce->form.gathered != NULL) GG_TRY(receive_slice(allreduce, from));
+    }
+    for (int i = 1; i < p && parts; ++i) {
+        int to = (rank + i) % p;
+        size_t at = 0, n = collective_slice(allreduce, to, &at);
+        if (n == 0) continue;
+        GG_TRY(gg_send(transport, sent_at(allreduce, at), n * size, to, allreduce->tag, &allreduce->scattered[to]));
+    }
+    allreduce->stage = parts ? SCATTERING : SUMMED;
+    allreduce->next = 1;
+    allreduce->arrived = 0;
+cleanup:
+    return status;
+}
+
 static gg_status start_idle(gg_allreduce *allreduce, float *data, const float *scale) {
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
     const gg_codec *codec = allreduce->form.codec;
-    const size_t own = allreduce->own, size = codec->size;
+    const bool halves = allreduce->form.gathered != NULL;
+    if (allreduce->count == 0 || p == 1) allreduce->stage = halves ? SUMMED : IDLE;
     if (allreduce->count == 0) goto cleanup;
     allreduce->data = data;
     allreduce->scale = scale;
@@ -429,28 +479,23 @@ static gg_status start_idle(gg_allreduce *allreduce, float *data, const float *s
         allreduce->stage = LEFT_TO_MPI;
         goto cleanup;
     }
-    for (int i = 1; i < p && own > 0; ++i) {
-        int from = (rank - i + p) % p;
-        GG_TRY(gg_receive_exact(transport, allreduce->landing + (size_t)from * own * size, own * size, from,
-                                allreduce->tag, &allreduce->receives[from]));
-    }
-    for (int i = 1; i < p; ++i) {
-        int to = (rank + i) % p;
-        size_t at = 0, n = collective_slice(allreduce, to, &at);
-        if (n == 0) continue;
-        GG_TRY(gg_send(transport, sent_at(allreduce, at), n * size, to, allreduce->tag, &allreduce->scattered[to]));
-    }
-    allreduce->stage = SCATTERING;
-    allreduce->next = 1;
+    GG_TRY(send_parts(allreduce, true));
 cleanup:
     return collective_failed(allreduce, status);
+}
+
+static gg_status check_idle(const gg_allreduce *allreduce) {
+    gg_status status = GG_OK;
+    if (allreduce->stage != IDLE)
+        GG_FAIL(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
+cleanup:
+    return status;
 }
 
 gg_status gg_allreduce_start_some(gg_allreduce *allreduce, float *data, size_t count, const float *scale) {
     gg_status status = GG_OK;
     size_t begin;
-    if (allreduce->stage != IDLE)
-        GG_FAIL(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
+    GG_TRY(check_idle(allreduce));
     if (count > allreduce->most || count % GG_LANES != 0)
         GG_FAIL(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d, at most %zu", count, GG_LANES,
                 allreduce->most);
@@ -465,26 +510,56 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
     return gg_allreduce_start_some(allreduce, data, allreduce->most, scale);
 }
 
-/* All peers' parts of the own slice have arrived: adds them in the order of ranks and sends the sum to all. */
+gg_status gg_allreduce_start_without_parts(gg_allreduce *allreduce, float *data) {
+    gg_status status = GG_OK;
+    GG_TRY(check_idle(allreduce));
+    allreduce->data = data;
+    status = collective_failed(allreduce, send_parts(allreduce, false));
+cleanup:
+    return status;
+}
+
+/* To all peers, from what `own` says for each. */
+static gg_status send_slice(gg_allreduce *allreduce, const void *own) {
+    gg_status status = GG_OK;
+    gg_transport *transport = allreduce->transport;
+    const int p = transport->size;
+    for (int i = 1; i < p && allreduce->own > 0; ++i) {
+        int to = (transport->rank + i) % p;
+        GG_TRY(gg_send(transport, own != NULL ? own : sum_for(allreduce, to), allreduce->own * allreduce->back->size,
+                       to, allreduce->tag, &allreduce->gathered[to]));
+    }
+cleanup:
+    return status;
+}
+
+/* All peers' parts of the own slice have arrived: adds them in the order of ranks. */
 static gg_status add_own(gg_allreduce *allreduce) {
     gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
     size_t begin = 0, own = collective_slice(allreduce, rank, &begin);
     if (own == 0) goto cleanup;
-    for (int i = 0; i < p; ++i)
-        allreduce->source[i] = i == rank ? sent_at(allreduce, begin) : allreduce->receives[i].data;
+    for (int i = 0; i < p; ++i) allreduce->source[i] = i == rank ? sent_at(allreduce, begin) : allreduce->parts[i].data;
     sum_own(allreduce);
-    for (int i = 0; i < p; ++i)
-        if (i != rank) GG_TRY(gg_release(transport, &allreduce->receives[i]));
-    for (int i = 1; i < p; ++i) {
-        int to = (rank + i) % p;
-        GG_TRY(gg_send(transport, sum_for(allreduce, to), own * allreduce->back->size, to, allreduce->tag,
-                       &allreduce->gathered[to]));
-    }
+    for (int i = 0; i < p; ++i) GG_TRY(gg_release(transport, &allreduce->parts[i]));
 cleanup:
     return status;
 }
+
+gg_status gg_allreduce_gather(gg_allreduce *allreduce, const float *own) {
+    gg_status status = GG_OK;
+    if (allreduce->stage != SUMMED)
+        GG_FAIL(GG_ERROR_STATE, "allreduce of %zu values: gathered before its own slice was summed", allreduce->count);
+    GG_TRY(send_slice(allreduce, own));
+    allreduce->stage = allreduce->transport->size > 1 ? GATHERING : IDLE;
+    allreduce->next = 1;
+    allreduce->arrived = 0;
+cleanup:
+    return collective_failed(allreduce, status);
+}
+
+double gg_allreduce_arrived(const gg_allreduce *allreduce) { return allreduce->arrived; }
 
 void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *context) {
     allreduce->waited = waited;
@@ -504,39 +579,69 @@ cleanup:
     return status;
 }
 
+/* The same for a receive. */
+static gg_status reach_arrival(gg_allreduce *allreduce, gg_request *request, bool wait, bool *done) {
+    gg_status status = collective_reach(allreduce, request, wait, done);
+    if (status == GG_OK && *done && request->state == GG_REQUEST_ARRIVED && request->when > allreduce->arrived)
+        allreduce->arrived = request->when;
+    return status;
+}
+
+/* The messages of the stage from and to one peer. */
+static gg_status advance_peer(gg_allreduce *allreduce, int peer, bool wait, bool *done) {
+    gg_status status = GG_OK;
+    const bool halves = allreduce->form.gathered != NULL;
+    switch (allreduce->stage) {
+    case SCATTERING: GG_TRY(reach_arrival(allreduce, &allreduce->parts[peer], wait, done)); break;
+    case READ_BY_PEERS:
+        /* The slice may be written only after the peer has read it. */
+        GG_TRY(collective_reach(allreduce, &allreduce->scattered[peer], wait, done));
+        if (*done) GG_TRY(receive_slice(allreduce, peer));
+        break;
+    default:
+        GG_TRY(reach_arrival(allreduce, &allreduce->slices[peer], wait, done));
+        if (!*done) goto cleanup;
+        GG_TRY(accept_slice(allreduce, peer));
+        /* In halves the peer has read this rank's part before it sent. */
+        if (halves) GG_TRY(collective_reach(allreduce, &allreduce->scattered[peer], true, done));
+    }
+cleanup:
+    return status;
+}
+
+/* All peers' messages of the stage are there. */
+static gg_status end_stage(gg_allreduce *allreduce) {
+    gg_status status = GG_OK;
+    const bool halves = allreduce->form.gathered != NULL;
+    if (allreduce->stage == SCATTERING) {
+        GG_TRY(add_own(allreduce));
+        if (!halves) GG_TRY(send_slice(allreduce, NULL));
+        allreduce->stage = halves ? SUMMED : READ_BY_PEERS;
+    } else if (allreduce->stage == READ_BY_PEERS) {
+        allreduce->stage = GATHERING;
+    } else {
+        allreduce->stage = halves ? IDLE : GATHERED;
+    }
+    allreduce->next = 1;
+cleanup:
+    return status;
+}
+
 /* Continues until the data holds the sum. Without `wait` it stops at the first message that has not arrived yet. */
 static gg_status collective_advance(gg_allreduce *allreduce, bool wait) {
     gg_status status = GG_OK;
-    gg_transport *transport = allreduce->transport;
-    int p = transport->size, rank = transport->rank;
-    while (allreduce->stage != IDLE && allreduce->stage != GATHERED) {
-        bool done = true;
-        if (allreduce->stage == LEFT_TO_MPI) {
-            GG_TRY(collective_reach(allreduce, &allreduce->sum, wait, &done));
-            if (done) allreduce->stage = IDLE;
-            goto cleanup;
-        }
+    const int p = allreduce->transport->size, rank = allreduce->transport->rank;
+    bool done = true;
+    if (allreduce->stage == LEFT_TO_MPI) {
+        GG_TRY(collective_reach(allreduce, &allreduce->sum, wait, &done));
+        if (done) allreduce->stage = IDLE;
+    }
+    while (allreduce->stage == SCATTERING || allreduce->stage == READ_BY_PEERS || allreduce->stage == GATHERING) {
         if (allreduce->next == p) {
-            if (allreduce->stage == SCATTERING) GG_TRY(add_own(allreduce));
-            allreduce->stage++;
-            allreduce->next = 1;
+            GG_TRY(end_stage(allreduce));
             continue;
         }
-        int from = (rank - allreduce->next + p) % p;
-        size_t at = 0, n = collective_slice(allreduce, from, &at);
-        switch (allreduce->stage) {
-        case SCATTERING: GG_TRY(collective_reach(allreduce, &allreduce->receives[from], wait, &done)); break;
-        case READ_BY_PEERS:
-            /* The slice may be written only after `from` has read it. */
-            GG_TRY(collective_reach(allreduce, &allreduce->scattered[from], wait, &done));
-            if (done && n > 0)
-                GG_TRY(gg_receive_exact(transport, sum_at(allreduce, at), n * allreduce->back->size, from,
-                                        allreduce->tag, &allreduce->receives[from]));
-            break;
-        default:
-            GG_TRY(collective_reach(allreduce, &allreduce->receives[from], wait, &done));
-            if (done) GG_TRY(receive_sum(allreduce, &allreduce->receives[from], at, n));
-        }
+        GG_TRY(advance_peer(allreduce, (rank - allreduce->next + p) % p, wait, &done));
         if (!done) goto cleanup;
         allreduce->next++;
     }
@@ -546,19 +651,17 @@ cleanup:
 
 gg_status gg_allreduce_poll(gg_allreduce *allreduce, bool *summed) {
     gg_status status = collective_advance(allreduce, false);
-    *summed = allreduce->stage == IDLE || allreduce->stage == GATHERED;
+    *summed = allreduce->stage == IDLE || allreduce->stage == GATHERED || allreduce->stage == SUMMED;
     return status;
 }
 
 gg_status gg_allreduce_wait(gg_allreduce *allreduce) { return collective_advance(allreduce, true); }
 
-/* Waits until the peers have read this rank's slice of the sum. */
-static gg_status wait_for_readers(gg_allreduce *allreduce) {
+gg_status gg_allreduce_wait_read(gg_allreduce *allreduce) {
     gg_status status = GG_OK;
     bool read = false;
-    for (int i = 0; i < allreduce->transport->size; ++i)
+    for (int i = 0; allreduce->gathered != NULL && i < allreduce->transport->size; ++i)
         GG_TRY(collective_reach(allreduce, &allreduce->gathered[i], true, &read));
-    allreduce->stage = IDLE;
 cleanup:
     return collective_failed(allreduce, status);
 }
@@ -566,7 +669,8 @@ cleanup:
 gg_status gg_allreduce_finish(gg_allreduce *allreduce) {
     gg_status status = GG_OK;
     GG_TRY(collective_advance(allreduce, true));
-    if (allreduce->stage != IDLE) GG_TRY(wait_for_readers(allreduce));
+    GG_TRY(gg_allreduce_wait_read(allreduce));
+    if (allreduce->stage == GATHERED) allreduce->stage = IDLE;
 cleanup:
     return status;
 }

@@ -37,6 +37,11 @@ typedef struct gg_allreduce gg_allreduce;
 
 #define GG_TAG_ALLREDUCE 8 /* for reductions of which only one is in flight */
 
+/* What a rank adds of the data: a run in whole lanes; count 0: nothing. */
+typedef struct gg_allreduce_slice {
+    size_t begin, count;
+} gg_allreduce_slice;
+
 /* How the values travel. They are summed in float32.
  *
  * Where the codec is exact, data = the sum, and `rest` and `displaces` change nothing. Else:
@@ -54,6 +59,11 @@ typedef struct gg_allreduce_form {
     bool exact_sum; /* the sum travels as float32, from where the data lie, whatever the codec: the same bits on every
                        rank, and what `rest` is for is not lost. rest must be NULL, and displaces false */
     bool displaces; /* creation and destruction are collective then; rest must be NULL */
+    const gg_allreduce_slice *slice; /* one a rank, none of which overlap; the caller's. NULL: an even cut */
+    /* NULL: it is all one. Else, in halves, `count` elements that no peer reads, the caller's: where the slices of all
+     * ranks are gathered in the second half (gg_allreduce_gather). They travel as float32, whatever the codec; rest and
+     * applied are NULL then, displaces and exact_sum false, and MPI does not add. */
+    float *gathered;
 } gg_allreduce_form;
 
 /* Which library adds. MPI: each rank's scaled values go through gg_sum (see there): `data` comes from gg_message_alloc,
@@ -78,6 +88,22 @@ gg_status gg_allreduce_poll(gg_allreduce *allreduce, bool *summed);
 gg_status gg_allreduce_wait(gg_allreduce *allreduce);   /* until data holds the sum */
 gg_status gg_allreduce_finish(gg_allreduce *allreduce); /* until the peers have read it, too: data may be written */
 void gg_allreduce_cancel(gg_allreduce *allreduce);      /* what is in flight is lost; NULL is fine */
+
+/* ---- In halves ----
+ * The owner makes something of its slice's sum, which all ranks receive in place of the sum. gg_allreduce_poll and
+ * gg_allreduce_wait go to the end of the half that was started: *summed says first that the own slice of the data holds
+ * the sum, then that `gathered` holds the slices of all peers. The next sum may be started then, while peers still read
+ * the own slice; gg_allreduce_finish waits for these. Of what peers read of the data nothing is in flight any more. */
+
+/* In place of gg_allreduce_start, where every rank computes the sum of its slice itself: no part is sent. */
+gg_status gg_allreduce_start_without_parts(gg_allreduce *allreduce, float *data);
+/* Waits until the peers have read the slice that gg_allreduce_gather sent last: its memory may be written. */
+gg_status gg_allreduce_wait_read(gg_allreduce *allreduce);
+/* The second half: sends the own slice, in message memory that is not written before the peers have read it. */
+gg_status gg_allreduce_gather(gg_allreduce *allreduce, const float *own);
+/* When the last message of the half arrived, on the rank's clock; 0: none did. */
+double gg_allreduce_arrived(const gg_allreduce *allreduce);
+
 /* `waited` is called at the end of every wait, with the time at which the wait began. Sums and copies are no waits. */
 typedef void gg_waited(void *context, double begin);
 void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *context);

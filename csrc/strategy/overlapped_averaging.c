@@ -28,9 +28,8 @@
  * With a codec that is not exact gradients are rounded before they travel, and so is their sum, as AllReduce's are.
  * Weights are sent as float32: all ranks train on the same ones, and no small update is lost. So are inputs and errors,
  * and the owner rounds each rank's gradient before it adds them. */
-#include <string.h>
-
 #include "base/memory.h"
+#include "comm/collective.h"
 #include "strategy/fc_exchange.h"
 #include "strategy/flight.h"
 #include "strategy/stream.h"
@@ -41,13 +40,10 @@
  * flight. */
 typedef enum stage { IDLE = 0, REDUCING, ADDED, UPDATED, GATHERING } stage;
 
-/* Its requests, of each kind one a peer. */
-enum { GRADIENT_IN, GRADIENT_OUT, WEIGHT_IN, WEIGHT_OUT, KINDS };
-
 typedef struct chunk_state {
     int bucket;
     stage stage;
-    int next; /* the peer whose message the stage waits for, counted from this rank; the number of ranks: none */
+    int next; /* REDUCING, partitioned: the peer whose input and error are waited for, counted from this rank */
 } chunk_state;
 
 /* Of a bucket's gradients, or of its weights. Chunks are sent, arrive and complete in any order. */
@@ -67,23 +63,18 @@ typedef struct overlapped_averaging {
     gg_partition partition;
     gg_fc_exchange fc;
     bool overlap;
-    float *snapshot;       /* message memory: the own slices after the update; NULL: one rank */
-    const gg_codec *codec; /* of gradients */
-    void *memory;          /* message memory: the gradients as they travel; NULL: from where they lie */
-    char *landing;    /* for parts that cannot be read in place, or are computed: of each chunk's own slice, one part a
-                         rank */
-    float *unrounded; /* a part before it is rounded; NULL: parts are not */
-    const void **source; /* one a rank */
-    gg_request *request; /* [chunk][kind][rank] */
+    float *snapshot;           /* message memory: the own slices after the update; NULL: one rank */
+    const gg_codec *codec;     /* of gradients */
+    void *memory;              /* message memory: the gradients as they travel; NULL: from where they lie */
+    gg_allreduce **sum;        /* one a chunk */
+    gg_allreduce_slice *slice; /* [chunk][rank]: the parts, from the chunk's first element */
+    char *computed;            /* parts that are computed here, one a rank; NULL: none are */
+    float *unrounded;          /* a part before it is rounded; NULL: parts are not */
+    const void **source;       /* one a rank */
     int64_t polls;
     chunk_state *chunk;
     bucket_state *bucket;
 } overlapped_averaging;
-
-static gg_request *overlapped_request_of(const overlapped_averaging *s, int chunk, int kind, int rank) {
-    int ranks = s->head.env.transport->size;
-    return &s->request[((size_t)chunk * KINDS + (size_t)kind) * (size_t)ranks + (size_t)rank];
-}
 
 static gg_status at_chunk(const overlapped_averaging *s, int chunk, gg_status status) {
     const gg_bucket *b = &s->buckets.bucket[s->chunk[chunk].bucket];
@@ -101,46 +92,15 @@ static gg_fc *fc_of_chunk(const overlapped_averaging *s, int chunk) {
     return gg_fc_partitioned(&s->fc, s->partition.layer[chunk]);
 }
 
-/* Of a chunk's own slice: where a rank's part is received. */
-static char *overlapped_landing_of(const overlapped_averaging *s, const gg_part *own, int rank) {
-    return s->landing +
-           (own->owned_offset * (size_t)s->head.env.transport->size + own->count * (size_t)rank) * s->codec->size;
-}
-
-/* Sends the parts of a chunk's gradient to those who add them. Peers are visited from the next rank on, so that not all
- * send to one; receives come first: a message whose receive is posted needs no extra copy. */
+/* Sends the parts of a chunk's gradient to those who add them. */
 static gg_status start_chunk(overlapped_averaging *s, int chunk) {
-    gg_status status = GG_OK;
-    gg_transport *transport = s->head.env.transport;
-    const gg_state *state = s->head.env.state;
-    int p = transport->size, rank = transport->rank, tag = GG_TAG_USER + chunk;
-    const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
-    const gg_chunk *whole = &s->buckets.chunk[chunk];
-    bool computed = fc_of_chunk(s, chunk) != NULL; /* there is no gradient to send */
-    if (!computed)
-        s->codec->encode(s->head.env.device, whole->count, gg_state_gradients(state) + whole->offset,
-                         overlapped_gradient_at(s, whole->offset));
-    for (int i = 1; i < p; ++i) {
-        int from = (rank - i + p) % p;
-        const gg_part *theirs = gg_partition_part(&s->partition, from, chunk);
-        if (own->count > 0 && !computed)
-            GG_TRY(gg_receive_exact(transport, overlapped_landing_of(s, own, from), own->count * s->codec->size, from,
-                                    tag, overlapped_request_of(s, chunk, GRADIENT_IN, from)));
-        if (theirs->count > 0)
-            GG_TRY(gg_receive_exact(transport, gg_state_weights(state) + theirs->offset, theirs->count * sizeof(float),
-                                    from, tag, overlapped_request_of(s, chunk, WEIGHT_IN, from)));
-    }
-    for (int i = 1; i < p && !computed; ++i) {
-        int to = (rank + i) % p;
-        const gg_part *theirs = gg_partition_part(&s->partition, to, chunk);
-        if (theirs->count > 0)
-            GG_TRY(gg_send(transport, overlapped_gradient_at(s, theirs->offset), theirs->count * s->codec->size, to,
-                           tag, overlapped_request_of(s, chunk, GRADIENT_OUT, to)));
-    }
+    float *gradient = gg_state_gradients(s->head.env.state) + s->buckets.chunk[chunk].offset;
+    const bool computed = fc_of_chunk(s, chunk) != NULL; /* there is no gradient to send */
     s->chunk[chunk].stage = REDUCING;
     s->chunk[chunk].next = 1;
-cleanup:
-    return at_chunk(s, chunk, status);
+    return at_chunk(s, chunk,
+                    computed ? gg_allreduce_start_without_parts(s->sum[chunk], gradient)
+                             : gg_allreduce_start(s->sum[chunk], gradient, s->head.share));
 }
 
 static void overlapped_depart(const overlapped_averaging *s, passage *one) {
@@ -203,74 +163,33 @@ cleanup:
     return gg_strategy_at_all(&s->head, gg_error_prefix(status, "norms of the gradients: "));
 }
 
-/* The sum over the ranks of what s->source has, `count` elements from `offset` of the arenas on. */
-static void add_sources(overlapped_averaging *s, size_t offset, size_t count) {
-    const gg_strategy_env *env = &s->head.env;
-    int p = env->transport->size;
-    if (p > 1 || s->head.share[0] != 1.0f)
-        s->codec->sum(env->device, count, p, s->source, s->head.share, gg_state_gradients(env->state) + offset,
-                      overlapped_gradient_at(s, offset));
+/* Elements of a partitioned weight that are computed at once: whole rows, which begin with a whole lane, few enough to
+ * lie in a cache. */
+static size_t computed_block(const gg_fc *fc) {
+    enum { BLOCK = 32768 };
+    const size_t in = (size_t)fc->in, rows = BLOCK / in / GG_LANES * GG_LANES;
+    return (rows > 0 ? rows : GG_LANES) * in;
 }
 
-/* The same where every rank's part is computed here, and rounded as it would have travelled: by blocks of rows that
- * begin with a whole lane, so that the parts are added while they lie in a cache. */
+/* The sum of the own slice of a chunk of which every rank's part is computed here, and rounded as it would have
+ * travelled: by blocks, so that the parts are added while they lie in a cache. */
 static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part *own) {
-    enum { BLOCK = 32768 }; /* elements */
     const gg_strategy_env *env = &s->head.env;
     size_t weight = gg_arena_layout_slice(env->layout, fc->layer)->offset; /* the first parameter of its layer */
-    size_t in = (size_t)fc->in, rows = BLOCK / in / GG_LANES * GG_LANES, block = (rows > 0 ? rows : GG_LANES) * in;
+    size_t block = computed_block(fc);
     for (size_t at = own->offset - weight, end = at + own->count; at < end;) {
         size_t next = (at / block + 1) * block, count = (next < end ? next : end) - at;
         for (int r = 0; r < env->transport->size; ++r) {
-            void *part = overlapped_landing_of(s, own, 0) + (size_t)r * count * s->codec->size;
+            void *part = gg_codec_at(s->codec, s->computed, (size_t)r * count);
             float *gradient = s->unrounded != NULL ? s->unrounded : part;
             gg_fc_gradient(&s->fc, fc, r, at, count, gradient);
             s->codec->encode(env->device, count, gradient, part);
             s->source[r] = part;
         }
-        add_sources(s, weight + at, count);
+        s->codec->sum(env->device, count, env->transport->size, s->source, s->head.share,
+                      gg_state_gradients(env->state) + weight + at, overlapped_gradient_at(s, weight + at));
         at += count;
     }
-}
-
-/* All parts of a chunk's own slice, or the inputs and errors to compute them, have arrived: adds them. The slice may be
- * updated then. */
-static gg_status add_parts(overlapped_averaging *s, int chunk) {
-    gg_status status = GG_OK;
-    const gg_strategy_env *env = &s->head.env;
-    gg_fc *fc = fc_of_chunk(s, chunk);
-    int p = env->transport->size, rank = env->transport->rank;
-    const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
-    if (own->count == 0) goto cleanup;
-    if (fc != NULL) {
-        add_computed(s, fc, own);
-        GG_TRY(gg_fc_used(&s->fc, fc));
-    } else {
-        for (int r = 0; r < p; ++r)
-            s->source[r] = r == rank ? overlapped_gradient_at(s, own->offset)
-                                     : overlapped_request_of(s, chunk, GRADIENT_IN, r)->data;
-        add_sources(s, own->offset, own->count);
-    }
-    for (int r = 0; r < p; ++r) {
-        GG_TRY(gg_release(env->transport, overlapped_request_of(s, chunk, GRADIENT_IN, r)));
-        GG_TRY(gg_strategy_wait(&s->head, overlapped_request_of(s, chunk, WEIGHT_OUT, r))); /* of the last step */
-    }
-cleanup:
-    return status;
-}
-
-/* A peer's slice of the weights has arrived, perhaps directly in the weights: the peer has read this rank's gradient
- * before it sent. */
-static gg_status copy_weights(overlapped_averaging *s, int chunk, int from) {
-    gg_status status = GG_OK;
-    gg_request *request = overlapped_request_of(s, chunk, WEIGHT_IN, from);
-    float *target = gg_state_weights(s->head.env.state) + gg_partition_part(&s->partition, from, chunk)->offset;
-    if (request->state == GG_REQUEST_IDLE) goto cleanup;
-    if (request->data != target) memcpy(target, request->data, request->bytes);
-    GG_TRY(gg_release(s->head.env.transport, request));
-    GG_TRY(gg_strategy_wait(&s->head, overlapped_request_of(s, chunk, GRADIENT_OUT, from)));
-cleanup:
-    return status;
 }
 
 /* A chunk's gradients, or weights, are complete. Those of a bucket are complete with its last chunk. */
@@ -284,25 +203,26 @@ static void overlapped_land(overlapped_averaging *s, int chunk, bool gradients) 
     gg_flight_end(&one->flight, &s->head, gradients ? "gradients" : "weights", b->first_layer, b->last_layer);
 }
 
-/* Processes the messages of the chunk's stage, until all are complete or, without `wait`, until one is not. */
-static gg_status overlapped_arrive(overlapped_averaging *s, int chunk, bool wait, bool *all) {
+/* Waits for the messages of a chunk's stage, or looks whether they have arrived. */
+static gg_status overlapped_arrive(overlapped_averaging *s, int chunk, bool wait, passage *one, bool *all) {
+    gg_status status = GG_OK;
+    *all = true;
+    if (wait) GG_TRY(gg_allreduce_wait(s->sum[chunk]));
+    else GG_TRY(gg_allreduce_poll(s->sum[chunk], all));
+    if (*all) gg_flight_arrived(&one->flight, gg_allreduce_arrived(s->sum[chunk]), 0);
+cleanup:
+    return status;
+}
+
+/* All inputs and errors of which the own slice of a chunk is computed. */
+static gg_status overlapped_arrive_fc(overlapped_averaging *s, int chunk, gg_fc *fc, bool wait, bool *all) {
     gg_status status = GG_OK;
     chunk_state *c = &s->chunk[chunk];
-    gg_transport *transport = s->head.env.transport;
-    int p = transport->size, kind = c->stage == REDUCING ? GRADIENT_IN : WEIGHT_IN;
-    bucket_state *bucket = &s->bucket[c->bucket];
-    gg_flight *flight = kind == GRADIENT_IN ? &bucket->gradients.flight : &bucket->weights.flight;
-    bool own = gg_partition_part(&s->partition, transport->rank, chunk)->count > 0;
-    gg_fc *fc = own && c->stage == REDUCING ? fc_of_chunk(s, chunk) : NULL;
+    const int p = s->head.env.transport->size, rank = s->head.env.transport->rank;
+    double *arrived = &s->bucket[c->bucket].gradients.flight.arrived;
     for (*all = true; c->next < p; ++c->next) {
-        int from = (transport->rank - c->next + p) % p;
-        gg_request *request = overlapped_request_of(s, chunk, kind, from);
-        if (fc != NULL) GG_TRY(gg_fc_arrive(&s->fc, fc, from, wait, all, &flight->arrived));
-        else if (wait) GG_TRY(gg_strategy_wait(&s->head, request));
-        else GG_TRY(gg_test(transport, request, all));
+        GG_TRY(gg_fc_arrive(&s->fc, fc, (rank - c->next + p) % p, wait, all, arrived));
         if (!*all) goto cleanup;
-        gg_flight_arrived(flight, request->when, 0);
-        if (kind == WEIGHT_IN) GG_TRY(copy_weights(s, chunk, from));
     }
 cleanup:
     return status;
@@ -311,10 +231,17 @@ cleanup:
 static gg_status overlapped_reduce(overlapped_averaging *s, int chunk, bool wait) {
     gg_status status = GG_OK;
     bool all = false;
+    const gg_part *own = gg_partition_part(&s->partition, s->head.env.transport->rank, chunk);
+    gg_fc *fc = own->count > 0 ? fc_of_chunk(s, chunk) : NULL;
     if (s->chunk[chunk].stage != REDUCING) goto cleanup;
-    GG_TRY(overlapped_arrive(s, chunk, wait, &all));
+    if (fc != NULL) GG_TRY(overlapped_arrive_fc(s, chunk, fc, wait, &all));
+    else GG_TRY(overlapped_arrive(s, chunk, wait, &s->bucket[s->chunk[chunk].bucket].gradients, &all));
     if (!all) goto cleanup;
-    GG_TRY(add_parts(s, chunk));
+    if (fc != NULL) {
+        add_computed(s, fc, own);
+        GG_TRY(gg_fc_used(&s->fc, fc));
+    }
+    GG_TRY(gg_allreduce_wait_read(s->sum[chunk])); /* the weights of the last step */
     s->chunk[chunk].stage = ADDED;
     if (!gg_updater_measures(s->head.env.updater)) overlapped_update(s, chunk);
     overlapped_land(s, chunk, true);
@@ -324,18 +251,11 @@ cleanup:
 
 static gg_status send_weights(overlapped_averaging *s, int chunk) {
     gg_status status = GG_OK;
-    gg_transport *transport = s->head.env.transport;
-    int p = transport->size, rank = transport->rank;
-    const gg_part *own = gg_partition_part(&s->partition, rank, chunk);
+    const gg_part *own = gg_partition_part(&s->partition, s->head.env.transport->rank, chunk);
     if (s->chunk[chunk].stage != UPDATED) goto cleanup;
     overlapped_depart(s, &s->bucket[s->chunk[chunk].bucket].weights);
-    for (int i = 1; i < p && own->count > 0; ++i) {
-        int to = (rank + i) % p;
-        GG_TRY(gg_send(transport, s->snapshot + own->owned_offset, own->count * sizeof(float), to, GG_TAG_USER + chunk,
-                       overlapped_request_of(s, chunk, WEIGHT_OUT, to)));
-    }
+    GG_TRY(gg_allreduce_gather(s->sum[chunk], s->snapshot != NULL ? s->snapshot + own->owned_offset : NULL));
     s->chunk[chunk].stage = GATHERING;
-    s->chunk[chunk].next = 1;
 cleanup:
     return at_chunk(s, chunk, status);
 }
@@ -344,7 +264,7 @@ static gg_status overlapped_gather(overlapped_averaging *s, int chunk, bool wait
     gg_status status = GG_OK;
     bool all = false;
     if (s->chunk[chunk].stage != GATHERING) goto cleanup;
-    GG_TRY(overlapped_arrive(s, chunk, wait, &all));
+    GG_TRY(overlapped_arrive(s, chunk, wait, &s->bucket[s->chunk[chunk].bucket].weights, &all));
     if (!all) goto cleanup;
     s->chunk[chunk].stage = IDLE;
     overlapped_land(s, chunk, false);
@@ -448,9 +368,7 @@ static gg_status overlapped_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     GG_TRY(overlapped_gather_all(s));
-    for (int i = 0; i < s->buckets.chunk_count; ++i)
-        for (int r = 0; r < strategy->env.transport->size; ++r)
-            GG_TRY(at_chunk(s, i, gg_strategy_wait(strategy, overlapped_request_of(s, i, WEIGHT_OUT, r))));
+    for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY(at_chunk(s, i, gg_allreduce_finish(s->sum[i])));
     GG_TRY(gg_fc_settle(&s->fc));
 cleanup:
     return status;
@@ -459,15 +377,15 @@ cleanup:
 static void overlapped_destroy(gg_strategy *strategy) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     gg_transport *transport = strategy->env.transport;
-    for (int i = 0; s->request != NULL && i < s->buckets.chunk_count; ++i)
-        gg_cancel_all(transport, overlapped_request_of(s, i, 0, 0), KINDS * transport->size);
+    for (int i = 0; s->sum != NULL && i < s->buckets.chunk_count; ++i) gg_allreduce_destroy(s->sum[i]);
     if (s->fc.owner != NULL) gg_fc_destroy(&s->fc);
     gg_message_free(transport, s->snapshot);
     gg_message_free(transport, s->memory);
     gg_free(s->unrounded);
-    gg_free(s->landing);
+    gg_free(s->computed);
     gg_free(s->source);
-    gg_free(s->request);
+    gg_free(s->sum);
+    gg_free(s->slice);
     gg_free(s->chunk);
     gg_free(s->bucket);
     gg_state_destroy(&strategy->env);
@@ -492,6 +410,48 @@ static gg_exchange_cost overlapped_cost(const gg_strategy_options *options, int 
                               .messages = 2 * (p - 1),
                               .hops = 2,
                               .at_end = !options->overlap};
+}
+
+/* The sum of each chunk over the ranks, in halves: in between a rank updates its slice. */
+static gg_status create_sums(overlapped_averaging *s) {
+    gg_status status = GG_OK;
+    const gg_strategy_env *env = &s->head.env;
+    const size_t chunks = (size_t)s->buckets.chunk_count, p = (size_t)env->transport->size;
+    GG_TRY(gg_calloc(chunks, sizeof *s->sum, "sums of chunks", &s->sum));
+    GG_TRY(gg_calloc(chunks * p, sizeof *s->slice, "slices of chunks", &s->slice));
+    for (int i = 0; i < s->buckets.chunk_count; ++i) {
+        const gg_chunk *chunk = &s->buckets.chunk[i];
+        gg_allreduce_slice *slice = s->slice + (size_t)i * p;
+        for (size_t r = 0; r < p; ++r) {
+            const gg_part *part = gg_partition_part(&s->partition, (int)r, i);
+            slice[r] = (gg_allreduce_slice){part->offset - chunk->offset, part->count};
+        }
+        GG_TRY(gg_allreduce_create(env->transport, env->device, chunk->count, GG_TAG_USER + i,
+                                   &(gg_allreduce_form){.codec = s->codec,
+                                                        .memory = gg_codec_at(s->codec, s->memory, chunk->offset),
+                                                        .slice = slice,
+                                                        .gathered = gg_state_weights(env->state) + chunk->offset},
+                                   GG_COLLECTIVES_OWN, &s->sum[i]));
+        gg_strategy_watch(&s->head, s->sum[i]);
+    }
+cleanup:
+    return status;
+}
+
+/* Room for all ranks' parts of a block that is computed, which lies in one chunk. */
+static gg_status create_computed(overlapped_averaging *s, size_t chunk) {
+    gg_status status = GG_OK;
+    const size_t p = (size_t)s->head.env.transport->size;
+    size_t most = 0;
+    for (int i = 0; i < s->fc.count; ++i) {
+        const size_t block = computed_block(&s->fc.fc[i]);
+        most = block > most ? block : most;
+    }
+    if (most > chunk) most = chunk;
+    GG_TRY(gg_alloc(p * most * s->codec->size, "parts that are computed", &s->computed));
+    if (!s->codec->exact) GG_TRY(gg_alloc(most * sizeof(float), "unrounded gradient", &s->unrounded));
+cleanup:
+    return status;
 }
 
 static gg_status overlapped_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
@@ -522,7 +482,6 @@ static gg_status overlapped_create(const gg_strategy_options *options, const gg_
             s->chunk[i].bucket = bucket;
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof *s->bucket, "states of buckets", &s->bucket));
     GG_TRY(gg_calloc(p, sizeof *s->source, "sources", &s->source));
-    GG_TRY(gg_calloc(chunks * KINDS * p, sizeof *s->request, "requests", &s->request));
     /* The size is the same on all ranks: message memory requires it, and so every rank or none has an arena. */
     env->state->owned = s->partition.most;
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
@@ -531,11 +490,9 @@ static gg_status overlapped_create(const gg_strategy_options *options, const gg_
             GG_TRY(
                 gg_message_alloc(env->transport, env->state->count * s->codec->size, "values that travel", &s->memory));
         GG_TRY(gg_message_alloc(env->transport, s->partition.most * sizeof(float), "updated slices", &s->snapshot));
-        GG_TRY(gg_alloc(p * s->partition.most * s->codec->size, "landing of gradients", &s->landing));
-        if (!s->codec->exact && s->fc.count > 0)
-            GG_TRY(
-                gg_alloc(gg_chunk_elements(options->chunk_bytes) * sizeof(float), "unrounded gradient", &s->unrounded));
     }
+    GG_TRY(create_sums(s));
+    if (s->fc.count > 0) GG_TRY(create_computed(s, gg_chunk_elements(options->chunk_bytes)));
 cleanup:
     gg_free(separate);
     if (status != GG_OK && s != NULL) overlapped_destroy(&s->head), s = NULL;

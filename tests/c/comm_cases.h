@@ -353,6 +353,66 @@ static gg_status case_collectives(gg_transport *t, uint64_t *hash) {
     return GG_OK;
 }
 
+/* In halves: slices of unlike sizes, one of them empty, and twice the sum is gathered in other memory. In every second
+ * turn ranks make the sums of their slices themselves. */
+static gg_status case_halves(gg_transport *t, uint64_t *hash) {
+    const int p = t->size, last = p > 1 ? p - 1 : p;
+    size_t count = 0;
+    float *data = NULL, *own = NULL, *gathered = NULL, *scale = NULL;
+    gg_allreduce_slice *slice = NULL;
+    gg_allreduce *allreduce = NULL;
+    gg_device device = {.table = &case_backend, .threads = 1};
+    MUST(gg_alloc((size_t)p * sizeof *slice, "slices", &slice));
+    for (int r = p - 1; r >= 0; --r) {
+        slice[r] = (gg_allreduce_slice){count, r < last ? 48 * (size_t)(r + 1) : 0};
+        count += slice[r].count;
+    }
+    const gg_allreduce_slice mine = slice[t->rank];
+    MUST(gg_message_alloc(t, count * sizeof *data, "arena", &data));
+    MUST(gg_message_alloc(t, 48 * (size_t)p * sizeof *own, "slice", &own));
+    MUST(gg_calloc(count, sizeof *gathered, "gathered", &gathered));
+    MUST(gg_alloc((size_t)p * sizeof *scale, "scale", &scale));
+    for (int r = 0; r < p; ++r) scale[r] = 1.0f / (float)(p + r);
+    const gg_allreduce_form form = {.codec = gg_codec_of(GG_FLOAT32), .slice = slice, .gathered = gathered};
+    MUST(gg_allreduce_create(t, &device, count, GG_TAG_ALLREDUCE, &form, GG_COLLECTIVES_OWN, &allreduce));
+    CHECK(gg_allreduce_gather(allreduce, own) == GG_ERROR_STATE);
+    for (size_t again = 0; again < 4; ++again) {
+        const bool parts = again % 2 == 0;
+        for (size_t i = 0; i < count; ++i) data[i] = case_value(t->rank, i + again);
+        if (parts) MUST(gg_allreduce_start(allreduce, data, scale));
+        else MUST(gg_allreduce_start_without_parts(allreduce, data));
+        CHECK(gg_allreduce_start(allreduce, data, scale) == GG_ERROR_STATE);
+        MUST(gg_allreduce_wait(allreduce));
+        MUST(gg_allreduce_wait_read(allreduce));
+        for (size_t i = 0; i < mine.count; ++i)
+            own[i] = 2 * (parts ? data[mine.begin + i] : case_value(0, mine.begin + i + again));
+        MUST(gg_allreduce_gather(allreduce, own));
+        MUST(gg_allreduce_wait(allreduce));
+        if (mine.count > 0) memcpy(gathered + mine.begin, own, mine.count * sizeof *own);
+        double worst = 0;
+        for (size_t i = 0; i < count; ++i) {
+            double sum = parts ? 0 : (double)case_value(0, i + again), size = fabs(sum);
+            for (int r = 0; r < p && parts; ++r) {
+                double term = (double)scale[r] * (double)case_value(r, i + again);
+                sum += term;
+                size += fabs(term);
+            }
+            double error = fabs(2 * sum - (double)gathered[i]) / (size + 1e-30);
+            if (error > worst) worst = error;
+        }
+        CHECK(worst <= 2 * p * 0x1p-24);
+        *hash = case_hash(*hash, gathered, count * sizeof *gathered);
+    }
+    MUST(gg_allreduce_finish(allreduce));
+    gg_allreduce_destroy(allreduce);
+    gg_free(scale);
+    gg_free(gathered);
+    gg_message_free(t, own);
+    gg_message_free(t, data);
+    gg_free(slice);
+    return GG_OK;
+}
+
 static gg_status case_allreduce(gg_transport *t, size_t count, bool messages, gg_collectives by, uint64_t *hash) {
     int p = t->size;
     float *data = NULL, *scale = NULL;
@@ -487,6 +547,7 @@ static gg_status case_all(gg_transport *t, uint64_t *hash, int64_t *direct) {
     for (size_t c = 0; c < LENGTH(case_lengths); ++c)
         for (int messages = 0; messages < 2; ++messages)
             GG_TRY(case_allreduce(t, case_lengths[c], messages != 0, GG_COLLECTIVES_OWN, hash));
+    GG_TRY(case_halves(t, hash));
 cleanup:
     return status;
 }
