@@ -226,12 +226,19 @@ class Trainer:
 
         A list: the own part of each local rank, instead of one set that all ranks have. shard: interleaved contiguous.
         """
-    def epoch(self, epoch: int, step: int = 0) -> None:
+    def epoch(self, epoch: int, step: int = 0, begun: int = 0, done: list[int] | None = None) -> None:
         """Starts epoch `epoch` (from 0), or goes on with its step `step`, 0 to its steps.
+
+        done: samples of each rank that trains which the steps before `begun` have read, in batches of other sizes.
 
         Orders the samples, those that are shuffled among the ranks included; zeroes the sums, and the state that layers
         carry. The steps from `step` on read what they read in an epoch that was not interrupted.
         """
+    def position(self) -> dict[str, Any]:
+        """What epoch() is given to go on here, and "steps": those of this epoch."""
+    def counts(self) -> list[dict[str, Any]]:
+        """Of each local rank since the epoch began: what an epoch's sums are made of. At rest, for checkpoints."""
+    def set_counts(self, counts: list[dict[str, Any]], /) -> None: ...
     def run(self, steps: int, watch: Callable[[], object] | None = None) -> int:
         """Runs up to `steps` more steps of the epoch; returns the steps of the epoch done so far. Releases the GIL.
 
@@ -266,13 +273,18 @@ class Trainer:
     def consensus_distance(self) -> float: ...
 
     # state, at rest
-    def reshape(self, *, strategy: dict[str, Any] = ...) -> None:
+    def reshape(self, *, strategy: dict[str, Any] = ..., batch: int = ...) -> None:
         """Completes what is in flight, and goes on with the next batch of the same epoch. Collective.
 
         strategy: as in Trainer(); left out: as it is, in new arenas. Weights, moments, residues, statistics and the
         state that layers carry are each rank's as before; what the old strategy had no arena for begins at zero. The
-        sums of the epoch and the trace go on. ValueError, and nothing has changed, for options that a strategy
-        refuses, and in the middle of an epoch where other ranks would train or shuffle_samples would change.
+        sums of the epoch and the trace go on.
+
+        batch: samples a rank and step from here on. In the middle of an epoch it goes on with the samples that have not
+        been read in it, each once; position() says how many steps it then has. Alone it leaves the strategy as it is.
+
+        ValueError, and nothing has changed, for options that a strategy refuses, a batch that is larger than the shards,
+        and in the middle of an epoch where other ranks would train or shuffle_samples would change.
         """
     def plan_shrink(
         self,

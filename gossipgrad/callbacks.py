@@ -57,7 +57,13 @@ class Progress:
 
 
 class Callback:
-    """The base; every method may be left out."""
+    """The base; every method may be left out.
+
+    every: after each so many steps of training on_step is called, where there is one; 0: never. An attribute of the
+    class or of the object.
+    """
+
+    every = 0
 
     def outputs(self) -> Sequence[Output]:
         """Files that it will write; fit refuses, before it trains, what cannot be written or overwrites another one."""
@@ -75,6 +81,13 @@ class Callback:
         So nothing that is collective can be asked for here: evaluate, weights, save and the like raise RuntimeError, on
         MPI and in a virtual cluster (what an mpi4py communicator is asked for would hang). trainer.step, history and
         stop are there.
+        """
+
+    def on_step(self, trainer: Trainer, step: int) -> None:
+        """After every `every` steps of training, `step` in all, between two steps of an epoch; on all ranks at once.
+
+        What is collective can be asked for: trainer.evaluate, save, set_batch_size and the like. What was in flight has
+        been completed and mixed; what is sent here is no part of the epoch's counts.
         """
 
     def on_shrink(self, trainer: Trainer, event: Record) -> None:
@@ -290,6 +303,8 @@ class Checkpoint(_Monitor):
     """Saves after every epoch to `path`, and the best epoch beside it ("run.best.safetensors" for "run.safetensors").
 
     monitor None: "validation.loss" where there is validation, else "train_loss". save_last, save_best: which of both.
+    every: saves to `path` also after so many steps of training, in the middle of an epoch; a resume goes on there,
+    without on_epoch_begin. 0: after epochs alone.
     While fit runs, no other run can save to these paths: it is refused with a CheckpointError before it trains.
     """
 
@@ -300,11 +315,15 @@ class Checkpoint(_Monitor):
         mode: Mode | None = None,
         save_last: bool = True,
         save_best: bool = True,
+        every: int = 0,
     ) -> None:
         super().__init__(monitor, mode, 0.0)
+        self.every = integer("every", every, 0)
         self.path = check_path("path", path)
         self.best_path = best_path(self.path)
         self.save_last, self.save_best = flag("save_last", save_last), flag("save_best", save_best)
+        if self.every and not self.save_last:
+            raise ValueError(f"every={self.every}: allowed with save_last=True, whose file it writes")
         self._locks: list[str] = []
 
     def outputs(self) -> Sequence[Output]:
@@ -323,6 +342,9 @@ class Checkpoint(_Monitor):
     def on_fit_end(self, trainer: Trainer) -> None:
         while self._locks:
             checkpoint_files.unlock(self._locks.pop())
+
+    def on_step(self, trainer: Trainer, step: int) -> None:
+        trainer.save(self.path)
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
         best = self.see(record)
@@ -428,7 +450,14 @@ def check(callbacks: Any) -> list[Callback]:
                     f"callbacks: {type(actor).__name__}.{name} would never be called; allowed: {', '.join(METHODS)}"
                     f"{did_you_mean(name, METHODS)}"
                 )
+        if has_steps(actor):
+            integer(f"callbacks: {type(actor).__name__}.every", actor.every, 0)
     return actors
+
+
+def has_steps(actor: Callback) -> bool:
+    """Is there something to be called on steps?"""
+    return type(actor).on_step is not Callback.on_step
 
 
 def call(callbacks: list[Callback], method: str, *arguments: Any) -> None:

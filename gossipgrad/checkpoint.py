@@ -28,6 +28,7 @@ def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     team = replicas.team
     replicas.core.settle()
     step = replicas.core.step
+    position = replicas.where_in_epoch()  # before what is sent to write it
     state = files.state_name(step, team.broadcast(os.urandom(4)))
     with contextlib.ExitStack() as stack:
 
@@ -37,10 +38,10 @@ def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
                 files.prepare(path, state)
 
         agreement.together(team, path, prepare, replicas.where)
-        _write(replicas, path, state, step)
+        _write(replicas, path, state, step, position)
 
 
-def _write(replicas: Replicas, path: str, state: str, step: int) -> None:
+def _write(replicas: Replicas, path: str, state: str, step: int, position: Record | None) -> None:
     """The files of a save whose folder is there."""
     team = replicas.team
     digests: list[str] = []
@@ -60,6 +61,9 @@ def _write(replicas: Replicas, path: str, state: str, step: int) -> None:
         "moments_since": replicas.moments_since,
         "epoch": replicas.epoch,
         "epochs": replicas.history.epochs,
+        "batch_size": replicas.set_batch,
+        "batch_size_changes": replicas.batch_changes,
+        "position": position,
         "learning_rate": replicas.set_rate,
         "apoptosis": _apoptosis(replicas),
         "algorithms": replicas.algorithms,
@@ -96,6 +100,19 @@ def _algorithms(described: Any) -> list[Record] | None:
     return list(described)
 
 
+def _position(saved: Record | None) -> Record | None:
+    """What where_in_epoch gave; KeyError, TypeError, ValueError: another thing."""
+    if saved is None:
+        return None
+    names = ("epoch", "step", "steps", "begun", "left", "batch_size", "paused_at")
+    numbers = {key: int(saved[key]) for key in names}
+    return {**numbers, "done": [int(one) for one in saved["done"]], "counts": [dict(one) for one in saved["counts"]]}
+
+
+# What says which samples of an epoch a rank has trained on so far: in the middle of one it stays.
+_DIVIDES = ("train_samples", "shuffle", "drop_last", "shard", "seed", "shuffle_samples")
+
+
 @dataclass
 class _Saved:
     """What a checkpoint says of itself."""
@@ -110,6 +127,9 @@ class _Saved:
     optimizer: str
     moments_since: int
     apoptosis: Record | None
+    batch_size: int | None  # set by hand; None: that of the settings
+    batch_changes: list[Record]
+    position: Record | None  # in the middle of an epoch; None: between two
     algorithms: list[Record] | None  # None: saved before there were any to choose
 
     @classmethod
@@ -125,6 +145,9 @@ class _Saved:
                 learning_rate=None if description.get("learning_rate") is None else float(description["learning_rate"]),
                 optimizer=str(description["settings"]["optimizer"]),
                 moments_since=int(description["moments_since"]),
+                batch_size=None if description.get("batch_size") is None else int(description["batch_size"]),
+                batch_changes=[dict(one) for one in description.get("batch_size_changes", ())],
+                position=_position(description.get("position")),
                 algorithms=_algorithms(description.get("algorithms")),
                 apoptosis=_read_apoptosis(description.get("apoptosis")),
             )
@@ -182,6 +205,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
             raise CheckpointError(f"resume: {error}") from error
         saved, consensus, parts = found[0]
         one.facts = {"resume": name, f"description of {name}": checksums[0]}
+    _check_position(name, saved, replicas)
     replicas.core.settle()
     if not replicas.net.same_network(saved.net) or replicas.net.born != saved.net.born:
         notices.shrunken(team.rank, name, saved.net, replicas.apoptosis)
@@ -201,6 +225,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
     replicas.set_state(saved.step, parts, consensus, strategies.from_settings(saved.settings).workers(saved.ranks))
     _restore_rate(replicas, saved)
+    _restore_batches(replicas, saved)
     if saved.algorithms is not None:
         replicas.set_algorithms(saved.algorithms, saved=True)
     replicas.epoch = saved.epoch
@@ -263,6 +288,32 @@ def _restore_rate(replicas: Replicas, saved: _Saved) -> None:
     here = replicas.optimizer.settings()
     same = all(saved.settings.get(key) == here[key] for key in ("lr", *replicas.optimizer.timing.settings()))
     replicas.set_rate = saved.learning_rate if same else None
+
+
+def _check_position(name: str, saved: _Saved, replicas: Replicas) -> None:
+    """CheckpointError where training cannot go on in the middle of the epoch that it was saved in."""
+    if saved.position is None:
+        return
+    here, workers = replicas.settings(), strategies.from_settings(saved.settings).workers(saved.ranks)
+    for key in _DIVIDES:
+        if (saved.settings.get(key) or None) != (here.get(key) or None):  # not every strategy has all of them
+            raise CheckpointError(
+                f"resume: {name} was saved in the middle of epoch {saved.epoch + 1}; to go on there, {key} must be "
+                f"{saved.settings.get(key)!r}, here it is {here.get(key)!r}"
+            )
+    if workers != replicas.workers:
+        raise CheckpointError(
+            f"resume: {name} was saved in the middle of epoch {saved.epoch + 1}; to go on there, {workers} ranks must "
+            f"train, here {replicas.workers} do"
+        )
+
+
+def _restore_batches(replicas: Replicas, saved: _Saved) -> None:
+    """A size of batches that was set goes on, unless another batch_size is wanted from here on; and the position."""
+    replicas.position = saved.position
+    replicas.batch_changes = saved.batch_changes
+    if saved.settings.get("batch_size") == replicas.fit_settings.get("batch_size"):
+        replicas.set_batch = saved.batch_size
 
 
 def _first_difference(saved: Model, here: Model) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossipgrad import _core, fingerprint, loop, notices, outputs
+from gossipgrad.batches import Batches, check_batch
 from gossipgrad.callbacks import Callback
 from gossipgrad.data import given
 from gossipgrad.errors import choice, flag, integer
@@ -97,7 +98,7 @@ class Fit:
         train_core = train_set.core(*ends)
         validation_core = None if validation_set is None else validation_set.core(*ends)
         if not sharded:
-            loop.check_batch(train_set.sizes(trainer.workers, trainer.gather), batch_size)
+            check_batch(train_set.sizes(trainer.workers, trainer.gather), batch_size)
         if class_weight is not None:
             train_set.check_class_weight(class_weight, trainer.loss, trainer.net.output_shape, trainer.heads[0].ignored)
         actors = loop.with_defaults(callbacks, progress, trainer.optimizer.timing)
@@ -141,11 +142,12 @@ class Fit:
             "steps done": trainer.step,
         }
 
-    def sizes(self, trainer: Replicas) -> list[int]:
-        """Samples of each rank that trains; ValueError unless they make batches. Collective."""
+    def batches(self, trainer: Replicas) -> Batches:
+        """Those to train in; ValueError unless the ranks' samples make them. Collective."""
         sizes = self.train.sizes(trainer.workers, trainer.gather)
-        loop.check_batch(sizes, self.batch_size, self.sharded and not self.streams, self.drop_last)
-        return sizes
+        made = Batches(self.batch_size, sizes, self.sharded, self.drop_last, self.streams)
+        made.check(self.batch_size)
+        return made
 
     def weigh_classes(self, trainer: Replicas) -> None:
         """Class weights are weights of samples, by the classes of all ranks' samples. Collective."""

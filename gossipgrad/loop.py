@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 
 from gossipgrad import _core, agreement, events
-from gossipgrad.callbacks import Callback, Progress, ReduceOnPlateau, StopOnNaN, call, check
+from gossipgrad.callbacks import Callback, Checkpoint, Progress, ReduceOnPlateau, StopOnNaN, call, check, has_steps
 from gossipgrad.history import Record, compressed, number_names, ordered
 from gossipgrad.progress import ProgressBar
 from gossipgrad.replicas import Replicas
@@ -34,27 +35,6 @@ def check_sharded(sharded: bool, shard: str, strategy: Strategy, ranks: int) -> 
         raise ValueError(f"sharded=True: allowed where all ranks train; here {strategy.workers(ranks)} of {ranks} do")
 
 
-def check_batch(sizes: Sequence[int], batch_size: int, sharded: bool = False, drop_last: bool = False) -> None:
-    """ValueError unless every rank's shard has a sample, and the smallest one a batch.
-
-    With `sharded` the largest one, unless all batches are to be full (`drop_last`).
-    """
-    if min(sizes) < 1:
-        raise ValueError(f"train has {sum(sizes)} samples for {len(sizes)} ranks; allowed: at least one a rank")
-    which, most = ("largest", max(sizes)) if sharded and not drop_last else ("smallest", min(sizes))
-    if batch_size > most:
-        reason = ", and with drop_last every rank wants a full batch" if sharded and drop_last else ""
-        raise ValueError(
-            f"batch_size={batch_size}: the {which} shard has {most} samples "
-            f"({sum(sizes)} over {len(sizes)} ranks){reason}; allowed: 1..{most}"
-        )
-
-
-def steps_of_epoch(sizes: Sequence[int], batch_size: int, full: bool = False) -> int:
-    """Steps in which the largest shard is trained on once; where all batches are full, those that the smallest has."""
-    return min(sizes) // batch_size if full else math.ceil(max(sizes) / batch_size)
-
-
 def with_defaults(callbacks: Callback | Iterable[Callback], progress: bool, schedule: Schedule) -> list[Callback]:
     """These callbacks, a StopOnNaN, if `progress` a ProgressBar, where there is none, and what the schedule wants."""
     actors = check(callbacks)
@@ -69,13 +49,12 @@ def with_defaults(callbacks: Callback | Iterable[Callback], progress: bool, sche
 
 
 class Loop:
-    """One call of fit. The trainer's core has begun its training set: `steps` to an epoch, of `batch_size` a rank."""
+    """One call of fit. The trainer's core has begun its training set; validation is in batches of `batch_size`."""
 
     def __init__(
         self,
         trainer: Replicas,
         callbacks: list[Callback],
-        steps: int,
         batch_size: int,
         validation: _core.Dataset | list[_core.Dataset] | None,
         validate_replicas: bool,
@@ -84,13 +63,15 @@ class Loop:
     ) -> None:
         self.trainer = trainer
         self.callbacks = callbacks
-        self.steps = steps
+        self.steps = trainer.epoch_steps  # of this epoch
         self.batch_size = batch_size
         self.validation = validation
         self.validate_replicas = validate_replicas
         self.measure = measure  # the metrics of the validation set
         self.apoptosis = apoptosis
         self._interval = FIRST_MEETING  # steps until the ranks meet
+        self._pauses: list[int] = []  # after multiples of which steps a callback of some rank is called
+        self._rate = 0.0  # of the epoch's last step
         self._problem: Exception | None = None  # of on_progress, which comes at other steps on each rank
 
     def run(self, final_mix: bool = False) -> None:
@@ -101,10 +82,12 @@ class Loop:
         trainer.record_names = self._record_names()
         trainer.fitting = trainer.failed = True
         trainer.watchers = [self._shrunk]
+        trainer.rebatched = self._rebatched
         ended = False
         try:
             with trainer.agreed("begin"):
                 call(self.callbacks, "on_fit_begin", trainer)
+            self._pauses = self._wanted_pauses()
             while trainer.epoch < trainer.last_epoch and not trainer.stop:
                 self._epoch()
             if final_mix and trainer.strategy.replicas_differ:
@@ -118,8 +101,9 @@ class Loop:
                 call(self.callbacks, "on_fit_end", trainer)
             raise
         finally:
-            trainer.fitting = False
+            trainer.fitting = trainer.within_epoch = False
             trainer.watchers = []
+            trainer.rebatched = None
 
     def _shrunk(self, event: Record) -> None:
         """Tell of an event of apoptosis."""
@@ -129,10 +113,36 @@ class Loop:
             trainer.say(text)
         trainer.shrinking = True
         try:
-            with trainer.agreed(f"event before step {event['step']}"):
+            with self._aside(), trainer.agreed(f"event before step {event['step']}"):
                 call(self.callbacks, "on_shrink", trainer, event)
         finally:
             trainer.shrinking = False
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What ranks send inside is no part of the epoch's counts."""
+        trainer = self.trainer
+        if not trainer.within_epoch:
+            yield
+            return
+        trainer.core.settle()
+        counts = trainer.core.counts()
+        yield
+        trainer.core.set_counts(counts)
+
+    def _wanted_pauses(self) -> list[int]:
+        """Those of all ranks, as one rank alone may have a callback."""
+        own = sorted({actor.every for actor in self.callbacks if has_steps(actor) and actor.every})
+        found = [json.loads(one) for one in self.trainer.gather(json.dumps(own).encode())]
+        return sorted({every for one in found for every in one})
+
+    def _rebatched(self) -> None:
+        """The trainer's batches have another size."""
+        trainer = self.trainer
+        self.steps = trainer.epoch_steps
+        trainer.set_total(trainer.step + trainer.steps_left())
+        if trainer.within_epoch and trainer.step < trainer.epoch_begun + self.steps:
+            self._rate = trainer.prepare_rates(trainer.epoch_begun + self.steps - trainer.step)
 
     def _record_names(self) -> list[str]:
         trainer = self.trainer
@@ -153,15 +163,28 @@ class Loop:
             self.apoptosis is not None,
         )
 
+    def _begin_epoch(self) -> int:
+        """Begin the epoch, or go on in the middle of it where a checkpoint has been saved; the steps done in it."""
+        trainer, number, position = self.trainer, self.trainer.epoch + 1, self.trainer.position
+        trainer.position = None
+        done = 0
+        if position is None:
+            with trainer.agreed(f"begin of epoch {number}"):
+                call(self.callbacks, "on_epoch_begin", trainer, number)
+            trainer.core.epoch(trainer.epoch)
+        else:
+            done = trainer.go_on(position)
+        trainer.within_epoch, trainer.epoch_begun = True, trainer.step - done
+        self.steps = trainer.epoch_steps
+        self._rate = trainer.prepare_rates(self.steps - done)
+        return done
+
     def _epoch(self) -> None:
         trainer, number = self.trainer, self.trainer.epoch + 1
-        with trainer.agreed(f"begin of epoch {number}"):
-            call(self.callbacks, "on_epoch_begin", trainer, number)
-        rate = trainer.prepare_rates(self.steps)
-        trainer.core.epoch(trainer.epoch)
-        self._train()
-        rate = rate if trainer.set_rate is None else trainer.set_rate
+        self._train(self._begin_epoch())
+        rate = self._rate if trainer.set_rate is None else trainer.set_rate
         record: Record = {"epoch": number, "learning_rate": rate, **trainer.core.end_epoch()}
+        trainer.within_epoch = False
         if self.apoptosis is not None:
             record |= self.apoptosis.end_epoch(record)
         trainer.history.partitioned_fc = trainer.core.partitioned_fc()
@@ -190,25 +213,29 @@ class Loop:
             found["validation_replicas"] = [self.trainer.evaluated(one) for one in replicas]
         return found
 
-    def _train(self) -> None:
-        """One epoch's steps, in pieces of about CHUNK seconds: between them Python sees signals and shows progress.
+    def _train(self, done: int) -> None:
+        """The epoch's steps, of which so many are done, in pieces of about CHUNK seconds.
 
-        In a virtual cluster in one piece that is watched meanwhile: what a rank has at hand when a piece ends must not
-        depend on the wall clock. Events of apoptosis are between pieces, at steps that do not depend on it either.
+        Between them Python sees signals and shows progress. In a virtual cluster in one piece that is watched
+        meanwhile: what a rank has at hand when a piece ends must not depend on the wall clock. Events of apoptosis and
+        on_step are between pieces, at steps that do not depend on it either, and may change the steps of the epoch.
         """
-        core, steps, first = self.trainer.core, self.steps, self.trainer.step
+        core, first = self.trainer.core, self.trainer.epoch_begun
         begin = shown = time.perf_counter()
-        done, piece, point = 0, 1, self._interval
-        while done < steps:
-            end = self._event(first + done, first + steps) - first
+        piece, point = 1, done + self._interval
+        while done < self.steps:
+            end = self._pause(first + done) - first
+            if done >= self.steps:  # no full batch is left
+                self._meet(done, self._interval)
+                break
             start, before = time.perf_counter(), done
             if self.trainer.virtual:
-                done = core.run(end - done, lambda: self._show(time.perf_counter() - begin))
+                done = core.run(min(self.steps, end) - done, lambda: self._show(time.perf_counter() - begin))
             else:
-                done = core.run(min(piece, point - done, end - done))
+                done = core.run(min(piece, point - done, end - done, self.steps - done))
             now = time.perf_counter()
             if done == before:
-                raise RuntimeError(f"the epoch ended after {done} of {steps} steps")
+                raise RuntimeError(f"the epoch ended after {done} of {self.steps} steps")
             if self.apoptosis is not None:
                 self.apoptosis.pace.add(now - start, done - before)
             if self.trainer.virtual:
@@ -216,21 +243,31 @@ class Loop:
                 continue
             a_step = max((now - start) / (done - before), 1e-7)
             piece = max(1, min(int(CHUNK / a_step), 4 * piece))
-            if now - shown >= CHUNK / 2 or done == steps:
+            if now - shown >= CHUNK / 2 or done == self.steps:
                 shown = now
                 self._show(now - begin)
-            if done == point or done == steps:
+            if done == point or done == self.steps:
                 self._meet(done, max(1, int(MEET / a_step)))
                 point = done + self._interval
 
-    def _event(self, step: int, end: int) -> int:
-        """Make the event of apoptosis before this step, if there is one; the step of the next one, or `end`."""
-        if self.apoptosis is None:
-            return end
-        if self.apoptosis.next(step) == step:
-            self._shrunk(self.apoptosis.make())
-        due = self.apoptosis.next(step)
-        return end if due is None else min(due, end)
+    def _pause(self, step: int) -> int:
+        """Do what is due before this step of the epoch; the step before which something is next."""
+        trainer = self.trainer
+        following = [step + every - step % every for every in self._pauses]
+        if self.apoptosis is not None:
+            if self.apoptosis.next(step) == step:
+                self._shrunk(self.apoptosis.make())
+            due = self.apoptosis.next(step)
+            following += [] if due is None else [due]
+        within = trainer.epoch_begun < step != trainer.paused_at
+        if within and any(step % every == 0 for every in self._pauses):
+            trainer.paused_at = step
+            with self._aside(), trainer.agreed(f"after step {step}"):
+                actors = [actor for actor in self.callbacks if has_steps(actor) and actor.every]
+                # A checkpoint has what the others have changed.
+                actors.sort(key=lambda actor: isinstance(actor, Checkpoint))
+                call([actor for actor in actors if step % actor.every == 0], "on_step", trainer, step)
+        return min(following, default=trainer.epoch_begun + self.steps)
 
     def _meet(self, done: int, steps: int) -> None:
         """Raise on all ranks what a callback has raised on one. steps: those of this rank in MEET seconds."""

@@ -32,6 +32,7 @@ from gossipgrad import (
     strategies,
 )
 from gossipgrad.apoptosis import Apoptosis, Course
+from gossipgrad.batches import Batches
 from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy, meant, named
 from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
@@ -179,6 +180,14 @@ class Replicas:
         # Who learns of events of apoptosis, while fit is at work.
         self.watchers: list[Callable[[Record], None]] = []
         self.shrinking = False  # are they being told?
+        self.batches: Batches | None = None  # of the last fit
+        self.set_batch: int | None = None  # by set_batch_size; None: as fit was called with
+        self.batch_changes: list[Record] = []  # in this training: {"step": ..., "batch_size": ...}
+        self.rebatched: Callable[[], None] | None = None  # who learns of a change, while fit is at work
+        self.within_epoch = False  # have steps of an epoch been made, or do they come next?
+        self.paused_at = -1  # the last step after which on_step has been called
+        self.epoch_begun = 0  # the step with which this epoch began
+        self.position: Record | None = None  # in the middle of an epoch, where a checkpoint is from; fit goes on there
         self.fit_settings: Record = {}  # what fit was last called with, in terms of JSON
         self.set_rate: float | None = None  # by learning_rate; None: the optimiser's schedule says
         # The step in which the optimiser's moments were zero: Adam counts its updates from there.
@@ -253,6 +262,28 @@ class Replicas:
     def step(self) -> int:
         """Updates done."""
         return self.core.step
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples a rank and step; trainer.set_batch_size changes it. None before the first fit."""
+        return None if self.batches is None else self.batches.size
+
+    @property
+    def epoch_steps(self) -> int:
+        """Of the epoch that training is in, or of a whole one."""
+        if self.within_epoch:
+            return int(self.core.position()["steps"])
+        return 0 if self.batches is None else self.batches.steps
+
+    def steps_left(self) -> int:
+        """Until fit ends, if nothing changes."""
+        epochs, left, assumed = max(self.last_epoch - self.epoch, 0), 0, self.batches
+        assert assumed is not None
+        if self.within_epoch:
+            epochs, left = epochs - 1, self.epoch_begun + self.epoch_steps - self.step
+        elif self.position is not None:
+            epochs, left = epochs - 1, self.position["left"]
+        return left + epochs * assumed.steps
 
     @property
     def born(self) -> Model:
@@ -355,6 +386,38 @@ class Replicas:
         self.core.load_consensus(consensus)
         for local, arrays in enumerate(own):
             self.core.load_arena("weight", arrays, local)
+
+    # ---- the middle of an epoch
+
+    def where_in_epoch(self) -> Record | None:
+        """Where training is in an epoch, in terms of JSON, with what each rank has counted; None: between two.
+
+        Before fit goes on with a checkpoint of the middle of an epoch, what that says.
+
+        At rest. Collective.
+        """
+        if not self.within_epoch or self.batches is None:
+            return self.position
+        counts = [one for text in self.gather(json.dumps(self.core.counts()).encode()) for one in json.loads(text)]
+        at = self.core.position()
+        at |= {"left": at["steps"] - at["step"], "batch_size": self.batches.size, "paused_at": self.paused_at}
+        return at | {"counts": counts}
+
+    def go_on(self, position: Record) -> int:
+        """Go on where where_in_epoch() was, in the batches of this fit; the steps done in the epoch. Collective."""
+        assert self.batches is not None
+        wanted, core = self.batches.size, self.core
+        carried = [core.carried(local) for local in range(self.team.local)]
+        if position["batch_size"] != wanted:
+            core.reshape(batch=position["batch_size"])
+        core.epoch(self.epoch, position["step"], position["begun"], position["done"])
+        if position["batch_size"] != wanted:
+            core.reshape(batch=wanted)
+        core.set_counts(position["counts"][self.rank : self.rank + self.team.local])
+        for local, state in enumerate(carried):
+            core.load_carried(state, local)
+        self.paused_at = position["paused_at"]
+        return int(position["step"])
 
     # ---- another size
 
@@ -556,6 +619,7 @@ class Replicas:
         return {
             "model": self.net.name,
             **self.fit_settings,
+            **({"batch_size_changes": list(self.batch_changes)} if self.batch_changes else {}),
             **self.strategy_settings(),
             "compression": None if self.compression is None else self.compression.settings(),
             "apoptosis": None if self.apoptosis is None else self.apoptosis.settings(),

@@ -200,25 +200,29 @@ class Trainer(Replicas):
                 sharded=sharded,
             )
             one.hints, one.facts = HINTS, call.facts(self)
-        sizes = call.sizes(self)
+        batches = call.batches(self)
         call.weigh_classes(self)
         call.warn(self)
-        self.fit_settings = call.settings(self, sizes)
+        self.fit_settings = call.settings(self, batches.sizes)
+        self.set_batch, self.batch_changes, self.position = None, [], None
         if call.resume is not None:
             checkpoint.restore(self, call.resume)
             notices.nothing_to_train(self.rank, call.resume, self.epoch, call.epochs)
-        self.choose_algorithms(call.batch_size)
+        if self.set_batch is not None:
+            batches.check(self.set_batch)
+            batches.size = self.set_batch
+        self.batches = batches
+        self.choose_algorithms(batches.size)
         self.last_epoch = call.epochs if call.resume is not None else self.epoch + call.epochs
-        steps = loop.steps_of_epoch(sizes, call.batch_size, call.streams or call.drop_last)
-        self.set_total(self.step + max(self.last_epoch - self.epoch, 0) * steps)
         self.describe()
         self.stop = False
         self.validating = call.validation is not None
-        self.core.begin(call.train_core, call.batch_size, call.shuffle, call.shard, call.drop_last)
+        self.core.begin(call.train_core, batches.size, call.shuffle, call.shard, call.drop_last)
+        self.set_total(self.step + self.steps_left())
         measure = partial(self._measure, call.validation, call.batch_size)
         shrinking = None if self.apoptosis is None else events.Events(self, self.apoptosis, call.train)
         sets = call.validation_core, call.validate_replicas
-        loop.Loop(self, call.callbacks, steps, call.batch_size, *sets, measure, shrinking).run(call.final_mix)
+        loop.Loop(self, call.callbacks, call.batch_size, *sets, measure, shrinking).run(call.final_mix)
         self.history.weights_sha256 = self.weights_sha256()
         return self.history
 
@@ -274,8 +278,8 @@ class Trainer(Replicas):
                  flight has been completed and mixed. None: it stays.
 
         The event is in the history as well, docs/report.md says what it has; here with "indices", by layers which of
-        their units have left. Within fit: from on_epoch_begin and on_epoch_end. ValueError: what layers mean cannot
-        shrink, with the reason. Collective.
+        their units have left. Within fit: from on_epoch_begin, on_step and on_epoch_end. ValueError: what layers mean
+        cannot shrink, with the reason. Collective.
         """
         with self.agreed() as one:
             if self.shrinking:
@@ -295,6 +299,42 @@ class Trainer(Replicas):
         for watch in self.watchers:
             watch(event)
         return event | {"indices": indices}
+
+    @collective
+    def set_batch_size(self, batch_size: int) -> None:
+        """Train in batches of so many samples a rank and step from here on, within fit. Collective.
+
+        From a callback that all ranks have: on_fit_begin, on_epoch_begin, on_step, on_shrink, on_epoch_end. In the
+        middle of an epoch it goes on with the samples that have not been trained on in it, each once, whatever their
+        order, shard and rank: how many steps it has then changes. Schedules with total="auto" end with the last step
+        that there is now; the learning rate stays what it is: trainer.learning_rate sets it. Validation goes on in
+        fit's batches. Convolutions whose algorithm was measured for another size go by fixed rules. Checkpoints have
+        the size, and a resume goes on with it unless its fit has another batch_size than that of the fit which saved.
+
+        RuntimeError: outside of fit. ValueError: a batch that is larger than the shards; in the middle of an epoch of
+        pieces of sequences, whose rows go on from batch to batch.
+        """
+        with self.agreed() as one:
+            if self.rebatched is None or self.batches is None:
+                raise RuntimeError(
+                    "set_batch_size: there is no epoch to go on with; allowed: within fit, by callbacks. "
+                    "fit(..., batch_size=) sets it from the beginning"
+                )
+            size = integer("batch_size", batch_size, 1)
+            self.batches.check(size)
+            if self.batches.streams and self.within_epoch and size != self.batches.size:
+                raise ValueError(
+                    f"batch_size={size}: in the middle of an epoch of pieces of sequences, whose rows go on from one "
+                    f"batch to the next, it stays {self.batches.size}; allowed: between epochs"
+                )
+            one.facts = {"batch_size": size, "step": self.step}
+        if size == self.batches.size:
+            return
+        self.core.reshape(batch=size)
+        self.set_batch = self.batches.size = size
+        self.batch_changes.append({"step": self.step, "batch_size": size})
+        self.history.settings = self.settings()
+        self.rebatched()
 
     @collective
     def reset_state(self) -> None:

@@ -99,6 +99,7 @@ class Asks(gg.Callback):
             "load_weights": lambda t: t.load_weights(t.net.weights()),
             "weights_sha256": lambda t: t.weights_sha256(),
             "copy_weights": lambda t: t.copy_weights(),
+            "set_batch_size": lambda t: t.set_batch_size(4),
             "reset_state": lambda t: t.reset_state(),
             "put_weights_back": lambda t: t.put_weights_back(([t.net.weights()] * t.size, t.net.weights(), t.net)),
             "save": lambda t: t.save(path),
@@ -144,10 +145,12 @@ def test_what_is_collective_is_known(tmp_path):
         "become",
         "choose_algorithms",
         "gather",
+        "go_on",
         "set_exchange",
         "set_moments_since",
         "set_state",
         "state",
+        "where_in_epoch",
     }  # the package's, for its other modules
     assert len(said) > 10 and own < said and said - {"load"} - own <= set(asks(tmp_path / "x").collective)
 

@@ -14,20 +14,23 @@ struct gg_loader {
     int64_t first;   /* of a range: its first sample */
     bool range;
     int64_t count; /* of the rank's shard */
-    int64_t steps;
+    int64_t whole; /* steps of an epoch that is read from its beginning in batches of this size */
     int64_t epoch;
+    int64_t steps;         /* of this epoch */
+    int64_t begun;         /* the first of them that reads batches of this size */
+    int64_t *done;         /* samples of each rank that the steps before it have read */
     uint32_t *order;       /* its samples in this epoch's order: numbers in the set, or slots of the copy */
     uint32_t *rows;        /* where these lie, if the set has rows of its own and there is no copy; else NULL */
     gg_prefetch *prefetch; /* NULL: all fields are in memory */
     int64_t expected;      /* the step that the prefetch reads for next; -1: it does not read */
 };
 
-/* The least and the most samples that a rank has. */
-static void find_extremes(const gg_sharding *sharding, int64_t *smallest, int64_t *largest) {
+/* The least and the most samples that a rank has, without those that it has read; done NULL: none. */
+static void find_extremes(const gg_sharding *sharding, const int64_t *done, int64_t *smallest, int64_t *largest) {
     *smallest = INT64_MAX;
     *largest = 0;
     for (int rank = 0; rank < sharding->size; ++rank) {
-        int64_t slots = gg_sharding_slots(sharding, rank);
+        int64_t slots = gg_sharding_slots(sharding, rank) - (done != NULL ? done[rank] : 0);
         if (slots < *smallest) *smallest = slots;
         if (slots > *largest) *largest = slots;
     }
@@ -58,27 +61,33 @@ cleanup:
     return status;
 }
 
+gg_status gg_loader_check_batch(const gg_sharding *sharding, bool full, int64_t batch) {
+    gg_status status = GG_OK;
+    int64_t smallest, largest;
+    find_extremes(sharding, NULL, &smallest, &largest);
+    int64_t most = sharding->kind == GG_SHARD_OWN && !full ? largest : smallest;
+    if (batch < 1 || batch > most)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the %s shard)", batch,
+                sharding->count, sharding->size, most, most == smallest ? "smallest" : "largest");
+cleanup:
+    return status;
+}
+
 static gg_status check_options(const gg_dataset *set, const gg_loader_options *options) {
     gg_status status = GG_OK;
     const gg_sharding *sharding = &options->sharding;
-    int64_t batch = options->batch, smallest, largest;
     if (sharding->size < 1) GG_FAIL(GG_ERROR_ARGUMENT, "loader: %d ranks; at least 1 is needed", sharding->size);
     if (options->rank < 0 || options->rank >= sharding->size)
         GG_FAIL(GG_ERROR_ARGUMENT, "loader: rank %d; allowed are 0 to %d", options->rank, sharding->size - 1);
-    bool own = sharding->kind == GG_SHARD_OWN;
-    if (own) {
+    if (sharding->kind == GG_SHARD_OWN) {
         GG_TRY(check_own(set, options));
     } else if (set->count != sharding->count || set->count < sharding->size) {
         GG_FAIL(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one", set->count,
                 sharding->size);
     }
-    find_extremes(sharding, &smallest, &largest);
-    int64_t most = own && !is_full(set, options) ? largest : smallest;
-    if (batch < 1 || batch > most)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the %s shard)", batch,
-                sharding->count, sharding->size, most, most == smallest ? "smallest" : "largest");
-    if (options->moving && own)
+    GG_TRY(gg_loader_check_batch(sharding, is_full(set, options), options->batch));
+    if (options->moving && sharding->kind == GG_SHARD_OWN)
         GG_FAIL(GG_ERROR_ARGUMENT, "samples move among the ranks only where all ranks have the whole set");
     if (set->streams && (options->moving || options->copy != NULL))
         GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: pieces of sequences stay in their order and on their rank, where "
@@ -94,25 +103,40 @@ cleanup:
 
 int64_t gg_loader_steps(const gg_loader *loader) { return loader->steps; }
 
-/* Where step t starts in a shard of `count` samples, for 0 <= t <= steps. */
-static int64_t batch_begin(const gg_loader *loader, int64_t count, int64_t step) {
-    int64_t begin = step * loader->options.batch;
-    if (is_full(&loader->set, &loader->options)) return begin;
-    if (count < (loader->steps - 1) * loader->options.batch) return step * count / loader->steps;
-    if (step >= loader->steps) return count;
+int64_t gg_loader_exchanges(const gg_loader *loader, int64_t step) { return loader->epoch * loader->whole + step; }
+
+/* Samples of a rank's shard. A range is one rank's. */
+static int64_t shard_of(const gg_loader *loader, int rank) {
+    return loader->range ? loader->count : gg_sharding_slots(&loader->options.sharding, rank);
+}
+
+/* Where step t starts in the order of a rank, for begun <= t <= steps. */
+static int64_t batch_begin(const gg_loader *loader, int rank, int64_t step) {
+    const int64_t done = loader->done[rank], left = shard_of(loader, rank) - done;
+    const int64_t steps = loader->steps - loader->begun, t = step - loader->begun;
+    const int64_t begin = t * loader->options.batch;
+    if (is_full(&loader->set, &loader->options)) return done + begin;
+    if (left < (steps - 1) * loader->options.batch) return done + t * left / steps;
+    if (t >= steps) return done + left;
     /* A shard that the full batches use up leaves nothing for the last step: that one then starts a sample earlier. */
-    return begin < count ? begin : count - 1;
+    return done + (begin < left ? begin : left - 1);
 }
 
 int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step) {
     const gg_sharding *sharding = &loader->options.sharding;
-    if (rank < 0 || rank >= sharding->size || step < 0 || step >= loader->steps) return 0;
+    if (rank < 0 || rank >= sharding->size || step < loader->begun || step >= loader->steps) return 0;
     if (is_full(&loader->set, &loader->options)) return loader->options.batch;
-    int64_t count = gg_sharding_slots(sharding, rank);
-    int64_t n = batch_begin(loader, count, step + 1) - batch_begin(loader, count, step);
+    int64_t n = batch_begin(loader, rank, step + 1) - batch_begin(loader, rank, step);
     /* Batches of one have no sample to move: the smaller shards then see a sample more than once. */
     return n > 0 ? n : 1;
 }
+
+void gg_loader_done(const gg_loader *loader, int64_t step, int64_t *done) {
+    for (int rank = 0; rank < loader->options.sharding.size; ++rank) done[rank] = batch_begin(loader, rank, step);
+}
+
+int64_t gg_loader_begun(const gg_loader *loader) { return loader->begun; }
+const int64_t *gg_loader_read_before(const gg_loader *loader) { return loader->done; }
 
 /* Slots 0 to n-1, permuted where the order is shuffled. */
 static void order_slots(gg_loader *loader, int64_t epoch, int rank, uint32_t n) {
@@ -148,20 +172,22 @@ static void order_common(gg_loader *loader, int64_t epoch) {
 /* Where the batch of a step lies in the order. Batches of one may read the last slot twice; where samples move it then
  * holds another one, which lies behind all others. */
 static int64_t batch_place(const gg_loader *loader, int64_t step) {
-    const int64_t begin = batch_begin(loader, loader->count, step);
-    const bool again = loader->options.moving && loader->options.batch == 1 && begin < step;
+    const int rank = loader->options.rank;
+    const int64_t begin = batch_begin(loader, rank, step);
+    const bool again =
+        loader->options.moving && loader->options.batch == 1 && begin - loader->done[rank] < step - loader->begun;
     return again ? loader->count : begin;
 }
 
 /* Slots become the samples that they hold in the step in which they are read. */
-static void order_moved(gg_loader *loader, int64_t epoch) {
+static void order_moved(gg_loader *loader) {
     const gg_loader_options *o = &loader->options;
     loader->order[loader->count] = loader->order[loader->count - 1];
-    for (int64_t t = 0; t < loader->steps; ++t) {
+    for (int64_t t = loader->begun; t < loader->steps; ++t) {
         const int64_t begin = batch_place(loader, t), n = gg_loader_batch(loader, o->rank, t);
         for (int64_t i = begin; i < begin + n; ++i)
             loader->order[i] = (uint32_t)gg_sharding_moved_id(&o->sharding, o->rank, loader->order[i], o->batch,
-                                                              epoch * loader->steps + t);
+                                                              gg_loader_exchanges(loader, t));
     }
 }
 
@@ -179,7 +205,7 @@ static void order_epoch(gg_loader *loader, int64_t epoch) {
         order_slots(loader, epoch, loader->options.rank, (uint32_t)loader->count);
         for (int64_t i = 0; i < loader->count; ++i) loader->order[i] = (uint32_t)id_of_slot(loader, loader->order[i]);
     }
-    if (loader->options.moving) order_moved(loader, epoch);
+    if (loader->options.moving) order_moved(loader);
     const int64_t count = loader->count + loader->options.moving;
     for (int64_t i = 0; loader->rows != NULL && i < count; ++i)
         loader->rows[i] = (uint32_t)gg_dataset_row(&loader->set, loader->order[i]);
@@ -194,12 +220,30 @@ static int64_t rows_of_step(void *context, int64_t step, const uint32_t **rows) 
     return gg_loader_batch(loader, loader->options.rank, step);
 }
 
+/* Steps of an epoch whose batches are of this size from step `begun` on, after so many samples of each rank have been
+ * read; NULL: none. */
+static int64_t steps_from(const gg_loader *loader, int64_t begun, const int64_t *done) {
+    const gg_loader_options *o = &loader->options;
+    int64_t smallest = loader->count, largest = loader->count;
+    if (!loader->range) find_extremes(&o->sharding, done, &smallest, &largest);
+    return begun + (is_full(&loader->set, o) ? smallest / o->batch : (largest + o->batch - 1) / o->batch);
+}
+
+static void begin_at(gg_loader *loader, int64_t begun, const int64_t *done) {
+    loader->steps = steps_from(loader, begun, done);
+    loader->begun = begun;
+    for (int rank = 0; rank < loader->options.sharding.size; ++rank) loader->done[rank] = done != NULL ? done[rank] : 0;
+}
+
 /* Memory for the order of loader->count samples and what reads them; the set and the options are there. */
 static gg_status make_order(gg_loader *loader) {
     gg_status status = GG_OK;
     const gg_dataset *set = &loader->set;
     const size_t count = (size_t)loader->count + loader->options.moving; /* batch_place */
     bool reads = false;
+    GG_TRY(gg_calloc((size_t)loader->options.sharding.size, sizeof *loader->done, "samples read", &loader->done));
+    begin_at(loader, 0, NULL);
+    loader->whole = loader->steps;
     GG_TRY(gg_alloc(count * sizeof *loader->order, "the order of the samples", &loader->order));
     if (set->rows != NULL && loader->options.copy == NULL)
         GG_TRY(gg_alloc(count * sizeof *loader->rows, "the places of the samples", &loader->rows));
@@ -230,16 +274,13 @@ gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *optio
     GG_TRY(loader_make(set, options, &loader));
 
     gg_sharding *sharding = &loader->options.sharding;
-    int64_t smallest, largest;
     if (sharding->counts != NULL) {
         size_t bytes = (size_t)sharding->size * sizeof *sharding->counts;
         GG_TRY(gg_alloc(bytes, "samples of each rank", &loader->counts));
         memcpy(loader->counts, sharding->counts, bytes);
         sharding->counts = loader->counts;
     }
-    find_extremes(sharding, &smallest, &largest);
     loader->count = gg_sharding_slots(sharding, options->rank);
-    loader->steps = is_full(set, options) ? smallest / options->batch : (largest + options->batch - 1) / options->batch;
     GG_TRY(make_order(loader));
     *out = loader;
     loader = NULL;
@@ -266,7 +307,6 @@ gg_status gg_loader_create_range(const gg_dataset *set, int64_t begin, int64_t e
     loader->range = true;
     loader->first = begin;
     loader->count = count;
-    loader->steps = set->streams ? count / batch : (count + batch - 1) / batch;
     GG_TRY(make_order(loader));
     *out = loader;
     loader = NULL;
@@ -282,6 +322,7 @@ void gg_loader_destroy(gg_loader *loader) {
     gg_free(loader->order);
     gg_free(loader->rows);
     gg_free(loader->counts);
+    gg_free(loader->done);
     gg_free(loader);
 }
 
@@ -294,11 +335,52 @@ static void read_ahead(gg_loader *loader, int64_t step) {
     loader->expected = step;
 }
 
-void gg_loader_seek(gg_loader *loader, int64_t epoch, int64_t step) {
+/* From step `step` of the epoch on, in which begin_at has said where the batches begin. */
+static void order_from(gg_loader *loader, int64_t epoch, int64_t step) {
     if (loader->prefetch != NULL) gg_prefetch_stop(loader->prefetch);
     loader->expected = -1;
     order_epoch(loader, epoch);
     if (step < loader->steps) read_ahead(loader, step);
+}
+
+void gg_loader_seek(gg_loader *loader, int64_t epoch, int64_t step) {
+    begin_at(loader, 0, NULL);
+    order_from(loader, epoch, step);
+}
+
+void gg_loader_resume(gg_loader *loader, int64_t epoch, int64_t step, int64_t begun, const int64_t *done) {
+    begin_at(loader, begun, done);
+    order_from(loader, epoch, step);
+}
+
+gg_status gg_loader_check_position(const gg_loader *loader, int64_t step, int64_t begun, const int64_t *done) {
+    gg_status status = GG_OK;
+    const gg_sharding *sharding = &loader->options.sharding;
+    int64_t smallest, largest;
+    if (begun != 0 && loader->set.streams)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "batches of another size from step %" PRId64
+                " of the epoch on: not with pieces of sequences, whose rows go on from one batch to "
+                "the next; allowed: between epochs",
+                begun);
+    for (int rank = 0; done != NULL && rank < sharding->size; ++rank)
+        if (done[rank] < 0 || done[rank] > gg_sharding_slots(sharding, rank))
+            GG_FAIL(GG_ERROR_ARGUMENT,
+                    "rank %d: %" PRId64 " samples read before step %" PRId64 " of the epoch; allowed: 0 to %" PRId64,
+                    rank, done[rank], begun, gg_sharding_slots(sharding, rank));
+    find_extremes(sharding, done, &smallest, &largest);
+    if (smallest < 1 && largest > 0 && !is_full(&loader->set, &loader->options))
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "a rank has read all of its samples before step %" PRId64 " of the epoch, and another has %" PRId64
+                " left; allowed: at least one on every rank",
+                begun, largest);
+    const int64_t steps = steps_from(loader, begun, done);
+    if (begun < 0 || step < begun || step > steps)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "step: %" PRId64 "; allowed in an epoch of %" PRId64 " steps are %" PRId64 " to %" PRId64, step, steps,
+                begun > 0 ? begun : 0, steps);
+cleanup:
+    return status;
 }
 
 /* The samples of one batch: their numbers in the set or the copy, and the rows at which inputs lie. */

@@ -31,6 +31,9 @@ typedef struct gg_data_options {
  *
  * What a source reads, threads of its own read ahead of the network (prefetch.h), in the same order.
  *
+ * An epoch may go on in batches of another size (gg_loader_resume): what each rank has not read yet is then read as a
+ * whole epoch of these samples would be.
+ *
  * Streams: of a set whose samples go on where the one before ends, each rank cuts its shard, of N samples, into `batch`
  * runs of N / batch samples; what is left over at its end is not read. Row b of batch t is sample t of run b: it goes
  * on where row b of batch t - 1 ended. All batches are full, every rank makes as many steps as the smallest shard
@@ -48,17 +51,32 @@ typedef struct gg_loader_options {
     bool moving;               /* without a copy, and not with OWN */
 } gg_loader_options;
 
+/* GG_ERROR_ARGUMENT where a batch is too large, or no batch; full: all batches are to be. */
+gg_status gg_loader_check_batch(const gg_sharding *sharding, bool full, int64_t batch);
 /* Retains the set. Errors: a rank without a sample; a batch that is too large: both name the numbers. */
 gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *options, gg_loader **out);
 /* Batches of samples [begin, end) in their order, for evaluation: a last one is as small as it must be; a source is
  * asked for them as GG_EPOCH_EVALUATION. */
 gg_status gg_loader_create_range(const gg_dataset *set, int64_t begin, int64_t end, int64_t batch, gg_loader **out);
 void gg_loader_destroy(gg_loader *loader);
-int64_t gg_loader_steps(const gg_loader *loader); /* of an epoch */
+int64_t gg_loader_steps(const gg_loader *loader); /* of this epoch */
 /* Orders the samples for epoch e = 0, 1, ..., and begins to read them ahead, from step `step` on. Where the loader was
  * before makes no difference. Allocates nothing. */
 void gg_loader_seek(gg_loader *loader, int64_t epoch, int64_t step);
-/* Samples of rank `rank` (any rank, pure) in step t of an epoch. */
+/* The same in an epoch whose steps before `begun` had batches of other sizes. done: so many samples of each rank, the
+ * first ones of its order, have been read in them, and the others are read from step `begun` on as a whole epoch of
+ * these would be: by the same rules of last batches, as many steps on every rank. Checked. */
+void gg_loader_resume(gg_loader *loader, int64_t epoch, int64_t step, int64_t begun, const int64_t *done);
+/* GG_ERROR_ARGUMENT where gg_loader_resume, or with done NULL gg_loader_seek, cannot go on there: streams; numbers that
+ * are not of such an epoch. */
+gg_status gg_loader_check_position(const gg_loader *loader, int64_t step, int64_t begun, const int64_t *done);
+int64_t gg_loader_begun(const gg_loader *loader); /* the first step of this epoch with batches of this size */
+const int64_t *gg_loader_read_before(const gg_loader *loader); /* samples of each rank that steps before it have read */
+/* Samples of each rank that the steps before `step`, from gg_loader_begun to gg_loader_steps, have read. */
+void gg_loader_done(const gg_loader *loader, int64_t step, int64_t *done);
+/* Where samples move: the exchanges of a batch that have been made when step t is read. */
+int64_t gg_loader_exchanges(const gg_loader *loader, int64_t step);
+/* Samples of rank `rank` (any rank, pure) in step t of this epoch; 0 before gg_loader_begun. */
 int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step);
 /* Whether step t can be read without waiting for its source, after waiting for at most so many seconds. Begins to read
  * ahead. */

@@ -1,4 +1,5 @@
 /* _core.Trainer: epochs over its data sets. */
+#include <stddef.h>
 #include <string.h>
 
 #include "python/trainer.h"
@@ -55,13 +56,190 @@ static PyObject *py_trainer_begin(PyObject *self, PyObject *args, PyObject *kwar
     return PyLong_FromLongLong(gg_replica_epoch_steps(gg_trainer_replica(t->trainer, 0)));
 }
 
+/* Puts a new value into a dict. Steals both references. NULL with an exception if there is no dict or no value. */
+static PyObject *py_trainer_with(PyObject *dict, const char *key, PyObject *value) {
+    if (dict == NULL || value == NULL || PyDict_SetItemString(dict, key, value) < 0) Py_CLEAR(dict);
+    Py_XDECREF(value);
+    return dict;
+}
+
+/* One number for each rank that trains; *out is freed by PyMem_Free. -1 with an exception. */
+static int read_counts_of_ranks(const gg_py_trainer *t, PyObject *list, int64_t **out) {
+    const Py_ssize_t ranks = gg_replica_workers(gg_trainer_replica(t->trainer, 0));
+    if (!PyList_Check(list) || PyList_GET_SIZE(list) != ranks) {
+        PyErr_Format(PyExc_ValueError, "done: must be a list of %zd numbers, one for each rank that trains", ranks);
+        return -1;
+    }
+    *out = PyMem_Calloc((size_t)ranks, sizeof **out);
+    if (*out == NULL) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; *out != NULL && i < ranks; ++i) {
+        (*out)[i] = PyLong_AsLongLong(PyList_GET_ITEM(list, i));
+        if (PyErr_Occurred()) {
+            PyMem_Free(*out);
+            *out = NULL;
+        }
+    }
+    return *out != NULL ? 0 : -1;
+}
+
 static PyObject *py_trainer_epoch(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"epoch", "step", NULL};
+    static char *names[] = {"epoch", "step", "begun", "done", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    long long number, step = 0;
+    long long number, step = 0, begun = 0;
+    PyObject *done = Py_None;
+    int64_t *read = NULL;
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|L:epoch", names, &number, &step)) return NULL;
-    GG_PY_CALL(t, gg_trainer_epoch(t->trainer, number, step));
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|LLO:epoch", names, &number, &step, &begun, &done)) return NULL;
+    if (done != Py_None && read_counts_of_ranks(t, done, &read) < 0) return NULL;
+    const gg_position at = {.epoch = number, .next = step, .begun = begun, .done = read};
+    if (!gg_py_trainer_enter(t)) {
+        PyMem_Free(read);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_trainer_epoch(t->trainer, &at);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    PyMem_Free(read);
+    if (status != GG_OK) return gg_py_raise(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_trainer_position(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    (void)unused;
+    if (!gg_py_trainer_is_free(t)) return NULL;
+    const gg_replica *replica = gg_trainer_replica(t->trainer, 0);
+    const gg_position at = gg_replica_position(replica);
+    if (at.done == NULL) return gg_py_raise(gg_fail(GG_ERROR_STATE, "position: there is no data to train on yet"));
+    PyObject *done = PyList_New(gg_replica_workers(replica));
+    for (int i = 0; done != NULL && i < gg_replica_workers(replica); ++i) {
+        PyObject *count = PyLong_FromLongLong(at.done[i]);
+        if (count == NULL) Py_CLEAR(done);
+        if (done != NULL) PyList_SET_ITEM(done, i, count);
+    }
+    if (done == NULL) return NULL;
+    return Py_BuildValue("{sLsLsLsLsN}", "epoch", (long long)at.epoch, "step", (long long)at.next, "steps",
+                         (long long)gg_replica_epoch_steps(replica), "begun", (long long)at.begun, "done", done);
+}
+
+/* ---- what a rank has counted since an epoch began, for checkpoints within it ---- */
+
+typedef struct count_field {
+    const char *name;
+    size_t offset;
+    bool real; /* double, else int64_t */
+    int count; /* 0: a number, else a list of so many */
+} count_field;
+
+#define REAL(field)                                                                                                    \
+    { #field, offsetof(gg_progress_counts, field), true, 0 }
+#define WHOLE(field)                                                                                                   \
+    { #field, offsetof(gg_progress_counts, field), false, 0 }
+#define WHOLES(field, many)                                                                                            \
+    { #field, offsetof(gg_progress_counts, compression.field), false, many }
+
+static const count_field count_fields[] = {
+    WHOLE(steps),
+    WHOLE(samples),
+    WHOLE(correct),
+    WHOLE(counted),
+    REAL(loss_sum),
+    REAL(seconds),
+    REAL(exposed_seconds),
+    REAL(data_seconds),
+    REAL(clock_seconds),
+    WHOLE(bytes_sent),
+    WHOLE(messages_sent),
+    WHOLE(sample_bytes_sent),
+    WHOLE(sample_messages_sent),
+    WHOLE(skipped),
+    WHOLES(dense_bytes, GG_FAMILY_COUNT),
+    WHOLES(sent_bytes, GG_FAMILY_COUNT),
+    WHOLES(bins_with, GG_COUNTS_HISTOGRAM),
+    WHOLES(elements_sent, 1),
+    WHOLES(elements, 1),
+};
+enum { COUNT_FIELDS = sizeof count_fields / sizeof *count_fields };
+
+static PyObject *number_of(const char *at, bool real) {
+    return real ? PyFloat_FromDouble(*(const double *)at) : PyLong_FromLongLong(*(const int64_t *)at);
+}
+
+static PyObject *field_of(const gg_progress_counts *counts, const count_field *field) {
+    const char *at = (const char *)counts + field->offset;
+    if (field->count == 0) return number_of(at, field->real);
+    PyObject *list = PyList_New(field->count);
+    for (int i = 0; list != NULL && i < field->count; ++i) {
+        PyObject *number = number_of(at + (size_t)i * sizeof(int64_t), false);
+        if (number == NULL) Py_CLEAR(list);
+        if (list != NULL) PyList_SET_ITEM(list, i, number);
+    }
+    return list;
+}
+
+static PyObject *py_trainer_counts(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    (void)unused;
+    if (!gg_py_trainer_is_free(t)) return NULL;
+    const int local = gg_team_local(t->team->team);
+    PyObject *all = PyList_New(local);
+    for (int i = 0; all != NULL && i < local; ++i) {
+        gg_progress_counts counts;
+        gg_replica_counts(gg_trainer_replica(t->trainer, i), &counts);
+        PyObject *dict = PyDict_New();
+        for (int f = 0; f < COUNT_FIELDS; ++f)
+            dict = py_trainer_with(dict, count_fields[f].name, field_of(&counts, &count_fields[f]));
+        if (dict == NULL) Py_CLEAR(all);
+        if (all != NULL) PyList_SET_ITEM(all, i, dict);
+    }
+    return all;
+}
+
+static int read_number(PyObject *object, char *at, bool real) {
+    if (real) *(double *)at = PyFloat_AsDouble(object);
+    else *(int64_t *)at = PyLong_AsLongLong(object);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* What a dict lacks stays zero. */
+static int read_counts(PyObject *dict, gg_progress_counts *out) {
+    memset(out, 0, sizeof *out);
+    for (int f = 0; f < COUNT_FIELDS; ++f) {
+        const count_field *field = &count_fields[f];
+        char *at = (char *)out + field->offset;
+        PyObject *object = PyDict_GetItemString(dict, field->name); /* borrowed */
+        if (object == NULL) continue;
+        if (field->count == 0 && read_number(object, at, field->real) < 0) return -1;
+        if (field->count == 0) continue;
+        if (!PyList_Check(object) || PyList_GET_SIZE(object) != field->count) {
+            PyErr_Format(PyExc_ValueError, "counts: %s: must be a list of %d numbers", field->name, field->count);
+            return -1;
+        }
+        for (int i = 0; i < field->count; ++i)
+            if (read_number(PyList_GET_ITEM(object, i), at + (size_t)i * sizeof(int64_t), false) < 0) return -1;
+    }
+    return 0;
+}
+
+static PyObject *py_trainer_set_counts(PyObject *self, PyObject *all) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const int local = gg_team_local(t->team->team);
+    gg_progress_counts counts;
+    if (!gg_py_trainer_is_free(t)) return NULL;
+    if (!PyList_Check(all) || PyList_GET_SIZE(all) != local) {
+        PyErr_Format(PyExc_ValueError, "counts: must be a list with those of each of %d local ranks", local);
+        return NULL;
+    }
+    for (int i = 0; i < local; ++i) {
+        PyObject *dict = PyList_GET_ITEM(all, i);
+        if (!PyDict_Check(dict)) {
+            PyErr_SetString(PyExc_TypeError, "counts: must be dicts, as counts() gave them");
+            return NULL;
+        }
+        if (read_counts(dict, &counts) < 0) return NULL;
+        gg_replica_set_counts(gg_trainer_replica(t->trainer, i), &counts);
+    }
     Py_RETURN_NONE;
 }
 
@@ -123,13 +301,6 @@ static PyObject *py_trainer_progress(PyObject *self, PyObject *unused) {
     }
     return Py_BuildValue("{sdsdsdsdsL}", "samples", samples, "loss", samples > 0 ? loss / samples : 0.0, "accuracy",
                          counted > 0 ? correct / counted : 0.0, "seconds", counts.seconds, "steps", steps);
-}
-
-/* Puts a new value into a dict. Steals both references. NULL with an exception if there is no dict or no value. */
-static PyObject *py_trainer_with(PyObject *dict, const char *key, PyObject *value) {
-    if (dict == NULL || value == NULL || PyDict_SetItemString(dict, key, value) < 0) Py_CLEAR(dict);
-    Py_XDECREF(value);
-    return dict;
 }
 
 /* Bytes of each family of the network: {"conv": ..., ...}. */
@@ -234,7 +405,13 @@ static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
 PyMethodDef gg_py_trainer_epochs[] = {
     {"begin", GG_PY_KEYWORDS(py_trainer_begin), "Makes the loaders and plans; returns the steps of an epoch."},
     {"epoch", (PyCFunction)(void (*)(void))py_trainer_epoch, METH_VARARGS | METH_KEYWORDS,
-     "epoch($self, epoch, step=0)\n--\n\nStarts an epoch, or goes on in it: orders the samples, zeroes the sums."},
+     "epoch($self, epoch, step=0, begun=0, done=None)\n--\n\n"
+     "Starts an epoch, or goes on in it: orders the samples, zeroes the sums."},
+    {"position", py_trainer_position, METH_NOARGS,
+     "Where training is in an epoch: what epoch() is given, and its steps."},
+    {"counts", py_trainer_counts, METH_NOARGS, "What each local rank has counted since the epoch began."},
+    {"set_counts", py_trainer_set_counts, METH_O,
+     "set_counts($self, counts, /)\n--\n\nGoes on counting from what counts() gave."},
     {"run", (PyCFunction)(void (*)(void))py_trainer_run, METH_VARARGS | METH_KEYWORDS,
      "run($self, steps, watch=None)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
     {"progress", py_trainer_progress, METH_NOARGS, "Of this process's ranks since the epoch began."},

@@ -261,19 +261,27 @@ static void adopt_options(gg_py_trainer *t, gg_py_option_memory *memory, bool ad
 }
 
 static PyObject *py_trainer_reshape(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"strategy", NULL};
+    static char *names[] = {"strategy", "batch", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
-    PyObject *strategy = NULL;
+    PyObject *strategy = NULL, *batch = NULL;
+    long long samples = 0;
     gg_py_option_memory memory = {0};
     gg_strategy_options options;
     gg_status status;
     memset(&options, 0, sizeof options);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O!:reshape", names, &PyDict_Type, &strategy)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O!O!:reshape", names, &PyDict_Type, &strategy, &PyLong_Type,
+                                     &batch))
+        return NULL;
+    if (batch != NULL) samples = PyLong_AsLongLong(batch);
+    if (batch != NULL && samples < 1) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "batch: %lld; must be at least 1", samples);
+        return NULL;
+    }
     if ((strategy != NULL && gg_py_strategy_options(strategy, &options, &memory) < 0) || !gg_py_trainer_enter(t)) {
         gg_py_option_memory_clear(&memory);
         return NULL;
     }
-    const gg_reshape how = {.strategy = strategy != NULL ? &options : NULL};
+    const gg_reshape how = {.strategy = strategy != NULL ? &options : NULL, .batch = samples};
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_reshape(t->trainer, &how);
     Py_END_ALLOW_THREADS;
@@ -285,7 +293,7 @@ static PyObject *py_trainer_reshape(PyObject *self, PyObject *args, PyObject *kw
 
 PyMethodDef gg_py_trainer_state[] = {
     {"reshape", GG_PY_KEYWORDS(py_trainer_reshape),
-     "Goes on with another strategy, with the next batch of the same epoch."},
+     "Goes on with another strategy or size of batch, with the next batch of the same epoch."},
     {"set_schedule", py_trainer_set_schedule, METH_O,
      "set_schedule($self, schedule, /)\n--\n\nThe learning rates from here on, of every local rank."},
     {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},

@@ -5,6 +5,9 @@
 
 static bool batches_trains(const gg_batches *b) { return b->transport->rank < b->workers; }
 
+/* A rank that only serves has the sharding of rank 0. */
+static int shard_rank(const gg_batches *b) { return batches_trains(b) ? b->transport->rank : 0; }
+
 static gg_status batches_at(const gg_batches *b, const char *what, gg_status status) {
     return gg_error_prefix(status, "step %lld, %s: ", (long long)*b->step, what);
 }
@@ -77,55 +80,132 @@ void gg_batches_show_step(gg_batches *b, const int64_t *step) {
     if (b->ring != NULL) gg_sample_ring_show(b->ring, b->trace, step);
 }
 
-gg_status gg_batches_begin(gg_batches *b, const gg_dataset *set, const gg_data_options *data) {
+/* The ranks that have samples, and which; b->options say how. */
+static gg_status divide(gg_batches *b) {
     gg_status status = GG_OK;
-    gg_transport *transport = b->transport;
-    /* A rank that only serves has the sharding of rank 0. */
-    gg_loader_options options = {.rank = batches_trains(b) ? transport->rank : 0,
-                                 .batch = data->batch,
-                                 .shuffle = data->shuffle,
-                                 .drop_last = data->drop_last,
-                                 .seed = b->seed};
-    /* Where the samples are not in memory they are read where the exchange would have brought them. */
-    bool moving = b->shuffle_samples && transport->size > 1, ring = moving && set->source == NULL;
-
-    gg_batches_clear(b);
+    const gg_dataset *set = &b->set;
+    const gg_shard_kind wanted = b->options.shard;
     /* Pieces of sequences that go on in each other lie in one shard. */
-    const gg_shard_kind kind = set->streams && data->shard == GG_SHARD_INTERLEAVED ? GG_SHARD_CONTIGUOUS : data->shard;
+    const gg_shard_kind kind = set->streams && wanted == GG_SHARD_INTERLEAVED ? GG_SHARD_CONTIGUOUS : wanted;
     b->sharding = (gg_sharding){.kind = kind, .size = b->workers, .seed = b->seed, .count = set->count};
-    if (data->shard == GG_SHARD_OWN) GG_TRY(share_counts(b, set->count));
-    options.sharding = b->sharding;
-    if (ring) GG_TRY(gg_shard_copy_create(set, &b->sharding, options.rank, &b->shard));
-    options.copy = b->shard;
-    options.moving = moving && !ring;
-    GG_TRY(gg_loader_create(set, &options, &b->loader));
+    if (wanted == GG_SHARD_OWN) GG_TRY(share_counts(b, set->count));
+cleanup:
+    return status;
+}
+
+/* Where samples are moved by messages; where they are not in memory they are read where those would have brought them.
+ */
+static bool has_ring(const gg_batches *b) {
+    return b->shuffle_samples && b->transport->size > 1 && b->set.source == NULL;
+}
+
+/* What depends on the size of a batch: the loader, the exchange of samples and the memory of a batch. */
+static gg_status make_loader(gg_batches *b) {
+    gg_status status = GG_OK;
+    gg_loader *loader = NULL;
+    const gg_data_options *data = &b->options;
+    const bool ring = has_ring(b);
+    const gg_loader_options options = {
+        .sharding = b->sharding,
+        .rank = shard_rank(b),
+        .batch = data->batch,
+        .shuffle = data->shuffle,
+        .drop_last = data->drop_last,
+        .seed = b->seed,
+        .copy = b->shard,
+        .moving = b->shuffle_samples && b->transport->size > 1 && !ring,
+    };
+    GG_TRY(gg_loader_create(&b->set, &options, &loader));
+    gg_loader_destroy(b->loader);
+    b->loader = loader;
+    gg_sample_ring_destroy(b->ring);
+    b->ring = NULL;
     if (ring) {
-        GG_TRY(gg_sample_ring_create(transport, b->shard, &b->sharding, data->batch, &b->ring));
+        GG_TRY(gg_sample_ring_create(b->transport, b->shard, &b->sharding, data->batch, &b->ring));
         gg_sample_ring_show(b->ring, b->trace, b->step);
     }
+    /* The loader has checked that the batch is no larger than a shard. */
+    gg_batch_free(&b->batch);
+    GG_TRY(gg_batch_alloc(&b->set, data->batch, &b->batch));
+cleanup:
+    return status;
+}
+
+/* No rank trains with incomplete data; what is freed by all ranks together is freed with the other ones. */
+static void forget_loader(gg_batches *b) {
+    gg_loader_destroy(b->loader);
+    b->loader = NULL;
+}
+
+gg_status gg_batches_begin(gg_batches *b, const gg_dataset *set, const gg_data_options *data) {
+    gg_status status = GG_OK;
+    gg_batches_clear(b);
     gg_dataset_retain(set);
     b->set = *set;
     b->options = *data;
-    b->most = data->batch;
     b->epoch = b->next = 0;
-    /* The loader has checked that the batch is no larger than a shard. */
-    GG_TRY(gg_batch_alloc(set, data->batch, &b->batch));
+    GG_TRY(divide(b));
+    if (has_ring(b)) GG_TRY(gg_shard_copy_create(set, &b->sharding, shard_rank(b), &b->shard));
+    GG_TRY(make_loader(b));
 cleanup:
-    if (status != GG_OK) { /* no rank trains with incomplete data; collective resources are freed with the other ones */
-        gg_loader_destroy(b->loader);
-        b->loader = NULL;
-    }
+    if (status != GG_OK) forget_loader(b);
+    return status;
+}
+
+/* The exchanges of samples that have been made before the batch that comes next. */
+static gg_status seek_samples(gg_batches *b) {
+    gg_status status = GG_OK;
+    b->exchanges = gg_loader_exchanges(b->loader, b->next); /* one begins with each batch that is read */
+    if (b->ring != NULL) GG_TRY(gg_sample_ring_seek(b->ring, &b->set, b->exchanges));
+cleanup:
     return status;
 }
 
 gg_status gg_batches_seek(gg_batches *b, int64_t epoch, int64_t next) {
-    gg_status status = GG_OK;
     gg_loader_seek(b->loader, epoch, next);
     b->epoch = epoch;
     b->next = next;
-    b->exchanges = epoch * gg_loader_steps(b->loader) + next; /* one begins with each batch that is read */
-    if (b->ring != NULL) GG_TRY(gg_sample_ring_seek(b->ring, &b->set, b->exchanges));
+    return seek_samples(b);
+}
+
+gg_status gg_batches_resume(gg_batches *b, int64_t epoch, int64_t next, int64_t begun, const int64_t *done) {
+    gg_loader_resume(b->loader, epoch, next, begun, done);
+    b->epoch = epoch;
+    b->next = next;
+    return seek_samples(b);
+}
+
+bool gg_batches_in_an_epoch(const gg_batches *b) {
+    return b->loader != NULL && b->next > 0 && b->next < gg_loader_steps(b->loader);
+}
+
+gg_status gg_batches_check(const gg_batches *b, int workers, int64_t batch) {
+    gg_status status = GG_OK;
+    gg_sharding sharding = b->sharding;
+    if (sharding.kind != GG_SHARD_OWN) sharding.size = workers;
+    if (b->set.streams && gg_batches_in_an_epoch(b) && batch != b->options.batch)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "batch=%lld within an epoch: not with pieces of sequences, whose rows go on from one "
+                "batch to the next (%lld of them); allowed: between epochs",
+                (long long)batch, (long long)b->options.batch);
+    GG_TRY(gg_loader_check_batch(&sharding, b->options.drop_last || b->set.streams, batch));
 cleanup:
+    return status;
+}
+
+gg_status gg_batches_rebatch(gg_batches *b, int64_t batch) {
+    gg_status status = GG_OK;
+    const bool within = gg_batches_in_an_epoch(b), begins = b->next == 0;
+    int64_t *done = NULL;
+    GG_TRY(gg_calloc((size_t)b->sharding.size, sizeof *done, "samples read", &done));
+    gg_loader_done(b->loader, b->next, done);
+    b->options.batch = batch;
+    GG_TRY(make_loader(b));
+    if (within) GG_TRY(gg_batches_resume(b, b->epoch, b->next, b->next, done));
+    if (!within) GG_TRY(gg_batches_seek(b, b->epoch, begins ? 0 : gg_loader_steps(b->loader)));
+cleanup:
+    if (status != GG_OK) forget_loader(b);
+    gg_free(done);
     return status;
 }
 
@@ -146,7 +226,8 @@ static bool batches_move(const gg_batches *b) {
 
 int64_t gg_batches_sample_id(const gg_batches *b, int64_t slot) {
     if (b->shard != NULL) return b->shard->id[slot];
-    if (batches_move(b)) return gg_sharding_moved_id(&b->sharding, b->transport->rank, slot, b->most, b->exchanges);
+    if (batches_move(b))
+        return gg_sharding_moved_id(&b->sharding, b->transport->rank, slot, b->options.batch, b->exchanges);
     return gg_sharding_id(&b->sharding, b->transport->rank, slot);
 }
 

@@ -28,7 +28,6 @@ typedef struct gg_batches {
     int64_t *shard_counts; /* of the sharding, if each rank has a set of its own */
     gg_shard_copy *shard;  /* used with the ring, if samples are shuffled among several ranks */
     gg_sample_ring *ring;
-    int64_t most;        /* samples of a batch */
     int64_t epoch, next; /* the position: batch `next` of this epoch comes next; the owner counts it on */
     int64_t exchanges;   /* of samples that move, begun until now */
     gg_batch batch;      /* the one under way: targets, weights and beginnings; NULL where the set has none */
@@ -42,6 +41,17 @@ void gg_batches_show_step(gg_batches *b, const int64_t *step);
 /* Sets the position: batch `next` of an epoch, 0 to its steps, comes next. The samples are ordered for this epoch, and
  * those that move among the ranks are brought to where they are then. Collective. */
 gg_status gg_batches_seek(gg_batches *batches, int64_t epoch, int64_t next);
+/* The same in an epoch whose steps before `begun` had batches of other sizes, in which so many samples of each rank
+ * have been read (gg_loader_resume). Checked. Collective. */
+gg_status gg_batches_resume(gg_batches *batches, int64_t epoch, int64_t next, int64_t begun, const int64_t *done);
+/* Whether some batches of the epoch have been read, and others come. False without data. */
+bool gg_batches_in_an_epoch(const gg_batches *batches);
+/* GG_ERROR_ARGUMENT where so many ranks cannot train on the set in such batches from here on. There is data. The same
+ * on all ranks. */
+gg_status gg_batches_check(const gg_batches *batches, int workers, int64_t batch);
+/* Goes on in batches of so many samples: in the middle of an epoch with those that have not been read in it. Settled;
+ * gg_batches_check allows it. On a failure there is no data. Collective. */
+gg_status gg_batches_rebatch(gg_batches *batches, int64_t batch);
 /* Puts batch t of the epoch into the plan's inputs and into `batch`, and starts what happens to samples under the step.
  */
 gg_status gg_batches_read(gg_batches *batches, gg_plan *plan, int64_t t);

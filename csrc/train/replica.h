@@ -92,14 +92,29 @@ gg_status gg_replica_plan_batch_of(gg_replica *replica, int64_t n);
 /* There is no data to train on. */
 void gg_replica_forget_data(gg_replica *replica);
 int64_t gg_replica_epoch_steps(const gg_replica *replica);
-/* Goes on with step `next` of an epoch, 0 to its steps: 0 begins it. The counts begin anew, and state that layers carry
- * is zero. Samples that are shuffled among the ranks are where they are after epochs 0 to epoch - 1 and `next` steps on
- * this set with this batch. Collective. */
-gg_status gg_replica_epoch(gg_replica *replica, int64_t epoch, int64_t next);
+/* Where training is in an epoch. */
+typedef struct gg_position {
+    int64_t epoch;
+    int64_t next;        /* the step that comes next, 0 to the epoch's steps */
+    int64_t begun;       /* the first step with batches of the present size */
+    const int64_t *done; /* samples of each rank that trains which steps before `begun` have read; NULL: begun is 0 */
+} gg_position;
+
+/* Goes on there; step 0 begins the epoch. The counts begin anew, and state that layers carry is zero. Samples that are
+ * shuffled among the ranks are where they are after epochs 0 to epoch - 1 and `next` steps on this set with this batch.
+ * Checked. Collective. */
+gg_status gg_replica_epoch(gg_replica *replica, const gg_position *position);
+/* GG_ERROR_ARGUMENT for a position that is not of the data. Not collective: the same on all ranks. */
+gg_status gg_replica_check_position(const gg_replica *replica, const gg_position *position);
 int64_t gg_replica_next(const gg_replica *replica); /* the step of the epoch that comes next */
+/* done: the replica's, of as many ranks as train, until its data or batches change; NULL before there is data. */
+gg_position gg_replica_position(const gg_replica *replica);
+int gg_replica_workers(const gg_replica *replica); /* the first ranks, which train */
 /* Up to `steps` more steps of the epoch. Every rank must ask for the same number. Allocates nothing. */
 gg_status gg_replica_run(gg_replica *replica, int64_t steps);
 void gg_replica_counts(const gg_replica *replica, gg_progress_counts *out);
+/* Counting goes on from these, as gg_replica_counts gave them. */
+void gg_replica_set_counts(gg_replica *replica, const gg_progress_counts *counts);
 /* Settles, as part of the epoch's time. Collective. */
 gg_status gg_replica_end_epoch(gg_replica *replica);
 
@@ -139,21 +154,26 @@ typedef struct gg_reshape {
     /* With it: what becomes of a row of the state that this node's layer carries; NULL: it begins at zero. */
     void (*carried)(const void *context, int node, const float *before, float *after);
     const void *context;
+    /* Samples a rank and step, 0: as before. In the middle of an epoch it goes on with the samples that have not been
+     * read in it. */
+    int64_t batch;
     const double *step_seconds; /* as in gg_replica_options; those of the new network */
     const gg_link *link;        /* as in gg_replica_options, of the strategy's options */
 } gg_reshape;
 
 /* GG_ERROR_ARGUMENT for what gg_replica_reshape would refuse: a network that is not alike; the options of a strategy;
  * in the middle of an epoch other ranks that train, or a change of shuffle_samples, because each rank would then have
- * other samples than those that are left to it; where something is compressed, another strategy, other partners or
- * other compressed parameters. Changes nothing. Not collective: the same on all ranks. */
+ * other samples than those that are left to it; a batch that is larger than the shards, or, in the middle of an epoch,
+ * another one of streams; where something is compressed, another strategy, other partners or other compressed
+ * parameters. GG_ERROR_STATE for a batch where there is no data. Changes nothing. Not collective: the same on all
+ * ranks. */
 gg_status gg_replica_check_reshape(const gg_replica *replica, const gg_reshape *how);
 /* Settles, and goes on with the next batch of the same epoch as `how` wants it: strategy, buckets, arenas and, for
- * another network, plans are made anew. Each rank has its own weights, moments and residues as before; moments that
- * were divided among the ranks are divided as the new strategy does it. All ranks have the consensus weights and the
- * mean of the moments where they differ and the new strategy lets no rank's differ (gg_replica_resume). Arenas that
- * there were not before are zero. The counts of the epoch, the trace and the state that layers carry go on. Checked.
- * After a failure the replica can only be destroyed. Collective. */
+ * another network, plans are made anew; where it wants another batch alone, they stay. Each rank has its own weights,
+ * moments and residues as before; moments that were divided among the ranks are divided as the new strategy does it.
+ * All ranks have the consensus weights and the mean of the moments where they differ and the new strategy lets no
+ * rank's differ (gg_replica_resume). Arenas that there were not before are zero. The counts of the epoch, the trace and
+ * the state that layers carry go on. Checked. After a failure the replica can only be destroyed. Collective. */
 gg_status gg_replica_reshape(gg_replica *replica, const gg_reshape *how);
 /* False: a reshape has failed, and there is nothing to train or to read. */
 bool gg_replica_is_whole(const gg_replica *replica);

@@ -131,28 +131,26 @@ cleanup:
 
 /* ---- the data ---- */
 
-static bool in_an_epoch(const gg_replica *r) {
-    return r->data.loader != NULL && r->data.next > 0 && r->data.next < gg_loader_steps(r->data.loader);
-}
-
 /* Whether the samples are divided among the ranks, or move, in another way. */
 static bool divides_otherwise(const gg_replica *r, const gg_strategy_options *strategy) {
     return strategy->shuffle_samples != r->data.shuffle_samples ||
            gg_strategy_workers(strategy, r->options.transport->size) != r->data.workers;
 }
 
-/* The same set, divided as the strategy wants it; the epoch before has ended, or this one has not begun. */
-static gg_status divide_samples(gg_replica *r) {
+/* The same set, divided as the strategy wants it; the epoch before has ended, or this one has not begun. batch 0: as
+ * before. */
+static gg_status divide_samples(gg_replica *r, int64_t batch) {
     gg_status status = GG_OK;
     const bool there = r->data.loader != NULL, begins = r->data.next == 0;
     const int64_t epoch = r->data.epoch;
-    const gg_data_options options = r->data.options;
+    gg_data_options options = r->data.options;
     gg_dataset set = r->data.set;
     if (there) gg_dataset_retain(&set);
     gg_batches_clear(&r->data);
     r->data.workers = gg_exchange_workers(r->exchange);
     r->data.shuffle_samples = r->options.strategy.shuffle_samples;
     if (!there) goto cleanup;
+    if (batch != 0) options.batch = batch;
     GG_TRY(gg_batches_begin(&r->data, &set, &options));
     GG_TRY(gg_batches_seek(&r->data, epoch, begins ? 0 : gg_loader_steps(r->data.loader)));
     GG_TRY(gg_replica_plan_epoch(r));
@@ -197,6 +195,11 @@ gg_status gg_replica_check_reshape(const gg_replica *r, const gg_reshape *how) {
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "reshape: the other network has other inputs, outputs or layers; allowed is one that "
                 "differs in the sizes of layers in between");
+    if (how->batch != 0 && r->data.loader == NULL)
+        GG_FAIL(GG_ERROR_STATE, "reshape: batch=%lld, but there is no data to train on yet", (long long)how->batch);
+    const int workers = how->strategy != NULL ? gg_strategy_workers(how->strategy, ranks) : r->data.workers;
+    if (r->data.loader != NULL && (how->batch != 0 || workers != r->data.workers))
+        GG_TRY(gg_batches_check(&r->data, workers, how->batch != 0 ? how->batch : r->data.options.batch));
     if (how->strategy == NULL) goto cleanup;
     gg_strategy_options strategy = *how->strategy;
     if (strategy.bucket_bytes == 0) strategy.bucket_bytes = GG_DEFAULT_BUCKET_BYTES; /* chosen when it is made */
@@ -210,7 +213,7 @@ gg_status gg_replica_check_reshape(const gg_replica *r, const gg_reshape *how) {
     if (r->data.loader != NULL && r->data.options.shard == GG_SHARD_OWN && divides_otherwise(r, &strategy))
         GG_FAIL(GG_ERROR_ARGUMENT, "reshape: every rank has brought samples of its own: all ranks train, and "
                                    "shuffle_samples is not allowed");
-    if (in_an_epoch(r) && divides_otherwise(r, &strategy))
+    if (gg_batches_in_an_epoch(&r->data) && divides_otherwise(r, &strategy))
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "reshape: after step %lld of an epoch's %lld the ranks that train (%d, wanted %d) and shuffle_samples "
                 "(%s, wanted %s) stay as they are; between epochs they may change",
@@ -221,15 +224,25 @@ cleanup:
     return status;
 }
 
-gg_status gg_replica_reshape(gg_replica *r, const gg_reshape *how) {
+/* The batches of the new strategy, network or size, and their plans. */
+static gg_status prepare_data(gg_replica *r, const gg_reshape *how) {
+    gg_status status = GG_OK;
+    const bool divides = divides_otherwise(r, &r->options.strategy);
+    const bool rebatches = r->data.loader != NULL && how->batch != 0 && how->batch != r->data.options.batch;
+    if (divides) GG_TRY(divide_samples(r, how->batch));
+    else if (rebatches) GG_TRY(gg_batches_rebatch(&r->data, how->batch));
+    if (r->data.loader != NULL && (how->graph != NULL || rebatches)) GG_TRY(gg_replica_plan_epoch(r));
+cleanup:
+    return status;
+}
+
+/* The exchange of another strategy or network. */
+static gg_status rebuild(gg_replica *r, const gg_reshape *how) {
     gg_status status = GG_OK;
     whole_state whole = {0};
-    gg_progress_counts counts;
     const gg_graph *former = r->options.graph;
     float *carried = NULL;
     int64_t rows = 0;
-    GG_TRY(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
-    gg_replica_counts(r, &counts);   /* without the messages of the rebuilding */
     GG_TRY(whole_read(r, how, &whole));
     gg_replica_dismantle(r);
     /* No message of the new strategy meets a receive of the old one. */
@@ -249,16 +262,25 @@ gg_status gg_replica_reshape(gg_replica *r, const gg_reshape *how) {
     GG_TRY(gg_replica_assemble(r));
     GG_TRY(whole_load(r, &whole));
     if (how->graph != NULL) GG_TRY(map_carried(r, how, former, carried, rows));
-    if (divides_otherwise(r, &r->options.strategy)) GG_TRY(divide_samples(r));
-    if (how->graph != NULL && r->data.loader != NULL) GG_TRY(gg_replica_plan_epoch(r));
-    r->counts = counts;
-    r->before = gg_replica_other_counts(r);
+cleanup:
+    gg_free(carried);
+    whole_free(&whole);
+    return status;
+}
+
+gg_status gg_replica_reshape(gg_replica *r, const gg_reshape *how) {
+    gg_status status = GG_OK;
+    gg_progress_counts counts;
+    const bool batch_alone = how->batch != 0 && how->strategy == NULL && how->graph == NULL;
+    GG_TRY(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
+    gg_replica_counts(r, &counts);   /* without the messages of the rebuilding */
+    if (!batch_alone) GG_TRY(rebuild(r, how));
+    GG_TRY(prepare_data(r, how));
+    gg_replica_set_counts(r, &counts);
 cleanup:
     if (status != GG_OK) {
         r->failed = true;
         gg_replica_dismantle(r);
     }
-    gg_free(carried);
-    whole_free(&whole);
     return status;
 }

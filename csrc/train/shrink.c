@@ -90,12 +90,6 @@ cleanup:
     return status;
 }
 
-/* What is sent here is no part of the epoch. */
-static void forget_messages(gg_replica *r, const gg_progress_counts *counts) {
-    r->counts = *counts;
-    r->before = gg_replica_other_counts(r);
-}
-
 static gg_status find_leaving(void *context, int local) {
     gg_status status = GG_OK;
     plan_call *c = context;
@@ -119,7 +113,7 @@ static gg_status find_leaving(void *context, int local) {
         merges = NULL;
         memcpy(c->plan->weights, weights, gg_replica_state(r)->count * sizeof *weights);
     }
-    forget_messages(r, &counts);
+    gg_replica_set_counts(r, &counts); /* what is sent here is no part of the epoch */
 cleanup:
     gg_merges_destroy(merges);
     return status;
@@ -175,7 +169,7 @@ static gg_status evaluate_probe(void *context, int local) {
     for (int rank = 0; rank < transport->size; ++rank)
         for (int h = 0; h < GG_MAX_FIELDS; ++h) gg_loss_sums_add(&sum.head[h], &all[rank].head[h]);
     if (local == 0) c->plan->loss[c->after] = gg_replica_evaluated_loss(r, &sum);
-    forget_messages(r, &counts);
+    gg_replica_set_counts(r, &counts); /* what is sent here is no part of the epoch */
 cleanup:
     gg_free(all);
     return status;

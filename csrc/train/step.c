@@ -293,7 +293,7 @@ gg_status gg_replica_plan_batch_of(gg_replica *r, int64_t n) {
 
 gg_status gg_replica_plan_epoch(gg_replica *r) {
     gg_status status = GG_OK;
-    for (int64_t t = 0; t < gg_loader_steps(r->data.loader); ++t)
+    for (int64_t t = gg_loader_begun(r->data.loader); t < gg_loader_steps(r->data.loader); ++t)
         GG_TRY(gg_replica_plan_batch_of(r, gg_loader_batch(r->data.loader, r->options.transport->rank, t)));
 cleanup:
     return status;
@@ -315,16 +315,37 @@ gg_other_counts gg_replica_other_counts(const gg_replica *r) {
     return now;
 }
 
-gg_status gg_replica_epoch(gg_replica *r, int64_t epoch, int64_t next) {
+gg_position gg_replica_position(const gg_replica *r) {
+    gg_position at = {.epoch = r->data.epoch, .next = r->data.next};
+    if (r->data.loader == NULL) return at;
+    at.begun = gg_loader_begun(r->data.loader);
+    at.done = gg_loader_read_before(r->data.loader);
+    return at;
+}
+
+int gg_replica_workers(const gg_replica *r) { return r->data.workers; }
+
+gg_status gg_replica_check_position(const gg_replica *r, const gg_position *at) {
     gg_status status = GG_OK;
+    if (r->data.loader == NULL && at->next != 0)
+        GG_FAIL(GG_ERROR_ARGUMENT, "step: %lld; allowed in an epoch of 0 steps are 0 to 0", (long long)at->next);
     if (r->data.loader == NULL) GG_FAIL(GG_ERROR_STATE, "epoch: there is no data to train on yet");
+    GG_TRY(gg_loader_check_position(r->data.loader, at->next, at->done != NULL ? at->begun : 0, at->done));
+cleanup:
+    return status;
+}
+
+gg_status gg_replica_epoch(gg_replica *r, const gg_position *at) {
+    gg_status status = GG_OK;
+    const bool planned = gg_loader_begun(r->data.loader) == 0 && at->begun == 0;
     memset(&r->counts, 0, sizeof r->counts);
     gg_replica_reset_carried(r);
-    GG_TRY(gg_batches_seek(&r->data, epoch, next));
+    if (at->done == NULL) GG_TRY(gg_batches_seek(&r->data, at->epoch, at->next));
+    else GG_TRY(gg_batches_resume(&r->data, at->epoch, at->next, at->begun, at->done));
+    if (!planned) GG_TRY(gg_replica_plan_epoch(r)); /* the last batches have other sizes */
     r->before = gg_replica_other_counts(r);
 cleanup:
-    /* An epoch that is refused for lack of data has changed nothing. */
-    if (status != GG_OK && r->data.loader != NULL) r->failed = true;
+    if (status != GG_OK) r->failed = true;
     return status;
 }
 
@@ -349,6 +370,11 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     gg_compression_counts_subtract(&sent, &before->compression);
     gg_compression_counts_add(&out->compression, &sent);
     out->compresses = 1;
+}
+
+void gg_replica_set_counts(gg_replica *r, const gg_progress_counts *counts) {
+    r->counts = *counts;
+    r->before = gg_replica_other_counts(r);
 }
 
 gg_status gg_replica_end_epoch(gg_replica *r) {

@@ -109,21 +109,19 @@ cleanup:
 
 typedef struct epoch_call {
     gg_trainer *trainer;
-    int64_t epoch, next;
+    const gg_position *position;
 } epoch_call;
 
 static gg_status trainer_epoch(void *context, int local) {
     epoch_call *c = context;
-    return gg_replica_epoch(c->trainer->replica[local], c->epoch, c->next);
+    return gg_replica_epoch(c->trainer->replica[local], c->position);
 }
 
-gg_status gg_trainer_epoch(gg_trainer *t, int64_t number, int64_t next) {
+gg_status gg_trainer_epoch(gg_trainer *t, const gg_position *at) {
     gg_status status = GG_OK;
-    const int64_t steps = gg_replica_epoch_steps(t->replica[0]);
-    if (next < 0 || (next > 0 && next > steps))
-        GG_FAIL(GG_ERROR_ARGUMENT, "step: %lld; allowed in an epoch of %lld steps are 0 to %lld", (long long)next,
-                (long long)steps, (long long)steps);
-    GG_TRY(gg_team_run(t->team, trainer_epoch, &(epoch_call){.trainer = t, .epoch = number, .next = next}));
+    /* Before any rank runs, because ranks that fail in a run stay failed. */
+    for (int i = 0; i < t->local; ++i) GG_TRY(gg_replica_check_position(t->replica[i], at));
+    GG_TRY(gg_team_run(t->team, trainer_epoch, &(epoch_call){.trainer = t, .position = at}));
 cleanup:
     return status;
 }

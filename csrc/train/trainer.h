@@ -20,8 +20,8 @@ gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
 
 /* sets: one a local rank: the same one, or with GG_SHARD_OWN each rank's own part. */
 gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *const *sets, const gg_data_options *data);
-/* Goes on with step `next` of an epoch; GG_ERROR_ARGUMENT unless it is one of its steps or their number. */
-gg_status gg_trainer_epoch(gg_trainer *trainer, int64_t epoch, int64_t next);
+/* gg_replica_epoch of all ranks; GG_ERROR_ARGUMENT unless `next` is a step of the epoch or their number. */
+gg_status gg_trainer_epoch(gg_trainer *trainer, const gg_position *position);
 /* Up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL: nobody) is called a few
  * times a second, with all ranks paused in the middle of their steps: it may only read counts. When it returns false,
  * the run ends after the first step that no rank has done yet. */

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from gossipgrad import _failure, _launch, models, outputs
+from gossipgrad.batches import check_batch
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cli.options import (
     FAILURE,
@@ -39,7 +40,6 @@ from gossipgrad.errors import HIGHEST, counted, number
 from gossipgrad.history import History
 from gossipgrad.keywords import keywords
 from gossipgrad.literals import LOSSES, Loss
-from gossipgrad.loop import check_batch
 from gossipgrad.losses import CrossEntropy, numbers
 from gossipgrad.progress import simulated
 from gossipgrad.trainer import Trainer
