@@ -536,9 +536,9 @@ trainer = gg.Trainer(small_net())
 class Late(gg.Callback):
     def on_epoch_begin(self, trainer, epoch): pause("begin of epoch 1")
 train = loop.Loop._train
-def train_late(self):
+def train_late(self, done):
     pause("fit, step")
-    train(self)
+    train(self, done)
 loop.Loop._train = train_late
 trainer.fit(data, batch_size=5, progress=False, callbacks=[Late()])
 while late and not list(pathlib.Path(os.environ["PMIX_SERVER_TMPDIR"]).glob("*waits-at-end*")):
