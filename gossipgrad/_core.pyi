@@ -386,6 +386,8 @@ class Exchange:
     def ready(self, rank: int, layer: int, /) -> None:
         """In any order of the layers, once each."""
     def poll(self, rank: int, /) -> None: ...
+    def zero_gradients(self, rank: int, /) -> None:
+        """All gradients of a rank are zero. From end to the first ready."""
     def end(self, rank: int, /) -> None: ...
     def wait(self, rank: int | None = None, /) -> None:
         """Between end and begin: until all weights are current, as need does in the next step."""

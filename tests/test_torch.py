@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import os
 import sys
 
@@ -328,10 +330,99 @@ def test_parameters_are_the_same_objects_and_views_of_the_arenas():
     F.cross_entropy(model(x), y).backward()
     assert all(one.grad is not None and one.grad.shape == one.shape for one in tensors)
     model.step()
-    assert all(one.grad is None for one in tensors) and [one.data_ptr() for one in tensors] == before
-    assert all(one.data_ptr() % 64 == 0 for one in tensors)
+    assert [one.data_ptr() for one in tensors] == before and all(one.data_ptr() % 64 == 0 for one in tensors)
     model.close()
-    assert [one.data_ptr() for one in tensors] != before
+    assert [one.data_ptr() for one in tensors] != before and all(one.grad is None for one in tensors)
+
+
+def test_gradients_are_the_same_views_in_all_steps():
+    model = gg.torch.wrap(small(), gg.SGD(0.1))
+    tensors = dict(model.module.named_parameters())
+    addresses = {name: one.ctypes.data for name, one in model._group.core.gradients(0).items()}
+    seen = []
+    for step in range(3):
+        x, y = batch(step)
+        F.cross_entropy(model(x), y).backward()
+        assert {name: one.grad.data_ptr() for name, one in tensors.items()} == addresses
+        seen.append([one.grad for one in tensors.values()])
+        values = [one.clone() for one in seen[-1]]
+        model.step()
+        # They can be read until the next forward pass, which begins from zero.
+        assert all((one == other).all() for one, other in zip(values, seen[-1], strict=True))
+    assert all(one is other for row in seen[1:] for one, other in zip(seen[0], row, strict=True))
+    model(batch(9)[0])
+    assert not any(one.grad.any() for one in tensors.values())
+
+
+def _zeroed(when, to_none):
+    """A loop that zeroes gradients at this place, in a step of two backward passes of which one is not exchanged."""
+
+    def train(model, optimizer, end, no_sync):
+        for step in range(4):
+            (x, y), (x2, y2) = batch(step), batch(step + 50)
+            zero = functools.partial((optimizer or model).zero_grad, set_to_none=to_none)
+            if when == "before" or optimizer:
+                zero()
+            with no_sync():
+                loss = F.cross_entropy(model(x), y)
+                if when == "between":
+                    zero()
+                loss.backward()
+                if when == "after a pass":  # which thereby counts for nothing
+                    zero()
+            F.cross_entropy(model(x2), y2).backward()
+            end()
+
+    return train
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("when", ["before", "between", "after a pass"])
+def test_zeroing_gradients_at_any_time(when, to_none):
+    model, module = gg.torch.wrap(small(), gg.SGD(0.1, momentum=0.9)), small()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    train = _zeroed(when, to_none)
+    train(module, optimizer, optimizer.step, contextlib.nullcontext)
+    train(model, None, model.step, model.no_sync)
+    close(model.state_dict(), module.state_dict())
+
+
+@pytest.mark.parametrize("how", ["assigned", "written"])
+def test_gradients_that_come_by_hand(how):
+    """As from torch.autograd.grad; those of the last step do not count."""
+    model, module = gg.torch.wrap(small(), gg.SGD(0.1)), small()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for step in range(3):
+        x, y = batch(step)
+        for net in (model, module):
+            optimizer.zero_grad()
+            out = net(x)
+            if net is model:
+                with pytest.raises(RuntimeError, match=r"step\(\) without a backward pass"):
+                    model.step()
+            parameters = list(net.parameters())
+            for one, gradient in zip(parameters, torch.autograd.grad(F.cross_entropy(out, y), parameters), strict=True):
+                if how == "assigned" or one.grad is None:
+                    one.grad = gradient
+                else:
+                    one.grad.copy_(gradient)
+            (model if net is model else optimizer).step()
+    close(model.state_dict(), module.state_dict())
+
+
+def test_a_gradient_that_autograd_replaces_is_copied():
+    """create_graph=True makes sums of their own."""
+    model, module = gg.torch.wrap(small(), gg.SGD(0.1)), small()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    for step in range(3):
+        x, y = batch(step)
+        F.cross_entropy(model(x), y).backward(create_graph=True)
+        assert not any(one.grad.requires_grad for one in model.parameters())
+        model.step()
+        optimizer.zero_grad()
+        F.cross_entropy(module(x), y).backward()
+        optimizer.step()
+    close(model.state_dict(), module.state_dict())
 
 
 @pytest.mark.parametrize("overlap", [True, False])

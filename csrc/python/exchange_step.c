@@ -48,6 +48,12 @@ static gg_status call_settle(void *context, int local) {
     return gg_exchange_settle(gg_peers_exchange(c->exchange->peers, local));
 }
 
+static gg_status call_zero_gradients(void *context, int local) {
+    const rank_call *c = context;
+    gg_peers_zero_gradients(c->exchange->peers, local);
+    return GG_OK;
+}
+
 static gg_status call_whole_step(void *context, int local) {
     const rank_call *c = context;
     return gg_peers_step(c->exchange->peers, local, c->batches, c->check);
@@ -120,6 +126,10 @@ static PyObject *exchange_poll(PyObject *self, PyObject *args) { return simple_c
 static PyObject *exchange_end(PyObject *self, PyObject *args) { return simple_call(self, args, false, call_end); }
 static PyObject *exchange_wait(PyObject *self, PyObject *args) { return simple_call(self, args, true, call_wait); }
 static PyObject *exchange_settle(PyObject *self, PyObject *args) { return simple_call(self, args, true, call_settle); }
+
+static PyObject *exchange_zero_gradients(PyObject *self, PyObject *args) {
+    return simple_call(self, args, false, call_zero_gradients);
+}
 
 static PyObject *whole_step(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"rank", "batches", "check", NULL};
@@ -235,6 +245,8 @@ PyMethodDef gg_py_exchange_steps[] = {
      "wait($self, rank=None, /)\n--\n\nBetween end and begin: all weights are current when this returns."},
     {"settle", exchange_settle, METH_VARARGS,
      "settle($self, rank=None, /)\n--\n\nCompletes what is in flight. Collective."},
+    {"zero_gradients", exchange_zero_gradients, METH_VARARGS,
+     "zero_gradients($self, rank, /)\n--\n\nAll gradients of a rank are zero. From end to the first ready."},
     {"whole_step", (PyCFunction)(void (*)(void))whole_step, METH_VARARGS | METH_KEYWORDS,
      "A whole step on the gradients that are written."},
     {"under_way", exchange_under_way, METH_VARARGS,

@@ -160,6 +160,11 @@ float *gg_peers_gradients(const gg_peers *p, int local) {
     return it->written != NULL ? it->written : gg_state_gradients(gg_exchange_state(it->exchange));
 }
 
+void gg_peers_zero_gradients(gg_peers *p, int local) {
+    const size_t count = gg_exchange_state(p->peer[local].exchange)->count;
+    memset(gg_peers_gradients(p, local), 0, count * sizeof(float));
+}
+
 /* ---- a step ---- */
 
 static void peers_record(gg_peers *p, int local, const char *name, double begin) {

@@ -41,6 +41,8 @@ void gg_peers_set_rate(gg_peers *peers, const gg_rate *rate);
  * ready, whatever the strategy still reads of the last step: its own arena, or, where others read that in place, one
  * that ready copies from. */
 float *gg_peers_gradients(const gg_peers *peers, int local);
+/* For a caller who adds to them. */
+void gg_peers_zero_gradients(gg_peers *peers, int local);
 
 /* The step in which the optimiser's moments were zero, 0 at creation: Adam counts its updates from there. At rest; all
  * ranks give the same. */

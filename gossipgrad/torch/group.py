@@ -161,14 +161,13 @@ class Group:
             self.core.load_consensus(values)
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Lay out the arenas in another order of layers; all state stays. Collective, at rest, outside of run."""
+        """Lay out the arenas in another order of layers; all state stays. Collective, at rest, outside of run.
+
+        No tensor is a view of the arenas, which are freed.
+        """
         state = [self.state(rank) for rank in range(len(self.layers))]
         consensus = self.core.consensus_weights()
         step = self.core.step
-        for layers, arenas in zip(self.layers, state, strict=True):  # the views keep the arenas alive
-            for name, tensor in (pair for layer in layers for pair in layer.parameters):
-                tensor.data = torch.from_numpy(arenas["weight"][name].copy()).view(tensor.shape)
-                tensor.grad = None
         self.layers = [[layers[place] for place in order] for layers in self.layers]
         del self.core
         self.core = self._made()

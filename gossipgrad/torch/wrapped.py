@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -15,15 +15,10 @@ from gossipgrad.errors import flag, named_keywords, number, warn
 from gossipgrad.strategies import Strategy
 from gossipgrad.torch.group import CALL, Group
 from gossipgrad.torch.modules import Recorder, check_optimizer, hook, is_compiled, layers_of, original, owners, unhook
+from gossipgrad.torch.step import Step, listed
 
 # After so many steps, and after each power of two below, the order of layers is looked at again.
 _LOOK_EVERY = 1024
-_MOST_NAMES = 8
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(repr(name) for name in names[:_MOST_NAMES]) + more
 
 
 class _Announcement:
@@ -31,10 +26,11 @@ class _Announcement:
 
     def __init__(self, wrapped: Wrapped | None) -> None:
         self._wrapped = wrapped
+        self.layers: Sequence[int] = ()  # that own tensors of the module
 
     def __call__(self, part: Any, _: Any) -> None:
         if self._wrapped is not None:
-            self._wrapped._before_forward(part)
+            self._wrapped._before_forward(self.layers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Announcement, (None,)
@@ -50,134 +46,85 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.module = module
         self._group, self._local, self._optimizer = group, rank, optimizer
-        self._overlap = overlap and not group.unfused
+        self._overlap = overlap
         group.members.append(self)
-        self._open = False  # has the core's step begun?
-        self._rested = True  # are all weights current, between two steps?
         self._done = 0  # steps of this rank
-        self._synchronised = True  # does the next backward pass exchange gradients?
-        self._warned = False
-        self._recorder: Recorder | None = None
-        self._early: set[int] | None = None  # layers that no hook announces; None: not known yet, so all
         self._handles: list[Any] = []
+        self._gradient_hooks: list[Any] = []
         self._closed = False
+        self._announcements: dict[Any, _Announcement] = {}
         self._bind()
-        announcement = _Announcement(self)
-        hook(self, list(self._layers_of))
-        for part in self._layers_of:
-            if not is_compiled(module):
-                self._handles.append(part.register_forward_pre_hook(announcement))
-        if not group.unfused:
-            for one in self._layers:
-                for _, tensor in one.parameters:
-                    self._handles.append(tensor.register_post_accumulate_grad_hook(self._after_gradient))
-
-    # ---- the arenas
+        hook(self, list(self._announcements))
+        if not is_compiled(module):
+            self._handles += [part.register_forward_pre_hook(one) for part, one in self._announcements.items()]
 
     def _bind(self) -> None:
         """Point parameters at the core's arenas, which hold their values."""
-        core, self._layers = self._group.core, self._group.layers[self._local]
-        self._core = core
-        weights = core.weights(self._local)
-        self._weights: dict[str, Any] = {}
-        self._place: dict[int, tuple[int, str]] = {}  # of a parameter: its layer and its name
-        for i, layer in enumerate(self._layers):
-            for name, tensor in layer.parameters:
-                view = torch.from_numpy(weights[name]).view(tensor.shape)
-                tensor.data = self._weights[name] = view
-                self._place[id(tensor)] = (i, name)
-            for name, tensor in layer.statistics:
-                self._weights[name] = torch.from_numpy(weights[name]).view(tensor.shape)
-        self._layers_of = owners(self.module, self._layers)
-        self._needed = [False] * len(self._layers)
-        self._ready = [False] * len(self._layers)
-        self._missing = [0] * len(self._layers)
-        self._versions: dict[int, int] = {}
-        gradients = core.gradients(self._local)
-        self._gradients = {
-            name: torch.from_numpy(gradients[name]).view(tensor.shape)
-            for layer in self._layers
-            for name, tensor in layer.parameters + layer.statistics
-        }
+        group = self._group
+        self._layers = group.layers[self._local]
+        self._step = Step(
+            group.core,
+            self._local,
+            self._layers,
+            polls=group.team.size > 1,
+            overlap=self._overlap,
+            optimizer=self._optimizer,
+            next_rates=group.next_rates,
+        )
+        self._step.bind()
+        self._gradient_hooks = self._step.hooks()
+        for part, layers in owners(self.module, self._layers).items():
+            self._announcements.setdefault(part, _Announcement(self)).layers = layers
 
-    def _take_statistics(self, layer: int) -> None:
-        """Buffers get what the ranks have mixed."""
-        for name, buffer in self._layers[layer].statistics:
-            buffer.copy_(self._weights[name])
-
-    def _take_all_statistics(self) -> None:
-        with torch.no_grad():
-            for layer in range(len(self._layers)):
-                self._take_statistics(layer)
-        self._rested = True
+    def _unhook_gradients(self) -> None:
+        while self._gradient_hooks:
+            self._gradient_hooks.pop().remove()
 
     # ---- a step
 
-    def _begin(self) -> None:
-        if self._open:
-            return
-        for layer in self._layers:
-            for name, tensor in layer.parameters:
-                if not tensor.requires_grad:
-                    raise RuntimeError(
-                        f"{name}: was trained when the module was wrapped; allowed: close(), and to wrap the module "
-                        "again without it"
-                    )
-        self._group.next_rates()
-        self._core.begin(self._local)
-        self._open, self._rested = True, False
-        self._needed = [False] * len(self._layers)
-        self._ready = [False] * len(self._layers)
-        self._missing = [len(layer.parameters) for layer in self._layers]
-        self._versions.clear()
-        for i in range(len(self._layers)) if self._early is None else sorted(self._early):
-            self._need(i)
-
-    def _need(self, layer: int) -> None:
-        if not self._needed[layer]:
-            self._core.need(self._local, layer)
-            self._needed[layer] = True
-            with torch.no_grad():
-                self._take_statistics(layer)
-
     def _rest(self) -> None:
         """All weights of this rank are current, without others' help."""
+        step = self._step
         if self._group.resting():
-            if self._open:
+            if step.open:
                 self.settle()
-            elif not self._rested:
-                self._core.wait()
+            elif not step.rested:
+                self._group.core.wait()
                 for one in self._group.members:
                     if not one._closed:
-                        one._take_all_statistics()
-        elif self._open:
+                        one._step.publish_all()
+        elif step.open:
             for layer in range(len(self._layers)):
-                self._need(layer)
-        elif not self._rested:
-            self._core.wait(self._local)
-            self._take_all_statistics()
+                step.need(layer)
+        elif not step.rested:
+            self._group.core.wait(self._local)
+            step.publish_all()
 
-    def _before_forward(self, part: Any) -> None:
-        layers = self._layers_of.get(part, ())
-        if self._recorder is not None:
-            self._recorder.enter(layers)
+    def _before_forward(self, layers: Sequence[int]) -> None:
+        step = self._step
+        if step.recorder is not None:
+            step.recorder.enter(layers)
         if not torch.is_grad_enabled():
             self._rest()
             return
-        self._begin()
+        if not step.open:
+            step.begin()
         for layer in layers:
-            self._need(layer)
-        self._core.poll(self._local)
+            if not step.needed[layer]:
+                step.need(layer)
+        if step.polls:
+            self._group.core.poll(self._local)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's, with weights that are current. One training step may have several forward passes."""
-        if self._open and any(self._ready):
-            done = [one.name for one, ready in zip(self._layers, self._ready, strict=True) if ready]
-            left = [one.name for one, ready in zip(self._layers, self._ready, strict=True) if not ready]
+        step = self._step
+        if step.open and True in step.ready:
+            done = [one.name for one, ready in zip(self._layers, step.ready, strict=True) if ready]
+            left = [one.name for one, ready in zip(self._layers, step.ready, strict=True) if not ready]
             if left:
                 raise RuntimeError(
-                    f"forward pass in the middle of step {self._done}: the gradients of {_listed(done)} are "
-                    f"exchanged, those of {_listed(left)} not, because the backward pass did not reach them (an "
+                    f"forward pass in the middle of step {self._done}: the gradients of {listed(done)} are "
+                    f"exchanged, those of {listed(left)} not, because the backward pass did not reach them (an "
                     "exception?). Allowed: model.step(), for which these count as zero"
                 )
             raise RuntimeError(
@@ -190,10 +137,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if not torch.is_grad_enabled():
             self._rest()
             return self.module(*args, **kwargs)
-        self._begin()
-        if self._recorder is None and self._looks():
-            self._recorder = Recorder(self._layers)
-            with self._recorder:
+        if not step.open:
+            step.begin()
+        if step.polls and step.recorder is None and self._looks():
+            step.recorder = Recorder(self._layers)
+            with step.recorder:
                 return self.module(*args, **kwargs)
         return self.module(*args, **kwargs)
 
@@ -202,130 +150,31 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         after = self._done + 1
         return self.size > 1 and not is_compiled(self.module) and (after & (after - 1) == 0 or after % _LOOK_EVERY == 0)
 
-    def _after_gradient(self, tensor: Any) -> None:
-        place = self._place.get(id(tensor))
-        if place is None:
-            return
-        layer, name = place
-        if not self._open:
-            raise RuntimeError(
-                f"{name}: a gradient outside of a step: this backward pass belongs to a forward pass before the last "
-                "model.step()"
-            )
-        if self._ready[layer] or (self._missing[layer] == 0 and self._synchronised and self._overlap):
-            raise RuntimeError(
-                f"{name}: a second gradient in step {self._done}, after its layer was exchanged. Allowed: all "
-                "backward passes of a step but the last under `with model.no_sync():`, or wrap(..., overlap=False)"
-            )
-        self._move(tensor, name)
-        if self._synchronised and self._overlap:
-            self._versions[id(tensor)] = tensor.grad._version
-            self._missing[layer] -= 1
-            if self._missing[layer] == 0:
-                self._finish(layer)
-        self._core.poll(self._local)
-
-    def _move(self, tensor: Any, name: str) -> None:
-        """The gradient lies in the arena."""
-        own = self._gradients[name]
-        if tensor.grad.is_sparse:
-            raise RuntimeError(f"{name}: a sparse gradient; allowed: dense ones, as of Embedding(sparse=False)")
-        if tensor.grad.data_ptr() != own.data_ptr():
-            with torch.no_grad():
-                own.copy_(tensor.grad)
-            tensor.grad = own
-
-    def _finish(self, layer: int) -> None:
-        """The layer's gradients are final."""
-        self._need(layer)
-        with torch.no_grad():
-            for name, buffer in self._layers[layer].statistics:
-                torch.sub(self._weights[name], buffer, out=self._gradients[name])
-        self._ready[layer] = True
-        self._core.ready(self._local, layer)
-
     def step(self) -> None:
-        """End the training step: all layers are updated and on their way, and the gradients are None.
+        """End the training step: all layers are updated and on their way.
 
         After the backward pass, on every rank, once a step. Parameters that have no gradient have one of zero; a
-        warning names them, once. RuntimeError: there was no backward pass since the last step, or gradients were
-        changed after they had been exchanged.
+        warning names them, once. Gradients can be read until the next forward pass, which sets them to zero; of an
+        optimizer of torch they are None. RuntimeError: there was no backward pass since the last step, or gradients
+        were changed after they had been exchanged.
         """
         if self._closed:
             raise RuntimeError("step() of a model that is closed; allowed: to wrap the module again")
-        if not self._open:
+        if not self._step.open:
             raise RuntimeError("step() without a forward and a backward pass since the last one")
-        without = [name for layer in self._layers for name, tensor in layer.parameters if tensor.grad is None]
-        if len(without) == sum(len(layer.parameters) for layer in self._layers) and not any(self._ready):
-            raise RuntimeError("step() without a backward pass since the last one: no parameter has a gradient")
-        self._check_versions()
-        unused = [name for name in without if not self._ready[self._layer_of(name)]]
-        if unused and not self._warned:
-            self._warned = True
-            warn(
-                f"{_listed(unused)}: no gradient in step {self._done}; it counts as zero. What is never to train "
-                "is frozen before wrap, by requires_grad_(False)"
-            )
-        if self._group.unfused:
-            self._unfused_step()
-        for i in reversed(range(len(self._layers))):
-            if not self._ready[i]:
-                self._complete(i)
-        self._core.end(self._local)
-        self._open = False
+        self._step.end()
         self._done += 1
-        for one in self._layers:
-            for _, tensor in one.parameters:
-                tensor.grad = None
-        self._look()
-
-    def _layer_of(self, name: str) -> int:
-        return next(i for i, layer in enumerate(self._layers) if any(own == name for own, _ in layer.parameters))
-
-    def _complete(self, layer: int) -> None:
-        """Make a layer ready whose gradients have not all come, or wait for step()."""
-        if not self._group.unfused:
-            for name, tensor in self._layers[layer].parameters:
-                if tensor.grad is None:
-                    self._gradients[name].zero_()
-                else:
-                    self._move(tensor, name)
-        self._finish(layer)
-
-    def _check_versions(self) -> None:
-        for layer in self._layers:
-            for name, tensor in layer.parameters:
-                seen = self._versions.get(id(tensor))
-                if seen is not None and tensor.grad is not None and tensor.grad._version != seen:
-                    raise RuntimeError(
-                        f"{name}: its gradient was changed after it had been exchanged, while the backward pass ran. "
-                        "Allowed: wrap(..., overlap=False), which exchanges in step(); to clip, clip_norm= of the "
-                        "optimizer"
-                    )
-
-    def _unfused_step(self) -> None:
-        """The optimiser's own step; what it changed is the gradient of an SGD with a rate of 1."""
-        with torch.no_grad():
-            for i, layer in enumerate(self._layers):
-                self._need(i)
-                for name, _ in layer.parameters:
-                    self._gradients[name].copy_(self._weights[name])
-            self._optimizer.step()
-            for layer in self._layers:
-                for name, _ in layer.parameters:
-                    before, after = self._gradients[name], self._weights[name]
-                    difference = before - after
-                    after.copy_(before)
-                    before.copy_(difference)
+        if self._step.polls:
+            self._look()
 
     # ---- the order of layers
 
     def _look(self) -> None:
         """After a step in which the order was recorded: rank 0's becomes that of the arenas."""
-        recorder, self._recorder = self._recorder, None
+        recorder, self._step.recorder = self._step.recorder, None
         step = self._done
         if recorder is not None:
-            self._early = recorder.early()
+            self._step.early = recorder.early()
         if not (self.size > 1 and (step & (step - 1) == 0 or step % _LOOK_EVERY == 0)) or is_compiled(self.module):
             return
         if self._group.virtual is not None:  # its messages cost the same in any order
@@ -333,27 +182,29 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         own = recorder.order() if recorder is not None else list(range(len(self._layers)))
         order = self._group.agreed_order(own)
         if order != list(range(len(self._layers))):
-            early = self._early
+            former = self._step.early, self._step.warned
             self.settle()
-            del self._core
-            self._weights.clear()
-            self._gradients.clear()
+            self._unhook_gradients()
+            self._step.unbind()
+            del self._step  # whose views hold the arenas
             self._group.reorder(order)
             self._bind()
-            self._rested = False
+            self._step.rested = False
+            early, self._step.warned = former
             if early is not None:
-                self._early = {order.index(layer) for layer in early}
+                self._step.early = {order.index(layer) for layer in early}
 
     # ---- beside training
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside only add gradients up; the first one outside, or step(), exchanges them."""
-        before, self._synchronised = self._synchronised, False
+        step = self._step
+        before, step.synchronised = step.synchronised, False
         try:
             yield
         finally:
-            self._synchronised = before
+            step.synchronised = before
 
     @property
     def rank(self) -> int:
@@ -387,15 +238,15 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
 
     def counts(self) -> dict[str, Any]:
         """What this rank has sent and waited for: bytes_sent, messages_sent, exposed_seconds, skipped, clock."""
-        return dict(self._core.counts(self._local))
+        return dict(self._group.core.counts(self._local))
 
     def _end_unused_step(self, call: str) -> None:
         """A step that only a forward pass has begun is left: the next one begins it again."""
-        if not self._open:
+        if not self._step.open:
             return
-        if any(self._ready):
+        if True in self._step.ready:
             raise RuntimeError(f"{call} in the middle of step {self._done}; allowed: after model.step()")
-        self._open = False
+        self._step.leave()
 
     def settle(self) -> None:
         """Complete and mix what is in flight. Collective, between two steps. RuntimeError after close()."""
@@ -406,7 +257,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             one._end_unused_step("settle()")
         self._group.settle(self._local)
         for one in together:
-            one._take_all_statistics()
+            one._step.publish_all()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own, without a prefix: this rank's weights. Not collective; rank 0 alone may save it."""
@@ -418,14 +269,14 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self.settle()
         result = original(self.module).load_state_dict(state_dict, *args, **kwargs)
         self._group.load_module(self._local)
-        self._rested = False
+        self._step.rested = False
         self._rest()
         return result
 
     def consensus_state_dict(self) -> dict[str, Any]:
         """state_dict of the mean of all ranks' weights, or of the strategy's centre; copies. Collective."""
         self.settle()
-        consensus = self._core.consensus_weights()
+        consensus = self._group.core.consensus_weights()
         name_of = {id(tensor): name for layer in self._layers for name, tensor in layer.parameters + layer.statistics}
         result: dict[str, Any] = {}
         for key, tensor in original(self.module).state_dict(keep_vars=True).items():
@@ -437,14 +288,14 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def consensus_distance(self) -> float:
         """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
         self.settle()
-        return float(self._core.consensus_distance())
+        return float(self._group.core.consensus_distance())
 
     def training_state(self) -> dict[str, Any]:
         """All that this rank needs to go on to the bit: for torch.save, a file a rank. Collective."""
         self.settle()
         state = self._group.state(self._local)
         tensors = {arena: {name: torch.from_numpy(one) for name, one in of.items()} for arena, of in state.items()}
-        consensus = {name: torch.from_numpy(one) for name, one in self._core.consensus_weights().items()}
+        consensus = {name: torch.from_numpy(one) for name, one in self._group.core.consensus_weights().items()}
         own = {"optimizer": self._optimizer.state_dict()} if self._group.unfused else {}
         return {
             "step": self.steps,
@@ -460,12 +311,12 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._check_state(state)
         original(self.module).load_state_dict(state["module"])
         for name, arrays in state["arenas"].items():
-            self._core.load_arena(name, {key: one.numpy() for key, one in arrays.items()}, self._local)
-        self._core.load_consensus({key: one.numpy() for key, one in state["consensus"].items()})
+            self._group.core.load_arena(name, {key: one.numpy() for key, one in arrays.items()}, self._local)
+        self._group.core.load_consensus({key: one.numpy() for key, one in state["consensus"].items()})
         if self._group.unfused:
             self._optimizer.load_state_dict(state["optimizer"])
-        self._core.step = self._done = int(state["step"])
-        self._rested = False
+        self._group.core.step = self._done = int(state["step"])
+        self._step.rested = False
         self._rest()
 
     def _check_state(self, state: Any) -> None:
@@ -474,11 +325,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         missing = [name for name in wanted if not isinstance(state, Mapping) or name not in state]
         if missing:
             raise ValueError(f"state: has no {missing[0]!r}; allowed: what training_state() gave")
-        kinds = {name for name, kind in self._core.arenas().items() if kind != "gradient"}
+        kinds = {name for name, kind in self._group.core.arenas().items() if kind != "gradient"}
         if set(state["arenas"]) != kinds:
             raise ValueError(f"state: has {sorted(state['arenas'])}; this strategy and optimizer want {sorted(kinds)}")
-        own = {name: self._core.arena(name, self._local) for name in kinds}
-        own["consensus"] = self._core.arena("weight", self._local)
+        own = {name: self._group.core.arena(name, self._local) for name in kinds}
+        own["consensus"] = self._group.core.arena("weight", self._local)
         own["module"] = original(self.module).state_dict()
         for part, tensors in own.items():
             given = state["arenas"][part] if part in kinds else state[part]
@@ -501,15 +352,12 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             return
         self.settle()
         self._closed = True
-        unhook(list(self._layers_of))
+        unhook(list(self._announcements))
         while self._handles:
             self._handles.pop().remove()
-        for layer in self._layers:
-            for _, tensor in layer.parameters:
-                tensor.data = tensor.data.clone()
-                tensor.grad = None
-        self._weights.clear()
-        self._gradients.clear()
+        self._unhook_gradients()
+        self._step.unbind()
+        self._step.forget()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(

@@ -1,0 +1,309 @@
+"""A training step of one rank: what hooks of autograd and `step()` call in the core, layer by layer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gossipgrad.errors import warn
+from gossipgrad.torch.modules import Layer, Recorder
+
+_MOST_NAMES = 8
+# Of each gradient in a step, in place of the version that it was exchanged with.
+_NONE, _ADDED = -2, -1
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names, quoted."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(repr(name) for name in names[:_MOST_NAMES]) + more
+
+
+def check_dense(name: str, gradient: Any) -> None:
+    """RuntimeError for a sparse one."""
+    if gradient.is_sparse:
+        raise RuntimeError(f"{name}: a sparse gradient; allowed: dense ones, as of Embedding(sparse=False)")
+
+
+class Step:
+    """The step under way, of tensors in the host's memory: parameters and their gradients are views of the arenas.
+
+    Autograd adds to the gradient's view. Where it, or zero_grad(), has put another tensor in place of the view, the
+    hook copies that one once, and the view takes its place again. What the last step left in the gradients is set to
+    zero when the next one begins.
+
+    The hooks run for every parameter in every step: what they need is bound when they are made, and with one rank,
+    where there are no messages, they do not poll for any.
+
+    optimizer  of torch, whose step is made before the exchange: gradients are then autograd's alone, and no hooks are
+               there; None: the core's.
+    """
+
+    def __init__(
+        self,
+        core: Any,
+        local: int,
+        layers: Sequence[Layer],
+        *,
+        polls: bool,
+        overlap: bool,
+        optimizer: Any = None,
+        next_rates: Callable[[], None],
+    ) -> None:
+        self._core, self._local, self.layers, self._next_rates = core, local, layers, next_rates
+        self._optimizer = optimizer
+        self.overlap = overlap and optimizer is None
+        self._exchanges = self.overlap  # does the next backward pass exchange gradients, or only add them up?
+        self._synchronised = True
+        self.polls = polls
+        self.open = False  # has the core's step begun?
+        self.rested = True  # are all weights current, between two steps?
+        self.early: set[int] | None = None  # layers that no hook announces; None: not known yet, so all
+        self.recorder: Recorder | None = None
+        self.warned = False
+        self._stale = True  # have gradients values of a step that has ended?
+        self.weights, self.gradients = (
+            {
+                name: torch.from_numpy(arena[name]).view(tensor.shape)
+                for layer in layers
+                for name, tensor in layer.parameters + layer.statistics
+            }
+            for arena in (core.weights(local), core.gradients(local))
+        )
+        # Of each parameter its layer, its name and the tensor; of each layer its statistics.
+        self._parameters = [(i, *one) for i, layer in enumerate(layers) for one in layer.parameters]
+        self._statistics = [
+            [(buffer, self.weights[name], self.gradients[name]) for name, buffer in layer.statistics]
+            for layer in layers
+        ]
+        self._counts = [len(layer.parameters) for layer in layers]
+        self.needed = [False] * len(layers)
+        self.ready = [False] * len(layers)
+        self._left = [0] * len(layers)  # gradients that are to come before the layer's exchange begins
+        self._seen = [_NONE] * len(self._parameters)
+
+    @property
+    def synchronised(self) -> bool:
+        """False: backward passes only add gradients up."""
+        return self._synchronised
+
+    @synchronised.setter
+    def synchronised(self, value: bool) -> None:
+        self._synchronised = value
+        self._exchanges = value and self.overlap
+
+    # ---- the module's tensors
+
+    def bind(self) -> None:
+        """Point parameters at the arenas, which hold their values."""
+        for _, name, tensor in self._parameters:
+            tensor.data = self.weights[name]
+
+    def unbind(self) -> None:
+        """Give parameters memory of their own."""
+        for _, _, tensor in self._parameters:
+            tensor.data = tensor.data.clone()
+            tensor.grad = None
+
+    def forget(self) -> None:
+        """Leave the arenas: no call of a step is allowed from here on."""
+        self.weights.clear()
+        self.gradients.clear()
+        self._statistics = [[] for _ in self.layers]
+        self.leave()
+        self.rested = True
+
+    def hooks(self) -> list[Any]:
+        """Put a hook on each parameter; the handles that remove them."""
+        if self._optimizer is not None:
+            return []
+        return [
+            tensor.register_post_accumulate_grad_hook(self._hook(place, layer, tensor, self.gradients[name]))
+            for place, (layer, name, tensor) in enumerate(self._parameters)
+        ]
+
+    def _hook(self, place: int, layer: int, tensor: Any, own: Any) -> Callable[[Any], None]:
+        poll = functools.partial(self._core.poll, self._local) if self.polls else None
+
+        def after_gradient(_: Any) -> None:
+            if tensor.grad is not own:
+                self._adopt(place)
+            if self._exchanges:
+                if self._left[layer] == 0 or self._seen[place] >= 0:
+                    self._refuse(place)
+                self._seen[place] = own._version
+                self._left[layer] -= 1
+                if self._left[layer] == 0:
+                    self._finish(layer)
+                if poll is not None:
+                    poll()
+            elif not self.open or self.ready[layer]:
+                self._refuse(place)
+            else:
+                self._seen[place] = _ADDED
+
+        return after_gradient
+
+    def _refuse(self, place: int) -> None:
+        name = self._parameters[place][1]
+        if not self.open:
+            raise RuntimeError(
+                f"{name}: a gradient outside of a step: this backward pass belongs to a forward pass before the last "
+                "model.step()"
+            )
+        raise RuntimeError(
+            f"{name}: a second gradient in step {self._core.step}, after its layer was exchanged. Allowed: all "
+            "backward passes of a step but the last under `with model.no_sync():`, or wrap(..., overlap=False)"
+        )
+
+    def _adopt(self, place: int) -> None:
+        """The parameter's gradient is another tensor than the view, which gets its values and takes its place."""
+        _, name, tensor = self._parameters[place]
+        own, given = self.gradients[name], tensor.grad
+        with torch.no_grad():
+            if given is None:
+                own.zero_()
+            else:
+                check_dense(name, given)
+                own.copy_(given)
+        tensor.grad = own
+
+    def _clear_gradients(self) -> None:
+        """Gradients are views, and zero but for what was added since the last step."""
+        if self._stale:
+            self._core.zero_gradients(self._local)
+        for place, (_, name, tensor) in enumerate(self._parameters):
+            own = self.gradients[name]
+            if tensor.grad is None and self._stale:
+                tensor.grad = own
+            elif tensor.grad is not own:
+                self._adopt(place)
+        self._stale = False
+
+    def publish(self, layer: int) -> None:
+        """The arena's weights of a layer are current: buffers get what the ranks have mixed."""
+        for buffer, weight, _ in self._statistics[layer]:
+            buffer.copy_(weight)
+
+    def publish_all(self) -> None:
+        """As for one layer."""
+        for layer in range(len(self.layers)):
+            self.publish(layer)
+        self.rested = True
+
+    # ---- a step
+
+    def begin(self) -> None:
+        """The step begins, unless it has."""
+        if self.open:
+            return
+        for _, name, tensor in self._parameters:
+            if not tensor.requires_grad:
+                raise RuntimeError(
+                    f"{name}: was trained when the module was wrapped; allowed: close(), and to wrap the module "
+                    "again without it"
+                )
+        self._next_rates()
+        self._core.begin(self._local)
+        self.open, self.rested = True, False
+        count = len(self.layers)
+        self.needed, self.ready = [False] * count, [False] * count
+        self._left = list(self._counts)
+        self._seen = [_NONE] * len(self._parameters)
+        if self._optimizer is None:
+            self._clear_gradients()
+        for layer in range(count) if self.early is None else sorted(self.early):
+            self.need(layer)
+
+    def leave(self) -> None:
+        """A step in which no layer is ready is left, and will begin again; gradients that were added up stay."""
+        self.open = False
+        self._left = [0] * len(self.layers)
+
+    def need(self, layer: int) -> None:
+        """When this returns, the layer's weights are current."""
+        if not self.needed[layer]:
+            self._core.need(self._local, layer)
+            self.needed[layer] = True
+            self.publish(layer)
+
+    def _finish(self, layer: int) -> None:
+        """The layer's gradients are final."""
+        if not self.needed[layer]:
+            self.need(layer)
+        for buffer, weight, difference in self._statistics[layer]:
+            torch.sub(weight, buffer, out=difference)
+        self.ready[layer] = True
+        self._core.ready(self._local, layer)
+
+    def end(self) -> None:
+        """The step ends: all layers are made ready. RuntimeError: no gradient came, or one changed too late."""
+        if self._optimizer is not None:
+            self._check_gradients([name for _, name, tensor in self._parameters if tensor.grad is None])
+            self._step_of_optimizer()
+        elif _NONE in self._seen or _ADDED in self._seen:
+            self._check_gradients(self._without())
+        self._check_versions()
+        for layer in reversed(range(len(self.layers))):
+            if not self.ready[layer]:
+                self._complete(layer)
+        self._core.end(self._local)
+        self.open = False
+        self._left = [0] * len(self.layers)
+        self._stale = True
+        if self._optimizer is not None:
+            for _, _, tensor in self._parameters:
+                tensor.grad = None
+
+    def _without(self) -> list[str]:
+        """Parameters that have no gradient, from a backward pass or by hand."""
+        return [
+            name
+            for seen, (_, name, tensor) in zip(self._seen, self._parameters, strict=True)
+            if seen == _NONE
+            and (tensor.grad is None or (tensor.grad is self.gradients[name] and not tensor.grad.any()))
+        ]
+
+    def _check_gradients(self, without: Sequence[str]) -> None:
+        if len(without) == len(self._parameters) and not any(self.ready):
+            raise RuntimeError("step() without a backward pass since the last one: no parameter has a gradient")
+        if without and not self.warned:
+            self.warned = True
+            warn(
+                f"{listed(without)}: no gradient in step {self._core.step}; it counts as zero. What is never to train "
+                "is frozen before wrap, by requires_grad_(False)"
+            )
+
+    def _check_versions(self) -> None:
+        for seen, (_, name, tensor) in zip(self._seen, self._parameters, strict=True):
+            if seen >= 0 and tensor.grad is not None and tensor.grad._version != seen:
+                raise RuntimeError(
+                    f"{name}: its gradient was changed after it had been exchanged, while the backward pass ran. "
+                    "Allowed: wrap(..., overlap=False), which exchanges in step(); to clip, clip_norm= of the "
+                    "optimizer"
+                )
+
+    def _complete(self, layer: int) -> None:
+        """Make a layer ready whose gradients have not all come, or wait for step()."""
+        if self._optimizer is None:
+            for place, (own, name, tensor) in enumerate(self._parameters):
+                if own == layer and tensor.grad is not self.gradients[name]:
+                    self._adopt(place)
+        self._finish(layer)
+
+    def _step_of_optimizer(self) -> None:
+        """The optimiser's own step; what it changed is the gradient of an SGD with a rate of 1."""
+        for layer in range(len(self.layers)):
+            self.need(layer)
+        with torch.no_grad():
+            for _, name, _ in self._parameters:
+                self.gradients[name].copy_(self.weights[name])
+            self._optimizer.step()
+            for _, name, _ in self._parameters:
+                before, after = self.gradients[name], self.weights[name]
+                difference = before - after
+                after.copy_(before)
+                before.copy_(difference)
