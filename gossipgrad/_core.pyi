@@ -348,7 +348,11 @@ class Trainer:
     # measurement
     def bench(self, samples: _Fields, targets: _Fields, warmup: int, steps: int) -> list[float]:
         """Seconds of each of `steps` training steps on one batch in memory."""
-    def node_seconds(self) -> list[tuple[float, float]]: ...
+    def profile(self) -> dict[str, Any]:
+        """The operations of a training step, in their order, after the first one: {"operations": [...],
+        "loss_seconds"}. Of each {"nodes", "operation", "input", "output" (layouts), "passes"}: by the name of the pass
+        {"backend", "algorithm", "seconds", "bytes"}; without "weights" where "data" computes both. Seconds are summed
+        since set_timing(True); bytes are those of its operands, each moved once."""
     def set_timing(self, on: bool, /) -> None: ...
     def spans(self, rank: int = 0) -> list[tuple[float, float, str, int, int, int, int, int, float, int]]:
         """begin, end, name, step, lane, index, last, peer, arrived, bytes: gg_trace_span, on rank 0's clock."""

@@ -137,13 +137,35 @@ double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums, int64_t
 size_t gg_plan_bytes(const gg_plan *plan);
 /* What operations prepare of the weights. In a plan without training it shares no memory with anything else. */
 size_t gg_plan_prepared_bytes(const gg_plan *plan);
-/* What node i became: "onednn", "native", or "" (no operation of its own), and its seconds in the last run if timing is
- * on. */
+/* What node i became: "onednn", "native", or "" (no operation of its own). */
 const char *gg_plan_node_backend(const gg_plan *plan, int node);
 /* The table and the algorithm of a pass of a node that is a convolution; false: it is none, or has no such pass. */
 bool gg_plan_node_algorithm(const gg_plan *plan, int node, gg_pass pass, const char **backend, gg_algorithm *algorithm);
-/* Times each node (a few clock reads a step); off by default. Seconds are summed since the last call with on = true. */
+
+/* Profiling. One pass of an operation: */
+typedef struct gg_pass_profile {
+    bool
+        run; /* GG_PASS_WEIGHTS is not where GG_PASS_DATA computes both; neither is where there is nothing to compute */
+    const char *backend;
+    gg_algorithm algorithm;
+    double seconds; /* with the preparation of weights, and with sums of gradients that meet in its input */
+    double bytes;   /* that it reads and writes at least: activations, their gradients and parameters, each once */
+} gg_pass_profile;
+
+/* An operation of the plan, which computes one or several nodes, or reorders what one of them reads or gives. */
+typedef struct gg_step_profile {
+    const int *node; /* the plan's */
+    int nodes;
+    gg_op_kind kind;
+    gg_format input, output;
+    gg_pass_profile pass[GG_PASS_COUNT];
+} gg_step_profile;
+
+/* Times each pass of each operation (a few clock reads an operation); off by default. Seconds are summed since the last
+ * call with on = true. */
 void gg_plan_set_timing(gg_plan *plan, bool on);
-void gg_plan_node_seconds(const gg_plan *plan, int node, double *forward, double *backward);
+int gg_plan_steps(const gg_plan *plan);
+gg_step_profile gg_plan_step_profile(const gg_plan *plan, int step);
+double gg_plan_loss_seconds(const gg_plan *plan);
 
 #endif

@@ -83,6 +83,7 @@ typedef struct gg_step {
     int first_sum, sums;
     gg_op_args forward_args, backward_args; /* all pointers into the plan's block are filled once */
     void *prepared_at[GG_PASS_COUNT];
+    double seconds[GG_PASS_COUNT]; /* while the plan is timed */
 } gg_step;
 
 /* A head of the graph. */
@@ -104,7 +105,6 @@ typedef struct gg_node_state {
     int first;           /* of the group that it is in; GG_NONE: in none yet */
     gg_group group;      /* that begins here */
     const char *backend;
-    double forward_seconds, backward_seconds;
 } gg_node_state;
 
 struct gg_plan {
@@ -135,6 +135,7 @@ struct gg_plan {
     gg_device *loss_device, *sum_device, *transpose_device;
     uint64_t prepared_version; /* of the weights that lie prepared, as in gg_plan_evaluate; 0: none do */
     bool timing;
+    double loss_seconds; /* while it is timed */
 };
 
 /* Makes room for one more of `size` bytes behind `count`: gives the array's new place, or NULL with an error set. */

@@ -205,6 +205,12 @@ static float *carried_state(const gg_plan *plan, const gg_step *step, const gg_p
     return rows;
 }
 
+static double timing_begins(const gg_plan *plan) { return plan->timing ? gg_clock_now() : 0; }
+
+static void timing_ends(const gg_plan *plan, double begin, double *seconds) {
+    if (plan->timing) *seconds += gg_clock_now() - begin;
+}
+
 /* fresh: the weights are not those that lie prepared. */
 static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number, bool training,
                               bool fresh, const gg_plan_batch *batch) {
@@ -233,13 +239,13 @@ static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t versi
         GG_TRY(plan_offer_input(plan, step, hooks));
         for (int i = 0; hooks != NULL && hooks->need != NULL && i < step->layers; i++)
             GG_TRY(hooks->need(hooks->context, step->layer[i]));
-        double begin = plan->timing ? gg_clock_now() : 0;
+        const double begin = timing_begins(plan);
         status = step_forward(plan, step, weights, step_number, training, fresh, batch);
+        timing_ends(plan, begin, &step->seconds[GG_PASS_FORWARD]);
         if (status != GG_OK) {
             status = name_failure(plan, step, status, "forward");
             goto cleanup;
         }
-        if (plan->timing) plan->node[step->node].forward_seconds += gg_clock_now() - begin;
         plan_leave(hooks, step, "forward");
         GG_TRY(plan_poll(hooks, step));
     }
@@ -248,15 +254,19 @@ cleanup:
     return status;
 }
 
-static gg_status step_backward(gg_step *step) {
+static gg_status step_backward(const gg_plan *plan, gg_step *step) {
     gg_status status = GG_OK;
     gg_op_args *args = &step->backward_args;
     gg_op *weights = step->pass[GG_PASS_WEIGHTS], *data = step->pass[GG_PASS_DATA];
+    double begin = timing_begins(plan);
     if (weights->type->backward_weights != NULL) GG_TRY(weights->type->backward_weights(weights, args));
+    timing_ends(plan, begin, &step->seconds[GG_PASS_WEIGHTS]);
     if (data->type->backward_data == NULL) goto cleanup;
+    begin = timing_begins(plan);
     args->prepared = step->prepared_at[GG_PASS_DATA];
     GG_TRY(gg_op_prepare(data, args, GG_PASS_DATA));
     GG_TRY(data->type->backward_data(data, args));
+    timing_ends(plan, begin, &step->seconds[GG_PASS_DATA]);
 cleanup:
     return status;
 }
@@ -284,14 +294,14 @@ static gg_status run_backward(gg_plan *plan, float *gradients, uint64_t step_num
             plan->gradient_at[step->first_slot + i] = skip ? NULL : gradients + plan_offset(plan, step, i);
         }
         args->step = step_number;
-        double begin = plan->timing ? gg_clock_now() : 0;
-        status = step_backward(step);
+        status = step_backward(plan, step);
         if (status != GG_OK) {
             status = name_failure(plan, step, status, "backward");
             goto cleanup;
         }
+        const double begin = timing_begins(plan);
         add_gradients(plan, step->first_sum, step->sums);
-        if (plan->timing) plan->node[step->node].backward_seconds += gg_clock_now() - begin;
+        timing_ends(plan, begin, &step->seconds[GG_PASS_DATA]);
         GG_TRY(give_error(plan, step, hooks));
         for (int i = step->layers - 1; hooks != NULL && hooks->ready != NULL && i >= 0; i--)
             GG_TRY(hooks->ready(hooks->context, step->layer[i]));
@@ -327,11 +337,13 @@ static void run_loss(gg_plan *plan, int number, const gg_plan_batch *batch, bool
 }
 
 static void run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training, gg_loss_sums *sums) {
+    const double begin = timing_begins(plan);
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         gg_loss_sums own = {0};
         if (plan->head[i].used) run_loss(plan, i, batch, training, &own);
         if (sums != NULL) sums[i] = own;
     }
+    timing_ends(plan, begin, &plan->loss_seconds);
 }
 
 static gg_status check_batch(const gg_plan *plan, const gg_plan_batch *batch) {
@@ -459,15 +471,4 @@ bool gg_plan_node_algorithm(const gg_plan *plan, int node, gg_pass pass, const c
         return true;
     }
     return false;
-}
-
-void gg_plan_set_timing(gg_plan *plan, bool on) {
-    plan->timing = on;
-    for (int i = 0; on && i < gg_graph_nodes(plan->graph); i++)
-        plan->node[i].forward_seconds = plan->node[i].backward_seconds = 0;
-}
-
-void gg_plan_node_seconds(const gg_plan *plan, int node, double *forward, double *backward) {
-    *forward = plan->node[node].forward_seconds;
-    *backward = plan->node[node].backward_seconds;
 }

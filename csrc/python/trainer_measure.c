@@ -86,19 +86,48 @@ static PyObject *set_timing(PyObject *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-static PyObject *node_seconds(PyObject *self, PyObject *unused) {
+/* {"backend", "algorithm", "seconds", "bytes"} of a pass. */
+static PyObject *pass_dict(const gg_pass_profile *pass) {
+    return Py_BuildValue("{sssssdsd}", "backend", pass->backend, "algorithm", gg_algorithm_name(pass->algorithm),
+                         "seconds", pass->seconds, "bytes", pass->bytes);
+}
+
+static PyObject *step_dict(const gg_step_profile *step) {
+    PyObject *nodes = PyList_New(0), *passes = PyDict_New();
+    for (int i = 0; nodes != NULL && i < step->nodes; ++i) {
+        PyObject *node = PyLong_FromLong(step->node[i]);
+        if (node == NULL || PyList_Append(nodes, node) < 0) Py_CLEAR(nodes);
+        Py_XDECREF(node);
+    }
+    for (int pass = 0; passes != NULL && pass < GG_PASS_COUNT; ++pass) {
+        if (!step->pass[pass].run) continue;
+        PyObject *one = pass_dict(&step->pass[pass]);
+        if (one == NULL || PyDict_SetItemString(passes, gg_pass_name((gg_pass)pass), one) < 0) Py_CLEAR(passes);
+        Py_XDECREF(one);
+    }
+    if (nodes == NULL || passes == NULL) {
+        Py_XDECREF(nodes);
+        Py_XDECREF(passes);
+        return NULL;
+    }
+    return Py_BuildValue("{sNsssssssN}", "nodes", nodes, "operation", gg_op_kind_name(step->kind), "input",
+                         gg_layout_name(step->input.layout), "output", gg_layout_name(step->output.layout), "passes",
+                         passes);
+}
+
+static PyObject *profile(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     const gg_plan *plan = gg_replica_plan(gg_trainer_replica(t->trainer, 0));
     (void)unused;
     PyObject *list = PyList_New(0);
-    for (int i = 0; list != NULL && plan != NULL && i < gg_graph_nodes(t->graph->graph); ++i) {
-        double forward = 0, backward = 0;
-        gg_plan_node_seconds(plan, i, &forward, &backward);
-        PyObject *pair = Py_BuildValue("dd", forward, backward);
-        if (pair == NULL || PyList_Append(list, pair) < 0) Py_CLEAR(list);
-        Py_XDECREF(pair);
+    for (int i = 0; list != NULL && plan != NULL && i < gg_plan_steps(plan); ++i) {
+        const gg_step_profile step = gg_plan_step_profile(plan, i);
+        PyObject *one = step_dict(&step);
+        if (one == NULL || PyList_Append(list, one) < 0) Py_CLEAR(list);
+        Py_XDECREF(one);
     }
-    return list;
+    if (list == NULL) return NULL;
+    return Py_BuildValue("{sNsd}", "operations", list, "loss_seconds", plan ? gg_plan_loss_seconds(plan) : 0.0);
 }
 
 static PyObject *py_trainer_spans(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -280,8 +309,9 @@ PyMethodDef gg_py_trainer_measures[] = {
      "Names of the layers whose inputs and errors were exchanged in some step so far."},
     {"compressed_families", compressed_families, METH_NOARGS,
      "Families of the network's layers, if the strategy compresses; else none."},
-    {"node_seconds", node_seconds, METH_NOARGS, "Forward and backward seconds of each node since timing was set."},
-    {"set_timing", set_timing, METH_O, "set_timing($self, on, /)\n--\n\nTimes each node from now on, or stops."},
+    {"profile", profile, METH_NOARGS, "The operations of a training step, and their seconds since timing was set."},
+    {"set_timing", set_timing, METH_O,
+     "set_timing($self, on, /)\n--\n\nTimes each pass of each operation from now on, or stops."},
     {"spans", GG_PY_KEYWORDS(py_trainer_spans), "The trace of a local rank, on rank 0's clock."},
     {"spans_lost", GG_PY_KEYWORDS(spans_lost), "Spans of a local rank that newer ones have overwritten."},
     {"bytes", py_trainer_bytes, METH_NOARGS, "Memory of plans and arenas."},
