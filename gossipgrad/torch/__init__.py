@@ -11,6 +11,9 @@
 Started by mpiexec (gossipgrad run -n 4 train.py), every process a rank. Only this module needs PyTorch.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 try:
     from torch import Tensor as _Tensor
 except ImportError as _missing:
@@ -22,3 +25,11 @@ from gossipgrad.torch.replicas import Replicas, replicas  # noqa: E402
 from gossipgrad.torch.wrapped import Wrapped, wrap  # noqa: E402
 
 __all__ = ["Replicas", "Wrapped", "replicas", "wrap"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """gossipgrad.torch.lightning, imported when it is asked for, since it wants Lightning."""
+        if name == "lightning":
+            return importlib.import_module("gossipgrad.torch.lightning")
+        raise AttributeError(f"module 'gossipgrad.torch' has no attribute {name!r}")

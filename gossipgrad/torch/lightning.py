@@ -1,0 +1,219 @@
+"""A strategy for Lightning's Trainer: its training loop, with the exchange of gossipgrad in place of DDP's.
+
+    import gossipgrad as gg
+
+    trainer = lightning.Trainer(accelerator="cpu", strategy=gg.torch.lightning.GossipStrategy(gg.GossipGraD()))
+    trainer.fit(module, loader)
+
+Started by mpiexec (gossipgrad run -n 4 train.py), every process a rank. Imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gossipgrad.cluster import Network, VirtualCluster
+from gossipgrad.compression import AdaComp
+from gossipgrad.errors import named_keywords
+from gossipgrad.optim import Optimizer
+from gossipgrad.strategies import Strategy
+from gossipgrad.team import Operation, Team
+from gossipgrad.torch.group import check_launcher
+from gossipgrad.torch.wrapped import Wrapped, wrap
+
+try:
+    from lightning.pytorch.strategies import ParallelStrategy
+    from lightning.pytorch.utilities import rank_zero_only
+except ImportError:
+    try:
+        from pytorch_lightning.strategies import ParallelStrategy
+        from pytorch_lightning.utilities import rank_zero_only
+    except ImportError as _missing:
+        raise ImportError(
+            "gossipgrad.torch.lightning wants Lightning, 2.0 or newer: pip install lightning"
+        ) from _missing
+
+_OPERATIONS: dict[str, Operation] = {
+    "none": "sum",
+    "sum": "sum",
+    "mean": "mean",
+    "avg": "mean",
+    "max": "max",
+    "min": "min",
+}
+
+
+@named_keywords
+class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
+    """For lightning.Trainer(strategy=...): the module trains as one that gossipgrad.torch.wrap was given.
+
+        trainer = lightning.Trainer(accelerator="cpu", strategy=gg.torch.lightning.GossipStrategy(gg.GossipGraD()))
+
+    strategy   None: GossipGraD().
+    optimizer  None: the one that the module's configure_optimizers gives, whose step is a pass of its own; what it
+               changed is exchanged. Learning rate schedulers work. Or gossipgrad's, as gg.SGD(lr=0.02), fused with the
+               exchange and faster: it trains in place of the module's, and has the schedule.
+    compression, seed, timeout, network   as of gossipgrad.torch.wrap.
+
+    Every process of mpiexec is a rank, whatever devices= says. Samplers become DistributedSamplers, as with DDP.
+    accumulate_grad_batches, gradient_clip_val, validation, callbacks and self.log(..., sync_dist=True) work; metrics of
+    torchmetrics are each rank's own. Checkpoints have the mean of the replicas, or the strategy's centre, and so has
+    the module after fit, on all ranks. Training that goes on from a checkpoint begins with that; of a gossipgrad
+    optimizer the moments begin at zero.
+
+    One optimizer; ValueError for several, and for schedulers beside a gossipgrad optimizer. RuntimeError under
+    torchrun, where no MPI runs.
+    """
+
+    is_distributed = True  # Lightning then gives each rank its part of the samples
+    strategy_name = "gossipgrad"
+
+    def __init__(
+        self,
+        strategy: Strategy | None = None,
+        *,
+        optimizer: Optimizer | None = None,
+        compression: AdaComp | None = None,
+        comm: Any = None,
+        seed: int = 0,
+        timeout: float = 0.0,
+        network: Network | None = None,
+    ) -> None:
+        check_launcher()
+        if isinstance(comm, VirtualCluster):
+            raise ValueError("comm is a VirtualCluster; allowed: gossipgrad.torch.replicas, in a loop of your own")
+        if isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError("optimizer: one of torch's; allowed: None, for the module's own, or gossipgrad's")
+        super().__init__()
+        self._fused = optimizer
+        self._options = {
+            "strategy": strategy,
+            "compression": compression,
+            "comm": comm,
+            "seed": seed,
+            "timeout": timeout,
+            "network": network,
+        }
+        self._team = Team(comm, timeout=timeout)
+        self.wrapped: Wrapped | None = None  # the module in training
+        self._failed = False
+
+    # ---- who and where
+
+    @property
+    def root_device(self) -> Any:
+        devices = self.parallel_devices or [torch.device("cpu")]
+        return devices[self.local_rank % len(devices)]
+
+    @property
+    def global_rank(self) -> int:
+        return self._team.rank
+
+    @property
+    def local_rank(self) -> int:
+        return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("MPI_LOCALRANKID") or 0)
+
+    @property
+    def node_rank(self) -> int:
+        return 0
+
+    @property
+    def world_size(self) -> int:
+        return self._team.size
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def set_world_ranks(self) -> None:
+        """Lightning's own messages and files are rank 0's."""
+        rank_zero_only.rank = self.global_rank
+
+    # ---- training
+
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)
+        self._failed = False
+        if trainer.state.fn != "fit":
+            return
+        if len(self.optimizers) != 1:
+            raise ValueError(f"configure_optimizers: {len(self.optimizers)} optimizers; allowed: one")
+        if self._fused is not None and self.lr_scheduler_configs:
+            raise ValueError(
+                f"configure_optimizers: a scheduler beside optimizer={self._fused.name!r} of gossipgrad, which it "
+                "would not change; allowed: schedule= of that optimizer"
+            )
+        clips = bool(trainer.gradient_clip_val)  # changes gradients between the backward pass and the step
+        given = self.optimizers[0] if self._fused is None else self._fused
+        self.wrapped = wrap(self.model, given, overlap=not clips, **self._options)
+        self.model: Any = self.wrapped
+
+    def model_to_device(self) -> None:
+        self.model.to(self.root_device)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **_: Any) -> Any:
+        """The closure runs the forward and the backward pass; then the step of the wrapped module."""
+        assert self.wrapped is not None
+        result = self.precision_plugin._wrap_closure(model or self.lightning_module, optimizer, closure)
+        self.wrapped.step()
+        return result
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        with self.wrapped.no_sync() if self.wrapped is not None else contextlib.nullcontext():
+            yield
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The mean of all ranks' weights, or the strategy's centre. Collective, as Lightning calls it."""
+        if self.wrapped is None:
+            return dict(super().lightning_module_state_dict())
+        return self.wrapped.consensus_state_dict()
+
+    def on_exception(self, exception: BaseException) -> None:
+        self._failed = True  # other ranks do not come to collective calls any more
+
+    def teardown(self) -> None:
+        """The module has plain parameters again: the consensus, after a training that was not interrupted."""
+        wrapped, self.wrapped = self.wrapped, None
+        if wrapped is not None:
+            state = None if self._failed else wrapped.consensus_state_dict()
+            wrapped.close()
+            self.model = self.lightning_module
+            if state is not None:
+                wrapped.module.load_state_dict(state)
+        super().teardown()
+
+    # ---- messages of Lightning's
+
+    def barrier(self, name: str | None = None) -> None:
+        self._team.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        data = pickle.dumps(obj) if self.global_rank == src else b""
+        own = torch.frombuffer(bytearray(data), dtype=torch.uint8).numpy() if data else None
+        return pickle.loads(self._team.broadcast(own, src).tobytes())
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        name = str(reduce_op).rpartition(".")[2].lower()
+        if name not in _OPERATIONS:
+            raise ValueError(f"reduce_op={reduce_op!r}: allowed: {', '.join(list(_OPERATIONS)[1:])}")
+        plain = tensor.detach().cpu()
+        plain = plain.float() if plain.dtype in (torch.bfloat16, torch.bool) else plain
+        made = torch.from_numpy(self._team.allreduce(plain.numpy(), _OPERATIONS[name]))
+        made = made.to(tensor.dtype) if tensor.dtype.is_floating_point else made
+        return made.to(tensor.device)
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        if sync_grads:
+            raise ValueError("sync_grads=True: allowed: False; what is gathered has no gradient here")
+        plain = tensor.detach().cpu()
+        plain = plain.float() if plain.dtype == torch.bfloat16 else plain
+        return torch.from_numpy(self._team.allgather(plain.numpy())).to(tensor.dtype).to(tensor.device)

@@ -1,0 +1,226 @@
+"""gossipgrad.torch.lightning: Lightning's Trainer against a plain loop over the same wrapped module."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import gossipgrad as gg
+
+torch = pytest.importorskip("torch")
+lightning = pytest.importorskip("lightning.pytorch")
+
+from torch import nn  # noqa: E402
+
+import gossipgrad.torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+QUIET = {
+    "max_epochs": 2,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+}
+
+
+class Module(lightning.LightningModule):
+    """A training script's module, as of DDP; scheduled: with a scheduler of the learning rate."""
+
+    def __init__(self, scheduled=False, optimizers=1):
+        super().__init__()
+        torch.manual_seed(3)
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+        self.scheduled, self.count = scheduled, optimizers
+        self.automatic_optimization = optimizers == 1
+
+    def loss(self, batch):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch, index):
+        return self.loss(batch)
+
+    def validation_step(self, batch, index):
+        self.log("validation", self.loss(batch), sync_dist=True)
+
+    def configure_optimizers(self):
+        made = [torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9) for _ in range(self.count)]
+        return (made, [torch.optim.lr_scheduler.StepLR(made[0], 1, 0.5)]) if self.scheduled else made
+
+
+def samples():
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(32, 4, generator=generator), torch.randint(0, 3, (32,), generator=generator)
+
+
+def loader():
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples()), 4)
+
+
+def weights(module):
+    return torch.cat([one.detach().reshape(-1).float() for one in module.state_dict().values()])
+
+
+def fitted(strategy, module=None, **options):
+    module = Module() if module is None else module
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's advice
+        trainer = lightning.Trainer(strategy=strategy, **(QUIET | options))
+        trainer.fit(module, loader(), loader() if "limit_val_batches" in options else None)
+    return module, trainer
+
+
+def looped(strategy, optimizer=None, accumulate=1, clip=None):
+    """The same training by a loop of one's own."""
+    module = Module()
+    own = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    wrapped = gg.torch.wrap(module.net, own if optimizer is None else optimizer, strategy, overlap=clip is None)
+    x, y = samples()
+    sampler = torch.utils.data.DistributedSampler(x, wrapped.size, wrapped.rank)  # as Lightning's
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        rows = torch.tensor(list(sampler)).split(4)
+        for place in range(0, len(rows), accumulate):
+            for turn in range(accumulate):
+                part = rows[place + turn]
+                loss = nn.functional.cross_entropy(wrapped(x[part]), y[part]) / accumulate
+                if turn < accumulate - 1:
+                    with wrapped.no_sync():
+                        loss.backward()
+                else:
+                    loss.backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(module.parameters(), clip)
+            wrapped.step()
+    state = wrapped.consensus_state_dict()
+    wrapped.close()
+    module.net.load_state_dict(state)
+    return module
+
+
+CASES = {
+    "fused": (gg.GossipGraD, True, {}, {}),
+    "its own optimizer": (gg.GossipGraD, False, {}, {}),
+    "all-reduce": (gg.AllReduce, False, {}, {}),
+    "accumulated": (gg.GossipGraD, True, {"accumulate_grad_batches": 2}, {"accumulate": 2}),
+    "clipped": (gg.AllReduce, True, {"gradient_clip_val": 0.5}, {"clip": 0.5}),
+    "centre": (gg.ElasticAveraging, True, {}, {}),
+}
+
+
+def both(name):
+    """(weights by Lightning, weights by a loop)"""
+    strategy, fused, of_trainer, of_loop = CASES[name]
+    optimizer = gg.SGD(lr=0.1, momentum=0.9) if fused else None
+    given = gg.torch.lightning.GossipStrategy(strategy(), optimizer=optimizer)
+    return weights(fitted(given, **of_trainer)[0]), weights(looped(strategy(), optimizer, **of_loop))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_alone_it_is_the_loop(name):
+    ours, loop = both(name)
+    assert torch.equal(ours, loop)
+    assert not torch.equal(ours, weights(Module()))
+
+
+def test_alone_its_own_optimizer_is_lightnings_training():
+    """Whatever the strategy: one rank has nobody to exchange with. What changed is subtracted, so up to rounding."""
+    for options in ({}, {"gradient_clip_val": 0.3}, {"accumulate_grad_batches": 2}):
+        options["use_distributed_sampler"] = False
+        ours, _ = fitted(gg.torch.lightning.GossipStrategy(), Module(scheduled=True), **options)
+        plain, _ = fitted("auto", Module(scheduled=True), **options)
+        assert torch.allclose(weights(ours), weights(plain), rtol=1e-5, atol=1e-6)
+
+
+UNDER_MPI = """
+import sys, warnings
+sys.path.insert(0, "tests")
+import torch
+import gossipgrad as gg
+import gossipgrad.torch
+from test_lightning import CASES, QUIET, Module, both, fitted, lightning, loader, samples, weights
+rank = gg.Team().rank
+for name in CASES:
+    ours, loop = both(name)
+    print("SAME", rank, name, torch.equal(ours, loop), ours.double().sum().item(), sep="|")
+make = gg.torch.lightning.GossipStrategy
+module, trainer = fitted(make(), enable_checkpointing=True, default_root_dir={folder!r}, limit_val_batches=1.0)
+x, y = samples()
+saved = torch.load(trainer.checkpoint_callback.best_model_path, weights_only=False)
+print("SAVED", rank, torch.equal(torch.cat([one.reshape(-1).float() for one in saved["state_dict"].values()]),
+                                 weights(module)), trainer.is_global_zero, trainer.world_size, sep="|")
+print("METRIC", rank, trainer.callback_metrics["validation"].item(), sep="|")
+s = trainer.strategy
+assert s.broadcast({{"a": rank}}, 1) == {{"a": 1}}
+assert s.reduce(torch.tensor([rank + 1.0])).item() == 1.5
+assert s.reduce(torch.tensor(rank + 1), reduce_op="sum").item() == 3
+assert s.reduce(torch.tensor(rank + 1.0, dtype=torch.bfloat16), reduce_op="max").item() == 2
+assert s.all_gather(torch.tensor([rank, 7])).tolist() == [[0, 7], [1, 7]]
+assert not s.reduce_boolean_decision(rank == 0) and s.reduce_boolean_decision(rank == 0, all=False)
+s.barrier()
+class Broken(Module):
+    def training_step(self, batch, index):
+        if rank == 1 and index == 1: raise LookupError("no more of it")
+        return super().training_step(batch, index)
+fitted(make(timeout=10), Broken())
+"""
+
+
+def test_under_mpi(mpirun, tmp_path):
+    """Two ranks: the bits of a loop, one model on all ranks afterwards and in the checkpoint; an exception ends all."""
+    path = os.pathsep.join([*filter(None, sys.path)])
+    done = mpirun(2, UNDER_MPI.format(folder=str(tmp_path)), env={"PYTHONPATH": path}, check=False)
+    lines = [line.split("|") for line in done.stdout.splitlines() if "|" in line]
+    same = [line for line in lines if line[0] == "SAME"]
+    assert len(same) == 2 * len(CASES) and all(line[3] == "True" for line in same), done.stdout + done.stderr
+    for name in CASES:
+        assert len({line[4] for line in same if line[2] == name}) == 1, name
+    saved = sorted(line[1:] for line in lines if line[0] == "SAVED")
+    assert saved == [["0", "True", "True", "2"], ["1", "True", "False", "2"]], done.stderr
+    assert len({line[2] for line in lines if line[0] == "METRIC"}) == 1
+    assert len(list(Path(tmp_path).rglob("*.ckpt"))) == 1
+    assert done.returncode != 0 and "LookupError: no more of it" in done.stderr, done.stderr
+
+
+def test_a_checkpoint_goes_on(tmp_path):
+    _, first = fitted(
+        gg.torch.lightning.GossipStrategy(), max_epochs=1, enable_checkpointing=True, default_root_dir=tmp_path
+    )
+    path = first.checkpoint_callback.best_model_path
+    module = Module()
+    trainer = lightning.Trainer(strategy=gg.torch.lightning.GossipStrategy(), **QUIET)
+    trainer.fit(module, loader(), ckpt_path=path)
+    whole, _ = fitted(gg.torch.lightning.GossipStrategy())
+    assert torch.allclose(weights(module), weights(whole), rtol=1e-5, atol=1e-6)
+    found = trainer.validate(module, loader(), verbose=False)[0]["validation"]  # of the plain module
+    with torch.no_grad():
+        assert found == pytest.approx(module.eval().loss(samples()).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "module", "error", "words"),
+    [
+        ({"optimizer": gg.SGD(lr=0.1)}, {"scheduled": True}, ValueError, "a scheduler beside optimizer='sgd'"),
+        ({}, {"optimizers": 2}, ValueError, "2 optimizers; allowed: one"),
+        ({"comm": gg.VirtualCluster(2)}, {}, ValueError, "comm is a VirtualCluster; allowed"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)}, {}, TypeError, "one of torch's; allowed"),
+        ({"timeout": -1}, {}, ValueError, "timeout=-1"),
+    ],
+)
+def test_misuse(options, module, error, words):
+    with pytest.raises(error, match=re.escape(words)):
+        fitted(gg.torch.lightning.GossipStrategy(**options), Module(**module))
+
+
+def test_under_torchrun_it_says_how_to_launch(monkeypatch):
+    for name, value in (("WORLD_SIZE", "4"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match=r"torchrun \(WORLD_SIZE=4\).*gossipgrad run -n 4 script.py"):
+        gg.torch.lightning.GossipStrategy()
