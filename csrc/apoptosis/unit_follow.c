@@ -45,7 +45,7 @@ bool gg_outputs_are_read(gg_unit_search *s, int node) {
     return from->axis == gg_graph_node(s->graph, it->input[0])->shape.dims - 1;
 }
 
-/* A layer with gg_unit_outputs of its own. */
+/* A layer with outputs of its own. */
 static gg_status add_elements(gg_unit_search *s, int node, int axis) {
     gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);

@@ -18,7 +18,7 @@ static void mark_producers(gg_unit_search *s, size_t words, uint64_t *bits) {
         uint64_t *word = &bits[(size_t)root * words + (size_t)node / 64];
         const uint64_t bit = (uint64_t)1 << node % 64;
         if ((*word & bit) != 0 && produced && s->element[root].single == NULL && s->element[root].divided < 0) {
-            s->element[root].single = "several gg_unit_outputs of '%s' (%s) are one unit";
+            s->element[root].single = "several outputs of '%s' (%s) are one unit";
             s->element[root].single_blame = node;
         }
         *word |= bit;
