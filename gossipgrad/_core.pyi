@@ -371,9 +371,10 @@ class Exchange:
     def __init__(
         self,
         team: Team,
-        layers: list[tuple[str, list[tuple[str, Sequence[int], str, str, float, float]]]],
+        layers: Sequence[tuple[str, Sequence[tuple[Any, ...]]]],  # lists
         # in the order of the forward pass: (name, parameters); a parameter: name, shape of at most 5 axes,
-        # role: weight bias scale shift statistic, family: other conv linear recurrent, factors of lr and weight decay
+        # role: weight bias scale shift statistic, family: other conv linear recurrent, factors of lr and weight decay,
+        # and, where it is not 1, of the momentum
         *,
         optimizer: dict[str, Any],  # as for Trainer
         strategy: dict[str, Any],  # as for Trainer

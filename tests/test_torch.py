@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import os
 import sys
@@ -1000,3 +1001,86 @@ def test_copies_and_pickles_of_the_module_are_plain_modules(tmp_path):
     for call in (copy.deepcopy, lambda one: torch.save(one, tmp_path / "model.pt")):
         with pytest.raises(TypeError, match="a wrapped module cannot be copied or pickled.*copy.deepcopy"):
             call(model)
+
+
+# ---- groups of parameters
+
+
+def _grouped(net, of_torch=False):
+    """Weights of the first layer, biases, and the rest; what a group does not set is the optimizer's."""
+    biases = [net[0].bias, net[2].bias]
+    groups = [{"params": [net[0].weight], "lr": 0.3, "weight_decay": 0.0}, {"params": biases, "lr": 0.02}]
+    if of_torch:
+        return [*groups, {"params": [net[2].weight]}]
+    return groups
+
+
+@pytest.mark.parametrize("kind", ["sgd", "nesterov", "adam", "plain base"])
+def test_parameter_groups_are_those_of_torch(kind):
+    base = {"lr": 0.1, "weight_decay": 0.05}
+    if kind == "adam":
+        ours, theirs = gg.Adam(**base), lambda groups: torch.optim.Adam(groups, **base)
+    else:
+        base |= {"momentum": 0.0 if kind == "plain base" else 0.8}
+        base |= {"nesterov": True} if kind == "nesterov" else {}
+        ours, theirs = gg.SGD(**base), lambda groups: torch.optim.SGD(groups, **base)
+
+    def groups(net, of_torch=False):
+        made = _grouped(net, of_torch)
+        if kind != "adam":
+            made[0]["momentum"] = 0.9
+            made[1] |= {"momentum": 0.3, "weight_decay": 0.5}
+        return made
+
+    ours = dataclasses.replace(ours, schedule=gg.schedules.StepDecay(every=3, gamma=0.5))
+    net, module = small(), small()
+    model = gg.torch.wrap(net, ours, groups=groups(net))
+    optimizer = theirs(groups(module, True))
+    decay = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    for step in range(10):
+        F.cross_entropy(model(batch(step)[0]), batch(step)[1]).backward()
+        model.step()
+        plain(module, optimizer, 1, lambda _, __, step=step: batch(step))
+        decay.step()
+    close(model.state_dict(), module.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_parameter_groups_of_replicas():
+    models = gg.torch.replicas(small, 2, gg.SGD(0.1, momentum=0.9), gg.AllReduce(), groups=_grouped)
+    module = small()
+    optimizer = torch.optim.SGD(_grouped(module, True), lr=0.1, momentum=0.9)
+    trained(models, 4)
+    for step in range(4):
+        optimizer.zero_grad()
+        for rank in range(2):
+            (F.cross_entropy(module(batch(step, rank)[0]), batch(step, rank)[1]) / 2).backward()
+        optimizer.step()
+    for model in models:
+        close(model.state_dict(), module.state_dict())
+    count = iter(range(9))
+    with pytest.raises(ValueError, match="groups: '0.weight' is in other groups on rank 1 than on rank 0"):
+        gg.torch.replicas(small, 2, groups=lambda net: [{"params": [net[0].weight], "lr": 0.1 + next(count)}])
+
+
+def test_groups_that_cannot_be():
+    net = small()
+    first = {"params": net[0].parameters()}
+    for groups, message in (
+        ({"params": []}, "groups is a dict; allowed: a list of dicts"),
+        ([list(net.parameters())], r"groups\[0\]: allowed: a dict with 'params'"),
+        ([{**first, "momentun": 0.1}], r"groups\[0\]: 'momentun'.*'momentum'.*allowed for SGD: params, lr, momentum"),
+        ([{**first, "lr": -1.0}], r"groups\[0\]: lr=-1.0: allowed: a finite number >= 0"),
+        ([{"params": [torch.zeros(3)]}], r"groups\[0\]: params has a tensor that is none; allowed: parameters"),
+        ([{"params": ["0.weight"]}], r"groups\[0\]: params has a str; allowed: parameters of the module"),
+        ([{"params": net[0].weight}, {"params": net[0].weight}], r"groups\[1\]: '0.weight' is in groups\[0\] too"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            gg.torch.wrap(net, gg.SGD(0.1), groups=groups)
+    with pytest.raises(ValueError, match="where the optimizer has lr=0"):
+        gg.torch.wrap(net, gg.SGD(0.0), groups=[{"params": net[0].weight, "lr": 0.1}])
+    with pytest.raises(ValueError, match="groups: an optimizer of torch has param_groups of its own"):
+        gg.torch.wrap(net, torch.optim.SGD(net.parameters(), 0.1), groups=[])
+    with pytest.raises(ValueError, match="'momentum'.*allowed for Adam: params, lr, weight_decay"):
+        gg.torch.wrap(net, gg.Adam(0.1), groups=[{"params": net[0].weight, "momentum": 0.1}])
+    net[0].requires_grad_(False)
+    gg.torch.wrap(net, gg.SGD(0.1), groups=[{"params": net.parameters(), "lr": 0.2}]).close()

@@ -37,6 +37,9 @@ static gg_status check_parameter(const gg_parameter *it, const gg_layer_place *l
                 "parameter '%s': factors %g of the learning rate and %g of the weight decay; must be finite and at "
                 "least 0",
                 it->name, (double)it->lr_factor, (double)it->decay_factor);
+    if (!(it->momentum_factor >= 0 && it->momentum_factor <= 1))
+        GG_FAIL(GG_ERROR_ARGUMENT, "parameter '%s': factor %g of the momentum; must be 0 to 1", it->name,
+                (double)it->momentum_factor);
     if (it->shape.dims < 0 || it->shape.dims > GG_MAX_DIMS)
         GG_FAIL(GG_ERROR_SHAPE, "parameter '%s': %d axes; allowed are 0 to %d", it->name, it->shape.dims, GG_MAX_DIMS);
     for (int i = 0; i < it->shape.dims; i++) elements *= (double)it->shape.size[i];

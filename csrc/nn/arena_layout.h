@@ -44,6 +44,7 @@ typedef struct gg_parameter {
     gg_role role;
     gg_family family;
     float lr_factor, decay_factor; /* multiply the optimiser's learning rate and weight decay */
+    float momentum_factor;         /* multiplies SGD's and LARS's momentum; 0 to 1 */
     gg_shape shape;
     int layer;
     size_t offset, count; /* set by gg_arena_layout_create: so many elements, and padding behind them */

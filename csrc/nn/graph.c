@@ -300,6 +300,7 @@ static gg_status place_parameters(gg_graph *graph, int count) {
                                            .family = type->family,
                                            .lr_factor = added ? node->lr.bias : node->lr.weight,
                                            .decay_factor = added ? node->decay.bias : node->decay.weight,
+                                           .momentum_factor = 1,
                                            .shape = tensor->shape,
                                            .layer = node->layer};
         }

@@ -64,12 +64,11 @@ cleanup:
     return status;
 }
 
-static void fill_sgd(const gg_optimizer *optimizer, double lr, float weight_decay, gg_update_args *args) {
-    args->rule = optimizer->momentum <= 0 ? GG_UPDATE_PLAIN
-                 : optimizer->nesterov    ? GG_UPDATE_NESTEROV
-                                          : GG_UPDATE_MOMENTUM;
+static void fill_sgd(const gg_optimizer *optimizer, const gg_group *group, double lr, float weight_decay,
+                     gg_update_args *args) {
+    args->mu = optimizer->momentum * group->momentum_factor;
+    args->rule = args->mu <= 0 ? GG_UPDATE_PLAIN : optimizer->nesterov ? GG_UPDATE_NESTEROV : GG_UPDATE_MOMENTUM;
     args->lr = (float)lr;
-    args->mu = optimizer->momentum;
     args->weight_decay = weight_decay;
 }
 
@@ -90,10 +89,11 @@ static void fill_adam(const gg_optimizer *optimizer, double lr, float weight_dec
 }
 
 /* The learning rate is a factor of what is added to the momentum, as in the paper. */
-static void fill_lars(const gg_optimizer *optimizer, double lr, float weight_decay, gg_update_args *args) {
-    args->rule = optimizer->momentum > 0 ? GG_UPDATE_MOMENTUM : GG_UPDATE_PLAIN;
+static void fill_lars(const gg_optimizer *optimizer, const gg_group *group, double lr, float weight_decay,
+                      gg_update_args *args) {
+    args->mu = optimizer->momentum * group->momentum_factor;
+    args->rule = args->mu > 0 ? GG_UPDATE_MOMENTUM : GG_UPDATE_PLAIN;
     args->lr = 1.0f;
-    args->mu = optimizer->momentum;
     args->grad_scale = (float)(lr * (double)args->grad_scale);
     args->weight_decay = (float)(lr * (double)weight_decay);
 }
@@ -114,8 +114,8 @@ void gg_optimizer_rule(const gg_optimizer *optimizer, const gg_group *group, int
     const double lr = group_rate(optimizer, group, step);
     const float weight_decay = optimizer->weight_decay * group->decay_factor;
     if (optimizer->kind == GG_OPTIMIZER_ADAM) fill_adam(optimizer, lr, weight_decay, step, args);
-    else if (optimizer->kind == GG_OPTIMIZER_LARS) fill_lars(optimizer, lr, weight_decay, args);
-    else fill_sgd(optimizer, lr, weight_decay, args);
+    else if (optimizer->kind == GG_OPTIMIZER_LARS) fill_lars(optimizer, group, lr, weight_decay, args);
+    else fill_sgd(optimizer, group, lr, weight_decay, args);
 }
 
 void gg_optimizer_late(const gg_optimizer *optimizer, const gg_group *group, int64_t step, float *first,
@@ -132,6 +132,7 @@ void gg_optimizer_late(const gg_optimizer *optimizer, const gg_group *group, int
         *first = (float)(rate * (double)group->clip);
         *second = -*first;
     } else {
-        *second = -(float)rate * group->clip * (optimizer->nesterov ? 1.0f + optimizer->momentum : 1.0f);
+        *second = -(float)rate * group->clip *
+                  (optimizer->nesterov ? 1.0f + optimizer->momentum * group->momentum_factor : 1.0f);
     }
 }

@@ -7,7 +7,7 @@
 
 static bool updated_alike(const gg_group *a, const gg_group *b) {
     return !a->adapts && !b->adapts && a->statistic == b->statistic && a->lr_factor == b->lr_factor &&
-           a->decay_factor == b->decay_factor;
+           a->decay_factor == b->decay_factor && a->momentum_factor == b->momentum_factor;
 }
 
 gg_status gg_updater_create(const gg_arena_layout *layout, const gg_optimizer *optimizer, gg_updater *out) {
@@ -23,6 +23,7 @@ gg_status gg_updater_create(const gg_arena_layout *layout, const gg_optimizer *o
         if (!group.statistic) {
             group.adapts = optimizer->kind == GG_OPTIMIZER_LARS && !(optimizer->no_adaptation & 1u << p->role);
             group.lr_factor = p->lr_factor;
+            group.momentum_factor = p->momentum_factor;
             group.decay_factor = optimizer->no_decay & 1u << p->role ? 0 : p->decay_factor;
         }
         if (last != NULL && updated_alike(last, &group)) last->end = group.end;

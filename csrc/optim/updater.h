@@ -10,6 +10,7 @@ typedef struct gg_group {
     bool statistic;                /* not trained: w -= gradient, whatever the optimiser, and its moments stay 0 */
     bool adapts;                   /* LARS: one parameter, whose learning rate depends on its norms */
     float lr_factor, decay_factor; /* multiply the optimiser's learning rate and weight decay */
+    float momentum_factor;         /* the same of SGD's and LARS's momentum */
     /* Of the step under way, by gg_updater_measured; 1 where nothing is measured: */
     float clip;   /* multiplies gradients */
     double ratio; /* multiplies the learning rate: LARS's trust ratio */

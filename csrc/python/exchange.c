@@ -36,10 +36,12 @@ static int read_parameter(PyObject *item, int layer, gg_parameter *out) {
     static const char *roles[GG_ROLE_COUNT], *families[GG_FAMILY_COUNT];
     const char *name, *role, *family;
     PyObject *shape;
+    out->momentum_factor = 1;
     for (int i = 0; i < GG_ROLE_COUNT; ++i) roles[i] = gg_role_name((gg_role)i);
     for (int i = 0; i < GG_FAMILY_COUNT; ++i) families[i] = gg_family_name((gg_family)i);
-    if (!PyArg_ParseTuple(item, "sOssff;a parameter must be (name, shape, role, family, lr factor, decay factor)",
-                          &name, &shape, &role, &family, &out->lr_factor, &out->decay_factor))
+    if (!PyArg_ParseTuple(
+            item, "sOssff|f;a parameter must be (name, shape, role, family, lr factor, decay factor, momentum factor)",
+            &name, &shape, &role, &family, &out->lr_factor, &out->decay_factor, &out->momentum_factor))
         return -1;
     const Py_ssize_t axes = PySequence_Size(shape);
     if (axes < 0 || (axes > 0 && gg_py_shape(shape, name, &out->shape) < 0)) return -1; /* no axes: one number */

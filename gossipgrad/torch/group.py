@@ -107,7 +107,9 @@ class Group:
             "gossipgrad": environment.VERSION,
             "torch": str(torch.__version__),
             "module": {name: f"{one.dtype} {tuple(one.shape)}" for name, one in state.items() if hasattr(one, "shape")},
-            "trained": {name: _about(layer) for layer in layers for name, _ in layer.parameters + layer.statistics},
+            "trained": {
+                name: _about(layer, name) for layer in layers for name, _ in layer.parameters + layer.statistics
+            },
             **self.strategy.settings(),
             "compression": "none" if self.compression is None else self.compression.settings(),
             **({"optimizer": type(optimizer).__name__} if self.unfused else self.optimizer.settings()),
@@ -213,8 +215,10 @@ class Group:
             self._rates_until = self.core.step + _RATES_AT_ONCE
 
 
-def _about(layer: Layer) -> str:
-    return f"in {type(layer.module).__name__}"
+def _about(layer: Layer, name: str) -> str:
+    factors = layer.factors.get(name)
+    own = "" if factors is None else ", times {:g} lr, {:g} weight decay, {:g} momentum".format(*factors)
+    return f"in {type(layer.module).__name__}{own}"
 
 
 def values_of(layers: Sequence[Layer]) -> Arrays:

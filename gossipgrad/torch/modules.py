@@ -20,8 +20,9 @@ _NORMS = (
 _STATISTICS = ("running_mean", "running_var")
 # Of each module that hooks of a wrapped model are on: this model.
 _HOOKED: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
-# Name, shape, role, family, and the factors of the learning rate and the weight decay.
-Parameter = tuple[str, Sequence[int], str, str, float, float]
+# Name, shape, role, family, and the factors of the learning rate, the weight decay and the momentum.
+Parameter = tuple[str, Sequence[int], str, str, float, float, float]
+_FACTORS = (1.0, 1.0, 1.0)
 _MOST_AXES = 5  # that the core's shapes have
 
 
@@ -30,20 +31,24 @@ class Layer:
     """The tensors of one module that are its own, not those of modules inside: they become ready together.
 
     parameters  (name, tensor), trainable ones; statistics: (name, buffer), which training sets and no gradient.
+    factors     of parameters by name, where they are not 1: what multiplies the optimiser's learning rate, weight decay
+                and momentum.
     """
 
     name: str
     module: Any
     parameters: list[tuple[str, Any]] = field(default_factory=list)
     statistics: list[tuple[str, Any]] = field(default_factory=list)
+    factors: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
     def described(self) -> tuple[str, list[Parameter]]:
         """What _core.Exchange wants to know of it."""
         family = _family(self.module)
         own: list[Parameter] = [
-            (name, shape_of(tensor), _role(self.module, name), family, 1.0, 1.0) for name, tensor in self.parameters
+            (name, shape_of(tensor), _role(self.module, name), family, *self.factors.get(name, _FACTORS))
+            for name, tensor in self.parameters
         ]
-        own += [(name, shape_of(tensor), "statistic", family, 1.0, 1.0) for name, tensor in self.statistics]
+        own += [(name, shape_of(tensor), "statistic", family, *_FACTORS) for name, tensor in self.statistics]
         return self.name, own
 
 

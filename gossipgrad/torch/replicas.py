@@ -13,6 +13,7 @@ from gossipgrad.errors import flag, integer, named_keywords
 from gossipgrad.strategies import Strategy
 from gossipgrad.torch.group import Group
 from gossipgrad.torch.modules import check_optimizer, layers_of, original
+from gossipgrad.torch.parameter_groups import with_groups
 from gossipgrad.torch.wrapped import Wrapped
 
 
@@ -87,6 +88,7 @@ def replicas(
     optimizer: Any = None,
     strategy: Strategy | None = None,
     *,
+    groups: Callable[[Any], Sequence[Mapping[str, Any]]] | None = None,
     compression: AdaComp | None = None,
     seed: int = 0,
     timeout: float = 0.0,
@@ -107,6 +109,7 @@ def replicas(
     make_module  called once a rank; all begin with the first one's parameters and buffers.
     cluster      how many ranks, or a VirtualCluster with latency, bandwidth and late ranks.
     optimizer    of gossipgrad, or a function of a module that gives one of torch.optim.
+    groups       a function of a module that gives what wrap has as groups.
 
     The rest is as of gossipgrad.torch.wrap.
     """
@@ -123,10 +126,19 @@ def replicas(
     of_torch = [optimizer(module) for module in modules] if _makes(optimizer) else None
     for one, own in zip(of_torch or (), layers, strict=False):
         check_optimizer(one, own)
+    chosen = of_torch[0] if of_torch else optimizer
+    if groups is not None:
+        if not callable(groups):
+            raise TypeError(f"groups is a {type(groups).__name__}; allowed: a function of a module that gives a list")
+        for module, own in zip(modules, layers, strict=True):
+            made_for = with_groups(groups(module), of_torch[0] if of_torch else optimizer, module, own)
+            if own is layers[0]:
+                chosen = made_for
+        _check_factors(layers)
     group = Group(
         modules,
         layers,
-        optimizer=of_torch[0] if of_torch else optimizer,
+        optimizer=chosen,
         strategy=strategy,
         compression=compression,
         comm=comm,
@@ -159,6 +171,15 @@ def _check_alike(modules: Sequence[Any]) -> None:
             here, there = first.get(name, "absent"), own.get(name, "absent")
             if here != there:
                 raise ValueError(f"make_module: {name!r} is {here} on rank 0, {there} on rank {rank}; allowed: alike")
+
+
+def _check_factors(layers: Sequence[Sequence[Any]]) -> None:
+    """ValueError: groups are not alike for all ranks."""
+    first, *others = [{name: one for layer in own for name, one in layer.factors.items()} for own in layers]
+    for rank, own in enumerate(others, 1):
+        for name in own:
+            if own[name] != first.get(name):
+                raise ValueError(f"groups: {name!r} is in other groups on rank {rank} than on rank 0; allowed: alike")
 
 
 def _makes(optimizer: Any) -> bool:

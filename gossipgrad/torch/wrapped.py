@@ -15,6 +15,7 @@ from gossipgrad.errors import flag, named_keywords, number, warn
 from gossipgrad.strategies import Strategy
 from gossipgrad.torch.group import CALL, Group
 from gossipgrad.torch.modules import Recorder, check_optimizer, hook, is_compiled, layers_of, original, owners, unhook
+from gossipgrad.torch.parameter_groups import with_groups
 from gossipgrad.torch.step import Step, listed
 
 # After so many steps, and after each power of two below, the order of layers is looked at again.
@@ -382,6 +383,7 @@ def wrap(
     strategy: Strategy | None = None,
     *,
     comm: Any = None,
+    groups: Sequence[Mapping[str, Any]] | None = None,
     compression: AdaComp | None = None,
     seed: int = 0,
     timeout: float = 0.0,
@@ -405,6 +407,10 @@ def wrap(
     strategy     None: GossipGraD(). `gg.AllReduce()` computes what DistributedDataParallel does.
     comm         None: the ranks of mpiexec; or a communicator of mpi4py. For several ranks in one process there is
                  gg.torch.replicas.
+    groups       parameters with settings of their own, as torch.optim's param_groups: a list of dicts with "params" and
+                 any of "lr", "weight_decay" and, of SGD and LARS, "momentum": groups=[{"params": net.head.parameters(),
+                 "lr": 0.1}]. What a group does not set, and parameters in none, have from the optimizer. Schedules, and
+                 model.learning_rate, change all rates by the same factor. no_decay of the optimizer comes first.
     overlap      True: a layer is exchanged as soon as its gradient is there, while the backward pass goes on. False:
                  all in step(), so that gradients may be changed before (clip_grad_norm_, gradient penalties by two
                  backward passes).
@@ -420,6 +426,7 @@ def wrap(
         overlap = flag("overlap", overlap)
         layers = layers_of(module)
         check_optimizer(optimizer, layers)
+        optimizer = with_groups(groups, optimizer, module, layers)
     except (TypeError, ValueError) as error:
         refuse(comm, CALL, error)
     group = Group(

@@ -10,6 +10,7 @@ static gg_parameter tensor(const char *name, int layer, int64_t rows, int64_t co
     return (gg_parameter){.name = name,
                           .lr_factor = 1,
                           .decay_factor = 1,
+                          .momentum_factor = 1,
                           .shape = columns > 0 ? (gg_shape){2, {rows, columns}} : (gg_shape){1, {rows}},
                           .layer = layer};
 }
@@ -73,6 +74,8 @@ static void test_refusals(void) {
     refuses(layers, 2, list, 2, GG_ERROR_ARGUMENT, "parameter 'b.w': factors nan");
     AGAIN, list[1].decay_factor = -1;
     refuses(layers, 2, list, 2, GG_ERROR_ARGUMENT, "-1 of the weight decay");
+    AGAIN, list[1].momentum_factor = 1.5f;
+    refuses(layers, 2, list, 2, GG_ERROR_ARGUMENT, "parameter 'b.w': factor 1.5 of the momentum; must be 0 to 1");
     AGAIN, list[1].role = GG_ROLE_COUNT;
     refuses(layers, 2, list, 2, GG_ERROR_ARGUMENT, "role 5");
     AGAIN, list[0].shape.dims = 1;

@@ -758,8 +758,8 @@ static void test_optimizer(void) {
                               .weight_decay = 1e-4f,
                               .nesterov = true};
     CHECK_OK(gg_optimizer_check(&optimizer));
-    const gg_group plain = {.lr_factor = 1, .decay_factor = 1, .clip = 1, .ratio = 1},
-                   caffe = {.lr_factor = 2, .decay_factor = 0.5f, .clip = 1, .ratio = 1};
+    const gg_group plain = {.lr_factor = 1, .decay_factor = 1, .momentum_factor = 1, .clip = 1, .ratio = 1},
+                   caffe = {.lr_factor = 2, .decay_factor = 0.5f, .momentum_factor = 1, .clip = 1, .ratio = 1};
     const gg_group statistic = {.statistic = true};
     gg_update_args args = {.lr = -1, .weight_decay = -1};
     gg_optimizer_rule(&optimizer, &plain, 2, &args);
