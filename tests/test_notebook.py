@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,23 @@ def test_apoptosis(data_dir, tmp_path):
     parameters = {name: int(line.split(", ")[1].split()[0].replace(",", "")) for name, line in found.items()}
     assert parameters["all neurons"] == 189601 > 20 * parameters["apoptosis"]
     assert auc["apoptosis"] > auc["all neurons"] - 0.01 > 0.7
+
+
+def test_ranks_as_engines(tmp_path, monkeypatch):
+    pytest.importorskip("ipyparallel")
+    pytest.importorskip("mpi4py")
+    from gossipgrad._launch import find_mpiexec
+
+    monkeypatch.setenv("PATH", str(Path(find_mpiexec()).parent), prepend=os.pathsep)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    outputs = executed("ranks_as_engines.ipynb", tmp_path)
+    texts = [o.get("text", "") + str(o.get("data", {}).get("text/plain", "")) for o in outputs]  # of %%px: data
+    lines = "\n".join(texts).splitlines()
+    for rank in range(4):
+        assert f"[stdout:{rank}] rank {rank} of 4 has {rank}.0" in lines
+        assert f"[stdout:{rank}] rank {rank} has 1.5" in lines
+    said = [line for line in lines if "batch_size=-20" in line]
+    assert len(said) == 4 and sum("rank 0: " in line for line in said) == 3
+    accuracy = next(line for line in lines if line.startswith("accuracy"))
+    assert float(accuracy.split()[1]) > 90 and float(accuracy.split("distance ")[1]) < 0.2
+    assert sum("image/png" in o.get("data", {}) for o in outputs) == 1
