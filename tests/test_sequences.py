@@ -23,6 +23,7 @@ ROWS = {
     "two-threads": (12, (13,), 37, 300, dict(threads=2)),
     "long": (2, (300,), 5, 3, dict(threads=3)),
     "deep": (2, (2,), 601, 3, {}),
+    "wide-and-deep": (6, (61,), 301, 545, dict(threads=2, activation="relu")),
 }
 
 
@@ -451,6 +452,7 @@ LSTM = {
     "stateful": (3, 4, 5, 6, 2, dict(stateful=True)),
     "no-input-grad": (2, 5, 3, 4, 2, dict(input_grad=False)),
     "dropout": (6, 5, 4, 10, 2, dict(probability=0.4)),
+    "large": (5, 3, 7, 288, 2, dict(threads=2)),
     "dropout-stateful-threads": (5, 3, 4, 7, 2, dict(probability=0.3, stateful=True, threads=2)),
 }
 
@@ -545,7 +547,7 @@ def test_lstm_agrees_with_its_own_differences():
             assert (up - down) / (2 * step) == pytest.approx(wanted[at], rel=1e-6, abs=1e-8)
 
 
-@pytest.mark.parametrize("name", ["wide", "two-layers", "dropout", "stateful"])
+@pytest.mark.parametrize("name", ["wide", "two-layers", "dropout", "stateful", "large"])
 def test_lstm_is_the_same_for_any_threads(name):
     one, three = run_lstm(None, name, threads=1), run_lstm(None, name, threads=3)
     same("output", one["output"], three["output"])

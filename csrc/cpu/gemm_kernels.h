@@ -91,10 +91,25 @@ typedef struct gg_multiply {
     int64_t part_of;
 } gg_multiply;
 
+/* The same product with b in panels of gg_gemm_kernels.panel columns, in which one term follows the other: column j of
+ * term l is at b + j/panel*b_panel + l*panel + j%panel. start is c (add), or bias[j], or 0. */
+typedef struct gg_panels {
+    int64_t m, n, k;
+    const float *a; /* row i at a + i*a_row; a_row 0: packed in blocks of gg_gemm_kernels.pack */
+    int64_t a_row;
+    const float *b;
+    int64_t b_panel;
+    float *c;
+    int64_t c_row;
+    const float *bias; /* one a column; NULL: zeros */
+    bool add, relu;
+} gg_panels;
+
 typedef struct gg_gemm_kernels {
     gg_isa isa;
     int vector;    /* floats of a vector; 1: scalar */
     int width;     /* floats across a tile */
+    int panel;     /* columns of a panel */
     int tile_rows; /* most rows of a block in conv and multiply */
     int dot_rows;  /* most rows of a block in dot */
     /* Blocks [block_begin, block_end) of gg_block_count(rows, tile_rows), target rows [row_begin, row_end). */
@@ -103,6 +118,14 @@ typedef struct gg_gemm_kernels {
     void (*dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end);
     /* Blocks of gg_block_count(m, tile_rows). */
     void (*multiply)(const gg_multiply *product, int64_t block_begin, int64_t block_end);
+    void (*panels)(const gg_panels *product);
+    /* Columns [0, n) of b for `panels`, zeros behind them up to a whole panel; b is k x n with rows b_row apart, or,
+     * transposed, n x k. */
+    void (*pack_panels)(int64_t n, int64_t k, const float *b, int64_t b_row, bool transposed, float *out,
+                        int64_t out_panel);
+    /* a for `panels`, of which term l of row i is at a[l*a_step + i]: for each of gg_block_count(m, tile_rows) blocks
+     * of rows [term][row of the block]. */
+    void (*pack)(int64_t m, int64_t k, const float *a, int64_t a_step, float *out);
     /* out[j*out_row + i] = in[i*in_row + j], i < rows, j < cols; out's rows are filled with zeros from `rows` up
      * to `padded`. */
     void (*transpose)(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
@@ -121,15 +144,16 @@ extern const gg_gemm_kernels gg_gemm_kernels_avx512;
 /* The kernels of a level; NULL if this build has none for it. Whether the CPU runs them is gg_cpu_supports. */
 const gg_gemm_kernels *gg_gemm_kernels_for(gg_isa isa);
 
-/* General product of row-major matrices, C = op(A)*op(B) (+ C): op(A) is m x k, op(B) k x n, C m x n; op transposes
- * where asked, and lda, ldb, ldc are the distances of rows as stored. Parts of both are packed into scratch of
- * gg_sgemm_scratch bytes, 64-byte aligned. Split over `threads` by rows of C. */
+/* General product of row-major matrices, C = op(A)*op(B), on top of C (add) or of a bias: op(A) is m x k, op(B) k x n,
+ * C m x n; op transposes where asked, and lda, ldb, ldc are the distances of rows as stored. Parts of both are packed
+ * into scratch of gg_sgemm_scratch bytes, 64-byte aligned. The bits do not depend on the number of threads. */
 typedef struct gg_sgemm {
     int64_t m, n, k;
     const float *a, *b;
     float *c;
     int64_t lda, ldb, ldc;
-    bool transpose_a, transpose_b, add;
+    const float *bias; /* n of them, to each row; NULL: none */
+    bool transpose_a, transpose_b, add, relu;
 } gg_sgemm;
 
 size_t gg_sgemm_scratch(const gg_gemm_kernels *kernels, const gg_sgemm *product, int threads);

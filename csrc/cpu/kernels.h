@@ -182,13 +182,14 @@ typedef struct gg_cpu_attention {
     void (*error)(int64_t n, float scale, const float *p, float *d);
 } gg_cpu_attention;
 
-/* One step of an LSTM's n hidden units; nothing overlaps. gates: i, f, g, o, n of each. */
+/* One step of n hidden units of an LSTM; nothing overlaps. gates: n each of i, f, g, o, `step` floats from one to the
+ * next. */
 typedef struct gg_cpu_lstm {
     /* gates: in: what goes into their functions, out: what comes out. before: the cells of the step before. */
-    void (*forward)(int64_t n, float *gates, const float *before, float *cell, float *hidden);
+    void (*forward)(int64_t n, int64_t step, float *gates, const float *before, float *cell, float *hidden);
     /* gates: in: what forward gave, out: the errors of what went in. error, later: the error of the hidden units is
      * their sum. cell_error: of this step's cells, from the steps behind; out: of those of the step before. */
-    void (*backward)(int64_t n, float *gates, const float *before, const float *cell, const float *error,
+    void (*backward)(int64_t n, int64_t step, float *gates, const float *before, const float *cell, const float *error,
                      const float *later, float *cell_error);
 } gg_cpu_lstm;
 

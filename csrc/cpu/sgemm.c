@@ -1,48 +1,87 @@
-/* The general matrix product: a part of B at a time is put into rows of whole tiles that stay in the second-level cache
- * while all of A is multiplied with it, a block of rows at a time, copied so that rows whose distance is a power of two
- * do not share sets of the cache. */
+/* The general matrix product: B is packed into panels that kernels read from one end to the other, as many columns at a
+ * time as a part of C stays in the second-level cache; then each thread multiplies its rows of A with them, some blocks
+ * of rows at a time, copied so that rows whose distance is a power of two do not share sets of the cache. */
 #include <string.h>
 
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 
+/* Terms of a part: a panel of so many stays in the first-level cache. */
 #define PART_TERMS 256
-/* 30 cache lines: rows of a part then lie in different sets of the first-level cache, as a power of two would not. */
-#define PART_COLS 480
-/* Row of a packed block of A, likewise. */
+/* The most columns that are packed at a time, and the most floats. */
+#define STRIP_COLS 512
+#define STRIP_FLOATS (1024 * 1024)
+/* Blocks of rows that are multiplied with all panels of a part before the next. */
+#define GROUP_BLOCKS 24
+/* Row of a copied block of A: 17 lines, so that rows lie in different sets of the first-level cache. */
 #define BLOCK_ROW (PART_TERMS + 16)
+/* Rows of A that are closer than this are read where they lie. */
+#define NEAR_ROWS 512
 
 typedef struct job {
     const gg_gemm_kernels *kernels;
     const gg_sgemm *p;
     float *packed, *blocks;
-    int64_t k, terms, j, cols, row;
+    int64_t j, cols, panels; /* of the strip */
+    int64_t parts;
+    bool by_columns;
 } job;
 
-static int64_t packed_row(const gg_gemm_kernels *kernels, int64_t cols) {
-    const int64_t row = (cols + kernels->width - 1) / kernels->width * kernels->width;
-    return row % 256 == 0 ? row + 16 : row;
-}
+static int64_t group_floats(const gg_gemm_kernels *kernels) { return GROUP_BLOCKS * kernels->tile_rows * BLOCK_ROW; }
 
-static int64_t block_size(const gg_gemm_kernels *kernels) { return kernels->tile_rows * BLOCK_ROW; }
+static bool in_place(const gg_sgemm *p) { return !p->transpose_a && p->lda < NEAR_ROWS; }
+
+static int64_t parts_of(const gg_sgemm *p) { return p->k > 0 ? gg_block_count(p->k, PART_TERMS) : 1; }
+
+/* Where a part of the strip's panels begins; each of them has the part's terms times `panel` floats. */
+static float *part_at(const job *j, int64_t k) { return j->packed + k * j->panels * j->kernels->panel; }
 
 static void sgemm_pack_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
+    const int64_t panel = j->kernels->panel;
     size_t begin, end;
-    if (p->transpose_b) {
-        gg_parallel_split((size_t)j->cols, 16, thread, threads, &begin, &end);
-        if (begin == end) return;
-        const int64_t padded = (int64_t)end == j->cols ? j->row : (int64_t)end;
-        j->kernels->transpose((int64_t)(end - begin), j->terms, p->b + (j->j + (int64_t)begin) * p->ldb + j->k, p->ldb,
-                              padded - (int64_t)begin, j->packed + begin, j->row);
-        return;
+    gg_parallel_split((size_t)(j->panels * j->parts), 1, thread, threads, &begin, &end);
+    for (size_t unit = begin; unit < end; ++unit) {
+        const int64_t part = (int64_t)unit / j->panels, first = (int64_t)unit % j->panels * panel;
+        const int64_t k = gg_block_begin(p->k, j->parts, part), terms = gg_block_begin(p->k, j->parts, part + 1) - k;
+        const int64_t cols = j->cols - first < panel ? j->cols - first : panel, at = j->j + first;
+        const float *b = p->transpose_b ? p->b + at * p->ldb + k : p->b + k * p->ldb + at;
+        j->kernels->pack_panels(cols, terms, b, p->ldb, p->transpose_b, part_at(j, k) + first * terms, 0);
     }
-    gg_parallel_split((size_t)j->terms, 1, thread, threads, &begin, &end);
-    for (int64_t l = (int64_t)begin; l < (int64_t)end; ++l) {
-        float *to = j->packed + l * j->row;
-        memcpy(to, p->b + (j->k + l) * p->ldb + j->j, (size_t)j->cols * sizeof(float));
-        memset(to + j->cols, 0, (size_t)(j->row - j->cols) * sizeof(float));
+}
+
+/* Rows [i, i + rows) times panels [first, last). */
+static void multiply_group(const job *j, int64_t i, int64_t rows, int64_t first, int64_t last, float *block) {
+    const gg_sgemm *p = j->p;
+    const int64_t panel = j->kernels->panel, col = first * panel;
+    for (int64_t part = 0; part < j->parts; ++part) {
+        const int64_t k = gg_block_begin(p->k, j->parts, part), terms = gg_block_begin(p->k, j->parts, part + 1) - k;
+        gg_panels product = {
+            .m = rows,
+            .n = (last * panel < j->cols ? last * panel : j->cols) - col,
+            .k = terms,
+            .a = block,
+            .a_row = BLOCK_ROW,
+            .b = part_at(j, k) + col * terms,
+            .b_panel = panel * terms,
+            .c = p->c + i * p->ldc + j->j + col,
+            .c_row = p->ldc,
+            .bias = p->bias && part == 0 ? p->bias + j->j + col : NULL,
+            .add = p->add || part > 0,
+            .relu = p->relu && part == j->parts - 1,
+        };
+        if (in_place(p)) {
+            product.a = p->a + i * p->lda + k;
+            product.a_row = p->lda;
+        } else if (p->transpose_a) {
+            j->kernels->pack(rows, terms, p->a + k * p->lda + i, p->lda, block);
+            product.a_row = 0;
+        } else {
+            for (int64_t r = 0; r < rows; ++r)
+                memcpy(block + r * BLOCK_ROW, p->a + (i + r) * p->lda + k, (size_t)terms * sizeof(float));
+        }
+        j->kernels->panels(&product);
     }
 }
 
@@ -50,63 +89,49 @@ static void multiply_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
     const int64_t blocks = gg_block_count(p->m, j->kernels->tile_rows);
-    float *block = j->blocks + thread * block_size(j->kernels);
-    size_t begin, end;
-    gg_parallel_split((size_t)blocks, 1, thread, threads, &begin, &end);
-    for (size_t b = begin; b < end; ++b) {
-        const int64_t i = gg_block_begin(p->m, blocks, (int64_t)b);
-        const int64_t rows = gg_block_begin(p->m, blocks, (int64_t)b + 1) - i;
-        if (p->transpose_a) {
-            for (int64_t l = 0; l < j->terms; ++l)
-                memcpy(block + l * rows, p->a + (j->k + l) * p->lda + i, (size_t)rows * sizeof(float));
-        } else {
-            for (int64_t r = 0; r < rows; ++r)
-                memcpy(block + r * BLOCK_ROW, p->a + (i + r) * p->lda + j->k, (size_t)j->terms * sizeof(float));
-        }
-        const gg_multiply product = {
-            .m = rows,
-            .n = j->cols,
-            .k = j->terms,
-            .a = block,
-            .a_row = p->transpose_a ? 1 : BLOCK_ROW,
-            .a_step = p->transpose_a ? rows : 1,
-            .b = j->packed,
-            .b_row = j->row,
-            .c = p->c + i * p->ldc + j->j,
-            .c_row = p->ldc,
-            .add = p->add || j->k > 0,
-        };
-        j->kernels->multiply(&product, 0, 1);
+    float *block = j->blocks + thread * group_floats(j->kernels);
+    size_t begin = 0, end = (size_t)blocks, first = 0, last = (size_t)j->panels;
+    if (j->by_columns) gg_parallel_split((size_t)j->panels, 1, thread, threads, &first, &last);
+    else gg_parallel_split((size_t)blocks, 1, thread, threads, &begin, &end);
+    if (begin == end || first == last) return;
+    const int64_t groups = gg_block_count((int64_t)(end - begin), GROUP_BLOCKS);
+    for (int64_t g = 0; g < groups; ++g) {
+        const int64_t from = (int64_t)begin + gg_block_begin((int64_t)(end - begin), groups, g);
+        const int64_t to = (int64_t)begin + gg_block_begin((int64_t)(end - begin), groups, g + 1);
+        const int64_t i = gg_block_begin(p->m, blocks, from), rows = gg_block_begin(p->m, blocks, to) - i;
+        multiply_group(j, i, rows, (int64_t)first, (int64_t)last, block);
     }
 }
 
-static int64_t part_size(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
-    const int64_t cols = gg_block_count(p->n, gg_block_count(p->n, PART_COLS));
-    const int64_t terms = p->k < PART_TERMS ? p->k : PART_TERMS;
-    return packed_row(kernels, cols) * terms;
+/* Columns of a strip: whole panels, except at the end of the matrix. */
+static int64_t strip_cols(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
+    int64_t most = p->k > 0 ? STRIP_FLOATS / p->k : STRIP_COLS;
+    if (most > STRIP_COLS) most = STRIP_COLS;
+    most = most / kernels->panel * kernels->panel;
+    return most > kernels->panel ? most : kernels->panel;
+}
+
+static int64_t strip_floats(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
+    const int64_t most = strip_cols(kernels, p), cols = p->n < most ? p->n : most;
+    return gg_block_count(cols, kernels->panel) * kernels->panel * p->k;
 }
 
 size_t gg_sgemm_scratch(const gg_gemm_kernels *kernels, const gg_sgemm *p, int threads) {
     if (p->n < 1) return 0;
-    return (size_t)(part_size(kernels, p) + threads * block_size(kernels)) * sizeof(float);
+    const int64_t copies = in_place(p) ? 0 : threads * group_floats(kernels);
+    return (size_t)(strip_floats(kernels, p) + copies) * sizeof(float);
 }
 
 void gg_sgemm_run(const gg_gemm_kernels *kernels, const gg_sgemm *p, int threads, void *scratch) {
     if (p->m < 1 || p->n < 1) return;
-    job j = {.kernels = kernels, .p = p, .packed = scratch};
-    j.blocks = j.packed + part_size(kernels, p);
-    const int64_t strips = gg_block_count(p->n, PART_COLS);
-    /* One pass also for k = 0: it writes the zeros. */
-    const int64_t parts = p->k > 0 ? gg_block_count(p->k, PART_TERMS) : 1;
-    for (int64_t strip = 0; strip < strips; ++strip) {
-        j.j = gg_block_begin(p->n, strips, strip);
-        j.cols = gg_block_begin(p->n, strips, strip + 1) - j.j;
-        j.row = packed_row(kernels, j.cols);
-        for (int64_t part = 0; part < parts; ++part) {
-            j.k = gg_block_begin(p->k, parts, part);
-            j.terms = gg_block_begin(p->k, parts, part + 1) - j.k;
-            gg_parallel_run(threads, sgemm_pack_part, &j);
-            gg_parallel_run(threads, multiply_part, &j);
-        }
+    job j = {.kernels = kernels, .p = p, .packed = scratch, .parts = parts_of(p)};
+    j.blocks = j.packed + strip_floats(kernels, p);
+    const int64_t most = strip_cols(kernels, p);
+    for (j.j = 0; j.j < p->n; j.j += most) {
+        j.cols = p->n - j.j < most ? p->n - j.j : most;
+        j.panels = gg_block_count(j.cols, kernels->panel);
+        j.by_columns = gg_block_count(p->m, kernels->tile_rows) < 2 * threads;
+        gg_parallel_run(threads, sgemm_pack_part, &j);
+        gg_parallel_run(threads, multiply_part, &j);
     }
 }

@@ -1,5 +1,7 @@
 /* Products of matrices used where they lie, transposition, and the set of kernels of this instruction set. */
+#include "cpu/isa/lanes.h"
 #include "cpu/isa/tile.h"
+#include "tensor/tensor.h"
 
 #ifndef GG_VECTOR
 
@@ -32,6 +34,25 @@ static float mask_sum(int64_t n, const float *y, float *dy) {
         sum += dy[i];
     }
     return (float)sum;
+}
+
+#define PANEL GG_LANES
+
+static void gemm_panels(const gg_panels *p) {
+    for (int64_t j = 0; j < p->n; j += PANEL) {
+        const float *b = p->b + j / PANEL * p->b_panel;
+        const int64_t cols = p->n - j < PANEL ? p->n - j : PANEL;
+        for (int64_t i = 0; i < p->m; ++i) { /* a block is one row here */
+            const float *a = p->a + i * (p->a_row > 0 ? p->a_row : p->k);
+            float sum[PANEL] = {0}, *c = p->c + i * p->c_row + j;
+            for (int64_t l = 0; l < p->k; ++l)
+                for (int64_t x = 0; x < PANEL; ++x) sum[x] += a[l] * b[l * PANEL + x];
+            for (int64_t x = 0; x < cols; ++x) {
+                const float value = sum[x] + (p->add ? c[x] : p->bias ? p->bias[j + x] : 0);
+                c[x] = p->relu && value < 0 ? 0 : value;
+            }
+        }
+    }
 }
 
 #define VECTOR 1
@@ -118,6 +139,55 @@ static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t blo
                 else edge(&t, run, rows, left);
                 j += vectors * GG_VECTOR;
             }
+        }
+    }
+}
+
+#define PANEL (2 * GG_VECTOR)
+
+#define TILE(R, V)                                                                                                     \
+    static __attribute__((noinline)) void packed_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED); }
+GG_TILE_LIST_NARROW(TILE, 2)
+#undef TILE
+#define PACKED(R, V) [R] = packed_##R##x##V,
+#define ACROSS(R, V) [R] = across_##R##x##V,
+static const gg_tile_fn panel_tiles[2][GG_TILE_ROWS + 1] = {{GG_TILE_LIST_NARROW(PACKED, 2)},
+                                                            {GG_TILE_LIST_NARROW(ACROSS, 2)}};
+#undef PACKED
+#undef ACROSS
+
+static void gemm_panels(const gg_panels *p) {
+    static const gg_tap whole = {0, 0};
+    const bool across = p->a_row > 0;
+    const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS);
+    float start[PANEL] __attribute__((aligned(64))) = {0};
+    gg_tile t = {.row_taps = &whole,
+                 .col_taps = &whole,
+                 .row_count = 1,
+                 .col_count = 1,
+                 .terms = p->k,
+                 .x_step = PANEL,
+                 .x_delta = GG_VECTOR,
+                 .w_row = p->a_row,
+                 .y_row = p->c_row,
+                 .y_delta = GG_VECTOR,
+                 .add = p->add,
+                 .relu = p->relu};
+    for (int64_t j = 0; j < p->n; j += PANEL) {
+        const int64_t cols = p->n - j < PANEL ? p->n - j : PANEL;
+        t.x = p->b + j / PANEL * p->b_panel;
+        /* The panel behind this one, a piece beside each tile: it may lie in memory. */
+        const float *next = j + PANEL < p->n ? t.x + p->b_panel : t.x;
+        const int64_t piece = gg_block_count(p->k * PANEL, blocks);
+        if (p->bias != NULL) t.start = cols == PANEL ? p->bias + j : memcpy(start, p->bias + j, (size_t)cols * 4);
+        for (int64_t b = 0; b < blocks; ++b) {
+            const int64_t i = gg_block_begin(p->m, blocks, b), rows = gg_block_begin(p->m, blocks, b + 1) - i;
+            for (int64_t x = b * piece; x < (b + 1) * piece; x += 64 / 4) __builtin_prefetch(next + x, 0, 2);
+            t.w = p->a + i * (across ? p->a_row : p->k);
+            t.w_step = rows;
+            t.y = p->c + i * p->c_row + j;
+            if (cols == PANEL) panel_tiles[across][rows](&t);
+            else edge(&t, panel_tiles[across][rows], rows, cols);
         }
     }
 }
@@ -221,15 +291,52 @@ static float mask_sum(int64_t n, const float *y, float *dy) {
 
 #endif
 
+static void gemm_pack_panels(int64_t n, int64_t k, const float *b, int64_t b_row, bool transposed, float *out,
+                             int64_t out_panel) {
+    for (int64_t j = 0; j < n; j += PANEL, out += out_panel) {
+        const int64_t cols = n - j < PANEL ? n - j : PANEL;
+        if (transposed) {
+            gemm_transpose(cols, k, b + j * b_row, b_row, PANEL, out, PANEL);
+            continue;
+        }
+        for (int64_t l = 0; l < k; ++l) {
+            for (int64_t x = 0; x < PANEL; x += GG_LANES) {
+                const int64_t left = cols - x;
+                const float *from = b + l * b_row + j + x;
+                const lanes_f v = left >= GG_LANES ? lanes_load_any(from)
+                                  : left > 0       ? lanes_load_part(from, (int)left)
+                                                   : lanes_set(0);
+                lanes_store_any(out + l * PANEL + x, v);
+            }
+        }
+    }
+}
+
+/* Term by term for all blocks: terms may lie pages apart. */
+static void gemm_pack(int64_t m, int64_t k, const float *a, int64_t a_step, float *out) {
+    const int64_t blocks = gg_block_count(m, TILE_ROWS);
+    for (int64_t l = 0; l < k; ++l) {
+        for (int64_t b = 0, i = 0, next; b < blocks; ++b, i = next) {
+            next = gg_block_begin(m, blocks, b + 1);
+            const int rows = (int)(next - i);
+            lanes_store_part(out + i * k + l * rows, rows, lanes_load_part(a + l * a_step + i, rows));
+        }
+    }
+}
+
 const gg_gemm_kernels GG_TILE_NAME(gg_gemm_kernels) = {
     .isa = GG_TILE_JOIN(GG_TILE_ISA, GG_ISA),
     .vector = VECTOR,
     .width = WIDTH,
+    .panel = PANEL,
     .tile_rows = TILE_ROWS,
     .dot_rows = DOT_ROWS,
     .conv = GG_TILE_NAME(gg_kernel_conv),
     .dot = GG_TILE_NAME(gg_kernel_dot),
     .multiply = gemm_multiply,
+    .panels = gemm_panels,
+    .pack_panels = gemm_pack_panels,
+    .pack = gemm_pack,
     .transpose = gemm_transpose,
     .mask_sum = mask_sum,
 };

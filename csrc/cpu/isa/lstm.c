@@ -2,9 +2,9 @@
 #include "cpu/isa/isa.h"
 #include "cpu/isa/math.h"
 
-static void lstm_forward(int64_t n, float *gates, const float *before, float *cell, float *hidden) {
-    float *restrict in = gates, *restrict forget = gates + n, *restrict new = gates + 2 * n,
-                    *restrict out = gates + 3 * n;
+static void lstm_forward(int64_t n, int64_t step, float *gates, const float *before, float *cell, float *hidden) {
+    float *restrict in = gates, *restrict forget = gates + step, *restrict new = gates + 2 * step,
+                    *restrict out = gates + 3 * step;
     GG_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
         const float i = logistic(in[j]), f = logistic(forget[j]), g = hyperbolic_tangent(new[j]), o = logistic(out[j]);
@@ -18,10 +18,10 @@ static void lstm_forward(int64_t n, float *gates, const float *before, float *ce
     }
 }
 
-static void lstm_backward(int64_t n, float *gates, const float *before, const float *cell, const float *error,
-                          const float *later, float *cell_error) {
-    float *restrict in = gates, *restrict forget = gates + n, *restrict new = gates + 2 * n,
-                    *restrict out = gates + 3 * n;
+static void lstm_backward(int64_t n, int64_t step, float *gates, const float *before, const float *cell,
+                          const float *error, const float *later, float *cell_error) {
+    float *restrict in = gates, *restrict forget = gates + step, *restrict new = gates + 2 * step,
+                    *restrict out = gates + 3 * step;
     GG_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
         const float i = in[j], f = forget[j], g = new[j], o = out[j];

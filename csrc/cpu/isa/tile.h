@@ -60,8 +60,9 @@ typedef struct gg_tile {
     int64_t w_tap, w_step, w_row;
     float *y; /* the result: y + r*y_row + v*y_delta */
     int64_t y_row, y_delta;
-    const float *bias; /* one a row, NULL: zeros */
-    bool add;          /* to what y holds, instead of to the bias */
+    const float *bias;  /* one a row, NULL: zeros */
+    const float *start; /* of the vectors of all rows, instead of a bias; NULL: none */
+    bool add;           /* to what y holds, instead of to the bias */
     bool relu;
 } gg_tile;
 
@@ -119,6 +120,7 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
             gg_vec value = sum[r][v];
             if (t->add) value += *place;
             else if (t->bias) value += t->bias[r];
+            else if (t->start) value += *(const gg_vec *)(t->start + v * GG_VECTOR);
             if (t->relu) value = GG_MAX((gg_vec){0}, value); /* in this order NaN stays NaN */
             *place = value;
         }

@@ -1,6 +1,5 @@
 /* The linear layer over the last axis of samples that lie PLAIN: the positions of all samples are rows of one matrix,
- *   Y = X W^T + b,   dX = dY W,   dW = dY^T X.
- * The weight's gradient is computed as that of other linear layers is. */
+ *   Y = X W^T + b,   dX = dY W,   dW = dY^T X. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -29,8 +28,9 @@ static gg_sgemm forward_product(const rows_op *op, const gg_op_args *args) {
                       .lda = op->in,
                       .ldb = op->in,
                       .ldc = op->out,
+                      .bias = op->head.desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL,
                       .transpose_b = true,
-                      .add = op->head.desc.bias};
+                      .relu = op->head.desc.activation == GG_ACTIVATION_RELU};
 }
 
 static gg_sgemm data_product(const rows_op *op, const gg_op_args *args) {
@@ -45,23 +45,17 @@ static gg_sgemm data_product(const rows_op *op, const gg_op_args *args) {
                       .ldc = op->in};
 }
 
-static void start_with_bias(void *context, int thread, int threads) {
-    const rows_job *j = context;
-    const rows_op *op = j->op;
-    float *y = j->args->output;
-    size_t begin, end;
-    gg_parallel_split((size_t)op->rows, 1, thread, threads, &begin, &end);
-    for (size_t i = begin; i < end; ++i)
-        memcpy(y + (int64_t)i * op->out, j->args->parameter[GG_PARAMETER_BIAS], (size_t)op->out * sizeof(float));
-}
-
-static void relu_of_rows(void *context, int thread, int threads) {
-    const rows_job *j = context;
-    const rows_op *op = j->op;
-    float *y = j->args->output;
-    size_t begin, end;
-    gg_parallel_split((size_t)(op->rows * op->out), GG_LANES, thread, threads, &begin, &end);
-    gg_cpu_device_kernels(op->device)->elementwise->relu(end - begin, y + begin, y + begin);
+static gg_sgemm weight_product(const rows_op *op, const gg_op_args *args) {
+    return (gg_sgemm){.m = op->out,
+                      .n = op->in,
+                      .k = op->rows,
+                      .a = args->grad_output,
+                      .b = args->input[0],
+                      .c = args->gradient != NULL ? args->gradient[GG_PARAMETER_WEIGHT] : NULL,
+                      .lda = op->out,
+                      .ldb = op->in,
+                      .ldc = op->in,
+                      .transpose_a = true};
 }
 
 static void mask_rows(void *context, int thread, int threads) {
@@ -76,12 +70,8 @@ static void mask_rows(void *context, int thread, int threads) {
 
 static gg_status rows_forward(gg_op *head, const gg_op_args *args) {
     const rows_op *op = (rows_op *)head;
-    rows_job j = {.op = op, .args = args};
     const gg_sgemm product = forward_product(op, args);
-    const int threads = gg_cpu_threads_for(op->device, (size_t)(op->rows * op->out));
-    if (head->desc.bias) gg_parallel_run(threads, start_with_bias, &j);
     gg_sgemm_run(op->kernels, &product, op->device->threads, args->scratch);
-    if (head->desc.activation == GG_ACTIVATION_RELU) gg_parallel_run(threads, relu_of_rows, &j);
     return GG_OK;
 }
 
@@ -93,14 +83,8 @@ static gg_status rows_backward_weights(gg_op *head, const gg_op_args *args) {
         gg_parallel_run(gg_cpu_threads_for(op->device, (size_t)(op->rows * op->out)), mask_rows, &j);
     if (head->desc.bias) gg_cpu_column_sums(op->device, op->rows, op->out, dy, args->gradient[GG_PARAMETER_BIAS]);
     if (args->gradient[GG_PARAMETER_WEIGHT] != NULL) {
-        const gg_weight_gradient_args all = {.batch = op->rows,
-                                             .in = op->in,
-                                             .error = dy,
-                                             .input = args->input[0],
-                                             .error_row = op->out,
-                                             .count = op->in * op->out,
-                                             .out = args->gradient[GG_PARAMETER_WEIGHT]};
-        gg_cpu_weight_gradient(op->device, &all);
+        const gg_sgemm product = weight_product(op, args);
+        gg_sgemm_run(op->kernels, &product, op->device->threads, args->scratch);
     }
     return GG_OK;
 }
@@ -136,11 +120,12 @@ gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc
     head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
     head->backward_needs_input = true;
     head->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
-    const gg_op_args none = {.parameter = (const float *const[]){NULL}};
-    const gg_sgemm forward = forward_product(op, &none), data = data_product(op, &none);
-    head->scratch_bytes = gg_sgemm_scratch(kernels, &forward, device->threads);
-    const size_t back = desc->training ? gg_sgemm_scratch(kernels, &data, device->threads) : 0;
-    if (back > head->scratch_bytes) head->scratch_bytes = back;
+    const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
+    const gg_sgemm products[] = {forward_product(op, &none), data_product(op, &none), weight_product(op, &none)};
+    for (int i = 0; i < (desc->training ? 3 : 1); ++i) {
+        const size_t bytes = gg_sgemm_scratch(kernels, &products[i], device->threads);
+        if (bytes > head->scratch_bytes) head->scratch_bytes = bytes;
+    }
     *out = head;
 cleanup:
     return status;

@@ -1,9 +1,12 @@
 /* LSTM over the positions of a sample: (T, I) gives (T, H), one or more layers (Hochreiter and Schmidhuber 1997, with
  * PyTorch's gates i, f, g, o). PLAIN.
  *
- * A layer's gates begin as one product of all samples and positions with the input's weights. Then each thread carries
- * some of the samples through all positions, so that the threads meet only between layers, and no bit depends on how
- * many they are. The backward pass does the same from the last position, and ends with one product for each gradient.
+ * A layer's gates begin as one product of all samples and positions with the input's weights. Then the positions follow
+ * each other: a product with the recurrent weights, which are packed once, and the cell update while the gates are in
+ * cache. Where the recurrent weights are small, each thread carries some of the samples through all positions, so that
+ * the threads meet only between layers. Where they are more than a cache holds, each thread has some of the hidden
+ * units, reads only their weights, and meets the others after every position. No bit depends on that. The backward pass
+ * does the same from the last position, and ends with one product for each gradient.
  *
  * For each layer there are, over all samples and positions: the gates, which become their errors; the cells; the hidden
  * states, of the last layer in the output; and what the next layer reads where dropout is between. In training they are
@@ -14,6 +17,9 @@
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
 
+/* Recurrent weights of so many floats stay in the second-level cache while all samples use them. */
+#define LARGE_WEIGHTS (256 * 1024)
+
 enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH };
 
 typedef struct lstm_op {
@@ -21,14 +27,15 @@ typedef struct lstm_op {
     gg_device *device;
     const gg_gemm_kernels *kernels;
     int64_t batch, positions, inputs, hidden, layers;
-    int64_t gates_row, hidden_row; /* of the recurrent weights as they are packed: [H][4H], [4H][H] */
-    int64_t mask_row;              /* bytes of the mask of a position */
-    bool drops;                    /* in training, between layers */
+    int64_t state_row, error_row; /* distances of the copies that products read: of H states, of 4H errors */
+    bool by_units;                /* how the threads divide the work */
+    int64_t mask_row;             /* bytes of the mask of a position */
+    bool drops;                   /* in training, between layers */
     uint32_t threshold;
     float keep_scale;
     /* Floats, and where they begin. */
     size_t layer_floats, gates_at, cells_at, states_at, first_at, dropped_at, mask_at;
-    size_t packed_at, bias_at, later_at, cell_error_at, before_at, error_at, product_at; /* in scratch */
+    size_t packed_at, bias_at, later_at, cell_error_at, before_at, error_at, rows_at, product_at; /* in scratch */
 } lstm_op;
 
 /* One layer of one run. */
@@ -36,16 +43,18 @@ typedef struct lstm_layer {
     const lstm_op *op;
     const gg_op_args *args;
     int64_t number, inputs;
-    const float *in;     /* (N, T, inputs) */
-    float *gates;        /* (N, T, 4H) */
-    float *cells;        /* (N, T, H) */
-    float *states;       /* (N, T, H) */
-    float *first;        /* (N, 2, H): the states and the cells that it begins with */
-    float *dropped;      /* (N, T, H): what the next layer reads; `states` without dropout */
-    uint8_t *mask;       /* (N, T, mask_row) */
-    const float *packed; /* the recurrent weights */
+    const float *in; /* (N, T, inputs) */
+    float *gates;    /* (N, T, 4H) */
+    float *cells;    /* (N, T, H) */
+    float *states;   /* (N, T, H) */
+    float *first;    /* (N, 2, H): the states and the cells that it begins with */
+    float *dropped;  /* (N, T, H): what the next layer reads; `states` without dropout */
+    uint8_t *mask;   /* (N, T, mask_row) */
+    float *packed;   /* the recurrent weights */
+    float *rows;     /* forward: the states, backward: the gates' errors of two positions that follow each other */
     float *later, *cell_error;
     const float *error; /* backward: of the states */
+    int64_t position;   /* when threads meet after each */
     bool drops;
 } lstm_layer;
 
@@ -74,6 +83,7 @@ static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t nu
     l.dropped = l.drops ? own + op->dropped_at : l.states;
     l.mask = (uint8_t *)(own + op->mask_at);
     l.packed = scratch + op->packed_at;
+    l.rows = scratch + op->rows_at;
     l.later = scratch + op->later_at;
     l.cell_error = scratch + op->cell_error_at;
     if (number == 0) {
@@ -85,42 +95,58 @@ static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t nu
     return l;
 }
 
-static void samples_of(const lstm_op *op, int thread, int threads, int64_t *begin, int64_t *end) {
-    size_t first, last;
-    gg_parallel_split((size_t)op->batch, 1, thread, threads, &first, &last);
-    *begin = (int64_t)first;
-    *end = (int64_t)last;
+/* The samples and hidden units of a thread. */
+typedef struct lstm_share {
+    int64_t sample, samples_end, unit, units_end;
+} lstm_share;
+
+static lstm_share share_of(const lstm_op *op, int thread, int threads) {
+    lstm_share s = {.samples_end = op->batch, .units_end = op->hidden};
+    size_t begin, end;
+    const size_t all = (size_t)(op->by_units ? op->hidden : op->batch);
+    gg_parallel_split(all, op->by_units ? (size_t)op->kernels->panel : 1, thread, threads, &begin, &end);
+    *(op->by_units ? &s.unit : &s.sample) = (int64_t)begin;
+    *(op->by_units ? &s.units_end : &s.samples_end) = (int64_t)end;
+    return s;
 }
+
+static bool is_empty(const lstm_share *s) { return s->sample == s->samples_end || s->unit == s->units_end; }
 
 /* ------------------------------------------------------------------------------------------ forward */
 
-/* The recurrent weights turned, and the gates' first values: the sum of both biases. */
+/* The sum of both biases. */
+static void add_biases(const lstm_layer *l) {
+    const lstm_op *op = l->op;
+    float *bias = (float *)l->args->scratch + op->bias_at;
+    gg_cpu_device_kernels(op->device)
+        ->elementwise->add((size_t)(4 * op->hidden), lstm_parameter(l, BIAS_IH), lstm_parameter(l, BIAS_HH), bias);
+}
+
+/* The recurrent weights in panels: of the gates, each of H terms; of the states, each of 4H. */
+static void pack_recurrent(const lstm_layer *l, bool forward, int thread, int threads) {
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, gates = 4 * hidden, panel = op->kernels->panel;
+    const int64_t n = forward ? gates : hidden, k = forward ? hidden : gates;
+    const float *weights = lstm_parameter(l, WEIGHT_HH);
+    size_t begin, end;
+    gg_parallel_split((size_t)n, (size_t)panel, thread, threads, &begin, &end);
+    if (begin == end) return;
+    op->kernels->pack_panels((int64_t)(end - begin), k, weights + (int64_t)begin * (forward ? hidden : 1), hidden,
+                             forward, l->packed + (int64_t)begin * k, k * panel);
+}
+
+/* Where the copy for a position begins. */
+static float *rows_of(const lstm_layer *l, int64_t t, int64_t row) { return l->rows + t % 2 * l->op->batch * row; }
+
 static void lstm_prepare_part(void *context, int thread, int threads) {
     const lstm_layer *l = context;
     const lstm_op *op = l->op;
-    const int64_t gates = 4 * op->hidden;
-    float *packed = (float *)l->args->scratch + op->packed_at, *bias = (float *)l->args->scratch + op->bias_at;
+    pack_recurrent(l, true, thread, threads);
     size_t begin, end;
-    gg_parallel_split((size_t)gates, GG_LANES, thread, threads, &begin, &end);
-    if (begin < end) {
-        const int64_t padded = (int64_t)end == gates ? op->gates_row - (int64_t)begin : (int64_t)(end - begin);
-        op->kernels->transpose((int64_t)(end - begin), op->hidden,
-                               lstm_parameter(l, WEIGHT_HH) + (int64_t)begin * op->hidden, op->hidden, padded,
-                               packed + begin, op->gates_row);
-    }
-    if (thread == 0 && op->head.desc.bias)
-        gg_cpu_device_kernels(op->device)
-            ->elementwise->add((size_t)gates, lstm_parameter(l, BIAS_IH), lstm_parameter(l, BIAS_HH), bias);
-}
-
-static void lstm_bias_part(void *context, int thread, int threads) {
-    const lstm_layer *l = context;
-    const lstm_op *op = l->op;
-    const float *bias = (const float *)l->args->scratch + op->bias_at;
-    size_t begin, end;
-    gg_parallel_split((size_t)(op->batch * op->positions), 1, thread, threads, &begin, &end);
-    for (size_t row = begin; row < end; ++row)
-        memcpy(l->gates + (int64_t)row * 4 * op->hidden, bias, (size_t)(4 * op->hidden) * sizeof(float));
+    gg_parallel_split((size_t)op->batch, 1, thread, threads, &begin, &end);
+    for (size_t n = begin; n < end; ++n)
+        memcpy(rows_of(l, 0, op->state_row) + (int64_t)n * op->state_row, l->first + 2 * (int64_t)n * op->hidden,
+               (size_t)op->hidden * sizeof(float));
 }
 
 /* Where the states and cells of a sample before a position lie. */
@@ -146,33 +172,53 @@ static void drop_states(const lstm_layer *l, int64_t n, int64_t t) {
                           l->dropped + row * op->hidden);
 }
 
+static void forward_position(const lstm_layer *l, int64_t t, const lstm_share *share) {
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, gates = 4 * hidden, units = share->units_end - share->unit;
+    const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
+    const float *states = rows_of(l, t, op->state_row);
+    float *next = rows_of(l, t + 1, op->state_row);
+    /* All gates at once, or those of the thread's units, which are whole panels. */
+    const int64_t pieces = units == hidden ? 1 : 4, columns = units == hidden ? gates : units;
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+        const int64_t column = piece * hidden + share->unit;
+        const gg_panels product = {.m = share->samples_end - share->sample,
+                                   .n = columns,
+                                   .k = hidden,
+                                   .a = states + share->sample * op->state_row,
+                                   .a_row = op->state_row,
+                                   .b = l->packed + column * hidden,
+                                   .b_panel = hidden * op->kernels->panel,
+                                   .c = l->gates + (share->sample * op->positions + t) * gates + column,
+                                   .c_row = op->positions * gates,
+                                   .add = true};
+        op->kernels->panels(&product);
+    }
+    for (int64_t n = share->sample; n < share->samples_end; ++n) {
+        const int64_t row = n * op->positions + t, at = row * hidden + share->unit;
+        kernels->forward(units, hidden, l->gates + row * gates + share->unit, cell_before(l, n, t) + share->unit,
+                         l->cells + at, l->states + at);
+        memcpy(next + n * op->state_row + share->unit, l->states + at, (size_t)units * sizeof(float));
+    }
+}
+
 static void lstm_forward_part(void *context, int thread, int threads) {
     const lstm_layer *l = context;
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, gates = 4 * hidden;
-    const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
-    int64_t begin, end;
-    samples_of(op, thread, threads, &begin, &end);
-    for (int64_t t = 0; t < op->positions && begin < end; ++t) {
-        const gg_multiply product = {.m = end - begin,
-                                     .n = gates,
-                                     .k = hidden,
-                                     .a = state_before(l, begin, t),
-                                     .a_row = t == 0 ? 2 * hidden : op->positions * hidden,
-                                     .a_step = 1,
-                                     .b = l->packed,
-                                     .b_row = op->gates_row,
-                                     .c = l->gates + (begin * op->positions + t) * gates,
-                                     .c_row = op->positions * gates,
-                                     .add = true};
-        op->kernels->multiply(&product, 0, gg_block_count(product.m, op->kernels->tile_rows));
-        for (int64_t n = begin; n < end; ++n) {
-            const int64_t row = n * op->positions + t;
-            kernels->forward(hidden, l->gates + row * gates, cell_before(l, n, t), l->cells + row * hidden,
-                             l->states + row * hidden);
-            if (l->drops) drop_states(l, n, t);
-        }
+    const lstm_share share = share_of(l->op, thread, threads);
+    if (is_empty(&share)) return;
+    if (l->op->by_units) {
+        forward_position(l, l->position, &share);
+        return;
     }
+    for (int64_t t = 0; t < l->op->positions; ++t) forward_position(l, t, &share);
+}
+
+static void lstm_drop_part(void *context, int thread, int threads) {
+    const lstm_layer *l = context;
+    size_t begin, end;
+    gg_parallel_split((size_t)l->op->batch, 1, thread, threads, &begin, &end);
+    for (size_t n = begin; n < end; ++n)
+        for (int64_t t = 0; t < l->op->positions; ++t) drop_states(l, (int64_t)n, t);
 }
 
 /* A sample's carried state: for each layer its states, then its cells. */
@@ -212,8 +258,17 @@ static gg_sgemm input_product(const lstm_layer *l) {
                       .lda = l->inputs,
                       .ldb = l->inputs,
                       .ldc = gates,
-                      .transpose_b = true,
-                      .add = l->op->head.desc.bias};
+                      .bias = l->op->head.desc.bias ? (const float *)l->args->scratch + l->op->bias_at : NULL,
+                      .transpose_b = true};
+}
+
+static void run_positions(lstm_layer *l, gg_parallel_fn part, bool forward) {
+    const lstm_op *op = l->op;
+    const int64_t runs = op->by_units ? op->positions : 1;
+    for (int64_t i = 0; i < runs; ++i) {
+        l->position = forward ? i : runs - 1 - i;
+        gg_parallel_run(op->device->threads, part, l);
+    }
 }
 
 static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
@@ -222,10 +277,11 @@ static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
         lstm_layer l = layer_of(op, args, number);
         begin_layer(&l);
         gg_parallel_run(op->device->threads, lstm_prepare_part, &l);
-        if (head->desc.bias) gg_parallel_run(op->device->threads, lstm_bias_part, &l);
+        if (head->desc.bias) add_biases(&l);
         const gg_sgemm product = input_product(&l);
         gg_sgemm_run(op->kernels, &product, op->device->threads, (float *)args->scratch + op->product_at);
-        gg_parallel_run(op->device->threads, lstm_forward_part, &l);
+        run_positions(&l, lstm_forward_part, true);
+        if (l.drops) gg_parallel_run(op->device->threads, lstm_drop_part, &l);
         leave_layer(&l);
     }
     return GG_OK;
@@ -233,56 +289,61 @@ static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
 
 /* ------------------------------------------------------------------------------------------ backward */
 
-/* The recurrent weights in rows that a product may read behind, and the states before each position. */
+/* The states before each position side by side. */
 static void lstm_gather_part(void *context, int thread, int threads) {
     const lstm_layer *l = context;
     const lstm_op *op = l->op;
     const int64_t hidden = op->hidden;
-    const size_t row = (size_t)hidden * sizeof(float);
-    float *packed = (float *)l->args->scratch + op->packed_at, *before = (float *)l->args->scratch + op->before_at;
+    float *before = (float *)l->args->scratch + op->before_at;
+    pack_recurrent(l, false, thread, threads);
     size_t begin, end;
-    gg_parallel_split((size_t)(4 * hidden), 1, thread, threads, &begin, &end);
-    for (size_t i = begin; i < end; ++i) {
-        float *to = packed + (int64_t)i * op->hidden_row;
-        memcpy(to, lstm_parameter(l, WEIGHT_HH) + (int64_t)i * hidden, row);
-        memset(to + hidden, 0, (size_t)(op->hidden_row - hidden) * sizeof(float));
-    }
-    int64_t first, last;
-    samples_of(op, thread, threads, &first, &last);
-    for (int64_t n = first; n < last; ++n)
+    gg_parallel_split((size_t)op->batch, 1, thread, threads, &begin, &end);
+    for (int64_t n = (int64_t)begin; n < (int64_t)end; ++n)
         for (int64_t t = 0; t < op->positions; ++t)
-            memcpy(before + (n * op->positions + t) * hidden, state_before(l, n, t), row);
+            memcpy(before + (n * op->positions + t) * hidden, state_before(l, n, t), (size_t)hidden * sizeof(float));
+}
+
+static void backward_position(const lstm_layer *l, int64_t t, const lstm_share *share) {
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, gates = 4 * hidden, units = share->units_end - share->unit;
+    const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
+    const size_t bytes = (size_t)units * sizeof(float);
+    float *errors = rows_of(l, t, op->error_row);
+    if (t < op->positions - 1) {
+        const gg_panels product = {.m = share->samples_end - share->sample,
+                                   .n = units,
+                                   .k = gates,
+                                   .a = rows_of(l, t + 1, op->error_row) + share->sample * op->error_row,
+                                   .a_row = op->error_row,
+                                   .b = l->packed + share->unit * gates,
+                                   .b_panel = gates * op->kernels->panel,
+                                   .c = l->later + share->sample * hidden + share->unit,
+                                   .c_row = hidden};
+        op->kernels->panels(&product);
+    }
+    for (int64_t n = share->sample; n < share->samples_end; ++n) {
+        const int64_t row = n * op->positions + t, at = row * hidden + share->unit, own = n * hidden + share->unit;
+        float *gate = l->gates + row * gates + share->unit;
+        if (t == op->positions - 1) {
+            memset(l->later + own, 0, bytes);
+            memset(l->cell_error + own, 0, bytes);
+        }
+        kernels->backward(units, hidden, gate, cell_before(l, n, t) + share->unit, l->cells + at, l->error + at,
+                          l->later + own, l->cell_error + own);
+        for (int64_t i = 0; i < 4; ++i)
+            memcpy(errors + n * op->error_row + i * hidden + share->unit, gate + i * hidden, bytes);
+    }
 }
 
 static void lstm_backward_part(void *context, int thread, int threads) {
     const lstm_layer *l = context;
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, gates = 4 * hidden;
-    const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
-    int64_t begin, end;
-    samples_of(op, thread, threads, &begin, &end);
-    if (begin == end) return;
-    memset(l->later + begin * hidden, 0, (size_t)((end - begin) * hidden) * sizeof(float));
-    memset(l->cell_error + begin * hidden, 0, (size_t)((end - begin) * hidden) * sizeof(float));
-    for (int64_t t = op->positions - 1; t >= 0; --t) {
-        for (int64_t n = begin; n < end; ++n) {
-            const int64_t row = n * op->positions + t;
-            kernels->backward(hidden, l->gates + row * gates, cell_before(l, n, t), l->cells + row * hidden,
-                              l->error + row * hidden, l->later + n * hidden, l->cell_error + n * hidden);
-        }
-        if (t == 0) return;
-        const gg_multiply product = {.m = end - begin,
-                                     .n = hidden,
-                                     .k = gates,
-                                     .a = l->gates + (begin * op->positions + t) * gates,
-                                     .a_row = op->positions * gates,
-                                     .a_step = 1,
-                                     .b = l->packed,
-                                     .b_row = op->hidden_row,
-                                     .c = l->later + begin * hidden,
-                                     .c_row = hidden};
-        op->kernels->multiply(&product, 0, gg_block_count(product.m, op->kernels->tile_rows));
+    const lstm_share share = share_of(l->op, thread, threads);
+    if (is_empty(&share)) return;
+    if (l->op->by_units) {
+        backward_position(l, l->position, &share);
+        return;
     }
+    for (int64_t t = l->op->positions - 1; t >= 0; --t) backward_position(l, t, &share);
 }
 
 static gg_sgemm data_product(const lstm_layer *l, float *out) {
@@ -298,22 +359,31 @@ static gg_sgemm data_product(const lstm_layer *l, float *out) {
                       .ldc = l->inputs};
 }
 
+/* (4H, N*T) times (N*T, of the input or of the states before). */
+static gg_sgemm weight_product(const lstm_layer *l, int64_t columns, const float *input, float *out) {
+    const int64_t gates = 4 * l->op->hidden;
+    return (gg_sgemm){.m = gates,
+                      .n = columns,
+                      .k = l->op->batch * l->op->positions,
+                      .a = l->gates,
+                      .b = input,
+                      .c = out,
+                      .lda = gates,
+                      .ldb = columns,
+                      .ldc = columns,
+                      .transpose_a = true};
+}
+
 static void weight_gradients(const lstm_layer *l) {
     const lstm_op *op = l->op;
     const int64_t gates = 4 * op->hidden;
-    gg_weight_gradient_args it = {.batch = op->batch * op->positions, .error = l->gates, .error_row = gates};
-    it.in = l->inputs;
-    it.input = l->in;
-    it.count = gates * it.in;
-    it.out = lstm_gradient(l, WEIGHT_IH);
-    gg_cpu_weight_gradient(op->device, &it);
-    it.in = op->hidden;
-    it.input = (const float *)l->args->scratch + op->before_at;
-    it.count = gates * it.in;
-    it.out = lstm_gradient(l, WEIGHT_HH);
-    gg_cpu_weight_gradient(op->device, &it);
+    float *scratch = l->args->scratch;
+    const gg_sgemm input = weight_product(l, l->inputs, l->in, lstm_gradient(l, WEIGHT_IH));
+    const gg_sgemm states = weight_product(l, op->hidden, scratch + op->before_at, lstm_gradient(l, WEIGHT_HH));
+    gg_sgemm_run(op->kernels, &input, op->device->threads, scratch + op->product_at);
+    gg_sgemm_run(op->kernels, &states, op->device->threads, scratch + op->product_at);
     if (!op->head.desc.bias) return;
-    gg_cpu_column_sums(op->device, it.batch, gates, l->gates, lstm_gradient(l, BIAS_IH));
+    gg_cpu_column_sums(op->device, op->batch * op->positions, gates, l->gates, lstm_gradient(l, BIAS_IH));
     memcpy(lstm_gradient(l, BIAS_HH), lstm_gradient(l, BIAS_IH), (size_t)gates * sizeof(float));
 }
 
@@ -340,7 +410,7 @@ static gg_status native_lstm_backward(gg_op *head, const gg_op_args *args) {
         l.error = number == op->layers - 1 ? args->grad_output : scratch + op->error_at;
         if (l.drops) gg_parallel_run(op->device->threads, lstm_undrop_part, &l);
         gg_parallel_run(op->device->threads, lstm_gather_part, &l);
-        gg_parallel_run(op->device->threads, lstm_backward_part, &l);
+        run_positions(&l, lstm_backward_part, false);
         weight_gradients(&l);
         if (out == NULL) continue;
         const gg_sgemm product = data_product(&l, out);
@@ -354,9 +424,10 @@ static const gg_op_class lstm_class = {
 
 /* ------------------------------------------------------------------------------------------ creation */
 
-static int64_t padded_row(int64_t n) {
-    const int64_t row = (n + 31) / 32 * 32;
-    return row % 256 == 0 ? row + 32 : row;
+/* An odd number of cache lines, so that rows lie in different sets of the first-level cache. */
+static int64_t odd_lines(int64_t n) {
+    const int64_t lines = (n + GG_LANES - 1) / GG_LANES;
+    return (lines + (lines % 2 == 0)) * GG_LANES;
 }
 
 /* The next place for `floats`, 64-byte aligned. */
@@ -378,16 +449,19 @@ static void lay_out(lstm_op *op) {
     op->dropped_at = op->layers > 1 && (op->drops || !training) ? add_room(&used, all * hidden) : op->states_at;
     op->mask_at = op->drops ? add_room(&used, (all * (size_t)op->mask_row + 3) / sizeof(float)) : 0;
     op->layer_floats = used;
-    if (training) op->head.saved_bytes = (size_t)op->layers * used * sizeof(float) + GG_READ_BEHIND;
+    if (training) op->head.saved_bytes = (size_t)op->layers * used * sizeof(float);
     else scratch = used;
-    const size_t turned = (size_t)(op->hidden * op->gates_row), rows = (size_t)(4 * op->hidden * op->hidden_row);
-    op->packed_at = add_room(&scratch, turned > rows ? turned : rows);
+    const size_t panel = (size_t)op->kernels->panel;
+    const size_t turned = (4 * hidden + panel - 1) / panel * panel * hidden;
+    const size_t back = (hidden + panel - 1) / panel * panel * 4 * hidden;
+    op->packed_at = add_room(&scratch, turned > back ? turned : back);
+    op->rows_at = add_room(&scratch, 2 * (size_t)(op->batch * (training ? op->error_row : op->state_row)));
     op->bias_at = add_room(&scratch, 4 * hidden);
     if (training) {
         op->later_at = add_room(&scratch, (size_t)op->batch * hidden);
         op->cell_error_at = add_room(&scratch, (size_t)op->batch * hidden);
         op->error_at = op->layers > 1 ? add_room(&scratch, all * hidden) : 0;
-        op->before_at = add_room(&scratch, all * hidden + GG_READ_BEHIND / sizeof(float));
+        op->before_at = add_room(&scratch, all * hidden);
     }
     op->product_at = scratch;
 }
@@ -398,8 +472,9 @@ static void lstm_scratch(lstm_op *op) {
     for (int64_t inputs = op->inputs, i = 0; i < 2; ++i, inputs = op->hidden) {
         const gg_op_args args = {.parameter = none};
         const lstm_layer l = {.op = op, .args = &args, .inputs = inputs};
-        const gg_sgemm product[2] = {input_product(&l), data_product(&l, NULL)};
-        for (int k = 0; k < 2; ++k) {
+        const gg_sgemm product[4] = {input_product(&l), data_product(&l, NULL), weight_product(&l, inputs, NULL, NULL),
+                                     weight_product(&l, op->hidden, NULL, NULL)};
+        for (int k = 0; k < 4; ++k) {
             const size_t bytes = gg_sgemm_scratch(op->kernels, &product[k], op->device->threads);
             if (bytes > most) most = bytes;
         }
@@ -443,8 +518,10 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->inputs = desc->input[0].size[1];
     op->hidden = desc->output.size[1];
     op->layers = desc->layers;
-    op->gates_row = padded_row(4 * op->hidden);
-    op->hidden_row = padded_row(op->hidden);
+    op->state_row = odd_lines(op->hidden);
+    op->error_row = odd_lines(4 * op->hidden);
+    op->by_units = device->threads > 1 && op->hidden % kernels->panel == 0 && op->hidden >= 2 * kernels->panel &&
+                   4 * op->hidden * op->hidden > LARGE_WEIGHTS;
     op->mask_row = (op->hidden + 3) / 4 * 4;
     op->drops = desc->training && desc->probability > 0 && desc->layers > 1;
     op->threshold = (uint32_t)((double)desc->probability * 0x1p32);
