@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import statistics
 import time
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from records import Record, Results, table
 
 import gossipgrad as gg
 from gossipgrad import strategies
@@ -39,7 +39,6 @@ from gossipgrad._launch import launcher_rank, launcher_world_size
 
 MODES = ("dense", "strict", "safe", "exact")
 KINDS = ("conv2d", "linear", "recurrent", "other")
-Record = dict[str, Any]
 Pair = tuple[gg.Dataset, gg.Dataset]
 
 
@@ -192,30 +191,6 @@ def train(
 # ------------------------------------------------------------------------------------ results
 
 
-class Results:
-    """Runs by what they are, in a file if there is one."""
-
-    def __init__(self, path: str | None) -> None:
-        self.path = Path(path) if path else None
-        self.records: list[Record] = []
-        if self.path and self.path.exists():
-            self.records = json.loads(self.path.read_text(encoding="utf-8"))
-
-    def run(self, what: Record, function: Callable[[], Record]) -> Record:
-        """The record of this run: found, or made now."""
-        for one in self.records:
-            if what.items() <= one.items():
-                return one
-        one = what | function()
-        if not launcher_rank():
-            words = ", ".join(f"{key} {value}" for key, value in what.items() if value is not None)
-            print(f"[{words}: {one['seconds']:.0f} s{', ' + one['failure'] if 'failure' in one else ''}]", flush=True)
-            self.records.append(one)
-            if self.path:
-                self.path.write_text(json.dumps(self.records, indent=1), encoding="utf-8")
-        return one
-
-
 def spread(values: list[float], digits: int, factor: float = 1, sign: str = "") -> str:
     """The mean, and the largest distance from it where there are several."""
     mean = factor * statistics.mean(values)
@@ -226,13 +201,6 @@ def spread(values: list[float], digits: int, factor: float = 1, sign: str = "") 
 def figure(name: str) -> tuple[float, int, str]:
     """How a measured figure is shown: times what, with how many digits, and its name with its unit."""
     return {"accuracy": (100.0, 2, "accuracy %"), "auc": (1.0, 4, "AUC"), "loss": (1.0, 4, "loss")}[name]
-
-
-def table(head: list[str], rows: list[list[str]]) -> None:
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    for row in [head, *rows]:
-        cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        print("  ".join(cells), flush=True)
 
 
 def panels(count: int, width: float = 5.0) -> tuple[Any, list[Any]]:
@@ -491,7 +459,9 @@ def main() -> None:
     if launcher_world_size():
         arguments.ranks = [launcher_world_size()]
     arguments.tasks = arguments.tasks or (list(TASKS) if arguments.part == "tasks" else ["lenet"])
-    {"tasks": tasks, "gossip": gossip, "peers": peers}[arguments.part](arguments, Results(arguments.json))
+    {"tasks": tasks, "gossip": gossip, "peers": peers}[arguments.part](
+        arguments, Results(arguments.json, lambda run: run.get("failure", ""), not launcher_rank())
+    )
 
 
 if __name__ == "__main__":

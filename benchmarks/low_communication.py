@@ -17,7 +17,6 @@ over that network gives, at batches of one sample and --compute-time seconds a s
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
@@ -26,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import records
+from records import Record
 
 import gossipgrad as gg
 
-Record = dict[str, Any]
 Pair = tuple[gg.Dataset, gg.Dataset]
 
 
@@ -149,26 +149,8 @@ def step_seconds(name: str, way: str, network: str, arguments: argparse.Namespac
     return {"seconds": time.perf_counter() - begin, "step": last["virtual_seconds"] / last["steps"]}
 
 
-class Results:
-    """Runs by what they are, in a file if there is one."""
-
-    def __init__(self, path: str | None) -> None:
-        self.path = Path(path) if path else None
-        self.records: list[Record] = []
-        if self.path and self.path.exists():
-            self.records = json.loads(self.path.read_text(encoding="utf-8"))
-
-    def run(self, what: Record, function: Callable[[], Record]) -> Record:
-        for one in self.records:
-            if what.items() <= one.items():
-                return one
-        one = what | function()
-        said = f"loss {one['losses'][-1]:.4f}" if "losses" in one else one.get("failure", "")
-        print(f"[{', '.join(str(value) for value in what.values())}: {one['seconds']:.0f} s {said}]", flush=True)
-        self.records.append(one)
-        if self.path:
-            self.path.write_text(json.dumps(self.records, indent=1), encoding="utf-8")
-        return one
+def said(run: Record) -> str:
+    return f"loss {run['losses'][-1]:.4f}" if "losses" in run else run.get("failure", "")
 
 
 def reached(run: Record, target: float) -> float | None:
@@ -194,10 +176,7 @@ def table(name: str, runs: dict[str, Record], steps: dict[str, dict[str, float]]
         at = reached(run, target)
         times = ["-" if at is None else f"{at * of[way]:,.1f}" for of in steps.values()]
         rows.append([way, f"{run['bytes'] / 1e3:,.2f}", f"{run['losses'][-1]:.4f}", f"{run['distance']:.2g}", *times])
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    for row in [head, *rows]:
-        cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        print("  ".join(cells), flush=True)
+    records.table(head, rows)
 
 
 def style(way: str) -> Record:
@@ -257,7 +236,7 @@ def main() -> None:
     parser.add_argument("--json", help="file of all runs")
     parser.add_argument("--plot", help="file of the picture")
     arguments = parser.parse_args()
-    results = Results(arguments.json)
+    results = records.Results(arguments.json, said)
     found = {}
     for name in arguments.tasks:
         runs: dict[str, Record] = {}

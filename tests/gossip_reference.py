@@ -12,6 +12,8 @@ settle completes and mixes what is in flight. mix "halves": (w + received)/2 in 
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 
 import gossipgrad as gg
@@ -273,3 +275,26 @@ class Simulation:
             self.w = self.w - o.lr * late * (1 + o.momentum if o.nesterov else 1)
             return
         self.w = self.mixed(self.w, sources, sent, self.t - 1)
+
+
+def assert_steady(make, strategy, p, warm=1, steps=6):
+    """Warm steps of make(strategy)'s trainer allocate nothing, and when it is closed nothing is left of it.
+
+    train_step itself allocates some, whatever the strategy: as much as with NoExchange, of which make is called too.
+    """
+    x, y = small_batches(np.random.default_rng(0), p)
+    gc.collect()
+    before = _core.memory()[0]
+    made = []
+    for one in (strategy, gg.NoExchange()):
+        with make(one) as trainer:
+            for _ in range(warm):
+                trainer.train_step(x, y)
+            so_far = _core.memory()[1]
+            for _ in range(steps):
+                trainer.train_step(x, y)
+            made.append(_core.memory()[1] - so_far)
+    assert made[0] == made[1]
+    del trainer
+    gc.collect()
+    assert _core.memory()[0] == before

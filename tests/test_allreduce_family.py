@@ -1,11 +1,10 @@
 """Layer-wise and periodic all-reduce in the virtual cluster; test_mpi compares the same bits under MPI."""
 
-import gc
 import math
 
 import numpy as np
 import pytest
-from gossip_reference import Gradients, Simulation, randomise, small_batches, small_net, state
+from gossip_reference import Gradients, Simulation, assert_steady, randomise, small_batches, small_net, state
 from test_strategies import CUTS, OPTIMIZERS, trainer_of
 
 import gossipgrad as gg
@@ -130,24 +129,7 @@ STEADY += [gg.LayerwiseAllReduce(wire_dtype="bfloat16"), gg.PeriodicAllReduce(pe
 
 @pytest.mark.parametrize("strategy", STEADY, ids=repr)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(strategy):
-    x, y = small_batches(np.random.default_rng(0), 3)
-    gc.collect()
-    before = _core.memory()[0]
-
-    def allocations(strategy):
-        """Of six warm calls: train_step itself makes some, whatever the strategy."""
-        trainer = trainer_of(3, OPTIMIZERS["momentum"], strategy)
-        trainer.train_step(x, y)
-        warm = _core.memory()[1]
-        for _ in range(6):
-            trainer.train_step(x, y)
-        made = _core.memory()[1] - warm
-        trainer.close()
-        return made
-
-    assert allocations(strategy) == allocations(gg.NoExchange())
-    gc.collect()
-    assert _core.memory()[0] == before
+    assert_steady(lambda one: trainer_of(3, OPTIMIZERS["momentum"], one), strategy, 3)
 
 
 @pytest.mark.parametrize("p", [2, 3, 4])

@@ -1,6 +1,5 @@
 """Strategies with a centre, elastic averaging and the parameter server, in the virtual cluster and under MPI."""
 
-import gc
 import json
 import math
 from dataclasses import replace
@@ -8,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import ROOT
-from gossip_reference import Gradients, Simulation, flat, randomise, small_batches, small_net, state
+from gossip_reference import Gradients, Simulation, assert_steady, flat, randomise, small_batches, small_net, state
 from test_strategies import OPTIMIZERS, trainer_of
 
 import gossipgrad as gg
@@ -242,24 +241,7 @@ def test_traffic(p):
 
 @pytest.mark.parametrize("strategy", [gg.ElasticAveraging(period=2), *SERVED.values()], ids=repr)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(strategy):
-    x, y = small_batches(np.random.default_rng(0), 3)
-    gc.collect()
-    before = _core.memory()[0]
-
-    def allocations(strategy):
-        """Of six warm calls: train_step itself makes some, whatever the strategy."""
-        trainer = trainer_of(3, OPTIMIZERS["momentum"], strategy)
-        trainer.train_step(x, y)
-        warm = _core.memory()[1]
-        for _ in range(6):
-            trainer.train_step(x, y)
-        made = _core.memory()[1] - warm
-        trainer.close()
-        return made
-
-    assert allocations(strategy) == allocations(gg.NoExchange())
-    gc.collect()
-    assert _core.memory()[0] == before
+    assert_steady(lambda one: trainer_of(3, OPTIMIZERS["momentum"], one), strategy, 3)
 
 
 # ---- in virtual time

@@ -1,12 +1,11 @@
 """DiLoCo and NoLoCo in the virtual cluster against float64; test_mpi compares the same bits under MPI."""
 
-import gc
 import itertools
 from collections import Counter
 
 import numpy as np
 import pytest
-from gossip_reference import Gradients, flat, randomise, small_batches, small_net, state
+from gossip_reference import Gradients, assert_steady, flat, randomise, small_batches, small_net, state
 from outer_reference import OuterSteps
 from test_strategies import trainer_of
 
@@ -362,24 +361,7 @@ def test_saved_with_an_exchange_in_flight(strategy, tmp_path):
 
 @pytest.mark.parametrize("strategy", [gg.DiLoCo(period=3, fragments=2), gg.NoLoCo(period=3, fragments=2)], ids=repr)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(strategy):
-    x, y = small_batches(np.random.default_rng(0), 3)
-    gc.collect()
-    before = _core.memory()[0]
-
-    def allocations(strategy):
-        trainer = trainer_of(3, OPTIMIZERS["momentum"], strategy)
-        for _ in range(3):
-            trainer.train_step(x, y)
-        warm = _core.memory()[1]
-        for _ in range(6):
-            trainer.train_step(x, y)
-        made = _core.memory()[1] - warm
-        trainer.close()
-        return made
-
-    assert allocations(strategy) == allocations(gg.NoExchange())
-    gc.collect()
-    assert _core.memory()[0] == before
+    assert_steady(lambda one: trainer_of(3, OPTIMIZERS["momentum"], one), strategy, 3, warm=3)
 
 
 def test_more_fragments_than_numbers():

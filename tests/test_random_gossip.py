@@ -1,11 +1,10 @@
 """Pull and push gossip: what must hold whatever arrives when, in the virtual cluster and under MPI."""
 
-import gc
 import json
 
 import numpy as np
 import pytest
-from gossip_reference import flat, randomise, small_batches, small_net
+from gossip_reference import assert_steady, flat, randomise, small_batches, small_net
 from test_mpi import IMPORT, answers
 from test_strategies import OPTIMIZERS, trainer_of
 
@@ -144,24 +143,7 @@ def test_partners_are_drawn_uniformly():
 @pytest.mark.parametrize("push_sum", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(kind, push_sum):
-    x, y = small_batches(np.random.default_rng(0), 3)
-    gc.collect()
-    before = _core.memory()[0]
-
-    def allocations(strategy):
-        """Of six warm calls: train_step itself makes some, whatever the strategy."""
-        trainer = trainer_of(3, OPTIMIZERS["momentum"], strategy)
-        trainer.train_step(x, y)
-        warm = _core.memory()[1]
-        for _ in range(6):
-            trainer.train_step(x, y)
-        made = _core.memory()[1] - warm
-        trainer.close()
-        return made
-
-    assert allocations(kind(push_sum=push_sum, chunk_bytes=64)) == allocations(gg.NoExchange())
-    gc.collect()
-    assert _core.memory()[0] == before
+    assert_steady(lambda one: trainer_of(3, OPTIMIZERS["momentum"], one), kind(push_sum=push_sum, chunk_bytes=64), 3)
 
 
 @pytest.mark.parametrize("push_sum", [False, True])
