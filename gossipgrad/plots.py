@@ -473,3 +473,80 @@ def comparison_scaling(rows: Sequence[Mapping[str, Any]], target: float | None, 
         one.set_ylabel(what)
     _legend(figure, axes.flat)
     return _finish(figure, path)
+
+
+_PASSES = {"forward": "C0", "weights": "C1", "data": "C2"}
+_BARS = 40  # operations with a bar of their own
+
+
+def profile(found: Mapping[str, Any], path: Path | None = None) -> Any:
+    """Where the time of a training step goes, and what bounds it: what gossipgrad.profile.step returns, as a picture.
+
+    Left the operations in their order, a colour a pass; those with the least time are one bar. Right each pass that has
+    products, by its operations for each byte and its speed, under the roof of this machine: its memory, and its product
+    of matrices. Points above it: Winograd's convolutions, which have fewer operations than they are counted with, and
+    what lies in caches.
+    """
+    figure, (left, right) = _figure(13, 8, columns=2)
+    _profile_bars(left, found)
+    _roof(right, found)
+    figure.suptitle(
+        f"{found['model']}, batch {found['batch']}, {found['threads']} thread{'s' if found['threads'] > 1 else ''}: "
+        f"a step of {found['ms']:.4g} ms",
+        fontsize=11,
+    )
+    return _finish(figure, path)
+
+
+def _profile_bars(axes: Any, found: Mapping[str, Any]) -> None:
+    times: dict[int, dict[str, float]] = {}
+    names: dict[int, str] = {}
+    for one in found["operations"]:
+        names[one["number"]] = f"{one['name']} ({one['operation']})"
+        times.setdefault(one["number"], {})[one["pass"]] = one["ms"]
+    longest = set(sorted(times, key=lambda number: -sum(times[number].values()))[:_BARS])
+    bars = [(names[number], times[number]) for number in times if number in longest]
+    short = [times[number] for number in times if number not in longest]
+    if short:
+        sums = {name: sum(one.get(name, 0.0) for one in short) for name in _PASSES}
+        bars.append((f"{len(short)} more operations", sums))
+    bars += [(label, {"rest": found[key]}) for label, key in _REST.items()]
+    for place, (_, parts) in enumerate(bars):
+        begin = 0.0
+        for name, ms in parts.items():
+            axes.barh(place, max(ms, 0.0), left=begin, color=_PASSES.get(name, "#90a4ae"))
+            begin += max(ms, 0.0)
+    axes.set_yticks(range(len(bars)), [label if len(label) < 48 else f"{label[:45]}..." for label, _ in bars])
+    axes.tick_params(axis="y", labelsize=7, length=0)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    axes.grid(axis="x", alpha=0.3)
+    for name, colour in _PASSES.items():
+        axes.barh(0, 0, color=colour, label=name)
+    axes.legend(fontsize=8, loc="lower right")
+
+
+_REST = {"losses": "loss_ms", "update": "update_ms", "other": "other_ms"}
+
+
+def _roof(axes: Any, found: Mapping[str, Any]) -> None:
+    points = [one for one in found["operations"] if one["gflops"] > 0]
+    for name, colour in _PASSES.items():
+        own = [one for one in points if one["pass"] == name]
+        intensity = [one["gflops"] / one["gbytes_per_s"] for one in own]
+        sizes = [12 + 1500 * one["share"] for one in own]
+        axes.scatter(intensity, [one["gflops"] for one in own], s=sizes, color=colour, alpha=0.6, label=name)
+    product, copy = found["product_gflops"], found["copy_gbytes_per_s"]
+    ridge = product / copy
+    most = max([one["gflops"] / one["gbytes_per_s"] for one in points], default=ridge)
+    ends = [ridge / 30, ridge, 2 * max(most, ridge)]
+    axes.plot(ends, [copy * ends[0], product, product], color="#37474f", lw=1.5, zorder=0)
+    axes.annotate(f"product {product:.0f} GFLOP/s", (ends[2], product), ha="right", va="bottom", fontsize=8)
+    axes.annotate(f"memory {copy:.0f} GB/s", (ends[0], copy * ends[0]), va="bottom", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("operations for each byte that has to be moved")
+    axes.set_ylabel("GFLOP/s")
+    axes.grid(alpha=0.3)
+    if points:
+        axes.legend(fontsize=8, loc="lower right", title="size: share of the step", title_fontsize=8)

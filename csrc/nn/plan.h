@@ -144,8 +144,8 @@ bool gg_plan_node_algorithm(const gg_plan *plan, int node, gg_pass pass, const c
 
 /* Profiling. One pass of an operation: */
 typedef struct gg_pass_profile {
-    bool
-        run; /* GG_PASS_WEIGHTS is not where GG_PASS_DATA computes both; neither is where there is nothing to compute */
+    int products; /* how often it has as many as forward: 2 where GG_PASS_DATA computes the parameters' gradients too;
+                     0: it has nothing to compute, and is not run */
     const char *backend;
     gg_algorithm algorithm;
     double seconds; /* with the preparation of weights, and with sums of gradients that meet in its input */

@@ -12,24 +12,25 @@ int gg_plan_steps(const gg_plan *plan) { return plan->steps; }
 
 double gg_plan_loss_seconds(const gg_plan *plan) { return plan->loss_seconds; }
 
-static bool pass_runs(const gg_step *step, gg_pass pass) {
-    const gg_op *op = step->pass[pass];
-    if (pass == GG_PASS_FORWARD) return true;
-    if (!step->backward) return false;
-    return (pass == GG_PASS_WEIGHTS ? op->type->backward_weights : op->type->backward_data) != NULL;
+/* How often the pass computes as many products as forward: for the gradients of the input, and of the parameters. */
+static int pass_products(const gg_step *step, gg_pass pass) {
+    if (pass == GG_PASS_FORWARD) return 1;
+    if (!step->backward) return 0;
+    const bool weights = step->pass[GG_PASS_WEIGHTS]->type->backward_weights != NULL;
+    if (pass == GG_PASS_WEIGHTS) return weights;
+    const gg_op *op = step->pass[GG_PASS_DATA];
+    if (op->type->backward_data == NULL) return 0;
+    return op->desc.input_grad + (step->parameters > 0 && !weights);
 }
 
 /* What the pass has to read and write, if each number is moved once. */
-static double pass_bytes(const gg_plan *plan, const gg_step *step, gg_pass pass) {
-    const bool joint = !pass_runs(step, GG_PASS_WEIGHTS); /* with GG_PASS_DATA */
+static double pass_bytes(const gg_plan *plan, const gg_step *step, gg_pass pass, int products) {
     double input = 0, parameters = 0;
     const double output = (double)plan->value[step->output].bytes;
     for (int i = 0; i < step->inputs; i++) input += (double)plan->value[step->input[i]].bytes;
     for (int i = 0; i < step->parameters; i++)
         parameters += (double)gg_graph_parameter(plan->graph, plan->slot[step->first_slot + i])->count * sizeof(float);
-    if (pass != GG_PASS_DATA) return input + output + parameters;
-    if (step->parameters > 0 && joint) return 2 * input + output + 2 * parameters;
-    return input + output + parameters;
+    return pass == GG_PASS_DATA ? output + products * (input + parameters) : input + output + parameters;
 }
 
 gg_step_profile gg_plan_step_profile(const gg_plan *plan, int number) {
@@ -42,12 +43,12 @@ gg_step_profile gg_plan_step_profile(const gg_plan *plan, int number) {
                                .output = step->op->output};
     for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
         gg_pass_profile *one = &profile.pass[pass];
-        one->run = pass_runs(step, (gg_pass)pass);
-        if (!one->run) continue;
+        one->products = pass_products(step, (gg_pass)pass);
+        if (one->products == 0) continue;
         one->backend = step->pass[pass]->backend;
         one->algorithm = step->pass[pass]->desc.algorithm;
         one->seconds = step->seconds[pass];
-        one->bytes = pass_bytes(plan, step, (gg_pass)pass);
+        one->bytes = pass_bytes(plan, step, (gg_pass)pass, one->products);
     }
     return profile;
 }

@@ -86,10 +86,9 @@ static PyObject *set_timing(PyObject *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-/* {"backend", "algorithm", "seconds", "bytes"} of a pass. */
 static PyObject *pass_dict(const gg_pass_profile *pass) {
-    return Py_BuildValue("{sssssdsd}", "backend", pass->backend, "algorithm", gg_algorithm_name(pass->algorithm),
-                         "seconds", pass->seconds, "bytes", pass->bytes);
+    return Py_BuildValue("{sssssisdsd}", "backend", pass->backend, "algorithm", gg_algorithm_name(pass->algorithm),
+                         "products", pass->products, "seconds", pass->seconds, "bytes", pass->bytes);
 }
 
 static PyObject *step_dict(const gg_step_profile *step) {
@@ -100,7 +99,7 @@ static PyObject *step_dict(const gg_step_profile *step) {
         Py_XDECREF(node);
     }
     for (int pass = 0; passes != NULL && pass < GG_PASS_COUNT; ++pass) {
-        if (!step->pass[pass].run) continue;
+        if (step->pass[pass].products == 0) continue;
         PyObject *one = pass_dict(&step->pass[pass]);
         if (one == NULL || PyDict_SetItemString(passes, gg_pass_name((gg_pass)pass), one) < 0) Py_CLEAR(passes);
         Py_XDECREF(one);

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from gossipgrad import _failure, _launch, bench, environment, strategies
+from gossipgrad import _failure, _launch, bench, environment, outputs, plots, profile, strategies
 from gossipgrad.cli.options import (
     CIRCUMSTANCES,
     UsageError,
@@ -23,11 +23,14 @@ from gossipgrad.cli.options import (
     make_compression,
     make_strategy,
     option_of,
+    path,
     strategy_keys,
 )
 from gossipgrad.errors import HIGHEST
 
+_STEPS, _PROFILED = 60, 20
 _BLOCKS = 5  # of --exchange
+_OF_EXCHANGE = ("strategy", "blocks", *strategy_keys(), *compression_keys(), *CIRCUMSTANCES)
 
 
 def add_info_options(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +47,15 @@ def info(arguments: argparse.Namespace) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples a rank and step; default: the model's")
-    parser.add_argument(
-        "--steps", type=int, default=60, metavar="N", help="that are timed, with --exchange in each block"
-    )
+    help_ = f"that are timed, with --exchange in each block; default: {_STEPS}, with --profile {_PROFILED}"
+    parser.add_argument("--steps", type=int, metavar="N", help=help_)
     parser.add_argument("--warmup", type=int, default=5, metavar="N", help="steps before them")
     add_machine(parser)
+    group = parser.add_argument_group("where the time of a step goes")
+    group.add_argument("--profile", action="store_true", help="print each pass of each operation, beside the peaks")
+    help_ = "the same as a picture: where the time goes, and the roof (wants matplotlib)"
+    group.add_argument("--profile-plot", type=path, metavar="FILE", help=help_)
+    group.add_argument("--json", action="store_true", help="with --profile: as JSON")
     _add_exchange(parser)
     add_circumstances(parser, virtual=False)
 
@@ -69,17 +76,39 @@ def _add_exchange(parser: argparse.ArgumentParser) -> None:
     add_compression(group)
 
 
+def _profile(arguments: argparse.Namespace, common: dict[str, Any]) -> None:
+    without_use = [option_of(key) for key in given(arguments, ("exchange", *_OF_EXCHANGE))]
+    if without_use:
+        raise UsageError(f"{', '.join(without_use)}: not with --profile, of a rank's step that sends nothing")
+    if (_launch.launcher_world_size() or 1) > 1:
+        raise UsageError("--profile: of one process; allowed without gossipgrad run and mpiexec")
+    if arguments.profile_plot is not None:
+        checked(lambda: outputs.check([outputs.Output("--profile-plot", arguments.profile_plot)]))
+    result = profile.step(**common)
+    if arguments.profile:
+        print(json.dumps(result) if arguments.json else profile.table(result), flush=True)
+    if arguments.profile_plot is not None:
+        plots.profile(result, arguments.profile_plot)
+
+
 def time_it(arguments: argparse.Namespace) -> int:
     threads = environment.default_threads() if arguments.threads is None else arguments.threads
     common: dict[str, Any] = {"model": arguments.model, "batch_size": arguments.batch_size, "threads": threads}
+    profiled = arguments.profile or arguments.profile_plot is not None
+    if arguments.steps is None:
+        arguments.steps = _PROFILED if profiled else _STEPS
     common |= {"steps": arguments.steps, "warmup": arguments.warmup, "backend": arguments.backend}
     common |= {"conv_algorithm": arguments.conv_algorithm, "tune": False if arguments.no_tune else None}
     limits = {"batch_size": (1, HIGHEST), "steps": (1, HIGHEST), "warmup": (0, HIGHEST), "blocks": (1, HIGHEST)}
     check_limits(arguments, limits | {"threads": (1, 4096)})
     straggler, network = checked(lambda: circumstances(arguments))
+    if arguments.json and not arguments.profile:
+        raise UsageError("--json: only with --profile; without it the result is JSON")
+    if profiled:
+        _profile(arguments, common)
+        return 0
     if arguments.exchange is None:
-        of_exchange = ("strategy", "blocks", *strategy_keys(), *compression_keys(), *CIRCUMSTANCES)
-        without_use = ", ".join(option_of(key) for key in given(arguments, of_exchange))
+        without_use = ", ".join(option_of(key) for key in given(arguments, _OF_EXCHANGE))
         if without_use:
             raise UsageError(
                 f"{without_use}: only with --exchange; without it one rank's step is timed, which sends nothing"

@@ -760,10 +760,10 @@ static gg_status log_poll(void *context) {
 static void check_profile(const gg_plan *plan, const gg_graph *graph, bool timed) {
     for (int s = 0; s < gg_plan_steps(plan); s++) {
         const gg_step_profile step = gg_plan_step_profile(plan, s);
-        CHECK(step.nodes >= 1 && step.node[0] < gg_graph_nodes(graph) && step.pass[GG_PASS_FORWARD].run);
+        CHECK(step.nodes >= 1 && step.node[0] < gg_graph_nodes(graph) && step.pass[GG_PASS_FORWARD].products == 1);
         for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
             const gg_pass_profile *one = &step.pass[pass];
-            if (!one->run) continue;
+            if (one->products == 0) continue;
             CHECK((one->seconds > 0) == timed && one->bytes > 0 && one->backend != NULL);
         }
     }

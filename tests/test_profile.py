@@ -1,0 +1,107 @@
+"""gossipgrad bench --profile: every pass of every operation, its products and bytes, and that it fits the step."""
+
+import json
+
+import pytest
+
+import gossipgrad as gg
+from gossipgrad import cli, plots, profile
+
+PEAKS = {"product_peak": 100.0, "copy_peak": 10.0}
+
+
+@pytest.fixture
+def peaks(monkeypatch):
+    for name, value in PEAKS.items():
+        monkeypatch.setattr(profile, name, lambda threads, value=value: value)
+
+
+def network():
+    layers = [
+        gg.Conv2d(16, 3, padding=1, name="conv"),
+        gg.BatchNorm2d(name="norm"),
+        gg.ReLU(name="relu"),
+        gg.MaxPool2d(2, name="pool"),
+        gg.Flatten(),
+        gg.Linear(3, name="fc"),
+    ]
+    return gg.Sequential(layers, input=(5, 8, 8))
+
+
+@pytest.mark.parametrize("backend", ["native", "onednn"])
+def test_products_and_bytes(peaks, backend):
+    batch = 32
+    found = profile.step("mine", batch, steps=3, warmup=1, backend=backend, net=network())
+    passes = {}
+    for one in found["operations"]:
+        if one["operation"] != "reorder":
+            passes.setdefault(one["name"], {})[one["pass"]] = one
+    assert [name.split("+")[0] for name in passes] == ["conv", "norm", "pool", "fc"]
+    conv, fc = passes["conv"], passes["fc"]
+    assert conv.keys() == {"forward", "weights"}  # nobody wants the gradient of the samples
+    macs = {"conv": 16 * 5 * 9 * 64, "fc": 16 * 16 * 3}
+    for name, own in (("conv", conv), ("fc", fc)):
+        products = {what: one["gflops"] * one["ms"] * 1e6 for what, one in own.items()}
+        assert sum(products.values()) == pytest.approx(2 * batch * macs[name] * (2 if name == "conv" else 3))
+    numbers = {"conv": batch * (5 + 16) * 64 + 16 * 45 + 16, "fc": batch * (256 + 3) + 3 * 256 + 3}
+    if backend == "native":  # channels are not padded
+        assert conv["forward"]["mbytes"] == pytest.approx(4e-6 * numbers["conv"])
+    assert fc["forward"]["mbytes"] >= 0.99 * 4e-6 * numbers["fc"]
+    for one in found["operations"]:
+        assert one["of_product"] == pytest.approx(one["gflops"] / 100) and one["ms"] > 0
+        assert one["of_copy"] == pytest.approx(one["mbytes"] / one["ms"] / 10) and one["backend"] in (
+            "native",
+            "onednn",
+        )
+        assert one["share"] == pytest.approx(one["ms"] / found["ms"])
+    whole = sum(one["ms"] for one in found["operations"]) + found["loss_ms"] + found["update_ms"] + found["other_ms"]
+    assert whole == pytest.approx(found["ms"]) and found["update_ms"] > 0 and found["loss_ms"] > 0
+
+
+def test_the_shortest_time_of_each_pass_counts():
+    def run(*seconds):
+        return [{"nodes": [0], "passes": {"forward": {"seconds": seconds[0]}, "data": {"seconds": seconds[1]}}}]
+
+    (found,) = profile._fastest([run(3.0, 1.0), run(2.0, 4.0)])
+    assert [one["seconds"] for one in found["passes"].values()] == [2.0, 1.0]
+
+
+def test_the_table_and_the_picture(peaks, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    words = ["bench", "--model", "lenet", "--batch-size", "4", "--steps", "2", "--warmup", "1", "--profile"]
+    picture = tmp_path / "profile.png"
+    assert cli.main([*words, "--profile-plot", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "product of matrices 100.0 GFLOP/s, a copy 10.0 GB/s" in lines[0] and lines[-1].startswith("step ")
+    assert any(line.startswith("conv1 ") and " forward " in line for line in lines)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert cli.main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mode"] == "profile" and found["batch"] == 4
+    figure = plots.profile(found)
+    bars = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert bars[0].startswith("conv1") and bars[-3:] == ["losses", "update", "other"]
+    few = {**found, "operations": found["operations"] * 30}
+    for number, one in enumerate(few["operations"]):
+        few["operations"][number] = {**one, "number": number}
+    assert "more operations" in plots.profile(few).axes[0].get_yticklabels()[-4].get_text()
+
+
+def test_peaks_are_measured(monkeypatch):
+    monkeypatch.setattr(profile, "_SIZE", 64)
+    monkeypatch.setattr(profile, "_COPIED", 2**16)
+    assert profile.product_peak(1) > 0 and profile.copy_peak(2) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("--json", "--json: only with --profile"),
+        ("--profile --exchange", "--exchange: not with --profile"),
+        ("--profile --latency 1", "--latency: not with --profile"),
+        ("--profile-plot .", "--profile-plot .: is a folder"),
+    ],
+)
+def test_what_cannot_be(words, what, capsys):
+    assert cli.main(["bench", "--model", "mlp", *words.split()]) == 2
+    assert what in capsys.readouterr().err
