@@ -9,11 +9,13 @@
 #include "nn/plan_internal.h"
 
 /* Rounds over the candidates of a pass: at least so many, and until LONG_ENOUGH seconds have passed, at most so many. A
- * pass that takes long varies little: after TOO_LONG seconds no further round begins. A candidate that took SLOW times
- * as long as the fastest runs no further. */
-enum { LEAST_ROUNDS = 3, MOST_ROUNDS = 12 };
+ * round that takes long by the shortest times so far varies little: from QUARTER seconds on one is enough, from a tenth
+ * on two. A candidate that took SLOW times as long as the fastest in two rounds runs no further: another process may
+ * have had the processor in one. */
+enum { LEAST_ROUNDS = 4, MOST_ROUNDS = 12, SURE_ROUNDS = 2 };
 #define LONG_ENOUGH 0.03
-#define TOO_LONG 0.3
+#define TENTH 0.1
+#define QUARTER 0.25
 #define SLOW 2.0
 
 /* The operations that compute a pass of a convolution. */
@@ -142,17 +144,23 @@ cleanup:
     return status;
 }
 
+/* By the shortest times of the rounds so far. */
+static int least_rounds(const double *best, int count) {
+    double round = 0;
+    for (int i = 0; i < count; i++) round += best[i];
+    return round > QUARTER && round < INFINITY ? 1 : round > TENTH && round < INFINITY ? SURE_ROUNDS : LEAST_ROUNDS;
+}
+
 static gg_status measure_pass(const gg_conv_key *key, gg_pass pass, const bench *b, gg_conv_timing *rows, int *count) {
     gg_status status = GG_OK;
     const candidates *all = &b->pass[pass];
     double best[GG_ALGORITHM_COUNT], fastest = INFINITY, seconds = 0;
     for (int i = 0; i < all->count; i++) best[i] = INFINITY;
     const double begin = gg_clock_now();
-    for (int round = 0; round < MOST_ROUNDS; round++) {
-        const double passed = gg_clock_now() - begin;
-        if (passed > TOO_LONG || (round >= LEAST_ROUNDS && passed > LONG_ENOUGH)) break;
+    for (int round = 0; all->count > 0 && round < MOST_ROUNDS; round++) {
+        if (round >= least_rounds(best, all->count) && gg_clock_now() - begin > LONG_ENOUGH) break;
         for (int i = 0; i < all->count; i++) {
-            if (round > 0 && best[i] > SLOW * fastest) continue;
+            if (round >= SURE_ROUNDS && best[i] > SLOW * fastest) continue;
             GG_TRY(run_once(all->op[i], pass, b, &seconds));
             if (seconds < best[i]) best[i] = seconds;
             if (seconds < fastest) fastest = seconds;
