@@ -303,24 +303,26 @@ typedef struct gg_gather_args {
 
 /* Bins have at most so many elements. */
 #define GG_MOST_CHOSEN_BIN 16384
-enum { GG_CHOSEN_FIRST = 0x8000, GG_CHOSEN_NONE = 0xffff };
+enum { GG_CHOSEN_FIRST = 0x8000, GG_CHOSEN_NEGATIVE = 0x4000, GG_CHOSEN_PLACE = 0x3fff };
 
 /* AdaComp's choice (compress/compression.h) in n elements, bins of `bin` of them, the last one shorter. Either
  *   d = scale*gradient   G = residue + d (and residue = G)   H = G + (factor - 1)*d      or, where residue is NULL,
  *   d = value - known    G = d                               H = d + (factor - 1)*d
  * each product and sum rounded to float32, at every instruction set. Chosen is |H| >= max |G| of the bin, where that is
- * neither 0, infinite nor NaN. Absolute values are compared by their bits, so the greatest of a bin is finite only if
- * all are. Arrays need not be aligned. */
+ * neither 0, infinite nor NaN, and G is not 0. Absolute values are compared by their bits, so the greatest of a bin is
+ * finite only if all are. Arrays need not be aligned. */
 typedef struct gg_choose_args {
     size_t n, bin;
     float scale, factor;
     const float *gradient; /* NULL: zeros */
+    float *clear;          /* the gradient, which becomes zero; NULL: it stays */
     float *residue;
     const float *value, *known; /* residue NULL */
     uint32_t *greatest;         /* out: of each bin the bits of max |G| */
     uint16_t *place;            /* out: of each bin the places in it that are chosen, in order, the first of them with
-                                   GG_CHOSEN_FIRST added; where there is none, GG_CHOSEN_NONE. Room for n; NULL:
-                                   nothing is chosen */
+                                   GG_CHOSEN_FIRST added, and those with G < 0 with GG_CHOSEN_NEGATIVE. Room for n;
+                                   NULL: nothing is chosen */
+    uint16_t *chosen;           /* out, with place: how many these are of each bin */
 } gg_choose_args;
 
 /* A batch of vectors as it lies: float32, PLAIN or BATCH_LAST. */

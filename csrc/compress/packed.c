@@ -75,9 +75,10 @@ GG_INLINE void remove_sent(const pack_terms *t, size_t j, float sent) {
     else t->own[j] -= sent;
 }
 
+/* Of a segment: what the kernel finds. */
 typedef struct pack_scratch {
-    uint32_t *greatest, *sent; /* sent: an encoding's */
-    uint16_t *place;           /* what the kernel chooses */
+    uint32_t *greatest;       /* one a bin */
+    uint16_t *chosen, *place; /* gg_choose_args has the same */
 } pack_scratch;
 
 /* Dense segments are checked in bins of the greatest size. */
@@ -94,12 +95,14 @@ static pack_scratch scratch_layout(const gg_segment *segment, int segments, void
         if (segment[i].bin > 0 && segment[i].count > count) count = segment[i].count;
     }
     const size_t numbers = aligned_up(bins * sizeof(uint32_t), GG_ALIGNMENT);
+    const size_t counts = aligned_up(bins * sizeof(uint16_t), GG_ALIGNMENT);
     if (bytes != NULL) {
-        *bytes = 2 * numbers + aligned_up(count * sizeof(uint16_t), GG_ALIGNMENT);
+        *bytes = numbers + counts + aligned_up(count * sizeof(uint16_t), GG_ALIGNMENT);
         return (pack_scratch){0};
     }
     unsigned char *at = scratch;
-    return (pack_scratch){.greatest = (void *)at, .sent = (void *)(at + numbers), .place = (void *)(at + 2 * numbers)};
+    return (pack_scratch){
+        .greatest = (void *)at, .chosen = (void *)(at + numbers), .place = (void *)(at + numbers + counts)};
 }
 
 size_t gg_pack_scratch_bytes(const gg_segment *segment, int segments) {
@@ -157,76 +160,149 @@ static float scale_of(const uint32_t *greatest, size_t bins) {
     return (float)(sum / (double)bins);
 }
 
-typedef struct encoded {
-    size_t bytes, elements;
-} encoded;
-
 /* What the kernel has chosen of a segment, and what is done with it. */
 typedef struct encoding {
     const gg_segment *segment;
-    const uint16_t *place;
+    uint16_t *chosen, *place; /* of each bin how many elements, and these */
     size_t entries;
-    uint32_t *sent; /* out: elements sent up to the end of each bin */
     pack_terms terms;
     float scale;
-    uint32_t least; /* bits of the least |G| that is sent; not 0 */
 } encoding;
 
-/* Writes the codes of what has been chosen and is large enough. sends: with signs, and every sent element loses
- * sign*scale. Branches are taken where a bin is empty or an element is left out. */
-GG_INLINE encoded encode_units(const encoding *e, const bool wide, const bool sends, unsigned char *codes) {
-    const pack_terms terms = e->terms;
-    const uint16_t *const end = e->place + e->entries;
-    const uint32_t shift = flags_shift(wide), least = e->least;
-    const size_t bin = (size_t)e->segment->bin;
-    unsigned char *at = codes;
-    size_t b = (size_t)0 - 1, start = (size_t)0 - bin; /* of the bin before the first; the first entry opens one */
-    size_t empty = 0;
-    uint32_t elements = 0;
-    uint32_t waits = 0; /* 1 where the bin has sent nothing yet */
-    for (const uint16_t *place = e->place; place < end; ++place) {
-        const uint32_t entry = *place, first = entry / GG_CHOSEN_FIRST, where = entry % GG_CHOSEN_FIRST;
-        /* By masks: it cannot be predicted. */
-        empty += first & waits;
-        waits |= first;
-        start += bin & -(size_t)first;
-        b += first;
-        e->sent[b] = elements;
-        if (entry == GG_CHOSEN_NONE) continue;
-        const size_t j = start + where;
-        const float g = term_of(&terms, j);
-        uint32_t bits;
-        memcpy(&bits, &g, sizeof bits);
-        if ((bits & 0x7fffffffu) < least) continue;
-        if (empty > 0) {
-            at = put_empty(at, wide, empty);
-            empty = 0;
+/* Elements that are worked on at once, so that what lies in memory is requested early. */
+#define BLOCK 64
+
+/* Leaves out what is smaller than the bits of `least`. */
+static void leave_out(encoding *e, uint32_t least) {
+    const size_t bins = bins_of(e->segment), bin = (size_t)e->segment->bin;
+    const uint16_t *from = e->place;
+    uint16_t *to = e->place;
+    for (size_t b = 0; b < bins; ++b) {
+        const uint16_t *const end = from + e->chosen[b];
+        uint16_t first = GG_CHOSEN_FIRST, left = 0;
+        for (; from < end; ++from) {
+            const float g = term_of(&e->terms, b * bin + (*from & GG_CHOSEN_PLACE));
+            uint32_t bits;
+            memcpy(&bits, &g, sizeof bits);
+            if ((bits & 0x7fffffffu) < least) continue;
+            *to++ = (uint16_t)((*from & ~GG_CHOSEN_FIRST) | first);
+            first = 0;
+            ++left;
         }
-        const uint32_t negative = sends ? bits >> 31 : 0;
-        at = put_unit(at, wide, where | (waits * FLAG_FIRST | negative * FLAG_NEGATIVE) << shift);
-        waits = 0;
-        e->sent[b] = ++elements;
-        if (sends) remove_sent(&terms, j, copysignf(e->scale, g));
+        e->chosen[b] = left;
     }
-    return (encoded){.bytes = (size_t)(at - codes), .elements = elements};
+    e->entries = (size_t)(to - e->place);
 }
 
-static encoded encode_segment(const encoding *e, bool sends, gg_compression_counts *counts, unsigned char *codes) {
-    encoded made;
-    if (e->segment->bin >= WIDE_FROM)
-        made = sends ? encode_units(e, true, true, codes) : encode_units(e, true, false, codes);
-    else made = sends ? encode_units(e, false, true, codes) : encode_units(e, false, false, codes);
-    if (counts == NULL) return made;
+/* Codes of bins without an empty one between them. */
+GG_INLINE unsigned char *put_span(unsigned char *at, const bool wide, const bool signs, const uint16_t *place,
+                                  size_t count) {
+    const uint16_t flags = signs ? 0xffff : (uint16_t)~GG_CHOSEN_NEGATIVE;
+    if (wide) {
+        for (size_t i = 0; i < count; ++i) {
+            const uint16_t code = place[i] & flags;
+            memcpy(at + 2 * i, &code, sizeof code);
+        }
+        return at + 2 * count;
+    }
+    for (size_t i = 0; i < count; ++i) {
+        const uint16_t entry = place[i] & flags;
+        at[i] = (unsigned char)((entry >> 8 & 0xc0) | (entry & 0x3f));
+    }
+    return at + count;
+}
+
+/* Every element that is sent loses sign*scale: those of a block after those of the next one have been requested. */
+typedef struct remover {
+    float *own;
+    size_t bin;
+    uint32_t change; /* the bits of what a positive one gets added */
+    const uint16_t *place[2];
+    uint32_t element[2][BLOCK];
+    size_t count[2];
+    int last; /* the block that is waiting */
+} remover;
+
+static remover remover_of(const encoding *e) {
+    const float change = e->terms.value != NULL ? e->scale : -e->scale;
+    remover r = {.own = e->terms.own, .bin = (size_t)e->segment->bin};
+    memcpy(&r.change, &change, sizeof r.change);
+    return r;
+}
+
+static void remove_waiting(remover *r) {
+    const uint16_t *place = r->place[r->last];
+    const uint32_t *element = r->element[r->last];
+    float *own = r->own;
+    for (size_t i = 0; i < r->count[r->last]; ++i) {
+        const uint32_t bits = r->change ^ ((uint32_t)(place[i] & GG_CHOSEN_NEGATIVE) << 17);
+        float change;
+        memcpy(&change, &bits, sizeof change);
+        own[element[i]] += change;
+    }
+    r->count[r->last] = 0;
+}
+
+/* Of bins without an empty one between them, from bin `b` on. */
+static void remove_span(remover *r, size_t b, const uint16_t *place, size_t count) {
+    const size_t bin = r->bin;
+    size_t start = (b - 1) * bin; /* the first entry begins a bin */
+    for (size_t at = 0; at < count; at += BLOCK) {
+        const int next = r->last ^ 1;
+        const size_t n = count - at < BLOCK ? count - at : BLOCK;
+        for (size_t i = 0; i < n; ++i) {
+            const uint32_t entry = place[at + i];
+            start += bin & -(size_t)(entry / GG_CHOSEN_FIRST);
+            r->element[next][i] = (uint32_t)start + (entry & GG_CHOSEN_PLACE);
+            __builtin_prefetch(r->own + r->element[next][i], 1);
+        }
+        r->place[next] = place + at;
+        r->count[next] = n;
+        remove_waiting(r);
+        r->last = next;
+    }
+}
+
+/* Writes the codes; their bytes. sends: with signs, and what is sent is removed. */
+GG_INLINE size_t put_codes(const encoding *e, const bool wide, const bool sends, unsigned char *codes) {
+    const size_t bins = bins_of(e->segment);
+    const uint16_t *place = e->place; /* of the span's first element */
+    remover r = remover_of(e);
+    unsigned char *at = codes;
+    size_t empty = 0, span = 0, begin = 0; /* bins before the span; its elements; its first bin */
+    for (size_t b = 0; b <= bins; ++b) {
+        const size_t chosen = b < bins ? e->chosen[b] : 0;
+        if (chosen > 0 && empty == 0) {
+            span += chosen;
+            continue;
+        }
+        at = put_span(at, wide, sends, place, span);
+        if (sends) remove_span(&r, begin, place, span);
+        place += span;
+        span = chosen;
+        begin = b;
+        if (chosen > 0) at = put_empty(at, wide, empty);
+        empty = chosen > 0 ? 0 : empty + 1;
+    }
+    if (sends) remove_waiting(&r);
+    return (size_t)(at - codes);
+}
+
+static void count_bins(const encoding *e, gg_compression_counts *counts) {
     const size_t bins = bins_of(e->segment);
     int64_t histogram[GG_COUNTS_HISTOGRAM] = {0};
-    for (size_t b = 0; b < bins; ++b) {
-        const uint32_t own = e->sent[b] - (b > 0 ? e->sent[b - 1] : 0);
-        histogram[own < GG_COUNTS_HISTOGRAM ? own : GG_COUNTS_HISTOGRAM - 1]++;
-    }
+    if (counts == NULL) return;
+    for (size_t b = 0; b < bins; ++b)
+        histogram[e->chosen[b] < GG_COUNTS_HISTOGRAM ? e->chosen[b] : GG_COUNTS_HISTOGRAM - 1]++;
     for (int i = 0; i < GG_COUNTS_HISTOGRAM; ++i) counts->bins_with[i] += histogram[i];
     counts->elements += (int64_t)e->segment->count;
-    counts->elements_sent += (int64_t)made.elements;
-    return made;
+    counts->elements_sent += (int64_t)e->entries;
+}
+
+/* The codes of a segment; their bytes. */
+static size_t encode_segment(const encoding *e, const bool sends, unsigned char *codes) {
+    if (e->segment->bin >= WIDE_FROM) return sends ? put_codes(e, true, true, codes) : put_codes(e, true, false, codes);
+    return sends ? put_codes(e, false, true, codes) : put_codes(e, false, false, codes);
 }
 
 static void clear_gap(unsigned char *from, const unsigned char *to) {
@@ -285,6 +361,7 @@ static void count_bytes(gg_compression_counts *counts, const gg_segment *segment
 typedef struct pack_arrays {
     float scale;
     const float *gradient;
+    float *clear; /* the gradient, which becomes zero; NULL: it stays */
     float *own;
     const float *value; /* NULL: own is the residue */
 } pack_arrays;
@@ -306,11 +383,13 @@ static gg_status measure_segment(const gg_packing *packing, int i, const pack_ar
         .scale = arrays->scale,
         .factor = packing->compression->factor,
         .gradient = arrays->gradient != NULL ? arrays->gradient + segment->offset : NULL,
+        .clear = arrays->clear != NULL ? arrays->clear + segment->offset : NULL,
         .residue = terms.value == NULL ? terms.own : NULL,
         .value = terms.value,
         .known = terms.value != NULL ? terms.own : NULL,
         .greatest = scratch->greatest,
         .place = entries != NULL ? scratch->place : NULL,
+        .chosen = scratch->chosen,
     };
     const size_t count = packing->device->table->choose(packing->device, &args);
     if (entries != NULL) *entries = count;
@@ -322,28 +401,30 @@ static size_t pack_part(const gg_packing *packing, int i, message_form form, con
                         const pack_scratch *scratch, size_t entries, unsigned char *part) {
     const gg_segment *segment = &packing->segment[i];
     const float scale = scale_of(scratch->greatest, bins_of(segment));
-    /* Without a scale nothing is large enough. Bits of sizes ascend as they do; those of 0 are 0. */
+    /* Without a scale nothing is large enough. Bits of sizes ascend as they do. */
     const float least = form == FORM_SCALE && !(scale > 0)                  ? INFINITY
                         : packing->compression->mode == GG_COMPRESSION_SAFE ? scale / 2
                                                                             : 0;
     encoding work = {.segment = segment,
+                     .chosen = scratch->chosen,
                      .place = scratch->place,
                      .entries = entries,
-                     .sent = scratch->sent,
                      .terms = *terms,
                      .scale = scale};
-    memcpy(&work.least, &least, sizeof least);
-    if (work.least == 0) work.least = 1;
+    uint32_t bits;
+    memcpy(&bits, &least, sizeof bits);
+    if (bits > 0) leave_out(&work, bits);
+    count_bins(&work, packing->counts);
     unsigned char *const codes = part + PART_BYTES;
-    const encoded made = encode_segment(&work, form == FORM_SCALE, packing->counts, codes);
-    unsigned char *at = codes + aligned_up(made.bytes, 4);
-    clear_gap(codes + made.bytes, at);
-    write_u32(part, (uint32_t)made.bytes);
+    const size_t bytes = encode_segment(&work, form == FORM_SCALE, codes);
+    unsigned char *at = codes + aligned_up(bytes, 4);
+    clear_gap(codes + bytes, at);
+    write_u32(part, (uint32_t)bytes);
     if (form == FORM_SCALE) write_float(part + 4, scale);
-    else write_u32(part + 4, (uint32_t)made.elements);
+    else write_u32(part + 4, (uint32_t)work.entries);
     if (form == FORM_NARROW || form == FORM_VALUES) {
         const gg_dtype dtype = form == FORM_NARROW ? GG_BFLOAT16 : GG_FLOAT32;
-        unsigned char *const end = at + move_values(segment, codes, made.bytes, dtype, terms, at);
+        unsigned char *const end = at + move_values(segment, codes, bytes, dtype, terms, at);
         at += aligned_up((size_t)(end - at), 4);
         clear_gap(end, at);
     }
@@ -385,6 +466,12 @@ static message_form form_of(const gg_compression *compression) {
 gg_status gg_pack(const gg_packing *packing, float scale, const float *gradient, float *residue, void *message,
                   size_t *bytes) {
     const pack_arrays arrays = {.scale = scale, .gradient = gradient, .own = residue};
+    return pack_message(packing, form_of(packing->compression), &arrays, message, bytes);
+}
+
+gg_status gg_pack_and_clear(const gg_packing *packing, float scale, float *gradient, float *residue, void *message,
+                            size_t *bytes) {
+    const pack_arrays arrays = {.scale = scale, .gradient = gradient, .clear = gradient, .own = residue};
     return pack_message(packing, form_of(packing->compression), &arrays, message, bytes);
 }
 

@@ -67,6 +67,10 @@ size_t gg_pack_scratch_bytes(const gg_segment *segment, int segments);
 gg_status gg_pack(const gg_packing *packing, float scale, const float *gradient, float *residue, void *message,
                   size_t *bytes);
 
+/* The same, and the segments' gradient becomes zero in the same pass over memory, also where it fails. */
+gg_status gg_pack_and_clear(const gg_packing *packing, float scale, float *gradient, float *residue, void *message,
+                            size_t *bytes);
+
 /* The same of a difference, where both sides hold a copy of what the receiver knows: G = value - known, H = factor*G
  * (so chosen is what has at least 1/factor of its bin's greatest difference), and known += what is sent, with the bits
  * that gg_unpack_add with factor 1 gives at the receiver. Dense segments send value - known. */

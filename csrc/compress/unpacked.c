@@ -89,15 +89,67 @@ GG_INLINE float value_at(const unsigned char *values, gg_dtype dtype, size_t n) 
     return widened(narrow);
 }
 
-/* out: of the segment; NULL: only checks and counts. */
-GG_INLINE bool add_units(const gg_segment *segment, const message_part *part, const bool wide, const bool signs,
-                         gg_dtype dtype, float factor, float *out) {
+/* Elements of long bins that are read at once, so that what lies in memory is requested early. */
+#define BLOCK 64
+#define NEGATIVE 0x80000000u
+
+_Static_assert(GG_MOST_PACKED < NEGATIVE, "the highest bit of an element is free");
+
+typedef struct element_block {
+    size_t count;
+    uint32_t element[BLOCK]; /* and NEGATIVE, where it is */
+} element_block;
+
+/* A whole block of codes, none of which stands for empty bins; false: that is not what it is, and the reader stays. */
+static bool read_whole(code_reader *r, element_block *block) {
+    const size_t unit = sizeof(uint16_t), bin = r->bin;
+    const unsigned char *const at = r->at;
+    size_t start = r->start, least = r->least, wrong = 0, element = 0;
+    if ((size_t)(r->end - at) < BLOCK * unit) return false;
+    for (size_t i = 0; i < BLOCK; ++i) {
+        const uint32_t code = unit_at(at + i * unit, true), flags = code >> flags_shift(true);
+        const size_t place = code & empty_mark(true), first = -(size_t)(flags / FLAG_FIRST);
+        start += bin & first;
+        least &= ~first;
+        wrong |= place - least >= bin - least; /* also the mark of empty bins, which is no place in a bin */
+        least = place + 1;
+        element = start + place;
+        block->element[i] = (uint32_t)element | flags % FLAG_FIRST * NEGATIVE;
+    }
+    if (wrong != 0 || element >= r->count) return false; /* they ascend */
+    r->at = at + BLOCK * unit;
+    r->start = start;
+    r->least = least;
+    block->count = BLOCK;
+    return true;
+}
+
+/* The next elements, none at the end; false: a code is wrong. out: where they will be added; NULL: nowhere. */
+static bool read_block(code_reader *r, const float *out, element_block *block) {
+    size_t element;
+    uint32_t negative;
+    read_result result = READ_ELEMENT;
+    if (!read_whole(r, block)) {
+        for (block->count = 0; block->count < BLOCK; ++block->count) {
+            result = next_element(r, true, &element, &negative);
+            if (result != READ_ELEMENT) break;
+            block->element[block->count] = (uint32_t)element | negative * NEGATIVE;
+        }
+    }
+    for (size_t i = 0; i < block->count && out != NULL; ++i) __builtin_prefetch(out + block->element[i] % NEGATIVE, 1);
+    return result != READ_WRONG;
+}
+
+/* out: of the segment; NULL: only checks and counts. Of short bins most cache lines have an element, and the hardware
+ * requests them by itself. */
+GG_INLINE bool add_short(const gg_segment *segment, const message_part *part, const bool signs, gg_dtype dtype,
+                         float factor, float *out) {
     code_reader reader = reader_of(segment, part->codes, part->bytes);
     const float plus = factor * part->scale, both[2] = {plus, -plus};
     size_t j, n = 0;
     uint32_t negative;
     read_result result;
-    while ((result = next_element(&reader, wide, &j, &negative)) == READ_ELEMENT) {
+    while ((result = next_element(&reader, false, &j, &negative)) == READ_ELEMENT) {
         if (signs) {
             out[j] += both[negative];
             continue;
@@ -109,13 +161,38 @@ GG_INLINE bool add_units(const gg_segment *segment, const message_part *part, co
     return result == READ_END && (signs || n == part->elements);
 }
 
+/* The same of bins of WIDE_FROM elements and more. */
+GG_INLINE bool add_long(const gg_segment *segment, const message_part *part, const bool signs, gg_dtype dtype,
+                        float factor, float *out) {
+    code_reader reader = reader_of(segment, part->codes, part->bytes);
+    const float plus = factor * part->scale, both[2] = {plus, -plus};
+    element_block block[2];
+    size_t n = 0;
+    bool right = read_block(&reader, out, &block[0]);
+    for (int which = 0; right && block[which].count > 0; which ^= 1) {
+        const element_block *b = &block[which];
+        right = read_block(&reader, out, &block[which ^ 1]);
+        if (signs) {
+            for (size_t i = 0; i < b->count; ++i) out[b->element[i] % NEGATIVE] += both[b->element[i] / NEGATIVE];
+            continue;
+        }
+        uint32_t negative = 0;
+        for (size_t i = 0; i < b->count; ++i) negative |= b->element[i] & NEGATIVE;
+        if (negative != 0 || b->count > part->elements - n) return false;
+        for (size_t i = 0; i < b->count && out != NULL; ++i)
+            out[b->element[i]] += factor * value_at(part->values, dtype, n + i);
+        n += b->count;
+    }
+    return right && (signs || n == part->elements);
+}
+
 static bool add_part(const gg_segment *segment, const message_part *part, bool signs, gg_dtype dtype, float factor,
                      float *out) {
     if (segment->bin >= WIDE_FROM)
-        return signs ? add_units(segment, part, true, true, dtype, factor, out)
-                     : add_units(segment, part, true, false, dtype, factor, out);
-    return signs ? add_units(segment, part, false, true, dtype, factor, out)
-                 : add_units(segment, part, false, false, dtype, factor, out);
+        return signs ? add_long(segment, part, true, dtype, factor, out)
+                     : add_long(segment, part, false, dtype, factor, out);
+    return signs ? add_short(segment, part, true, dtype, factor, out)
+                 : add_short(segment, part, false, dtype, factor, out);
 }
 
 static void add_dense(size_t count, const unsigned char *values, gg_dtype dtype, float factor, float *out) {

@@ -386,11 +386,15 @@ static void choose_part(void *context, int thread, int threads) {
     if (begin >= end) return;
     args.n = end - begin;
     if (args.gradient != NULL) args.gradient += begin;
+    if (args.clear != NULL) args.clear += begin;
     if (args.residue != NULL) args.residue += begin;
     if (args.value != NULL) args.value += begin;
     if (args.known != NULL) args.known += begin;
     args.greatest += first;
-    if (args.place != NULL) args.place += begin;
+    if (args.place != NULL) {
+        args.place += begin;
+        args.chosen += first;
+    }
     c->device->partial_count[thread] = (int64_t)c->device->kernels->choose(&args);
 }
 

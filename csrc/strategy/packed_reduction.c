@@ -98,6 +98,10 @@ cleanup:
 
 /* ---- parameters that are reduced whole ---- */
 
+static bool is_whole(const packed_reduction *s, const gg_segment *one) {
+    return one->bin == 0 && (s->compression.selection == GG_SELECTION_CYCLIC || one->count >= LARGE);
+}
+
 static bool is_zero(const float *data, size_t count) {
     bool any = false;
     for (size_t i = 0; i < count; ++i) any |= data[i] != 0;
@@ -135,12 +139,25 @@ static void apply_whole(packed_reduction *s, float scale) {
             s->applied[s->sorted[i].offset - s->offset + j] += scale * *at++;
 }
 
-/* The messages have been started. What else the data hold is in the residue, so the sum can begin at zero. */
+/* The sum begins at zero. Packing has cleared the segments of messages with LOCAL. */
+static void clear_data(packed_reduction *s) {
+    size_t at = 0;
+    for (int i = 0; i < s->in_run && s->compression.selection == GG_SELECTION_LOCAL; ++i) {
+        const gg_segment *one = &s->run[i];
+        const size_t begin = one->offset - s->offset;
+        if (is_whole(s, one)) continue;
+        memset(s->data + at, 0, (begin - at) * sizeof *s->data);
+        at = begin + one->count;
+    }
+    memset(s->data + at, 0, (s->count - at) * sizeof *s->data);
+}
+
+/* The messages have been started. What else the data hold is in the residue. */
 static gg_status start_whole(packed_reduction *s, const float *share) {
     gg_status status = GG_OK;
     s->stage = ADDING_WHOLE;
     if (s->whole_sum != NULL) copy_whole(s, share[s->group->rank]);
-    memset(s->data, 0, s->count * sizeof *s->data);
+    clear_data(s);
     if (s->whole_sum == NULL) goto cleanup;
     gg_compression_count_dense(s->sorted + s->n, s->in_run - s->n, s->packing.counts);
     if (s->applied != NULL) apply_whole(s, share[s->group->rank]);
@@ -166,7 +183,7 @@ cleanup:
 static gg_status start_local(packed_reduction *s, float scale) {
     gg_status status = GG_OK;
     const int p = s->group->size, rank = s->group->rank;
-    GG_TRY(gg_pack(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
+    GG_TRY(gg_pack_and_clear(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
     if (s->applied != NULL) GG_TRY(gg_unpack_add(s->sorted, s->n, s->message, s->size, 1.0f, s->applied - s->offset));
     for (int i = 1; i < p; ++i) {
         const int from = (rank - i + p) % p;
@@ -365,10 +382,6 @@ static gg_status create_cyclic(packed_reduction *s) {
     gg_strategy_watch(s->owner, s->sum);
 cleanup:
     return status;
-}
-
-static bool is_whole(const packed_reduction *s, const gg_segment *one) {
-    return one->bin == 0 && (s->compression.selection == GG_SELECTION_CYCLIC || one->count >= LARGE);
 }
 
 static gg_status find_segments(packed_reduction *s) {

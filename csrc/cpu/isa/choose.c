@@ -7,13 +7,16 @@
 #define MAGNITUDE 0x7fffffffu
 #define INFINITE 0x7f800000u
 
-/* |H| of the elements of a bin, as bits. */
+/* Of the elements of a bin the bits of |H|, and above them the sign of G; 0 where G is 0. */
 typedef struct magnitudes {
     uint32_t of[GG_MOST_CHOSEN_BIN] __attribute__((aligned(64)));
 } magnitudes;
 
-/* What G comes from: residue and gradient, the residue alone, or a difference. A constant where it is used. */
-typedef enum choose_source { FROM_GRADIENT = 0, FROM_RESIDUE, FROM_DIFFERENCE } choose_source;
+/* What G comes from: residue and gradient, the same with a gradient that is zeroed, the residue alone, or a difference.
+ * A constant where it is used. */
+typedef enum choose_source { FROM_GRADIENT = 0, FROM_CLEARED, FROM_RESIDUE, FROM_DIFFERENCE } choose_source;
+
+GG_INLINE bool has_gradient(choose_source source) { return source == FROM_GRADIENT || source == FROM_CLEARED; }
 
 /* Element i of a bin that begins at `at`: |H| into h; the bits of |G|. */
 GG_INLINE uint32_t measure_one(const gg_choose_args *a, choose_source source, size_t at, size_t i, magnitudes *h) {
@@ -21,16 +24,21 @@ GG_INLINE uint32_t measure_one(const gg_choose_args *a, choose_source source, si
     if (source == FROM_DIFFERENCE) {
         g = d = a->value[at + i] - a->known[at + i];
     } else {
-        d = source == FROM_GRADIENT ? a->scale * a->gradient[at + i] : 0.0f;
+        d = has_gradient(source) ? a->scale * a->gradient[at + i] : 0.0f;
+        if (source == FROM_CLEARED) a->clear[at + i] = 0.0f;
         a->residue[at + i] = g = a->residue[at + i] + d;
     }
-    h->of[i] = bits_of_float(g + (a->factor - 1) * d) & MAGNITUDE;
-    return bits_of_float(g) & MAGNITUDE;
+    const uint32_t bits = bits_of_float(g), size = bits & MAGNITUDE;
+    h->of[i] = size > 0 ? (bits_of_float(g + (a->factor - 1) * d) & MAGNITUDE) | (bits & ~MAGNITUDE) : 0;
+    return size;
 }
+
+/* What is said of a place that is chosen. */
+static inline uint16_t entry_of(uint32_t h, size_t place) { return (uint16_t)(place | (h >> 17 & GG_CHOSEN_NEGATIVE)); }
 
 #if defined(__AVX512F__)
 
-/* The same of the elements in `mask`: |H|, and *greatest with |G|. */
+/* The same of the elements in `mask`: what belongs to them in `magnitudes`; and *greatest with |G|. */
 GG_INLINE __m512i measure_vector(const gg_choose_args *a, choose_source source, size_t i, __mmask16 mask,
                                  __m512i *greatest) {
     const __m512i magnitude = _mm512_set1_epi32((int)MAGNITUDE);
@@ -38,17 +46,36 @@ GG_INLINE __m512i measure_vector(const gg_choose_args *a, choose_source source, 
     if (source == FROM_DIFFERENCE) {
         g = d = _mm512_sub_ps(_mm512_maskz_loadu_ps(mask, a->value + i), _mm512_maskz_loadu_ps(mask, a->known + i));
     } else {
-        if (source == FROM_GRADIENT)
+        if (has_gradient(source))
             d = _mm512_mul_ps(_mm512_set1_ps(a->scale), _mm512_maskz_loadu_ps(mask, a->gradient + i));
+        if (source == FROM_CLEARED) _mm512_mask_storeu_ps(a->clear + i, mask, _mm512_setzero_ps());
         g = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, a->residue + i), d);
         _mm512_mask_storeu_ps(a->residue + i, mask, g);
     }
-    *greatest = _mm512_max_epu32(*greatest, _mm512_and_si512(_mm512_castps_si512(g), magnitude));
+    const __m512i bits = _mm512_castps_si512(g), size = _mm512_and_si512(bits, magnitude);
+    *greatest = _mm512_max_epu32(*greatest, size);
     const __m512 wanted = _mm512_add_ps(g, _mm512_mul_ps(_mm512_set1_ps(a->factor - 1), d));
-    return _mm512_and_si512(_mm512_castps_si512(wanted), magnitude);
+    /* Magnitude of the one, sign of the other. */
+    return _mm512_maskz_ternarylogic_epi32(_mm512_test_epi32_mask(size, size), magnitude, _mm512_castps_si512(wanted),
+                                           bits, 0xca);
 }
 
 GG_INLINE __mmask16 first_lanes(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
+
+/* Writes the places of a vector that are chosen; how many. A whole vector is written where there is room for it. */
+GG_INLINE size_t collect_vector(__m512i h, __m512i twice_greatest, __m512i at, size_t room, uint16_t *place) {
+    const __mmask16 chosen = _mm512_cmpge_epu32_mask(_mm512_add_epi32(h, h), twice_greatest); /* without the sign */
+    const __m512i negative = _mm512_set1_epi32(GG_CHOSEN_NEGATIVE);
+    const __m512i signs = _mm512_srli_epi32(h, 17);
+    const __m512i places = _mm512_maskz_compress_epi32(
+        chosen, _mm512_ternarylogic_epi32(at, signs, negative, 0xf8)); /* at | (signs & n) */
+    const size_t own = (size_t)__builtin_popcount(chosen);
+    if (room >= 16) _mm256_storeu_si256((__m256i *)place, _mm512_cvtepi32_epi16(places));
+    else _mm512_mask_cvtepi32_storeu_epi16(place, first_lanes(own), places);
+    return own;
+}
+
+#define FIRST_PLACES _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 
 GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, size_t at, size_t n, magnitudes *h) {
     __m512i greatest = _mm512_setzero_si512();
@@ -58,18 +85,13 @@ GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source,
     return (uint32_t)_mm512_reduce_max_epu32(greatest);
 }
 
-/* A whole vector is written, however many are chosen, where there is room for it. Lanes behind the bin have |H| = 0. */
+/* Lanes behind the bin have |H| = 0. */
 GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place) {
-    const __m512i least = _mm512_set1_epi32((int)greatest);
-    __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i least = _mm512_set1_epi32((int)(2 * greatest));
+    __m512i at = FIRST_PLACES;
     size_t count = 0;
     for (size_t i = 0; i < n; i += 16) {
-        const __mmask16 chosen = _mm512_cmpge_epu32_mask(_mm512_load_si512(h->of + i), least);
-        const __m512i places = _mm512_maskz_compress_epi32(chosen, at);
-        const size_t own = (size_t)__builtin_popcount(chosen);
-        if (room - count >= 16) _mm256_storeu_si256((__m256i *)(place + count), _mm512_cvtepi32_epi16(places));
-        else _mm512_mask_cvtepi32_storeu_epi16(place + count, first_lanes(own), places);
-        count += own;
+        count += collect_vector(_mm512_load_si512(h->of + i), least, at, room - count, place + count);
         at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
     }
     return count;
@@ -83,13 +105,17 @@ GG_INLINE __m256i measure_vector(const gg_choose_args *a, choose_source source, 
     if (source == FROM_DIFFERENCE) {
         g = d = _mm256_sub_ps(_mm256_loadu_ps(a->value + i), _mm256_loadu_ps(a->known + i));
     } else {
-        if (source == FROM_GRADIENT) d = _mm256_mul_ps(_mm256_set1_ps(a->scale), _mm256_loadu_ps(a->gradient + i));
+        if (has_gradient(source)) d = _mm256_mul_ps(_mm256_set1_ps(a->scale), _mm256_loadu_ps(a->gradient + i));
+        if (source == FROM_CLEARED) _mm256_storeu_ps(a->clear + i, _mm256_setzero_ps());
         g = _mm256_add_ps(_mm256_loadu_ps(a->residue + i), d);
         _mm256_storeu_ps(a->residue + i, g);
     }
+    const __m256i bits = _mm256_castps_si256(g), size = _mm256_and_si256(bits, magnitude);
     const __m256 wanted = _mm256_add_ps(g, _mm256_mul_ps(_mm256_set1_ps(a->factor - 1), d));
-    _mm256_store_si256((__m256i *)h, _mm256_and_si256(_mm256_castps_si256(wanted), magnitude));
-    return _mm256_and_si256(_mm256_castps_si256(g), magnitude);
+    const __m256i both =
+        _mm256_or_si256(_mm256_and_si256(_mm256_castps_si256(wanted), magnitude), _mm256_andnot_si256(magnitude, bits));
+    _mm256_store_si256((__m256i *)h, _mm256_andnot_si256(_mm256_cmpeq_epi32(size, _mm256_setzero_si256()), both));
+    return size;
 }
 
 GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, size_t at, size_t n, magnitudes *h) {
@@ -140,21 +166,25 @@ GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest
     (void)room;
     const __m256i least = _mm256_set1_epi32((int)greatest - 1); /* both are below 2^31 */
     const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), low = _mm256_set1_epi32(7);
+    const __m256i magnitude = _mm256_set1_epi32((int)MAGNITUDE), negative = _mm256_set1_epi32(GG_CHOSEN_NEGATIVE);
     __m128i at = _mm_setzero_si128();
     size_t count = 0, i = 0;
     for (; i + 8 <= n; i += 8) {
-        const __m256i above = _mm256_cmpgt_epi32(_mm256_load_si256((const __m256i *)(h->of + i)), least);
+        const __m256i own = _mm256_load_si256((const __m256i *)(h->of + i));
+        const __m256i above = _mm256_cmpgt_epi32(_mm256_and_si256(own, magnitude), least);
+        const __m256i signs = _mm256_and_si256(_mm256_srli_epi32(own, 17), negative);
         const unsigned chosen = (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(above));
         const __m256i packed = _mm256_srlv_epi32(_mm256_set1_epi32((int)places_of[chosen]), shifts);
-        const __m256i wide = _mm256_and_si256(packed, low);
+        const __m256i lanes = _mm256_and_si256(packed, low);
+        const __m256i wide = _mm256_or_si256(lanes, _mm256_permutevar8x32_epi32(signs, lanes));
         const __m128i places = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
         _mm_storeu_si128((__m128i *)(place + count), _mm_add_epi16(places, at));
         count += (size_t)__builtin_popcount(chosen);
         at = _mm_add_epi16(at, _mm_set1_epi16(8));
     }
     for (; i < n; ++i) {
-        place[count] = (uint16_t)i;
-        count += h->of[i] >= greatest;
+        place[count] = entry_of(h->of[i], i);
+        count += (h->of[i] & MAGNITUDE) >= greatest;
     }
     return count;
 }
@@ -175,8 +205,42 @@ GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest
     (void)room;
     size_t count = 0;
     for (size_t i = 0; i < n; ++i)
-        if (h->of[i] >= greatest) place[count++] = (uint16_t)i;
+        if ((h->of[i] & MAGNITUDE) >= greatest) place[count++] = entry_of(h->of[i], i);
     return count;
+}
+
+#endif
+
+#if defined(__AVX512F__)
+
+/* Bins that four vectors hold, which stay in registers. */
+#define SHORT_BIN 64
+
+GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, size_t at, size_t n, size_t room,
+                              uint16_t *place, uint32_t *greatest) {
+    __m512i most = _mm512_setzero_si512(), h[4], places = FIRST_PLACES;
+    size_t count = 0;
+    for (size_t v = 0; v < 4; ++v)
+        h[v] = measure_vector(a, source, at + 16 * v, first_lanes(n > 16 * v ? n - 16 * v : 0), &most);
+    *greatest = (uint32_t)_mm512_reduce_max_epu32(most);
+    if (place == NULL || *greatest - 1 >= INFINITE - 1) return 0;
+    const __m512i least = _mm512_set1_epi32((int)(2 * *greatest));
+    for (size_t v = 0; v < 4; ++v) {
+        count += collect_vector(h[v], least, places, room - count, place + count);
+        places = _mm512_add_epi32(places, _mm512_set1_epi32(16));
+    }
+    return count;
+}
+
+#else
+
+#define SHORT_BIN 0
+
+GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, size_t at, size_t n, size_t room,
+                              uint16_t *place, uint32_t *greatest) {
+    (void)a, (void)source, (void)at, (void)n, (void)room, (void)place;
+    *greatest = 0;
+    return 0;
 }
 
 #endif
@@ -188,18 +252,26 @@ GG_INLINE size_t choose_from(const gg_choose_args *args, choose_source source) {
     for (size_t at = 0, bin = 0; at < a.n; at += a.bin, ++bin) {
         const size_t n = a.n - at < a.bin ? a.n - at : a.bin, room = a.n - entries;
         uint16_t *const place = a.place != NULL ? a.place + entries : NULL;
-        const uint32_t greatest = choose_measure(&a, source, at, n, &h);
+        uint32_t greatest;
         size_t count = 0;
-        if (place != NULL && greatest > 0 && greatest < INFINITE) count = choose_collect(&h, n, greatest, room, place);
+        if (n <= SHORT_BIN) {
+            count = choose_short(&a, source, at, n, room, place, &greatest);
+        } else {
+            greatest = choose_measure(&a, source, at, n, &h);
+            if (place != NULL && greatest > 0 && greatest < INFINITE)
+                count = choose_collect(&h, n, greatest, room, place);
+        }
         a.greatest[bin] = greatest;
         if (place == NULL) continue;
-        *place = count > 0 ? *place | GG_CHOSEN_FIRST : GG_CHOSEN_NONE;
-        entries += count > 0 ? count : 1;
+        a.chosen[bin] = (uint16_t)count;
+        if (count > 0) *place |= GG_CHOSEN_FIRST;
+        entries += count;
     }
     return entries;
 }
 
 size_t GG_VARIANT(gg_cpu_choose_bins)(const gg_choose_args *args) {
     if (args->residue == NULL) return choose_from(args, FROM_DIFFERENCE);
-    return args->gradient != NULL ? choose_from(args, FROM_GRADIENT) : choose_from(args, FROM_RESIDUE);
+    if (args->gradient == NULL) return choose_from(args, FROM_RESIDUE);
+    return args->clear != NULL ? choose_from(args, FROM_CLEARED) : choose_from(args, FROM_GRADIENT);
 }
