@@ -16,11 +16,13 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "house_docstrings", "command_
 exclude_patterns = ["_build"]
 default_role = "code"
 nitpicky = True  # a type that the reference does not hold is an error, but for those of others
-nitpick_ignore_regex = [("py:.*", r"(os|pathlib|numpy|collections|gossipgrad\.(_core|outputs|show))\..*|Record")]
+_INNER = r"gossipgrad\.(_core|outputs|show|torch\.group)"
+nitpick_ignore_regex = [("py:.*", rf"(os|pathlib|numpy|collections|{_INNER})\..*|Record")]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
+autodoc_mock_imports = ["torch", "lightning", "sklearn"]  # the reference is the same where they are not installed
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 maximum_signature_line_length = 88

@@ -29,7 +29,7 @@ REDUCED = {
     "python -m pytest -q": "--collect-only tests/test_readme.py",
 }
 # Blocks with these are somebody else's code, shown beside ours.
-FOREIGN = re.compile(r"^\s*(import|from) (torch|horovod|tensorflow|keras)\b", re.MULTILINE)
+FOREIGN = re.compile(r"^\s*(import|from) (torch|lightning|horovod|tensorflow|keras|sklearn)\b", re.MULTILINE)
 
 
 def blocks(path: Path) -> Iterator[tuple[str, str]]:
