@@ -389,11 +389,14 @@ class Exchange:
     def begin(self, rank: int, batches: Sequence[int] | None = None, /) -> None:
         """batches: the samples of every rank of the group in this step; None: all weigh alike."""
     def need(self, rank: int, layer: int, /) -> None: ...
-    def ready(self, rank: int, layer: int, /) -> None:
-        """In any order of the layers, once each."""
+    def ready(self, rank: int, layer: int, addresses: list[int] | None = None, /) -> None:
+        """In any order of the layers, once each. addresses: of each parameter of the layer, where the gradient of a
+        large one lies as far as this call, and 0 for those in the arena."""
     def poll(self, rank: int, /) -> None: ...
     def zero_gradients(self, rank: int, /) -> None:
-        """All gradients of a rank are zero. From end to the first ready."""
+        """Those of all parameters but the large ones. From end to the first ready."""
+    def large(self) -> list[str]:
+        """Parameters whose gradients may lie elsewhere than in the arena."""
     def end(self, rank: int, /) -> None: ...
     def wait(self, rank: int | None = None, /) -> None:
         """Between end and begin: until all weights are current, as need does in the next step."""

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -55,6 +56,12 @@ CASES = [
 def small(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def wide(seed=0):
+    """With a parameter that is large enough for its gradient to be read where autograd has it."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 3))
 
 
 def batch(step, rank=0, n=4, features=4, classes=3):
@@ -377,10 +384,11 @@ def _zeroed(when, to_none):
     return train
 
 
+@pytest.mark.parametrize("make", [small, wide])
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("when", ["before", "between", "after a pass"])
-def test_zeroing_gradients_at_any_time(when, to_none):
-    model, module = gg.torch.wrap(small(), gg.SGD(0.1, momentum=0.9)), small()
+def test_zeroing_gradients_at_any_time(when, to_none, make):
+    model, module = gg.torch.wrap(make(), gg.SGD(0.1, momentum=0.9)), make()
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
     train = _zeroed(when, to_none)
     train(module, optimizer, optimizer.step, contextlib.nullcontext)
@@ -388,10 +396,11 @@ def test_zeroing_gradients_at_any_time(when, to_none):
     close(model.state_dict(), module.state_dict())
 
 
+@pytest.mark.parametrize("make", [small, wide])
 @pytest.mark.parametrize("how", ["assigned", "written"])
-def test_gradients_that_come_by_hand(how):
+def test_gradients_that_come_by_hand(how, make):
     """As from torch.autograd.grad; those of the last step do not count."""
-    model, module = gg.torch.wrap(small(), gg.SGD(0.1)), small()
+    model, module = gg.torch.wrap(make(), gg.SGD(0.1)), make()
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     for step in range(3):
         x, y = batch(step)
@@ -411,14 +420,48 @@ def test_gradients_that_come_by_hand(how):
     close(model.state_dict(), module.state_dict())
 
 
-def test_a_gradient_that_autograd_replaces_is_copied():
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "clipped"])
+def test_gradients_are_read_where_they_lie(strategy, monkeypatch):
+    """Of large parameters: the same bits as from the arena, in any order, and where no gradient comes."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.last, self.first = nn.Linear(128, 128), nn.Linear(4, 128)  # not in the order of use
+            self.spare, self.both = nn.Linear(128, 128), nn.Linear(130, 127)  # not whole lanes
+            self.turned = nn.Parameter(0.1 * torch.randn(128, 128))
+
+        def forward(self, x):
+            x = self.last(self.first(x).tanh() @ self.turned.t()).tanh()
+            return self.both(F.pad(x, (1, 1)))[:, :3]
+
+    options = {"optimizer": gg.SGD(0.05, momentum=0.9, weight_decay=0.01)}
+    options |= {"strategy": STRATEGIES[strategy]} if strategy in STRATEGIES else {}
+    options |= {"optimizer": gg.Adam(0.01, clip_norm=0.1)} if strategy == "clipped" else {}
+    found = []
+    for in_place in (True, False):
+        monkeypatch.setattr(gossipgrad.torch.step.Step, "in_place", in_place)
+        models = gg.torch.replicas(Net, 2, **options)
+        assert any(models[0]._step._large) == in_place
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append(trained(models, 4))
+    for one, other in zip(*found, strict=True):
+        close(one, other, rtol=0, atol=0)
+    assert not (one["last.weight"] == Net().last.weight).all()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("make", [small, wide])
+def test_a_gradient_that_autograd_replaces_is_copied(make):
     """create_graph=True makes sums of their own."""
-    model, module = gg.torch.wrap(small(), gg.SGD(0.1)), small()
+    model, module = gg.torch.wrap(make(), gg.SGD(0.1)), make()
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     for step in range(3):
         x, y = batch(step)
         F.cross_entropy(model(x), y).backward(create_graph=True)
-        assert not any(one.grad.requires_grad for one in model.parameters())
+        assert make is wide or not any(one.grad.requires_grad for one in model.parameters())
         model.step()
         optimizer.zero_grad()
         F.cross_entropy(module(x), y).backward()

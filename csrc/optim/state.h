@@ -42,6 +42,12 @@ enum {
     GG_MOST_ARENAS = 8 + GG_MOST_EDGES
 };
 
+/* A whole parameter, without padding behind it, whose gradient lies in memory of a caller. */
+typedef struct gg_lent {
+    size_t offset, count; /* in the arenas */
+    const float *gradient;
+} gg_lent;
+
 /* The strategy owns the arenas. They have the current values after its settle. The data of an arena may be at another
  * address after each step. */
 typedef struct gg_state {
@@ -50,6 +56,10 @@ typedef struct gg_state {
     int arenas;
     gg_arena arena[GG_MOST_ARENAS];
     int64_t step; /* updates done */
+    /* While a layer becomes ready: where gg_updater_apply reads these parameters' gradients instead of the arena, in
+     * the order of the arenas; else 0. */
+    const gg_lent *lent;
+    int lents;
 } gg_state;
 
 static inline float *gg_state_weights(const gg_state *state) { return state->arena[GG_WEIGHTS].data; }

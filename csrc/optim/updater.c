@@ -119,8 +119,47 @@ static void each_piece(const gg_updater *updater, gg_device *device, const gg_st
     }
 }
 
+/* The elements [at, at + count) of an update. */
+static gg_update part_of(const gg_update *update, size_t at, size_t count) {
+    const size_t from = at - update->offset;
+    gg_update part = *update;
+    part.offset = at;
+    part.count = count;
+    part.owned_offset += from;
+    part.gradient += from;
+    for (int i = 0; i <= GG_MOST_MOMENTS; ++i) {
+        part.received[i] = received_at(update, i, from);
+        part.copy[i] = copy_at(update, i, from);
+    }
+    return part;
+}
+
+/* Cuts an update where parameters begin and end whose gradients lie elsewhere. */
+static void apply_lent(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
+    size_t at = update->offset;
+    const size_t end = at + update->count;
+    for (int i = 0; i < state->lents && at < end; ++i) {
+        const gg_lent *lent = &state->lent[i];
+        const size_t stop = lent->offset + lent->count < end ? lent->offset + lent->count : end;
+        if (stop <= at || lent->offset >= end) continue;
+        if (at < lent->offset) {
+            const gg_update before = part_of(update, at, lent->offset - at);
+            each_piece(updater, device, state, &before, apply_piece);
+            at = lent->offset;
+        }
+        gg_update own = part_of(update, at, stop - at);
+        own.gradient = lent->gradient + (at - lent->offset);
+        each_piece(updater, device, state, &own, apply_piece);
+        at = stop;
+    }
+    if (at == end) return;
+    const gg_update rest = part_of(update, at, end - at);
+    each_piece(updater, device, state, &rest, apply_piece);
+}
+
 void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
-    each_piece(updater, device, state, update, apply_piece);
+    if (state->lents > 0) apply_lent(updater, device, state, update);
+    else each_piece(updater, device, state, update, apply_piece);
 }
 
 void gg_updater_late(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {

@@ -233,7 +233,7 @@ static PyGetSetDef properties[] = {
     {"compresses", exchange_get_compresses, NULL, "Whether the strategy does.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
-#define MOST_METHODS 40
+#define MOST_METHODS 41
 static PyMethodDef methods[MOST_METHODS + 1];
 
 static PyType_Slot slots[] = {

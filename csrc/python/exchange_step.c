@@ -9,7 +9,8 @@
 typedef struct rank_call {
     gg_py_exchange *exchange;
     int layer;
-    int64_t *batches; /* of each rank of the team; NULL: alike */
+    int64_t *batches;       /* of each rank of the team; NULL: alike */
+    const float **gradient; /* of each parameter of the layer: where it lies */
     bool check;
 } rank_call;
 
@@ -26,6 +27,11 @@ static gg_status call_need(void *context, int local) {
 static gg_status call_ready(void *context, int local) {
     const rank_call *c = context;
     return gg_peers_ready(c->exchange->peers, local, c->layer);
+}
+
+static gg_status call_ready_from(void *context, int local) {
+    const rank_call *c = context;
+    return gg_peers_ready_from(c->exchange->peers, local, c->layer, c->gradient);
 }
 
 static gg_status call_poll(void *context, int local) {
@@ -121,7 +127,42 @@ static PyObject *exchange_begin(PyObject *self, PyObject *args) {
 }
 
 static PyObject *exchange_need(PyObject *self, PyObject *args) { return layer_call(self, args, call_need); }
-static PyObject *exchange_ready(PyObject *self, PyObject *args) { return layer_call(self, args, call_ready); }
+
+/* Addresses of the gradients of a layer's parameters, 0: in the arena; to be freed by PyMem_Free. NULL with an
+ * exception. */
+static const float **read_addresses(const gg_py_exchange *x, int layer, PyObject *list) {
+    if (layer < 0 || layer >= x->layout.layers) {
+        PyErr_Format(PyExc_ValueError, "ready: layer %d; there are layers 0 to %d", layer, x->layout.layers - 1);
+        return NULL;
+    }
+    const Py_ssize_t count = x->layout.layer[layer].parameters;
+    if (!PyList_Check(list) || PyList_GET_SIZE(list) != count) {
+        PyErr_Format(PyExc_ValueError, "ready: addresses of gradients: a list of %zd integers is wanted", count);
+        return NULL;
+    }
+    const float **out = PyMem_Calloc((size_t)count + 1, sizeof *out);
+    if (out == NULL) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; out != NULL && i < count && !PyErr_Occurred(); ++i)
+        out[i] = PyLong_AsVoidPtr(PyList_GET_ITEM(list, i));
+    if (out == NULL || !PyErr_Occurred()) return out;
+    PyMem_Free(out);
+    return NULL;
+}
+
+static PyObject *exchange_ready(PyObject *self, PyObject *args) {
+    rank_call c = {.exchange = (gg_py_exchange *)self};
+    PyObject *object, *addresses = Py_None;
+    if (!PyArg_ParseTuple(args, "Oi|O:ready", &object, &c.layer, &addresses)) return NULL;
+    const int rank = gg_py_exchange_rank(c.exchange, object);
+    if (rank == -1) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
+    if (rank < 0) return NULL;
+    if (addresses == Py_None) return gg_py_exchange_call(c.exchange, rank, call_ready, &c);
+    if ((c.gradient = read_addresses(c.exchange, c.layer, addresses)) == NULL) return NULL;
+    PyObject *result = gg_py_exchange_call(c.exchange, rank, call_ready_from, &c);
+    PyMem_Free(c.gradient);
+    return result;
+}
+
 static PyObject *exchange_poll(PyObject *self, PyObject *args) { return simple_call(self, args, false, call_poll); }
 static PyObject *exchange_end(PyObject *self, PyObject *args) { return simple_call(self, args, false, call_end); }
 static PyObject *exchange_wait(PyObject *self, PyObject *args) { return simple_call(self, args, true, call_wait); }
@@ -129,6 +170,20 @@ static PyObject *exchange_settle(PyObject *self, PyObject *args) { return simple
 
 static PyObject *exchange_zero_gradients(PyObject *self, PyObject *args) {
     return simple_call(self, args, false, call_zero_gradients);
+}
+
+static PyObject *exchange_large(PyObject *self, PyObject *unused) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    (void)unused;
+    if (gg_py_exchange_rank(x, Py_None) == -2) return NULL;
+    PyObject *names = PyList_New(0);
+    for (int i = 0; names != NULL && i < x->layout.parameters; ++i) {
+        if (!gg_peers_is_large(x->peers, i)) continue;
+        PyObject *name = PyUnicode_FromString(x->layout.parameter[i].name);
+        if (name == NULL || PyList_Append(names, name) < 0) Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    return names;
 }
 
 static PyObject *whole_step(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -238,7 +293,8 @@ PyMethodDef gg_py_exchange_steps[] = {
     {"need", exchange_need, METH_VARARGS,
      "need($self, rank, layer, /)\n--\n\nThe layer's weights are current when this returns."},
     {"ready", exchange_ready, METH_VARARGS,
-     "ready($self, rank, layer, /)\n--\n\nThe layer's gradient is written, and its weights are used no more."},
+     "ready($self, rank, layer, addresses=None, /)\n--\n\nThe layer's gradient is written, and its weights are used "
+     "no more."},
     {"poll", exchange_poll, METH_VARARGS, "poll($self, rank, /)\n--\n\nMessages move."},
     {"end", exchange_end, METH_VARARGS, "end($self, rank, /)\n--\n\nThe step of a rank ends."},
     {"wait", exchange_wait, METH_VARARGS,
@@ -246,7 +302,8 @@ PyMethodDef gg_py_exchange_steps[] = {
     {"settle", exchange_settle, METH_VARARGS,
      "settle($self, rank=None, /)\n--\n\nCompletes what is in flight. Collective."},
     {"zero_gradients", exchange_zero_gradients, METH_VARARGS,
-     "zero_gradients($self, rank, /)\n--\n\nAll gradients of a rank are zero. From end to the first ready."},
+     "zero_gradients($self, rank, /)\n--\n\nGradients of a rank are zero, but for those of large parameters."},
+    {"large", exchange_large, METH_NOARGS, "Parameters whose gradients may lie elsewhere than in the arena, by name."},
     {"whole_step", (PyCFunction)(void (*)(void))whole_step, METH_VARARGS | METH_KEYWORDS,
      "A whole step on the gradients that are written."},
     {"under_way", exchange_under_way, METH_VARARGS,

@@ -123,6 +123,7 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->head.table = &synchronous;
+    s->head.only_applies_gradients = true;
     s->head.model = &model;
     s->head.env = *env;
     s->period = options->period;

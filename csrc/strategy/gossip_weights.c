@@ -269,6 +269,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
 
     GG_TRY(gg_calloc(1, sizeof *g, "strategy", &g));
     g->gossip.head.table = &table;
+    g->gossip.head.only_applies_gradients = true;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
     GG_TRY(gg_state_create(env, gg_gossip_shared(options)));
     if (env->transport->size > 1) {

@@ -18,6 +18,7 @@ gg_status gg_no_exchange_create(const gg_strategy_options *options, const gg_str
     (void)options;
     GG_TRY(gg_calloc(1, sizeof *made, "strategy", &made));
     made->table = &table;
+    made->only_applies_gradients = true;
     made->env = *env;
     GG_TRY(gg_state_create(env, 0));
 cleanup:

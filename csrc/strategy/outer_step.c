@@ -173,6 +173,7 @@ gg_status gg_outer_init(gg_outer *s, const gg_outer_rule *rule, const gg_strateg
         gg_codec_of(options->wire)->exact ? 0x1p-24f : 0x1p-8f; /* the greatest relative error of rounding */
     s->head.env = *env;
     s->head.table = &s->table;
+    s->head.only_applies_gradients = true;
     s->head.model = &model;
     s->table = (gg_strategy_table){.begin = gg_strategy_nothing,
                                    .need = gg_strategy_no_layer,

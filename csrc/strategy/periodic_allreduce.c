@@ -169,6 +169,7 @@ static gg_status periodic_create(const gg_strategy_options *options, const gg_st
     int p = env->transport->size;
     GG_TRY(gg_calloc(1, sizeof *made, "strategy", &made));
     made->head.table = &table;
+    made->head.only_applies_gradients = true;
     made->head.env = *env;
     made->period = options->period;
     if (made->period == 0) {

@@ -145,6 +145,8 @@ struct gg_strategy {
      * (gg_updater_measures). Else each rank's own gradients count, and `ready` is called when all of them are final and
      * measured. */
     bool averages_gradients;
+    /* `ready` alone reads a layer's gradient, and only by gg_updater_apply: it may lie elsewhere (gg_lent). */
+    bool only_applies_gradients;
     /* After an arena, given by its place in the state's list, has been loaded; NULL: nothing to do. */
     void (*loaded)(gg_strategy *strategy, int arena);
     /* Which slices of the summed gradient and of the optimiser's arenas each rank owns; NULL: every rank has all. */

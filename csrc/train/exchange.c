@@ -168,6 +168,23 @@ cleanup:
     return status;
 }
 
+gg_status gg_exchange_ready_from(gg_exchange *x, int layer, const gg_lent *lent, int lents) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_exchange_check_ready(x, layer));
+    if (layer == x->next && x->strategy->only_applies_gradients && !gg_exchange_updates_wait(x)) {
+        x->state.lent = lent;
+        x->state.lents = lents;
+    } else {
+        for (int i = 0; i < lents; ++i)
+            memcpy(gg_state_gradients(&x->state) + lent[i].offset, lent[i].gradient, lent[i].count * sizeof(float));
+    }
+    status = gg_exchange_ready(x, layer);
+    x->state.lent = NULL;
+    x->state.lents = 0;
+cleanup:
+    return status;
+}
+
 gg_status gg_exchange_poll(gg_exchange *x) { return failed_in_step(x, x->strategy->table->poll(x->strategy)); }
 
 gg_status gg_exchange_check_gradients(gg_exchange *x, const float *gradients) {

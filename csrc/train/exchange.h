@@ -58,6 +58,9 @@ void gg_exchange_destroy(gg_exchange *x);
 gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches);
 gg_status gg_exchange_need(gg_exchange *x, int layer);
 gg_status gg_exchange_ready(gg_exchange *x, int layer);
+/* The same where gradients of these parameters of the layer lie elsewhere, as far as this call. They are read there if
+ * the layer is the next one for the strategy and it allows that, else copied to the arena. */
+gg_status gg_exchange_ready_from(gg_exchange *x, int layer, const gg_lent *lent, int lents);
 /* Whether `ready` of this layer is allowed now. */
 gg_status gg_exchange_check_ready(const gg_exchange *x, int layer);
 gg_status gg_exchange_poll(gg_exchange *x);

@@ -12,6 +12,9 @@
 #define MODEL_SECONDS (2 * 64 / 50e9)
 #define LEAST (1.0 / 64)
 
+/* Elements of a parameter from which on it is worth while to read its gradient where its maker has it. */
+#define LARGE 16384
+
 typedef struct peer {
     gg_device *device;
     gg_trace *trace;
@@ -19,6 +22,7 @@ typedef struct peer {
     gg_exchange *exchange;
     float *written; /* gradients, where the state's are not private; else NULL */
     bool *needed;   /* of each layer: its forward time is charged in this step */
+    gg_lent *lent;  /* room for those of a layer */
     double seconds; /* of a step, which its clock is charged */
     double begun;   /* when the step began */
 } peer;
@@ -71,6 +75,7 @@ static gg_status peers_create(void *context, int local) {
     gg_transport *transport = gg_team_transport(p->team, local);
     GG_TRY(gg_backend_native.open(o->threads, o->isa, &it->device));
     GG_TRY(gg_calloc((size_t)o->layout->layers + 1, sizeof *it->needed, "layers that were needed", &it->needed));
+    GG_TRY(gg_calloc((size_t)o->layout->parameters + 1, sizeof *it->lent, "lent gradients", &it->lent));
     if (o->step_seconds != NULL) it->seconds = o->step_seconds[transport->rank];
     if (!(it->seconds >= 0 && it->seconds < INFINITY))
         GG_FAIL(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", it->seconds);
@@ -140,6 +145,7 @@ void gg_peers_destroy(gg_peers *p) {
         gg_trace_destroy(p->peer[i].trace);
         gg_free(p->peer[i].written);
         gg_free(p->peer[i].needed);
+        gg_free(p->peer[i].lent);
         if (p->peer[i].device != NULL) p->peer[i].device->table->close(p->peer[i].device);
     }
     gg_free(p->peer);
@@ -160,9 +166,18 @@ float *gg_peers_gradients(const gg_peers *p, int local) {
     return it->written != NULL ? it->written : gg_state_gradients(gg_exchange_state(it->exchange));
 }
 
+bool gg_peers_is_large(const gg_peers *p, int parameter) {
+    const size_t count = p->options.layout->parameter[parameter].count;
+    return count >= LARGE && count % GG_LANES == 0;
+}
+
 void gg_peers_zero_gradients(gg_peers *p, int local) {
-    const size_t count = gg_exchange_state(p->peer[local].exchange)->count;
-    memset(gg_peers_gradients(p, local), 0, count * sizeof(float));
+    const gg_arena_layout *layout = p->options.layout;
+    float *gradients = gg_peers_gradients(p, local);
+    for (int i = 0; i < layout->parameters; ++i) {
+        const gg_parameter *it = &layout->parameter[i];
+        if (!gg_peers_is_large(p, i)) memset(gradients + it->offset, 0, it->count * sizeof(float));
+    }
 }
 
 /* ---- a step ---- */
@@ -199,7 +214,19 @@ cleanup:
     return status;
 }
 
-gg_status gg_peers_ready(gg_peers *p, int local, int layer) {
+/* Gradients of a layer that the caller wrote go to the strategy's arena, but for those that lie elsewhere. */
+static void copy_written(gg_peers *p, peer *it, int layer, int lents) {
+    const gg_slice *slice = gg_arena_layout_slice(p->options.layout, layer);
+    float *arena = gg_state_gradients(gg_exchange_state(it->exchange));
+    size_t at = slice->offset;
+    for (int i = 0; i <= lents; ++i) {
+        const size_t next = i < lents ? it->lent[i].offset : slice->offset + slice->count;
+        memcpy(arena + at, it->written + at, (next - at) * sizeof *arena);
+        at = i < lents ? next + it->lent[i].count : next;
+    }
+}
+
+static gg_status peers_ready(gg_peers *p, int local, int layer, int lents) {
     gg_status status = GG_OK;
     peer *it = &p->peer[local];
     gg_transport *transport = gg_team_transport(p->team, local);
@@ -207,13 +234,33 @@ gg_status gg_peers_ready(gg_peers *p, int local, int layer) {
     if (it->seconds > 0)
         GG_TRY(gg_transport_compute(transport, 2 * forward_seconds(p->options.layout, layer, it->seconds)));
     const double begin = gg_transport_now(transport);
-    if (it->written != NULL) {
-        const gg_slice *slice = gg_arena_layout_slice(p->options.layout, layer);
-        memcpy(gg_state_gradients(gg_exchange_state(it->exchange)) + slice->offset, it->written + slice->offset,
-               slice->count * sizeof *it->written);
-    }
-    GG_TRY(gg_exchange_ready(it->exchange, layer));
+    if (it->written != NULL) copy_written(p, it, layer, lents);
+    GG_TRY(gg_exchange_ready_from(it->exchange, layer, it->lent, lents));
     if (!gg_exchange_updates_wait(it->exchange)) peers_record(p, local, "update", begin);
+cleanup:
+    return status;
+}
+
+gg_status gg_peers_ready(gg_peers *p, int local, int layer) { return peers_ready(p, local, layer, 0); }
+
+gg_status gg_peers_ready_from(gg_peers *p, int local, int layer, const float *const *gradient) {
+    gg_status status = GG_OK;
+    peer *it = &p->peer[local];
+    const gg_arena_layout *layout = p->options.layout;
+    int lents = 0;
+    GG_TRY(gg_exchange_check_ready(it->exchange, layer));
+    const int first = layout->layer[layer].first_parameter;
+    for (int i = 0; i < layout->layer[layer].parameters; ++i) {
+        const gg_parameter *parameter = &layout->parameter[first + i];
+        if (gradient[i] == NULL) continue;
+        if (!gg_peers_is_large(p, first + i) || (uintptr_t)gradient[i] % GG_ALIGNMENT != 0)
+            GG_FAIL(GG_ERROR_ARGUMENT,
+                    "ready: the gradient of '%s', %zu elements at address %p; allowed elsewhere than in the arena: %d "
+                    "elements or more, a multiple of %d, at an address that %d divides",
+                    parameter->name, parameter->count, (const void *)gradient[i], LARGE, GG_LANES, GG_ALIGNMENT);
+        it->lent[lents++] = (gg_lent){.offset = parameter->offset, .count = parameter->count, .gradient = gradient[i]};
+    }
+    status = peers_ready(p, local, layer, lents);
 cleanup:
     return status;
 }

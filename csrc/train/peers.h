@@ -41,7 +41,9 @@ void gg_peers_set_rate(gg_peers *peers, const gg_rate *rate);
  * ready, whatever the strategy still reads of the last step: its own arena, or, where others read that in place, one
  * that ready copies from. */
 float *gg_peers_gradients(const gg_peers *peers, int local);
-/* For a caller who adds to them. */
+/* Whether a parameter is large, and has no padding behind it: its gradient may lie elsewhere (gg_peers_ready_from). */
+bool gg_peers_is_large(const gg_peers *peers, int parameter);
+/* Those of all parameters that are not large, for a caller who adds to them. */
 void gg_peers_zero_gradients(gg_peers *peers, int local);
 
 /* The step in which the optimiser's moments were zero, 0 at creation: Adam counts its updates from there. At rest; all
@@ -53,6 +55,9 @@ void gg_peers_set_moments_since(gg_peers *peers, int64_t step);
 gg_status gg_peers_begin(gg_peers *peers, int local, const int64_t *batches);
 gg_status gg_peers_need(gg_peers *peers, int local, int layer);
 gg_status gg_peers_ready(gg_peers *peers, int local, int layer);
+/* gradient: of each parameter of the layer, at an address that GG_ALIGNMENT divides, where it lies in this call; NULL:
+ * in the arena, as that of all that are not large. */
+gg_status gg_peers_ready_from(gg_peers *peers, int local, int layer, const float *const *gradient);
 gg_status gg_peers_end(gg_peers *peers, int local);
 
 /* All calls of a step of a local rank whose gradients are written; afterwards its weights are current. check:

@@ -13,7 +13,9 @@ from gossipgrad.torch.modules import Layer, Recorder
 
 _MOST_NAMES = 8
 # Of each gradient in a step, in place of the version that it was exchanged with.
-_NONE, _ADDED = -2, -1
+NONE, ADDED = -2, -1
+# Of an address that the core reads.
+_ALIGNMENT = 64
 
 
 def listed(names: Sequence[str]) -> str:
@@ -33,7 +35,8 @@ class Step:
 
     Autograd adds to the gradient's view. Where it, or zero_grad(), has put another tensor in place of the view, the
     hook copies that one once, and the view takes its place again. What the last step left in the gradients is set to
-    zero when the next one begins.
+    zero when the next one begins. Gradients of large parameters are autograd's own tensors, which the core reads where
+    they lie: to add to a view costs as much as a copy. They are None when a step begins.
 
     The hooks run for every parameter in every step: what they need is bound when they are made, and with one rank,
     where there are no messages, they do not poll for any.
@@ -41,6 +44,8 @@ class Step:
     optimizer  of torch, whose step is made before the exchange: gradients are then autograd's alone, and no hooks are
                there; None: the core's.
     """
+
+    in_place = True  # are gradients of large parameters read where they lie?
 
     def __init__(
         self,
@@ -75,6 +80,15 @@ class Step:
         )
         # Of each parameter its layer, its name and the tensor; of each layer its statistics.
         self._parameters = [(i, *one) for i, layer in enumerate(layers) for one in layer.parameters]
+        large = set(core.large()) if self.in_place and optimizer is None else set()
+        self._large = [name in large for _, name, _ in self._parameters]
+        # Of each layer with large parameters: these, and for the core the tensors in its order, None: in the arena.
+        self._elsewhere = [
+            [(name, tensor) if name in large else None for name, tensor in layer.parameters + layer.statistics]
+            if any(name in large for name, _ in layer.parameters)
+            else None
+            for layer in layers
+        ]
         self._statistics = [
             [(buffer, self.weights[name], self.gradients[name]) for name, buffer in layer.statistics]
             for layer in layers
@@ -83,7 +97,7 @@ class Step:
         self.needed = [False] * len(layers)
         self.ready = [False] * len(layers)
         self._left = [0] * len(layers)  # gradients that are to come before the layer's exchange begins
-        self._seen = [_NONE] * len(self._parameters)
+        self._seen = [NONE] * len(self._parameters)
 
     @property
     def synchronised(self) -> bool:
@@ -128,13 +142,15 @@ class Step:
     def _hook(self, place: int, layer: int, tensor: Any, own: Any) -> Callable[[Any], None]:
         poll = functools.partial(self._core.poll, self._local) if self.polls else None
 
+        large = self._large[place]
+
         def after_gradient(_: Any) -> None:
-            if tensor.grad is not own:
+            if tensor.grad is not own and not large:
                 self._adopt(place)
             if self._exchanges:
                 if self._left[layer] == 0 or self._seen[place] >= 0:
                     self._refuse(place)
-                self._seen[place] = own._version
+                self._seen[place] = tensor.grad._version
                 self._left[layer] -= 1
                 if self._left[layer] == 0:
                     self._finish(layer)
@@ -143,7 +159,7 @@ class Step:
             elif not self.open or self.ready[layer]:
                 self._refuse(place)
             else:
-                self._seen[place] = _ADDED
+                self._seen[place] = ADDED
 
         return after_gradient
 
@@ -175,9 +191,15 @@ class Step:
         """Gradients are views, and zero but for what was added since the last step."""
         if self._stale:
             self._core.zero_gradients(self._local)
+            if not self.in_place:
+                for name in self._core.large():
+                    self.gradients[name].zero_()
         for place, (_, name, tensor) in enumerate(self._parameters):
             own = self.gradients[name]
-            if tensor.grad is None and self._stale:
+            if self._large[place]:
+                if self._stale:
+                    tensor.grad = None
+            elif tensor.grad is None and self._stale:
                 tensor.grad = own
             elif tensor.grad is not own:
                 self._adopt(place)
@@ -212,7 +234,7 @@ class Step:
         count = len(self.layers)
         self.needed, self.ready = [False] * count, [False] * count
         self._left = list(self._counts)
-        self._seen = [_NONE] * len(self._parameters)
+        self._seen = [NONE] * len(self._parameters)
         if self._optimizer is None:
             self._clear_gradients()
         for layer in range(count) if self.early is None else sorted(self.early):
@@ -236,15 +258,33 @@ class Step:
             self.need(layer)
         for buffer, weight, difference in self._statistics[layer]:
             torch.sub(weight, buffer, out=difference)
+        elsewhere = self._elsewhere[layer]
+        addresses = None if elsewhere is None else [0 if one is None else self._address(*one) for one in elsewhere]
         self.ready[layer] = True
-        self._core.ready(self._local, layer)
+        self._core.ready(self._local, layer, addresses)
+
+    def _address(self, name: str, tensor: Any) -> int:
+        """Where the core can read a large parameter's gradient; 0: in the arena."""
+        gradient, own = tensor.grad, self.gradients[name]
+        if gradient is own:
+            return 0
+        with torch.no_grad():
+            if gradient is None:
+                own.zero_()
+                return 0
+            check_dense(name, gradient)
+            address = int(gradient.data_ptr())
+            if gradient.is_contiguous() and address % _ALIGNMENT == 0:
+                return address
+            own.copy_(gradient)
+        return 0
 
     def end(self) -> None:
         """The step ends: all layers are made ready. RuntimeError: no gradient came, or one changed too late."""
         if self._optimizer is not None:
             self._check_gradients([name for _, name, tensor in self._parameters if tensor.grad is None])
             self._step_of_optimizer()
-        elif _NONE in self._seen or _ADDED in self._seen:
+        elif NONE in self._seen or ADDED in self._seen:
             self._check_gradients(self._without())
         self._check_versions()
         for layer in reversed(range(len(self.layers))):
@@ -263,8 +303,7 @@ class Step:
         return [
             name
             for seen, (_, name, tensor) in zip(self._seen, self._parameters, strict=True)
-            if seen == _NONE
-            and (tensor.grad is None or (tensor.grad is self.gradients[name] and not tensor.grad.any()))
+            if seen == NONE and (tensor.grad is None or (tensor.grad is self.gradients[name] and not tensor.grad.any()))
         ]
 
     def _check_gradients(self, without: Sequence[str]) -> None:
@@ -290,7 +329,7 @@ class Step:
         """Make a layer ready whose gradients have not all come, or wait for step()."""
         if self._optimizer is None:
             for place, (own, name, tensor) in enumerate(self._parameters):
-                if own == layer and tensor.grad is not self.gradients[name]:
+                if own == layer and tensor.grad is not self.gradients[name] and not self._large[place]:
                     self._adopt(place)
         self._finish(layer)
 
