@@ -18,15 +18,22 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
-
-from step_vs_torch import one_json_line
 
 import gossipgrad as gg
 from gossipgrad import bench, strategies
 
 BATCH = 64
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def one_json_line(command: list[str], environment: dict[str, str]) -> dict:
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise SystemExit(f"{' '.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
+    return json.loads(lines[-1])
 
 
 def convnet() -> gg.Model:

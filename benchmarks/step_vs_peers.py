@@ -61,6 +61,8 @@ NETWORKS = {
     "char_gpt": Network(12, (64,), 65, (1.5, 1.2), tokens=True),
     "mlp": Network(256, (28,), 1, (1.3, 1.2)),
 }
+# Of ours, where the networks that PyTorch is given are not those by default.
+OPTIONS: dict[str, dict[str, Any]] = {"googlenet": {"form": "published"}, "char_lstm": {"hidden": 512}}
 EVALUATION = 1.2  # the floor of every network's forward pass
 BLOCK_SECONDS = 0.4  # of steps that a contestant makes in its turn, at least one
 
@@ -97,9 +99,8 @@ def our_step(name: str, threads: int, dtype: str, evaluate: bool) -> tuple[Any, 
     """A function that makes so many steps and gives the seconds of each; and how many parameters the network has."""
     import gossipgrad as gg
 
-    options = {"googlenet": {"form": "published"}, "char_lstm": {"hidden": 512}}.get(name, {})
     entry = gg.models.by_name(name)
-    net = entry.make(**options)
+    net = entry.make(**OPTIONS.get(name, {}))
     how = {} if dtype == "float32" else {"dtype": dtype}
     trainer = gg.Trainer(net, loss=entry.loss, optimizer=gg.SGD(lr=0.001, momentum=0.9), threads=threads, **how)
     x, y = a_batch(name)

@@ -1,0 +1,85 @@
+"""benchmarks/step_vs_peers.py: the networks are the same, the table says what was measured, and the script runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gossipgrad as gg
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+import step_vs_peers as script  # noqa: E402
+
+
+@pytest.mark.parametrize("name", script.NETWORKS)
+def test_the_networks_have_the_same_parameters(name):
+    torch = pytest.importorskip("torch")
+    import peers_torch
+
+    with torch.device("meta"):
+        module = peers_torch.MAKE[name]()
+    net = gg.models.by_name(name).make(**script.OPTIONS.get(name, {}))
+    statistics = sum(one.numel() for one in module.buffers() if one.dim())
+    assert sum(one.numel() for one in module.parameters()) == net.parameters
+    assert {tuple(one.shape) for one in module.parameters() if one.dim() == 4} == {
+        shape for _, shape, *_ in net.graph.parameters() if len(shape) == 4
+    }
+    assert net.input_shape == script.NETWORKS[name].shape and (statistics > 0) == name.startswith("resnet")
+
+
+def result(name="lenet", threads=1, ours=2.0, peer=5.0, others=0.0, dtype="float32"):
+    records = [{"who": who, "others_busy": others} for who in ("ours", "torch")]
+    ratio = None if peer is None else peer / ours
+    about = {"network": name, "batch": 64, "threads": threads, "dtype": dtype, "floor": 2.1, "contestants": records}
+    return about | {"ours": ours, "peer": peer, "best_peer": "torch", "ratio": ratio}
+
+
+def test_a_line_says_whether_the_floor_is_met():
+    assert script.line_of(result()).split()[4:] == ["5", "2", "2.50", "2.10", "met,", "torch"]
+    assert script.line_of(result(ours=4.0)).endswith("missed by 40%, torch")
+    assert script.line_of(result(others=0.5)).endswith("others used 0.5 cores")
+    assert script.line_of(result(peer=None)).split()[4:] == ["none", "2"]
+
+
+def test_scaling_is_of_networks_with_both_numbers_of_threads():
+    results = [result(), result(threads=2, ours=1.0, peer=4.0), result("mlp"), result("alexnet", 2, peer=None)]
+    (line,) = script.scaling(results)
+    assert line.startswith("lenet") and line.endswith("2 threads over 1: ours 2.00, the best peer 1.25")
+
+
+def test_who_competes():
+    def who(name, tcmalloc):
+        return script.contestants(name, argparse.Namespace(tcmalloc=tcmalloc, compiled=["resnet20"]))
+
+    assert who("lenet", "file") == ["ours", "torch", "torch tcmalloc"] and who("vgg16", "file") == [
+        "ours",
+        "torch tcmalloc",
+    ]
+    assert who("resnet20", None) == ["ours", "torch", "torch compile"] and who("mlp", None) == ["ours", "torch", "jax"]
+
+
+@pytest.mark.parametrize("words", [[], ["--evaluate"], ["--memory"]])
+def test_it_runs_without_peers(tmp_path, words):
+    """Who cannot be imported is left out, and said."""
+    for name in ("torch", "jax"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not here')\n")
+    command = [sys.executable, str(BENCHMARKS / "step_vs_peers.py"), "--networks", "mlp", "--rounds", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "--json", str(tmp_path / "j"), *words], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mlp: torch is left out: ImportError: not here" in done.stderr and "jax is left out" in done.stderr
+    found = json.loads((tmp_path / "j").read_text())
+    figure = "grown_mib" if words == ["--memory"] else "ms_min"
+    assert found["what"] == (words[0][2:] if words else "step") and found["network"] == "mlp"
+    (ours,) = found["contestants"]
+    assert ours["who"] == "ours" and found["ours"] == ours[figure] > 0 and found["peer"] is None
+    assert done.stdout.splitlines()[-1].startswith("mlp")
