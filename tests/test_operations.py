@@ -343,6 +343,48 @@ def test_max_pool2d_of_nan_is_nan(backend, isa, name):
     check_max_pool(backend, isa, case, x)
 
 
+def relu_of(x):
+    return np.where(x <= 0, np.float32(0), x)
+
+
+@tables
+@pytest.mark.parametrize("layout", ["batch_last", "channels16"])
+def test_max_pool2d_with_a_relu_has_the_bits_of_separate_operations(backend, isa, layout):
+    """It does not matter which of both comes first; NaN passes, and so does its gradient."""
+    if (backend, layout) == ("onednn", "batch_last"):
+        case, x = (*POOLS["lenet"][:6], dict(activation="relu")), pool_input(POOLS["lenet"], "relu")
+        with pytest.raises(NotImplementedError, match="activation"):
+            run_pool(backend, isa, "max_pool2d", case, x, None, (5, 4, 4))
+        return
+    for name, case in (POOLS | DILATED | {"256-places": (3, 2, (20, 19), (16, 16), (2, 1), (0, 0), {})}).items():
+        x = np.round(pool_input(case, "relu")).astype(np.float32)
+        x[seeded(name).random(x.shape) < 0.03] = np.nan
+        y = ref.max_pool2d(x, *case[3:6], case[6].get("dilation", (1, 1)), case[6].get("ceil_mode", False))[0]
+        grad = float32(seeded(case), *y.shape)
+        fused = (*case[:6], case[6] | dict(activation="relu", layout=layout))
+        found = run_pool(backend, isa, "max_pool2d", fused, x, grad, y.shape[1:])
+        behind = run_pool("native", isa, "max_pool2d", case, x, np.where(y <= 0, np.float32(0), grad), y.shape[1:])
+        before = run_pool("native", isa, "max_pool2d", case, relu_of(x), grad, y.shape[1:])
+        same("output", found["output"], relu_of(behind["output"]))
+        same("output", found["output"], before["output"])
+        same("grad_input", found["grad_inputs"][0], behind["grad_inputs"][0])
+        same("grad_input", found["grad_inputs"][0], np.where(x <= 0, np.float32(0), before["grad_inputs"][0]))
+
+
+@isas
+def test_pooling_of_blocks_of_channels_has_the_same_bits(isa):
+    for kind, name in itertools.product(["max_pool2d", "avg_pool2d"], POOLS):
+        case = POOLS[name]
+        x = pool_input(case, "blocks")
+        windows = (*case[3:6], case[6].get("ceil_mode", False))
+        y = ref.avg_pool2d(x.astype(np.float64), *windows)
+        grad = float32(seeded(case), *y.shape)
+        lanes = run_pool("native", isa, kind, case, x, grad, y.shape[1:])
+        blocks = run_pool("native", isa, kind, (*case[:6], case[6] | dict(layout="channels16")), x, grad, y.shape[1:])
+        same("output", blocks["output"], lanes["output"])
+        same("grad_input", blocks["grad_inputs"][0], lanes["grad_inputs"][0])
+
+
 @tables
 @pytest.mark.parametrize("name", POOLS)
 def test_avg_pool2d(backend, isa, name):
@@ -533,6 +575,25 @@ def test_add(backend, isa, shape, count):
     assert len(found["grad_inputs"]) == count
     for part in found["grad_inputs"]:
         same("grad_input", part, grad)
+
+
+@tables
+@shapes
+def test_add_with_a_relu_has_the_bits_of_separate_operations(backend, isa, shape):
+    rng = seeded((shape, "relu"))
+    inputs, grad = [float32(rng, *shape) for _ in range(3)], float32(rng, *shape)
+    inputs[1].flat[0] = np.nan
+    for count, threads in ((2, 1), (3, 2)):
+        options = dict(grad_output=grad, threads=threads)
+        y = operations.run_op(backend, isa, "add", inputs[:count], shape[1:])["output"]
+        for over in {False, count == 2}:  # the plan writes them there where nobody reads it later
+            found = operations.run_op(
+                backend, isa, "add", inputs[:count], shape[1:], activation="relu", over_output=over, **options
+            )
+            if not over:
+                same("output", found["output"], relu_of(y))
+            for part in found["grad_inputs"]:
+                same("grad_input", part, np.where(y <= 0, np.float32(0), grad))
 
 
 @tables

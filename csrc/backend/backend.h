@@ -24,7 +24,7 @@ typedef enum gg_op_kind {
     GG_OP_MAX_POOL2D,
     GG_OP_AVG_POOL2D,
     GG_OP_ADAPTIVE_AVG_POOL2D, /* window o of an axis: elements o*in/out, rounded down, to (o+1)*in/out, rounded up */
-    GG_OP_BATCH_NORM,          /* over the first axis of the sample */
+    GG_OP_BATCH_NORM,          /* over the first axis of the sample; a second input is added to the result */
     GG_OP_LAYER_NORM,          /* over the axes of the sample from `axis` on */
     GG_OP_LOCAL_RESPONSE_NORM, /* over windows of channels */
     GG_OP_SOFTMAX,             /* along `axis` */
@@ -109,7 +109,7 @@ typedef struct gg_op_desc {
     int64_t numbers;                  /* EMBEDDING and POSITION_EMBEDDING: rows of the table */
     gg_range range;                   /* SLICE and PAD */
     int64_t order[GG_MAX_DIMS];       /* PERMUTE: axis i of the output is axis order[i] of the input */
-    gg_activation activation;         /* CONV2D, LINEAR, BATCH_NORM: applied to the output */
+    gg_activation activation;         /* CONV2D, LINEAR, BATCH_NORM, MAX_POOL2D, ADD: applied to the output */
     int64_t layers;                   /* LSTM */
     bool stateful;                    /* LSTM: carries its state from batch to batch */
     int64_t heads;                    /* ATTENTION; divides C */
@@ -194,9 +194,10 @@ struct gg_op {
     gg_format input[GG_MAX_INPUTS]; /* what it reads; the plan reorders where it differs from desc.offered */
     gg_format output;               /* what it gives. Gradients lie as their activations do. */
     size_t prepared_bytes, saved_bytes, scratch_bytes;
-    bool in_place;              /* output may be input[0]'s buffer, and grad_input[0] grad_output's */
-    bool backward_needs_input;  /* backward reads args->input[] */
-    bool backward_needs_output; /* backward reads args->output */
+    bool in_place;                 /* output may be input[0]'s buffer, and grad_input[0] grad_output's */
+    unsigned backward_needs_input; /* bit i: backward reads args->input[i] */
+    bool backward_needs_output;    /* backward reads args->output */
+    unsigned over_output;          /* bit i: backward may write args->grad_input[i] over args->output */
 };
 
 /* Destroys any operation; NULL is fine. */

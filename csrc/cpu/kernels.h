@@ -38,8 +38,8 @@ typedef struct gg_pool_cover {
     const int32_t *start, *window, *place;
 } gg_pool_cover;
 
-/* A pooling's geometry, computed once. Axis 0 is height, 1 is width. Everything is BATCH_LAST: an element is a row of
- * `lanes` floats. */
+/* A pooling's geometry, computed once. Axis 0 is height, 1 is width. An element is a row of `lanes` floats: samples of
+ * BATCH_LAST, or the channels of a block of CHANNELS16, where `channels` counts the blocks of all samples. */
 typedef struct gg_pool_shape {
     int64_t channels, in[2], out[2], kernel[2], stride[2], dilation[2], lanes;
     const int32_t *first[2]; /* per output position: the first input position of its window inside the image */
@@ -49,6 +49,7 @@ typedef struct gg_pool_shape {
     gg_pool_cover cover[2];
     bool tiled;      /* windows neither overlap, nor leave gaps, nor reach outside */
     int index_bytes; /* max: bytes of a saved place: 1, 2 or 4 */
+    bool relu;       /* max: negative outputs become 0, and their place one behind the window's last: no value's */
 } gg_pool_shape;
 
 /* Channels [begin, end). saved: one place (row-major in the window) for each output value; NULL: not wanted. */
@@ -74,16 +75,20 @@ typedef struct gg_norm_lanes {
     float scale[GG_LANES], offset[GG_LANES], mean[GG_LANES], slope[GG_LANES], shift[GG_LANES];
 } gg_norm_lanes;
 
-/* Batch normalisation. relu: negative results become 0; backward passes find out which from x. */
+/* Batch normalisation. relu: negative results become 0. */
 typedef struct gg_cpu_norm {
     /* Of each lane the mean, and the sum of the squared differences from it; both 0 where a lane has no values. */
     void (*moments)(const gg_norm_runs *runs, const float *x, double mean[GG_LANES], double squares[GG_LANES]);
-    /* y = scale*x + offset; y may be x. */
-    void (*apply)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const float *x, float *y);
-    /* Of each lane the sums of dy and of dy*(x - mean). */
-    void (*products)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const float *x, const float *dy,
-                     double sum[GG_LANES], double product[GG_LANES]);
-    /* dx = scale*dy + slope*(x - mean) + shift; dx may be dy. */
+    /* y = scale*x + offset, plus `added` unless it is NULL; y may be x or added. */
+    void (*apply)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const float *x, const float *added,
+                  float *y);
+    /* Of each lane the sums of d and of d*(x - mean), where d is dy, or with relu what of it has passed: as y says, or
+     * where y is NULL, what apply would make of x alone. passed: d is written there, which may be dy or y; NULL:
+     * nowhere. */
+    void (*products)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const float *x, const float *y,
+                     const float *dy, float *passed, double sum[GG_LANES], double product[GG_LANES]);
+    /* dx = scale*d + slope*(x - mean) + shift, where d is dy, or with relu what of it has passed as x says; dx may be
+     * dy. */
     void (*gradient)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const float *x, const float *dy,
                      float *dx);
 } gg_cpu_norm;

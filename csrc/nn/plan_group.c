@@ -4,19 +4,27 @@
 #include "nn/plan_internal.h"
 
 /* Kinds of operations that follow each other, each the only reader of the one before, and how one operation computes
- * them: that of the node `main`, with the fields that `describe` sets. Longer patterns come before their beginnings. */
+ * them: that of the node `main`, which reads what the others read besides as further inputs, with this activation.
+ * Longer patterns come before their beginnings. */
 typedef struct gg_pattern {
     int nodes, main;
     gg_op_kind kind[GG_MAX_GROUP];
-    void (*describe)(gg_op_desc *desc);
+    gg_activation activation;
+    bool (*fits)(const gg_plan *plan, const gg_group *group); /* NULL: always */
 } gg_pattern;
 
-static void describe_relu(gg_op_desc *desc) { desc->activation = GG_ACTIVATION_RELU; }
+static bool adds_two(const gg_plan *plan, const gg_group *group);
+static bool not_pooled(const gg_plan *plan, const gg_group *group);
 
 static const gg_pattern patterns[] = {
-    {2, 0, {GG_OP_CONV2D, GG_OP_RELU}, describe_relu},
-    {2, 0, {GG_OP_LINEAR, GG_OP_RELU}, describe_relu},
-    {2, 0, {GG_OP_BATCH_NORM, GG_OP_RELU}, describe_relu},
+    {2, 0, {GG_OP_CONV2D, GG_OP_RELU}, GG_ACTIVATION_RELU, not_pooled},
+    {2, 0, {GG_OP_LINEAR, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL},
+    {3, 0, {GG_OP_BATCH_NORM, GG_OP_ADD, GG_OP_RELU}, GG_ACTIVATION_RELU, adds_two},
+    {2, 0, {GG_OP_BATCH_NORM, GG_OP_ADD}, GG_ACTIVATION_NONE, adds_two},
+    {2, 0, {GG_OP_BATCH_NORM, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL},
+    {2, 0, {GG_OP_ADD, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL},
+    {2, 1, {GG_OP_RELU, GG_OP_MAX_POOL2D}, GG_ACTIVATION_RELU, NULL}, /* no matter which of both comes first */
+    {2, 0, {GG_OP_MAX_POOL2D, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL},
 };
 
 static gg_op_kind group_kind(const gg_plan *plan, int node) {
@@ -43,7 +51,17 @@ static bool matches(const gg_plan *plan, const gg_pattern *pattern, int first, g
         out->node[out->nodes++] = node;
     }
     out->main = out->node[pattern->main];
-    return true;
+    return pattern->fits == NULL || pattern->fits(plan, out);
+}
+
+static bool adds_two(const gg_plan *plan, const gg_group *group) {
+    return gg_graph_node(plan->graph, group->node[1])->inputs == 2;
+}
+
+/* A ReLU before a maximum costs nothing there, neither forward nor backward. */
+static bool not_pooled(const gg_plan *plan, const gg_group *group) {
+    const int reader = only_reader(plan, gg_group_last(group), group->node[0]);
+    return reader == GG_NONE || group_kind(plan, reader) != GG_OP_MAX_POOL2D;
 }
 
 gg_group gg_group_at(const gg_plan *plan, int first, int most) {
@@ -89,5 +107,5 @@ int gg_group_inputs(const gg_plan *plan, const gg_group *group, int source[GG_MA
 }
 
 void gg_group_describe(const gg_group *group, gg_op_desc *desc) {
-    if (group->pattern != NULL) group->pattern->describe(desc);
+    if (group->pattern != NULL) desc->activation = group->pattern->activation;
 }

@@ -46,8 +46,10 @@ static void use_value(gg_plan *plan, int value, int time) {
     if (time > root->last) root->last = time;
 }
 
-static bool needs_input(const gg_step *step) {
-    return step->pass[GG_PASS_WEIGHTS]->backward_needs_input || step->pass[GG_PASS_DATA]->backward_needs_input;
+static bool needs_input(const gg_step *step, int i) {
+    const unsigned all =
+        step->pass[GG_PASS_WEIGHTS]->backward_needs_input | step->pass[GG_PASS_DATA]->backward_needs_input;
+    return (all >> i & 1u) != 0;
 }
 
 static bool needs_output(const gg_step *step) {
@@ -66,7 +68,7 @@ static void find_lifetimes(gg_plan *plan) {
         if (step->backward && needs_output(step)) use_value(plan, step->output, back);
         for (int i = 0; i < step->inputs; i++) {
             use_value(plan, step->input[i], s);
-            if (step->backward && needs_input(step)) use_value(plan, step->input[i], back);
+            if (step->backward && needs_input(step, i)) use_value(plan, step->input[i], back);
         }
     }
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
@@ -171,8 +173,16 @@ cleanup:
     return status;
 }
 
+/* Whether a step may write the gradient of input i over its output: nobody reads that one later. */
+static bool over_output(const gg_plan *plan, const gg_step *step, int i, int time) {
+    const gg_value *in = &plan->value[step->input[i]], *out = &plan->value[step->output];
+    if ((step->op->over_output >> i & 1u) == 0 || !needs_output(step)) return false;
+    return stands_alone(out) && in->bytes == out->bytes && plan->buffer[out->buffer].last <= time;
+}
+
 /* Where a step writes the gradient of one input. The first writer writes straight into the value's gradient, over
- * the gradient of its own output if the operation allows it; a later one writes aside and is added. */
+ * the gradient of its own output, or over its output, if the operation allows it; a later one writes aside and is
+ * added. */
 static gg_status place_grad_input(gg_plan *plan, int s, int i) {
     gg_status status = GG_OK;
     gg_step *step = &plan->step[s];
@@ -180,13 +190,16 @@ static gg_status place_grad_input(gg_plan *plan, int s, int i) {
     gg_value *in = &plan->value[value];
     const gg_value *out = &plan->value[step->output];
     bool over = i == 0 && step->op->in_place && in->bytes == out->bytes;
+    const bool behind = over_output(plan, step, i, time);
 
     if (partly_written(plan, value)) {
-        if (over) GG_TRY(grad_place(plan, step->output, time, &step->grad_input[i]));
+        if (behind) step->grad_input[i].buffer = out->buffer;
+        else if (over) GG_TRY(grad_place(plan, step->output, time, &step->grad_input[i]));
         else GG_TRY(add_buffer(plan, in->bytes, time, time, &step->grad_input[i].buffer));
         GG_TRY(add_sums(plan, value, step->grad_input[i], time, &step->sums));
     } else {
         if (over && stands_alone(in) && stands_alone(out)) in->grad_buffer = out->grad_buffer;
+        if (behind && stands_alone(in) && in->grad_buffer == GG_NONE) in->grad_buffer = out->buffer;
         GG_TRY(grad_place(plan, value, time, &step->grad_input[i]));
     }
     mark_written(plan, value);
@@ -364,7 +377,7 @@ static void plan_bind(gg_plan *plan) {
         if (needs_output(step)) backward->output = forward->output;
         backward->grad_output = plan_gradient_at(plan, step->output);
         for (int i = 0; i < step->inputs; i++) {
-            if (needs_input(step)) backward->input[i] = forward->input[i];
+            if (needs_input(step, i)) backward->input[i] = forward->input[i];
             backward->grad_input[i] = plan_at(plan, step->grad_input[i]);
         }
     }

@@ -91,8 +91,6 @@ static void fake_forward_sample(const gg_op_desc *desc, const fake_taps *taps, c
         for (int64_t i = 0; i < n; i++) out[i] = bias ? (double)bias[i / (n / first)] : 0;
         for (size_t t = 0; t < taps->count; t++)
             out[taps->tap[t].out] += (double)weight[taps->tap[t].weight] * in[0][taps->tap[t].in];
-        for (int64_t i = 0; i < n; i++)
-            if (desc->activation == GG_ACTIVATION_RELU && out[i] < 0) out[i] = 0;
         break;
     case GG_OP_MAX_POOL2D:
         for (int64_t i = 0; i < n; i++) out[i] = -INFINITY;
@@ -120,15 +118,17 @@ static void fake_forward_sample(const gg_op_desc *desc, const fake_taps *taps, c
         }
         break;
     case GG_OP_CONCAT:
-        for (int k = 0; k < desc->inputs; k++) {
+        for (int64_t k = 0, at = 0; k < desc->inputs; k++) {
             int64_t count = gg_shape_count(&desc->input[k]);
-            for (int64_t i = 0; i < count; i++) *out++ = in[k][i];
+            for (int64_t i = 0; i < count; i++) out[at++] = in[k][i];
         }
         break;
     default: /* DROPOUT, REORDER */
         for (int64_t i = 0; i < n; i++) out[i] = in[0][i];
         break;
     }
+    for (int64_t i = 0; i < n; i++)
+        if (desc->activation == GG_ACTIVATION_RELU && out[i] < 0) out[i] = 0;
 }
 
 /* Adds to grad_in (entries may be NULL), grad_weight and grad_bias; changes grad_out. `out` is the forward's output. */
@@ -137,13 +137,13 @@ static void fake_backward_sample(const gg_op_desc *desc, const fake_taps *taps, 
                                  double *grad_weight, double *grad_bias) {
     int64_t n = gg_shape_count(&desc->output), first = desc->output.size[0];
     double *to = grad_in[0];
+    for (int64_t i = 0; i < n; i++)
+        if (desc->activation == GG_ACTIVATION_RELU && out[i] <= 0) grad_out[i] = 0;
     switch (desc->kind) {
     case GG_OP_CONV2D:
     case GG_OP_LINEAR:
-        for (int64_t i = 0; i < n; i++) {
-            if (desc->activation == GG_ACTIVATION_RELU && out[i] <= 0) grad_out[i] = 0;
+        for (int64_t i = 0; i < n; i++)
             if (grad_bias) grad_bias[i / (n / first)] += grad_out[i];
-        }
         for (size_t t = 0; t < taps->count; t++) {
             const fake_tap *tap = &taps->tap[t];
             grad_weight[tap->weight] += grad_out[tap->out] * in[0][tap->in];
@@ -323,7 +323,7 @@ static gg_status fake_backward(gg_op *op, const gg_op_args *args) {
     for (int64_t i = 0; desc->kind == GG_OP_DROPOUT && i < desc->batch * count; i++)
         grad_out[i] *= (double)((float *)args->saved)[i];
     for (int k = 0; k < desc->inputs; k++) {
-        CHECK((args->input[k] != NULL) == op->backward_needs_input);
+        CHECK((args->input[k] != NULL) == ((op->backward_needs_input >> k & 1u) != 0));
         in[k] = fake_load(op->input[k].layout, &desc->input[k], desc->batch, args->input[k]);
         to[k] = args->grad_input[k] ? fake_load(GG_LAYOUT_PLAIN, &desc->input[k], desc->batch, NULL) : NULL;
         if (to[k]) wanted = true;

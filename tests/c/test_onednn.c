@@ -198,7 +198,7 @@ static void run_trial(gg_device *device, trial *t) {
         args.grad_output = dy.data;
         if (!op->backward_needs_output) args.output = NULL;
         for (int i = 0; i < t->desc.inputs; i++) {
-            if (!op->backward_needs_input) args.input[i] = NULL;
+            if ((op->backward_needs_input >> i & 1u) == 0) args.input[i] = NULL;
             dx[i] = lay(&t->dx[i], op->input[i], false);
             if (t->desc.input_grad) args.grad_input[i] = dx[i].data;
         }

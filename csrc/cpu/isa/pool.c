@@ -1,4 +1,4 @@
-/* Pooling of BATCH_LAST images: an element is a row of lanes, so a window is a few vector operations, whatever its
+/* Pooling of images whose elements are rows of lanes, so a window is a few vector operations, whatever its
  * stride and padding. Backward passes gather: each input element is written once, as the sum over the windows that hold
  * it, in the order of the windows. */
 #include "cpu/isa/isa.h"
@@ -11,6 +11,18 @@ static inline __attribute__((always_inline)) void save_place(void *saved, size_t
 
 static inline __attribute__((always_inline)) lanes_i saved_place(const void *saved, size_t at, int bytes) {
     return bytes == 1 ? lanes_load_u8((const uint8_t *)saved + at) : lanes_load_wide(saved, at, bytes);
+}
+
+/* What becomes of a maximum and its place. */
+static inline __attribute__((always_inline)) void max_store(const gg_pool_shape *s, bool relu, int bytes, size_t at,
+                                                            lanes_f best, lanes_i winner, float *y, void *saved) {
+    if (relu) {
+        const lanes_mask passes = lanes_positive(best);
+        best = lanes_select(passes, best);
+        winner = lanes_choose_int(passes, winner, lanes_set_int((int32_t)(s->kernel[0] * s->kernel[1])));
+    }
+    lanes_store(y + at, best);
+    if (saved != NULL) save_place(saved, at, bytes, winner);
 }
 
 /* The maximum is the first of the largest in row-major order, or the last NaN, as in PyTorch. */
@@ -37,8 +49,7 @@ static void max_any(const gg_pool_shape *s, int64_t begin, int64_t end, const fl
                                 lanes_choose_int(wins, lanes_set_int(place + i * (int32_t)s->kernel[1] + j), winner);
                         }
                     }
-                    lanes_store(y + at, best);
-                    if (saved != NULL) save_place(saved, at, s->index_bytes, winner);
+                    max_store(s, s->relu, s->index_bytes, at, best, winner, y, saved);
                 }
             }
         }
@@ -46,7 +57,7 @@ static void max_any(const gg_pool_shape *s, int64_t begin, int64_t end, const fl
 }
 
 /* The same for windows of 2x2 that tile the image or leave a rest at its right and bottom. */
-static inline __attribute__((always_inline)) void max_2x2(const gg_pool_shape *s, int64_t begin, int64_t end,
+static inline __attribute__((always_inline)) void max_2x2(const gg_pool_shape *s, int64_t begin, int64_t end, bool relu,
                                                           const float *x, float *y, uint8_t *saved) {
     const size_t lanes = (size_t)s->lanes, row = (size_t)s->in[1] * lanes;
     for (int64_t c = begin; c < end; ++c) {
@@ -63,8 +74,7 @@ static inline __attribute__((always_inline)) void max_2x2(const gg_pool_shape *s
                         best = lanes_choose(wins, v, best);
                         winner = lanes_choose_int(wins, lanes_set_int(k), winner);
                     }
-                    lanes_store(y + at, best);
-                    if (saved != NULL) lanes_store_u8(saved + at, winner);
+                    max_store(s, relu, 1, at, best, winner, y, saved);
                 }
             }
         }
@@ -75,8 +85,10 @@ static bool is_2x2(const gg_pool_shape *s) { return s->tiled && s->kernel[0] == 
 
 static void max_forward(const gg_pool_shape *s, int64_t begin, int64_t end, const float *x, float *y, void *saved) {
     if (!is_2x2(s)) max_any(s, begin, end, x, y, saved);
-    else if (saved != NULL) max_2x2(s, begin, end, x, y, saved);
-    else max_2x2(s, begin, end, x, y, NULL);
+    else if (saved == NULL && s->relu) max_2x2(s, begin, end, true, x, y, NULL);
+    else if (saved == NULL) max_2x2(s, begin, end, false, x, y, NULL);
+    else if (s->relu) max_2x2(s, begin, end, true, x, y, saved);
+    else max_2x2(s, begin, end, false, x, y, saved);
 }
 
 /* Elements at the right and bottom that no tile covers have no gradient. */

@@ -302,7 +302,7 @@ gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, 
     head->desc = *desc;
     head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
     head->input[1] = (gg_format){GG_INT32, GG_LAYOUT_PLAIN};
-    head->backward_needs_input = true;
+    head->backward_needs_input = 1u << 0 | 1u << 1;
     op->device = device;
     op->kernels = kernels;
     op->batch = desc->batch;

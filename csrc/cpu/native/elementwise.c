@@ -184,6 +184,27 @@ static void add_part(void *context, int thread, int threads) {
             kernels->add(n, sum, (const float *)args->input[i] + at, out + at);
             sum = out + at;
         }
+        if (job->op->head.desc.activation == GG_ACTIVATION_RELU) kernels->relu(n, out + at, out + at);
+    }
+}
+
+/* All inputs have the same gradient; the first one's may be that of the output itself, the last one's the output. */
+static void add_gated_part(void *context, int thread, int threads) {
+    const element_job *job = context;
+    const gg_op_args *args = job->args;
+    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(job->op->device)->elementwise;
+    size_t begin, end;
+    gg_parallel_split(job->op->n, GG_LANES, thread, threads, &begin, &end);
+    for (size_t at = begin; at < end; at += STRETCH) {
+        const size_t n = end - at < STRETCH ? end - at : STRETCH;
+        const float *passed = NULL;
+        for (int i = job->op->head.desc.inputs - 1; i >= 0; --i) {
+            if (args->grad_input[i] == NULL) continue;
+            float *to = (float *)args->grad_input[i] + at;
+            if (passed != NULL) memcpy(to, passed, n * sizeof(float));
+            else kernels->relu_backward(n, (const float *)args->output + at, (const float *)args->grad_output + at, to);
+            passed = to;
+        }
     }
 }
 
@@ -195,6 +216,11 @@ static gg_status native_elementwise_add_forward(gg_op *head, const gg_op_args *a
 
 static gg_status native_elementwise_add_backward(gg_op *head, const gg_op_args *args) {
     const element_op *op = (element_op *)head;
+    if (head->desc.activation == GG_ACTIVATION_RELU) {
+        element_job job = {.op = op, .args = args};
+        native_elementwise_run(op, add_gated_part, &job);
+        return GG_OK;
+    }
     for (int i = 0; i < head->desc.inputs; ++i)
         if (args->grad_input[i] != NULL && args->grad_input[i] != args->grad_output)
             memcpy(args->grad_input[i], args->grad_output, op->n * sizeof(float));
@@ -209,7 +235,9 @@ gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op 
     gg_status status = GG_OK;
     *out = NULL;
     if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add has at least 2 inputs, not %d", desc->inputs);
-    status = native_elementwise_create(device, desc, &add_class, desc->offered[0].layout, out);
+    GG_TRY(native_elementwise_create(device, desc, &add_class, desc->offered[0].layout, out));
+    (*out)->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
+    if ((*out)->backward_needs_output && desc->inputs == 2) (*out)->over_output = 1u << 1;
 cleanup:
     return status;
 }

@@ -98,7 +98,7 @@ gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, 
     head->desc = *desc;
     head->input[0] = (gg_format){GG_INT32, GG_LAYOUT_PLAIN};
     head->output.layout = GG_LAYOUT_PLAIN;
-    head->backward_needs_input = true;
+    head->backward_needs_input = 1;
     op->device = device;
     op->features = desc->output.size[desc->output.dims - 1];
     op->positions = gg_shape_count(&desc->input[0]);

@@ -168,7 +168,7 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     gg_op *op;
     GG_TRY(gg_native_op_create(desc, &linear_class, sizeof(linear_op), &op));
     linear_op *linear = (linear_op *)op;
-    linear->op.backward_needs_input = true;
+    linear->op.backward_needs_input = 1;
     linear->op.backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
     linear->kernels = kernels;
     linear->threads = device->threads;

@@ -118,7 +118,7 @@ gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc
     op->out = desc->output.size[desc->output.dims - 1];
     op->rows = desc->batch * (gg_shape_count(&desc->input[0]) / op->in);
     head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
-    head->backward_needs_input = true;
+    head->backward_needs_input = 1;
     head->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
     const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
     const gg_sgemm products[] = {forward_product(op, &none), data_product(op, &none), weight_product(op, &none)};

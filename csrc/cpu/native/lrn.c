@@ -82,7 +82,7 @@ gg_status gg_native_lrn_create(gg_device *device, const gg_op_desc *desc, gg_op 
     op->strips = ((int64_t)op->shape.step + GG_LRN_STRIP - 1) / GG_LRN_STRIP;
     const size_t bytes = gg_format_bytes(head->output, &desc->output, desc->batch);
     op->threads = gg_cpu_threads_for(device, bytes / sizeof(float));
-    head->backward_needs_input = true;
+    head->backward_needs_input = 1;
     if (desc->training) {
         head->saved_bytes = bytes;
         head->scratch_bytes = (size_t)(op->threads * channels * GG_LRN_STRIP) * sizeof(float);

@@ -510,7 +510,8 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     GG_TRY(gg_native_op_create(desc, &lstm_class, sizeof(lstm_op), &head));
     lstm_op *op = (lstm_op *)head;
     head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
-    head->backward_needs_input = head->backward_needs_output = true;
+    head->backward_needs_input = 1;
+    head->backward_needs_output = true;
     op->device = device;
     op->kernels = kernels;
     op->batch = desc->batch;

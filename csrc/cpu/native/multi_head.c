@@ -107,7 +107,7 @@ gg_status gg_native_multi_head_create(gg_device *device, const gg_op_desc *desc,
     head->desc = *desc;
     head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
     head->input[1] = (gg_format){GG_INT32, GG_LAYOUT_PLAIN};
-    head->backward_needs_input = true;
+    head->backward_needs_input = 1u << 0 | 1u << 1;
     GG_TRY(create_steps(device, op));
     const size_t bytes = gg_format_bytes(head->output, &mixed, desc->batch);
     op->packed_at = add_bytes(&saved, 3 * bytes + GG_READ_BEHIND);

@@ -22,7 +22,7 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
 /* The same over the last axis of samples with several: PLAIN, one product for the positions of the whole batch. */
 gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 
-/* All poolings; BATCH_LAST. */
+/* All poolings; CHANNELS16 if offered, else BATCH_LAST. */
 gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* RELU, TANH, SIGMOID: in the layout offered (but a sigmoid in PLAIN where padded channels would not stay zero). */
 gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

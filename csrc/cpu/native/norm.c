@@ -1,4 +1,5 @@
-/* BATCH_NORM, in whatever layout is offered: a reorder around each would cost more than the operation. */
+/* BATCH_NORM, in whatever layout is offered: a reorder around each would cost more than the operation. A second input
+ * is added to what is normalised, in the same pass; backward then sees from the output what the ReLU has cut. */
 #include <math.h>
 
 #include "base/parallel.h"
@@ -142,6 +143,11 @@ static void spread_saved(const norm_op *op, int64_t group, const gg_op_args *arg
     }
 }
 
+/* What is added to the group that lies there; NULL: nothing. */
+static const float *norm_added(const norm_op *op, const gg_op_args *args, int64_t at) {
+    return op->head.desc.inputs == 2 ? (const float *)args->input[1] + at : NULL;
+}
+
 static void norm_forward_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
@@ -158,7 +164,7 @@ static void norm_forward_part(void *context, int thread, int threads) {
         spread_saved(op, group, args, SAVED_SCALE, lanes.scale);
         spread_saved(op, group, args, SAVED_OFFSET, lanes.offset);
         kernels->apply(&runs, &lanes, op->head.desc.activation == GG_ACTIVATION_RELU,
-                       (const float *)args->input[0] + at, (float *)args->output + at);
+                       (const float *)args->input[0] + at, norm_added(op, args, at), (float *)args->output + at);
     }
 }
 
@@ -199,7 +205,8 @@ static void norm_backward_part(void *context, int thread, int threads) {
     const norm_op *op = job->op;
     const gg_op_args *args = job->args;
     const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
-    const bool relu = op->head.desc.activation == GG_ACTIVATION_RELU;
+    const bool relu = op->head.desc.activation == GG_ACTIVATION_RELU, adds = op->head.desc.inputs == 2;
+    float *const passed = !adds ? NULL : args->grad_input[1] != NULL ? args->grad_input[1] : args->grad_output;
     size_t begin, end;
     gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
     for (int64_t group = (int64_t)begin; group < (int64_t)end; ++group) {
@@ -211,10 +218,12 @@ static void norm_backward_part(void *context, int thread, int threads) {
         spread_saved(op, group, args, SAVED_MEAN, lanes.mean);
         spread_saved(op, group, args, SAVED_SCALE, lanes.scale);
         spread_saved(op, group, args, SAVED_OFFSET, lanes.offset);
-        kernels->products(&runs, &lanes, relu, x, dy, sum, product);
+        const float *y = adds && relu ? (const float *)args->output + at : NULL;
+        kernels->products(&runs, &lanes, relu, x, y, dy, adds ? passed + at : NULL, sum, product);
         norm_gradients(op, group, args, sum, product, &lanes);
-        if (args->grad_input[0] != NULL)
-            kernels->gradient(&runs, &lanes, relu, x, dy, (float *)args->grad_input[0] + at);
+        if (args->grad_input[0] == NULL) continue;
+        if (adds) kernels->gradient(&runs, &lanes, false, x, passed + at, (float *)args->grad_input[0] + at);
+        else kernels->gradient(&runs, &lanes, relu, x, dy, (float *)args->grad_input[0] + at);
     }
 }
 
@@ -244,9 +253,10 @@ gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc,
     gg_op *head;
     char in[GG_SHAPE_TEXT], given[GG_SHAPE_TEXT];
     *out = NULL;
-    if (desc->inputs != 1 || !gg_shape_equal(&desc->input[0], &desc->output))
-        GG_FAIL(GG_ERROR_SHAPE, "batch_norm has one input of its output's shape, not %d of %s for %s", desc->inputs,
-                gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, given));
+    for (int i = 0; i < desc->inputs || i == 0; ++i)
+        if (desc->inputs < 1 || desc->inputs > 2 || !gg_shape_equal(&desc->input[i], &desc->output))
+            GG_FAIL(GG_ERROR_SHAPE, "batch_norm has one or two inputs of its output's shape, not %d, of %s for %s",
+                    desc->inputs, gg_shape_text(&desc->input[i], in), gg_shape_text(&desc->output, given));
     const int64_t channels = desc->input[0].size[0], values = gg_shape_count(&desc->input[0]) / channels * desc->batch;
     if (values < 2 && (desc->training || !desc->track_statistics))
         GG_FAIL(GG_ERROR_SHAPE,
@@ -261,10 +271,13 @@ gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc,
     op->values = values;
     op->weight = desc->affine ? 0 : -1;
     op->mean = desc->track_statistics ? (desc->affine ? 2 : 0) : -1;
-    head->input[0].layout = head->output.layout = desc->offered[0].layout;
+    for (int i = 0; i < desc->inputs; ++i) head->input[i].layout = desc->offered[0].layout;
+    head->output.layout = desc->offered[0].layout;
     norm_place(op);
     head->in_place = true;
-    head->backward_needs_input = true;
+    head->backward_needs_input = 1;
+    head->backward_needs_output = desc->inputs == 2 && desc->activation == GG_ACTIVATION_RELU;
+    head->over_output = desc->inputs == 2 ? 1u << 1 : 0;
     head->saved_bytes = (size_t)(SAVED_COUNT * channels) * sizeof(float);
     *out = head;
 cleanup:

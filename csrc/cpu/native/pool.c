@@ -1,4 +1,5 @@
-/* MAX_POOL2D, AVG_POOL2D and ADAPTIVE_AVG_POOL2D, with PyTorch's windows. */
+/* MAX_POOL2D, AVG_POOL2D and ADAPTIVE_AVG_POOL2D, with PyTorch's windows. A ReLU before a maximum or behind it is the
+ * same: backward finds no value where the maximum was not positive. */
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/native/native.h"
@@ -191,8 +192,12 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
     const bool adaptive = desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D;
     gg_pool_shape *shape = &op->shape;
     op->device = device;
-    shape->channels = desc->input[0].size[0];
-    shape->lanes = gg_lanes_padded(desc->batch);
+    if (desc->offered[0].layout == GG_LAYOUT_CHANNELS16)
+        head->input[0].layout = head->output.layout = GG_LAYOUT_CHANNELS16;
+    const bool blocks = head->input[0].layout == GG_LAYOUT_CHANNELS16;
+    shape->channels =
+        blocks ? desc->batch * (gg_lanes_padded(desc->input[0].size[0]) / GG_LANES) : desc->input[0].size[0];
+    shape->lanes = blocks ? GG_LANES : gg_lanes_padded(desc->batch);
     shape->tiled = !adaptive;
     for (int a = 0; a < 2; ++a) {
         shape->in[a] = desc->input[0].size[1 + a];
@@ -222,9 +227,10 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
             }
         }
     } else {
-        const int64_t places = w->kernel[0] * w->kernel[1];
+        shape->relu = desc->activation == GG_ACTIVATION_RELU;
+        const int64_t places = w->kernel[0] * w->kernel[1] + shape->relu;
         shape->index_bytes = places <= 256 ? 1 : places <= 65536 ? 2 : 4;
-        const size_t outputs = (size_t)(gg_shape_count(&desc->output) * shape->lanes);
+        const size_t outputs = (size_t)(shape->channels * shape->out[0] * shape->out[1] * shape->lanes);
         head->saved_bytes = desc->training ? outputs * (size_t)shape->index_bytes : 0;
     }
     *out = head;

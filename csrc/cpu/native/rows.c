@@ -215,7 +215,7 @@ gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc,
     rows_op *op = (rows_op *)head;
     for (int i = (int)desc->axis; i < desc->output.dims; ++i) length *= desc->output.size[i];
     rows_place(op, length, 1);
-    head->backward_needs_input = true;
+    head->backward_needs_input = 1;
     head->saved_bytes = (size_t)(op->units * 2 * (op->side_by_side ? GG_LANES : 1)) * sizeof(float);
     if (desc->training && desc->affine) head->scratch_bytes = (size_t)(op->threads * 2 * length) * sizeof(double);
     *out = head;

@@ -1,5 +1,6 @@
 /* TANH, SIGMOID and ADD: element by element, in the layout that is offered. RELU is the native table's, which accepts
  * any layout as well: oneDNN's turns NaN into 0. */
+#include "cpu/native/native.h"
 #include "cpu/onednn/common.h"
 
 static gg_status check_shapes(const gg_op_desc *desc) {
@@ -64,6 +65,7 @@ gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **o
     const_dnnl_memory_desc_t md = NULL;
     dnnl_primitive_desc_t pd = NULL;
     *out = NULL;
+    if (desc->activation != GG_ACTIVATION_NONE) return gg_native_add_create(device, desc, out);
     if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add has at least 2 inputs, not %d", desc->inputs);
     GG_TRY(check_shapes(desc));
     GG_TRY(gg_dnn_op_create(device, desc, &op));

@@ -175,7 +175,7 @@ static gg_status onednn_conv2d_add_weights(conv *it, conv_error *error) {
     if (!direct)
         GG_TRY(gg_dnn_add_reorder(op, GG_DNN_WEIGHTS, "conv2d weight gradient", always, dw_md, place, it->weight,
                                   gg_dnn_gradient(GG_PARAMETER_WEIGHT)));
-    op->head.backward_needs_input = true;
+    op->head.backward_needs_input = 1;
 cleanup:
     return status;
 }

@@ -74,7 +74,7 @@ static gg_status onednn_linear_add_backward(linear *it) {
     dnnl_primitive_desc_t data = NULL;
 
     op->behind[GG_DNN_WEIGHTS] = parameter_gradients;
-    op->head.backward_needs_input = true;
+    op->head.backward_needs_input = 1;
     if (!op->head.desc.input_grad) goto cleanup;
 
     GG_DNN_PD(op, &data, dnnl_inner_product_backward_data_primitive_desc_create, op->engine, it->input, it->weight,

@@ -1,6 +1,7 @@
 /* Maximum and average pooling, in the layout that is offered. `saved` holds which value was the maximum. */
 #include <math.h>
 
+#include "cpu/native/native.h"
 #include "cpu/onednn/common.h"
 
 /* The algorithm whose divisor is PyTorch's: with the padding counted PyTorch clips a window at the padding's edge,
@@ -85,6 +86,10 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
     char in_text[GG_SHAPE_TEXT], out_text[GG_SHAPE_TEXT];
     const char *name = gg_op_kind_name(desc->kind);
     *out = NULL;
+    if (desc->activation != GG_ACTIVATION_NONE) {
+        if (desc->offered[0].layout == GG_LAYOUT_CHANNELS16) return gg_native_pool_create(device, desc, out);
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "%s has no activation here", name);
+    }
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
         desc->input[0].size[0] != desc->output.size[0])
         GG_FAIL(GG_ERROR_SHAPE, "%s has one image and the same number of channels, not %d of shape %s to %s", name,

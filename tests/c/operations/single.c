@@ -18,7 +18,8 @@ typedef struct op_run {
     uint32_t rank;
     uint64_t step;
     bool evaluate;
-    float *carried; /* as many a sample as its layer says; NULL: none */
+    bool over_output; /* gradients of inputs lie over the output, where they may */
+    float *carried;   /* as many a sample as its layer says; NULL: none */
     size_t carried_count;
     bool lanes; /* float32 inputs are offered BATCH_LAST */
 } op_run;
@@ -87,10 +88,11 @@ static gg_status run_backward(gg_test_devices *d, op_run *run, gg_op *op, op_buf
         b->gradient_at[i] = b->gradient[i].data;
     }
     for (int i = 0; i < desc->inputs; ++i) {
-        if (!op->backward_needs_input) args->input[i] = NULL;
+        if ((op->backward_needs_input >> i & 1u) == 0) args->input[i] = NULL;
         if (run->grad_input[i] == NULL) continue;
         GG_TRY(gg_test_guarded_make(&b->grad_input[i], b->input[i].bytes));
         args->grad_input[i] = b->grad_input[i].data;
+        if (run->over_output && (op->over_output >> i & 1u) != 0) args->grad_input[i] = args->output;
     }
     if (!op->backward_needs_output) args->output = NULL;
     memset(b->scratch.data, 0xFF, b->scratch.bytes);
@@ -99,7 +101,7 @@ static gg_status run_backward(gg_test_devices *d, op_run *run, gg_op *op, op_buf
     GG_TRY(gg_op_backward(op, args));
     for (int i = 0; i < desc->inputs; ++i)
         if (run->grad_input[i] != NULL)
-            GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, op->input[i], gg_test_plain, b->grad_input[i].data,
+            GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, op->input[i], gg_test_plain, args->grad_input[i],
                                    run->grad_input[i]));
     for (int i = 0; i < run->parameters; ++i)
         if (run->parameter_count[i] > 0) memcpy(run->gradient[i], b->gradient[i].data, b->gradient[i].bytes);
@@ -222,6 +224,7 @@ static const run_option run_options[] = {
     OPTION("rank", OPTION_RANK, rank),
     OPTION("step", OPTION_COUNT, step),
     OPTION("evaluate", OPTION_FLAG, evaluate),
+    OPTION("over_output", OPTION_FLAG, over_output),
 };
 #undef OPTION
 
