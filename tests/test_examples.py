@@ -94,3 +94,15 @@ def test_linear_regression(run):
 def test_logistic_regression(run):
     lines = run("logistic_regression.py").splitlines()
     assert len(lines) == 4 and all(0.9 < float(line.rpartition(" ")[2]) < 0.96 for line in lines)
+
+
+def test_torch_lenet(run):
+    pytest.importorskip("torch")
+    out = run("torch_lenet.py", "--data", "mnist-10k", "--take", 2000, "--epochs", 1)
+    assert float(re.search("test accuracy (.*) %", out)[1]) > 40
+
+
+def test_torch_char_gpt(run, text):
+    pytest.importorskip("torch")
+    out = run("torch_char_gpt.py", "--data", text, "--steps", 4, "--strategy", "allreduce")
+    assert float(re.search("validation loss (.*)", out)[1]) < 5
