@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from gossipgrad.errors import choice, did_you_mean, integer, named_keywords, number, store
+from gossipgrad.errors import choice, did_you_mean, flag, integer, named_keywords, number, store
 from gossipgrad.keywords import about
 from gossipgrad.model import Model
 from gossipgrad.optim import Part, parts, read_parts, roles
@@ -94,6 +94,11 @@ class AdaComp:
                  one rank chooses, and all send these elements, so their sum is as small for any number of ranks (Chen
                  et al., "ScaleCom", 2020). What one rank does not choose waits longer than what none of all chooses:
                  with a small factor, a high rate and momentum, training can diverge.
+    local_momentum  each rank's gradient goes through SGD's momentum, and weight decay, before the choice instead of
+                 the sum after it (Lin et al., "Deep Gradient Compression", 2017). So what waits in the residue has the
+                 momentum that it would have had, and short trainings lose less. The optimiser's arena "momentum" is
+                 each rank's own then. With AllReduce and LayerwiseAllReduce, and SGD with momentum, without nesterov
+                 and clip_norm.
 
     The residue is one more copy of the model on each rank. Checkpoints have it, so a resumed run has the same bits.
     """
@@ -132,6 +137,7 @@ class AdaComp:
     dense_below: int = field(default=256, metadata=about("parameters of fewer elements travel whole"))
     warmup: int = field(default=0, metadata=about("so many steps at the beginning send everything"))
     selection: Selection = field(default="local", metadata=about("every rank chooses, or one in turns for all"))
+    local_momentum: bool = field(default=False, metadata=about("SGD's momentum comes before the choice"))
 
     def __post_init__(self) -> None:
         selection = choice("selection", self.selection, SELECTIONS)
@@ -147,6 +153,7 @@ class AdaComp:
             dense_below=integer("dense_below", self.dense_below, 0),
             warmup=integer("warmup", self.warmup, 0),
             selection=selection,
+            local_momentum=flag("local_momentum", self.local_momentum),
         )
         if self.selection == "cyclic" and self.mode != "exact":
             raise ValueError(

@@ -147,6 +147,7 @@ class Configuration:
         else:
             self.optimizer = gg.SGD(lr=0.05, momentum=momentum, nesterov=momentum > 0 and generator.random() < 0.3)
         self._draw_groups(np.random.default_rng([self.number, 2]))
+        self._draw_local_momentum(np.random.default_rng([self.number, 6]))
         self.widths = [int(n) for n in generator.integers(1, 40, generator.integers(1, 4))]
         self.convolution = bool(generator.random() < 0.4)
         self.batch = int(generator.integers(1, 8))
@@ -157,6 +158,13 @@ class Configuration:
             self.shard = "interleaved"
         self.weighted = bool(generator.random() < 0.3)
         self.apoptosis = self._apoptosis(np.random.default_rng([self.number, 5]))
+
+    def _draw_local_momentum(self, generator: np.random.Generator) -> None:
+        divisible = isinstance(self.optimizer, gg.SGD) and self.optimizer.momentum > 0 and not self.optimizer.nesterov
+        if not divisible or self.optimizer.clip_norm or self.compression is None or generator.random() < 0.5:
+            return
+        if self.strategy.residue == "gradients":
+            self.compression = dataclasses.replace(self.compression, local_momentum=True)
 
     def _apoptosis(self, generator: np.random.Generator) -> gg.Apoptosis | None:
         """Events that mostly stay, at any steps."""

@@ -58,7 +58,7 @@ bool gg_compression_packs(const gg_arena_layout *layout, const gg_compression *c
 }
 
 bool gg_compression_leaves_the_same(const gg_arena_layout *layout, const gg_compression *a, const gg_compression *b) {
-    bool same = a->active == b->active && a->selection == b->selection;
+    bool same = a->active == b->active && a->selection == b->selection && a->local_momentum == b->local_momentum;
     for (int i = 0; same && i < layout->parameters; ++i)
         same = bin_of(a, &layout->parameter[i]) == bin_of(b, &layout->parameter[i]);
     return same;

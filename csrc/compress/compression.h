@@ -49,6 +49,8 @@ typedef struct gg_compression {
     unsigned dense_roles; /* a bit 1 << role each: parameters of this role travel dense */
     int64_t warmup;       /* so many first steps travel dense */
     gg_compression_selection selection;
+    bool local_momentum; /* each rank's gradient goes through the optimiser's momentum before the choice, and not after
+                          */
 } gg_compression;
 
 /* One parameter in a message. */

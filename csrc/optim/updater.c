@@ -77,7 +77,10 @@ static void apply_piece(const gg_updater *updater, const gg_group *group, gg_dev
                            .weight_after = received_at(update, 0, from),
                            .weight_copy = copy_at(update, 0, from)};
     gg_optimizer_rule(updater->optimizer, group, update->step, &args);
-    if (!group->statistic) {
+    if (updater->accumulated) {
+        args.rule = GG_UPDATE_PLAIN;
+        args.weight_decay = 0;
+    } else if (!group->statistic) {
         args.momentum = moment_at(state, 0, update->owned_offset + from);
         args.momentum_before = received_at(update, 1, from);
         args.momentum_copy = copy_at(update, 1, from);
@@ -160,6 +163,25 @@ static void apply_lent(const gg_updater *updater, gg_device *device, const gg_st
 void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
     if (state->lents > 0) apply_lent(updater, device, state, update);
     else each_piece(updater, device, state, update, apply_piece);
+}
+
+void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state, size_t offset,
+                           size_t count, float scale, float *gradient) {
+    const gg_optimizer *optimizer = updater->optimizer;
+    const size_t end = offset + count;
+    const gg_group *group = gg_updater_group(updater, offset);
+    for (size_t at = offset, next; at < end; at = next, ++group) {
+        next = group->end < end ? group->end : end;
+        float *own = gradient + (at - offset), *momentum = gg_state_moment(state, 0) + at;
+        const float *const source[3] = {momentum, own, gg_state_weights(state) + at};
+        const float factor[3] = {optimizer->momentum, scale, optimizer->weight_decay * group->decay_factor};
+        if (group->statistic) {
+            device->table->weighted_sum(device, next - at, 1, source + 1, &scale, own);
+            continue;
+        }
+        device->table->weighted_sum(device, next - at, factor[2] != 0 ? 3 : 2, source, factor, momentum);
+        memcpy(own, momentum, (next - at) * sizeof *own);
+    }
 }
 
 void gg_updater_late(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {

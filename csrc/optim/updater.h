@@ -22,6 +22,8 @@ typedef struct gg_updater {
     gg_group *group;
     int groups;
     double *squares; /* of each group's gradients, and then of each one's weights; NULL: updates need no norms */
+    /* SGD: gradients come from gg_updater_accumulate: updates add no decay and have no momentum. */
+    bool accumulated;
 } gg_updater;
 
 /* The optimiser must outlive it; its rate may change between steps. */
@@ -46,6 +48,13 @@ typedef struct gg_update {
 
 /* An element's result does not depend on how the arenas are cut into runs. */
 void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update);
+
+/* The first half of SGD's update, of a gradient whose second half, gg_updater_apply, comes when it has been summed over
+ * ranks: gradient = momentum = mu*momentum + scale*gradient + weight_decay*weight, from element `offset` on. The mean
+ * over ranks of what they accumulate with scale p*share is what one momentum of their weighted mean would be.
+ * Statistics are only scaled. */
+void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state, size_t offset,
+                           size_t count, float scale, float *gradient);
 
 /* Half of what the difference between a partner's gradient and the own one, in the step of an update that did without
  * it, would have changed: update->gradient is the own one, and update->received[0] what came in exchange for it, of the

@@ -176,7 +176,8 @@ int gg_py_compression(PyObject *dict, gg_compression *out, PyObject **packs) {
                             .values = (gg_dtype)type,
                             .dense_below = (size_t)dense_below,
                             .warmup = py_options_whole_of(dict, "warmup", 0),
-                            .selection = (gg_compression_selection)selection};
+                            .selection = (gg_compression_selection)selection,
+                            .local_momentum = flag_of(dict, "local_momentum")};
     if (PyErr_Occurred() || roles_of(dict, "dense", &out->dense_roles) < 0) return -1;
     PyObject *names = PyDict_GetItemString(dict, "packs");
     if (names != NULL && names != Py_None && names_of(names, &out->packs, packs) < 0) return -1;

@@ -47,6 +47,8 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
     made->head.table = &table;
     made->head.env = *env;
     made->head.averages_gradients = true;
+    bool accumulates;
+    GG_TRY(gg_strategy_accumulate(options, env, &accumulates));
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT | gg_residue_wanted(options, env)));
     if (gg_state_residue(env->state) != NULL) made->head.compression_counts = &made->counts;
     GG_TRY(gg_reduction_create(&made->head, options,
@@ -54,6 +56,7 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
                                                    .count = env->state->count,
                                                    .tag = GG_TAG_ALLREDUCE,
                                                    .residue = gg_state_residue(env->state),
+                                                   .accumulates = accumulates,
                                                    .counts = &made->counts},
                                &made->reduction));
 cleanup:
@@ -63,4 +66,4 @@ cleanup:
 }
 
 const gg_strategy_type gg_strategy_allreduce = {
-    .name = "allreduce", .create = allreduce_create, .keeps_equal = GG_EQUAL_REPLICAS};
+    .name = "allreduce", .create = allreduce_create, .local_momentum = true, .keeps_equal = GG_EQUAL_REPLICAS};

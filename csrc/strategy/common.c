@@ -42,6 +42,23 @@ unsigned gg_residue_wanted(const gg_strategy_options *options, const gg_strategy
     return sends && gg_compression_packs(env->layout, &options->compression) ? GG_WITH_RESIDUE : 0;
 }
 
+gg_status gg_strategy_accumulate(const gg_strategy_options *options, const gg_strategy_env *env, bool *accumulates) {
+    gg_status status = GG_OK;
+    const gg_optimizer *optimizer = env->updater->optimizer;
+    *accumulates = options->compression.local_momentum && gg_residue_wanted(options, env) != 0;
+    if (!options->compression.local_momentum) goto cleanup;
+    if (optimizer->kind != GG_OPTIMIZER_SGD || !(optimizer->momentum > 0) || optimizer->nesterov)
+        GG_FAIL(GG_ERROR_ARGUMENT, "local_momentum=True: allowed only with SGD, momentum above 0, and nesterov=False");
+    if (optimizer->clip_norm > 0)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "local_momentum=True with clip_norm=%g: what is summed has momentum already; allowed "
+                "is clip_norm=None",
+                optimizer->clip_norm);
+    env->updater->accumulated = *accumulates;
+cleanup:
+    return status;
+}
+
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
     gg_status status = GG_OK;
     gg_state *state = env->state;

@@ -25,6 +25,10 @@ enum {
  * is sent. */
 unsigned gg_residue_wanted(const gg_strategy_options *options, const gg_strategy_env *env);
 
+/* Where gradients that are compressed have each rank's own momentum (local_momentum): true, and the updater applies
+ * none from here on. GG_ERROR_ARGUMENT where the optimiser has no momentum that could be divided so. */
+gg_status gg_strategy_accumulate(const gg_strategy_options *options, const gg_strategy_env *env, bool *accumulates);
+
 /* Lists the state's arenas, weights, gradients, the moments of the optimiser and the residue, and allocates them,
  * zeroed. Collective where something is shared. After a failure gg_state_destroy frees what was allocated; it is
  * collective in the same cases. */

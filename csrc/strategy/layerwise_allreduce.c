@@ -249,6 +249,8 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     s->head.env = *env;
     s->head.averages_gradients = true;
     s->group = env->transport;
+    bool accumulates = false;
+    if (!hierarchical) GG_TRY(gg_strategy_accumulate(options, env, &accumulates));
     if (hierarchical) GG_TRY(create_gossip(s, options));
     else GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT | gg_residue_wanted(options, env)));
     float *residue = hierarchical ? NULL : gg_state_residue(env->state);
@@ -269,6 +271,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
                                                        .count = chunk->count,
                                                        .tag = GG_TAG_USER + i,
                                                        .residue = residue,
+                                                       .accumulates = accumulates,
                                                        .counts = &s->counts},
                                    &s->reduction[i]));
     }
@@ -305,4 +308,5 @@ const gg_strategy_type gg_strategy_layerwise_allreduce = {.name = "layerwise-all
                                                           .check = layerwise_check,
                                                           .create = layerwise_create_plain,
                                                           .cost = layerwise_cost,
+                                                          .local_momentum = true,
                                                           .keeps_equal = GG_EQUAL_REPLICAS};

@@ -38,9 +38,10 @@ typedef struct packed_reduction {
     gg_reduction *dense; /* of the first steps */
     size_t offset, count;
     int tag;
-    int64_t period; /* steps from one sum to the next */
-    float *residue; /* an arena, by its element 0 */
-    float *applied; /* of the run's first element; NULL: not wanted */
+    int64_t period;     /* steps from one sum to the next */
+    float *equal_share; /* where data are accumulated: the weights of what all ranks have; else NULL */
+    float *residue;     /* an arena, by its element 0 */
+    float *applied;     /* of the run's first element; NULL: not wanted */
     gg_segments segments;
     const gg_segment *run; /* those of this run, `in_run` of them */
     int in_run;
@@ -300,10 +301,17 @@ cleanup:
 static gg_status packed_start(gg_reduction *reduction, float *data, const float *share) {
     gg_status status = GG_OK;
     packed_reduction *s = (packed_reduction *)reduction;
-    const float scale = share[s->group->rank];
+    float scale = share[s->group->rank];
     if (s->stage != IDLE)
         GG_FAIL(GG_ERROR_STATE, "packed sum of %zu values: started again before it was finished", s->count);
     s->data = data;
+    if (s->equal_share != NULL) {
+        const gg_strategy_env *env = &s->owner->env;
+        gg_updater_accumulate(env->updater, env->device, env->state, s->offset, s->count, scale * (float)s->group->size,
+                              data);
+        share = s->equal_share;
+        scale = share[s->group->rank];
+    }
     if (s->owner->step < s->compression.warmup) {
         gg_compression_count_dense(s->run, s->in_run, s->packing.counts);
         GG_TRY(gg_reduction_start(s->dense, data, share));
@@ -355,6 +363,7 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_message_free(s->owner->env.transport, s->values);
     gg_message_free(s->owner->env.transport, s->message);
     gg_free(s->ones);
+    gg_free(s->equal_share);
     gg_free(s->landing);
     gg_free(s->sent);
     gg_free(s->arrived);
@@ -445,6 +454,8 @@ gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_optio
     GG_TRY(gg_segments_create(owner->env.layout, &s->compression, &s->segments));
     s->residue = run->residue;
     s->applied = run->applied;
+    if (run->accumulates) GG_TRY(gg_calloc(p, sizeof *s->equal_share, "shares", &s->equal_share));
+    for (size_t i = 0; i < p && run->accumulates; ++i) s->equal_share[i] = 1.0f / (float)p;
     GG_TRY(find_segments(s));
     if (s->n == 0) s->compression.warmup = INT64_MAX; /* all travels whole, always */
     if (s->compression.warmup > 0) GG_TRY(gg_dense_reduction_create(owner, options, &dense, &s->dense));

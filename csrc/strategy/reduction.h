@@ -39,6 +39,7 @@ typedef struct gg_reduction_run {
      * its element 0. No parameter is in two runs then, and owner->step says which of the first steps travel dense.
      * `rest` and `displaces` have no meaning. */
     float *residue;
+    bool accumulates; /* packed: data go through gg_updater_accumulate before they are chosen from or travel */
     gg_compression_counts *counts; /* packed: what is sent is added to it */
 } gg_reduction_run;
 

@@ -37,6 +37,11 @@ gg_status gg_strategy_check(const gg_strategy_options *options, int ranks) {
         GG_FAIL(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind,
                 GG_STRATEGY_COUNT);
     GG_TRY(gg_compression_check(&options->compression));
+    if (options->compression.local_momentum && !types[options->kind]->local_momentum)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "local_momentum=True with the strategy %s: allowed with allreduce and layerwise-allreduce, which send "
+                "gradients",
+                types[options->kind]->name);
     if (types[options->kind]->check != NULL) GG_TRY(types[options->kind]->check(options, ranks));
 cleanup:
     return status;
@@ -56,8 +61,9 @@ cleanup:
     return status;
 }
 
-bool gg_strategy_keeps_equal(gg_strategy_kind kind, gg_arena_kind arena) {
-    return (types[kind]->keeps_equal & 1u << arena) != 0;
+bool gg_strategy_keeps_equal(const gg_strategy_options *options, gg_arena_kind arena) {
+    if (arena == GG_ARENA_MOMENT && options->compression.local_momentum) return false;
+    return (types[options->kind]->keeps_equal & 1u << arena) != 0;
 }
 
 int gg_strategy_workers(const gg_strategy_options *options, int size) {

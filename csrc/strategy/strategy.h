@@ -164,7 +164,7 @@ const char *gg_strategy_name(gg_strategy_kind kind);
 /* How many of `size` ranks train: the first ones; the others are dedicated servers. Any options. */
 int gg_strategy_workers(const gg_strategy_options *options, int size);
 /* Whether arenas of this kind are the same on all ranks after each step: they must begin with the same ones. */
-bool gg_strategy_keeps_equal(gg_strategy_kind kind, gg_arena_kind arena);
+bool gg_strategy_keeps_equal(const gg_strategy_options *options, gg_arena_kind arena);
 
 /* Where updates need norms of a rank's own gradients: measures them, all of them final, and calls ready for every
  * layer, from the last to the first. */

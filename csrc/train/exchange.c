@@ -328,7 +328,7 @@ gg_status gg_exchange_resume(gg_exchange *x, int arena, const float *whole, cons
     gg_status status = GG_OK;
     const gg_arena_kind kind = x->state.arena[arena].kind;
     bool differ = false;
-    if (gg_strategy_keeps_equal(x->options.kind, kind))
+    if (gg_strategy_keeps_equal(&x->options, kind))
         GG_TRY(gg_exchange_at(x, "what the ranks go on from", ranks_differ(x, whole, &differ)));
     if (differ && consensus == NULL) {
         GG_TRY(gg_exchange_at(x, "mean of the ranks' moments", mean_of(x, whole, trained)));

@@ -43,6 +43,11 @@ class Strategy:
         for key, value, why in self._uncompressed():
             if getattr(self, key, value) != value:
                 raise ValueError(f"{key}={getattr(self, key)!r} with compression={name!r}: {why}; allowed: {value!r}")
+        if compression.local_momentum and self.residue != "gradients":
+            allowed = ", ".join(repr(one) for one, c in BY_NAME.items() if c.residue == "gradients")
+            raise ValueError(
+                f"local_momentum=True with strategy={self.name!r}: it does not send gradients; allowed with: {allowed}"
+            )
         if compression.selection != "local" and not self._sums_over_ranks():
             raise ValueError(
                 f"selection={compression.selection!r} with strategy={self.name!r}: its messages go from rank to rank, "

@@ -1,0 +1,113 @@
+"""AdaComp(local_momentum=True): each rank's own momentum comes before the choice, and none after the sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gossip_reference import small_batches
+from test_compression_strategies import SMALL, residues, trainer_of
+
+import gossipgrad as gg
+
+STRATEGIES = [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=900)]
+EVERYTHING = {
+    "warm-up": gg.AdaComp(local_momentum=True, warmup=1000, **SMALL),
+    "whole": gg.AdaComp(local_momentum=True, dense_below=10**6, bin_size=1),
+    "bins of one": gg.AdaComp(local_momentum=True, mode="exact", values="float32", factor=1, bin_size=1, dense_below=1),
+}
+SOME = {
+    "strict": gg.AdaComp(local_momentum=True, **SMALL),
+    "cyclic": gg.AdaComp(local_momentum=True, selection="cyclic", **SMALL),
+}
+
+
+def optimizer(decay=0.01):
+    return gg.SGD(lr=0.1, momentum=0.9, weight_decay=decay)
+
+
+def momenta(trainer):
+    return [trainer.core.arena("momentum", rank) for rank in range(trainer.size)]
+
+
+@pytest.mark.parametrize("how", EVERYTHING)
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_it_is_the_momentum_of_the_sum_where_everything_is_sent(p, how):
+    """With weight decay, statistics, and batches of unlike sizes, one of them empty."""
+    for strategy in STRATEGIES:
+        pair = [trainer_of(p, strategy, one, "norm", optimizer()) for one in (None, EVERYTHING[how])]
+        generator = np.random.default_rng(p)
+        for step in range(8):
+            x, y = small_batches(generator, p, [3 + (rank + step) % 3 * (rank > 0) for rank in range(p)])
+            for trainer in pair:
+                trainer.train_step(x, y)
+        dense, local = (trainer.weights() for trainer in pair)
+        for name, weight in dense.items():
+            np.testing.assert_allclose(local[name], weight, rtol=2e-5, atol=2e-6, err_msg=name)
+        mean = [
+            {name: np.mean([one[name] for one in momenta(trainer)], axis=0) for name in momenta(trainer)[0]}
+            for trainer in pair
+        ]
+        for name, momentum in mean[0].items():
+            np.testing.assert_allclose(mean[1][name], momentum, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("how", SOME)
+def test_sent_and_left_are_the_accumulated_gradients(how):
+    """w = w0 - lr (the sum over steps of the mean momentum - the sum of the residues), of what is trained."""
+    p = 3
+    for strategy in STRATEGIES:
+        trainer = trainer_of(p, strategy, SOME[how], "small", optimizer(0.0))
+        before = {name: one.astype(np.float64) for name, one in trainer.weights().items()}
+        total = dict.fromkeys(before, 0.0)
+        generator = np.random.default_rng(0)
+        for _ in range(8):
+            trainer.train_step(*small_batches(generator, p, [3, 5, 2]))
+            for name in total:
+                total[name] = total[name] + np.mean([one[name].astype(np.float64) for one in momenta(trainer)], axis=0)
+        left = residues(trainer)
+        for name, one in trainer.weights().items():
+            waits = sum(own[name].astype(np.float64) for own in left)
+            np.testing.assert_allclose(one, before[name] - 0.1 * (total[name] - waits), rtol=1e-5, atol=1e-6)
+        assert any(np.abs(own[name]).max() > 0 for own in left for name in own)
+        for rank in range(1, p):
+            for name, one in trainer.weights(0).items():
+                assert np.array_equal(one, trainer.weights(rank)[name])
+
+
+@pytest.mark.parametrize("how", SOME)
+def test_resuming_is_never_having_stopped(how, tmp_path):
+    """The ranks have momenta of their own, which a checkpoint gives back to each."""
+    generator = np.random.default_rng(0)
+    data = generator.standard_normal((36, 1, 8, 8)).astype(np.float32), generator.integers(0, 4, 36)
+
+    def fit(epochs, **options):
+        trainer = trainer_of(3, STRATEGIES[1], SOME[how], optimizer=optimizer())
+        return trainer, trainer.fit(data, epochs=epochs, batch_size=4, progress=False, **options)
+
+    half, _ = fit(2)
+    half.save(tmp_path / "half.safetensors")
+    first, *others = momenta(half)
+    assert any(not np.array_equal(first[name], one[name]) for one in others for name in first)
+    _, resumed = fit(4, resume=tmp_path / "half.safetensors")
+    _, whole = fit(4)
+    assert resumed.weights_sha256 == whole.weights_sha256
+    assert len(set(whole.weights_sha256)) == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "chosen", "message"),
+    [
+        (gg.AllReduce(), gg.Adam(lr=0.01), "local_momentum=True: allowed only with SGD, momentum above 0"),
+        (gg.AllReduce(), gg.SGD(lr=0.1), "local_momentum=True: allowed only with SGD, momentum above 0"),
+        (gg.AllReduce(), gg.SGD(lr=0.1, momentum=0.9, nesterov=True), "and nesterov=False"),
+        (gg.AllReduce(), gg.SGD(lr=0.1, momentum=0.9, clip_norm=1.0), "local_momentum=True with clip_norm=1: .*=None"),
+        (
+            gg.PeriodicAllReduce(),
+            gg.SGD(lr=0.1, momentum=0.9),
+            "it does not send gradients; allowed with: ",
+        ),
+    ],
+)
+def test_what_it_does_not_go_with(strategy, chosen, message):
+    with pytest.raises(ValueError, match=message):
+        trainer_of(2, strategy, SOME["strict"], optimizer=chosen)
