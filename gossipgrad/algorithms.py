@@ -25,7 +25,8 @@ Measure = Callable[[list[Key]], Iterable[tuple[Key, str, str, float]]]
 PASSES = ("forward", "weights", "data")
 SECONDS = 20.0  # after which no further convolution is measured
 PAYS = 100  # full batches of an evaluation: measuring runs each candidate about ten times
-_FIELDS = ("batch", "channels", "height", "width", "filters", "padding_height", "padding_width", "bias", "relu")
+_IMAGE = ("batch", "channels", "height", "width")
+_FIELDS = (*_IMAGE, "filters", "padding_height", "padding_width", "bias", "relu", "window")
 
 
 def cache_path() -> str:
@@ -127,9 +128,14 @@ def report(found: Measured) -> list[dict[str, Any]]:
     ]
 
 
+def _key(one: dict[str, Any]) -> Key:
+    """Of an entry of a report. Reports of before there was Winograd for 5 x 5 do not name the window: 3 x 3."""
+    return tuple(int(one.get(field, 3) if field == "window" else one[field]) for field in _FIELDS)
+
+
 def known(described: Iterable[dict[str, Any]]) -> Measured:
     """The times in a report."""
-    return {tuple(int(one[field]) for field in _FIELDS): one["seconds"] for one in described}
+    return {_key(one): one["seconds"] for one in described}
 
 
 def choices(described: Iterable[dict[str, Any]]) -> list[tuple[Key, tuple[str, str, str]]]:
@@ -137,5 +143,5 @@ def choices(described: Iterable[dict[str, Any]]) -> list[tuple[Key, tuple[str, s
     made = []
     for one in described:
         forward, weights, data = (str(one["algorithms"][each]) for each in PASSES)
-        made.append((tuple(int(one[field]) for field in _FIELDS), (forward, weights, data)))
+        made.append((_key(one), (forward, weights, data)))
     return made

@@ -10,7 +10,7 @@ from gossipgrad import algorithms, bench
 
 PASSES = algorithms.PASSES
 CANDIDATES = {"direct", "winograd4", "winograd2"}
-KEY = (8, 16, 10, 9, 20, 1, 1, 1, 1)  # of the second convolution of network(), with batches of 8
+KEY = (8, 16, 10, 9, 20, 1, 1, 1, 1, 3)  # of the second convolution of network(), with batches of 8
 SECONDS = {
     "forward": {"direct": 3.0, "winograd4": 2.0, "winograd2": 1.0},
     "weights": {"direct": 1.0, "winograd4": 2.0},
@@ -79,7 +79,7 @@ def test_what_is_measured_is_in_the_cache(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"here": 3}', '{"here": {"1 2": {}}}', '{"here": {"8 16 10 9 20 1 1 1 1": {"forward": 0}}}'],
+    ["", "{", "[]", '{"here": 3}', '{"here": {"1 2": {}}}', '{"here": {"8 16 10 9 20 1 1 1 1 3": {"forward": 0}}}'],
 )
 def test_a_cache_that_cannot_be_read_is_measured_again(tmp_path, text):
     path = tmp_path / "cache.json"
@@ -128,11 +128,13 @@ def test_the_fastest_of_each_pass():
     assert algorithms.fastest({"data": SECONDS["data"]}) == ("direct", "direct", "winograd4")
     described = json.loads(json.dumps(algorithms.report({KEY: SECONDS})))
     assert algorithms.choices(described) == [(KEY, CHOSEN)]
+    older = [{name: value for name, value in described[0].items() if name != "window"}]
+    assert algorithms.choices(older) == [(KEY, CHOSEN)] and algorithms.known(older) == {KEY: SECONDS}
     assert described[0]["seconds"] == SECONDS and described[0]["filters"] == 20
 
 
 def test_the_core_measures_every_candidate():
-    first = (8, 5, 10, 9, 16, 1, 1, 1, 1)
+    first = (8, 5, 10, 9, 16, 1, 1, 1, 1, 3)
     with gg.Trainer(network(), backend="native") as trainer:
         keys = trainer.core.convolutions(8, True)
         assert keys == [KEY, first]  # the one with more operations first

@@ -1,4 +1,4 @@
-"""Winograd's convolution, F(2x2,3x3) and F(4x4,3x3), against sums in float64.
+"""Winograd's convolution, F(2x2,3x3), F(4x4,3x3) and F(2x2,5x5), against sums in float64.
 
 A transform mixes the values of a tile, so an element's error depends on those around it: errors are relative to the
 largest sum of absolute values of products that makes an element of the result.
@@ -15,10 +15,10 @@ import gossipgrad as gg
 from gossipgrad import _core
 
 ISAS = _core.info()["isas"]
-# of any element, in units of 2**-24
-BOUNDS = {"winograd4": 40, "winograd2": 8}
+# by algorithm and window: of any element, in units of 2**-24
+BOUNDS = {("winograd4", 3): 40, ("winograd2", 3): 8, ("winograd2", 5): 40}
 # root mean square of the errors over that of the result, of long sums
-RMS = {"direct": 1e-6, "winograd2": 5e-7, "winograd4": 1.2e-6}
+RMS = {("direct", 3): 1e-6, ("winograd2", 3): 5e-7, ("winograd4", 3): 1.2e-6, ("winograd2", 5): 1.2e-6}
 
 # batch, input channels, height, width, output channels, padding
 SHAPES = [
@@ -31,6 +31,16 @@ SHAPES = [
     (19, 70, 5, 6, 20, (2, 2)),
     (33, 4, 13, 3, 65, (0, 1)),
     (2, 130, 9, 8, 40, (1, 0)),
+]
+SHAPES5 = [
+    (1, 1, 5, 5, 1, (0, 0)),
+    (1, 3, 4, 4, 5, (2, 2)),
+    (2, 17, 7, 9, 31, (2, 2)),
+    (3, 16, 6, 5, 16, (0, 4)),
+    (5, 33, 8, 12, 48, (3, 1)),
+    (16, 8, 14, 14, 24, (2, 2)),
+    (19, 70, 5, 6, 20, (4, 3)),
+    (33, 4, 13, 5, 65, (0, 2)),
 ]
 
 
@@ -59,36 +69,36 @@ def check(found, x, weight, bias, grad, padding, relu, bound, name):
 
 def run(isa, algorithm, x, weight, bias, grad, padding, **options):
     return operations.run_op(
-        "native", isa, "conv2d", [x], grad.shape[1:], weight=weight, bias=bias, grad_output=grad, kernel=(3, 3),
-        padding=padding, algorithm=algorithm, **options,
+        "native", isa, "conv2d", [x], grad.shape[1:], weight=weight, bias=bias, grad_output=grad,
+        kernel=weight.shape[2:], padding=padding, algorithm=algorithm, **options,
     )  # fmt: skip
 
 
-def arrays(name, n, c, h, w, k, padding):
+def arrays(name, n, c, h, w, k, padding, taps=3):
     rng = seeded(name)
-    output = (n, k, h + 2 * padding[0] - 2, w + 2 * padding[1] - 2)
-    return [rng.standard_normal(shape, np.float32) for shape in ((n, c, h, w), (k, c, 3, 3), (k,), output)]
+    output = (n, k, h + 2 * padding[0] - taps + 1, w + 2 * padding[1] - taps + 1)
+    return [rng.standard_normal(shape, np.float32) for shape in ((n, c, h, w), (k, c, taps, taps), (k,), output)]
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("algorithm", BOUNDS)
+@pytest.mark.parametrize(("algorithm", "taps"), BOUNDS)
 @pytest.mark.parametrize("layout", ["batch_last", "channels16"])
-def test_against_float64(isa, algorithm, layout):
-    for number, shape in enumerate(SHAPES):
+def test_against_float64(isa, algorithm, taps, layout):
+    for number, shape in enumerate(SHAPES if taps == 3 else SHAPES5):
         name = (isa, algorithm, layout, *shape)
         relu = number % 2 == 1
-        x, weight, bias, grad = arrays(name, *shape)
+        x, weight, bias, grad = arrays(name, *shape, taps)
         options = {"activation": "relu" if relu else "none", "layout": layout, "threads": 1 + number % 3}
         found = run(isa, algorithm, x, weight, bias, grad, shape[-1], **options)
-        check(found, x, weight, bias, grad, shape[-1], relu, BOUNDS[algorithm], name)
+        check(found, x, weight, bias, grad, shape[-1], relu, BOUNDS[algorithm, taps], name)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("layout", ["batch_last", "channels16"])
 def test_threads_give_the_same_bits(isa, layout):
     shape = (18, 20, 11, 6, 37, (1, 1))
-    for algorithm in BOUNDS:
-        given = arrays((isa, layout), *shape)
+    for algorithm, taps in BOUNDS:
+        given = arrays((isa, layout), *shape, taps)
         found = [run(isa, algorithm, *given, shape[-1], layout=layout, threads=threads) for threads in (1, 2, 5)]
         for other in found[1:]:
             for what in ("output", "grad_weight", "grad_bias"):
@@ -97,15 +107,15 @@ def test_threads_give_the_same_bits(isa, layout):
 
 
 @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa != "scalar"])
-@pytest.mark.parametrize("algorithm", RMS)
-def test_error_of_long_sums(isa, algorithm):
-    shape = (2, 512, 8, 8, 32, (1, 1))
-    x, weight, bias, grad = arrays("long", *shape)
+@pytest.mark.parametrize(("algorithm", "taps"), RMS)
+def test_error_of_long_sums(isa, algorithm, taps):
+    shape = (2, 512, 8, 8, 32, (taps // 2, taps // 2))
+    x, weight, bias, grad = arrays("long", *shape, taps)
     bias[:] = 0
     found = run(isa, algorithm, x, weight, bias, grad, shape[-1])
     exact = ref.conv2d(x.astype(np.float64), weight.astype(np.float64), padding=shape[-1])
     error = np.sqrt(np.mean((found["output"] - exact) ** 2) / np.mean(exact**2))
-    assert error <= RMS[algorithm], error
+    assert error <= RMS[algorithm, taps], error
 
 
 def test_what_it_is_not_for():
@@ -121,21 +131,25 @@ def test_what_it_is_not_for():
 
 @pytest.mark.parametrize("backend", [None, "native"])
 def test_networks_learn_alike(backend):
-    """A small network of 3x3 convolutions: gradients by Winograd are those of direct sums but for rounding."""
+    """A small network of 3x3 and 5x5 convolutions: gradients by Winograd are those of direct sums but for rounding."""
     rng = seeded("network")
     x = rng.standard_normal((12, 16, 10, 10), np.float32)
     y = rng.integers(0, 5, 12).astype(np.int32)
     weights = {}
     for algorithm in ("direct", "winograd", "auto"):
         net = gg.Sequential(
-            [gg.Conv2d(64, 3, padding=1), gg.ReLU(), gg.Conv2d(64, 3), gg.ReLU(), gg.Flatten(), gg.Linear(5)],
+            [
+                gg.Conv2d(64, 3, padding=1), gg.ReLU(), gg.Conv2d(64, 3), gg.ReLU(),
+                gg.Conv2d(64, 5, padding=2), gg.ReLU(), gg.Flatten(), gg.Linear(5),
+            ],
             input=x.shape[1:],
-        )
+        )  # fmt: skip
         with gg.Trainer(net, optimizer=gg.SGD(lr=0.01), conv_algorithm=algorithm, backend=backend, seed=1) as trainer:
             trainer.fit((x, y), epochs=3, batch_size=12, progress=False)
             weights[algorithm] = trainer.weights()
             used = {pair for each in trainer.core.node_algorithms() if each for pair in each.values()}
             assert (("native", "winograd4") in used) == (algorithm != "direct")
+            assert (("native", "winograd2") in used) or algorithm != "winograd"
     for algorithm in ("winograd", "auto"):
         for name, exact in weights["direct"].items():
             close = np.max(np.abs(weights[algorithm][name] - exact)) / np.max(np.abs(exact))

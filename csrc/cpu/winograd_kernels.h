@@ -11,12 +11,13 @@
 
 #include "base/cpu.h"
 
-/* F(2x2,3x3) has tiles of 4 x 4 places, F(4x4,3x3) of 6 x 6. */
+/* F(2x2,3x3) has tiles of 4 x 4 places, F(4x4,3x3) and F(2x2,5x5) of 6 x 6. */
 #define GG_WINOGRAD_PLACES 36
 
 /* The same tile of `count` planes of an image. */
 typedef struct gg_winograd_tiles {
     int outputs; /* of a tile along one axis: 2 or 4 */
+    int taps;    /* weights along one axis: 3, or 5 with 2 outputs */
     int64_t count;
     float *image; /* the tile's first element in the first plane, also where that lies in the padding */
     int64_t plane, row, pixel;
@@ -28,10 +29,11 @@ typedef struct gg_winograd_tiles {
     bool bias_vectors, relu;
 } gg_winograd_tiles;
 
-/* Kernels of 3 x 3 weights, one a lane: lane l of element i is at weights + l*lane_step + i*step, and its places follow
- * each other at places + p*place_step + i*places_step. */
+/* Kernels of taps x taps weights, one a lane: lane l of element i is at weights + l*lane_step + i*step, and its places
+ * follow each other at places + p*place_step + i*places_step. */
 typedef struct gg_winograd_weights {
-    int outputs, lanes, stored; /* lanes there are, and of places written, at most GG_LANES; those behind are 0 */
+    int outputs, taps;
+    int lanes, stored; /* lanes there are, and of places written, at most GG_LANES; those behind are 0 */
     int64_t count;
     float *weights;
     int64_t lane_step, step;
@@ -59,7 +61,8 @@ typedef struct gg_winograd_kernels {
     gg_isa isa;
     int panel; /* columns of a panel: a multiple of GG_LANES */
     int rows;  /* most rows of a block */
-    /* image to places: of the input, tiles of outputs + 2 rows and columns; of the output's gradient, of `outputs`. */
+    /* image to places: of the input, tiles of outputs + taps - 1 rows and columns; of the output's gradient, of
+     * `outputs`. */
     void (*input)(const gg_winograd_tiles *tiles);
     void (*gradient)(const gg_winograd_tiles *tiles);
     /* places to image, with bias and ReLU. */

@@ -162,31 +162,32 @@ static PyObject *py_trainer_tuning(PyObject *self, PyObject *unused) {
 
 /* ---- algorithms of convolutions ---- */
 
-/* Of a key: batch, channels, height and width of the input, channels of the output, padding, bias?, ReLU? */
-#define KEY_FORMAT "LLLLLLLLL"
+/* Of a key: batch, channels, height and width of the input, channels of the output, padding, bias?, ReLU?, window. */
+#define KEY_FORMAT "LLLLLLLLLL"
 
 static PyObject *key_tuple(const gg_conv_key *k) {
     return Py_BuildValue("(" KEY_FORMAT ")", (long long)k->batch, (long long)k->input[0], (long long)k->input[1],
                          (long long)k->input[2], (long long)k->output, (long long)k->padding[0],
-                         (long long)k->padding[1], (long long)k->bias, (long long)k->relu);
+                         (long long)k->padding[1], (long long)k->bias, (long long)k->relu, (long long)k->window);
 }
 
 static int read_key(PyObject *tuple, gg_conv_key *out) {
-    long long n[9];
+    long long n[10];
     if (!PyTuple_Check(tuple)) {
-        PyErr_Format(PyExc_TypeError, "a convolution is described by a tuple of 9 integers, not %s",
+        PyErr_Format(PyExc_TypeError, "a convolution is described by a tuple of 10 integers, not %s",
                      Py_TYPE(tuple)->tp_name);
         return -1;
     }
     if (!PyArg_ParseTuple(tuple, KEY_FORMAT ":a convolution", &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7],
-                          &n[8]))
+                          &n[8], &n[9]))
         return -1;
     *out = (gg_conv_key){.batch = n[0],
                          .input = {n[1], n[2], n[3]},
                          .output = n[4],
                          .padding = {n[5], n[6]},
                          .bias = n[7],
-                         .relu = n[8]};
+                         .relu = n[8],
+                         .window = n[9]};
     return 0;
 }
 

@@ -430,7 +430,7 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
 def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="of each rank; default: OMP_NUM_THREADS, else 1")
     add_backend(parser)
-    help_ = "how 3x3 convolutions are computed; default: auto, each pass of each layer by the fastest"
+    help_ = "how 3x3 and 5x5 convolutions are computed; default: auto, each pass of each layer by the fastest"
     parser.add_argument("--conv-algorithm", choices=CONV_ALGORITHMS, default="auto", help=help_)
     help_ = "choose algorithms by fixed rules; default: measure them once, unless $GOSSIPGRAD_TUNE is 0"
     parser.add_argument("--no-tune", action="store_true", help=help_)

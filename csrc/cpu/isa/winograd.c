@@ -1,8 +1,9 @@
 /* Winograd's transforms, and the products between them.
  *
- * Along one axis a tile of m outputs needs m + 2 inputs d and 3 weights g, and y = A^T((G g) * (B^T d)). The places are
- * the values of polynomials at the points 0, +-P, +-Q and infinity (for m = 2: 0, +-1 and infinity). With P = 0.625 and
- * Q = 1.5 errors are less than half of those of the usual 1 and 2, at the same cost. */
+ * Along one axis a tile of m outputs needs m + r - 1 inputs d and r weights g, and y = A^T((G g) * (B^T d)). The places
+ * are the values of polynomials at the points 0, +-P, +-Q and infinity (for m = 2, r = 3: 0, +-1 and infinity). With
+ * P = 0.625 and Q = 1.5 errors are less than half of those of the usual 1 and 2, at the same cost. B depends on the
+ * points only. */
 #include "cpu/winograd_kernels.h"
 
 #include "cpu/isa/lanes.h"
@@ -16,14 +17,15 @@
 
 #define WINOGRAD_INLINE static inline __attribute__((always_inline))
 #define MOST 6 /* places along one axis */
+#define TAPS 5 /* most weights along one axis */
 
 WINOGRAD_INLINE lanes_f times(float a, lanes_f x) { return lanes_multiply(lanes_set(a), x); }
 /* a*x + y */
 WINOGRAD_INLINE lanes_f plus(float a, lanes_f x, lanes_f y) { return lanes_multiply_add(lanes_set(a), x, y); }
 
 /* B^T d */
-WINOGRAD_INLINE void input_axis(const int outputs, const lanes_f d[MOST], lanes_f v[MOST]) {
-    if (outputs == 2) {
+WINOGRAD_INLINE void input_axis(const int places, const lanes_f d[MOST], lanes_f v[MOST]) {
+    if (places == 4) {
         v[0] = lanes_subtract(d[2], d[0]);
         v[1] = lanes_add(d[1], d[2]);
         v[2] = lanes_subtract(d[2], d[1]);
@@ -41,27 +43,40 @@ WINOGRAD_INLINE void input_axis(const int outputs, const lanes_f d[MOST], lanes_
 }
 
 /* A^T m */
-WINOGRAD_INLINE void output_axis(const int outputs, const lanes_f m[MOST], lanes_f y[4]) {
+WINOGRAD_INLINE void output_axis(const int outputs, const int places, const lanes_f m[MOST], lanes_f y[4]) {
     const lanes_f sum_p = lanes_add(m[1], m[2]), odd_p = lanes_subtract(m[1], m[2]);
-    if (outputs == 2) {
+    if (places == 4) {
         y[0] = lanes_add(m[0], sum_p);
         y[1] = lanes_add(odd_p, m[3]);
         return;
     }
     const lanes_f sum_q = lanes_add(m[3], m[4]), odd_q = lanes_subtract(m[3], m[4]);
     y[0] = lanes_add(m[0], lanes_add(sum_p, sum_q));
+    if (outputs == 2) {
+        y[1] = plus(P, odd_p, plus(Q, odd_q, m[5]));
+        return;
+    }
     y[1] = plus(P, odd_p, times(Q, odd_q));
     y[2] = plus(P2, sum_p, times(Q2, sum_q));
     y[3] = plus(P * P2, odd_p, plus(Q * Q2, odd_q, m[5]));
 }
 
 /* A y */
-WINOGRAD_INLINE void gradient_axis(const int outputs, const lanes_f y[4], lanes_f e[MOST]) {
-    if (outputs == 2) {
+WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const lanes_f y[4], lanes_f e[MOST]) {
+    if (places == 4) {
         e[0] = y[0];
         e[1] = lanes_add(y[0], y[1]);
         e[2] = lanes_subtract(y[0], y[1]);
         e[3] = y[1];
+        return;
+    }
+    if (outputs == 2) {
+        e[0] = y[0];
+        e[1] = plus(P, y[1], y[0]);
+        e[2] = plus(-P, y[1], y[0]);
+        e[3] = plus(Q, y[1], y[0]);
+        e[4] = plus(-Q, y[1], y[0]);
+        e[5] = y[1];
         return;
     }
     const lanes_f even_p = plus(P2, y[2], y[0]), odd_p = plus(P * P2, y[3], times(P, y[1]));
@@ -80,8 +95,8 @@ WINOGRAD_INLINE void gradient_axis(const int outputs, const lanes_f y[4], lanes_
 #define AT_Q (1.0f / (2.0f * Q2 * (Q2 - P2)))
 
 /* G g */
-WINOGRAD_INLINE void weights_axis(const int outputs, const lanes_f g[3], lanes_f u[MOST]) {
-    if (outputs == 2) {
+WINOGRAD_INLINE void weights_axis(const int places, const int taps, const lanes_f g[TAPS], lanes_f u[MOST]) {
+    if (places == 4) {
         const lanes_f even = times(0.5f, lanes_add(g[0], g[2]));
         u[0] = times(-1.0f, g[0]);
         u[1] = plus(0.5f, g[1], even);
@@ -89,19 +104,26 @@ WINOGRAD_INLINE void weights_axis(const int outputs, const lanes_f g[3], lanes_f
         u[3] = g[2];
         return;
     }
-    const lanes_f even_p = plus(AT_P * P2, g[2], times(AT_P, g[0])), even_q = plus(AT_Q * Q2, g[2], times(AT_Q, g[0]));
+    lanes_f even_p = plus(AT_P * P2, g[2], times(AT_P, g[0])), even_q = plus(AT_Q * Q2, g[2], times(AT_Q, g[0]));
+    lanes_f odd_p = times(AT_P * P, g[1]), odd_q = times(AT_Q * Q, g[1]);
+    if (taps == 5) {
+        even_p = plus(AT_P * P2 * P2, g[4], even_p);
+        even_q = plus(AT_Q * Q2 * Q2, g[4], even_q);
+        odd_p = plus(AT_P * P2 * P, g[3], odd_p);
+        odd_q = plus(AT_Q * Q2 * Q, g[3], odd_q);
+    }
     u[0] = times(AT_ZERO, g[0]);
-    u[1] = plus(AT_P * P, g[1], even_p);
-    u[2] = plus(-AT_P * P, g[1], even_p);
-    u[3] = plus(AT_Q * Q, g[1], even_q);
-    u[4] = plus(-AT_Q * Q, g[1], even_q);
-    u[5] = g[2];
+    u[1] = lanes_add(even_p, odd_p);
+    u[2] = lanes_subtract(even_p, odd_p);
+    u[3] = lanes_add(even_q, odd_q);
+    u[4] = lanes_subtract(even_q, odd_q);
+    u[5] = g[taps - 1];
 }
 
 /* G^T u */
-WINOGRAD_INLINE void weight_gradient_axis(const int outputs, const lanes_f u[MOST], lanes_f g[3]) {
+WINOGRAD_INLINE void weight_gradient_axis(const int places, const int taps, const lanes_f u[MOST], lanes_f g[TAPS]) {
     const lanes_f sum_p = lanes_add(u[1], u[2]), odd_p = lanes_subtract(u[1], u[2]);
-    if (outputs == 2) {
+    if (places == 4) {
         g[0] = plus(0.5f, sum_p, times(-1.0f, u[0]));
         g[1] = times(0.5f, odd_p);
         g[2] = plus(0.5f, sum_p, u[3]);
@@ -110,12 +132,19 @@ WINOGRAD_INLINE void weight_gradient_axis(const int outputs, const lanes_f u[MOS
     const lanes_f sum_q = lanes_add(u[3], u[4]), odd_q = lanes_subtract(u[3], u[4]);
     g[0] = plus(AT_ZERO, u[0], plus(AT_P, sum_p, times(AT_Q, sum_q)));
     g[1] = plus(AT_P * P, odd_p, times(AT_Q * Q, odd_q));
-    g[2] = plus(AT_P * P2, sum_p, plus(AT_Q * Q2, sum_q, u[5]));
+    if (taps == 3) {
+        g[2] = plus(AT_P * P2, sum_p, plus(AT_Q * Q2, sum_q, u[5]));
+        return;
+    }
+    g[2] = plus(AT_P * P2, sum_p, times(AT_Q * Q2, sum_q));
+    g[3] = plus(AT_P * P2 * P, odd_p, times(AT_Q * Q2 * Q, odd_q));
+    g[4] = plus(AT_P * P2 * P2, sum_p, plus(AT_Q * Q2 * Q2, sum_q, u[5]));
 }
 
 /* Image to places. gradient: of the output, whose tiles have no border. whole: all of the tile lies in the image. */
-WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, const bool gradient, const bool whole) {
-    const int across = gradient ? outputs : outputs + 2, places = outputs + 2;
+WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, const int places, const bool gradient,
+                               const bool whole) {
+    const int across = gradient ? outputs : places;
     for (int64_t i = 0; i < t->count; ++i) {
         const float *image = t->image + i * t->plane;
         float *to = t->places + i * t->step;
@@ -128,16 +157,16 @@ WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, co
                 const bool inside = whole || (r >= t->begin[0] && r < t->end[0] && c >= t->begin[1] && c < t->end[1]);
                 in[r] = inside ? lanes_load(image + r * t->row + c * t->pixel) : lanes_set(0);
             }
-            if (gradient) gradient_axis(outputs, in, out);
-            else input_axis(outputs, in, out);
+            if (gradient) gradient_axis(outputs, places, in, out);
+            else input_axis(places, in, out);
 #pragma GCC unroll 6
             for (int r = 0; r < places; ++r) turned[r][c] = out[r];
         }
 #pragma GCC unroll 6
         for (int r = 0; r < places; ++r) {
             lanes_f out[MOST];
-            if (gradient) gradient_axis(outputs, turned[r], out);
-            else input_axis(outputs, turned[r], out);
+            if (gradient) gradient_axis(outputs, places, turned[r], out);
+            else input_axis(places, turned[r], out);
 #pragma GCC unroll 6
             for (int c = 0; c < places; ++c) lanes_store(to + (r * places + c) * t->place_step, out[c]);
         }
@@ -149,21 +178,21 @@ static bool is_whole(const gg_winograd_tiles *t, int across) {
 }
 
 static void winograd_input(const gg_winograd_tiles *t) {
-    const bool whole = is_whole(t, t->outputs + 2);
-    if (t->outputs == 4 && whole) to_places(t, 4, false, true);
-    else if (t->outputs == 4) to_places(t, 4, false, false);
-    else to_places(t, 2, false, false);
+    const int places = t->outputs + t->taps - 1;
+    if (places == 4) to_places(t, 2, 4, false, false);
+    else if (is_whole(t, places)) to_places(t, 4, 6, false, true);
+    else to_places(t, 4, 6, false, false);
 }
 
 static void winograd_gradient(const gg_winograd_tiles *t) {
     const bool whole = is_whole(t, t->outputs);
-    if (t->outputs == 4 && whole) to_places(t, 4, true, true);
-    else if (t->outputs == 4) to_places(t, 4, true, false);
-    else to_places(t, 2, true, false);
+    if (t->outputs == 4 && whole) to_places(t, 4, 6, true, true);
+    else if (t->outputs == 4) to_places(t, 4, 6, true, false);
+    else if (t->taps == 5) to_places(t, 2, 6, true, false);
+    else to_places(t, 2, 4, true, false);
 }
 
-WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs) {
-    const int places = outputs + 2;
+WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, const int places) {
     for (int64_t i = 0; i < t->count; ++i) {
         const float *from = t->places + i * t->step;
         float *image = t->image + i * t->plane;
@@ -175,7 +204,7 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs) {
             lanes_f in[MOST], out[4];
 #pragma GCC unroll 6
             for (int r = 0; r < places; ++r) in[r] = lanes_load(from + (r * places + c) * t->place_step);
-            output_axis(outputs, in, out);
+            output_axis(outputs, places, in, out);
 #pragma GCC unroll 4
             for (int r = 0; r < outputs; ++r) turned[r][c] = out[r];
         }
@@ -183,7 +212,7 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs) {
         for (int r = 0; r < outputs; ++r) {
             lanes_f out[4];
             if (r >= t->end[0]) break;
-            output_axis(outputs, turned[r], out);
+            output_axis(outputs, places, turned[r], out);
 #pragma GCC unroll 4
             for (int c = 0; c < outputs; ++c) {
                 if (c >= t->end[1]) break;
@@ -196,25 +225,26 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs) {
 }
 
 static void winograd_output(const gg_winograd_tiles *t) {
-    if (t->outputs == 4) to_image(t, 4);
-    else to_image(t, 2);
+    if (t->outputs == 4) to_image(t, 4, 6);
+    else if (t->taps == 5) to_image(t, 2, 6);
+    else to_image(t, 2, 4);
 }
 
-WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int outputs) {
-    const int places = outputs + 2;
+WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int places, const int taps) {
+    const int all = taps * taps;
     for (int64_t i = 0; i < w->count; ++i) {
-        _Alignas(64) float one[9][GG_LANES] = {{0}};
-        lanes_f turned[MOST][3];
+        _Alignas(64) float one[TAPS * TAPS][GG_LANES] = {{0}};
+        lanes_f turned[MOST][TAPS];
         for (int l = 0; l < w->lanes; ++l) {
             const float *g = w->weights + l * w->lane_step + i * w->step;
-            for (int e = 0; e < 9; ++e) one[w->rotated ? 8 - e : e][l] = g[e];
+            for (int e = 0; e < all; ++e) one[w->rotated ? all - 1 - e : e][l] = g[e];
         }
-#pragma GCC unroll 3
-        for (int c = 0; c < 3; ++c) {
-            lanes_f in[3], out[MOST];
-#pragma GCC unroll 3
-            for (int r = 0; r < 3; ++r) in[r] = lanes_load(one[3 * r + c]);
-            weights_axis(outputs, in, out);
+#pragma GCC unroll 5
+        for (int c = 0; c < taps; ++c) {
+            lanes_f in[TAPS], out[MOST];
+#pragma GCC unroll 5
+            for (int r = 0; r < taps; ++r) in[r] = lanes_load(one[taps * r + c]);
+            weights_axis(places, taps, in, out);
 #pragma GCC unroll 6
             for (int r = 0; r < places; ++r) turned[r][c] = out[r];
         }
@@ -222,7 +252,7 @@ WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int ou
 #pragma GCC unroll 6
         for (int r = 0; r < places; ++r) {
             lanes_f out[MOST];
-            weights_axis(outputs, turned[r], out);
+            weights_axis(places, taps, turned[r], out);
 #pragma GCC unroll 6
             for (int c = 0; c < places; ++c) {
                 float *place = to + (r * places + c) * w->place_step;
@@ -234,45 +264,47 @@ WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int ou
 }
 
 static void winograd_weights(const gg_winograd_weights *w) {
-    if (w->outputs == 4) to_weight_places(w, 4);
-    else to_weight_places(w, 2);
+    if (w->taps == 5) to_weight_places(w, 6, 5);
+    else if (w->outputs == 4) to_weight_places(w, 6, 3);
+    else to_weight_places(w, 4, 3);
 }
 
-WINOGRAD_INLINE void to_weights(const gg_winograd_weights *w, const int outputs) {
-    const int places = outputs + 2;
+WINOGRAD_INLINE void to_weights(const gg_winograd_weights *w, const int places, const int taps) {
+    const int all = taps * taps;
     for (int64_t i = 0; i < w->count; ++i) {
         const float *from = w->places + i * w->places_step;
-        _Alignas(64) float one[9][GG_LANES];
-        lanes_f turned[3][MOST];
+        _Alignas(64) float one[TAPS * TAPS][GG_LANES];
+        lanes_f turned[TAPS][MOST];
 #pragma GCC unroll 6
         for (int c = 0; c < places; ++c) {
-            lanes_f in[MOST], out[3];
+            lanes_f in[MOST], out[TAPS];
 #pragma GCC unroll 6
             for (int r = 0; r < places; ++r) {
                 const float *place = from + (r * places + c) * w->place_step;
                 in[r] = w->lanes == GG_LANES ? lanes_load_any(place) : lanes_load_part(place, w->lanes);
             }
-            weight_gradient_axis(outputs, in, out);
-#pragma GCC unroll 3
-            for (int r = 0; r < 3; ++r) turned[r][c] = out[r];
+            weight_gradient_axis(places, taps, in, out);
+#pragma GCC unroll 5
+            for (int r = 0; r < taps; ++r) turned[r][c] = out[r];
         }
-#pragma GCC unroll 3
-        for (int r = 0; r < 3; ++r) {
-            lanes_f out[3];
-            weight_gradient_axis(outputs, turned[r], out);
-#pragma GCC unroll 3
-            for (int c = 0; c < 3; ++c) lanes_store(one[3 * r + c], out[c]);
+#pragma GCC unroll 5
+        for (int r = 0; r < taps; ++r) {
+            lanes_f out[TAPS];
+            weight_gradient_axis(places, taps, turned[r], out);
+#pragma GCC unroll 5
+            for (int c = 0; c < taps; ++c) lanes_store(one[taps * r + c], out[c]);
         }
         for (int l = 0; l < w->lanes; ++l) {
             float *g = w->weights + l * w->lane_step + i * w->step;
-            for (int e = 0; e < 9; ++e) g[e] = one[e][l];
+            for (int e = 0; e < all; ++e) g[e] = one[e][l];
         }
     }
 }
 
 static void winograd_weight_gradient(const gg_winograd_weights *w) {
-    if (w->outputs == 4) to_weights(w, 4);
-    else to_weights(w, 2);
+    if (w->taps == 5) to_weights(w, 6, 5);
+    else if (w->outputs == 4) to_weights(w, 6, 3);
+    else to_weights(w, 4, 3);
 }
 
 /* ------------------------------------------------------------------------------------------------ products */

@@ -1,5 +1,5 @@
-/* Convolution with windows of 3 x 3, stride 1, by Winograd's method: F(4x4,3x3) has 36 products for the 144 of a tile
- * of 4 x 4 outputs, F(2x2,3x3) 16 for 36.
+/* Convolution with windows of 3 x 3 or 5 x 5, stride 1, by Winograd's method: F(4x4,3x3) has 36 products for the 144 of
+ * a tile of 4 x 4 outputs, F(2x2,3x3) 16 for 36, F(2x2,5x5) 36 for 100.
  *
  * Tiles of the input are transformed to places, and so are the weights (prepared once for all tiles). At each place the
  * output's is a product of matrices over the channels, then the output is transformed back. Backward data is the same
@@ -43,10 +43,10 @@ typedef struct winograd_op {
     gg_device *device;
     const gg_winograd_kernels *kernels;
     const gg_gemm_kernels *gemm;
-    int threads, outputs, places;
-    bool channels;        /* CHANNELS16 */
-    int64_t lanes, batch; /* BATCH_LAST: padded batch */
-    int64_t in, out;      /* channels */
+    int threads, outputs, taps, places; /* taps: of the window, along one axis */
+    bool channels;                      /* CHANNELS16 */
+    int64_t lanes, batch;               /* BATCH_LAST: padded batch */
+    int64_t in, out;                    /* channels */
     wino_walk forward, data;
     size_t bias;          /* CHANNELS16: where the padded bias is prepared */
     size_t thread_floats; /* scratch of a thread in forward and data */
@@ -115,6 +115,7 @@ static wino_tile tile_of(const winograd_op *op, const int64_t size[2], int64_t c
 
 static gg_winograd_tiles tiles_of(const winograd_op *op, const wino_tile *tile, const float *image) {
     return (gg_winograd_tiles){.outputs = op->outputs,
+                               .taps = op->taps,
                                .count = tile->count,
                                .image = (float *)(uintptr_t)image + tile->offset,
                                .plane = tile->plane,
@@ -147,7 +148,8 @@ static void places_of_input(const wino_job *j, int64_t unit, int64_t number, flo
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
     const int panel = op->kernels->panel, each = panel / GG_LANES;
-    const wino_tile tile = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, op->outputs + 2, unit);
+    const wino_tile tile =
+        tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, op->outputs + op->taps - 1, unit);
     gg_winograd_tiles tiles = tiles_of(op, &tile, j->forward ? j->args->input[0] : j->args->grad_output);
     tiles.place_step = step;
     if (op->channels) {
@@ -254,7 +256,8 @@ static void wino_prepare_part(void *context, int thread, int threads) {
     const wino_job *j = context;
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
-    const int64_t row_step = j->forward ? op->in * 9 : 9, term_step = j->forward ? 9 : op->in * 9;
+    const int64_t all = op->taps * op->taps;
+    const int64_t row_step = j->forward ? op->in * all : all, term_step = j->forward ? all : op->in * all;
     const int64_t terms = j->forward ? op->in : op->out, rows = j->forward ? op->out : op->in;
     const int64_t panel = op->kernels->panel;
     const int64_t blocks = op->channels ? gg_block_count(rows, GG_LANES) : gg_block_count(rows, op->kernels->rows);
@@ -266,6 +269,7 @@ static void wino_prepare_part(void *context, int thread, int threads) {
         const int64_t next = op->channels ? at_most(r + GG_LANES, rows) : gg_block_begin(rows, blocks, b + 1);
         const gg_winograd_weights weights = {
             .outputs = op->outputs,
+            .taps = op->taps,
             .lanes = (int)(next - r),
             .stored = op->channels ? GG_LANES : (int)(next - r),
             .count = terms,
@@ -391,8 +395,8 @@ static void wino_gradient_places_part(void *context, int thread, int threads) {
     size_t begin, end;
     gg_parallel_split((size_t)(j->end - j->begin), 1, thread, threads, &begin, &end);
     for (int64_t u = (int64_t)begin; u < (int64_t)end; ++u) {
-        const wino_tile in =
-            tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, op->outputs + 2, j->begin + u);
+        const wino_tile in = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles,
+                                     op->outputs + op->taps - 1, j->begin + u);
         const wino_tile out = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, j->begin + u);
         gg_winograd_tiles x = tiles_of(op, &in, j->args->input[0]);
         gg_winograd_tiles dy = tiles_of(op, &out, j->args->grad_output);
@@ -451,12 +455,14 @@ static void wino_gradient_weights_part(void *context, int thread, int threads) {
     const wino_job *j = context;
     const winograd_op *op = j->op;
     const int64_t rows = sum_rows(op), columns = op->channels ? op->out : op->in;
-    const int64_t row_step = op->channels ? 9 : op->in * 9, column_step = op->channels ? op->in * 9 : 9;
+    const int64_t all = op->taps * op->taps;
+    const int64_t row_step = op->channels ? all : op->in * all, column_step = op->channels ? op->in * all : all;
     size_t begin, end;
     gg_parallel_split((size_t)rows, 1, thread, threads, &begin, &end);
     for (int64_t c = 0; begin < end && c < columns; c += GG_LANES) {
         const int lanes = (int)at_most(columns - c, GG_LANES);
         const gg_winograd_weights weights = {.outputs = op->outputs,
+                                             .taps = op->taps,
                                              .lanes = lanes,
                                              .stored = lanes,
                                              .count = (int64_t)(end - begin),
@@ -499,9 +505,11 @@ static const gg_op_class winograd_class = {.prepare = winograd_prepare,
 
 bool gg_native_winograd_possible(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
+    const int64_t taps = w->kernel[0];
+    if (taps != 3 && (taps != 5 || desc->algorithm != GG_ALGORITHM_WINOGRAD2)) return false;
     for (int axis = 0; axis < 2; ++axis) {
-        const bool fits = w->kernel[axis] == 3 && w->stride[axis] == 1 && w->dilation[axis] == 1;
-        if (!fits || w->padding[axis] < 0 || w->padding[axis] > 2) return false;
+        const bool fits = w->kernel[axis] == taps && w->stride[axis] == 1 && w->dilation[axis] == 1;
+        if (!fits || w->padding[axis] < 0 || w->padding[axis] >= taps) return false;
     }
     return desc->kind == GG_OP_CONV2D && desc->groups == 1;
 }
@@ -529,7 +537,7 @@ static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) 
     for (int axis = 0; axis < 2; ++axis) {
         walk->source[axis] = forward ? in[1 + axis] : out[1 + axis];
         walk->target[axis] = forward ? out[1 + axis] : in[1 + axis];
-        walk->padding[axis] = forward ? desc->window.padding[axis] : 2 - desc->window.padding[axis];
+        walk->padding[axis] = forward ? desc->window.padding[axis] : op->taps - 1 - desc->window.padding[axis];
         walk->tiles[axis] = gg_block_count(walk->target[axis], op->outputs);
     }
     if (!run) return;
@@ -575,7 +583,8 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     const gg_winograd_kernels *kernels = gg_winograd_kernels_for(device->isa);
     if (kernels == NULL || !gg_native_winograd_possible(desc))
         GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "Winograd's convolution is for windows of 3 x 3, stride 1, dilation 1, padding up to 2 and one group");
+                "Winograd's convolution is for windows of 3 x 3, stride 1, dilation 1, padding up to 2 and one group, "
+                "with 2 x 2 outputs a tile also for 5 x 5 and padding up to 4");
     GG_TRY(gg_native_op_create(desc, &winograd_class, sizeof(winograd_op), &head));
     winograd_op *op = (winograd_op *)head;
     op->device = device;
@@ -583,7 +592,8 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     op->gemm = gg_gemm_kernels_for(device->isa);
     op->threads = device->threads;
     op->outputs = desc->algorithm == GG_ALGORITHM_WINOGRAD2 ? 2 : 4;
-    op->places = (op->outputs + 2) * (op->outputs + 2);
+    op->taps = (int)desc->window.kernel[0];
+    op->places = (op->outputs + op->taps - 1) * (op->outputs + op->taps - 1);
     op->channels = desc->offered[0].layout == GG_LAYOUT_CHANNELS16;
     op->batch = desc->batch;
     op->lanes = gg_lanes_padded(desc->batch);
