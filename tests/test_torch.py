@@ -149,7 +149,7 @@ def test_layers_are_modules_with_trainable_tensors_of_their_own():
     ("module", "message"),
     [
         (lambda: nn.Linear(2, 2).double(), "weight: dtype torch.float64; allowed: torch.float32"),
-        (lambda: nn.Linear(2, 2, device="meta"), "weight: is on meta; allowed: tensors on the CPU"),
+        (lambda: nn.Linear(2, 2, device="meta"), "weight: is on meta; allowed: tensors on the CPU, or"),
         (lambda: nn.LazyLinear(2), "weight: has no shape yet; run a batch"),
         (lambda: nn.ReLU(), "module: has no parameters that train"),
         (lambda: nn.Linear(2, 2).requires_grad_(False), "module: has no parameters that train"),
@@ -1127,3 +1127,15 @@ def test_groups_that_cannot_be():
         gg.torch.wrap(net, gg.Adam(0.1), groups=[{"params": net[0].weight, "momentum": 0.1}])
     net[0].requires_grad_(False)
     gg.torch.wrap(net, gg.SGD(0.1), groups=[{"params": net.parameters(), "lr": 0.2}]).close()
+
+
+@pytest.mark.parametrize(
+    "how", [lambda net: net.double(), lambda net: setattr(net[2].weight, "data", torch.ones(3, 5))]
+)
+def test_memory_of_a_parameter_that_was_replaced_is_named(how):
+    model = gg.torch.wrap(small(), gg.SGD(0.1))
+    how(model.module)
+    with pytest.raises(
+        RuntimeError, match=r"\d.weight: its memory was replaced after the module was wrapped, as by mod"
+    ):
+        model(batch(0)[0])

@@ -124,11 +124,11 @@ class Group:
         """All ranks begin with rank 0's parameters and buffers, frozen ones included, as under DDP."""
         first = original(modules[0]).state_dict(keep_vars=True)
         for name, tensor in first.items():
-            if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+            if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
                 continue
             if self.team.kind == "mpi":
                 with torch.no_grad():
-                    plain = tensor.detach().contiguous()
+                    plain = tensor.detach().cpu().contiguous()
                     data = self.team.broadcast(plain.view(-1).view(torch.uint8).numpy().tobytes(), 0)
                     received = torch.frombuffer(bytearray(data), dtype=tensor.dtype) if data else plain.view(-1)
                     tensor.detach().copy_(received.view(tensor.shape))
@@ -224,7 +224,7 @@ def _about(layer: Layer, name: str) -> str:
 def values_of(layers: Sequence[Layer]) -> Arrays:
     """Copies of the tensors, in the shapes that the core has them in."""
     return {
-        name: tensor.detach().contiguous().numpy().reshape(shape).copy()
+        name: tensor.detach().cpu().contiguous().numpy().reshape(shape).copy()
         for layer in layers
         for (name, tensor), (_, shape, *_) in zip(
             layer.parameters + layer.statistics, layer.described()[1], strict=True

@@ -114,14 +114,25 @@ def layers_of(module: Any) -> list[Layer]:
             found.append(layer)
     if not seen:
         raise ValueError("module: has no parameters that train (requires_grad)")
+    device_of(found)
     return found
+
+
+def device_of(layers: Sequence[Layer]) -> Any:
+    """The device of all tensors; ValueError: there are several."""
+    tensors = [pair for layer in layers for pair in layer.parameters + layer.statistics]
+    (first, one), *_ = tensors
+    for name, other in tensors:
+        if other.device != one.device:
+            raise ValueError(f"{name}: is on {other.device}, {first} on {one.device}; allowed: all on one device")
+    return one.device
 
 
 def _check(name: str, tensor: Any) -> None:
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         raise ValueError(f"{name}: has no shape yet; run a batch through the module before it is wrapped")
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{name}: is on {tensor.device}; allowed: tensors on the CPU")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name}: is on {tensor.device}; allowed: tensors on the CPU, or on a CUDA device")
     if tensor.dtype != torch.float32:
         raise TypeError(f"{name}: dtype {tensor.dtype}; allowed: torch.float32")
     if tensor.numel() == 0:

@@ -93,6 +93,7 @@ class Step:
             [(buffer, self.weights[name], self.gradients[name]) for name, buffer in layer.statistics]
             for layer in layers
         ]
+        self._addresses = [self.weights[name].data_ptr() for _, name, _ in self._parameters]
         self._counts = [len(layer.parameters) for layer in layers]
         self.needed = [False] * len(layers)
         self.ready = [False] * len(layers)
@@ -228,6 +229,7 @@ class Step:
                     f"{name}: was trained when the module was wrapped; allowed: close(), and to wrap the module "
                     "again without it"
                 )
+        self._check_memory()
         self._next_rates()
         self._core.begin(self._local)
         self.open, self.rested = True, False
@@ -239,6 +241,15 @@ class Step:
             self._clear_gradients()
         for layer in range(count) if self.early is None else sorted(self.early):
             self.need(layer)
+
+    def _check_memory(self) -> None:
+        """RuntimeError: a parameter is no view of the arena any more."""
+        for address, (_, name, tensor) in zip(self._addresses, self._parameters, strict=True):
+            if tensor.data_ptr() != address:
+                raise RuntimeError(
+                    f"{name}: its memory was replaced after the module was wrapped, as by module.to(), .half() or an "
+                    "assignment to .data; allowed: before wrap, or after close()"
+                )
 
     def leave(self) -> None:
         """A step in which no layer is ready is left, and will begin again; gradients that were added up stay."""
@@ -256,12 +267,20 @@ class Step:
         """The layer's gradients are final."""
         if not self.needed[layer]:
             self.need(layer)
-        for buffer, weight, difference in self._statistics[layer]:
-            torch.sub(weight, buffer, out=difference)
+        self._differences(layer)
         elsewhere = self._elsewhere[layer]
         addresses = None if elsewhere is None else [0 if one is None else self._address(*one) for one in elsewhere]
         self.ready[layer] = True
         self._core.ready(self._local, layer, addresses)
+
+    def _differences(self, layer: int) -> None:
+        """What is to be subtracted from statistics is their gradient."""
+        for buffer, weight, difference in self._statistics[layer]:
+            torch.sub(weight, buffer, out=difference)
+
+    def exchanged(self) -> bool:
+        """Has the exchange of some layer begun in the step under way?"""
+        return self.open and True in self.ready
 
     def _address(self, name: str, tensor: Any) -> int:
         """Where the core can read a large parameter's gradient; 0: in the arena."""
@@ -303,8 +322,11 @@ class Step:
         return [
             name
             for seen, (_, name, tensor) in zip(self._seen, self._parameters, strict=True)
-            if seen == NONE and (tensor.grad is None or (tensor.grad is self.gradients[name] and not tensor.grad.any()))
+            if seen == NONE and self._is_missing(name, tensor)
         ]
+
+    def _is_missing(self, name: str, tensor: Any) -> bool:
+        return tensor.grad is None or (tensor.grad is self.gradients[name] and not bool(tensor.grad.any()))
 
     def _check_gradients(self, without: Sequence[str]) -> None:
         if len(without) == len(self._parameters) and not any(self.ready):

@@ -13,8 +13,20 @@ from gossipgrad.cluster import Network, VirtualCluster, refuse
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import flag, named_keywords, number, warn
 from gossipgrad.strategies import Strategy
+from gossipgrad.torch import device
+from gossipgrad.torch.device import DeviceStep
 from gossipgrad.torch.group import CALL, Group
-from gossipgrad.torch.modules import Recorder, check_optimizer, hook, is_compiled, layers_of, original, owners, unhook
+from gossipgrad.torch.modules import (
+    Recorder,
+    check_optimizer,
+    device_of,
+    hook,
+    is_compiled,
+    layers_of,
+    original,
+    owners,
+    unhook,
+)
 from gossipgrad.torch.parameter_groups import with_groups
 from gossipgrad.torch.step import Step, listed
 
@@ -53,6 +65,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._handles: list[Any] = []
         self._gradient_hooks: list[Any] = []
         self._closed = False
+        self._copies = device.copies_of(device_of(group.layers[rank]))
         self._announcements: dict[Any, _Announcement] = {}
         self._bind()
         hook(self, list(self._announcements))
@@ -63,15 +76,15 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         """Point parameters at the core's arenas, which hold their values."""
         group = self._group
         self._layers = group.layers[self._local]
-        self._step = Step(
-            group.core,
-            self._local,
-            self._layers,
-            polls=group.team.size > 1,
-            overlap=self._overlap,
-            optimizer=self._optimizer,
-            next_rates=group.next_rates,
-        )
+        keywords = {
+            "polls": group.team.size > 1,
+            "overlap": self._overlap,
+            "optimizer": self._optimizer,
+            "next_rates": group.next_rates,
+        }
+        place = group.core, self._local, self._layers
+        copies = self._copies
+        self._step = Step(*place, **keywords) if copies is None else DeviceStep(*place, copies=copies, **keywords)
         self._step.bind()
         self._gradient_hooks = self._step.hooks()
         for part, layers in owners(self.module, self._layers).items():
@@ -119,7 +132,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's, with weights that are current. One training step may have several forward passes."""
         step = self._step
-        if step.open and True in step.ready:
+        if step.exchanged():
             done = [one.name for one, ready in zip(self._layers, step.ready, strict=True) if ready]
             left = [one.name for one, ready in zip(self._layers, step.ready, strict=True) if not ready]
             if left:
@@ -245,7 +258,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         """A step that only a forward pass has begun is left: the next one begins it again."""
         if not self._step.open:
             return
-        if True in self._step.ready:
+        if self._step.exchanged():
             raise RuntimeError(f"{call} in the middle of step {self._done}; allowed: after model.step()")
         self._step.leave()
 
@@ -283,7 +296,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         for key, tensor in original(self.module).state_dict(keep_vars=True).items():
             name = name_of.get(id(tensor))
             mean = None if name is None else torch.from_numpy(consensus[name].copy()).view(tensor.shape)
-            result[key] = tensor.detach().clone() if mean is None else mean
+            result[key] = tensor.detach().clone() if mean is None else mean.to(tensor.device)
         return result
 
     def consensus_distance(self) -> float:
@@ -400,7 +413,11 @@ def wrap(
 
     module       a torch.nn.Module with float32 parameters on the CPU, the same on all ranks; a torch.compiled one too.
                  All ranks begin with rank 0's parameters and buffers. Those that train (requires_grad) become views of
-                 the core's memory: the same Parameter objects, without a copy. Frozen ones stay as they are.
+                 the core's memory: the same Parameter objects, without a copy. So do their gradients, but for those of
+                 16384 elements and more, which are read where autograd has them. Frozen ones stay as they are.
+                 On a CUDA device (all that trains on one; move the module before) parameters stay there: gradients and
+                 weights are copied through pinned memory of the host, beside the computing. This has been tested with
+                 a stand-in for the device only; it has not run on a GPU.
     optimizer    of gossipgrad: fused with the exchange, as gg.SGD(lr=0.1) or gg.Adam(); None: SGD(lr=0.01,
                  momentum=0.9). Or a torch.optim one of the module's parameters: slower, because each rank's step is
                  made first, and what it changed is then exchanged like the gradient of an SGD with a rate of 1.

@@ -1,0 +1,226 @@
+"""Modules on a GPU: gradients and weights move between its memory and the arenas through pinned host memory.
+
+What touches the device is `Copies`, one small object; `DeviceStep` says what is copied when. It has not run on a GPU:
+the tests run it with copies that stand for a device's, which are late on purpose.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from gossipgrad.torch.step import ADDED, Step, check_dense
+
+
+class Moment(Protocol):
+    """A place in the sequence of what a device does."""
+
+    def query(self) -> bool:
+        """Has the device come so far?"""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+class Copies(Protocol):
+    """Copies between a device's memory and pinned memory of the host, which run beside the device's computing."""
+
+    def pinned(self, like: Any) -> Any:
+        """A tensor of the host of this shape and dtype, that the device can copy from and to."""
+
+    def computed(self) -> Moment:
+        """Everything that the device has been given to compute so far."""
+
+    def copied(self) -> Moment:
+        """All copies that have been asked for so far."""
+
+    def down(self, source: Any, host: Any) -> None:
+        """Begin to copy a tensor of the device to pinned memory, after what computes it. `source` may be freed."""
+
+    def up(self, host: Any, target: Any, after: Moment) -> None:
+        """Begin to copy pinned memory to a tensor of the device, when `after` has come."""
+
+    def compute_after_copies(self) -> None:
+        """What the device computes from here on begins when the copies that have been asked for are done."""
+
+
+class CudaCopies:
+    """Copies of torch.cuda, on a stream of their own. One object a device."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def pinned(self, like: Any) -> Any:
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+
+    def _event(self, stream: Any) -> Moment:
+        event: Moment = torch.cuda.Event()
+        event.record(stream)  # type: ignore[attr-defined]
+        return event
+
+    def computed(self) -> Moment:
+        return self._event(torch.cuda.current_stream(self._device))
+
+    def copied(self) -> Moment:
+        return self._event(self._stream)
+
+    def down(self, source: Any, host: Any) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            host.copy_(source.detach(), non_blocking=True)
+        source.record_stream(self._stream)  # its memory is not given away before the copy is done
+
+    def up(self, host: Any, target: Any, after: Any) -> None:
+        self._stream.wait_event(after)
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            target.copy_(host, non_blocking=True)
+
+    def compute_after_copies(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+def copies_of(device: Any) -> Copies | None:
+    """The copies of modules on this device; None: their tensors are in the host's memory."""
+    if device.type == "cpu":
+        return None
+    return CudaCopies(device)
+
+
+class DeviceStep(Step):
+    """The step under way, of tensors on a device: they and their gradients stay there, autograd's as ever.
+
+    The hook of a parameter begins to copy its gradient down. When all of a layer have come, which later hooks and
+    step() look for, they are written to the arena and the layer's exchange begins. What the exchange makes of its
+    weights is copied up when the next forward pass needs the layer; the device waits for the copy, the host does not.
+    """
+
+    def __init__(self, *args: Any, copies: Copies, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._copies = copies
+        tensors = [pair for layer in self.layers for pair in layer.parameters + layer.statistics]
+        self._from_device = {name: copies.pinned(tensor) for name, tensor in tensors}
+        self._to_device = {name: copies.pinned(tensor) for name, tensor in tensors}
+        self._coming: deque[tuple[int, Moment]] = deque()  # layers whose gradients are on their way, in order
+        self._sent: list[Moment | None] = [None] * len(self.layers)  # the last copy up of each layer
+        self._free = copies.computed()  # no reader of the weights of before is later
+
+    def bind(self) -> None:
+        """Parameters stay where they are."""
+
+    def _check_memory(self) -> None:
+        """Their memory is their own."""
+
+    def unbind(self) -> None:
+        for _, _, tensor in self._parameters:
+            tensor.grad = None
+
+    def _hook(self, place: int, layer: int, tensor: Any, own: Any) -> Callable[[Any], None]:
+        name = self._parameters[place][1]
+        poll = functools.partial(self._core.poll, self._local) if self.polls else None
+
+        def after_gradient(_: Any) -> None:
+            check_dense(name, tensor.grad)
+            if self._exchanges:
+                if self._left[layer] == 0 or self._seen[place] >= 0:
+                    self._refuse(place)
+                self._seen[place] = tensor.grad._version
+                self._copies.down(tensor.grad, self._from_device[name])
+                self._left[layer] -= 1
+                if self._left[layer] == 0:
+                    self._expect(layer)
+                self._arrive(wait=False)
+                if poll is not None:
+                    poll()
+            elif not self.open or self.ready[layer]:
+                self._refuse(place)
+            else:
+                self._seen[place] = ADDED
+
+        return after_gradient
+
+    def _expect(self, layer: int) -> None:
+        """All gradients of a layer are on their way; its statistics follow them."""
+        for name, buffer in self.layers[layer].statistics:
+            self._copies.down(buffer, self._from_device[name])
+        self._coming.append((layer, self._copies.copied()))
+
+    def _arrive(self, wait: bool) -> None:
+        """Layers that have come down are written to the arenas, and their exchange begins."""
+        while self._coming:
+            layer, moment = self._coming[0]
+            if wait:
+                moment.synchronize()
+            elif not moment.query():
+                return
+            self._coming.popleft()
+            if self._optimizer is None:
+                for name, _ in self.layers[layer].parameters:
+                    self.gradients[name].copy_(self._from_device[name])
+            self._finish(layer)
+
+    def _clear_gradients(self) -> None:
+        """Gradients are autograd's own."""
+
+    def begin(self) -> None:
+        if not self.open:
+            self._free = self._copies.computed()
+        super().begin()
+
+    def publish(self, layer: int) -> None:
+        """Weights and statistics of a layer are copied up; what is computed from here on sees them."""
+        before = self._sent[layer]
+        if before is not None:
+            before.synchronize()  # the pinned memory is free
+        place = self.layers[layer]
+        for name, tensor in place.parameters + place.statistics:
+            self._to_device[name].copy_(self.weights[name])
+            self._copies.up(self._to_device[name], tensor, self._free)
+        self._sent[layer] = self._copies.copied()
+        self._copies.compute_after_copies()
+
+    def publish_all(self) -> None:
+        self._free = self._copies.computed()
+        super().publish_all()
+
+    def _differences(self, layer: int) -> None:
+        for name, _ in self.layers[layer].statistics:
+            torch.sub(self.weights[name], self._from_device[name], out=self.gradients[name])
+
+    def exchanged(self) -> bool:
+        self._arrive(wait=True)
+        return super().exchanged()
+
+    def end(self) -> None:
+        self._arrive(wait=True)
+        super().end()
+        for _, _, tensor in self._parameters:
+            tensor.grad = None
+
+    def _is_missing(self, name: str, tensor: Any) -> bool:
+        return tensor.grad is None
+
+    def _complete(self, layer: int) -> None:
+        if self._optimizer is None:
+            for name, tensor in self.layers[layer].parameters:
+                if tensor.grad is None:
+                    self._from_device[name].zero_()
+                else:
+                    check_dense(name, tensor.grad)
+                    self._copies.down(tensor.grad, self._from_device[name])
+        self._expect(layer)
+        self._arrive(wait=True)
+
+    def _step_of_optimizer(self) -> None:
+        for layer in range(len(self.layers)):
+            self.need(layer)
+        self._optimizer.step()
+        for _, name, tensor in self._parameters:
+            self._copies.down(tensor, self._from_device[name])
+        self._copies.copied().synchronize()
+        for _, name, _ in self._parameters:
+            torch.sub(self.weights[name], self._from_device[name], out=self.gradients[name])
