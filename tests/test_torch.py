@@ -45,7 +45,8 @@ STRATEGIES = {
     "NoLoCo": gg.NoLoCo(period=5),
     "none": gg.NoExchange(),
 }
-# What a rank finds at a server depends on when that polls, which is not the same in both: one rank alone.
+# What a rank finds at a server depends on when that polls, which is not the same in both: one rank alone. Up to the
+# first exchange several ranks are equal as well.
 OF_ONE_RANK = {"server": gg.ParameterServer()}
 CASES = [
     *(pytest.param(one, p, id=f"{name}-{p}") for name, one in STRATEGIES.items() for p in (1, 2, 3, 4)),
@@ -944,12 +945,13 @@ def test_under_torchrun_it_says_how_to_launch():
 
 MISUSE = """
 import sys
+import warnings
 import torch
 import torch.nn.functional as F
 import gossipgrad as gg
 import gossipgrad.torch
 sys.path.insert(0, "tests")
-from test_torch import Odd, batch, small
+from test_torch import Fails, Odd, batch, small
 torch.set_num_threads(1)
 rank = gg.Team().rank
 
@@ -998,6 +1000,46 @@ for strategy in (gg.LayerwiseAllReduce(), gg.GossipGraD()):
     print(f"{rank} {model.consensus_distance() < 1e-6} {total:.9f}", flush=True)
     model.close()
 
+# Each rank uses another branch, so the other one has no gradient; or one rank's backward pass fails in the middle.
+class Sides(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)
+    def forward(self, x):
+        return self.c((self.b if rank else self.a)(x).tanh())
+
+def steps(model, count):
+    for step in range(count):
+        x, y = batch(step, rank)
+        try:
+            if isinstance(model.module, torch.nn.Sequential) and step == rank + 1:
+                model(x)
+                F.cross_entropy(model.module[2](Fails.apply(model.module[0](x))), y).backward()
+            else:
+                F.cross_entropy(model(x), y).backward()
+        except ArithmeticError:
+            print("fails", rank)
+        model.step()
+
+warnings.simplefilter("ignore")
+for strategy in (gg.LayerwiseAllReduce(), gg.GossipGraD()):
+    for make in (Sides, small):
+        model = gg.torch.wrap(make(), gg.SGD(0.1), strategy)
+        steps(model, 4)
+        assert model.consensus_distance() < 1e-6
+        model.close()
+
+# One rank has a batch less than the other, which waits for it in a step or when it settles.
+for strategy in (gg.LayerwiseAllReduce(), gg.GossipGraD()):
+    gg.Team().barrier()
+    model = gg.torch.wrap(small(), gg.SGD(0.1), strategy, timeout=1.0)
+    try:
+        steps(model, 3 if rank else 4)
+        model.settle()
+    except gg.CommunicationError as error:
+        print("less", rank, error)
+gg.Team().barrier()
+
 # One rank skips a step.
 model = gg.torch.wrap(small(), gg.SGD(0.1), gg.AllReduce(), timeout=1.0)
 for step in range(3):
@@ -1014,6 +1056,9 @@ def test_misuse_under_mpi_ends_in_errors_on_all_ranks(mpirun):
     done = mpirun(2, MISUSE, env=torch_env(), check=False)
     lines = done.stdout.splitlines()
     assert "skips" in lines, done.stderr
+    assert lines.count("fails 0") == lines.count("fails 1") == 4, done.stderr
+    less = [line for line in lines if line.startswith("less 0 step 3")]
+    assert len(less) == 2 and all("waited" in line and "from rank 1" in line for line in less), lines
     by_rank = [[line.split()[1:] for line in lines if line.startswith(f"{rank} ")] for rank in (0, 1)]
     assert by_rank[0] == by_rank[1] and by_rank[0][0][0] == "True", lines
     assert done.returncode != 0 and "CommunicationError" in done.stderr and "rank 1" in done.stderr, done.stderr

@@ -421,7 +421,10 @@ def wrap(
     optimizer    of gossipgrad: fused with the exchange, as gg.SGD(lr=0.1) or gg.Adam(); None: SGD(lr=0.01,
                  momentum=0.9). Or a torch.optim one of the module's parameters: slower, because each rank's step is
                  made first, and what it changed is then exchanged like the gradient of an SGD with a rate of 1.
-    strategy     None: GossipGraD(). `gg.AllReduce()` computes what DistributedDataParallel does.
+    strategy     None: GossipGraD(). `gg.AllReduce()` computes what DistributedDataParallel does. Strategies compute
+                 what they do in a Trainer. Only asynchronous servers (ParameterServer) differ, from their first
+                 exchange on: they answer when their process comes to look for requests, which hooks of a module do at
+                 other moments than a Trainer, so changes are added in another order.
     comm         None: the ranks of mpiexec; or a communicator of mpi4py. For several ranks in one process there is
                  gg.torch.replicas.
     groups       parameters with settings of their own, as torch.optim's param_groups: a list of dicts with "params" and
