@@ -188,6 +188,7 @@ class Trainer:
         compute_time: Sequence[float]
         | None = None,  # virtual seconds of a step, one a rank of the group; None: of its flops
         conv_algorithm: str = "auto",  # "direct", "winograd"
+        dtype: str = "float32",  # "bfloat16"
     ) -> None: ...
     @property
     def backend(self) -> str:

@@ -16,11 +16,12 @@ from gossipgrad import models, strategies
 from gossipgrad.cluster import Network, Straggler
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer
-from gossipgrad.literals import Backend, ConvAlgorithm, Loss
+from gossipgrad.literals import Backend, ConvAlgorithm, DType, Loss
 from gossipgrad.model import Model
 from gossipgrad.optim import SGD
 from gossipgrad.trainer import Trainer
 
+_SHORT = {"float32": "fp32", "bfloat16": "bf16"}  # as in reports of peers
 _CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwidth")
 
 
@@ -76,6 +77,7 @@ def step(
     backend: Backend | None = None,
     conv_algorithm: ConvAlgorithm = "auto",
     tune: bool | None = None,
+    dtype: DType = "float32",
 ) -> dict[str, Any]:
     """Seconds of a training step (forward, loss, backward, SGD with momentum) of one rank, and what goes with them.
 
@@ -90,7 +92,7 @@ def step(
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")  # the peak starts again from now; a sandbox may refuse
     before = _memory_mib("VmRSS")
-    options = {"conv_algorithm": conv_algorithm, "tune": tune}
+    options = {"conv_algorithm": conv_algorithm, "tune": tune, "dtype": dtype}
     trainer = _trainer(entry.make(), entry.loss, strategies.NoExchange(), threads, backend, **options)
     x, y = synthetic_batch(trainer.net, trainer.loss, batch)
     start = time.perf_counter()
@@ -110,7 +112,7 @@ def step(
         "mode": "step",
         "model": model,
         "batch": batch,
-        "dtype": "fp32",
+        "dtype": _SHORT[trainer.dtype],
         "threads": threads,
         "optim": "sgd",
         "params": trainer.net.parameters,
@@ -162,6 +164,7 @@ def exchange(
     backend: Backend | None = None,
     conv_algorithm: ConvAlgorithm = "auto",
     tune: bool | None = None,
+    dtype: DType = "float32",
     net: Model | None = None,
     loss: Loss = "cross_entropy",
     straggler: Straggler | None = None,
@@ -182,6 +185,7 @@ def exchange(
     integer("blocks", blocks, 1)
     integer("steps", steps, 1)
     circumstances = {"straggler": straggler, "network": network, "conv_algorithm": conv_algorithm, "tune": tune}
+    circumstances |= {"dtype": dtype}
     both = (strategies.NoExchange(), None), (strategy, compression)
     contestants = [_trainer(net, loss, s, threads, backend, compression=c, **circumstances) for s, c in both]
     for trainer in contestants:

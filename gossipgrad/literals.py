@@ -8,7 +8,7 @@ Loss = Literal["cross_entropy", "binary_cross_entropy", "mean_squared_error"]
 InputType = Literal["float32", "int32"]
 Backend = Literal["onednn", "native"]
 ConvAlgorithm = Literal["auto", "direct", "winograd"]
-DType = Literal["float32"]
+DType = Literal["float32", "bfloat16", "auto"]
 Device = Literal["cpu"]
 
 LOSSES: tuple[Loss, ...] = get_args(Loss)

@@ -142,7 +142,7 @@ class Replicas:
             self.algorithms: list[Record] = []  # of convolutions, as in the report
             self.algorithms_saved = False  # they are those of a checkpoint
             self.algorithms_chosen: set[tuple[int, str]] = set()  # for which batches, and what for
-            choice("dtype", dtype, DTYPES)
+            self.dtype: DType = choice("dtype", dtype, DTYPES)
             choice("device", device, DEVICES)
             self.trace = integer("trace", trace, 0)
             self.metrics = parse(metrics, self.heads[0].loss, net.output_shape)
@@ -342,6 +342,7 @@ class Replicas:
             straggler=self._straggler_options(),
             compute_time=self.compute_time,
             conv_algorithm=self.conv_algorithm,
+            dtype=self.dtype,
         )
         self._core.set_algorithms(algorithms.choices(self.algorithms))
         if state is not None:
@@ -631,7 +632,7 @@ class Replicas:
             "backend": self.backend,
             "conv_algorithm": self.conv_algorithm,
             "tune": self.tune,
-            "dtype": "float32",
+            "dtype": self.dtype,
             "device": "cpu",
             "comm": self.team.kind,
             "virtual_ranks": None if virtual is None else self.size,

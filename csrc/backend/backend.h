@@ -100,6 +100,9 @@ typedef struct gg_op_desc {
     gg_shape input[GG_MAX_INPUTS];
     gg_shape output;
     gg_format offered[GG_MAX_INPUTS]; /* the formats of the inputs; the operation may choose others */
+    gg_dtype dtype;                   /* GG_FLOAT32; or GG_BFLOAT16: an operation that has a form for it reads and gives
+                                         activations in it. Those that gain nothing by it do so only where it is offered,
+                                         all others read and give GG_FLOAT32 */
     gg_format wanted_output;          /* REORDER only: the target */
     gg_window window;                 /* CONV2D and pooling */
     gg_algorithm algorithm;           /* CONV2D */
@@ -326,9 +329,10 @@ typedef struct gg_choose_args {
     uint16_t *chosen;           /* out, with place: how many these are of each bin */
 } gg_choose_args;
 
-/* A batch of vectors as it lies: float32, PLAIN or BATCH_LAST. */
+/* A batch of vectors as it lies: float32, PLAIN or BATCH_LAST, or bfloat16, PLAIN. */
 typedef struct gg_vectors {
-    const float *data;
+    const void *data;
+    gg_dtype dtype;
     gg_layout layout;
     int64_t batch, features;
 } gg_vectors;
@@ -374,7 +378,7 @@ typedef struct gg_backend {
     void (*weighted_sum)(gg_device *device, size_t n, int sources, const float *const *source, const float *scale,
                          float *out);
     /* The same of bfloat16, summed in float32. rounded: the sum is rounded to it, and out is what it holds; NULL: not
-     * wanted. It may be one of the sources. */
+     * wanted. It may be one of the sources. out may be NULL, too. */
     void (*narrow_sum)(gg_device *device, size_t n, int sources, const uint16_t *const *source, const float *scale,
                        float *out, uint16_t *rounded);
     /* out = a - b, rounded to bfloat16. */
@@ -388,7 +392,7 @@ typedef struct gg_backend {
 
     void (*gather)(gg_device *device, const gg_gather_args *args);
     void (*weight_gradient)(gg_device *device, const gg_weight_gradient_args *args);
-    /* Features [first, first + count) of each sample, plain: out[sample*count + i]. */
+    /* Features [first, first + count) of each sample, plain and as float32: out[sample*count + i]. */
     void (*columns)(gg_device *device, const gg_vectors *from, int64_t first, int64_t count, float *out);
     /* Between PLAIN and BATCH_LAST for n samples of `values` float32 each; to_lanes: PLAIN -> BATCH_LAST. */
     void (*transpose)(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out);

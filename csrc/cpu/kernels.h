@@ -12,6 +12,8 @@
 typedef struct gg_cpu_elementwise {
     void (*relu)(size_t n, const float *x, float *y); /* NaN stays NaN */
     void (*relu_backward)(size_t n, const float *y, const float *dy, float *dx);
+    void (*relu_narrow)(size_t n, const uint16_t *x, uint16_t *y); /* the same of bfloat16 */
+    void (*relu_narrow_backward)(size_t n, const uint16_t *y, const uint16_t *dy, uint16_t *dx);
     void (*tanh)(size_t n, const float *x, float *y); /* within 2 ulp */
     void (*tanh_backward)(size_t n, const float *y, const float *dy, float *dx);
     void (*sigmoid)(size_t n, const float *x, float *y); /* within 3 ulp, down to the denormals */
@@ -168,6 +170,7 @@ typedef struct gg_cpu_arena {
     void (*narrow_difference)(size_t n, const float *a, const uint16_t *b, uint16_t *out);
     double (*sum_squares)(size_t n, const float *a, const float *b);
     bool (*all_finite)(size_t n, const float *a);
+    bool (*all_finite_narrow)(size_t n, const uint16_t *a); /* bfloat16; any n, anywhere */
 } gg_cpu_arena;
 
 /* For PLAIN, [begin, end) are samples; for BATCH_LAST, values of a sample with begin a multiple of GG_LANES. */

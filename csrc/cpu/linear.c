@@ -82,9 +82,15 @@ void gg_cpu_column_sums(gg_device *device, int64_t rows, int64_t cols, const flo
 
 void gg_cpu_columns(gg_device *device, const gg_vectors *from, int64_t first, int64_t count, float *out) {
     if (from->layout == GG_LAYOUT_BATCH_LAST) {
-        gg_cpu_transpose(device, from->batch, count, false, from->data + first * gg_lanes_padded(from->batch), out);
+        const float *data = from->data;
+        gg_cpu_transpose(device, from->batch, count, false, data + first * gg_lanes_padded(from->batch), out);
         return;
     }
-    for (int64_t i = 0; i < from->batch; ++i)
-        memcpy(out + i * count, from->data + i * from->features + first, (size_t)count * sizeof(float));
+    for (int64_t i = 0; i < from->batch; ++i) {
+        const int64_t at = i * from->features + first;
+        if (from->dtype == GG_BFLOAT16)
+            gg_cpu_widen_any(gg_cpu_device_kernels(device), (size_t)count, (const uint16_t *)from->data + at,
+                             out + i * count);
+        else memcpy(out + i * count, (const float *)from->data + at, (size_t)count * sizeof(float));
+    }
 }

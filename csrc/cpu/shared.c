@@ -212,6 +212,29 @@ void gg_cpu_narrow(gg_device *device, size_t n, const float *in, uint16_t *out) 
     run_parts(call.device, n, narrow_part, &call);
 }
 
+/* Kernels on arenas have whole vectors only. */
+void gg_cpu_narrow_any(const gg_cpu_kernels *kernels, size_t n, const float *in, uint16_t *out) {
+    const size_t whole = n / GG_LANES * GG_LANES;
+    _Alignas(64) float wide[GG_LANES] = {0};
+    _Alignas(64) uint16_t narrow[GG_LANES];
+    kernels->arena->narrow(whole, in, out);
+    if (n == whole) return;
+    memcpy(wide, in + whole, (n - whole) * sizeof *in);
+    kernels->arena->narrow(GG_LANES, wide, narrow);
+    memcpy(out + whole, narrow, (n - whole) * sizeof *out);
+}
+
+void gg_cpu_widen_any(const gg_cpu_kernels *kernels, size_t n, const uint16_t *in, float *out) {
+    const size_t whole = n / GG_LANES * GG_LANES;
+    _Alignas(64) uint16_t narrow[GG_LANES] = {0};
+    _Alignas(64) float wide[GG_LANES];
+    kernels->arena->widen(whole, in, out);
+    if (n == whole) return;
+    memcpy(narrow, in + whole, (n - whole) * sizeof *in);
+    kernels->arena->widen(GG_LANES, narrow, wide);
+    memcpy(out + whole, wide, (n - whole) * sizeof *out);
+}
+
 typedef struct widen_call {
     gg_cpu_device *device;
     size_t n;
@@ -358,6 +381,27 @@ bool gg_cpu_all_finite(gg_device *device, size_t n, const float *a) {
     all_finite_call call = {.device = (gg_cpu_device *)device, .n = n, .a = a};
     const int threads = gg_cpu_threads_for(device, n);
     gg_parallel_run(threads, all_finite_part, &call);
+    bool finite = true;
+    for (int i = 0; i < threads; ++i) finite = finite && call.device->partial_count[i] != 0;
+    return finite;
+}
+
+typedef struct all_finite_narrow_call {
+    gg_cpu_device *device;
+    size_t n;
+    const uint16_t *a;
+} all_finite_narrow_call;
+
+static void all_finite_narrow_part(void *context, int thread, int threads) {
+    const all_finite_narrow_call *c = context;
+    const part p = cpu_part_of(c->n, thread, threads);
+    c->device->partial_count[thread] = c->device->kernels->arena->all_finite_narrow(p.count, c->a + p.begin);
+}
+
+bool gg_cpu_all_finite_narrow(gg_device *device, size_t n, const uint16_t *a) {
+    all_finite_narrow_call call = {.device = (gg_cpu_device *)device, .n = n, .a = a};
+    const int threads = gg_cpu_threads_for(device, n);
+    gg_parallel_run(threads, all_finite_narrow_part, &call);
     bool finite = true;
     for (int i = 0; i < threads; ++i) finite = finite && call.device->partial_count[i] != 0;
     return finite;

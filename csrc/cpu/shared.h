@@ -14,6 +14,10 @@ const gg_cpu_kernels *gg_cpu_device_kernels(const gg_device *device);
 /* How many of the device's threads to use for so many elements. */
 int gg_cpu_threads_for(const gg_device *device, size_t work);
 
+/* float32 to bfloat16 and back: any number of elements, wherever they lie, by the calling thread. */
+void gg_cpu_narrow_any(const gg_cpu_kernels *kernels, size_t n, const float *in, uint16_t *out);
+void gg_cpu_widen_any(const gg_cpu_kernels *kernels, size_t n, const uint16_t *in, float *out);
+
 void gg_cpu_loss(gg_device *device, gg_loss_args *args);
 void gg_cpu_update(gg_device *device, const gg_update_args *args);
 void gg_cpu_mix(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
@@ -29,6 +33,7 @@ void gg_cpu_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t 
 void gg_cpu_narrow_difference(gg_device *device, size_t n, const float *a, const uint16_t *b, uint16_t *out);
 double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b);
 bool gg_cpu_all_finite(gg_device *device, size_t n, const float *a);
+bool gg_cpu_all_finite_narrow(gg_device *device, size_t n, const uint16_t *a); /* of any number of bfloat16 */
 size_t gg_cpu_choose(gg_device *device, const gg_choose_args *args);
 void gg_cpu_gather(gg_device *device, const gg_gather_args *args);
 void gg_cpu_weight_gradient(gg_device *device, const gg_weight_gradient_args *args);

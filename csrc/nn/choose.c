@@ -43,7 +43,8 @@ int gg_choose_devices(const gg_graph *graph, const gg_plan_options *options, gg_
         order[0] = first;
         return 1;
     }
-    if (options->choose && strcmp(second->table->name, "native") == 0 && native_first(graph, options->batch)) {
+    if (options->choose && options->dtype == GG_FLOAT32 && strcmp(second->table->name, "native") == 0 &&
+        native_first(graph, options->batch)) {
         order[0] = second;
         order[1] = first;
     } else {
@@ -69,7 +70,8 @@ gg_conv_key gg_conv_key_of(const gg_op_desc *desc) {
 bool gg_choose_winograd_possible(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     const int64_t taps = w->kernel[0];
-    if (desc->kind != GG_OP_CONV2D || desc->groups != 1 || (taps != 3 && taps != 5)) return false;
+    if (desc->kind != GG_OP_CONV2D || desc->groups != 1 || desc->dtype != GG_FLOAT32 || (taps != 3 && taps != 5))
+        return false;
     for (int axis = 0; axis < 2; axis++) {
         if (w->kernel[axis] != taps || w->stride[axis] != 1 || w->dilation[axis] != 1 || w->padding[axis] >= taps)
             return false;

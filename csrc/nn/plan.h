@@ -99,8 +99,10 @@ typedef struct gg_plan_options {
     const gg_conv_choice *conv_choice; /* GG_CONV_AUTO: of so many convolutions; all others are chosen by a rule. They
                                           outlive the plan's creation */
     int conv_choices;
-    uint64_t seed;          /* dropout */
-    uint32_t rank;          /* dropout */
+    gg_dtype dtype; /* of activations and their gradients: GG_FLOAT32, or GG_BFLOAT16 in every operation that has
+                       a form for it. Weights, their gradients and what losses read are float32 */
+    uint64_t seed;  /* dropout */
+    uint32_t rank;  /* dropout */
     gg_plan_memory *memory; /* NULL: the plan has its own */
 } gg_plan_options;
 

@@ -213,6 +213,7 @@ static void plan_describe(const gg_plan *plan, const gg_group *group, gg_op_desc
     desc->inputs = gg_group_inputs(plan, group, source);
     desc->output = gg_graph_node(plan->graph, gg_group_last(group))->shape;
     desc->training = plan->options.training;
+    desc->dtype = plan->options.dtype;
     for (int i = 0; i < desc->inputs; i++) {
         desc->input[i] = gg_graph_node(plan->graph, source[i])->shape;
         desc->offered[i] = plan->value[plan->node[source[i]].value].format;

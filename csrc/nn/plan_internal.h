@@ -57,8 +57,9 @@ typedef struct gg_buffer {
 /* Gradients that meet: target += term, or target = term where nothing was written before. */
 typedef struct gg_sum {
     gg_place target, term;
-    float *target_at;
-    const float *term_at;
+    void *target_at;
+    const void *term_at;
+    gg_dtype dtype; /* float32, or bfloat16, added in float32 and rounded */
     size_t count;
     bool add;
 } gg_sum;

@@ -156,11 +156,11 @@ static gg_status add_sums(gg_plan *plan, int value, gg_place term, int time, int
         const gg_value *leaf = &plan->value[i];
         size_t offset = 0;
         if (leaf->children > 0 || !is_within(plan, i, value)) continue;
-        if (leaf->format.dtype != GG_FLOAT32)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "gradients of '%s' meet in %s; only float32 ones can be added",
-                    gg_graph_node(plan->graph, leaf->node)->desc.name, gg_dtype_name(leaf->format.dtype));
-        gg_sum made = {
-            .term = term, .count = (leaf->bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_LANES, .add = leaf->written};
+        const size_t padded = (leaf->bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+        gg_sum made = {.term = term,
+                       .dtype = leaf->format.dtype,
+                       .count = padded / gg_dtype_size(leaf->format.dtype),
+                       .add = leaf->written};
         gg_plan_root(plan, i, &offset);
         made.term.offset += offset - begin;
         GG_TRY(grad_place(plan, i, time, &made.target));

@@ -30,6 +30,8 @@ static gg_status plan_check_options(const gg_graph *graph, const gg_plan_options
         GG_FAIL(GG_ERROR_ARGUMENT, "batch must be 1 to %lld, got %lld", (long long)GG_MAX_BATCH,
                 (long long)options->batch);
     for (int i = 0; i < gg_graph_heads(graph); i++) GG_TRY(check_head_options(&options->head[i]));
+    if (options->dtype != GG_FLOAT32 && options->dtype != GG_BFLOAT16)
+        GG_FAIL(GG_ERROR_ARGUMENT, "a plan computes in float32 or bfloat16, not %s", gg_dtype_name(options->dtype));
     if (options->device == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "a plan needs a device");
 cleanup:
     return status;
@@ -73,13 +75,14 @@ static gg_status find_kernels(gg_plan *plan) {
     for (int i = 0; i < 2; i++) {
         if (device[i] == NULL) continue;
         if (device[i]->table->loss != NULL) plan->loss_device = device[i];
-        if (device[i]->table->weighted_sum != NULL) plan->sum_device = device[i];
+        const bool narrow = plan->options.dtype == GG_FLOAT32 || device[i]->table->narrow_sum != NULL;
+        if (device[i]->table->weighted_sum != NULL && narrow) plan->sum_device = device[i];
         if (device[i]->table->transpose != NULL) plan->transpose_device = device[i];
     }
     if (plan->loss_device == NULL || plan->sum_device == NULL || plan->transpose_device == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "neither table offers %s",
                 plan->loss_device == NULL  ? "a loss"
-                : plan->sum_device == NULL ? "weighted_sum"
+                : plan->sum_device == NULL ? "weighted_sum, or narrow_sum"
                                            : "transpose");
 cleanup:
     return status;
@@ -168,7 +171,11 @@ static gg_status name_failure(const gg_plan *plan, const gg_step *step, gg_statu
 }
 
 static gg_vectors plan_vectors(gg_format format, const gg_shape *shape, int64_t batch, const void *data) {
-    return (gg_vectors){.data = data, .layout = format.layout, .batch = batch, .features = gg_shape_count(shape)};
+    return (gg_vectors){.data = data,
+                        .dtype = format.dtype,
+                        .layout = format.layout,
+                        .batch = batch,
+                        .features = gg_shape_count(shape)};
 }
 
 static gg_status plan_offer_input(const gg_plan *plan, gg_step *step, const gg_plan_hooks *hooks) {
@@ -272,13 +279,18 @@ cleanup:
 }
 
 static void add_gradients(const gg_plan *plan, int first, int count) {
+    gg_device *device = plan->sum_device;
     const float scale[2] = {1, 1};
     for (int i = first; i < first + count; i++) {
         const gg_sum *sum = &plan->sum[i];
-        const float *source[2] = {sum->target_at, sum->term_at};
-        int skip = sum->add ? 0 : 1;
-        plan->sum_device->table->weighted_sum(plan->sum_device, sum->count, 2 - skip, source + skip, scale,
-                                              sum->target_at);
+        const int skip = sum->add ? 0 : 1;
+        if (sum->dtype == GG_BFLOAT16) {
+            const uint16_t *source[2] = {sum->target_at, sum->term_at};
+            device->table->narrow_sum(device, sum->count, 2 - skip, source + skip, scale, NULL, sum->target_at);
+        } else {
+            const float *source[2] = {sum->target_at, sum->term_at};
+            device->table->weighted_sum(device, sum->count, 2 - skip, source + skip, scale, sum->target_at);
+        }
     }
 }
 

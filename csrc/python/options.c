@@ -304,3 +304,10 @@ int gg_py_conv_algorithm(const char *name, gg_conv_algorithm *out) {
     if (choice >= 0) *out = (gg_conv_algorithm)choice;
     return choice < 0 ? -1 : 0;
 }
+
+int gg_py_dtype(const char *name, gg_dtype *out) {
+    static const char *const names[] = {"float32", "bfloat16"};
+    const int choice = gg_py_choice("dtype", name, names, 2);
+    if (choice >= 0) *out = choice == 0 ? GG_FLOAT32 : GG_BFLOAT16;
+    return choice < 0 ? -1 : 0;
+}

@@ -120,6 +120,8 @@ int gg_py_compression(PyObject *dict, gg_compression *out, PyObject **packs);
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out);
 int gg_py_backend_choice(const char *backend, gg_backend_choice *out);
 int gg_py_conv_algorithm(const char *name, gg_conv_algorithm *out);
+/* In which a network computes. */
+int gg_py_dtype(const char *name, gg_dtype *out);
 
 /* A rate from a dict with the fields of gg_rate, `kind` by name; missing fields have their defaults. -1 with an
  * exception. A table's values are read in the dict's array, which must live as long as the rate. */

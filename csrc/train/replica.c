@@ -11,6 +11,16 @@ static gg_status open_devices(gg_replica *r) {
     const gg_backend *onednn = gg_cpu_onednn();
     if (o->backend == GG_CHOOSE_ONEDNN && onednn == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "backend: 'onednn'; this build has no oneDNN, allowed are auto, native");
+    if (o->dtype == GG_BFLOAT16) {
+        if (onednn == NULL || o->backend == GG_CHOOSE_NATIVE)
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "dtype: 'bfloat16' needs oneDNN, but %s; allowed is float32",
+                    onednn == NULL ? "this build has none" : "the backend is 'native'");
+        if (o->isa != GG_ISA_AVX512)
+            GG_FAIL(GG_ERROR_UNSUPPORTED,
+                    "dtype: 'bfloat16' needs the instruction set avx512, here it is %s; allowed is "
+                    "float32",
+                    gg_isa_name(o->isa));
+    }
     GG_TRY(gg_backend_native.open(o->threads, o->isa, &r->native));
     if (o->backend != GG_CHOOSE_NATIVE && onednn != NULL) GG_TRY(onednn->open(o->threads, o->isa, &r->onednn));
     r->device = r->native;
@@ -19,6 +29,7 @@ static gg_status open_devices(gg_replica *r) {
                                       .fallback = r->native,
                                       .choose = o->backend == GG_CHOOSE_FASTER,
                                       .conv_algorithm = o->conv_algorithm,
+                                      .dtype = o->dtype,
                                       .seed = o->seed,
                                       .rank = (uint32_t)o->transport->rank}};
     memcpy(r->plans.options.head, o->head, sizeof o->head);

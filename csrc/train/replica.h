@@ -37,6 +37,7 @@ typedef struct gg_replica_options {
     int threads;
     gg_backend_choice backend;
     gg_conv_algorithm conv_algorithm;
+    gg_dtype dtype; /* of activations and what products read: GG_FLOAT32, or GG_BFLOAT16 (gg_plan_options) */
     gg_isa isa;
     size_t trace; /* spans recorded at most; 0: off */
     gg_straggler straggler;

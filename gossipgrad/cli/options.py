@@ -15,7 +15,7 @@ from gossipgrad.data import sets
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import did_you_mean, one_line
 from gossipgrad.keywords import Keyword, keywords
-from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS
+from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES
 from gossipgrad.model import Model
 
 SETS: dict[str, Any] = {name: made for name, made in sets.BY_NAME.items() if sets.options_of(name)}
@@ -434,3 +434,5 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--conv-algorithm", choices=CONV_ALGORITHMS, default="auto", help=help_)
     help_ = "choose algorithms by fixed rules; default: measure them once, unless $GOSSIPGRAD_TUNE is 0"
     parser.add_argument("--no-tune", action="store_true", help=help_)
+    help_ = "in which the network computes; auto: the faster here; default: float32"
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help=help_)

@@ -197,6 +197,7 @@ def train(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         backend=arguments.backend,
         conv_algorithm=arguments.conv_algorithm,
+        dtype=arguments.dtype,
         tune=False if arguments.no_tune else None,
         trace=TRACE_SPANS if arguments.trace else 0,
         timeout=timeout,

@@ -75,7 +75,7 @@ static void narrow_sum(size_t begin, size_t end, int sources, const uint16_t *co
             *(halves *)(narrow_out + i) = narrowed(rounded_words(sum));
             sum = rounded(sum);
         }
-        *(floats *)(out + i) = sum;
+        if (out != NULL) *(floats *)(out + i) = sum;
     }
 }
 
@@ -130,6 +130,16 @@ static bool all_finite(size_t n, const float *a) {
     return true;
 }
 
+static bool all_finite_narrow(size_t n, const uint16_t *a) {
+    for (size_t at = 0; at < n; at += STRETCH) {
+        const size_t count = n - at < STRETCH ? n - at : STRETCH;
+        uint16_t bad = 0;
+        for (size_t i = 0; i < count; ++i) bad |= (a[at + i] & 0x7f80) == 0x7f80;
+        if (bad) return false;
+    }
+    return true;
+}
+
 const gg_cpu_arena GG_VARIANT(gg_cpu_arena) = {
     .update = GG_VARIANT(gg_cpu_update),
     .mix = arena_mix,
@@ -142,4 +152,5 @@ const gg_cpu_arena GG_VARIANT(gg_cpu_arena) = {
     .narrow_difference = narrow_difference,
     .sum_squares = sum_squares,
     .all_finite = all_finite,
+    .all_finite_narrow = all_finite_narrow,
 };

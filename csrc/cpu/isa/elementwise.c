@@ -19,6 +19,22 @@ static void relu_backward(size_t n, const float *y, const float *dy, float *dx) 
     }
 }
 
+/* bfloat16 above 0, or NaN of either sign. */
+static inline bool narrow_passes(uint16_t v) { return (uint16_t)(v - 1u) < 0x7fffu || v > 0xff80u; }
+
+static void relu_narrow(size_t n, const uint16_t *x, uint16_t *y) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) y[i] = narrow_passes(x[i]) ? x[i] : 0;
+}
+
+static void relu_narrow_backward(size_t n, const uint16_t *y, const uint16_t *dy, uint16_t *dx) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        const uint16_t d = dy[i];
+        dx[i] = narrow_passes(y[i]) ? d : 0;
+    }
+}
+
 static void tanh_forward(size_t n, const float *x, float *y) {
     GG_INDEPENDENT
     for (size_t i = 0; i < n; ++i) y[i] = hyperbolic_tangent(x[i]);
@@ -184,6 +200,8 @@ static void dropout_mask(const gg_random_key *key, uint32_t first, uint32_t stri
 const gg_cpu_elementwise GG_VARIANT(gg_cpu_elementwise) = {
     .relu = elementwise_relu,
     .relu_backward = relu_backward,
+    .relu_narrow = relu_narrow,
+    .relu_narrow_backward = relu_narrow_backward,
     .tanh = tanh_forward,
     .tanh_backward = tanh_backward,
     .sigmoid = sigmoid_forward,

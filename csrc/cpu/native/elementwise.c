@@ -7,24 +7,39 @@
 typedef struct element_op {
     gg_op head;
     gg_device *device;
-    size_t n; /* elements, padding included */
+    gg_dtype dtype; /* of the activations: bfloat16 where all inputs are offered so */
+    size_t n;       /* elements, padding included */
     /* DROPOUT */
     int64_t features, blocks; /* blocks of four samples */
     uint32_t threshold;
     float scale;
 } element_op;
 
-typedef void (*unary_fn)(size_t n, const float *x, float *y);
-typedef void (*unary_backward_fn)(size_t n, const float *y, const float *dy, float *dx);
-
 /* One run, for the threads. */
 typedef struct element_job {
     const element_op *op;
     const gg_op_args *args;
-    unary_fn forward;
-    unary_backward_fn backward;
     bool draw;
 } element_job;
+
+/* Elements between two looks at another array, so that what is computed of them stays in the first cache. */
+#define STRETCH ((size_t)1024)
+
+/* The elements of an array from `at` on as float32: the array itself, or widened in `room`. */
+static const float *read_elements(const element_op *op, const void *array, size_t at, size_t n, float *room) {
+    if (op->dtype == GG_FLOAT32) return (const float *)array + at;
+    gg_cpu_widen_any(gg_cpu_device_kernels(op->device), n, (const uint16_t *)array + at, room);
+    return room;
+}
+
+/* Where elements of an array are computed; then write_elements. */
+static float *room_for(const element_op *op, void *array, size_t at, float *room) {
+    return op->dtype == GG_FLOAT32 ? (float *)array + at : room;
+}
+
+static void write_elements(const element_op *op, void *array, size_t at, size_t n, const float *room) {
+    if (op->dtype != GG_FLOAT32) gg_cpu_narrow_any(gg_cpu_device_kernels(op->device), n, room, (uint16_t *)array + at);
+}
 
 static void native_elementwise_run(const element_op *op, gg_parallel_fn fn, element_job *job) {
     gg_parallel_run(gg_cpu_threads_for(op->device, op->n), fn, job);
@@ -39,6 +54,10 @@ static gg_status native_elementwise_create(gg_device *device, const gg_op_desc *
     *out = NULL;
     GG_TRY(gg_native_op_create(desc, type, sizeof(element_op), &head));
     element_op *op = (element_op *)head;
+    op->dtype = desc->dtype;
+    for (int i = 0; i < desc->inputs; ++i)
+        if (desc->offered[i].dtype != GG_BFLOAT16) op->dtype = GG_FLOAT32;
+    if (layout == GG_LAYOUT_BATCH_LAST) op->dtype = GG_FLOAT32;
     for (int i = 0; i < desc->inputs; ++i) {
         if (!gg_shape_equal(&desc->input[i], &desc->output)) {
             char given[GG_SHAPE_TEXT], wanted[GG_SHAPE_TEXT];
@@ -46,12 +65,12 @@ static gg_status native_elementwise_create(gg_device *device, const gg_op_desc *
             GG_FAIL(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
                     gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted));
         }
-        head->input[i].layout = layout;
+        head->input[i] = (gg_format){op->dtype, layout};
     }
-    head->output.layout = layout;
+    head->output = (gg_format){op->dtype, layout};
     head->in_place = true;
     op->device = device;
-    op->n = gg_format_bytes(head->output, &desc->output, desc->batch) / sizeof(float);
+    op->n = gg_format_bytes(head->output, &desc->output, desc->batch) / gg_dtype_size(op->dtype);
     *out = head;
 cleanup:
     return status;
@@ -59,42 +78,95 @@ cleanup:
 
 /* ------------------------------------------------------------------------------------------ activations */
 
-static void native_elementwise_forward_part(void *context, int thread, int threads) {
-    const element_job *job = context;
+typedef void (*unary_fn)(const element_op *op, size_t n, const float *x, float *y);
+typedef void (*unary_backward_fn)(const element_op *op, size_t n, const float *from, const float *dy, float *dx);
+
+typedef struct unary_job {
+    const element_op *op;
+    const gg_op_args *args;
+    unary_fn forward;
+    unary_backward_fn backward;
+} unary_job;
+
+static void unary_forward_part(void *context, int thread, int threads) {
+    const unary_job *job = context;
+    const element_op *op = job->op;
+    _Alignas(64) float room[STRETCH];
     size_t begin, end;
-    gg_parallel_split(job->op->n, GG_LANES, thread, threads, &begin, &end);
-    job->forward(end - begin, (const float *)job->args->input[0] + begin, (float *)job->args->output + begin);
+    gg_parallel_split(op->n, GG_LANES, thread, threads, &begin, &end);
+    for (size_t at = begin; at < end; at += STRETCH) {
+        const size_t n = end - at < STRETCH ? end - at : STRETCH;
+        float *y = room_for(op, job->args->output, at, room);
+        job->forward(op, n, read_elements(op, job->args->input[0], at, n, room), y);
+        write_elements(op, job->args->output, at, n, y);
+    }
 }
 
-static void backward_part(void *context, int thread, int threads) {
-    const element_job *job = context;
+/* From the output, or from the input, whichever the operation says that it needs. */
+static void unary_backward_part(void *context, int thread, int threads) {
+    const unary_job *job = context;
+    const element_op *op = job->op;
+    const gg_op_args *args = job->args;
+    const void *from = op->head.backward_needs_output ? args->output : args->input[0];
+    _Alignas(64) float room[STRETCH], error[STRETCH];
+    size_t begin, end;
+    gg_parallel_split(op->n, GG_LANES, thread, threads, &begin, &end);
+    for (size_t at = begin; at < end; at += STRETCH) {
+        const size_t n = end - at < STRETCH ? end - at : STRETCH;
+        const float *value = read_elements(op, from, at, n, room), *dy;
+        dy = read_elements(op, args->grad_output, at, n, error);
+        float *dx = room_for(op, args->grad_input[0], at, error);
+        job->backward(op, n, value, dy, dx);
+        write_elements(op, args->grad_input[0], at, n, dx);
+    }
+}
+
+static const gg_cpu_elementwise *kernels_of(const element_op *op) {
+    return gg_cpu_device_kernels(op->device)->elementwise;
+}
+
+static void activate(const element_op *op, size_t n, const float *x, float *y) {
+    const gg_cpu_elementwise *kernels = kernels_of(op);
+    const gg_op_kind kind = op->head.desc.kind;
+    (kind == GG_OP_RELU ? kernels->relu : kind == GG_OP_TANH ? kernels->tanh : kernels->sigmoid)(n, x, y);
+}
+
+static void activate_backward(const element_op *op, size_t n, const float *y, const float *dy, float *dx) {
+    const gg_cpu_elementwise *kernels = kernels_of(op);
+    if (op->head.desc.kind == GG_OP_RELU) kernels->relu_backward(n, y, dy, dx);
+    else if (op->head.desc.kind == GG_OP_TANH) kernels->tanh_backward(n, y, dy, dx);
+    else kernels->sigmoid_backward(n, y, dy, dx);
+}
+
+/* A ReLU in bfloat16 compares bits. */
+static void relu_narrow_part(void *context, int thread, int threads) {
+    const unary_job *job = context;
     const gg_op_args *args = job->args;
     size_t begin, end;
     gg_parallel_split(job->op->n, GG_LANES, thread, threads, &begin, &end);
-    job->backward(end - begin, (const float *)args->output + begin, (const float *)args->grad_output + begin,
-                  (float *)args->grad_input[0] + begin);
+    if (job->backward == NULL)
+        kernels_of(job->op)->relu_narrow(end - begin, (const uint16_t *)args->input[0] + begin,
+                                         (uint16_t *)args->output + begin);
+    else
+        kernels_of(job->op)->relu_narrow_backward(end - begin, (const uint16_t *)args->output + begin,
+                                                  (const uint16_t *)args->grad_output + begin,
+                                                  (uint16_t *)args->grad_input[0] + begin);
 }
 
 static gg_status activation_forward(gg_op *head, const gg_op_args *args) {
     const element_op *op = (element_op *)head;
-    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
-    element_job job = {.op = op, .args = args};
-    job.forward = head->desc.kind == GG_OP_RELU   ? kernels->relu
-                  : head->desc.kind == GG_OP_TANH ? kernels->tanh
-                                                  : kernels->sigmoid;
-    native_elementwise_run(op, native_elementwise_forward_part, &job);
+    const bool bits = head->desc.kind == GG_OP_RELU && op->dtype == GG_BFLOAT16;
+    unary_job job = {.op = op, .args = args, .forward = activate};
+    gg_parallel_run(gg_cpu_threads_for(op->device, op->n), bits ? relu_narrow_part : unary_forward_part, &job);
     return GG_OK;
 }
 
 static gg_status activation_backward(gg_op *head, const gg_op_args *args) {
     const element_op *op = (element_op *)head;
-    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
+    const bool bits = head->desc.kind == GG_OP_RELU && op->dtype == GG_BFLOAT16;
+    unary_job job = {.op = op, .args = args, .backward = activate_backward};
     if (args->grad_input[0] == NULL) return GG_OK;
-    element_job job = {.op = op, .args = args};
-    job.backward = head->desc.kind == GG_OP_RELU   ? kernels->relu_backward
-                   : head->desc.kind == GG_OP_TANH ? kernels->tanh_backward
-                                                   : kernels->sigmoid_backward;
-    native_elementwise_run(op, backward_part, &job);
+    gg_parallel_run(gg_cpu_threads_for(op->device, op->n), bits ? relu_narrow_part : unary_backward_part, &job);
     return GG_OK;
 }
 
@@ -113,43 +185,30 @@ gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc,
 
 /* ------------------------------------------------------------------------------------------ leaky ReLU, GELU */
 
-static void curve_forward_part(void *context, int thread, int threads) {
-    const element_job *job = context;
-    const element_op *op = job->op;
-    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
-    size_t begin, end;
-    gg_parallel_split(op->n, GG_LANES, thread, threads, &begin, &end);
-    const float *x = (const float *)job->args->input[0] + begin;
-    float *y = (float *)job->args->output + begin;
-    if (op->head.desc.kind == GG_OP_LEAKY_RELU) kernels->leaky_relu(end - begin, op->head.desc.slope, x, y);
-    else (op->head.desc.tanh_form ? kernels->gelu_tanh : kernels->gelu)(end - begin, x, y);
+static void bend(const element_op *op, size_t n, const float *x, float *y) {
+    const gg_cpu_elementwise *kernels = kernels_of(op);
+    if (op->head.desc.kind == GG_OP_LEAKY_RELU) kernels->leaky_relu(n, op->head.desc.slope, x, y);
+    else (op->head.desc.tanh_form ? kernels->gelu_tanh : kernels->gelu)(n, x, y);
 }
 
-static void curve_backward_part(void *context, int thread, int threads) {
-    const element_job *job = context;
-    const element_op *op = job->op;
-    const gg_op_args *args = job->args;
-    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
-    const float *from = op->head.backward_needs_output ? args->output : args->input[0];
-    size_t begin, end;
-    gg_parallel_split(op->n, GG_LANES, thread, threads, &begin, &end);
-    const float *dy = (const float *)args->grad_output + begin;
-    float *dx = (float *)args->grad_input[0] + begin;
-    if (op->head.desc.kind == GG_OP_LEAKY_RELU)
-        kernels->leaky_relu_backward(end - begin, op->head.desc.slope, from + begin, dy, dx);
-    else if (op->head.desc.tanh_form) kernels->gelu_tanh_backward(end - begin, from + begin, dy, dx);
-    else kernels->gelu_backward(end - begin, from + begin, dy, dx);
+static void bend_backward(const element_op *op, size_t n, const float *from, const float *dy, float *dx) {
+    const gg_cpu_elementwise *kernels = kernels_of(op);
+    if (op->head.desc.kind == GG_OP_LEAKY_RELU) kernels->leaky_relu_backward(n, op->head.desc.slope, from, dy, dx);
+    else if (op->head.desc.tanh_form) kernels->gelu_tanh_backward(n, from, dy, dx);
+    else kernels->gelu_backward(n, from, dy, dx);
 }
 
 static gg_status curve_forward(gg_op *head, const gg_op_args *args) {
-    element_job job = {.op = (element_op *)head, .args = args};
-    native_elementwise_run(job.op, curve_forward_part, &job);
+    const element_op *op = (element_op *)head;
+    unary_job job = {.op = op, .args = args, .forward = bend};
+    gg_parallel_run(gg_cpu_threads_for(op->device, op->n), unary_forward_part, &job);
     return GG_OK;
 }
 
 static gg_status curve_backward(gg_op *head, const gg_op_args *args) {
-    element_job job = {.op = (element_op *)head, .args = args};
-    if (args->grad_input[0] != NULL) native_elementwise_run(job.op, curve_backward_part, &job);
+    const element_op *op = (element_op *)head;
+    unary_job job = {.op = op, .args = args, .backward = bend_backward};
+    if (args->grad_input[0] != NULL) gg_parallel_run(gg_cpu_threads_for(op->device, op->n), unary_backward_part, &job);
     return GG_OK;
 }
 
@@ -167,42 +226,52 @@ cleanup:
 
 /* ------------------------------------------------------------------------------------------ sum */
 
-/* Elements between two inputs, so that the sum stays in the first cache. */
-#define STRETCH ((size_t)4096)
-
 static void add_part(void *context, int thread, int threads) {
     const element_job *job = context;
+    const element_op *op = job->op;
     const gg_op_args *args = job->args;
-    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(job->op->device)->elementwise;
-    float *out = args->output;
+    _Alignas(64) float room[STRETCH], other[STRETCH];
     size_t begin, end;
-    gg_parallel_split(job->op->n, GG_LANES, thread, threads, &begin, &end);
+    gg_parallel_split(op->n, GG_LANES, thread, threads, &begin, &end);
     for (size_t at = begin; at < end; at += STRETCH) {
         const size_t n = end - at < STRETCH ? end - at : STRETCH;
-        const float *sum = (const float *)args->input[0] + at;
-        for (int i = 1; i < job->op->head.desc.inputs; ++i) {
-            kernels->add(n, sum, (const float *)args->input[i] + at, out + at);
-            sum = out + at;
+        float *out = room_for(op, args->output, at, room);
+        const float *sum = read_elements(op, args->input[0], at, n, room);
+        for (int i = 1; i < op->head.desc.inputs; ++i) {
+            kernels_of(op)->add(n, sum, read_elements(op, args->input[i], at, n, other), out);
+            sum = out;
         }
-        if (job->op->head.desc.activation == GG_ACTIVATION_RELU) kernels->relu(n, out + at, out + at);
+        if (op->head.desc.activation == GG_ACTIVATION_RELU) kernels_of(op)->relu(n, out, out);
+        write_elements(op, args->output, at, n, out);
     }
+}
+
+/* relu_backward of a piece, in whichever type. */
+static void pass_gate(const element_op *op, size_t at, size_t n, const gg_op_args *args, void *to) {
+    if (op->dtype == GG_BFLOAT16)
+        kernels_of(op)->relu_narrow_backward(n, (const uint16_t *)args->output + at,
+                                             (const uint16_t *)args->grad_output + at, (uint16_t *)to + at);
+    else
+        kernels_of(op)->relu_backward(n, (const float *)args->output + at, (const float *)args->grad_output + at,
+                                      (float *)to + at);
 }
 
 /* All inputs have the same gradient; the first one's may be that of the output itself, the last one's the output. */
 static void add_gated_part(void *context, int thread, int threads) {
     const element_job *job = context;
+    const element_op *op = job->op;
     const gg_op_args *args = job->args;
-    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(job->op->device)->elementwise;
+    const size_t size = gg_dtype_size(op->dtype);
     size_t begin, end;
-    gg_parallel_split(job->op->n, GG_LANES, thread, threads, &begin, &end);
+    gg_parallel_split(op->n, GG_LANES, thread, threads, &begin, &end);
     for (size_t at = begin; at < end; at += STRETCH) {
         const size_t n = end - at < STRETCH ? end - at : STRETCH;
-        const float *passed = NULL;
-        for (int i = job->op->head.desc.inputs - 1; i >= 0; --i) {
-            if (args->grad_input[i] == NULL) continue;
-            float *to = (float *)args->grad_input[i] + at;
-            if (passed != NULL) memcpy(to, passed, n * sizeof(float));
-            else kernels->relu_backward(n, (const float *)args->output + at, (const float *)args->grad_output + at, to);
+        const char *passed = NULL;
+        for (int i = op->head.desc.inputs - 1; i >= 0; --i) {
+            char *to = args->grad_input[i];
+            if (to == NULL) continue;
+            if (passed != NULL) memcpy(to + at * size, passed + at * size, n * size);
+            else pass_gate(op, at, n, args, to);
             passed = to;
         }
     }
@@ -223,7 +292,7 @@ static gg_status native_elementwise_add_backward(gg_op *head, const gg_op_args *
     }
     for (int i = 0; i < head->desc.inputs; ++i)
         if (args->grad_input[i] != NULL && args->grad_input[i] != args->grad_output)
-            memcpy(args->grad_input[i], args->grad_output, op->n * sizeof(float));
+            memcpy(args->grad_input[i], args->grad_output, op->n * gg_dtype_size(op->dtype));
     return GG_OK;
 }
 
@@ -275,15 +344,26 @@ static void draw_plain(const element_op *op, const gg_random_key *key, size_t be
     }
 }
 
+static void mask_elements(const element_op *op, size_t from, size_t end, const void *in, const uint8_t *mask,
+                          void *out) {
+    _Alignas(64) float room[STRETCH];
+    for (size_t at = from; at < end; at += STRETCH) {
+        const size_t n = end - at < STRETCH ? end - at : STRETCH;
+        const float *x = read_elements(op, in, at, n, room);
+        float *y = room_for(op, out, at, room);
+        kernels_of(op)->masked_scale(n, x, mask + at, op->scale, y);
+        write_elements(op, out, at, n, y);
+    }
+}
+
 static void dropout_part(void *context, int thread, int threads) {
     const element_job *job = context;
     const element_op *op = job->op;
     const gg_op_args *args = job->args;
-    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
     const bool plain = op->head.output.layout == GG_LAYOUT_PLAIN;
     const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, args->rank, args->step};
-    const float *in = job->draw ? args->input[0] : args->grad_output;
-    float *out = job->draw ? args->output : args->grad_input[0];
+    const void *in = job->draw ? args->input[0] : args->grad_output;
+    void *out = job->draw ? args->output : args->grad_input[0];
     uint8_t *mask = args->saved;
     const size_t features = (size_t)op->features, row = op->n / features;
     size_t begin, end;
@@ -291,29 +371,26 @@ static void dropout_part(void *context, int thread, int threads) {
     if (begin == end) return;
     if (job->draw) (plain ? draw_plain : draw_lanes)(op, &key, begin, end, mask);
     if (!plain) {
-        const size_t at = begin * row;
-        kernels->masked_scale((end - begin) * row, in + at, mask + at, op->scale, out + at);
+        mask_elements(op, begin * row, end * row, in, mask, out);
         return;
     }
-    for (size_t n = 0; n < row; ++n) {
-        const size_t at = n * features + begin;
-        kernels->masked_scale(end - begin, in + at, mask + at, op->scale, out + at);
-    }
+    for (size_t n = 0; n < row; ++n) mask_elements(op, n * features + begin, n * features + end, in, mask, out);
 }
 
 static bool native_elementwise_copies(const gg_op *op) { return !op->desc.training || op->desc.probability == 0.0f; }
 
 /* If all are zeroed there is no scale 1/(1 - 1). */
 static gg_status dropout_run(const element_op *op, const gg_op_args *args, bool draw) {
-    const float *in = draw ? args->input[0] : args->grad_output;
-    float *out = draw ? args->output : args->grad_input[0];
+    const void *in = draw ? args->input[0] : args->grad_output;
+    void *out = draw ? args->output : args->grad_input[0];
+    const size_t bytes = op->n * gg_dtype_size(op->dtype);
     if (out == NULL) return GG_OK;
     if (native_elementwise_copies(&op->head) || args->evaluate) {
-        if (out != in) memcpy(out, in, op->n * sizeof(float));
+        if (out != in) memcpy(out, in, bytes);
         return GG_OK;
     }
     if (op->head.desc.probability >= 1.0f) {
-        memset(out, 0, op->n * sizeof(float));
+        memset(out, 0, bytes);
         return GG_OK;
     }
     element_job job = {.op = op, .args = args, .draw = draw};

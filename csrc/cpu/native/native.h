@@ -8,7 +8,7 @@
 #define GG_NATIVE_NAME "native" /* of the table, and of the backend in every operation */
 
 /* A zeroed operation of `bytes` (it begins with a gg_op) with its head filled in: BATCH_LAST float32 in and out. Fails
- * with GG_ERROR_UNSUPPORTED if an offered element type is not float32. Freed by gg_native_op_free. */
+ * with GG_ERROR_UNSUPPORTED if an offered element type is neither float32 nor bfloat16. Freed by gg_native_op_free. */
 gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, size_t bytes, gg_op **out);
 void gg_native_op_free(gg_op *op);
 

@@ -10,8 +10,8 @@ gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, s
                 desc->inputs);
     if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
     for (int i = 0; i < desc->inputs; ++i)
-        if (desc->offered[i].dtype != GG_FLOAT32)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "native %s computes in float32, not %s", gg_op_kind_name(desc->kind),
+        if (desc->offered[i].dtype != GG_FLOAT32 && desc->offered[i].dtype != GG_BFLOAT16)
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "native %s reads float32 or bfloat16, not %s", gg_op_kind_name(desc->kind),
                     gg_dtype_name(desc->offered[i].dtype));
     gg_op *op;
     GG_TRY(gg_calloc(1, bytes, "an operation", &op));

@@ -1,5 +1,5 @@
-/* TANH, SIGMOID and ADD: element by element, in the layout that is offered. RELU is the native table's, which accepts
- * any layout as well: oneDNN's turns NaN into 0. */
+/* TANH, SIGMOID and ADD: element by element, in the layout and the type that are offered. RELU is the native table's,
+ * which accepts any layout as well: oneDNN's turns NaN into 0. */
 #include "cpu/native/native.h"
 #include "cpu/onednn/common.h"
 

@@ -124,6 +124,16 @@ cleanup:
     return status;
 }
 
+/* The element type of an operation's activations. Products gain by bfloat16 whatever comes before them; where nothing
+ * is multiplied, a conversion in front would cost more than it saves. oneDNN has no bfloat16 without AVX-512. */
+static gg_dtype dtype_of(const gg_device *device, const gg_op_desc *desc) {
+    if (desc->dtype != GG_BFLOAT16 || device->isa != GG_ISA_AVX512) return GG_FLOAT32;
+    if (desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR) return GG_BFLOAT16;
+    for (int i = 0; i < desc->inputs; i++)
+        if (desc->offered[i].dtype != GG_BFLOAT16) return GG_FLOAT32;
+    return GG_BFLOAT16;
+}
+
 gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op **out) {
     gg_status status = GG_OK;
     const char *name = gg_op_kind_name(desc->kind);
@@ -134,16 +144,17 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
         GG_FAIL(GG_ERROR_ARGUMENT, "%s has 1 to %d inputs, not %d", name, GG_MAX_INPUTS, desc->inputs);
     if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
     for (int i = 0; i < desc->inputs; i++)
-        if (desc->offered[i].dtype != GG_FLOAT32 && desc->kind != GG_OP_REORDER)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN %s is for float32 here, not %s", name,
+        if (desc->offered[i].dtype != GG_FLOAT32 && desc->offered[i].dtype != GG_BFLOAT16)
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN %s is for float32 or bfloat16 here, not %s", name,
                     gg_dtype_name(desc->offered[i].dtype));
     GG_TRY(gg_calloc(1, sizeof(gg_dnn_op), "an operation", &block));
     op = block;
     op->head.type = &op_class;
     op->head.backend = GG_DNN_NAME;
     op->head.desc = *desc;
-    for (int i = 0; i < desc->inputs; i++) op->head.input[i].dtype = GG_FLOAT32;
-    op->head.output.dtype = GG_FLOAT32;
+    op->dtype = dtype_of(device, desc);
+    for (int i = 0; i < desc->inputs; i++) op->head.input[i].dtype = op->dtype;
+    op->head.output.dtype = op->dtype;
     op->device = device;
     op->engine = ((gg_dnn_device *)device)->engine;
     op->threads = device->threads;
@@ -244,12 +255,12 @@ cleanup:
 
 gg_status gg_dnn_any_md(gg_dnn_op *op, const gg_shape *sample, const_dnnl_memory_desc_t *out) {
     const int64_t size[4] = {op->head.desc.batch, sample->size[0], sample->size[1], sample->size[2]};
-    return gg_dnn_md(op, 4, size, GG_FLOAT32, dnnl_format_tag_any, out);
+    return gg_dnn_md(op, 4, size, op->dtype, dnnl_format_tag_any, out);
 }
 
 gg_status gg_dnn_flat_md(gg_dnn_op *op, size_t bytes, const_dnnl_memory_desc_t *out) {
-    const int64_t size = (int64_t)(bytes / sizeof(float));
-    return gg_dnn_md(op, 1, &size, GG_FLOAT32, dnnl_a, out);
+    const int64_t size = (int64_t)(bytes / gg_dtype_size(op->dtype));
+    return gg_dnn_md(op, 1, &size, op->dtype, dnnl_a, out);
 }
 
 gg_status gg_dnn_part_md(gg_dnn_op *op, const_dnnl_memory_desc_t whole, const gg_shape *sample,
@@ -376,21 +387,26 @@ gg_status gg_dnn_read_weight(gg_dnn_op *op, gg_dnn_pass prepare, const char *wha
 typedef struct relu_job {
     const gg_cpu_elementwise *kernels;
     size_t n;
-    float *data;
+    gg_dtype dtype;
+    void *data;
 } relu_job;
 
 static void relu_part(void *context, int thread, int threads) {
     const relu_job *job = context;
     size_t begin, end;
     gg_parallel_split(job->n, GG_LANES, thread, threads, &begin, &end);
-    job->kernels->relu(end - begin, job->data + begin, job->data + begin);
+    float *wide = job->data;
+    uint16_t *narrow = job->data;
+    if (job->dtype == GG_BFLOAT16) job->kernels->relu_narrow(end - begin, narrow + begin, narrow + begin);
+    else job->kernels->relu(end - begin, wide + begin, wide + begin);
 }
 
 /* As one row: what pads channels is 0 and stays 0. */
 static void relu_output(gg_device *device, const gg_dnn_op *op, const gg_op_args *args) {
     const gg_op *head = &op->head;
-    relu_job job = {gg_cpu_device_kernels(device)->elementwise,
-                    gg_format_bytes(head->output, &head->desc.output, head->desc.batch) / sizeof(float), args->output};
+    const size_t bytes = gg_format_bytes(head->output, &head->desc.output, head->desc.batch);
+    relu_job job = {gg_cpu_device_kernels(device)->elementwise, bytes / gg_dtype_size(op->dtype), op->dtype,
+                    args->output};
     gg_parallel_run(gg_cpu_threads_for(device, job.n), relu_part, &job);
 }
 

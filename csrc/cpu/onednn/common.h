@@ -81,6 +81,7 @@ typedef enum gg_dnn_pass {
 typedef struct gg_dnn_op {
     gg_op head;
     gg_device *device;
+    gg_dtype dtype; /* of activations and their gradients: float32 or bfloat16 */
     /* Work after the primitives of a pass; NULL: none. */
     void (*behind[GG_DNN_PASSES])(gg_device *device, const struct gg_dnn_op *op, const gg_op_args *args);
     dnnl_engine_t engine; /* the device's */
@@ -100,7 +101,8 @@ typedef struct gg_dnn_op {
     dnnl_primitive_attr_t plain_attr; /* user scratchpad, strict float32 */
 } gg_dnn_op;
 
-/* An operation without steps. Checks inputs, batch and element types. */
+/* An operation without steps, its inputs and its output of the type that it computes in. Checks inputs, batch and
+ * element types. */
 gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op **out);
 /* Closes it: sizes of scratch and saved, descriptors dropped. Hands the operation over, or destroys it where `status`
  * is an error, which it returns. */
@@ -113,7 +115,7 @@ gg_status gg_dnn_md(gg_dnn_op *op, int dims, const int64_t *size, gg_dtype dtype
 gg_status gg_dnn_batch_md(gg_dnn_op *op, gg_format format, const gg_shape *sample, const_dnnl_memory_desc_t *out);
 /* Of a batch of images in a layout of oneDNN's choice. */
 gg_status gg_dnn_any_md(gg_dnn_op *op, const gg_shape *sample, const_dnnl_memory_desc_t *out);
-/* `bytes` as one row of float32; for element-wise work on any layout. */
+/* `bytes` as one row of the operation's element type; for element-wise work on any layout. */
 gg_status gg_dnn_flat_md(gg_dnn_op *op, size_t bytes, const_dnnl_memory_desc_t *out);
 /* The part of a batch at `offset` (N, C, ...) that is as large as a batch of `sample`. */
 gg_status gg_dnn_part_md(gg_dnn_op *op, const_dnnl_memory_desc_t whole, const gg_shape *sample,
@@ -159,6 +161,8 @@ gg_status gg_dnn_window(const gg_op_desc *desc, int axis, int64_t *right_padding
 
 gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* The steps of one in bfloat16, over so many rows. */
+gg_status gg_dnn_linear_narrow(gg_dnn_op *op, int64_t rows);
 gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out);       /* both kinds */
 gg_status gg_dnn_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out); /* RELU, TANH, SIGMOID */
 gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

@@ -1,12 +1,13 @@
-/* Convolution. Weights and their gradients have PyTorch's layout. Weights are prepared in the kernels' layouts;
- * reorders of their gradients use scratch memory and cost little compared with the convolution. */
+/* Convolution. Weights and their gradients are float32 and have PyTorch's layout. Weights are prepared in the kernels'
+ * layouts and type; reorders of their gradients use scratch memory and cost little compared with the convolution. */
 #include "cpu/onednn/common.h"
 
 typedef struct conv {
     gg_dnn_op *op;
     dnnl_dims_t stride, dilation, left, right;
     const_dnnl_memory_desc_t input, output;            /* as the operation declares them */
-    const_dnnl_memory_desc_t weight, weight_any, bias; /* bias NULL: none */
+    const_dnnl_memory_desc_t weight, bias;             /* as parameters; bias NULL: none */
+    const_dnnl_memory_desc_t weight_any, gradient_any; /* as the kernels read and write them */
     dnnl_primitive_desc_t forward;
 } conv;
 
@@ -70,16 +71,17 @@ static gg_status choose_layouts(conv *it, gg_isa isa) {
     const_dnnl_memory_desc_t any_input = NULL, any_output = NULL;
     dnnl_primitive_desc_t any = NULL;
     gg_layout input, output;
-    if (prefer_nhwc(desc, isa) && in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK &&
-        !gg_dnn_is_slow(it->forward))
+    if (it->op->dtype == GG_FLOAT32 && prefer_nhwc(desc, isa) &&
+        in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK && !gg_dnn_is_slow(it->forward))
         goto cleanup;
     GG_TRY(gg_dnn_any_md(it->op, &desc->input[0], &any_input));
     GG_TRY(gg_dnn_any_md(it->op, &desc->output, &any_output));
     GG_TRY(forward_pd(it, any_input, any_output, &any));
     if (gg_dnn_layout_of(dnnl_primitive_desc_query_md(any, dnnl_query_src_md, 0), &input) &&
         gg_dnn_layout_of(dnnl_primitive_desc_query_md(any, dnnl_query_dst_md, 0), &output) &&
-        in_layouts(it, input, output) == GG_OK)
+        in_layouts(it, input, output) == GG_OK && !gg_dnn_is_slow(it->forward))
         goto cleanup;
+    /* An image of one channel is both PLAIN and NHWC, and kernels may be for the latter alone. */
     if (in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK && !gg_dnn_is_slow(it->forward)) goto cleanup;
     GG_TRY(in_layouts(it, GG_LAYOUT_PLAIN, GG_LAYOUT_PLAIN));
 cleanup:
@@ -116,7 +118,7 @@ static gg_status weights_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     GG_DNN_PD(op, out, dnnl_convolution_backward_weights_primitive_desc_create, op->engine, dnnl_convolution_direct,
-              input, it->weight_any, it->bias, output, it->stride, it->dilation, it->left, it->right, it->forward,
+              input, it->gradient_any, it->bias, output, it->stride, it->dilation, it->left, it->right, it->forward,
               op->plain_attr);
 cleanup:
     return status;
@@ -227,7 +229,8 @@ gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op 
                                desc->window.kernel[1]};
     const int skip = groups == 1 ? 1 : 0; /* the axis of groups is there only if there are some */
     GG_TRY(gg_dnn_md(it.op, 5 - skip, weight + skip, GG_FLOAT32, skip ? dnnl_abcd : dnnl_abcde, &it.weight));
-    GG_TRY(gg_dnn_md(it.op, 5 - skip, weight + skip, GG_FLOAT32, dnnl_format_tag_any, &it.weight_any));
+    GG_TRY(gg_dnn_md(it.op, 5 - skip, weight + skip, it.op->dtype, dnnl_format_tag_any, &it.weight_any));
+    GG_TRY(gg_dnn_md(it.op, 5 - skip, weight + skip, GG_FLOAT32, dnnl_format_tag_any, &it.gradient_any));
     if (desc->bias) GG_TRY(gg_dnn_md(it.op, 1, &outputs, GG_FLOAT32, dnnl_a, &it.bias));
     GG_TRY(choose_layouts(&it, device->isa));
     if (gg_op_has_pass(desc, GG_PASS_FORWARD)) GG_TRY(onednn_conv2d_add_forward(&it));

@@ -103,6 +103,10 @@ gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op 
         GG_FAIL(GG_ERROR_SHAPE, "linear has one input, of which it changes the last axis, not %d of shape %s to %s",
                 desc->inputs, gg_shape_text(in, in_text), gg_shape_text(made, out_text));
     GG_TRY(gg_dnn_op_create(device, desc, &it.op));
+    if (it.op->dtype == GG_BFLOAT16) {
+        status = gg_dnn_linear_narrow(it.op, rows);
+        goto cleanup;
+    }
     const int64_t inputs = in->size[in->dims - 1], outputs = made->size[made->dims - 1];
     const int64_t input[2] = {rows, inputs}, output[2] = {rows, outputs}, weight[2] = {outputs, inputs};
     const int64_t transposed[2] = {inputs, outputs}, row[2] = {1, outputs};

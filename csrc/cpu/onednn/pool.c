@@ -34,8 +34,13 @@ static size_t place_of(gg_layout layout, const gg_shape *shape, int64_t n, int64
     return (size_t)((((n * blocks + c / block) * height + h) * width + w) * block + c % block);
 }
 
+static bool is_nan(gg_dtype dtype, const void *data, size_t at) {
+    if (dtype == GG_BFLOAT16) return (((const uint16_t *)data)[at] & 0x7fffu) > 0x7f80u;
+    return isnan(((const float *)data)[at]);
+}
+
 /* The place in its window, row by row, of the last NaN; -1: none. */
-static int64_t last_nan(const gg_op_desc *desc, gg_layout layout, const float *input, int64_t n, int64_t c, int64_t h,
+static int64_t last_nan(const gg_op_desc *desc, gg_format format, const void *input, int64_t n, int64_t c, int64_t h,
                         int64_t w) {
     const gg_window *window = &desc->window;
     const gg_shape *shape = &desc->input[0];
@@ -45,7 +50,8 @@ static int64_t last_nan(const gg_op_desc *desc, gg_layout layout, const float *i
         for (int64_t j = 0; j < window->kernel[1]; j++) {
             const int64_t column = w * window->stride[1] - window->padding[1] + j * window->dilation[1];
             if (row < 0 || row >= shape->size[1] || column < 0 || column >= shape->size[2]) continue;
-            if (isnan(input[place_of(layout, shape, n, c, row, column)])) found = i * window->kernel[1] + j;
+            if (is_nan(format.dtype, input, place_of(format.layout, shape, n, c, row, column)))
+                found = i * window->kernel[1] + j;
         }
     }
     return found;
@@ -54,22 +60,24 @@ static int64_t last_nan(const gg_op_desc *desc, gg_layout layout, const float *i
 /* Puts NaN into the outputs of windows that hold one, and its place where the backward pass looks for the maximum's. */
 static void pass_nan(gg_device *device, const gg_dnn_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->head.desc;
-    const gg_layout layout = op->head.output.layout;
+    const gg_format format = op->head.output;
     const gg_shape *shape = &desc->output;
-    const size_t bytes = gg_format_bytes(op->head.output, shape, desc->batch);
-    const size_t place_bytes = op->head.saved_bytes / (bytes / sizeof(float));
-    float *output = args->output;
-    if (gg_cpu_all_finite(device, gg_format_bytes(op->head.input[0], &desc->input[0], desc->batch) / sizeof(float),
-                          args->input[0]))
+    const size_t size = gg_dtype_size(op->dtype), bytes = gg_format_bytes(format, shape, desc->batch);
+    const size_t inputs = gg_format_bytes(op->head.input[0], &desc->input[0], desc->batch) / size;
+    const size_t place_bytes = op->head.saved_bytes / (bytes / size);
+    const bool narrow = op->dtype == GG_BFLOAT16;
+    if (narrow ? gg_cpu_all_finite_narrow(device, inputs, args->input[0])
+               : gg_cpu_all_finite(device, inputs, args->input[0]))
         return;
     for (int64_t n = 0; n < desc->batch; n++)
         for (int64_t c = 0; c < shape->size[0]; c++)
             for (int64_t h = 0; h < shape->size[1]; h++)
                 for (int64_t w = 0; w < shape->size[2]; w++) {
-                    const int64_t found = last_nan(desc, layout, args->input[0], n, c, h, w);
-                    const size_t at = place_of(layout, shape, n, c, h, w);
+                    const int64_t found = last_nan(desc, format, args->input[0], n, c, h, w);
+                    const size_t at = place_of(format.layout, shape, n, c, h, w);
                     if (found < 0) continue;
-                    output[at] = NAN;
+                    if (narrow) ((uint16_t *)args->output)[at] = 0x7fc0;
+                    else ((float *)args->output)[at] = NAN;
                     if (args->saved == NULL) continue;
                     if (place_bytes == 1) ((uint8_t *)args->saved)[at] = (uint8_t)found;
                     else if (place_bytes == 4) ((int32_t *)args->saved)[at] = (int32_t)found;
