@@ -456,7 +456,8 @@ class Exchange:
     def spans_lost(self, rank: int = 0, /) -> int: ...
 
 def info() -> dict[str, Any]:
-    """compiler, cpu, isa, isas, cores, onednn, mpi{...}, built{...}"""
+    """compiler, cpu, isa, isas, bfloat16 (the CPU's instructions for it: "amx", "avx512_bf16" or ""), cores, onednn, mpi{...},
+    built{...}"""
 
 def choices() -> dict[str, tuple[str, ...]]:
     """The names that the core knows, by keyword: "strategy", "exchange", "mix", ..."""

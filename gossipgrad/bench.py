@@ -184,8 +184,8 @@ def exchange(
     batch = integer("batch_size", batch_size or 64, 1)
     integer("blocks", blocks, 1)
     integer("steps", steps, 1)
-    circumstances = {"straggler": straggler, "network": network, "conv_algorithm": conv_algorithm, "tune": tune}
-    circumstances |= {"dtype": dtype}
+    circumstances: dict[str, Any] = {"straggler": straggler, "network": network}
+    circumstances |= {"conv_algorithm": conv_algorithm, "tune": tune, "dtype": dtype}
     both = (strategies.NoExchange(), None), (strategy, compression)
     contestants = [_trainer(net, loss, s, threads, backend, compression=c, **circumstances) for s, c in both]
     for trainer in contestants:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -50,7 +51,7 @@ RESIDUE = "residue"  # of rank_state, where something is compressed
 _FIXED = frozenset(
     {
         *("net", "loss", "heads", "optimizer", "strategy", "compression", "apoptosis", "seed", "comm", "team"),
-        *("threads", "backend", "conv_algorithm", "tune", "trace"),
+        *("threads", "backend", "conv_algorithm", "tune", "dtype", "trace"),
         *("straggler", "network", "compute_time", "metrics"),
     }
 )
@@ -142,7 +143,7 @@ class Replicas:
             self.algorithms: list[Record] = []  # of convolutions, as in the report
             self.algorithms_saved = False  # they are those of a checkpoint
             self.algorithms_chosen: set[tuple[int, str]] = set()  # for which batches, and what for
-            self.dtype: DType = choice("dtype", dtype, DTYPES)
+            choice("dtype", dtype, DTYPES)
             choice("device", device, DEVICES)
             self.trace = integer("trace", trace, 0)
             self.metrics = parse(metrics, self.heads[0].loss, net.output_shape)
@@ -157,7 +158,7 @@ class Replicas:
             cluster.refuse(comm, "Trainer", error)
         self.team = cluster.make_team(self.comm, self.timeout, network)
         with agreement.agreed(self.team, "Trainer") as one:
-            one.facts = self._fingerprint(network)
+            one.facts = self._fingerprint(network) | {"dtype": dtype}
         _stall.allow(self._simulated_seconds())
         # What partners exchange, where the strategy's "auto" has become something; None: the strategy does not ask.
         self.exchange: str | None = None
@@ -166,6 +167,7 @@ class Replicas:
             if self.compression is not None:
                 self.exchange = "weights"
             notices.missing_partners(self.team, self.strategy)
+        self.dtype: DType = self._dtype_of(dtype)
         notices.one_rank(self.team, network, timeout)
         self.stop = False
         self.fitting = False  # is fit at work?
@@ -227,6 +229,21 @@ class Replicas:
             "slow network": network,
             **fingerprint.environment(),
         }
+
+    def _dtype_of(self, given: DType) -> DType:
+        """In which the network computes: "auto" is bfloat16 where every rank's CPU has instructions for it. Collective.
+
+        A rule and no measurement, so that a run's bits follow from the machine alone.
+        """
+        info = environment.core_info()
+        backend = self.backend or os.environ.get("GOSSIPGRAD_BACKEND")
+        own = bool(info["bfloat16"] and info["onednn"]) and info["isa"] == "avx512" and backend != "native"
+        if given == "auto":
+            fast = agreement.gather(self.team, b"1" if own else b"", "Trainer")
+            return "bfloat16" if all(fast) else "float32"
+        if given == "bfloat16":
+            notices.slow_bfloat16(self.team.rank, info)
+        return given
 
     def _simulated_seconds(self) -> float:
         """Seconds that a rank may be late, or a message under way, because the user wants it so."""

@@ -86,7 +86,15 @@ class Trainer(Replicas):
                the same bits. evaluate and predict use what is cached, and measure the forward pass where a rank has
                100 full batches or more. False: fixed rules, so that the bits of a run depend on nothing that is
                measured. None: True, unless $GOSSIPGRAD_TUNE is 0.
-    dtype, device  "float32" and "cpu": there are no others yet.
+    dtype      in which the network computes. "bfloat16": activations, their gradients and what products read of the
+               weights are bfloat16 (8 bits of precision), rounded to nearest; sums, statistics, losses, the weights
+               themselves, their gradients, the optimiser and what ranks exchange stay float32, so that checkpoints and
+               strategies are those of float32. It needs oneDNN and a CPU with AVX-512 (an error says so) and is faster
+               where the CPU has instructions for it (AVX512_BF16, AMX); a warning says where it has none. Operations
+               without a form for it compute in float32. "auto": bfloat16 where the CPU of every rank has the
+               instructions, else "float32"; trainer.dtype, the report and the command line say which. The default is
+               "float32".
+    device     "cpu": there is no other yet.
     trace      how many spans a rank stores for write_trace; 0: none.
     timeout    seconds that a rank waits for another's message before it fails (CommunicationError with the step, the
                layers and the other rank); 0: for ever. It must be longer than any step, callback or write of a file,

@@ -47,6 +47,16 @@ bool gg_cpu_supports(gg_isa isa) {
 #endif
 }
 
+const char *gg_cpu_bfloat16(void) {
+#if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!gg_cpu_supports(GG_ISA_AVX512)) return "";
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) != 0 && (d >> 24 & 1) != 0) return "amx";
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1) != 0) return "avx512_bf16";
+#endif
+    return "";
+}
+
 /* "scalar, avx2": the levels that can be used here, or all. */
 static void list_isas(bool all, char *text, size_t bytes) {
     size_t used = 0;

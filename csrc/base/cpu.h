@@ -18,6 +18,8 @@ const char *gg_isa_name(gg_isa isa);
 gg_status gg_isa_select(const char *name, gg_isa *out);
 /* The CPU's own name, or "unknown". */
 const char *gg_cpu_name(void);
+/* The instructions for bfloat16: "amx", "avx512_bf16", or "" without any. */
+const char *gg_cpu_bfloat16(void);
 /* The calling thread's control register: rounding, denormal numbers, and exceptions that trap. */
 typedef uint64_t gg_float_mode;
 gg_float_mode gg_cpu_float_mode(void);

@@ -32,8 +32,9 @@ static PyObject *py_info_info(PyObject *module, PyObject *unused) {
         Py_XDECREF(mpi);
         return NULL;
     }
-    return Py_BuildValue("{sssssssNsisssN}", "compiler", __VERSION__, "cpu", gg_cpu_name(), "isa", gg_isa_name(isa),
-                         "isas", isas, "cores", gg_cpu_count(), "onednn", gg_onednn_version(), "mpi", mpi);
+    return Py_BuildValue("{sssssssNsssisssN}", "compiler", __VERSION__, "cpu", gg_cpu_name(), "isa", gg_isa_name(isa),
+                         "isas", isas, "bfloat16", gg_cpu_bfloat16(), "cores", gg_cpu_count(), "onednn",
+                         gg_onednn_version(), "mpi", mpi);
 }
 
 static PyObject *py_info_memory(PyObject *module, PyObject *unused) {
@@ -110,7 +111,7 @@ static PyObject *py_info_rate(PyObject *module, PyObject *args, PyObject *kwargs
 #define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
 static PyMethodDef functions[] = {
-    {"info", py_info_info, METH_NOARGS, "compiler, cpu, isa, isas, cores, onednn, mpi{...}"},
+    {"info", py_info_info, METH_NOARGS, "compiler, cpu, isa, isas, bfloat16, cores, onednn, mpi{...}"},
     {"memory", py_info_memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
     {"shard", KEYWORDS(py_info_shard), "Which samples a rank has."},
     {"permutation", KEYWORDS(py_info_permutation), "0 to n - 1 in an order drawn by the seed."},

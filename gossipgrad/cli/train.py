@@ -262,7 +262,7 @@ def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> 
         f"{trainer.net.name}, {trainer.net.parameters:,} parameters, on {train_set.name}, {len(train_set):,} + "
         f"{len(validation_set):,} samples; {trainer.strategy.name}{words}; {trainer.optimizer.name}, "
         f"lr {trainer.optimizer.lr:g}; {ranks}{where}, {threads} each; "
-        f"{trainer.core.backend}, {trainer.core.isa}"
+        f"{trainer.core.backend}, {trainer.core.isa}, {trainer.dtype}"
     )
 
 

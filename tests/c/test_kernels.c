@@ -199,8 +199,12 @@ static void test_activations(void) {
     gg_op *op = create(&desc);
     if (op != NULL) CHECK(op->input[0].layout == GG_LAYOUT_PLAIN);
     gg_op_destroy(op);
-    desc.offered[0].dtype = GG_BFLOAT16;
-    CHECK_FAILS(gg_backend_native.create[GG_OP_SIGMOID](device, &desc, &op), GG_ERROR_UNSUPPORTED, "float32");
+    desc.offered[0].dtype = GG_BFLOAT16; /* which desc.dtype does not ask for */
+    op = create(&desc);
+    if (op != NULL) CHECK(op->input[0].dtype == GG_FLOAT32 && op->output.dtype == GG_FLOAT32);
+    gg_op_destroy(op);
+    desc.offered[0].dtype = GG_INT32;
+    CHECK_FAILS(gg_backend_native.create[GG_OP_SIGMOID](device, &desc, &op), GG_ERROR_UNSUPPORTED, "not int32");
     CHECK(op == NULL);
 }
 

@@ -36,7 +36,8 @@ typedef struct op_buffers {
 static gg_status make_input(gg_test_devices *d, const op_run *run, const gg_op *op, int i, gg_test_guarded *out) {
     gg_status status = GG_OK;
     const gg_op_desc *desc = &op->desc;
-    const gg_format from = {desc->offered[i].dtype, GG_LAYOUT_PLAIN}, to = op->input[i];
+    const bool integers = desc->offered[i].dtype == GG_INT32;
+    const gg_format from = {integers ? GG_INT32 : GG_FLOAT32, GG_LAYOUT_PLAIN}, to = op->input[i];
     GG_TRY(gg_test_guarded_make(out, gg_format_bytes(to, &desc->input[i], desc->batch)));
     memset(out->data, 0, out->bytes);
     GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, from, to, run->input[i], out->data));
@@ -170,7 +171,8 @@ typedef enum option_type {
     OPTION_SIZES,      /* int64_t[GG_MAX_DIMS], a tuple of integers */
     OPTION_ACTIVATION, /* gg_activation, its name */
     OPTION_ALGORITHM,  /* gg_algorithm, its name */
-    OPTION_LAYOUT      /* gg_layout, its name; of the first input, which then lies so */
+    OPTION_LAYOUT,     /* gg_layout, its name; of the first input, which then lies so */
+    OPTION_DTYPE       /* gg_dtype, its name */
 } option_type;
 
 typedef struct run_option {
@@ -221,6 +223,7 @@ static const run_option run_options[] = {
     OPTION("training", OPTION_FLAG, desc.training),
     OPTION("input_grad", OPTION_FLAG, desc.input_grad),
     OPTION("layout", OPTION_LAYOUT, desc.offered[0].layout),
+    OPTION("dtype", OPTION_DTYPE, desc.dtype), /* float32 inputs are offered so */
     OPTION("rank", OPTION_RANK, rank),
     OPTION("step", OPTION_COUNT, step),
     OPTION("evaluate", OPTION_FLAG, evaluate),
@@ -252,6 +255,14 @@ static int read_layout(PyObject *value, gg_layout *out) {
     return choice < 0 ? -1 : 0;
 }
 
+static int read_dtype(PyObject *value, gg_dtype *out) {
+    const char *dtypes[GG_DTYPE_COUNT], *name = PyUnicode_AsUTF8(value);
+    for (int i = 0; i < GG_DTYPE_COUNT; ++i) dtypes[i] = gg_dtype_name((gg_dtype)i);
+    const int choice = name != NULL ? gg_py_choice("dtype", name, dtypes, GG_DTYPE_COUNT) : -1;
+    if (choice >= 0) *out = (gg_dtype)choice;
+    return choice < 0 ? -1 : 0;
+}
+
 static int read_option(const run_option *option, PyObject *value, op_run *run) {
     void *field = (char *)run + option->offset;
     int64_t *integer = field;
@@ -278,6 +289,7 @@ static int read_option(const run_option *option, PyObject *value, op_run *run) {
         break;
     case OPTION_ALGORITHM: return read_algorithm(value, field);
     case OPTION_LAYOUT: return read_layout(value, field);
+    case OPTION_DTYPE: return read_dtype(value, field);
     case OPTION_ACTIVATION: return read_activation(value, field);
     }
     return PyErr_Occurred() ? -1 : 0;
@@ -395,7 +407,7 @@ static int op_arrays_make(op_arrays *a, op_run *run) {
         run->gradient[i] = PyArray_DATA(a->gradient[i]);
     }
     for (int i = 0; desc->input_grad && i < desc->inputs; ++i) {
-        if (desc->offered[i].dtype != GG_FLOAT32) continue;
+        if (desc->offered[i].dtype == GG_INT32) continue;
         a->grad_input[i] = batch_array(desc->batch, &desc->input[i]);
         if (a->grad_input[i] == NULL) return -1;
         run->grad_input[i] = PyArray_DATA(a->grad_input[i]);
@@ -460,6 +472,8 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     if (op_arrays_read(&arrays, &run, inputs, parameters, grad_output) < 0) goto cleanup;
     for (int i = 0; run.lanes && i < desc->inputs; ++i)
         if (desc->offered[i].dtype == GG_FLOAT32) desc->offered[i].layout = GG_LAYOUT_BATCH_LAST;
+    for (int i = 0; i < desc->inputs; ++i)
+        if (desc->offered[i].dtype == GG_FLOAT32) desc->offered[i].dtype = desc->dtype;
     if (check_parameters(&run) < 0 || op_arrays_make(&arrays, &run) < 0) goto cleanup;
     if (carried != Py_None && (!PyArray_Check(carried) || PyArray_TYPE((PyArrayObject *)carried) != NPY_FLOAT32 ||
                                !PyArray_ISCARRAY((PyArrayObject *)carried))) {

@@ -1,0 +1,307 @@
+"""Computing in bfloat16: single operations against float64, whole networks against float32.
+
+Inputs are numbers that bfloat16 holds exactly. So a gradient of a parameter, which is float32, has the errors of
+float32 sums only; everything that reads weights or gives activations has roundings of 2**-8 beside them.
+"""
+
+import numpy as np
+import operations
+import pytest
+import reference as ref
+
+import gossipgrad as gg
+from gossipgrad import _core
+
+pytestmark = pytest.mark.skipif(
+    not _core.info()["onednn"] or _core.info()["isa"] != "avx512", reason="bfloat16 needs oneDNN and AVX-512"
+)
+
+ROUNDING = 2.0**-8  # of one number
+SUMS = 2.0**-18  # of a float32 sum of up to some thousand products, of the sum of their sizes
+
+
+def narrow(a):
+    """To the nearest number that bfloat16 holds, ties to even."""
+    bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def held(rng, *shape):
+    return narrow(rng.standard_normal(shape, np.float32))
+
+
+def near(found, exact, size, roundings, what):
+    """Within so many roundings of `size`, the sum of the sizes of what makes each element."""
+    error = np.abs(found - exact)
+    assert np.all(error <= roundings * ROUNDING * size + SUMS * size + 1e-30), (what, np.max(error / (size + 1e-30)))
+
+
+CONVOLUTIONS = [  # batch, channels, height, width, filters, kernel, stride, padding, groups, dilation
+    (4, 1, 12, 12, 20, 5, 1, 0, 1, 1),
+    (3, 3, 9, 11, 32, 5, 1, 2, 1, 1),
+    (2, 20, 8, 8, 50, 5, 1, 0, 1, 1),
+    (2, 16, 7, 7, 24, 3, 2, 1, 1, 1),
+    (1, 48, 6, 6, 32, 1, 1, 0, 1, 1),
+    (2, 32, 7, 7, 64, 3, 1, 1, 2, 1),
+    (2, 5, 9, 9, 7, 3, 1, 2, 1, 2),
+]
+
+
+@pytest.mark.parametrize("shape", CONVOLUTIONS)
+def test_convolution(shape):
+    n, c, h, w, filters, kernel, stride, padding, groups, dilation = shape
+    rng = np.random.default_rng(sum(shape))
+    where = {"stride": (stride,) * 2, "padding": (padding,) * 2, "dilation": (dilation,) * 2, "groups": groups}
+    x, weight = held(rng, n, c, h, w), rng.standard_normal((filters, c // groups, kernel, kernel), np.float32)
+    bias = rng.standard_normal(filters, np.float32)
+    wide = [a.astype(np.float64) for a in (x, weight, bias)]
+    y = ref.conv2d(*wide, **where)
+    grad = held(rng, *y.shape)
+    for relu in (False, True):
+        found = operations.run_op(
+            "onednn", None, "conv2d", [x], y.shape[1:], weight=weight, bias=bias, grad_output=grad,
+            kernel=(kernel,) * 2, dtype="bfloat16", activation="relu" if relu else "none", threads=2, **where,
+        )  # fmt: skip
+        size = ref.conv2d(*(np.abs(a) for a in wide), **where)
+        near(found["output"], np.maximum(y, 0) if relu else y, size, 2, "output")
+        assert np.array_equal(found["output"], narrow(found["output"]))
+        error = grad.astype(np.float64) * (found["output"] > 0) if relu else grad.astype(np.float64)
+        exact = ref.conv2d_backward(wide[0], wide[1], error, **where)
+        sizes = ref.conv2d_backward(np.abs(wide[0]), np.abs(wide[1]), np.abs(error), **where)
+        near(found["grad_inputs"][0], exact[0], sizes[0], 2, "grad_input")
+        near(found["grad_weight"], exact[1], sizes[1], 0, "grad_weight")
+        near(found["grad_bias"], exact[2], sizes[2], 0, "grad_bias")
+
+
+@pytest.mark.parametrize("shape", [(1, 7, 3), (5, 33, 10), (64, 100, 50), (3, 4, 16, 24)])
+def test_linear(shape):
+    *rows, inputs, outputs = shape
+    rng = np.random.default_rng(sum(shape))
+    x, grad = held(rng, *rows, inputs), held(rng, *rows, outputs)
+    weight, bias = rng.standard_normal((outputs, inputs), np.float32), rng.standard_normal(outputs, np.float32)
+    found = operations.run_op(
+        "onednn", None, "linear", [x], grad.shape[1:], weight=weight, bias=bias, grad_output=grad, dtype="bfloat16"
+    )
+    flat, error = x.reshape(-1, inputs).astype(np.float64), grad.reshape(-1, outputs).astype(np.float64)
+    wide = weight.astype(np.float64)
+    near(
+        found["output"].reshape(-1, outputs), flat @ wide.T + bias, np.abs(flat) @ np.abs(wide.T) + np.abs(bias), 2, "y"
+    )
+    near(found["grad_inputs"][0].reshape(-1, inputs), error @ wide, np.abs(error) @ np.abs(wide), 2, "grad_input")
+    near(found["grad_weight"], error.T @ flat, np.abs(error.T) @ np.abs(flat), 0, "grad_weight")
+    near(found["grad_bias"], error.sum(0), np.abs(error).sum(0), 0, "grad_bias")
+
+
+def both(table, kind, inputs, shape, grad, **options):
+    """The same in float32 and in bfloat16."""
+    run = [
+        operations.run_op(table, None, kind, inputs, shape, grad_output=grad, dtype=dtype, **options)
+        for dtype in ("float32", "bfloat16")
+    ]
+    return run[0], run[1]
+
+
+UNARY = [
+    *(("native", kind, {}) for kind in ("relu", "tanh", "sigmoid", "gelu")),
+    *(("onednn", kind, {}) for kind in ("tanh", "sigmoid")),
+    ("native", "leaky_relu", {"negative_slope": 0.1}),
+    ("native", "dropout", {"probability": 0.4, "seed": 5}),
+    *(("onednn", kind, {"kernel": (2, 2), "stride": (2, 2)}) for kind in ("max_pool2d", "avg_pool2d")),
+    ("onednn", "max_pool2d", {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}),
+]
+
+
+@pytest.mark.parametrize("layout", ["plain", "nhwc", "channels16"])
+@pytest.mark.parametrize(("table", "kind", "options"), UNARY)
+def test_what_multiplies_nothing(table, kind, options, layout):
+    """It is float32's result, rounded; the way back begins with the same rounded numbers."""
+    if kind == "dropout" and layout != "plain":
+        pytest.skip("dropout is computed in float32 there")
+    rng = np.random.default_rng(len(kind))
+    x = held(rng, 3, 18, 7, 9)
+    size = 7 // 2 + (options.get("padding") is not None), 9 // 2 + (options.get("padding") is not None)
+    shape = (18, *(size if "pool" in kind else (7, 9)))
+    grad = held(rng, 3, *shape)
+    wide, found = both(table, kind, [x], shape, grad, layout=layout, **options)
+    assert np.array_equal(found["output"], narrow(wide["output"])), kind
+    # From a rounded output the derivative is that of a number nearby.
+    size = np.abs(both(table, kind, [x], shape, np.abs(grad), layout=layout, **options)[0]["grad_inputs"][0])
+    if kind in ("tanh", "sigmoid", "batch_norm"):
+        size += np.max(np.abs(grad))
+    assert np.all(np.abs(found["grad_inputs"][0] - wide["grad_inputs"][0]) <= 4 * ROUNDING * size)
+
+
+@pytest.mark.parametrize("table", ["native", "onednn"])
+def test_sums_and_joins(table):
+    rng = np.random.default_rng(3)
+    inputs = [held(rng, 2, 16, 5, 3) for _ in range(3)]
+    wide, found = both(table, "add", inputs, (16, 5, 3), inputs[0])
+    assert np.max(np.abs(found["output"] - wide["output"]) / (sum(map(np.abs, inputs)) + 1e-30)) <= 2 * ROUNDING
+    for i in range(3):
+        assert np.array_equal(found["grad_inputs"][i], inputs[0])
+    if table == "onednn":
+        grad = held(rng, 2, 48, 5, 3)
+        wide, found = both(table, "concat", inputs, (48, 5, 3), grad)
+        assert np.array_equal(found["output"], np.concatenate(inputs, 1))
+        assert all(np.array_equal(a, b) for a, b in zip(wide["grad_inputs"], found["grad_inputs"], strict=True))
+
+
+def test_nan_stays_nan():
+    """In the ReLU behind a product, in ReLUs of their own and in maxima; elsewhere nothing changes."""
+    rng = np.random.default_rng(4)
+    x = held(rng, 2, 33, 6, 6)
+    weight = rng.standard_normal((40, 33, 1, 1), np.float32)
+    options = {"weight": weight, "activation": "relu", "dtype": "bfloat16"}
+    clean = operations.run_op("onednn", None, "conv2d", [x], (40, 6, 6), **options)["output"]
+    broken = x.copy()
+    broken[1, 5, 2, 3] = np.nan
+    found = operations.run_op("onednn", None, "conv2d", [broken], (40, 6, 6), **options)["output"]
+    wanted = clean.copy()
+    wanted[1, :, 2, 3] = np.nan
+    assert np.array_equal(found, wanted, equal_nan=True)
+    for kind, shape, more in (
+        ("relu", (33, 6, 6), {}),
+        ("max_pool2d", (33, 3, 3), {"kernel": (2, 2), "stride": (2, 2)}),
+    ):
+        table = "native" if kind == "relu" else "onednn"
+        wide, found = both(table, kind, [broken], shape, np.ones((2, *shape), np.float32), **more)
+        assert np.isnan(wide["output"]).sum() == 1
+        assert np.array_equal(found["output"], wide["output"], equal_nan=True), kind
+        assert np.array_equal(found["grad_inputs"][0], wide["grad_inputs"][0]), kind
+
+
+# ---- networks
+
+
+def trainer_of(net, dtype="bfloat16", lr=0.05, **options):
+    return gg.Trainer(net, optimizer=gg.SGD(lr=lr, momentum=0.9), seed=3, dtype=dtype, **options)
+
+
+def images(net, n=16, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((n, *net.input_shape), np.float32), rng.integers(net.output_shape[-1], size=n)
+
+
+def branches():
+    """Meeting gradients, joins, every kind of normalisation and pooling, and layers without a form for bfloat16."""
+    x = gg.Input((3, 12, 12))
+    a = gg.ReLU()(gg.BatchNorm2d()(gg.Conv2d(20, 3, padding=1)(x)))
+    b = gg.ReLU()(gg.Add()(a, gg.BatchNorm2d()(gg.Conv2d(20, 3, padding=1)(a))))
+    c = gg.Concat()(gg.MaxPool2d(2)(b), gg.AvgPool2d(2)(a), gg.Conv2d(16, 2, stride=2)(gg.LocalResponseNorm(5)(b)))
+    d = gg.Tanh()(gg.Linear(24)(gg.Dropout(0.2)(gg.Flatten()(gg.AdaptiveAvgPool2d(3)(c)))))
+    return gg.Model(x, gg.Linear(7)(gg.LayerNorm()(gg.GELU()(d))))
+
+
+@pytest.mark.parametrize("make", [branches, gg.models.lenet, gg.models.cifar_quick])
+def test_gradients_are_near_those_of_float32(make):
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        with trainer_of(make(), dtype, strategy=gg.NoExchange()) as trainer:
+            x, y = images(trainer.net)
+            loss = trainer.train_step(x, y)
+            found.append((loss, trainer.gradients(), trainer.predict(x)))
+            assert found[-1][2].dtype == np.float32
+    (wide_loss, wide, _), (loss, narrowed, _) = found
+    assert loss == pytest.approx(wide_loss, rel=0.02)
+    assert loss != wide_loss
+    for name, gradient in wide.items():
+        assert gradient.dtype == narrowed[name].dtype == np.float32
+        if np.max(np.abs(gradient)) > 1e-4:
+            away = np.linalg.norm(gradient - narrowed[name]) / np.linalg.norm(gradient)
+            assert away < 0.35, (name, away)
+
+
+def test_it_learns_like_float32():
+    rng = np.random.default_rng(1)
+    centres = rng.standard_normal((4, 1, 10, 10), np.float32)
+    y = rng.integers(4, size=512)
+    data = gg.data.Dataset(centres[y] + 0.8 * rng.standard_normal((512, 1, 10, 10)).astype(np.float32), y)
+    losses = []
+    for dtype in ("float32", "bfloat16"):
+        net = gg.Sequential(
+            [gg.Conv2d(8, 3), gg.ReLU(), gg.MaxPool2d(2), gg.Flatten(), gg.Linear(4)], input=(1, 10, 10)
+        )
+        with trainer_of(net, dtype, comm=gg.VirtualCluster(2)) as trainer:
+            trainer.fit(data, validation=data, epochs=2, batch_size=32, progress=False)
+            losses.append(trainer.evaluate(data)["loss"])
+    assert losses[0] < 0.1
+    assert losses[1] == pytest.approx(losses[0], abs=0.02)
+
+
+STRATEGIES = [
+    gg.GossipGraD(), gg.AllReduce(), gg.LayerwiseAllReduce(), gg.PeriodicAllReduce(), gg.OverlappedAveraging(),
+    gg.ElasticAveraging(), gg.DiLoCo(), gg.NoExchange(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
+def test_strategies(strategy):
+    """All see float32 gradients. Ranks that average gradients stay equal."""
+    net = gg.Sequential(
+        [gg.Conv2d(6, 3), gg.ReLU(), gg.Flatten(), gg.Linear(70), gg.ReLU(), gg.Linear(4)], input=(2, 6, 6)
+    )
+    with trainer_of(net, strategy=strategy, comm=gg.VirtualCluster(2)) as trainer:
+        batches = [images(net, 8, seed) for seed in range(2)]
+        first = trainer.train_step([x for x, _ in batches], [y for _, y in batches])
+        for _ in range(25):
+            last = trainer.train_step([x for x, _ in batches], [y for _, y in batches])
+        assert np.mean(last) < 0.7 * np.mean(first)
+        weights = [trainer.weights(rank=rank) for rank in range(2)]
+        if strategy.name in ("allreduce", "layerwise-allreduce", "overlapped-averaging"):
+            assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_checkpoints_are_those_of_float32(tmp_path):
+    data = gg.data.Dataset(*images(gg.models.lenet(), 64))
+    with trainer_of(gg.models.lenet(), lr=0.001) as trainer:
+        trainer.fit(data, epochs=1, batch_size=16, progress=False)
+        trainer.save(tmp_path / "narrow.safetensors")
+        weights = trainer.weights()
+        trainer.fit(data, epochs=1, batch_size=16, progress=False)
+        later = trainer.weights()
+    for dtype in ("bfloat16", "float32"):
+        with trainer_of(gg.models.lenet(), dtype, lr=0.001) as other:
+            if dtype == "bfloat16":
+                other.fit(data, epochs=2, batch_size=16, progress=False, resume=tmp_path / "narrow.safetensors")
+                assert all(np.array_equal(a, later[name]) for name, a in other.weights().items())
+            else:
+                with pytest.warns(UserWarning, match="dtype"):
+                    other.fit(data, epochs=1, batch_size=16, progress=False, resume=tmp_path / "narrow.safetensors")
+                assert all(np.array_equal(a, weights[name]) for name, a in other.weights().items())
+
+
+# ---- the option
+
+
+def test_auto_and_bad_values(monkeypatch):
+    net = gg.models.mlp()
+    with trainer_of(net, "auto", loss="binary_cross_entropy") as trainer:
+        wanted = "bfloat16" if _core.info()["bfloat16"] else "float32"
+        assert trainer.dtype == trainer.settings()["dtype"] == wanted
+    with trainer_of(net, "auto", loss="binary_cross_entropy", backend="native") as trainer:
+        assert trainer.dtype == "float32"
+    with pytest.raises(NotImplementedError, match="dtype: 'bfloat16' needs oneDNN, but the backend is 'native'"):
+        trainer_of(net, loss="binary_cross_entropy", backend="native")
+    with pytest.raises(ValueError, match="dtype='half'.*float32.*bfloat16.*auto"):
+        trainer_of(net, "half", loss="binary_cross_entropy")
+    monkeypatch.setenv("GOSSIPGRAD_ISA", "avx2")
+    with pytest.raises(
+        NotImplementedError, match="dtype: 'bfloat16' needs the instruction set avx512, here it is avx2"
+    ):
+        trainer_of(net, loss="binary_cross_entropy")
+
+
+def test_a_cpu_without_the_instructions_is_told(monkeypatch):
+    facts = _core.info() | {"bfloat16": ""}
+    monkeypatch.setattr(gg.environment, "core_info", lambda: facts)
+    with pytest.warns(UserWarning, match="has no instructions for it.*takes longer than in float32"):
+        trainer_of(gg.models.lenet()).close()
+    with trainer_of(gg.models.lenet(), "auto") as trainer:
+        assert trainer.dtype == "float32"
+
+
+def test_ranks_must_ask_for_the_same():
+    """A fact of the network's arithmetic, compared when a trainer is made."""
+    with trainer_of(gg.models.lenet(), comm=gg.VirtualCluster(2)) as trainer:
+        with pytest.raises(AttributeError, match="dtype"):
+            trainer.dtype = "float32"
