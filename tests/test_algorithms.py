@@ -75,6 +75,8 @@ def test_what_is_measured_is_in_the_cache(tmp_path):
     assert found([KEY], own=own) == own  # what this trainer has used comes first, and stays
     assert found([other], own=own, passes=("forward",)) == own and asked[4:] == []
     assert found([other], own=own) == own and asked[4:] == [[other]]  # of a training step more is wanted
+    own = {other: {one: {"direct": 1.0} for one in ("forward", "weights")}}
+    assert found([other], own=own) == own and len(asked) == 5  # a first layer, whose samples want no gradient
 
 
 @pytest.mark.parametrize(
@@ -201,8 +203,8 @@ def test_evaluation_measures_only_where_it_pays(monkeypatch, tmp_path):
 
     def measured(wanted, passes, measure, where, path, own):
         asked.append((wanted[0][0], passes))
-        rows = list(measure([KEY]))
-        return {KEY: {"forward": SECONDS["forward"]}} | (own or {}) if rows else own or {}
+        rows = list(measure(wanted))
+        return {wanted[0]: {"forward": SECONDS["forward"]}} | (own or {}) if rows else own or {}
 
     monkeypatch.setattr(algorithms, "measured", measured)
     monkeypatch.setattr(algorithms, "PAYS", 4)

@@ -13,7 +13,7 @@ PEAKS = {"product_peak": 100.0, "copy_peak": 10.0}
 @pytest.fixture
 def peaks(monkeypatch):
     for name, value in PEAKS.items():
-        monkeypatch.setattr(profile, name, lambda threads, value=value: value)
+        monkeypatch.setattr(profile, name, lambda *_, value=value: value)
 
 
 def network():
@@ -38,6 +38,7 @@ def test_products_and_bytes(peaks, backend):
             passes.setdefault(one["name"], {})[one["pass"]] = one
     assert [name.split("+")[0] for name in passes] == ["conv", "norm", "pool", "fc"]
     conv, fc = passes["conv"], passes["fc"]
+    assert next(own.keys() for name, own in passes.items() if name.startswith("pool")) == {"forward", "data"}
     assert conv.keys() == {"forward", "weights"}  # nobody wants the gradient of the samples
     macs = {"conv": 16 * 5 * 9 * 64, "fc": 16 * 16 * 3}
     for name, own in (("conv", conv), ("fc", fc)):

@@ -16,7 +16,7 @@ double gg_plan_loss_seconds(const gg_plan *plan) { return plan->loss_seconds; }
 static int pass_products(const gg_step *step, gg_pass pass) {
     if (pass == GG_PASS_FORWARD) return 1;
     if (!step->backward) return 0;
-    const bool weights = step->pass[GG_PASS_WEIGHTS]->type->backward_weights != NULL;
+    const bool weights = step->parameters > 0 && step->pass[GG_PASS_WEIGHTS]->type->backward_weights != NULL;
     if (pass == GG_PASS_WEIGHTS) return weights;
     const gg_op *op = step->pass[GG_PASS_DATA];
     if (op->type->backward_data == NULL) return 0;
