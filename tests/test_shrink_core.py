@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from conftest import ROOT
-from test_reshape import COMPRESSED, STRATEGIES, begun, everything, trainer_of
+from test_reshape import COMPRESSED, STRATEGIES, Rows, begun, everything, trainer_of
 
 import gossipgrad as gg
 from gossipgrad import _core
@@ -304,10 +304,61 @@ def test_what_cannot_be_planned_or_applied_changes_nothing():
         core.restore_graph(gg.models.lenet().graph)
     assert everything(trainer) == state
     core.run(1)
-    with pytest.raises(RuntimeError, match="is not of the present step and network"):
+    with pytest.raises(RuntimeError, match="is not of the present step, weights and network"):
         core.apply_shrink(plan, trainer.net.resized(plan.outputs).graph)
     assert core.run(steps) == steps
     trainer.close()
+
+
+def test_a_number_below_one_is_refused_for_any_layer_of_a_group():
+    """Layers that are added to each other share their units."""
+    x = gg.Input((5,))
+    both = gg.Add()(gg.Linear(4, name="a")(x), gg.Linear(4, name="b")(x))
+    trainer = trainer_of(gg.AllReduce(), 2, net=gg.Model(x, gg.Linear(3, name="out")(gg.ReLU()(both))))
+    for least in ({"a": 0, "b": 3}, {"b": 3, "a": 0}, {"a": -1, "b": 0}):
+        with pytest.raises(ValueError, match=r"least: (0|-1); must be at least 1"):
+            trainer.core.plan_shrink({"a": 0.0}, least=least)
+    assert trainer.core.plan_shrink({"a": 1.0}, least={"a": 2, "b": 3}).outputs in ({}, {"a": 3, "b": 3})
+    trainer.close()
+
+
+@pytest.mark.parametrize("name", ["gossip-1", "elastic"])
+def test_a_plan_is_of_the_weights_that_it_was_made_of(name):
+    trainer = trainer_of(STRATEGIES[name], 2, net=network())
+    begun(trainer)
+    trainer.core.epoch(0)
+    trainer.core.run(2)
+    core = trainer.core
+    weights, moments = core.arena("weight", 0), core.arena("momentum", 0)
+    loads = [
+        lambda: trainer.load_weights(weights),
+        lambda: core.load_arena("weight", weights, 1),
+        lambda: core.resume_arena("weight", [weights] * 2, weights, 2),
+        lambda: core.load_consensus(weights),
+    ]
+    for load in loads:
+        plan = core.plan_shrink({"conv": 0.5, "fc": 0.5})
+        load()
+        with pytest.raises(RuntimeError, match="is not of the present step, weights and network of the trainer"):
+            core.apply_shrink(plan, trainer.net.resized(plan.outputs).graph)
+    plan = core.plan_shrink({"conv": 0.5, "fc": 0.5})
+    core.load_arena("momentum", moments, 1)  # of which a plan is not made
+    core.apply_shrink(plan, trainer.net.resized(plan.outputs).graph)
+    trainer.close()
+
+
+class Half(Rows):
+    """A set whose second half cannot be read."""
+
+    def read(self, rows, epoch, samples, targets):
+        if max(rows) >= len(self) // 2:
+            raise OSError("the disk is gone")
+        super().read(rows, epoch, samples, targets)
+
+
+def half_a_probe(trainer):
+    x, y = np.ones((8, 1, 8, 8), np.float32), np.zeros(8, np.int32)
+    return gg.Dataset(Half(x, y)).for_network("cross_entropy", trainer.net.input_shape, trainer.net.output_shape)
 
 
 def test_weights_that_are_not_finite_are_an_error_of_all_ranks():
@@ -368,6 +419,9 @@ def shrunk_twice(comm=None):
     trainer.core.epoch(0)
     trainer.core.run(2)
     core, probe, found, net = trainer.core, probe_of(trainer), [], trainer.net
+    for _ in range(2):  # rank 0 can read its part, and waits for nobody; all go on
+        with pytest.raises((OSError, RuntimeError), match="the disk is gone"):
+            core.plan_shrink({"conv": 0.0}, probe=half_a_probe(trainer))
     plans = [core.plan_shrink({"conv": share, "fc": share}, probe=probe) for share in (0.0, 0.5)]
     assert plans[0].hash != plans[1].hash
     if comm is None:

@@ -42,6 +42,8 @@ static void network_free_block(gg_transport *transport, void *block) {
     gg_message_free(slow_of(transport)->inner, block);
 }
 
+static void network_recycle(gg_transport *transport, bool on) { gg_message_recycle(slow_of(transport)->inner, on); }
+
 /* Gives the messages that are due to `inner`. */
 static gg_status send_due(slow_transport *own) {
     gg_status status = GG_OK;
@@ -184,6 +186,7 @@ static const gg_transport_table table = {
     .name = "slow network",
     .destroy = network_destroy,
     .alloc = network_alloc,
+    .recycle = network_recycle,
     .free = network_free_block,
     .send = network_send,
     .receive = network_receive,

@@ -57,6 +57,10 @@ void gg_message_free(gg_transport *transport, void *block) {
     if (block) transport->table->free(transport, block);
 }
 
+void gg_message_recycle(gg_transport *transport, bool on) {
+    if (transport->table->recycle != NULL) transport->table->recycle(transport, on);
+}
+
 gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
     gg_status status = GG_OK;
     GG_TRY(transport_check(transport, data, bytes, peer, tag, request, "send"));

@@ -64,6 +64,7 @@ typedef struct gg_transport_table {
     void (*destroy)(gg_transport *transport);
     gg_status (*alloc)(gg_transport *transport, size_t bytes, const char *what, void **out);
     void (*free)(gg_transport *transport, void *block);
+    void (*recycle)(gg_transport *transport, bool on); /* NULL: to allocate costs little */
     gg_status (*send)(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request);
     gg_status (*receive)(gg_transport *transport, void *landing, size_t capacity, int peer, int tag,
                          gg_request *request);
@@ -129,6 +130,9 @@ struct gg_transport {
 gg_status gg_message_alloc(gg_transport *transport, size_t bytes, const char *what, void *out);
 #define gg_message_alloc(transport, bytes, what, out) gg_message_alloc(transport, bytes, what, GG_POINTER_OUT(out))
 void gg_message_free(gg_transport *transport, void *block); /* collective as well; NULL is fine */
+/* Between on and off, what is freed is held and serves allocations that it is large enough for, as shared memory takes
+ * long to make. Collective: all ranks switch it on before they free, and off after they have allocated. */
+void gg_message_recycle(gg_transport *transport, bool on);
 
 /* Tags: 0 <= tag < GG_TAG_LIMIT. Strategies use tags from GG_TAG_USER on, the collectives those below. The peer is
  * another rank, never oneself. */

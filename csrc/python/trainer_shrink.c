@@ -216,8 +216,9 @@ static int read_least(const gg_graph *graph, const gg_units *units, PyObject *ob
         const char *layer = PyUnicode_AsUTF8(key);
         const int number = py_int_of(value);
         if (PyErr_Occurred()) return -1;
-        for (int g = 0; g < units->groups; ++g)
-            if (produces(graph, &units->group[g], layer) && (number > least[g] || number < 1)) least[g] = number;
+        for (int g = 0; g < units->groups; ++g) /* A number below 1 stays for the check that refuses it. */
+            if (produces(graph, &units->group[g], layer) && least[g] >= 1 && (number > least[g] || number < 1))
+                least[g] = number;
     }
     return PyErr_Occurred() ? -1 : 0;
 }

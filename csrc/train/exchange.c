@@ -290,6 +290,9 @@ cleanup:
     return status;
 }
 
+bool gg_exchange_has_mean(const gg_exchange *x) { return x->averaging != NULL; }
+gg_status gg_exchange_prepare_mean(gg_exchange *x) { return make_consensus(x); }
+
 /* Whether the bits are not the same on all ranks. Collective. */
 static gg_status ranks_differ(gg_exchange *x, const float *whole, bool *differ) {
     gg_status status = GG_OK;

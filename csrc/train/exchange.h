@@ -99,6 +99,10 @@ void gg_exchange_load(gg_exchange *x, int arena, const float *whole);
  * begins from one state: where the ranks bring different bits, weights become `consensus`, others the mean over the
  * first `trained` ranks. consensus: not NULL for weights, the same on all ranks. Collective. */
 gg_status gg_exchange_resume(gg_exchange *x, int arena, const float *whole, const float *consensus, int trained);
+/* Whether there is memory for the mean of the ranks' weights, which is made when it is first asked for; and that
+ * memory. Collective. */
+bool gg_exchange_has_mean(const gg_exchange *exchange);
+gg_status gg_exchange_prepare_mean(gg_exchange *exchange);
 /* The strategy's own model, where it has one, or else the mean of the weights over the ranks that train; valid until
  * the next call. Settled. Collective. */
 gg_status gg_exchange_consensus(gg_exchange *x, const float **weights);

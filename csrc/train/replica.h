@@ -137,6 +137,8 @@ gg_status gg_replica_settle(gg_replica *replica); /* collective */
 gg_status gg_replica_gather(gg_replica *replica, int arena, float *whole);
 /* Settled: sets the weights, or the slices that this rank owns of a moment. */
 void gg_replica_load(gg_replica *replica, int arena, const float *whole);
+/* How often weights, or a model of the strategy's own, have been set by the calls around here. */
+int64_t gg_replica_loads(const gg_replica *replica);
 /* gg_replica_load of what each rank goes on from. Where the strategy gives all ranks the same weights and moments
  * (gg_strategy_keeps_equal), and the ranks are given different ones, all of them load the same: `consensus`, or where
  * that is NULL the mean of what the first `trained` ranks are given. Settled. Collective. */

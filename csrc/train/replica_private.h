@@ -22,6 +22,7 @@ struct gg_replica {
     gg_plans plans;             /* the plan of the last step is pinned */
     gg_conv_choice *algorithms; /* of convolutions, as the plans' options have them; NULL: none are set */
     gg_plan_hooks hooks;
+    int64_t loads;         /* gg_replica_loads */
     bool failed;           /* in the middle of an exchange: settling is impossible from then on */
     double *layer_seconds; /* modelled forward time of one sample, or of any batch; backward is twice that */
     bool any_batch;

@@ -244,6 +244,8 @@ static gg_status rebuild(gg_replica *r, const gg_reshape *how) {
     float *carried = NULL;
     int64_t rows = 0;
     GG_TRY(whole_read(r, how, &whole));
+    const bool has_mean = gg_exchange_has_mean(r->exchange);
+    gg_message_recycle(r->options.transport, true);
     gg_replica_dismantle(r);
     /* No message of the new strategy meets a receive of the old one. */
     GG_TRY(gg_replica_at(r, "rebuilding", gg_barrier(r->options.transport)));
@@ -260,9 +262,11 @@ static gg_status rebuild(gg_replica *r, const gg_reshape *how) {
     r->options.step_seconds = how->step_seconds;
     r->options.link = how->link;
     GG_TRY(gg_replica_assemble(r));
+    if (has_mean) GG_TRY(gg_exchange_prepare_mean(r->exchange)); /* in the memory of the old one */
     GG_TRY(whole_load(r, &whole));
     if (how->graph != NULL) GG_TRY(map_carried(r, how, former, carried, rows));
 cleanup:
+    gg_message_recycle(r->options.transport, false);
     gg_free(carried);
     whole_free(&whole);
     return status;

@@ -32,9 +32,15 @@ cleanup:
     return status;
 }
 
-void gg_replica_load(gg_replica *r, int arena, const float *whole) { gg_exchange_load(r->exchange, arena, whole); }
+void gg_replica_load(gg_replica *r, int arena, const float *whole) {
+    r->loads += arena == GG_WEIGHTS;
+    gg_exchange_load(r->exchange, arena, whole);
+}
+
+int64_t gg_replica_loads(const gg_replica *r) { return r->loads; }
 
 gg_status gg_replica_resume(gg_replica *r, int arena, const float *whole, const float *consensus, int trained) {
+    r->loads += arena == GG_WEIGHTS;
     const gg_status status = gg_exchange_resume(r->exchange, arena, whole, consensus, trained);
     if (status != GG_OK) r->failed = true;
     return status;
@@ -81,7 +87,10 @@ cleanup:
 
 void gg_replica_set_rate(gg_replica *r, const gg_rate *rate) { r->options.optimizer.rate = *rate; }
 
-void gg_replica_set_consensus(gg_replica *r, const float *weights) { gg_exchange_set_consensus(r->exchange, weights); }
+void gg_replica_set_consensus(gg_replica *r, const float *weights) {
+    r->loads++;
+    gg_exchange_set_consensus(r->exchange, weights);
+}
 
 double gg_replica_residue(gg_replica *r) { return gg_exchange_residue(r->exchange); }
 

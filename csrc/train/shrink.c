@@ -13,12 +13,13 @@
 
 struct gg_shrink_plan {
     const gg_graph *graph; /* of the trainer, in this step */
-    int64_t step;
+    int64_t step, loads;   /* gg_replica_loads of all local ranks */
     gg_units *units;
     gg_merges *merges;
     gg_selection *selection; /* NULL like the graph: nothing leaves */
     gg_graph *small;
-    float *weights; /* of the consensus model, then of the smaller one; NULL once the plan is made */
+    /* Of the consensus model, and of the smaller one; NULL once the plan is made. */
+    float *weights, *selected;
     double loss[2]; /* before and afterwards */
     bool accepted;
     uint64_t hash;
@@ -31,6 +32,7 @@ void gg_shrink_plan_destroy(gg_shrink_plan *plan) {
     gg_selection_destroy(plan->selection);
     gg_graph_destroy(plan->small);
     gg_free(plan->weights);
+    gg_free(plan->selected);
     gg_free(plan);
 }
 
@@ -51,42 +53,54 @@ int gg_shrink_plan_leaves(const gg_shrink_plan *plan, bool *leaves) {
 
 /* ---- what leaves ---- */
 
-/* What rank 0 says of its search before it gives the result, so that nobody waits for one that does not come. */
+/* What a rank says of its part before others go on, so that nobody waits for one that does not come. */
 typedef struct announcement {
     gg_status status;
-    int count;
+    int count; /* of merges */
     char message[512];
 } announcement;
+
+static void announce(announcement *said, gg_status status) {
+    said->status = status;
+    if (status != GG_OK) snprintf(said->message, sizeof said->message, "%s", gg_error_message());
+}
 
 typedef struct plan_call {
     gg_trainer *trainer;
     const gg_shrink *shrink;
     gg_shrink_plan *plan; /* written by the first local rank */
-    announcement said;
-    bool after; /* evaluates the smaller network */
+    announcement said;    /* by any rank; written by the first local one */
+    announcement own;     /* of this process */
 } plan_call;
 
 static void search(const plan_call *c, gg_replica *r, const float *weights, announcement *said, gg_merges **out) {
     const gg_merge_options options = {
         .budgets = c->shrink->budget, .leasts = c->shrink->least, .groups = c->shrink->groups, .device = r->native};
-    said->status = gg_merges_find(r->options.graph, c->plan->units, weights, &options, out);
-    if (said->status != GG_OK) snprintf(said->message, sizeof said->message, "%s", gg_error_message());
-    else said->count = (*out)->count;
+    announce(said, gg_merges_find(r->options.graph, c->plan->units, weights, &options, out));
+    if (said->status == GG_OK) said->count = (*out)->count;
 }
 
-/* The merges of rank 0, on every rank. */
+/* The merges of rank 0, on every rank, in one message: bounds, shares, merges. */
 static gg_status share_merges(gg_transport *transport, const announcement *said, const gg_units *units,
                               gg_merges **merges) {
     gg_status status = GG_OK;
-    const size_t groups = (size_t)units->groups;
+    const size_t sums = (size_t)units->groups * sizeof *(*merges)->bound;
+    const size_t bytes = 2 * sums + (size_t)said->count * sizeof *(*merges)->merge;
+    char *message = NULL;
     if (*merges == NULL) GG_TRY(gg_merges_create(units, merges));
     gg_merges *it = *merges;
     it->count = said->count;
-    if (it->count > 0) GG_TRY(gg_broadcast(transport, it->merge, (size_t)it->count * sizeof *it->merge, 0));
-    if (groups == 0) goto cleanup;
-    GG_TRY(gg_broadcast(transport, it->bound, groups * sizeof *it->bound, 0));
-    GG_TRY(gg_broadcast(transport, it->share, groups * sizeof *it->share, 0));
+    if (bytes == 0) goto cleanup;
+    GG_TRY(gg_alloc(bytes, "what is to leave", &message));
+    memcpy(message, it->bound, sums);
+    memcpy(message + sums, it->share, sums);
+    if (it->count > 0) memcpy(message + 2 * sums, it->merge, bytes - 2 * sums);
+    GG_TRY(gg_broadcast(transport, message, bytes, 0));
+    memcpy(it->bound, message, sums);
+    memcpy(it->share, message + sums, sums);
+    if (it->count > 0) memcpy(it->merge, message + 2 * sums, bytes - 2 * sums);
 cleanup:
+    gg_free(message);
     return status;
 }
 
@@ -124,11 +138,12 @@ static void hash_more(uint64_t *hash, const void *bytes, size_t count) {
         *hash = (*hash ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u; /* FNV-1a */
 }
 
-/* The smaller network and the consensus model's weights in it. */
+/* The smaller network and the consensus model's weights in it. Folding overwrites an arena: a copy of them. */
 static gg_status make_small(gg_shrink_plan *plan) {
     gg_status status = GG_OK;
     bool *leaves = NULL;
-    float *selected = NULL;
+    float *folded = NULL;
+    const size_t bytes = gg_graph_arena_count(plan->graph) * sizeof *folded;
     _Static_assert(sizeof(gg_merge) == 24, "without padding");
     plan->hash = 0xcbf29ce484222325u;
     if (plan->merges->count == 0) goto cleanup;
@@ -138,39 +153,75 @@ static gg_status make_small(gg_shrink_plan *plan) {
     GG_TRY(gg_graph_select(plan->graph, plan->selection, &plan->small));
     plan->hash = gg_selection_hash(plan->selection);
     hash_more(&plan->hash, plan->merges->merge, (size_t)plan->merges->count * sizeof *plan->merges->merge);
-    GG_TRY(gg_alloc(gg_selection_count_after(plan->selection) * sizeof *selected, "weights", &selected));
-    gg_merges_fold(plan->merges, plan->graph, plan->units, plan->weights);
-    gg_arena_select(plan->selection, plan->weights, selected);
-    gg_free(plan->weights);
-    plan->weights = selected;
+    GG_TRY(gg_alloc(bytes, "folded weights", &folded));
+    memcpy(folded, plan->weights, bytes);
+    gg_merges_fold(plan->merges, plan->graph, plan->units, folded);
+    GG_TRY(gg_alloc(gg_selection_count_after(plan->selection) * sizeof *folded, "weights", &plan->selected));
+    gg_arena_select(plan->selection, folded, plan->selected);
 cleanup:
     gg_free(leaves);
+    gg_free(folded);
     return status;
 }
 
 /* ---- the probe ---- */
 
-static gg_status evaluate_probe(void *context, int local) {
+/* What a rank has found: of its part of the probe by the network as it is, and by the smaller one. */
+typedef struct verdict {
+    announcement said;
+    gg_evaluation before, after;
+} verdict;
+
+static gg_status evaluate_part(const plan_call *c, gg_replica *r, verdict *out) {
+    gg_status status = GG_OK;
+    const gg_shrink_plan *plan = c->plan;
+    const gg_dataset *probe = c->shrink->probe;
+    const int64_t batch = c->shrink->batch;
+    int64_t first, end;
+    gg_shard(probe->count, r->options.transport->rank, r->options.transport->size, &first, &end);
+    GG_TRY(gg_replica_evaluate_graph(r, plan->graph, plan->weights, probe, first, end, batch, &out->before));
+    GG_TRY(gg_replica_evaluate_graph(r, plan->small, plan->selected, probe, first, end, batch, &out->after));
+cleanup:
+    return status;
+}
+
+/* The losses of all ranks' parts together, or what the first rank that could not go on says. */
+static void sum_verdicts(plan_call *c, const gg_replica *r, const verdict *all) {
+    gg_evaluation before = {0}, after = {0};
+    for (int rank = 0; rank < r->options.transport->size; ++rank) {
+        if (all[rank].said.status != GG_OK) {
+            c->said.status = all[rank].said.status;
+            snprintf(c->said.message, sizeof c->said.message, "rank %d: %.400s", rank, all[rank].said.message);
+            return;
+        }
+        for (int h = 0; h < GG_MAX_FIELDS; ++h) {
+            gg_loss_sums_add(&before.head[h], &all[rank].before.head[h]);
+            gg_loss_sums_add(&after.head[h], &all[rank].after.head[h]);
+        }
+    }
+    if (c->shrink->probe == NULL) return;
+    c->plan->loss[0] = gg_replica_evaluated_loss(r, &before);
+    c->plan->loss[1] = gg_replica_evaluated_loss(r, &after);
+}
+
+static gg_status judge_part(void *context, int local) {
     gg_status status = GG_OK;
     plan_call *c = context;
     gg_replica *r = c->trainer->replica[local];
     gg_transport *transport = r->options.transport;
-    const gg_shrink_plan *plan = c->plan;
-    const gg_dataset *probe = c->shrink->probe;
-    gg_evaluation own, sum = {0}, *all = NULL;
+    verdict *own = NULL, *all = NULL;
     gg_progress_counts counts;
-    int64_t first, end;
     gg_replica_counts(r, &counts);
-    gg_shard(probe->count, transport->rank, transport->size, &first, &end);
-    GG_TRY(gg_replica_evaluate_graph(r, c->after ? plan->small : plan->graph, plan->weights, probe, first, end,
-                                     c->shrink->batch, &own));
+    GG_TRY(gg_calloc(1, sizeof *own, "result of the probe", &own));
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", &all));
-    GG_TRY(gg_replica_at(r, "loss on the probe", gg_allgather(transport, &own, sizeof own, all)));
-    for (int rank = 0; rank < transport->size; ++rank)
-        for (int h = 0; h < GG_MAX_FIELDS; ++h) gg_loss_sums_add(&sum.head[h], &all[rank].head[h]);
-    if (local == 0) c->plan->loss[c->after] = gg_replica_evaluated_loss(r, &sum);
+    own->said = c->own;
+    if (own->said.status == GG_OK && c->shrink->probe != NULL) announce(&own->said, evaluate_part(c, r, own));
+    if (own->said.status == GG_ERROR_COMM) GG_TRY(gg_fail(GG_ERROR_COMM, "%s", own->said.message)); /* all have it */
+    GG_TRY(gg_replica_at(r, "loss on the probe", gg_allgather(transport, own, sizeof *own, all)));
+    if (local == 0) sum_verdicts(c, r, all);
     gg_replica_set_counts(r, &counts); /* what is sent here is no part of the epoch */
 cleanup:
+    gg_free(own);
     gg_free(all);
     return status;
 }
@@ -193,20 +244,25 @@ cleanup:
     return status;
 }
 
-/* The loss before, with the weights as they are, and afterwards. */
+/* Makes the smaller network, and compares the losses. */
 static gg_status judge(plan_call *c) {
     gg_status status = GG_OK;
-    gg_trainer *t = c->trainer;
     gg_shrink_plan *plan = c->plan;
-    const bool probed = c->shrink->probe != NULL && plan->merges->count > 0;
-    if (probed) GG_TRY(gg_team_run(t->team, evaluate_probe, c));
-    GG_TRY(make_small(plan));
-    c->after = true;
-    if (probed) GG_TRY(gg_team_run(t->team, evaluate_probe, c));
-    plan->accepted = plan->merges->count > 0 &&
-                     (!probed || plan->loss[1] <= plan->loss[0] + c->shrink->epsilon * fabs(plan->loss[0]));
+    announce(&c->own, make_small(plan)); /* the same on all ranks, unless one has no memory */
+    if (plan->merges->count == 0) goto cleanup;
+    GG_TRY(gg_team_run(c->trainer->team, judge_part, c));
+    /* After the run, because ranks that fail in one stay failed. */
+    if (c->said.status != GG_OK) GG_FAIL(c->said.status, "%s", c->said.message);
+    plan->accepted =
+        c->shrink->probe == NULL || plan->loss[1] <= plan->loss[0] + c->shrink->epsilon * fabs(plan->loss[0]);
 cleanup:
     return status;
+}
+
+static int64_t loads_of(const gg_trainer *t) {
+    int64_t loads = 0;
+    for (int i = 0; i < t->local; ++i) loads += gg_replica_loads(t->replica[i]);
+    return loads;
 }
 
 gg_status gg_trainer_plan_shrink(gg_trainer *t, const gg_shrink *shrink, gg_shrink_plan **out) {
@@ -224,8 +280,10 @@ gg_status gg_trainer_plan_shrink(gg_trainer *t, const gg_shrink *shrink, gg_shri
     /* After the run, because ranks that fail in one stay failed. */
     if (call.said.status != GG_OK) GG_FAIL(call.said.status, "%s", call.said.message);
     GG_TRY(judge(&call));
+    plan->loads = loads_of(t);
     gg_free(plan->weights);
-    plan->weights = NULL;
+    gg_free(plan->selected);
+    plan->weights = plan->selected = NULL;
     *out = plan;
     plan = NULL;
 cleanup:
@@ -258,7 +316,7 @@ static void add_rank(char *text, size_t bytes, int rank) {
 gg_status gg_shrink_compare(gg_transport *transport, const gg_shrink_record *own, gg_status *found, char *text,
                             size_t bytes) {
     static const char *const fault_text[GG_SHRINK_FAULTS] = {
-        "", "is not of the present step and network of the trainer; allowed is one that was made just before",
+        "", "is not of the present step, weights and network of the trainer; allowed is one that was made just before",
         "says that nothing leaves; allowed is one by which something does",
         "is not of the network that is given; allowed is a network of the sizes that the plan has"};
     gg_status status = GG_OK;
@@ -314,6 +372,7 @@ cleanup:
 
 static gg_shrink_fault fault_of(const gg_trainer *t, const gg_shrink_plan *plan, const gg_graph *small) {
     if (plan->graph != t->options.graph || plan->step != gg_replica_state(t->replica[0])->step) return GG_SHRINK_STALE;
+    if (plan->loads != loads_of(t)) return GG_SHRINK_STALE;
     if (plan->small == NULL) return GG_SHRINK_NOTHING;
     return small == NULL || gg_graph_same_layout(small, plan->small) ? GG_SHRINK_FITS : GG_SHRINK_LAYOUT;
 }

@@ -28,7 +28,8 @@ typedef struct gg_shrink {
 typedef struct gg_shrink_plan gg_shrink_plan;
 
 /* The caller destroys `out`. Budgets and groups are those of gg_units_find of the trainer's network. GG_ERROR_NUMERIC,
- * on all ranks: weights that are not finite. An error, unless it is one of messages, leaves the trainer as it is. */
+ * on all ranks: weights that are not finite. On all ranks, with the rank's number: what one cannot evaluate or has no
+ * memory for. An error, unless it is one of messages, leaves the trainer as it is. */
 gg_status gg_trainer_plan_shrink(gg_trainer *trainer, const gg_shrink *shrink, gg_shrink_plan **out);
 void gg_shrink_plan_destroy(gg_shrink_plan *plan);
 
@@ -48,8 +49,8 @@ uint64_t gg_shrink_plan_hash(const gg_shrink_plan *plan); /* of what leaves, int
 
 /* Goes on with the smaller network: `small`, of the same layout as the plan's, which outlives the trainer; NULL: the
  * plan's own, and the plan must outlive the trainer. GG_ERROR_STATE on all ranks, before anything has changed, where
- * they have different plans, or have trained since it was made; GG_ERROR_ARGUMENT where nothing leaves, or the layout
- * is another. After any other failure the trainer can only be destroyed. */
+ * they have different plans, or have trained or loaded weights since it was made; GG_ERROR_ARGUMENT where nothing
+ * leaves, or the layout is another. After any other failure the trainer can only be destroyed. */
 gg_status gg_trainer_apply_shrink(gg_trainer *trainer, const gg_shrink_plan *plan, const gg_graph *small);
 
 /* Goes on with a network that is alike, in which all arenas are zero, as are states that layers carry: their weights
@@ -59,7 +60,7 @@ gg_status gg_trainer_restore_graph(gg_trainer *trainer, const gg_graph *graph);
 /* What the ranks compare before a plan is applied. */
 typedef enum gg_shrink_fault {
     GG_SHRINK_FITS = 0,
-    GG_SHRINK_STALE,   /* the trainer has trained since, or is of another network */
+    GG_SHRINK_STALE,   /* the trainer has trained or loaded weights since, or is of another network */
     GG_SHRINK_NOTHING, /* nothing leaves */
     GG_SHRINK_LAYOUT,  /* the smaller network that is given is another one */
     GG_SHRINK_FAULTS

@@ -35,6 +35,8 @@ struct gg_shared {
     int *place_of;    /* rank of the whole communicator -> place on this node, or -1 */
     uint32_t next_id;
     segment *blocks;
+    bool recycles;
+    segment *spare; /* freed since it recycles */
     segment
         *control; /* SLOTS acknowledgements a rank, and behind them a copy's bytes for each; NULL: nothing is shared */
     uint32_t free[SLOTS]; /* a stack of this rank's free slots */
@@ -204,6 +206,7 @@ cleanup:
 
 void gg_shared_destroy(gg_shared *shared, bool touch_mpi) {
     if (!shared) return;
+    gg_shared_recycle(shared, false);
     while (shared->blocks) gg_shared_free(shared, shared->blocks->base + (size_t)shared->place * shared->blocks->part);
     segment_destroy(shared->control);
     if (touch_mpi && shared->node != MPI_COMM_NULL) (void)MPI_Comm_free(&shared->node);
@@ -217,22 +220,52 @@ int gg_shared_first(const gg_shared *shared) {
     return rank;
 }
 
+void gg_shared_recycle(gg_shared *shared, bool on) {
+    shared->recycles = on;
+    while (!on && shared->spare != NULL) {
+        segment *next = shared->spare->next;
+        segment_destroy(shared->spare);
+        shared->spare = next;
+    }
+}
+
+/* The smallest spare segment with room for so many bytes, of several the first one made; the address of what points to
+ * it, or to NULL: there is none. */
+static segment **find_spare(gg_shared *shared, size_t bytes) {
+    segment **best = NULL;
+    segment **at = &shared->spare;
+    for (; *at != NULL; at = &(*at)->next) {
+        if ((*at)->part < bytes) continue;
+        if (best == NULL || (*at)->part < (*best)->part || ((*at)->part == (*best)->part && (*at)->id < (*best)->id))
+            best = at;
+    }
+    return best != NULL ? best : at;
+}
+
 gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, double timeout, void **out) {
     gg_status status = GG_OK;
-    segment *made = NULL;
-    /* The largest of bytes and of -bytes: both are this rank's size only if all ranks gave the same. */
-    long long own[2] = {(long long)bytes, -(long long)bytes}, most[2] = {0, 0};
+    segment *made = NULL, **spare = find_spare(shared, bytes);
+    /* The largest of bytes and of -bytes: both are this rank's size only if all ranks gave the same. Likewise the
+     * segment: where a rank has not freed it yet, nobody uses it again. */
+    const long long id = *spare != NULL ? (long long)(*spare)->id : -1;
+    long long own[4] = {(long long)bytes, -(long long)bytes, id, -id}, most[4] = {0};
     *out = NULL;
     if (!shared->control) goto cleanup;
     GG_TRY(gg_mpi_meet(shared->node, timeout, "message memory", false));
-    GG_TRY_MPI(MPI_Allreduce, own, most, 2, MPI_LONG_LONG, MPI_MAX, shared->node);
+    GG_TRY_MPI(MPI_Allreduce, own, most, 4, MPI_LONG_LONG, MPI_MAX, shared->node);
     if (most[0] != -most[1]) {
         status = gg_fail(GG_ERROR_ARGUMENT, "%s: the ranks of this node ask for %lld to %lld bytes, expected one size",
                          what, -most[1], most[0]);
         goto cleanup;
     }
     if (bytes < GG_SHARED_MIN_BYTES) goto cleanup;
-    GG_TRY(segment_create(shared, bytes, &made));
+    if (id >= 0 && most[2] == id && most[3] == -id) {
+        made = *spare;
+        *spare = made->next;
+        memset(made->base + (size_t)shared->place * made->part, 0, bytes);
+    } else {
+        GG_TRY(segment_create(shared, bytes, &made));
+    }
     if (!made) goto cleanup;
     made->next = shared->blocks;
     shared->blocks = made;
@@ -246,7 +279,12 @@ bool gg_shared_free(gg_shared *shared, void *block) {
         segment *found = *at;
         if (found->base + (size_t)shared->place * found->part != block) continue;
         *at = found->next;
-        segment_destroy(found);
+        if (shared->recycles) {
+            found->next = shared->spare;
+            shared->spare = found;
+        } else {
+            segment_destroy(found);
+        }
         return true;
     }
     return false;

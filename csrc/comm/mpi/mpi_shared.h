@@ -49,6 +49,8 @@ int gg_shared_first(const gg_shared *shared);
 gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, double timeout, void **out);
 /* False: not a block of gg_shared_alloc. */
 bool gg_shared_free(gg_shared *shared, void *block);
+/* gg_message_recycle. */
+void gg_shared_recycle(gg_shared *shared, bool on);
 
 /* Sender. *described: the message goes as a descriptor, which holds a slot; false: it goes as it is. GG_ERROR_COMM: it
  * must be described, and there is no slot; for such messages GG_SHARED_MARKED slots are reserved. */

@@ -110,6 +110,8 @@ static void mpi_free_block(gg_transport *transport, void *block) {
     if (!gg_shared_free(mpi_of(transport)->shared, block)) gg_free(block);
 }
 
+static void mpi_recycle(gg_transport *transport, bool on) { gg_shared_recycle(mpi_of(transport)->shared, on); }
+
 static int wire_tag(const mpi_transport *own, const gg_request *request) {
     return request->tag + (int)(request->epoch % own->epochs) * TAG_STEP;
 }
@@ -330,6 +332,7 @@ static const gg_transport_table table = {
     .destroy = mpi_destroy,
     .alloc = mpi_alloc,
     .free = mpi_free_block,
+    .recycle = mpi_recycle,
     .send = mpi_send,
     .receive = mpi_receive,
     .test = mpi_test,
