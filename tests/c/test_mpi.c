@@ -418,6 +418,65 @@ static void test_alloc_mismatch(int rank, int size) {
     gg_transport_destroy(t);
 }
 
+/* Every rank sends what it has in the block to the next rank: *right says whether what comes is that rank's. */
+static void pass_around(gg_transport *t, unsigned char *block, size_t bytes, bool *right) {
+    static unsigned char landing[100000];
+    gg_request request[2] = {0};
+    const int before = (t->rank + t->size - 1) % t->size;
+    memset(block, t->rank + 1, bytes);
+    CHECK_OK(gg_receive(t, landing, bytes, before, 64, &request[0]));
+    CHECK_OK(gg_send(t, block, bytes, (t->rank + 1) % t->size, 64, &request[1]));
+    CHECK_OK(gg_wait(t, &request[0]));
+    const unsigned char *found = request[0].data;
+    *right = request[0].bytes == bytes && found[0] == before + 1 && found[bytes - 1] == before + 1;
+    CHECK_OK(gg_release(t, &request[0]));
+    CHECK_OK(gg_wait(t, &request[1]));
+}
+
+/* Freed memory serves again where all ranks have freed it and it is large enough; it is zero then. */
+static void test_recycling(int rank, int size) {
+    gg_transport *t = NULL;
+    unsigned char *first = NULL, *second = NULL, *third = NULL;
+    bool right = false, zero = true;
+    if (size < 2 || !room_for_sharing()) return;
+    CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
+    CHECK_OK(gg_message_alloc(t, 90000, "first", &first));
+    CHECK_OK(gg_message_alloc(t, 50000, "second", &second));
+    pass_around(t, first, 90000, &right);
+    CHECK(right);
+    gg_message_recycle(t, true);
+    const unsigned char *was = first;
+    gg_message_free(t, first);
+    CHECK_OK(gg_message_alloc(t, 95000, "third", &third)); /* larger */
+    CHECK(third != was);
+    CHECK_OK(gg_message_alloc(t, 60000, "first", &first));
+    CHECK(first == was);
+    for (int i = 0; i < 60000; ++i) zero = zero && first[i] == 0;
+    CHECK(zero);
+    pass_around(t, first, 60000, &right);
+    CHECK(right);
+    /* A rank that still has it: nobody uses it again. */
+    was = second;
+    if (rank != 1) gg_message_free(t, second);
+    unsigned char *other = NULL;
+    CHECK_OK(gg_message_alloc(t, 40000, "other", &other));
+    CHECK(other != was);
+    pass_around(t, other, 40000, &right);
+    CHECK(right);
+    if (rank == 1) gg_message_free(t, second);
+    gg_message_recycle(t, false);
+    CHECK_OK(gg_message_alloc(t, 40000, "second", &second));
+    pass_around(t, second, 40000, &right);
+    CHECK(right);
+    CHECK_OK(gg_barrier(t));
+    gg_message_free(t, second);
+    gg_message_free(t, other);
+    gg_message_free(t, third);
+    gg_message_recycle(t, true); /* what is held is freed with the transport */
+    gg_message_free(t, first);
+    gg_transport_destroy(t);
+}
+
 /* What the reporter was last told, how often, and how often that a wait is over. */
 static gg_stall_facts told;
 static int reports, ends;
@@ -586,6 +645,7 @@ int main(int argc, char **argv) {
         test_epochs(info.rank, info.size);
         test_marked(info.rank, info.size);
         test_alloc_mismatch(info.rank, info.size);
+        test_recycling(info.rank, info.size);
         test_sums(info.rank, info.size, 0);
         test_sums(info.rank, info.size, 1000);
         kept = test_sum_in_vain(info.rank, info.size);
