@@ -18,7 +18,7 @@ from gossipgrad import models, strategies
 from gossipgrad.bench import synthetic_batch
 from gossipgrad.errors import integer
 from gossipgrad.layers import Linear
-from gossipgrad.literals import Backend, ConvAlgorithm, Loss
+from gossipgrad.literals import Backend, ConvAlgorithm, DType, Loss
 from gossipgrad.model import Model, Sequential
 from gossipgrad.optim import SGD
 from gossipgrad.trainer import Trainer
@@ -30,10 +30,10 @@ _COPIED = 2**26  # bytes that are copied, far more than caches hold
 _TIMES = 8  # of each: the fastest counts
 
 
-def product_peak(threads: int = 1) -> float:
-    """GFLOP/s of a product of two float32 matrices of 1024 x 1024 by the faster of the tables."""
+def product_peak(threads: int = 1, dtype: DType = "float32") -> float:
+    """GFLOP/s of a product of two matrices of 1024 x 1024 in this type by the faster of the tables."""
     best = 0.0
-    for backend in get_args(Backend):
+    for backend in get_args(Backend) if dtype == "float32" else ("onednn",):
         net = Sequential([Linear(_SIZE, bias=False)], input=(_SIZE,))
         with Trainer(
             net,
@@ -42,6 +42,7 @@ def product_peak(threads: int = 1) -> float:
             threads=threads,
             backend=backend,
             tune=False,
+            dtype=dtype,
         ) as one:
             x, y = synthetic_batch(net, "mean_squared_error", _SIZE)
             for _ in range(_TIMES):
@@ -81,6 +82,7 @@ def step(
     backend: Backend | None = None,
     conv_algorithm: ConvAlgorithm = "auto",
     tune: bool | None = None,
+    dtype: DType = "float32",
     net: Model | None = None,
     loss: Loss = "cross_entropy",
 ) -> Record:
@@ -99,8 +101,8 @@ def step(
         net, loss, batch_size = entry.make(), entry.loss, batch_size or entry.batch
     batch = integer("batch_size", batch_size or 64, 1)
     steps, warmup = integer("steps", steps, 1), integer("warmup", warmup, 0)
-    product, copy = product_peak(threads), copy_peak(threads)
     how: dict[str, Any] = {"threads": threads, "backend": backend, "conv_algorithm": conv_algorithm, "tune": tune}
+    how["dtype"] = dtype
     nodes = net.graph.nodes()
     with Trainer(
         net,
@@ -124,6 +126,8 @@ def step(
             if what == "update" and at >= begun:
                 updates[at - begun] += end - begin
         made = {"backend": core.backend, "isa": core.isa}
+        used = trainer.dtype  # what "auto" has become
+    product, copy = product_peak(threads, used), copy_peak(threads)
     seconds, profiles = min(own for own, _ in runs), [found for _, found in runs]
     operations = _fastest([found["operations"] for found in profiles])
     update, loss_seconds = min(updates), min(found["loss_seconds"] for found in profiles)
@@ -137,7 +141,7 @@ def step(
         "mode": "profile",
         "model": model,
         "batch": batch,
-        "dtype": "fp32",
+        "dtype": used,
         "threads": threads,
         "steps": steps,
         "ms": 1e3 * seconds,
@@ -214,8 +218,8 @@ def table(profile: Record) -> str:
         return "  ".join(cells).rstrip()
 
     about = (
-        f"{profile['model']}, batch {profile['batch']}, threads {profile['threads']}, {profile['backend']}, "
-        f"{profile['isa']}. This machine: a product of matrices {profile['product_gflops']:.1f} GFLOP/s, a copy "
-        f"{profile['copy_gbytes_per_s']:.1f} GB/s"
+        f"{profile['model']}, batch {profile['batch']}, {profile['dtype']}, threads {profile['threads']}, "
+        f"{profile['backend']}, {profile['isa']}. This machine: a product of matrices "
+        f"{profile['product_gflops']:.1f} GFLOP/s, a copy {profile['copy_gbytes_per_s']:.1f} GB/s"
     )
     return "\n".join([about, "", *map(line, rows)])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import cli, plots, profile
+from gossipgrad import _core, cli, plots, profile
 
 PEAKS = {"product_peak": 100.0, "copy_peak": 10.0}
 
@@ -78,7 +78,7 @@ def test_the_table_and_the_picture(peaks, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert cli.main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["mode"] == "profile" and found["batch"] == 4
+    assert found["mode"] == "profile" and found["batch"] == 4 and found["dtype"] == "float32"
     figure = plots.profile(found)
     bars = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert bars[0].startswith("conv1") and bars[-3:] == ["losses", "update", "other"]
@@ -92,6 +92,23 @@ def test_peaks_are_measured(monkeypatch):
     monkeypatch.setattr(profile, "_SIZE", 64)
     monkeypatch.setattr(profile, "_COPIED", 2**16)
     assert profile.product_peak(1) > 0 and profile.copy_peak(2) > 0
+
+
+@pytest.mark.skipif(
+    not _core.info()["onednn"] or _core.info()["isa"] != "avx512", reason="bfloat16 needs oneDNN and AVX-512"
+)
+@pytest.mark.filterwarnings("ignore:dtype")  # of processors that convert
+def test_bfloat16(monkeypatch):
+    monkeypatch.setattr(profile, "_SIZE", 64)
+    monkeypatch.setattr(profile, "_COPIED", 2**16)
+    found = profile.step("lenet", 16, steps=1, warmup=1, dtype="bfloat16")
+    whole = profile.step("lenet", 16, steps=1, warmup=1)
+    assert found["dtype"] == "bfloat16" and found["product_gflops"] > 0
+    narrow, wide = (
+        next(one["mbytes"] for one in each["operations"] if (one["operation"], one["pass"]) == ("conv2d", "data"))
+        for each in (found, whole)
+    )
+    assert narrow < wide  # activations of half the size
 
 
 @pytest.mark.parametrize(
