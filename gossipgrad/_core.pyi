@@ -204,8 +204,16 @@ class Trainer:
     ) -> list[tuple[tuple[int, ...], str, str, float]]:
         """Seconds of each candidate, as (convolution, pass, algorithm, seconds), of these convolutions; without those
         for which `seconds` do not suffice. Without training: of the pass forward alone."""
-    def set_algorithms(self, choices: list[tuple[tuple[int, ...], tuple[str, str, str]]], /) -> None:
-        """Those of forward, weights and data of these convolutions, on the local ranks; between steps."""
+    def measure_tables(self, batch: int, /) -> dict[str, float]:
+        """Seconds of a training step with each table asked first; empty where there is no choice. Between steps."""
+    def set_algorithms(
+        self,
+        choices: list[tuple[tuple[int, ...], tuple[str, str, str]]],
+        tables: list[tuple[int, str]] = ...,
+        /,
+    ) -> None:
+        """Those of forward, weights and data of these convolutions, and which table is asked first for these batch
+        sizes, on the local ranks; between steps. In place of those given before."""
     def node_algorithms(self) -> list[dict[str, tuple[str, str]] | None]:
         """Of each node that is a convolution {pass: (table, algorithm)}, else None; after the first step."""
     def partitioned_fc(self) -> list[str]: ...

@@ -4,6 +4,9 @@ A convolution is described by nine numbers: batch, channels, height and width of
 padding, and whether it has a bias and a ReLU. Rank 0 measures those that neither the checkpoint nor the cache knows: of
 a training step all passes, those with the most operations first, within SECONDS; of an evaluation the forward pass, and
 only where so many batches follow that it pays. What has not been measured is chosen by fixed rules.
+
+Before that, which of two tables is asked first for all operations of a training step, and so in which layout its
+activations lie, is measured as a whole, reorders included: a few steps with each order.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from gossipgrad.files import write_atomically
 Key = tuple[int, ...]
 Seconds = dict[str, dict[str, float]]  # by pass, then by algorithm
 Measured = dict[Key, Seconds]
+Record = dict[str, Any]  # in terms of JSON
 Measure = Callable[[list[Key]], Iterable[tuple[Key, str, str, float]]]
 PASSES = ("forward", "weights", "data")
 SECONDS = 20.0  # after which no further convolution is measured
@@ -56,13 +60,19 @@ def _text(key: Key) -> str:
     return " ".join(map(str, key))
 
 
-def _read(path: str) -> dict[str, dict[str, Seconds]]:
+def _read(path: str) -> dict[str, Any]:
     """The cache; empty where there is none, or none that can be read: it is measured again then."""
     with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
         found = json.load(file)
         if isinstance(found, dict):
             return found
     return {}
+
+
+def _write(path: str, cache: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # a read-only home: measured again by the next process
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_atomically(path, json.dumps(cache, indent=0).encode())
 
 
 def _number(value: Any) -> bool:
@@ -98,11 +108,41 @@ def measured(
         fresh.setdefault(tuple(key), {}).setdefault(one, {})[algorithm] = time
     if fresh:
         cache[where] = {_text(key): seconds for key, seconds in (known | fresh).items()}
-        with contextlib.suppress(OSError):  # a read-only home: measured again by the next process
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            write_atomically(path, json.dumps(cache, indent=0).encode())
+        _write(path, cache)
     found = known | fresh
     return {key: found[key] for key in wanted if key in found} | {key: found[key] for key in own}
+
+
+def tables(
+    batch: int, network: str, measure: Callable[[int], dict[str, float]], where: str, path: str, own: list[Record]
+) -> list[Record]:
+    """What a report says of the order of tables: `own`, and the seconds of a step with each table first for this batch,
+    from the cache or measured. network: what tells it from others."""
+    if any(one["batch"] == batch for one in own):
+        return own
+    cache = _read(path)
+    where = f"{where}, first table"
+    entries = cache.get(where)
+    key = f"{network} {batch}"
+    found: Any = entries.get(key) if isinstance(entries, dict) else None
+    if not (isinstance(found, dict) and found and all(map(_number, found.values()))):
+        found = measure(batch)
+        if found:
+            cache[where] = {**(entries if isinstance(entries, dict) else {}), key: found}
+            _write(path, cache)
+    return (
+        [*own, {"batch": batch, "table": min(found, key=lambda name: found[name]), "seconds": found}] if found else own
+    )
+
+
+def ordered(described: Iterable[Record]) -> list[Record]:
+    """What a report says of the order of tables."""
+    return [one for one in described if "table" in one]
+
+
+def first_tables(described: Iterable[Record]) -> list[tuple[int, str]]:
+    """What the core is told of it: batch sizes, and the table that is asked first."""
+    return [(int(one["batch"]), str(one["table"])) for one in ordered(described)]
 
 
 def fastest(seconds: Seconds) -> tuple[str, str, str]:
@@ -135,13 +175,15 @@ def _key(one: dict[str, Any]) -> Key:
 
 def known(described: Iterable[dict[str, Any]]) -> Measured:
     """The times in a report."""
-    return {_key(one): one["seconds"] for one in described}
+    return {_key(one): one["seconds"] for one in described if "table" not in one}
 
 
 def choices(described: Iterable[dict[str, Any]]) -> list[tuple[Key, tuple[str, str, str]]]:
     """What the core is told, from a report. KeyError, TypeError, ValueError: it is none."""
     made = []
     for one in described:
+        if "table" in one:
+            continue
         forward, weights, data = (str(one["algorithms"][each]) for each in PASSES)
         made.append((_key(one), (forward, weights, data)))
     return made

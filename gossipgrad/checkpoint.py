@@ -97,6 +97,7 @@ def _algorithms(described: Any) -> list[Record] | None:
     if described is None:
         return None
     algorithms.choices(described)
+    algorithms.first_tables(described)
     return list(described)
 
 

@@ -54,6 +54,12 @@ def network(net: Model) -> dict[str, Any]:
     return facts
 
 
+def text(facts: Mapping[str, Any]) -> str:
+    """A checksum of facts."""
+    described = json.dumps(facts, sort_keys=True, default=str).encode()
+    return hashlib.blake2b(described, digest_size=8).hexdigest()
+
+
 def weights(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
     """A checksum for each tensor."""
     return {name: checksum(np.asarray(array)) for name, array in arrays.items()}

@@ -361,7 +361,7 @@ class Replicas:
             conv_algorithm=self.conv_algorithm,
             dtype=self.dtype,
         )
-        self._core.set_algorithms(algorithms.choices(self.algorithms))
+        self._core.set_algorithms(algorithms.choices(self.algorithms), algorithms.first_tables(self.algorithms))
         if state is not None:
             self.set_state(*state)
         elif self.net.loaded:
@@ -604,26 +604,32 @@ class Replicas:
         text = b""
         with self.agreed("algorithms"):
             if self.team.rank == 0 and self.tune and self.conv_algorithm == "auto":
-                text = json.dumps(algorithms.report(self._measured(batch, evaluated is None, pays))).encode()
+                text = json.dumps(self._measured(batch, evaluated is None, pays)).encode()
         found = self.gather(text)[0]
         self.algorithms_chosen |= {(batch, "training")} if evaluated is None else done - {(batch, "training")}
         if found and json.loads(found) != self.algorithms:
             self.set_algorithms(json.loads(found))
 
-    def _measured(self, batch: int, training: bool, pays: bool) -> algorithms.Measured:
+    def _measured(self, batch: int, training: bool, pays: bool) -> list[Record]:
         def measure(missing: list[algorithms.Key]) -> list[tuple[algorithms.Key, str, str, float]]:
             return self.core.measure_algorithms(batch, training, missing, algorithms.SECONDS) if pays else []
 
+        where = algorithms.machine(self.core.isa, self.core.backend, self.threads)
+        path, own = algorithms.cache_path(), algorithms.known(self.algorithms)
+        orders = algorithms.ordered(self.algorithms)
+        if training and self.dtype == "float32":  # in bfloat16 one table has the operations
+            net = fingerprint.text(fingerprint.network(self.net))
+            orders = algorithms.tables(batch, net, self.core.measure_tables, where, path, orders)
+            self.core.set_algorithms(algorithms.choices(self.algorithms), algorithms.first_tables(orders))
+        first = "".join(f", {one['table']} first" for one in orders if one["batch"] == batch)
         wanted = self.core.convolutions(batch, training)
         passes = algorithms.PASSES if training else algorithms.PASSES[:1]
-        where = algorithms.machine(self.core.isa, self.core.backend, self.threads)
-        own = algorithms.known(self.algorithms)
-        return algorithms.measured(wanted, passes, measure, where, algorithms.cache_path(), own)
+        return orders + algorithms.report(algorithms.measured(wanted, passes, measure, where + first, path, own))
 
     def set_algorithms(self, described: list[Record], saved: bool = False) -> None:
         """How convolutions are computed from now on, the same on all ranks. saved: a checkpoint says so."""
         self.algorithms, self.algorithms_saved = described, saved
-        self.core.set_algorithms(algorithms.choices(described))
+        self.core.set_algorithms(algorithms.choices(described), algorithms.first_tables(described))
 
     def gather(self, data: bytes) -> list[bytes]:
         """Every process's bytes, of any length, by rank. Collective."""

@@ -79,13 +79,14 @@ class Trainer(Replicas):
                methods F(4x4,3x3) and F(2x2,5x5), which have about a quarter and a third of the multiplications and
                errors up to several times larger, "direct" by sums of products, "auto" each pass of each layer by the
                fastest.
-    tune       True: fit, and the first train_step, measure before they begin which algorithm is the fastest for each
-               pass of each such layer, the largest layers first and for 20 seconds at most. Rank 0 measures for all,
-               by its batch; the times are cached in $XDG_CACHE_HOME/gossipgrad (~/.cache) by CPU, shape, threads and
-               version, the choice is in the report ("algorithms") and in checkpoints, so that a resumed run computes
-               the same bits. evaluate and predict use what is cached, and measure the forward pass where a rank has
-               100 full batches or more. False: fixed rules, so that the bits of a run depend on nothing that is
-               measured. None: True, unless $GOSSIPGRAD_TUNE is 0.
+    tune       True: fit, and the first train_step, measure before they begin which of two tables of operations is asked
+               first, and so how activations lie (a few steps with each order), and which algorithm is the fastest for
+               each pass of each such layer, the largest layers first and for 20 seconds at most. Rank 0 measures for
+               all, by its batch; the times are cached in $XDG_CACHE_HOME/gossipgrad (~/.cache) by CPU, shape, threads
+               and version, the choice is in the report ("algorithms") and in checkpoints, so that a resumed run
+               computes the same bits. evaluate and predict use what is cached, and measure the forward pass where a
+               rank has 100 full batches or more. False: fixed rules, so that the bits of a run depend on nothing that
+               is measured. None: True, unless $GOSSIPGRAD_TUNE is 0.
     dtype      in which the network computes. "bfloat16": activations, their gradients and what products read of the
                weights are bfloat16 (8 bits of precision), rounded to nearest; sums, statistics, losses, the weights
                themselves, their gradients, the optimiser and what ranks exchange stay float32, so that checkpoints and

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import algorithms, bench
+from gossipgrad import _core, algorithms, bench
 
 PASSES = algorithms.PASSES
 CANDIDATES = {"direct", "winograd4", "winograd2"}
@@ -275,3 +275,74 @@ def test_measuring_for_itself(monkeypatch, tmp_path):
 def test_choices_are_checked(choices):
     with gg.Trainer(network()) as trainer, pytest.raises((TypeError, ValueError)):
         trainer.core.set_algorithms(choices)
+
+
+both_tables = pytest.mark.skipif(not _core.info()["onednn"], reason="this build has one table")
+
+
+def test_the_order_of_tables_is_in_the_cache(tmp_path):
+    path, asked = str(tmp_path / "folder" / "cache.json"), []
+
+    def measure(batch):
+        asked.append(batch)
+        return {"onednn": 0.5, "native": 0.25} if batch != 3 else {}
+
+    def found(batch, net="net", where="here", own=()):
+        return algorithms.tables(batch, net, measure, where, path, list(own))
+
+    wanted = [{"batch": 8, "table": "native", "seconds": {"onednn": 0.5, "native": 0.25}}]
+    assert found(8) == found(8) == wanted and asked == [8]
+    assert found(8, own=wanted) == wanted and asked == [8]
+    assert found(8, net="other") == found(8, where="there") == wanted and asked == [8, 8, 8]
+    assert found(3) == [] and found(3, own=wanted) == wanted  # nothing to choose
+    described = algorithms.report({KEY: SECONDS}) + found(4, own=wanted)
+    assert algorithms.first_tables(described) == [(8, "native"), (4, "native")]
+    assert algorithms.known(described) == {KEY: SECONDS} and algorithms.choices(described) == [(KEY, CHOSEN)]
+    (tmp_path / "folder" / "cache.json").write_text('{"here, first table": {"net 8": {"native": "fast"}}}')
+    asked.clear()
+    assert found(8) == wanted and asked == [8]
+
+
+@both_tables
+@pytest.mark.parametrize("first", ["native", "onednn"])
+def test_fit_asks_the_table_first_that_was_faster(injected, monkeypatch, tmp_path, first):
+    entry = {"batch": 8, "table": first, "seconds": {first: 1.0}}
+    monkeypatch.setattr(algorithms, "tables", lambda *_: [entry])
+    options = {"comm": gg.VirtualCluster(2), "strategy": gg.AllReduce(), "seed": 3}
+
+    def names(trainer):
+        return {name for name in trainer.core.node_backends() if name} - ({"native"} if first == "onednn" else set())
+
+    with gg.Trainer(network(), tune=True, **options) as trainer:
+        history = fit(trainer)
+        assert names(trainer) == {first} and history.algorithms[0] == entry
+        assert len(set(trainer.weights_sha256())) == 1
+        trainer.save(tmp_path / "c")
+        wanted = fit(trainer).weights_sha256
+    monkeypatch.setattr(algorithms, "tables", refuse)
+    monkeypatch.setattr(algorithms, "measured", refuse)
+    with gg.Trainer(network(), tune=True, **options) as trainer:
+        history = fit(trainer, epochs=2, resume=tmp_path / "c")
+        assert names(trainer) == {first} and history.weights_sha256 == wanted and history.algorithms[0] == entry
+
+
+@both_tables
+def test_measuring_steps_changes_nothing():
+    x, y = data(8)
+    with gg.Trainer(network(), tune=False) as trainer:
+        trainer.train_step(x, y)
+        before = trainer.weights_sha256()
+        seconds = trainer.core.measure_tables(8)
+        assert set(seconds) == {"onednn", "native"} and all(0 < one < 60 for one in seconds.values())
+        assert trainer.weights_sha256() == before
+        trainer.train_step(x, y)
+        after = trainer.weights_sha256()
+        for wrong in ([3], [(8, "cuda")], [("8", "native")]):
+            with pytest.raises((TypeError, ValueError)):
+                trainer.core.set_algorithms([], wrong)
+    with gg.Trainer(network(), tune=False) as trainer:
+        for _ in range(2):
+            trainer.train_step(x, y)
+        assert trainer.weights_sha256() == after
+    with gg.Trainer(network(), backend="native") as trainer:
+        assert trainer.core.measure_tables(8) == {}

@@ -37,14 +37,22 @@ static bool native_first(const gg_graph *graph, int64_t batch) {
     return (double)gg_lanes_padded(batch) <= time_of_sample(graph) * (double)batch;
 }
 
+bool gg_choose_has_tables(const gg_plan_options *options) {
+    const gg_device *second = options->fallback;
+    return options->choose && options->dtype == GG_FLOAT32 && second != NULL && second != options->device &&
+           strcmp(second->table->name, "native") == 0;
+}
+
 int gg_choose_devices(const gg_graph *graph, const gg_plan_options *options, gg_device *order[2]) {
     gg_device *first = options->device, *second = options->fallback;
     if (second == NULL || second == first) {
         order[0] = first;
         return 1;
     }
-    if (options->choose && options->dtype == GG_FLOAT32 && strcmp(second->table->name, "native") == 0 &&
-        native_first(graph, options->batch)) {
+    bool swapped = gg_choose_has_tables(options) && native_first(graph, options->batch);
+    for (int i = 0; gg_choose_has_tables(options) && i < options->table_choices; i++)
+        if (options->table_choice[i].batch == options->batch) swapped = options->table_choice[i].fallback_first;
+    if (swapped) {
         order[0] = second;
         order[1] = first;
     } else {

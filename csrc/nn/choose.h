@@ -4,7 +4,6 @@
 
 #include "nn/plan.h"
 
-/* Fills `order` with the devices to ask, best first, and returns how many (1 or 2). */
 /* The algorithm of each pass of a convolution whose input lies in this layout: by the options' choices, or by a rule.
  * One that no table has for this layout is for the caller to replace. */
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]);
@@ -12,6 +11,9 @@ void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc
 bool gg_choose_winograd_possible(const gg_op_desc *desc);
 gg_conv_key gg_conv_key_of(const gg_op_desc *desc);
 
+/* Whether there are two tables of which either may be asked first. */
+bool gg_choose_has_tables(const gg_plan_options *options);
+/* Fills `order` with the devices to ask, best first, and returns how many (1 or 2). */
 int gg_choose_devices(const gg_graph *graph, const gg_plan_options *options, gg_device *order[2]);
 
 #endif

@@ -266,3 +266,88 @@ cleanup:
     gg_free(block);
     return status;
 }
+
+/* Which table comes first --------------------------------------------------------------------------------------- */
+
+/* Steps with one order: at least so many, unless one takes too long, until so many seconds have passed. */
+enum { TABLES_LEAST_STEPS = 3 };
+#define TABLES_SECONDS 0.5
+#define TABLES_TOO_LONG 2.0
+
+static gg_status fill_inputs(gg_plan *plan, const gg_graph *graph, int64_t batch) {
+    gg_status status = GG_OK;
+    void *made = NULL;
+    for (int i = 0; i < gg_plan_inputs(plan); i++) {
+        const gg_format format = gg_plan_input_format(plan, i);
+        const gg_shape *shape = &gg_graph_node(graph, gg_graph_input(graph, i))->shape;
+        const size_t bytes = gg_format_bytes(format, shape, batch);
+        if (gg_plan_input(plan, i) == NULL) continue;
+        GG_TRY(numbers(bytes, &made));
+        for (size_t n = 0; format.dtype == GG_INT32 && n < bytes / sizeof(int32_t); n++)
+            ((int32_t *)made)[n] = (int32_t)gg_graph_integers(graph, i).first;
+        memcpy(gg_plan_input(plan, i), made, bytes);
+        gg_free(made);
+        made = NULL;
+    }
+cleanup:
+    gg_free(made);
+    return status;
+}
+
+static gg_status time_steps(gg_plan *plan, const float *weights, float *gradients, const gg_plan_batch *batch,
+                            double *out) {
+    gg_status status = GG_OK;
+    const double begin = gg_clock_now();
+    double before = begin;
+    *out = INFINITY;
+    for (int step = 0;; step++) {
+        GG_TRY(gg_plan_train(plan, weights, gradients, batch, 0, NULL, NULL));
+        const double now = gg_clock_now();
+        if (now - before < *out) *out = now - before;
+        before = now;
+        if (now - begin > TABLES_TOO_LONG || (step + 1 >= TABLES_LEAST_STEPS && now - begin > TABLES_SECONDS)) break;
+    }
+cleanup:
+    return status;
+}
+
+/* Zeros are classes, tokens and numbers alike. */
+static size_t targets_bytes(const gg_graph *graph, int64_t batch) {
+    size_t most = 0;
+    for (int i = 0; i < gg_graph_heads(graph); i++) {
+        const size_t count = (size_t)gg_shape_count(&gg_graph_node(graph, gg_graph_head(graph, i)->node)->shape);
+        if (count > most) most = count;
+    }
+    return most * (size_t)batch * sizeof(float);
+}
+
+gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights,
+                            double seconds[2]) {
+    gg_status status = GG_OK;
+    gg_plan *plan = NULL;
+    void *targets = NULL, *block = NULL;
+    gg_plan_batch batch = {0};
+    seconds[0] = seconds[1] = 0;
+    if (!gg_choose_has_tables(options)) goto cleanup;
+    GG_TRY(gg_calloc(targets_bytes(graph, options->batch) + GG_READ_BEHIND, 1, "measuring a step", &targets));
+    GG_TRY(gg_calloc(gg_graph_arena_count(graph) + 1, sizeof(float), "measuring a step", &block));
+    for (int i = 0; i < GG_MAX_FIELDS; i++) batch.target[i] = targets;
+    for (int first = 0; first < 2; first++) {
+        const gg_table_choice choice = {.batch = options->batch, .fallback_first = first == 1};
+        gg_plan_options own = *options;
+        own.training = true;
+        own.table_choice = &choice;
+        own.table_choices = 1;
+        GG_TRY(gg_plan_create(graph, &own, &plan));
+        GG_TRY(fill_inputs(plan, graph, options->batch));
+        GG_TRY(time_steps(plan, weights, block, &batch, &seconds[first]));
+        gg_plan_destroy(plan);
+        plan = NULL;
+    }
+cleanup:
+    gg_plan_destroy(plan);
+    gg_free(targets);
+    gg_free(block);
+    if (status != GG_OK) seconds[0] = seconds[1] = 0;
+    return status == GG_ERROR_MEMORY ? GG_OK : status;
+}

@@ -23,4 +23,10 @@ gg_status gg_measured_convolutions(const gg_graph *graph, const gg_plan_options 
 gg_status gg_measure_algorithms(const gg_graph *graph, const gg_plan_options *options, const gg_conv_key *wanted,
                                 int wants, double seconds, gg_conv_timing **out, int *count);
 
+/* What a training step takes with these options where the device is asked first, then where its fallback is; both 0
+ * where there is no choice, or no memory for measuring. The shortest of a few steps on made-up samples, reorders
+ * included. weights: an arena, which is read alone; NULL: the graph has none. */
+gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights,
+                            double seconds[2]);
+
 #endif

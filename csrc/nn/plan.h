@@ -88,6 +88,12 @@ typedef struct gg_conv_choice {
     gg_algorithm algorithm[GG_PASS_COUNT];
 } gg_conv_choice;
 
+/* Which of two tables is asked first for the operations of plans of a batch size. */
+typedef struct gg_table_choice {
+    int64_t batch;
+    bool fallback_first; /* the fallback before the device */
+} gg_table_choice;
+
 typedef struct gg_plan_options {
     int64_t batch;
     bool training; /* false: forward only, dropout off, without the heads for training only, less memory */
@@ -99,6 +105,9 @@ typedef struct gg_plan_options {
     const gg_conv_choice *conv_choice; /* GG_CONV_AUTO: of so many convolutions; all others are chosen by a rule. They
                                           outlive the plan's creation */
     int conv_choices;
+    const gg_table_choice *table_choice; /* with `choose`: of so many batch sizes; all others are chosen by a rule. They
+                                            outlive the plan's creation */
+    int table_choices;
     gg_dtype dtype; /* of activations and their gradients: GG_FLOAT32, or GG_BFLOAT16 in every operation that has
                        a form for it. Weights, their gradients and what losses read are float32 */
     uint64_t seed;  /* dropout */

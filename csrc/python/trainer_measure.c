@@ -272,27 +272,65 @@ static int read_choice(PyObject *item, gg_conv_choice *out) {
     return 0;
 }
 
-static PyObject *set_algorithms(PyObject *self, PyObject *list) {
+/* The tables of a trainer that may have either first: its device's, its fallback's. */
+static const char *const table_names[2] = {"onednn", "native"};
+
+static PyObject *measure_tables(PyObject *self, PyObject *args) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    long long batch;
+    double seconds[2];
+    gg_status status;
+    if (!PyArg_ParseTuple(args, "L:measure_tables", &batch)) return NULL;
+    if (!gg_py_trainer_is_free(t)) return NULL;
+    t->busy = true;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_replica_measure_tables(gg_trainer_replica(t->trainer, 0), batch, seconds);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    if (status != GG_OK) return gg_py_raise(status);
+    if (seconds[0] <= 0 || seconds[1] <= 0) return PyDict_New();
+    return Py_BuildValue("{sdsd}", table_names[0], seconds[0], table_names[1], seconds[1]);
+}
+
+static int read_table(PyObject *item, gg_table_choice *out) {
+    long long batch;
+    const char *name;
+    if (!PyTuple_Check(item)) {
+        PyErr_SetString(PyExc_TypeError, "an order of tables is a tuple of a batch size and the first table's name");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(item, "Ls:an order of tables", &batch, &name)) return -1;
+    const int choice = gg_py_choice("table", name, table_names, 2);
+    *out = (gg_table_choice){.batch = batch, .fallback_first = choice == 1};
+    return choice < 0 ? -1 : 0;
+}
+
+static PyObject *set_algorithms(PyObject *self, PyObject *args) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_status status = GG_OK;
-    if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "set_algorithms: wanted a list");
-    const Py_ssize_t count = PyList_GET_SIZE(list);
+    PyObject *list, *orders = NULL, *result = NULL;
+    if (!PyArg_ParseTuple(args, "O!|O!:set_algorithms", &PyList_Type, &list, &PyList_Type, &orders)) return NULL;
+    const Py_ssize_t count = PyList_GET_SIZE(list), table_count = orders != NULL ? PyList_GET_SIZE(orders) : 0;
     gg_conv_choice *choices = PyMem_Calloc((size_t)count + 1, sizeof *choices);
-    if (choices == NULL) return PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < count; ++i)
-        if (read_choice(PyList_GET_ITEM(list, i), &choices[i]) < 0) goto failed;
-    if (!gg_py_trainer_is_free(t)) goto failed;
-    for (int local = 0; local < gg_team_local(t->team->team) && status == GG_OK; ++local)
-        status = gg_replica_set_algorithms(gg_trainer_replica(t->trainer, local), choices, (int)count);
-    if (status != GG_OK) {
-        gg_py_raise(status);
-        goto failed;
+    gg_table_choice *tables = PyMem_Calloc((size_t)table_count + 1, sizeof *tables);
+    if (choices == NULL || tables == NULL) {
+        PyErr_NoMemory();
+        goto cleanup;
     }
+    for (Py_ssize_t i = 0; i < count; ++i)
+        if (read_choice(PyList_GET_ITEM(list, i), &choices[i]) < 0) goto cleanup;
+    for (Py_ssize_t i = 0; i < table_count; ++i)
+        if (read_table(PyList_GET_ITEM(orders, i), &tables[i]) < 0) goto cleanup;
+    if (!gg_py_trainer_is_free(t)) goto cleanup;
+    for (int local = 0; local < gg_team_local(t->team->team) && status == GG_OK; ++local)
+        status = gg_replica_set_algorithms(gg_trainer_replica(t->trainer, local), choices, (int)count, tables,
+                                           (int)table_count);
+    if (status != GG_OK) gg_py_raise(status);
+    else result = Py_NewRef(Py_None);
+cleanup:
     PyMem_Free(choices);
-    Py_RETURN_NONE;
-failed:
-    PyMem_Free(choices);
-    return NULL;
+    PyMem_Free(tables);
+    return result;
 }
 
 PyMethodDef gg_py_trainer_measures[] = {
@@ -303,7 +341,10 @@ PyMethodDef gg_py_trainer_measures[] = {
     {"measure_algorithms", measure_algorithms, METH_VARARGS,
      "What each candidate takes for each pass: batch, whether for training, of which convolutions, within how many "
      "seconds."},
-    {"set_algorithms", set_algorithms, METH_O, "The algorithms of these convolutions, on the local ranks."},
+    {"measure_tables", measure_tables, METH_VARARGS,
+     "Seconds of a training step with each table asked first; empty where there is no choice."},
+    {"set_algorithms", set_algorithms, METH_VARARGS,
+     "The algorithms of these convolutions, and which table is first for these batch sizes, on the local ranks."},
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
     {"partitioned_fc", partitioned_fc, METH_NOARGS,
      "Names of the layers whose inputs and errors were exchanged in some step so far."},

@@ -114,6 +114,7 @@ void gg_replica_destroy(gg_replica *r) {
     gg_replica_dismantle(r);
     gg_plans_clear(&r->plans);
     gg_free(r->algorithms);
+    gg_free(r->tables);
     gg_batches_clear(&r->data);
     gg_free(r->carried);
     gg_free(r->batches);
@@ -158,17 +159,35 @@ gg_status gg_replica_measure_algorithms(gg_replica *r, int64_t batch, bool train
     return gg_measure_algorithms(r->options.graph, &options, wanted, wants, seconds, out, count);
 }
 
-gg_status gg_replica_set_algorithms(gg_replica *r, const gg_conv_choice *choices, int count) {
+gg_status gg_replica_measure_tables(gg_replica *r, int64_t batch, double seconds[2]) {
+    gg_plan_options options = measured_options(r, batch, true);
+    options.memory = &r->plans.memory; /* not beside that of other plans */
+    seconds[0] = seconds[1] = 0;
+    if (r->exchange == NULL) return GG_OK;
+    return gg_measure_tables(r->options.graph, &options, gg_state_weights(gg_exchange_state(r->exchange)), seconds);
+}
+
+gg_status gg_replica_set_algorithms(gg_replica *r, const gg_conv_choice *choices, int count,
+                                    const gg_table_choice *tables, int table_count) {
     gg_status status = GG_OK;
-    void *block = NULL;
+    void *block = NULL, *table_block = NULL;
     GG_TRY(gg_calloc((size_t)count + 1, sizeof *choices, "algorithms of convolutions", &block));
+    GG_TRY(gg_calloc((size_t)table_count + 1, sizeof *tables, "order of tables", &table_block));
     if (count > 0) memcpy(block, choices, (size_t)count * sizeof *choices);
+    if (table_count > 0) memcpy(table_block, tables, (size_t)table_count * sizeof *tables);
     gg_plans_clear(&r->plans);
     gg_free(r->algorithms);
+    gg_free(r->tables);
     r->algorithms = block;
+    r->tables = table_block;
     r->plans.options.conv_choice = block;
     r->plans.options.conv_choices = count;
+    r->plans.options.table_choice = table_block;
+    r->plans.options.table_choices = table_count;
+    block = table_block = NULL;
 cleanup:
+    gg_free(block);
+    gg_free(table_block);
     return status;
 }
 

@@ -237,9 +237,12 @@ gg_status gg_replica_measured_convolutions(gg_replica *replica, int64_t batch, b
                                            int *count);
 gg_status gg_replica_measure_algorithms(gg_replica *replica, int64_t batch, bool training, const gg_conv_key *wanted,
                                         int wants, double seconds, gg_conv_timing **out, int *count);
-/* The algorithms of these convolutions, copied, in place of those given before; the next steps make their plans anew.
- */
-gg_status gg_replica_set_algorithms(gg_replica *replica, const gg_conv_choice *choices, int count);
+/* As gg_measure_tables, with the rank's weights. Nothing may be in flight. */
+gg_status gg_replica_measure_tables(gg_replica *replica, int64_t batch, double seconds[2]);
+/* The algorithms of these convolutions and the orders of tables for these batch sizes, copied, in place of those given
+ * before; the next steps make their plans anew. */
+gg_status gg_replica_set_algorithms(gg_replica *replica, const gg_conv_choice *choices, int count,
+                                    const gg_table_choice *tables, int table_count);
 gg_isa gg_replica_isa(const gg_replica *replica);
 /* Of each layer: whether the strategy has computed the gradient of its weight in some step so far; NULL: of none. */
 const bool *gg_replica_fc_partitioned(const gg_replica *replica);
