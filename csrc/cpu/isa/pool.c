@@ -154,33 +154,46 @@ static inline bool find_holders(const gg_pool_shape *s, int64_t h, int64_t w, in
     return from < pairs;
 }
 
-static void max_any_backward(const gg_pool_shape *s, int64_t begin, int64_t end, const void *saved, const float *dy,
-                             float *dx) {
-    const size_t lanes = (size_t)s->lanes;
-    const bool bytes = s->index_bytes == 1;
-    holders held;
+/* Clears rows [from, to) of an image. */
+static void clear_rows(const gg_pool_shape *s, float *image, int64_t from, int64_t to) {
+    const size_t row = (size_t)(s->in[1] * s->lanes);
+    if (from < to) memset(image + (size_t)from * row, 0, (size_t)(to - from) * row * sizeof(float));
+}
+
+/* Each output's gradient is added where its maximum was, in the order of the windows; rows are cleared just before the
+ * first window reaches them. */
+static inline __attribute__((always_inline)) void max_windows_backward(const gg_pool_shape *s, int64_t begin,
+                                                                       int64_t end, int bytes, const void *saved,
+                                                                       const float *dy, float *dx) {
+    const size_t lanes = (size_t)s->lanes, width = (size_t)s->in[1];
+    const size_t down = width * (size_t)s->dilation[0] * lanes, right = (size_t)s->dilation[1] * lanes;
     for (int64_t c = begin; c < end; ++c) {
-        const size_t image = (size_t)(c * s->out[0] * s->out[1]) * lanes;
-        float *out = dx + (size_t)(c * s->in[0] * s->in[1]) * lanes;
-        for (int64_t h = 0; h < s->in[0]; ++h) {
-            for (int64_t w = 0; w < s->in[1]; ++w, out += lanes) {
-                bool more = true;
-                for (int32_t from = 0; more; from += HOLDERS) {
-                    more = find_holders(s, h, w, from, &held);
-                    for (size_t n = 0; n < lanes; n += GG_LANES) {
-                        lanes_f sum = from == 0 ? lanes_set(0.0f) : lanes_load(out + n);
-                        for (int i = 0; i < held.count; ++i) {
-                            const size_t at = image + (size_t)held.window[i] * lanes + n;
-                            const lanes_i winner =
-                                bytes ? saved_place(saved, at, 1) : saved_place(saved, at, s->index_bytes);
-                            const lanes_mask won = lanes_equal(winner, lanes_set_int(held.place[i]));
-                            sum = lanes_add(sum, lanes_select(won, lanes_load(dy + at)));
+        float *image = dx + (size_t)(c * s->in[0]) * width * lanes;
+        size_t at = (size_t)(c * s->out[0] * s->out[1]) * lanes;
+        int64_t cleared = 0;
+        for (int64_t oh = 0; oh < s->out[0]; ++oh) {
+            const int32_t rows = s->count[0][oh];
+            const int64_t reach = s->first[0][oh] + (rows - 1) * s->dilation[0] + 1;
+            clear_rows(s, image, cleared, reach);
+            cleared = reach > cleared ? reach : cleared;
+            for (int64_t ow = 0; ow < s->out[1]; ++ow) {
+                float *corner = image + ((size_t)s->first[0][oh] * width + (size_t)s->first[1][ow]) * lanes;
+                const int32_t columns = s->count[1][ow];
+                const int32_t place = s->place[0][oh] * (int32_t)s->kernel[1] + s->place[1][ow];
+                for (size_t n = 0; n < lanes; n += GG_LANES, at += GG_LANES) {
+                    const lanes_f d = lanes_load(dy + at);
+                    const lanes_i winner = saved_place(saved, at, bytes);
+                    for (int32_t i = 0; i < rows; ++i) {
+                        float *to = corner + (size_t)i * down + n;
+                        for (int32_t j = 0; j < columns; ++j, to += right) {
+                            const lanes_i own = lanes_set_int(place + i * (int32_t)s->kernel[1] + j);
+                            lanes_store(to, lanes_add(lanes_load(to), lanes_select(lanes_equal(winner, own), d)));
                         }
-                        lanes_store(out + n, sum);
                     }
                 }
             }
         }
+        clear_rows(s, image, cleared, s->in[0]);
     }
 }
 
@@ -189,7 +202,8 @@ static void max_backward(const gg_pool_shape *s, int64_t begin, int64_t end, con
     if (is_2x2(s)) max_tiles_backward(s, begin, end, 2, 2, 1, saved, dy, dx);
     else if (s->tiled)
         max_tiles_backward(s, begin, end, (int32_t)s->kernel[0], (int32_t)s->kernel[1], s->index_bytes, saved, dy, dx);
-    else max_any_backward(s, begin, end, saved, dy, dx);
+    else if (s->index_bytes == 1) max_windows_backward(s, begin, end, 1, saved, dy, dx);
+    else max_windows_backward(s, begin, end, s->index_bytes, saved, dy, dx);
 }
 
 static void pool_average(const gg_pool_shape *s, int64_t begin, int64_t end, const float *x, float *y) {

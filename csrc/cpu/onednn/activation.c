@@ -59,13 +59,12 @@ cleanup:
     return gg_dnn_op_finish(status, op, out);
 }
 
-gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+static gg_status create_add(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = NULL;
     const_dnnl_memory_desc_t md = NULL;
     dnnl_primitive_desc_t pd = NULL;
     *out = NULL;
-    if (desc->activation != GG_ACTIVATION_NONE) return gg_native_add_create(device, desc, out);
     if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add has at least 2 inputs, not %d", desc->inputs);
     GG_TRY(check_shapes(desc));
     GG_TRY(gg_dnn_op_create(device, desc, &op));
@@ -97,4 +96,10 @@ gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **o
     }
 cleanup:
     return gg_dnn_op_finish(status, op, out);
+}
+
+/* With a ReLU in the same pass it is the native table's. */
+gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    const bool plain = desc->activation == GG_ACTIVATION_NONE;
+    return plain ? create_add(device, desc, out) : gg_native_add_create(device, desc, out);
 }

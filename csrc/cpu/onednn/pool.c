@@ -84,7 +84,7 @@ static void pass_nan(gg_device *device, const gg_dnn_op *op, const gg_op_args *a
                 }
 }
 
-gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+static gg_status create_pool(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = NULL;
     dnnl_primitive_desc_t forward = NULL, backward = NULL;
@@ -94,10 +94,7 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
     char in_text[GG_SHAPE_TEXT], out_text[GG_SHAPE_TEXT];
     const char *name = gg_op_kind_name(desc->kind);
     *out = NULL;
-    if (desc->activation != GG_ACTIVATION_NONE) {
-        if (desc->offered[0].layout == GG_LAYOUT_CHANNELS16) return gg_native_pool_create(device, desc, out);
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "%s has no activation here", name);
-    }
+    if (desc->activation != GG_ACTIVATION_NONE) GG_FAIL(GG_ERROR_UNSUPPORTED, "%s has no activation here", name);
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
         desc->input[0].size[0] != desc->output.size[0])
         GG_FAIL(GG_ERROR_SHAPE, "%s has one image and the same number of channels, not %d of shape %s to %s", name,
@@ -146,4 +143,10 @@ gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **
     GG_TRY(gg_dnn_add(op, GG_DNN_DATA, name, gg_dnn_at(GG_DNN_GRAD_INPUT), backward, 3, bind2));
 cleanup:
     return gg_dnn_op_finish(status, op, out);
+}
+
+/* With a ReLU in the same pass it is the native table's, which has this layout too. */
+gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    const bool cut = desc->activation != GG_ACTIVATION_NONE && desc->offered[0].layout == GG_LAYOUT_CHANNELS16;
+    return cut ? gg_native_pool_create(device, desc, out) : create_pool(device, desc, out);
 }
