@@ -293,17 +293,28 @@ cleanup:
 bool gg_exchange_has_mean(const gg_exchange *x) { return x->averaging != NULL; }
 gg_status gg_exchange_prepare_mean(gg_exchange *x) { return make_consensus(x); }
 
+/* FNV-1a of words, in lanes: each product waits for the one before it. */
+static uint64_t checksum_of(const float *values, size_t count) {
+    enum { LANES = 8 };
+    uint64_t lane[LANES], all = 0xcbf29ce484222325u;
+    for (int k = 0; k < LANES; ++k) lane[k] = all + (uint64_t)k;
+    for (size_t i = 0; i < count; i += LANES) {
+        uint32_t words[LANES] = {0};
+        const size_t n = count - i < LANES ? count - i : LANES;
+        memcpy(words, values + i, n * sizeof *words);
+        for (int k = 0; k < LANES; ++k) lane[k] = (lane[k] ^ words[k]) * 0x100000001b3u;
+    }
+    for (int k = 0; k < LANES; ++k) all = (all ^ lane[k]) * 0x100000001b3u;
+    return all;
+}
+
 /* Whether the bits are not the same on all ranks. Collective. */
 static gg_status ranks_differ(gg_exchange *x, const float *whole, bool *differ) {
     gg_status status = GG_OK;
     gg_transport *transport = x->transport;
-    uint64_t own = 0xcbf29ce484222325u, *all = NULL; /* FNV-1a, of words */
+    const uint64_t own = checksum_of(whole, x->state.count);
+    uint64_t *all = NULL;
     *differ = false;
-    for (size_t i = 0; i < x->state.count; ++i) {
-        uint32_t word;
-        memcpy(&word, &whole[i], sizeof word);
-        own = (own ^ word) * 0x100000001b3u;
-    }
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "checksums of all ranks", &all));
     GG_TRY(gg_allgather(transport, &own, sizeof own, all));
     for (int i = 0; i < transport->size; ++i) *differ = *differ || all[i] != own;
