@@ -103,6 +103,7 @@ typedef struct gg_panels {
     int64_t c_row;
     const float *bias; /* one a column; NULL: zeros */
     bool add, relu;
+    bool far; /* b comes from beyond the second-level cache */
 } gg_panels;
 
 typedef struct gg_gemm_kernels {

@@ -11,6 +11,8 @@
 /* The most columns that are packed at a time, and the most floats. */
 #define STRIP_COLS 512
 #define STRIP_FLOATS (1024 * 1024)
+/* A strip of so many stays in the second-level cache. */
+#define NEAR_FLOATS (128 * 1024)
 /* Blocks of rows that are multiplied with all panels of a part before the next. */
 #define GROUP_BLOCKS 24
 /* Row of a copied block of A: 17 lines, so that rows lie in different sets of the first-level cache. */
@@ -70,6 +72,7 @@ static void multiply_group(const job *j, int64_t i, int64_t rows, int64_t first,
             .bias = p->bias && part == 0 ? p->bias + j->j + col : NULL,
             .add = p->add || part > 0,
             .relu = p->relu && part == j->parts - 1,
+            .far = j->panels * panel * p->k > NEAR_FLOATS,
         };
         if (in_place(p)) {
             product.a = p->a + i * p->lda + k;

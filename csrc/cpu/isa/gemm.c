@@ -176,9 +176,9 @@ static void gemm_panels(const gg_panels *p) {
     for (int64_t j = 0; j < p->n; j += PANEL) {
         const int64_t cols = p->n - j < PANEL ? p->n - j : PANEL;
         t.x = p->b + j / PANEL * p->b_panel;
-        /* The panel behind this one, a piece beside each tile: it may lie in memory. */
-        const float *next = j + PANEL < p->n ? t.x + p->b_panel : t.x;
-        const int64_t piece = gg_block_count(p->k * PANEL, blocks);
+        /* The panel behind this one is prefetched, a piece beside each tile. */
+        const float *next = t.x + p->b_panel;
+        const int64_t piece = p->far && j + PANEL < p->n ? gg_block_count(p->k * PANEL, blocks) : 0;
         if (p->bias != NULL) t.start = cols == PANEL ? p->bias + j : memcpy(start, p->bias + j, (size_t)cols * 4);
         for (int64_t b = 0; b < blocks; ++b) {
             const int64_t i = gg_block_begin(p->m, blocks, b), rows = gg_block_begin(p->m, blocks, b + 1) - i;

@@ -191,7 +191,8 @@ static void forward_position(const lstm_layer *l, int64_t t, const lstm_share *s
                                    .b_panel = hidden * op->kernels->panel,
                                    .c = l->gates + (share->sample * op->positions + t) * gates + column,
                                    .c_row = op->positions * gates,
-                                   .add = true};
+                                   .add = true,
+                                   .far = gates * hidden > LARGE_WEIGHTS};
         op->kernels->panels(&product);
     }
     for (int64_t n = share->sample; n < share->samples_end; ++n) {
@@ -318,7 +319,8 @@ static void backward_position(const lstm_layer *l, int64_t t, const lstm_share *
                                    .b = l->packed + share->unit * gates,
                                    .b_panel = gates * op->kernels->panel,
                                    .c = l->later + share->sample * hidden + share->unit,
-                                   .c_row = hidden};
+                                   .c_row = hidden,
+                                   .far = gates * hidden > LARGE_WEIGHTS};
         op->kernels->panels(&product);
     }
     for (int64_t n = share->sample; n < share->samples_end; ++n) {

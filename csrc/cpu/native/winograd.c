@@ -21,8 +21,9 @@
 #include "cpu/native/native.h"
 #include "cpu/winograd_kernels.h"
 
-/* Bytes of the places of a block of units: they should stay in a second-level cache beside what passes through. */
-#define BLOCK_BYTES (1024 * 1024)
+/* Bytes of the places of a block of units: small, because transforms write to all places in turn, each on a page of its
+ * own if the block is large. Many channels have more, since a block fills the rows of a product. */
+#define BLOCK_BYTES (128 * 1024)
 /* The same for the gradient of weights, whose products read each operand once. */
 #define GRADIENT_BYTES (4 * 1024 * 1024)
 /* Columns of a block, where the transformed weights are much larger than caches: each block reads all of them. */
