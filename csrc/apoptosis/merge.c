@@ -20,6 +20,7 @@ typedef struct comparison {
     float *product;   /* of all pairs; the rows as long as there are units */
     int64_t *filled;  /* rows of it that are there, while it is made */
     double *norm;     /* |u|, one a unit */
+    double *inverse;  /* 1 / |u|^2; 0 of a unit that is 0 */
     double *alone;    /* what leaves with it if nothing takes its place: |u|, of a head that of its values' rows */
     double *listened; /* the norm of the outgoing weights, times the readers' gains */
     bool *left;
@@ -443,7 +444,11 @@ static void choose_partner(comparison *it, int i) {
     for (int j = 0; j < n; j++) {
         if (j == i || it->left[j]) continue;
         const double other = it->norm[j] * it->norm[j];
-        double product = (double)it->product[i * n + j], c = allowed_scale(it, product, other);
+        double product = (double)it->product[i * n + j];
+        /* No scale brings it nearer than its projection: most pairs end here, without a division. */
+        const double nearest = square - product * product * it->inverse[j];
+        if (nearest - INEXACT * (2 * square + other) >= it->distance[i] * it->distance[i]) continue;
+        double c = allowed_scale(it, product, other);
         const double squared = square - 2 * c * product + c * c * other;
         const bool inexact = squared < INEXACT * (square + c * c * other);
         if (!inexact && squared >= it->distance[i] * it->distance[i]) continue;
@@ -511,6 +516,7 @@ static gg_status choose_units(comparison *it, const gg_merge_options *options, f
     listen_to_all(it, weights);
     for (int i = 0; i < n; i++) {
         it->norm[i] = sqrt(dot(it, i, i));
+        it->inverse[i] = it->norm[i] > 0 ? 1 / (it->norm[i] * it->norm[i]) : 0;
         it->alone[i] = group->heads ? value_norm(it, i) : it->norm[i];
         mass += it->alone[i] * it->listened[i];
         if (!isfinite(it->norm[i]) || !isfinite(it->listened[i]))
@@ -562,6 +568,7 @@ static gg_status compare_group(const gg_graph *graph, const gg_units *units, con
     GG_TRY(gg_calloc(n * n, sizeof *it.product, "products of units", &it.product));
     GG_TRY(gg_calloc(n, sizeof *it.filled, "units", &it.filled));
     GG_TRY(gg_calloc(n, sizeof *it.norm, "units", &it.norm));
+    GG_TRY(gg_calloc(n, sizeof *it.inverse, "units", &it.inverse));
     GG_TRY(gg_calloc(n, sizeof *it.alone, "units", &it.alone));
     GG_TRY(gg_calloc(n, sizeof *it.listened, "units", &it.listened));
     GG_TRY(gg_calloc(n, sizeof *it.left, "units", &it.left));
@@ -576,6 +583,7 @@ cleanup:
     gg_free(it.product);
     gg_free(it.filled);
     gg_free(it.norm);
+    gg_free(it.inverse);
     gg_free(it.alone);
     gg_free(it.listened);
     gg_free(it.left);
