@@ -90,8 +90,9 @@ GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest
     const __m512i least = _mm512_set1_epi32((int)(2 * greatest));
     __m512i at = FIRST_PLACES;
     size_t count = 0;
+    const bool enough = room >= n + 16; /* behind every element that can be chosen: so it is in all but the last bins */
     for (size_t i = 0; i < n; i += 16) {
-        count += collect_vector(_mm512_load_si512(h->of + i), least, at, room - count, place + count);
+        count += collect_vector(_mm512_load_si512(h->of + i), least, at, enough ? 16 : room - count, place + count);
         at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
     }
     return count;
