@@ -7,7 +7,8 @@ All contestants train the same module on the same random images in the same proc
 `--steps` steps each, between barriers. Printed are medians over rounds: a block's step, samples a second of all ranks,
 and this rate over DDP's in the same round (bfloat16 over DDP's with a bfloat16 hook). "alone" trains without exchange.
 
-With one rank, "wrapped, no exchange" over "alone" is what the hooks cost: PyTorch's own fused SGD steps against ours.
+With one rank, "wrapped, no exchange" over "alone" is what the hooks cost: PyTorch's own fused SGD steps against ours,
+by the CPU time of the process, which other programs on the machine disturb less.
 "by hand" is what Horovod does without overlap: all gradients in one buffer, one all-reduce after the backward pass.
 DDP has static graphs and buckets as views of gradients, gloo; PyTorch's SGD is fused. Needs PyTorch.
 """
@@ -133,6 +134,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
     x, y = torch.rand(batch, *shape), torch.randint(0, 10, (batch,))
     made = {label: contestant(label, network, x, y) for label in arguments.only}
     seconds: dict[str, list[float]] = {label: [] for label in made}
+    cpu: dict[str, list[float]] = {label: [] for label in made}
     for step, complete in made.values():
         for _ in range(3):
             step()
@@ -140,14 +142,15 @@ def rank_main(arguments: argparse.Namespace) -> None:
     for _ in range(arguments.rounds):
         for label, (step, complete) in made.items():
             dist.barrier()
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), time.process_time()
             for _ in range(arguments.steps):
                 step()
             complete()
+            cpu[label].append((time.process_time() - used) / arguments.steps)
             dist.barrier()
             seconds[label].append((time.perf_counter() - begin) / arguments.steps)
     if team.rank == 0:
-        print(json.dumps({"seconds": seconds, "batch": batch}), flush=True)
+        print(json.dumps({"seconds": seconds, "cpu": cpu, "batch": batch}), flush=True)
     team.barrier()
     dist.destroy_process_group()
 
@@ -209,13 +212,15 @@ def finished(command: list[str], environment: dict[str, str]) -> dict:
 
 def table(title: str, ranks: int, found: dict) -> None:
     print(f"\n{title}, medians of {len(next(iter(found['seconds'].values())))} rounds")
-    print(f"{'':44}{'ms/step':>10}{'samples/s':>11}{'to DDP':>8}{'to alone':>10}")
+    print(f"{'':44}{'ms/step':>10}{'CPU ms':>9}{'samples/s':>11}{'to DDP':>9}{'to alone':>9}")
+    of_cpu = ranks == 1  # ranks that wait for messages use their core, too
     for label, seconds in found["seconds"].items():
-        middle = statistics.median(seconds)
-        cells = f"{1e3 * middle:10.2f}{ranks * found['batch'] / middle:11.0f}"
+        middle, own = statistics.median(seconds), found["cpu"][label]
+        cells = f"{1e3 * middle:10.2f}{1e3 * statistics.median(own):9.2f}{ranks * found['batch'] / middle:11.0f}"
         for base in ("DDP, bf16 hook" if "bf16" in label else "DDP", "alone"):
-            others = found["seconds"].get(base)
-            pairs = [other / own for own, other in zip(seconds, others or (), strict=bool(others))]
+            others = found["cpu" if of_cpu else "seconds"].get(base)
+            mine = own if of_cpu else seconds
+            pairs = [other / one for one, other in zip(mine, others or (), strict=bool(others))]
             cells += f"{statistics.median(pairs):9.2f}" if pairs else " " * 9
         print(f"{label:44}{cells}")
 
