@@ -440,17 +440,20 @@ def test_gradients_are_read_where_they_lie(strategy, monkeypatch):
     options = {"optimizer": gg.SGD(0.05, momentum=0.9, weight_decay=0.01)}
     options |= {"strategy": STRATEGIES[strategy]} if strategy in STRATEGIES else {}
     options |= {"optimizer": gg.Adam(0.01, clip_norm=0.1)} if strategy == "clipped" else {}
-    found = []
-    for in_place in (True, False):
-        monkeypatch.setattr(gossipgrad.torch.step.Step, "in_place", in_place)
-        models = gg.torch.replicas(Net, 2, **options)
-        assert any(models[0]._step._large) == in_place
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found.append(trained(models, 4))
-    for one, other in zip(*found, strict=True):
-        close(one, other, rtol=0, atol=0)
-    assert not (one["last.weight"] == Net().last.weight).all()
+    for make in (Net, wide):  # whose layers come in another order than that of the arenas, and in this one
+        found = []
+        for in_place in (True, False):
+            monkeypatch.setattr(gossipgrad.torch.step.Step, "in_place", in_place)
+            models = gg.torch.replicas(make, 2, **options)
+            assert any(models[0]._step._large) == in_place
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found.append(trained(models, 4))
+        for one, other in zip(*found, strict=True):
+            close(one, other, rtol=0, atol=0)
+        assert any(
+            (one[name] != tensor).any() for name, tensor in make().state_dict().items() if tensor.numel() == 16384
+        )
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")

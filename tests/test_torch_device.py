@@ -30,6 +30,7 @@ class Moment:
 
     def synchronize(self):
         self.copies.run_to(self.count)
+        self.copies.known = max(self.copies.known, self.count)
 
 
 class LateCopies:
@@ -37,6 +38,8 @@ class LateCopies:
 
     def __init__(self):
         self.waiting, self.done, self.log = [], 0, []
+        self.known = 0  # so many copies the host has waited for
+        self.reads = {}  # of pinned memory that is copied up: which copy does it
         self.clock = 0  # counts what the device has been given to compute, which the tests advance
         self.readers = 0  # the clock of the last computation that reads weights
 
@@ -55,7 +58,10 @@ class LateCopies:
 
     def up(self, host, target, after):
         assert after.computed is not None and after.computed >= self.readers, "weights are still read"
+        # It holds new values, so it was written since: the host must know that the last copy had been made.
+        assert self.reads.get(id(host), 0) <= self.known, "pinned memory was written while it may be copied"
         self._ask("up", host, target)
+        self.reads[id(host)] = self.done + len(self.waiting)
 
     def _ask(self, kind, source, target):
         for _, _, other in self.waiting:
