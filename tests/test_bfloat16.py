@@ -106,6 +106,7 @@ UNARY = [
     *(("onednn", kind, {}) for kind in ("tanh", "sigmoid")),
     ("native", "leaky_relu", {"negative_slope": 0.1}),
     ("native", "dropout", {"probability": 0.4, "seed": 5}),
+    ("native", "batch_norm", {"eps": 1e-5, "affine": False}),
     *(("onednn", kind, {"kernel": (2, 2), "stride": (2, 2)}) for kind in ("max_pool2d", "avg_pool2d")),
     ("onednn", "max_pool2d", {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}),
 ]
@@ -129,6 +130,29 @@ def test_what_multiplies_nothing(table, kind, options, layout):
     if kind in ("tanh", "sigmoid", "batch_norm"):
         size += np.max(np.abs(grad))
     assert np.all(np.abs(found["grad_inputs"][0] - wide["grad_inputs"][0]) <= 4 * ROUNDING * size)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("added", [False, True])
+def test_large_batch_norm_in_blocks_of_positions(dtype, added):
+    """NHWC has blocks of positions, other layouts none; results are near, and do not depend on the threads."""
+    rng = np.random.default_rng(8)
+    inputs = [held(rng, 6, 35, 31, 30) + 3 * narrow(np.arange(35).reshape(-1, 1, 1)), held(rng, 6, 35, 31, 30)]
+    inputs, grad = [narrow(one) for one in inputs[: 1 + added]], held(rng, 6, 35, 31, 30)
+    parameters = [rng.standard_normal(35).astype(np.float32) for _ in range(2)]
+    runs = {}
+    for layout, threads in (("plain", 1), ("nhwc", 1), ("nhwc", 3)):
+        runs[layout, threads] = operations.run_op(
+            "native", None, "batch_norm", inputs, (35, 31, 30), parameters=parameters, grad_output=grad, affine=True,
+            eps=1e-5, activation="relu", dtype=dtype, layout=layout, threads=threads,
+        )  # fmt: skip
+    plain, one, three = runs.values()
+    pairs = [(run["output"], *run["grad_inputs"], *run["gradients"]) for run in (plain, one, three)]
+    for wanted, found, again in zip(*pairs, strict=True):
+        assert np.array_equal(found, again)
+        # A sum near 0 may have either sign, and then its gradient passes or does not.
+        away = np.abs(found - wanted) > (2 * ROUNDING if dtype == "bfloat16" else 2e-5) * (1 + np.abs(wanted))
+        assert np.mean(away) <= (1e-4 if found.ndim > 1 else 0.0)
 
 
 @pytest.mark.parametrize("table", ["native", "onednn"])

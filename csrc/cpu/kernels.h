@@ -93,6 +93,16 @@ typedef struct gg_cpu_norm {
      * dy. */
     void (*gradient)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const float *x, const float *dy,
                      float *dx);
+    /* The same of bfloat16. */
+    void (*narrow_moments)(const gg_norm_runs *runs, const uint16_t *x, double mean[GG_LANES],
+                           double squares[GG_LANES]);
+    void (*narrow_apply)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const uint16_t *x,
+                         const uint16_t *added, uint16_t *y);
+    void (*narrow_products)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const uint16_t *x,
+                            const uint16_t *y, const uint16_t *dy, uint16_t *passed, double sum[GG_LANES],
+                            double product[GG_LANES]);
+    void (*narrow_gradient)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const uint16_t *x,
+                            const uint16_t *dy, uint16_t *dx);
 } gg_cpu_norm;
 
 /* Rows of n values: row_ functions have a row whose values lie one after the other, lanes_ functions GG_LANES rows side

@@ -1,6 +1,7 @@
 /* BATCH_NORM, in whatever layout is offered: a reorder around each would cost more than the operation. A second input
  * is added to what is normalised, in the same pass; backward then sees from the output what the ReLU has cut. */
 #include <math.h>
+#include <string.h>
 
 #include "base/parallel.h"
 #include "cpu/native/native.h"
@@ -11,11 +12,14 @@ enum { SAVED_MEAN = 0, SAVED_INVERSE, SAVED_VARIANCE, SAVED_SCALE, SAVED_OFFSET,
 typedef struct norm_op {
     gg_op head;
     gg_device *device;
+    gg_dtype dtype;           /* of the activations */
     int64_t channels, values; /* values of a channel in a batch */
     int64_t groups, period;   /* groups of `period` channels, whose lanes repeat with that period */
-    int64_t group_step;       /* floats */
+    int64_t group_step;       /* elements */
     gg_norm_runs runs;        /* of a group, but the last of images in NHWC */
     int last_tail;            /* NHWC: channels in the last group where it is not full; else 0 */
+    int64_t blocks, rows;     /* NHWC, where all groups lie side by side: blocks of so many positions, each of which
+                                 stays in a cache while its groups are computed; else 1 block */
     int weight, mean;         /* places of the parameters; -1: there are none */
 } norm_op;
 
@@ -25,6 +29,9 @@ typedef struct norm_job {
     const gg_op_args *args;
     bool batch_statistics;
 } norm_job;
+
+/* Positions of NHWC in a block: of so many bytes, but enough that groups are worth a call. */
+enum { BLOCK_BYTES = 1 << 17, LEAST_ROWS = 32 };
 
 /* How a batch of samples (channels, elements) lies, seen from its channels. */
 static void norm_place(norm_op *op) {
@@ -36,6 +43,7 @@ static void norm_place(norm_op *op) {
     if (layout == GG_LAYOUT_PLAIN && elements == 1) layout = GG_LAYOUT_NHWC; /* which are then the same */
     const int64_t block = layout == GG_LAYOUT_CHANNELS8 ? 8 : layout == GG_LAYOUT_CHANNELS16 ? 16 : 1;
     op->period = block;
+    op->blocks = 1;
     switch (layout) {
     case GG_LAYOUT_BATCH_LAST:
         op->group_step = elements * lanes;
@@ -48,6 +56,9 @@ static void norm_place(norm_op *op) {
         op->period = op->group_step = GG_LANES;
         *runs = (gg_norm_runs){.runs = batch * elements, .run_step = op->channels, .vectors = 1};
         op->last_tail = (int)(op->channels % GG_LANES);
+        op->rows = BLOCK_BYTES / (op->channels * (int64_t)gg_dtype_size(op->dtype));
+        if (op->rows < LEAST_ROWS) op->rows = LEAST_ROWS;
+        op->blocks = (runs->runs + op->rows - 1) / op->rows;
         break;
     default:
         op->group_step = elements * block;
@@ -59,8 +70,9 @@ static void norm_place(norm_op *op) {
     op->groups = (op->channels + op->period - 1) / op->period;
 }
 
-static gg_norm_runs runs_of(const norm_op *op, int64_t group) {
+static gg_norm_runs runs_of(const norm_op *op, int64_t block, int64_t group) {
     gg_norm_runs runs = op->runs;
+    if (op->blocks > 1) runs.runs = runs.runs - block * op->rows < op->rows ? runs.runs - block * op->rows : op->rows;
     if (group == op->groups - 1 && op->last_tail > 0) {
         runs.vectors = 0;
         runs.tail = op->last_tail;
@@ -82,31 +94,64 @@ static float parameter_of(const gg_op_args *args, int parameter, int64_t channel
     return parameter >= 0 ? args->parameter[parameter][channel] : otherwise;
 }
 
-/* Mean and sum of squared differences of channel `first` of a group, out of those of the lanes. */
-static void join_lanes(const norm_op *op, const gg_norm_runs *runs, int64_t first, const double mean[GG_LANES],
-                       const double squares[GG_LANES], double *mean_out, double *squares_out) {
+/* Two numbers a lane, of a group in a block: mean and sum of squared differences, or sums of d and of products. */
+typedef struct norm_pair {
+    double first[GG_LANES], second[GG_LANES];
+} norm_pair;
+
+/* Where those of all groups and blocks lie, block by block, and behind them slopes and shifts, group by group. */
+static norm_pair *pair_at(const norm_op *op, const gg_op_args *args, int64_t block, int64_t group) {
+    return (norm_pair *)args->scratch + block * op->groups + group;
+}
+
+static float *slopes_at(const norm_op *op, const gg_op_args *args, int64_t group) {
+    return (float *)pair_at(op, args, op->blocks, 0) + group * 2 * GG_LANES;
+}
+
+/* The first element of a group in a block. */
+static int64_t place_of(const norm_op *op, int64_t block, int64_t group) {
+    return group * op->group_step + (op->blocks > 1 ? block * op->rows * op->runs.run_step : 0);
+}
+
+/* An array from an element on; NULL stays NULL. */
+static void *norm_from(const norm_op *op, const void *array, int64_t at) {
+    if (array == NULL) return NULL;
+    return (char *)(uintptr_t)array + at * (int64_t)gg_dtype_size(op->dtype);
+}
+
+static void moments_of(const norm_op *op, int64_t block, int64_t group, const gg_op_args *args, norm_pair *out) {
+    const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
+    const gg_norm_runs runs = runs_of(op, block, group);
+    const void *x = norm_from(op, args->input[0], place_of(op, block, group));
+    if (op->dtype == GG_BFLOAT16) kernels->narrow_moments(&runs, x, out->first, out->second);
+    else kernels->moments(&runs, x, out->first, out->second);
+}
+
+/* Mean and sum of squared differences of channel `first` of a group, out of those of the lanes in all blocks. */
+static void join_lanes(const norm_op *op, int64_t group, int64_t first, const norm_pair *pair, double *mean_out,
+                       double *squares_out) {
     double count = 0;
     *mean_out = *squares_out = 0;
-    for (int64_t lane = first; lane < GG_LANES; lane += op->period) {
-        const double n = (double)(runs->runs * (runs->vectors + (lane < runs->tail)));
-        if (n == 0) continue;
-        const double distance = mean[lane] - *mean_out, share = n / (count + n);
-        *squares_out += squares[lane] + distance * distance * share * count;
-        *mean_out += distance * share;
-        count += n;
+    for (int64_t block = 0; block < op->blocks; ++block, pair += op->groups) {
+        const gg_norm_runs runs = runs_of(op, block, group);
+        for (int64_t lane = first; lane < GG_LANES; lane += op->period) {
+            const double n = (double)(runs.runs * (runs.vectors + (lane < runs.tail)));
+            if (n == 0) continue;
+            const double distance = pair->first[lane] - *mean_out, share = n / (count + n);
+            *squares_out += pair->second[lane] + distance * distance * share * count;
+            *mean_out += distance * share;
+            count += n;
+        }
     }
 }
 
-/* Mean and the two variances of the channels of a group, saved. */
-static void measure_group(const norm_op *op, const gg_norm_runs *runs, int64_t group, const gg_op_args *args) {
-    const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
+/* Mean and the two variances of the channels of a group, saved. pair: those of its first block. */
+static void measure_group(const norm_op *op, int64_t group, const norm_pair *pair, const gg_op_args *args) {
     const double values = (double)op->values, eps = (double)op->head.desc.epsilon;
-    double mean[GG_LANES], squares[GG_LANES];
-    kernels->moments(runs, (const float *)args->input[0] + group * op->group_step, mean, squares);
     for (int64_t i = 0; i < channels_in(op, group); ++i) {
         const int64_t channel = group * op->period + i;
         double center, all;
-        join_lanes(op, runs, i, mean, squares, &center, &all);
+        join_lanes(op, group, i, pair, &center, &all);
         *saved_at(op, args, SAVED_MEAN, channel) = (float)center;
         *saved_at(op, args, SAVED_INVERSE, channel) = (float)(1 / sqrt(all / values + eps));
         *saved_at(op, args, SAVED_VARIANCE, channel) = (float)(all / (values - 1));
@@ -143,29 +188,67 @@ static void spread_saved(const norm_op *op, int64_t group, const gg_op_args *arg
     }
 }
 
-/* What is added to the group that lies there; NULL: nothing. */
-static const float *norm_added(const norm_op *op, const gg_op_args *args, int64_t at) {
-    return op->head.desc.inputs == 2 ? (const float *)args->input[1] + at : NULL;
+static void apply_to(const norm_op *op, int64_t block, int64_t group, const gg_op_args *args) {
+    const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
+    const gg_norm_runs runs = runs_of(op, block, group);
+    const int64_t at = place_of(op, block, group);
+    const bool relu = op->head.desc.activation == GG_ACTIVATION_RELU;
+    const void *x = norm_from(op, args->input[0], at);
+    const void *added = op->head.desc.inputs == 2 ? norm_from(op, args->input[1], at) : NULL;
+    void *y = norm_from(op, args->output, at);
+    gg_norm_lanes lanes = {.mean = {0}};
+    spread_saved(op, group, args, SAVED_SCALE, lanes.scale);
+    spread_saved(op, group, args, SAVED_OFFSET, lanes.offset);
+    if (op->dtype == GG_BFLOAT16) kernels->narrow_apply(&runs, &lanes, relu, x, added, y);
+    else kernels->apply(&runs, &lanes, relu, x, added, y);
 }
 
+/* A group at a time, from its moments to its results. */
 static void norm_forward_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
-    const gg_op_args *args = job->args;
-    const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
     size_t begin, end;
     gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
     for (int64_t group = (int64_t)begin; group < (int64_t)end; ++group) {
-        const gg_norm_runs runs = runs_of(op, group);
-        const int64_t at = group * op->group_step;
-        gg_norm_lanes lanes = {.mean = {0}};
-        if (job->batch_statistics) measure_group(op, &runs, group, args);
+        norm_pair pair;
+        if (job->batch_statistics) {
+            moments_of(op, 0, group, job->args, &pair);
+            measure_group(op, group, &pair, job->args);
+        }
         scale_group(op, group, job);
-        spread_saved(op, group, args, SAVED_SCALE, lanes.scale);
-        spread_saved(op, group, args, SAVED_OFFSET, lanes.offset);
-        kernels->apply(&runs, &lanes, op->head.desc.activation == GG_ACTIVATION_RELU,
-                       (const float *)args->input[0] + at, norm_added(op, args, at), (float *)args->output + at);
+        apply_to(op, 0, group, job->args);
     }
+}
+
+/* Blocks of positions: moments of all, then the statistics of the groups, then the results of all. */
+static void moments_part(void *context, int thread, int threads) {
+    const norm_job *job = context;
+    const norm_op *op = job->op;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->blocks, 1, thread, threads, &begin, &end);
+    for (int64_t block = (int64_t)begin; block < (int64_t)end; ++block)
+        for (int64_t group = 0; group < op->groups; ++group)
+            moments_of(op, block, group, job->args, pair_at(op, job->args, block, group));
+}
+
+static void statistics_part(void *context, int thread, int threads) {
+    const norm_job *job = context;
+    const norm_op *op = job->op;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
+    for (int64_t group = (int64_t)begin; group < (int64_t)end; ++group) {
+        if (job->batch_statistics) measure_group(op, group, pair_at(op, job->args, 0, group), job->args);
+        scale_group(op, group, job);
+    }
+}
+
+static void apply_part(void *context, int thread, int threads) {
+    const norm_job *job = context;
+    const norm_op *op = job->op;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->blocks, 1, thread, threads, &begin, &end);
+    for (int64_t block = (int64_t)begin; block < (int64_t)end; ++block)
+        for (int64_t group = 0; group < op->groups; ++group) apply_to(op, block, group, job->args);
 }
 
 /* The gradients of a group's parameters; fills slope and shift for that of the input. */
@@ -200,31 +283,104 @@ static void norm_gradients(const norm_op *op, int64_t group, const gg_op_args *a
     }
 }
 
+/* The error behind the activation, where it is written: where something has been added, as its gradient. */
+static void *norm_passed(const norm_op *op, const gg_op_args *args, int64_t at) {
+    if (op->head.desc.inputs != 2) return NULL;
+    return norm_from(op, args->grad_input[1] != NULL ? args->grad_input[1] : args->grad_output, at);
+}
+
+static void backward_lanes(const norm_op *op, int64_t group, const gg_op_args *args, gg_norm_lanes *lanes) {
+    spread_saved(op, group, args, SAVED_MEAN, lanes->mean);
+    spread_saved(op, group, args, SAVED_SCALE, lanes->scale);
+    spread_saved(op, group, args, SAVED_OFFSET, lanes->offset);
+}
+
+static void products_of(const norm_op *op, int64_t block, int64_t group, const gg_op_args *args, norm_pair *out) {
+    const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
+    const gg_norm_runs runs = runs_of(op, block, group);
+    const int64_t at = place_of(op, block, group);
+    const bool relu = op->head.desc.activation == GG_ACTIVATION_RELU, adds = op->head.desc.inputs == 2;
+    const void *x = norm_from(op, args->input[0], at), *dy = norm_from(op, args->grad_output, at);
+    const void *y = adds && relu ? norm_from(op, args->output, at) : NULL;
+    void *passed = norm_passed(op, args, at);
+    gg_norm_lanes lanes = {.slope = {0}};
+    backward_lanes(op, group, args, &lanes);
+    if (op->dtype == GG_BFLOAT16)
+        kernels->narrow_products(&runs, &lanes, relu, x, y, dy, passed, out->first, out->second);
+    else kernels->products(&runs, &lanes, relu, x, y, dy, passed, out->first, out->second);
+}
+
+static void gradient_to(const norm_op *op, int64_t block, int64_t group, const gg_op_args *args, gg_norm_lanes *lanes) {
+    const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
+    const gg_norm_runs runs = runs_of(op, block, group);
+    const int64_t at = place_of(op, block, group);
+    const void *passed = norm_passed(op, args, at), *x = norm_from(op, args->input[0], at);
+    const void *dy = passed != NULL ? passed : norm_from(op, args->grad_output, at);
+    const bool relu = passed == NULL && op->head.desc.activation == GG_ACTIVATION_RELU;
+    void *dx = norm_from(op, args->grad_input[0], at);
+    backward_lanes(op, group, args, lanes);
+    if (dx == NULL) return;
+    if (op->dtype == GG_BFLOAT16) kernels->narrow_gradient(&runs, lanes, relu, x, dy, dx);
+    else kernels->gradient(&runs, lanes, relu, x, dy, dx);
+}
+
 static void norm_backward_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
-    const gg_op_args *args = job->args;
-    const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
-    const bool relu = op->head.desc.activation == GG_ACTIVATION_RELU, adds = op->head.desc.inputs == 2;
-    float *const passed = !adds ? NULL : args->grad_input[1] != NULL ? args->grad_input[1] : args->grad_output;
     size_t begin, end;
     gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
     for (int64_t group = (int64_t)begin; group < (int64_t)end; ++group) {
-        const gg_norm_runs runs = runs_of(op, group);
-        const int64_t at = group * op->group_step;
-        const float *x = (const float *)args->input[0] + at, *dy = (const float *)args->grad_output + at;
-        double sum[GG_LANES], product[GG_LANES];
+        norm_pair pair;
         gg_norm_lanes lanes = {.slope = {0}};
-        spread_saved(op, group, args, SAVED_MEAN, lanes.mean);
-        spread_saved(op, group, args, SAVED_SCALE, lanes.scale);
-        spread_saved(op, group, args, SAVED_OFFSET, lanes.offset);
-        const float *y = adds && relu ? (const float *)args->output + at : NULL;
-        kernels->products(&runs, &lanes, relu, x, y, dy, adds ? passed + at : NULL, sum, product);
-        norm_gradients(op, group, args, sum, product, &lanes);
-        if (args->grad_input[0] == NULL) continue;
-        if (adds) kernels->gradient(&runs, &lanes, false, x, passed + at, (float *)args->grad_input[0] + at);
-        else kernels->gradient(&runs, &lanes, relu, x, dy, (float *)args->grad_input[0] + at);
+        products_of(op, 0, group, job->args, &pair);
+        norm_gradients(op, group, job->args, pair.first, pair.second, &lanes);
+        gradient_to(op, 0, group, job->args, &lanes);
     }
+}
+
+static void products_part(void *context, int thread, int threads) {
+    const norm_job *job = context;
+    const norm_op *op = job->op;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->blocks, 1, thread, threads, &begin, &end);
+    for (int64_t block = (int64_t)begin; block < (int64_t)end; ++block)
+        for (int64_t group = 0; group < op->groups; ++group)
+            products_of(op, block, group, job->args, pair_at(op, job->args, block, group));
+}
+
+static void slopes_part(void *context, int thread, int threads) {
+    const norm_job *job = context;
+    const norm_op *op = job->op;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
+    for (int64_t group = (int64_t)begin; group < (int64_t)end; ++group) {
+        norm_pair all = {.first = {0}};
+        gg_norm_lanes lanes = {.slope = {0}};
+        for (int64_t block = 0; block < op->blocks; ++block) {
+            const norm_pair *pair = pair_at(op, job->args, block, group);
+            for (int i = 0; i < GG_LANES; ++i) {
+                all.first[i] += pair->first[i];
+                all.second[i] += pair->second[i];
+            }
+        }
+        norm_gradients(op, group, job->args, all.first, all.second, &lanes);
+        memcpy(slopes_at(op, job->args, group), lanes.slope, sizeof lanes.slope);
+        memcpy(slopes_at(op, job->args, group) + GG_LANES, lanes.shift, sizeof lanes.shift);
+    }
+}
+
+static void gradient_part(void *context, int thread, int threads) {
+    const norm_job *job = context;
+    const norm_op *op = job->op;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->blocks, 1, thread, threads, &begin, &end);
+    for (int64_t block = (int64_t)begin; block < (int64_t)end; ++block)
+        for (int64_t group = 0; group < op->groups; ++group) {
+            gg_norm_lanes lanes;
+            memcpy(lanes.slope, slopes_at(op, job->args, group), sizeof lanes.slope);
+            memcpy(lanes.shift, slopes_at(op, job->args, group) + GG_LANES, sizeof lanes.shift);
+            gradient_to(op, block, group, job->args, &lanes);
+        }
 }
 
 static void norm_run(const norm_op *op, gg_parallel_fn part, norm_job *job) {
@@ -235,13 +391,25 @@ static gg_status norm_forward(gg_op *head, const gg_op_args *args) {
     const norm_op *op = (norm_op *)head;
     const bool evaluate = args->evaluate || !head->desc.training;
     norm_job job = {.op = op, .args = args, .batch_statistics = !evaluate || op->mean < 0};
-    norm_run(op, norm_forward_part, &job);
+    if (op->blocks == 1) {
+        norm_run(op, norm_forward_part, &job);
+        return GG_OK;
+    }
+    if (job.batch_statistics) norm_run(op, moments_part, &job);
+    norm_run(op, statistics_part, &job);
+    norm_run(op, apply_part, &job);
     return GG_OK;
 }
 
 static gg_status norm_backward(gg_op *head, const gg_op_args *args) {
     norm_job job = {.op = (norm_op *)head, .args = args, .batch_statistics = true};
-    norm_run(job.op, norm_backward_part, &job);
+    if (job.op->blocks == 1) {
+        norm_run(job.op, norm_backward_part, &job);
+        return GG_OK;
+    }
+    norm_run(job.op, products_part, &job);
+    norm_run(job.op, slopes_part, &job);
+    if (args->grad_input[0] != NULL) norm_run(job.op, gradient_part, &job);
     return GG_OK;
 }
 
@@ -271,14 +439,19 @@ gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc,
     op->values = values;
     op->weight = desc->affine ? 0 : -1;
     op->mean = desc->track_statistics ? (desc->affine ? 2 : 0) : -1;
-    for (int i = 0; i < desc->inputs; ++i) head->input[i].layout = desc->offered[0].layout;
-    head->output.layout = desc->offered[0].layout;
+    op->dtype = desc->offered[0].layout == GG_LAYOUT_BATCH_LAST ? GG_FLOAT32 : desc->dtype;
+    if (desc->offered[0].dtype != GG_BFLOAT16) op->dtype = GG_FLOAT32;
+    for (int i = 0; i < desc->inputs; ++i) head->input[i] = (gg_format){op->dtype, desc->offered[0].layout};
+    head->output = head->input[0];
     norm_place(op);
     head->in_place = true;
     head->backward_needs_input = 1;
     head->backward_needs_output = desc->inputs == 2 && desc->activation == GG_ACTIVATION_RELU;
     head->over_output = desc->inputs == 2 ? 1u << 1 : 0;
     head->saved_bytes = (size_t)(SAVED_COUNT * channels) * sizeof(float);
+    if (op->blocks > 1)
+        head->scratch_bytes =
+            (size_t)(op->blocks * op->groups) * sizeof(norm_pair) + (size_t)(op->groups * 2 * GG_LANES) * sizeof(float);
     *out = head;
 cleanup:
     return status;
