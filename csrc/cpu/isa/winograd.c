@@ -15,7 +15,12 @@
 #define P2 (P * P)
 #define Q2 (Q * Q)
 
+/* Vectors stay in registers only where all is inlined; plain loops over lanes would take the compiler minutes then. */
+#ifdef GG_VECTOR
 #define WINOGRAD_INLINE static inline __attribute__((always_inline))
+#else
+#define WINOGRAD_INLINE static __attribute__((noinline))
+#endif
 #define MOST 6 /* places along one axis */
 #define TAPS 5 /* most weights along one axis */
 
