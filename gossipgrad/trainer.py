@@ -316,7 +316,8 @@ class Trainer(Replicas):
 
         From a callback that all ranks have: on_fit_begin, on_epoch_begin, on_step, on_shrink, on_epoch_end. In the
         middle of an epoch it goes on with the samples that have not been trained on in it, each once, whatever their
-        order, shard and rank: how many steps it has then changes. Schedules with total="auto" end with the last step
+        order, shard and rank (in batches of one a rank with fewer samples than others trains one of its own again in
+        the last steps): how many steps it has then changes. Schedules with total="auto" end with the last step
         that there is now; the learning rate stays what it is: trainer.learning_rate sets it. Validation goes on in
         fit's batches. Convolutions whose algorithm was measured for another size go by fixed rules. Checkpoints have
         the size, and a resume goes on with it unless its fit has another batch_size than that of the fit which saved.

@@ -1106,6 +1106,13 @@ def _grouped(net, of_torch=False):
     return groups
 
 
+def _with_momenta(net, of_torch=False):
+    """The same; the first layer's weights have no momentum."""
+    groups = _grouped(net, of_torch)
+    groups[0]["momentum"] = 0.0
+    return groups
+
+
 @pytest.mark.parametrize("kind", ["sgd", "nesterov", "adam", "plain base"])
 def test_parameter_groups_are_those_of_torch(kind):
     base = {"lr": 0.1, "weight_decay": 0.05}
@@ -1136,10 +1143,16 @@ def test_parameter_groups_are_those_of_torch(kind):
     close(model.state_dict(), module.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-def test_parameter_groups_of_replicas():
-    models = gg.torch.replicas(small, 2, gg.SGD(0.1, momentum=0.9), gg.AllReduce(), groups=_grouped)
+@pytest.mark.parametrize("local", [False, True])
+def test_parameter_groups_of_replicas(local):
+    """local: each rank's momentum comes before the exchange, which sends all elements as they are."""
+    everything = {"mode": "exact", "values": "float32", "factor": 1, "bin_size": 1, "dense_below": 1}
+    how = gg.AdaComp(local_momentum=True, **everything) if local else None
+    models = gg.torch.replicas(
+        small, 2, gg.SGD(0.1, momentum=0.9), gg.AllReduce(), groups=_with_momenta, compression=how
+    )
     module = small()
-    optimizer = torch.optim.SGD(_grouped(module, True), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(_with_momenta(module, True), lr=0.1, momentum=0.9)
     trained(models, 4)
     for step in range(4):
         optimizer.zero_grad()

@@ -363,11 +363,18 @@ gg_status gg_loader_check_position(const gg_loader *loader, int64_t step, int64_
                 " of the epoch on: not with pieces of sequences, whose rows go on from one batch to "
                 "the next; allowed: between epochs",
                 begun);
-    for (int rank = 0; done != NULL && rank < sharding->size; ++rank)
-        if (done[rank] < 0 || done[rank] > gg_sharding_slots(sharding, rank))
+    if (begun < 0 || begun > sharding->count)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "batches of another size from step %" PRId64 " of the epoch on; allowed: 0 to %" PRId64
+                ", the number of samples",
+                begun, sharding->count);
+    for (int rank = 0; done != NULL && rank < sharding->size; ++rank) {
+        const int64_t most = begun > 0 ? gg_sharding_slots(sharding, rank) : 0;
+        if (done[rank] < 0 || done[rank] > most)
             GG_FAIL(GG_ERROR_ARGUMENT,
                     "rank %d: %" PRId64 " samples read before step %" PRId64 " of the epoch; allowed: 0 to %" PRId64,
-                    rank, done[rank], begun, gg_sharding_slots(sharding, rank));
+                    rank, done[rank], begun, most);
+    }
     find_extremes(sharding, done, &smallest, &largest);
     if (smallest < 1 && largest > 0 && !is_full(&loader->set, &loader->options))
         GG_FAIL(GG_ERROR_ARGUMENT,
@@ -375,10 +382,10 @@ gg_status gg_loader_check_position(const gg_loader *loader, int64_t step, int64_
                 " left; allowed: at least one on every rank",
                 begun, largest);
     const int64_t steps = steps_from(loader, begun, done);
-    if (begun < 0 || step < begun || step > steps)
+    if (step < begun || step > steps)
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "step: %" PRId64 "; allowed in an epoch of %" PRId64 " steps are %" PRId64 " to %" PRId64, step, steps,
-                begun > 0 ? begun : 0, steps);
+                begun, steps);
 cleanup:
     return status;
 }

@@ -174,7 +174,8 @@ void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const g
         next = group->end < end ? group->end : end;
         float *own = gradient + (at - offset), *momentum = gg_state_moment(state, 0) + at;
         const float *const source[3] = {momentum, own, gg_state_weights(state) + at};
-        const float factor[3] = {optimizer->momentum, scale, optimizer->weight_decay * group->decay_factor};
+        const float factor[3] = {optimizer->momentum * group->momentum_factor, scale,
+                                 optimizer->weight_decay * group->decay_factor};
         if (group->statistic) {
             device->table->weighted_sum(device, next - at, 1, source + 1, &scale, own);
             continue;

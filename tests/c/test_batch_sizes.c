@@ -181,6 +181,9 @@ static void test_refusals(void) {
         CHECK_FAILS(gg_loader_check_position(loader, 5, 2, done), GG_ERROR_ARGUMENT, "an epoch of 4 steps are 2 to 4");
         CHECK_FAILS(gg_loader_check_position(loader, 1, 2, done), GG_ERROR_ARGUMENT, "step: 1; allowed");
         CHECK_FAILS(gg_loader_check_position(loader, -1, 0, NULL), GG_ERROR_ARGUMENT, "step: -1; allowed");
+        CHECK_FAILS(gg_loader_check_position(loader, 4, INT64_MAX, done), GG_ERROR_ARGUMENT, "allowed: 0 to 20");
+        CHECK_FAILS(gg_loader_check_position(loader, 4, -1, done), GG_ERROR_ARGUMENT, "allowed: 0 to 20");
+        CHECK_FAILS(gg_loader_check_position(loader, 1, 0, done), GG_ERROR_ARGUMENT, "before step 0 of the epoch");
         CHECK_FAILS(gg_loader_check_position(loader, 2, 2, many), GG_ERROR_ARGUMENT,
                     "rank 1: 11 samples read before "
                     "step 2");
