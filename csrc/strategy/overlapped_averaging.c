@@ -1,16 +1,17 @@
 /* OverlappedAveraging: synchronous SGD in which every rank updates its own slices of the weights and stores the
  * optimiser's state of those slices only (Lee, Agrawal, Balaprakash, Choudhary, Liao 2018).
  *
- * - Backward: when the gradients of a bucket are final, every rank sends slice i of each chunk to rank i. - Owner: when
- * all ranks' parts of its slice have arrived, it adds them in the order of ranks, updates the slice and sends it to
- * all. - Next forward: waits for the weights of a bucket when it needs one of its layers.
+ * Backward: when the gradients of a bucket are final, every rank sends slice i of each chunk to rank i.
+ *
+ * Owner: when all ranks' parts of its slice have arrived, it adds them in the order of ranks, updates the slice and
+ * sends it to all.
+ *
+ * Next forward: waits for the weights of a bucket when it needs one of its layers.
  *
  * Of linear layers where that is cheaper, ranks exchange inputs and errors instead of the weight's gradient
- * (fc_exchange.h):
- *
- * - Forward: every rank sends the layer's input to all. - Backward: it does not compute the weight's gradient, and
- * sends each rank the errors of the outputs in its slice. - Owner: computes its slice of every rank's gradient itself,
- * and continues as above.
+ * (fc_exchange.h). Forward: every rank sends the layer's input to all. Backward: it does not compute the weight's
+ * gradient, and sends each rank the errors of the outputs in its slice. Owner: computes its slice of every rank's
+ * gradient itself, and continues as above.
  *
  * Sums and updates are those of AllReduce, element by element, so the bits are the same, with and without overlap. The
  * following is not in the paper: chunks, small layers joined into buckets, slices of uneven size for any number of
@@ -36,8 +37,7 @@
 #include "strategy/types.h"
 
 /* The state of a chunk: its gradients are in flight, those of its own slice are added and wait for the norms of all
- * gradients, its own slice is updated but not sent yet, its weights are in
- * flight. */
+ * gradients, its own slice is updated but not sent yet, its weights are in flight. */
 typedef enum stage { IDLE = 0, REDUCING, ADDED, UPDATED, GATHERING } stage;
 
 typedef struct chunk_state {

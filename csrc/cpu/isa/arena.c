@@ -1,5 +1,5 @@
-/* Kernels on arenas: one pass, bound by memory. All lengths are multiples of GG_LANES and all pointers aligned,
- * so there are no remainders and an element's result does not depend on where it lies. */
+/* Kernels on arenas: one pass, bound by memory. Lengths are multiples of GG_LANES and pointers aligned, so there are no
+ * remainders and an element's result does not depend on where it lies; but for those that the header says take any. */
 #include "cpu/isa/isa.h"
 #include "cpu/isa/math.h"
 #include "cpu/isa/vectors.h"
