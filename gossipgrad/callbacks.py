@@ -450,9 +450,31 @@ def check(callbacks: Any) -> list[Callback]:
                     f"callbacks: {type(actor).__name__}.{name} would never be called; allowed: {', '.join(METHODS)}"
                     f"{did_you_mean(name, METHODS)}"
                 )
-        if has_steps(actor):
-            integer(f"callbacks: {type(actor).__name__}.every", actor.every, 0)
+    check_steps(actors, begun=False)
     return actors
+
+
+def check_steps(callbacks: list[Callback], begun: bool = True) -> list[int]:
+    """After multiples of which steps some on_step is to be called; ValueError, TypeError: an `every` that says none.
+
+    begun: has on_fit_begin been called, which may set `every`?
+    """
+    found = set()
+    for actor in filter(has_steps, callbacks):
+        name = type(actor).__name__
+        found.add(integer(f"callbacks: {name}.every", actor.every, 0))
+        if not _sets_every(actor) and (begun or type(actor).on_fit_begin is Callback.on_fit_begin):
+            raise ValueError(
+                f"callbacks: {name}.on_step is never called: {name}.every is not set; allowed: every = 100, say, in "
+                "the class or the object, to call it after every 100 steps; every = 0 there: never"
+            )
+    return sorted(found - {0})
+
+
+def _sets_every(actor: Callback) -> bool:
+    """Has the object, or its class, an `every` of its own?"""
+    classes = [one for one in type(actor).__mro__ if one not in (Callback, object)]
+    return any("every" in vars(one) for one in (actor, *classes))
 
 
 def has_steps(actor: Callback) -> bool:

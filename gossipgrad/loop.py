@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 
 from gossipgrad import _core, agreement, events
-from gossipgrad.callbacks import Callback, Checkpoint, Progress, ReduceOnPlateau, StopOnNaN, call, check, has_steps
+from gossipgrad.callbacks import (
+    Callback,
+    Checkpoint,
+    Progress,
+    ReduceOnPlateau,
+    StopOnNaN,
+    call,
+    check,
+    check_steps,
+    has_steps,
+)
 from gossipgrad.history import Record, compressed, number_names, ordered
 from gossipgrad.progress import ProgressBar
 from gossipgrad.replicas import Replicas
@@ -87,16 +97,18 @@ class Loop:
         try:
             with trainer.agreed("begin"):
                 call(self.callbacks, "on_fit_begin", trainer)
-            self._pauses = self._wanted_pauses()
+                wanted = check_steps(self.callbacks)  # on_fit_begin may have set others
+            self._pauses = self._all_pauses(wanted)
             while trainer.epoch < trainer.last_epoch and not trainer.stop:
                 self._epoch()
             if final_mix and trainer.strategy.replicas_differ:
                 trainer.core.adopt_consensus()
             trainer.failed, ended = False, True
+            trainer.rebatched = None  # no batch follows
             with trainer.agreed("end"):
                 call(self.callbacks, "on_fit_end", trainer)
         except BaseException:
-            trainer.failed = True
+            trainer.failed, trainer.rebatched = True, None
             if not ended:
                 call(self.callbacks, "on_fit_end", trainer)
             raise
@@ -130,9 +142,8 @@ class Loop:
         yield
         trainer.core.set_counts(counts)
 
-    def _wanted_pauses(self) -> list[int]:
+    def _all_pauses(self, own: list[int]) -> list[int]:
         """Those of all ranks, as one rank alone may have a callback."""
-        own = sorted({actor.every for actor in self.callbacks if has_steps(actor) and actor.every})
         found = [json.loads(one) for one in self.trainer.gather(json.dumps(own).encode())]
         return sorted({every for one in found for every in one})
 

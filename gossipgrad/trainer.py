@@ -245,9 +245,12 @@ class Trainer(Replicas):
         """One step on this rank's batch (x, y); returns its mean loss. For tests and research.
 
         The first one chooses algorithms for batches of its size, as fit does (tune= of the constructor).
-        In a virtual cluster x and y are lists with one batch a rank, and a list comes back. Collective.
+        In a virtual cluster x and y are lists with one batch a rank, and a list comes back. RuntimeError: within fit,
+        whose epochs, schedule and checkpoints count fit's own steps. Collective.
         """
         with self.agreed() as one:
+            if self.fitting:
+                raise RuntimeError("train_step was called within fit, by a callback; allowed: after fit has returned")
             if self.virtual:
                 self._check_list("x", x)
                 self._check_list("y", y)
@@ -322,14 +325,15 @@ class Trainer(Replicas):
         fit's batches. Convolutions whose algorithm was measured for another size go by fixed rules. Checkpoints have
         the size, and a resume goes on with it unless its fit has another batch_size than that of the fit which saved.
 
-        RuntimeError: outside of fit. ValueError: a batch that is larger than the shards; in the middle of an epoch of
-        pieces of sequences, whose rows go on from batch to batch.
+        RuntimeError: outside of fit, and in on_fit_end. ValueError: a batch that is larger than the shards; in the
+        middle of an epoch of pieces of sequences, whose rows go on from batch to batch.
         """
         with self.agreed() as one:
             if self.rebatched is None or self.batches is None:
                 raise RuntimeError(
-                    "set_batch_size: there is no epoch to go on with; allowed: within fit, by callbacks. "
-                    "fit(..., batch_size=) sets it from the beginning"
+                    "set_batch_size: there is no epoch to go on with; allowed: within fit, by callbacks, in "
+                    "on_fit_begin, on_epoch_begin, on_step, on_shrink, on_epoch_end. fit(..., batch_size=) sets it "
+                    "from the beginning"
                 )
             size = integer("batch_size", batch_size, 1)
             self.batches.check(size)

@@ -570,3 +570,84 @@ assert h.weights_sha256 == spoil.best and len(h) < 9, (len(h), stop.best_epoch)
     for rank in (0, 1):
         assert f"{rank}: fit was called within fit" in out and f"{rank}: monitor='validation.loss'" in out
     assert out.count("restored the weights of epoch") == out.count("stopped after epoch") == 1
+
+
+# ---------------------------------------------------------------------------------- what fit alone does
+
+
+class At(gg.Callback):
+    """Does something in one of the methods, and notes what has been refused."""
+
+    def __init__(self, method, does):
+        self.does, self.said = does, None
+        setattr(self, method, self._try)
+
+    def _try(self, trainer, *_):
+        with pytest.raises(RuntimeError) as error:
+            self.does(trainer)
+        self.said = str(error.value)
+
+
+@pytest.mark.parametrize("method", ["on_fit_begin", "on_epoch_begin", "on_epoch_end", "on_fit_end"])
+def test_train_step_within_fit_is_refused(data, method):
+    """It would make steps that the epoch, the schedule and checkpoints do not count."""
+    x, y = np.zeros((4, 6), np.float32), np.zeros(4, np.int32)
+    alone, t = At(method, lambda t: t.train_step([x] * 2, [y] * 2)), trainer()
+    t.fit(data[0], epochs=2, batch_size=8, callbacks=[alone], progress=False)
+    assert "train_step was called within fit, by a callback; allowed: after fit has returned" in alone.said
+    assert t.step == 12 and len(t.train_step([x] * 2, [y] * 2)) == 2
+
+
+def test_train_step_between_two_steps_of_fit_is_refused(data):
+    class Wrong(gg.Callback):
+        every = 3
+
+        def on_step(self, trainer, step):
+            trainer.train_step([np.zeros((4, 6), np.float32)] * 2, [np.zeros(4, np.int32)] * 2)
+
+    with pytest.raises(RuntimeError, match="train_step was called within fit"):
+        trainer().fit(data[0], batch_size=8, callbacks=[Wrong()], progress=False)
+
+
+def test_the_batch_size_cannot_be_set_when_fit_ends(data):
+    late, t = At("on_fit_end", lambda t: t.set_batch_size(4)), trainer()
+    history = t.fit(data[0], batch_size=8, callbacks=[late], progress=False)
+    for name in ("on_fit_begin", "on_epoch_begin", "on_step", "on_shrink", "on_epoch_end"):
+        assert name in late.said
+    assert t.batch_size == 8 and not history.settings.get("batch_size_changes")
+
+
+class Steps(gg.Callback):
+    """The steps after which it is called."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_step(self, trainer, step):
+        assert step == trainer.step
+        self.steps.append(step)
+
+
+def test_on_step_without_every_is_an_error(data):
+    with pytest.raises(ValueError, match=r"Steps.on_step is never called: Steps.every is not set; .*every = 100"):
+        trainer().fit(data[0], batch_size=8, callbacks=[Steps()], progress=False)
+
+    class Later(Steps):
+        def on_fit_begin(self, trainer):
+            self.every = 4
+
+    later = Later()
+    trainer().fit(data[0], batch_size=8, callbacks=[later], progress=False)
+    assert later.steps == [4]
+    never = Steps()
+    never.every = 0
+    trainer().fit(data[0], batch_size=8, callbacks=[never], progress=False)
+    assert not never.steps
+
+
+@pytest.mark.parametrize("every", [2, np.int32(2), np.int64(2)])
+def test_every_is_any_integer(data, every):
+    seen = Steps()
+    seen.every = every
+    trainer().fit(data[0], batch_size=8, callbacks=[seen], progress=False)
+    assert seen.steps[:2] == [2, 4]
