@@ -101,8 +101,8 @@ typedef struct gg_op_desc {
     gg_shape output;
     gg_format offered[GG_MAX_INPUTS]; /* the formats of the inputs; the operation may choose others */
     gg_dtype dtype;                   /* GG_FLOAT32; or GG_BFLOAT16: an operation that has a form for it reads and gives
-                                         activations in it. Those that gain nothing by it do so only where it is offered,
-                                         all others read and give GG_FLOAT32 */
+                                         activations in it. Those that gain nothing by it do so only where it is
+                                         offered, all others read and give GG_FLOAT32 */
     gg_format wanted_output;          /* REORDER only: the target */
     gg_window window;                 /* CONV2D and pooling */
     gg_algorithm algorithm;           /* CONV2D */

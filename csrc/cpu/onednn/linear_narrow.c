@@ -63,7 +63,7 @@ static gg_status narrow_linear_weights(linear *it) {
                                  {DNNL_ARG_DIFF_BIAS, it->bias, gg_dnn_gradient(GG_PARAMETER_BIAS)}};
     GG_TRY(gg_dnn_add(op, GG_DNN_WEIGHTS, "linear backward weights", wanted, pd, 4, bind));
     op->behind[GG_DNN_WEIGHTS] = bias_alone;
-    op->head.backward_needs_input = true;
+    op->head.backward_needs_input = 1;
 cleanup:
     return status;
 }
