@@ -196,16 +196,18 @@ class Trainer:
     @property
     def isa(self) -> str: ...
     def node_backends(self) -> list[str]: ...
-    def convolutions(self, batch: int, training: bool, /) -> list[tuple[int, ...]]:
+    def convolutions(self, batch: int, training: bool, first: str | None = None, /) -> list[tuple[int, ...]]:
         """Those of a training step or an evaluation that have several algorithms, each once, the most expensive first:
-        batch, channels, height, width, filters, two paddings, bias, ReLU."""
+        batch, channels, height, width, filters, two paddings, bias, ReLU, window. first: the table that is asked first;
+        None: as set_algorithms and the rule have it."""
     def measure_algorithms(
-        self, batch: int, training: bool, wanted: list[tuple[int, ...]], seconds: float, /
+        self, batch: int, training: bool, wanted: list[tuple[int, ...]], seconds: float, first: str | None = None, /
     ) -> list[tuple[tuple[int, ...], str, str, float]]:
         """Seconds of each candidate, as (convolution, pass, algorithm, seconds), of these convolutions; without those
-        for which `seconds` do not suffice. Without training: of the pass forward alone."""
-    def measure_tables(self, batch: int, /) -> dict[str, float]:
-        """Seconds of a training step with each table asked first; empty where there is no choice. Between steps."""
+        for which `seconds` do not suffice. Without training: of the pass forward alone. first: as of convolutions."""
+    def measure_tables(self, batch: int, seconds: float, /) -> tuple[dict[str, float], str]:
+        """Seconds of a training step with each table asked first; none where there is no choice, or where time (so many
+        seconds) or memory do not suffice: then the text says so. Between steps."""
     def set_algorithms(
         self,
         choices: list[tuple[tuple[int, ...], tuple[str, str, str]]],

@@ -1,12 +1,13 @@
 """Which algorithm computes each pass of each convolution: measured once on a machine, and the same on all ranks.
 
-A convolution is described by nine numbers: batch, channels, height and width of its input, channels of its output,
-padding, and whether it has a bias and a ReLU. Rank 0 measures those that neither the checkpoint nor the cache knows: of
-a training step all passes, those with the most operations first, within SECONDS; of an evaluation the forward pass, and
-only where so many batches follow that it pays. What has not been measured is chosen by fixed rules.
+A convolution is described by ten numbers: batch, channels, height and width of its input, channels of its output, both
+paddings, whether it has a bias and a ReLU, and its window. Rank 0 measures those that neither the checkpoint nor the
+cache knows: of a training step all passes, those with the most operations first, within SECONDS; of an evaluation the
+forward pass, and only where so many batches follow that it pays. What has not been measured is chosen by fixed rules.
 
 Before that, which of two tables is asked first for all operations of a training step, and so in which layout its
-activations lie, is measured as a whole, reorders included: a few steps with each order.
+activations lie, is measured as a whole, reorders included: a few steps with each order, within SECONDS. Where that does
+not suffice, or the memory does not, a fixed rule decides, and the report says why.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Measured = dict[Key, Seconds]
 Record = dict[str, Any]  # in terms of JSON
 Measure = Callable[[list[Key]], Iterable[tuple[Key, str, str, float]]]
 PASSES = ("forward", "weights", "data")
-SECONDS = 20.0  # after which no further convolution is measured
+SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured
+PATIENCE = 0.25  # of a timeout of the ranks that wait meanwhile, at most
 PAYS = 100  # full batches of an evaluation: measuring runs each candidate about ten times
 _IMAGE = ("batch", "channels", "height", "width")
 _FIELDS = (*_IMAGE, "filters", "padding_height", "padding_width", "bias", "relu", "window")
@@ -42,6 +44,11 @@ def cache_path() -> str:
 def wanted() -> bool:
     """Whether $GOSSIPGRAD_TUNE asks for measuring, which it does unless it is 0."""
     return os.environ.get("GOSSIPGRAD_TUNE", "1") != "0"
+
+
+def budget(timeout: float) -> float:
+    """SECONDS, or less where others wait no longer than `timeout`; 0: they wait for ever, or there are none."""
+    return min(SECONDS, PATIENCE * timeout) if timeout > 0 else SECONDS
 
 
 def machine(isa: str, backend: str, threads: int) -> str:
@@ -114,10 +121,15 @@ def measured(
 
 
 def tables(
-    batch: int, network: str, measure: Callable[[int], dict[str, float]], where: str, path: str, own: list[Record]
+    batch: int,
+    network: str,
+    measure: Callable[[int], tuple[dict[str, float], str]],
+    where: str,
+    path: str,
+    own: list[Record],
 ) -> list[Record]:
     """What a report says of the order of tables: `own`, and the seconds of a step with each table first for this batch,
-    from the cache or measured. network: what tells it from others."""
+    from the cache or measured. network: what tells it from others. Where measuring gives none, but a reason, that."""
     if any(one["batch"] == batch for one in own):
         return own
     cache = _read(path)
@@ -126,13 +138,12 @@ def tables(
     key = f"{network} {batch}"
     found: Any = entries.get(key) if isinstance(entries, dict) else None
     if not (isinstance(found, dict) and found and all(map(_number, found.values()))):
-        found = measure(batch)
-        if found:
-            cache[where] = {**(entries if isinstance(entries, dict) else {}), key: found}
-            _write(path, cache)
-    return (
-        [*own, {"batch": batch, "table": min(found, key=lambda name: found[name]), "seconds": found}] if found else own
-    )
+        found, reason = measure(batch)
+        if not found:
+            return [*own, {"batch": batch, "table": None, "reason": reason}] if reason else own
+        cache[where] = {**(entries if isinstance(entries, dict) else {}), key: found}
+        _write(path, cache)
+    return [*own, {"batch": batch, "table": min(found, key=lambda name: found[name]), "seconds": found}]
 
 
 def ordered(described: Iterable[Record]) -> list[Record]:
@@ -141,8 +152,8 @@ def ordered(described: Iterable[Record]) -> list[Record]:
 
 
 def first_tables(described: Iterable[Record]) -> list[tuple[int, str]]:
-    """What the core is told of it: batch sizes, and the table that is asked first."""
-    return [(int(one["batch"]), str(one["table"])) for one in ordered(described)]
+    """What the core is told of it: batch sizes, and the table that is asked first. Without those left to the rule."""
+    return [(int(one["batch"]), str(one["table"])) for one in ordered(described) if one["table"] is not None]
 
 
 def fastest(seconds: Seconds) -> tuple[str, str, str]:

@@ -611,25 +611,32 @@ class Replicas:
             self.set_algorithms(json.loads(found))
 
     def _measured(self, batch: int, training: bool, pays: bool) -> list[Record]:
-        def measure(missing: list[algorithms.Key]) -> list[tuple[algorithms.Key, str, str, float]]:
-            return self.core.measure_algorithms(batch, training, missing, algorithms.SECONDS) if pays else []
+        seconds = algorithms.budget(0.0 if agreement.alone(self.team) else self.team.timeout)
+
+        def steps(size: int) -> tuple[dict[str, float], str]:
+            return self.core.measure_tables(size, seconds)
 
         where = algorithms.machine(self.core.isa, self.core.backend, self.threads)
         path, own = algorithms.cache_path(), algorithms.known(self.algorithms)
         orders = algorithms.ordered(self.algorithms)
         if training and self.dtype == "float32":  # in bfloat16 one table has the operations
             net = fingerprint.text(fingerprint.network(self.net))
-            orders = algorithms.tables(batch, net, self.core.measure_tables, where, path, orders)
-            self.core.set_algorithms(algorithms.choices(self.algorithms), algorithms.first_tables(orders))
-        first = "".join(f", {one['table']} first" for one in orders if one["batch"] == batch)
-        wanted = self.core.convolutions(batch, training)
+            orders = algorithms.tables(batch, net, steps, where, path, orders)
+        # Given to each measurement, not set: if one fails, this rank goes on as the others do.
+        first = dict(algorithms.first_tables(orders)).get(batch)
+        where += f", {first} first" if first is not None else ""
+
+        def measure(missing: list[algorithms.Key]) -> list[tuple[algorithms.Key, str, str, float]]:
+            return self.core.measure_algorithms(batch, training, missing, seconds, first) if pays else []
+
+        wanted = self.core.convolutions(batch, training, first)
         passes = algorithms.PASSES if training else algorithms.PASSES[:1]
-        return orders + algorithms.report(algorithms.measured(wanted, passes, measure, where + first, path, own))
+        return orders + algorithms.report(algorithms.measured(wanted, passes, measure, where, path, own))
 
     def set_algorithms(self, described: list[Record], saved: bool = False) -> None:
         """How convolutions are computed from now on, the same on all ranks. saved: a checkpoint says so."""
-        self.algorithms, self.algorithms_saved = described, saved
         self.core.set_algorithms(algorithms.choices(described), algorithms.first_tables(described))
+        self.algorithms, self.algorithms_saved = described, saved
 
     def gather(self, data: bytes) -> list[bytes]:
         """Every process's bytes, of any length, by rank. Collective."""

@@ -283,18 +283,22 @@ both_tables = pytest.mark.skipif(not _core.info()["onednn"], reason="this build 
 def test_the_order_of_tables_is_in_the_cache(tmp_path):
     path, asked = str(tmp_path / "folder" / "cache.json"), []
 
-    def measure(batch):
+    def measure(batch, net):
         asked.append(batch)
-        return {"onednn": 0.5, "native": 0.25} if batch != 3 else {}
+        return ({"onednn": 0.5, "native": 0.25}, "") if batch != 3 else ({}, "too slow" if net == "slow" else "")
 
     def found(batch, net="net", where="here", own=()):
-        return algorithms.tables(batch, net, measure, where, path, list(own))
+        return algorithms.tables(batch, net, lambda size: measure(size, net), where, path, list(own))
 
     wanted = [{"batch": 8, "table": "native", "seconds": {"onednn": 0.5, "native": 0.25}}]
     assert found(8) == found(8) == wanted and asked == [8]
     assert found(8, own=wanted) == wanted and asked == [8]
     assert found(8, net="other") == found(8, where="there") == wanted and asked == [8, 8, 8]
     assert found(3) == [] and found(3, own=wanted) == wanted  # nothing to choose
+    slow = {"batch": 3, "table": None, "reason": "too slow"}  # of this trainer, but not of the cache
+    assert found(3, net="slow", own=wanted) == [*wanted, slow] and found(3, net="slow", own=[slow]) == [slow]
+    assert asked[3:] == [3, 3, 3] and algorithms.first_tables([*wanted, slow]) == [(8, "native")]
+    assert algorithms.known([slow]) == {} and algorithms.choices([slow]) == []
     described = algorithms.report({KEY: SECONDS}) + found(4, own=wanted)
     assert algorithms.first_tables(described) == [(8, "native"), (4, "native")]
     assert algorithms.known(described) == {KEY: SECONDS} and algorithms.choices(described) == [(KEY, CHOSEN)]
@@ -332,8 +336,11 @@ def test_measuring_steps_changes_nothing():
     with gg.Trainer(network(), tune=False) as trainer:
         trainer.train_step(x, y)
         before = trainer.weights_sha256()
-        seconds = trainer.core.measure_tables(8)
-        assert set(seconds) == {"onednn", "native"} and all(0 < one < 60 for one in seconds.values())
+        seconds, reason = trainer.core.measure_tables(8, 100.0)
+        assert set(seconds) == {"onednn", "native"} and all(0 < one < 60 for one in seconds.values()) and not reason
+        for budget in (0.0, -1.0, 1e-9, float("nan")):  # 1e-9: the time is spent within the first step
+            seconds, reason = trainer.core.measure_tables(8, budget)
+            assert seconds == {} and reason.endswith(" s do not suffice for a step with each table first")
         assert trainer.weights_sha256() == before
         trainer.train_step(x, y)
         after = trainer.weights_sha256()
@@ -345,4 +352,60 @@ def test_measuring_steps_changes_nothing():
             trainer.train_step(x, y)
         assert trainer.weights_sha256() == after
     with gg.Trainer(network(), backend="native") as trainer:
-        assert trainer.core.measure_tables(8) == {}
+        assert trainer.core.measure_tables(8, 100.0) == ({}, "")
+
+
+@both_tables
+def test_a_measurement_that_fails_changes_nothing(injected, monkeypatch):
+    """The ranks that wait for the measuring one have changed nothing either."""
+    x, y = data(8)
+    with gg.Trainer(network(), tune=False) as trainer:
+        trainer.train_step(x, y)
+        wanted = trainer.core.node_backends()
+    for first in ("native", "onednn"):
+        entry = {"batch": 8, "table": first, "seconds": {first: 1.0}}
+        monkeypatch.setattr(algorithms, "tables", lambda *_, entry=entry: [entry])
+        monkeypatch.setattr(algorithms, "measured", refuse)
+        with gg.Trainer(network(), tune=True) as trainer:
+            with pytest.raises(AssertionError, match="measured"):
+                fit(trainer)
+            with monkeypatch.context() as without:
+                without.setattr(gg.Trainer, "choose_algorithms", lambda *_: None)
+                trainer.train_step(x, y)
+            assert trainer.core.node_backends() == wanted and trainer.algorithms == []
+
+
+@both_tables
+def test_a_measurement_is_given_the_first_table():
+    """Which a measurement is given, and which is not set by it."""
+    with gg.Trainer(network(), tune=False) as trainer:
+        for first in ("native", "onednn", None):
+            assert KEY in trainer.core.convolutions(8, True, first)
+            assert trainer.core.measure_algorithms(8, True, [KEY], 0.0, first) == []
+        for call in (
+            lambda: trainer.core.convolutions(8, True, "cuda"),
+            lambda: trainer.core.measure_algorithms(8, True, [KEY], 1.0, "cuda"),
+        ):
+            with pytest.raises(ValueError, match="cuda"):
+                call()
+
+
+@both_tables
+def test_without_time_the_rule_chooses_the_order_of_tables(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(algorithms, "SECONDS", 1e-9)
+    with gg.Trainer(network(), tune=False) as trainer:
+        wanted = fit(trainer).weights_sha256
+    with gg.Trainer(network(), tune=True) as trainer:
+        history = fit(trainer)
+        assert history.weights_sha256 == wanted and len(history.algorithms) == 1
+        assert history.algorithms[0]["table"] is None and "do not suffice" in history.algorithms[0]["reason"]
+        trainer.save(tmp_path / "c")
+        wanted = fit(trainer).weights_sha256
+    with gg.Trainer(network(), tune=True) as trainer:
+        assert fit(trainer, epochs=2, resume=tmp_path / "c").weights_sha256 == wanted
+
+
+def test_measuring_leaves_most_of_a_timeout_to_those_who_wait():
+    assert algorithms.budget(0.0) == algorithms.budget(1e6) == algorithms.SECONDS
+    assert algorithms.budget(4.0) == 4.0 * algorithms.PATIENCE < 2.0  # twice: for steps and for convolutions

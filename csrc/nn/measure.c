@@ -19,14 +19,14 @@ enum { LEAST_ROUNDS = 4, MOST_ROUNDS = 12, SURE_ROUNDS = 2 };
 #define SLOW 2.0
 
 /* The operations that compute a pass of a convolution. */
-typedef struct candidates {
+typedef struct candidate_list {
     gg_op *op[GG_ALGORITHM_COUNT];
     int count;
-} candidates;
+} candidate_list;
 
 /* What the candidates of one convolution run on. */
 typedef struct bench {
-    candidates pass[GG_PASS_COUNT];
+    candidate_list pass[GG_PASS_COUNT];
     void *input, *output, *grad_output, *grad_input, *prepared, *scratch;
     float *parameter[2], *gradient[2];
 } bench;
@@ -39,8 +39,8 @@ static void bench_free(bench *b) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) gg_free(all[i]);
 }
 
-/* Numbers between -0.5 and 0.5, none of them denormal. */
-static gg_status numbers(size_t bytes, void **out) {
+/* An array of numbers between -0.5 and 0.5, none of them denormal. */
+static gg_status make_array(size_t bytes, void **out) {
     enum { DRAWN = 4096 };
     gg_status status = GG_OK;
     uint32_t state = 1;
@@ -57,9 +57,9 @@ cleanup:
     return status;
 }
 
-static gg_status parameters_make(size_t bytes, float **out) {
+static gg_status make_parameters(size_t bytes, float **out) {
     void *made = NULL;
-    const gg_status status = numbers(bytes, &made);
+    const gg_status status = make_array(bytes, &made);
     *out = made;
     return status;
 }
@@ -81,15 +81,15 @@ static gg_status bench_make(const gg_op *chosen, bench *b) {
             if (op->scratch_bytes > scratch) scratch = op->scratch_bytes;
         }
     }
-    GG_TRY(numbers(in, &b->input));
-    GG_TRY(numbers(out, &b->output));
-    GG_TRY(numbers(prepared, &b->prepared));
-    GG_TRY(numbers(scratch, &b->scratch));
-    for (int i = 0; i < 2; i++) GG_TRY(parameters_make(i == 0 ? weights : bias, &b->parameter[i]));
+    GG_TRY(make_array(in, &b->input));
+    GG_TRY(make_array(out, &b->output));
+    GG_TRY(make_array(prepared, &b->prepared));
+    GG_TRY(make_array(scratch, &b->scratch));
+    for (int i = 0; i < 2; i++) GG_TRY(make_parameters(i == 0 ? weights : bias, &b->parameter[i]));
     if (b->pass[GG_PASS_WEIGHTS].count + b->pass[GG_PASS_DATA].count == 0) goto cleanup;
-    GG_TRY(numbers(out, &b->grad_output));
-    GG_TRY(numbers(in, &b->grad_input));
-    for (int i = 0; i < 2; i++) GG_TRY(parameters_make(i == 0 ? weights : bias, &b->gradient[i]));
+    GG_TRY(make_array(out, &b->grad_output));
+    GG_TRY(make_array(in, &b->grad_input));
+    for (int i = 0; i < 2; i++) GG_TRY(make_parameters(i == 0 ? weights : bias, &b->gradient[i]));
 cleanup:
     return status;
 }
@@ -116,7 +116,7 @@ cleanup:
 
 /* The candidates of a pass that compute in the formats of `chosen`, the operation that the plan has; none where there
  * is one only. */
-static gg_status candidates_find(const gg_plan *plan, const gg_op *chosen, gg_pass pass, candidates *out) {
+static gg_status find_candidates(const gg_plan *plan, const gg_op *chosen, gg_pass pass, candidate_list *out) {
     gg_status status = GG_OK;
     for (int algorithm = 0; algorithm < GG_ALGORITHM_COUNT; algorithm++) {
         bool found = false;
@@ -154,7 +154,7 @@ static int least_rounds(const double *best, int count) {
 
 static gg_status measure_pass(const gg_conv_key *key, gg_pass pass, const bench *b, gg_conv_timing *rows, int *count) {
     gg_status status = GG_OK;
-    const candidates *all = &b->pass[pass];
+    const candidate_list *all = &b->pass[pass];
     double best[GG_ALGORITHM_COUNT], fastest = INFINITY, seconds = 0;
     for (int i = 0; i < all->count; i++) best[i] = INFINITY;
     const double begin = gg_clock_now();
@@ -182,7 +182,7 @@ static gg_status measure_convolution(const gg_plan *plan, const gg_op *chosen, g
     for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
         if (pass != GG_PASS_FORWARD && !plan->options.training) continue;
         if (pass == GG_PASS_DATA && !chosen->desc.input_grad) continue;
-        GG_TRY(candidates_find(plan, chosen, (gg_pass)pass, &b.pass[pass]));
+        GG_TRY(find_candidates(plan, chosen, (gg_pass)pass, &b.pass[pass]));
         found += b.pass[pass].count;
     }
     if (found == 0) goto cleanup;
@@ -270,10 +270,25 @@ cleanup:
 /* Which table comes first --------------------------------------------------------------------------------------- */
 
 /* The orders alternate, so that what else runs on the machine slows down both. Steps with one order in a round: at
- * least so many, unless they take too long, until so many seconds have passed. */
+ * least so many, unless they take too long, until so many seconds have passed; and a quarter of the budget at most,
+ * of which there are four. The second round is left out where the first took ROUND_LONG seconds, which vary little, and
+ * one order CLEAR times as long as the other. */
 enum { TABLES_ROUNDS = 2, TABLES_LEAST_STEPS = 2 };
 #define TABLES_SECONDS 0.25
 #define TABLES_TOO_LONG 1.0
+#define ROUND_LONG 2.0
+#define CLEAR 1.25
+
+/* What the steps of both orders share. */
+typedef struct step_bench {
+    const gg_graph *graph;
+    const gg_plan_options *options;
+    const float *weights;
+    float *gradients;
+    gg_plan_batch batch;
+    double budget, deadline;
+    double shortest[2]; /* INFINITY: no step has been completed */
+} step_bench;
 
 static gg_status fill_inputs(gg_plan *plan, const gg_graph *graph, int64_t batch) {
     gg_status status = GG_OK;
@@ -283,7 +298,7 @@ static gg_status fill_inputs(gg_plan *plan, const gg_graph *graph, int64_t batch
         const gg_shape *shape = &gg_graph_node(graph, gg_graph_input(graph, i))->shape;
         const size_t bytes = gg_format_bytes(format, shape, batch);
         if (gg_plan_input(plan, i) == NULL) continue;
-        GG_TRY(numbers(bytes, &made));
+        GG_TRY(make_array(bytes, &made));
         for (size_t n = 0; format.dtype == GG_INT32 && n < bytes / sizeof(int32_t); n++)
             ((int32_t *)made)[n] = (int32_t)gg_graph_integers(graph, i).first;
         memcpy(gg_plan_input(plan, i), made, bytes);
@@ -295,21 +310,47 @@ cleanup:
     return status;
 }
 
-/* *least becomes what the shortest step took, if that is less. */
-static gg_status time_steps(gg_plan *plan, const float *weights, float *gradients, const gg_plan_batch *batch,
-                            double *least) {
+/* A hook of the plan: even the first step ends with the operation in which the time is spent. */
+static gg_status stop_at_deadline(void *context) {
+    const step_bench *b = context;
+    return gg_clock_now() < b->deadline ? GG_OK : GG_ERROR_CANCELLED;
+}
+
+/* shortest[fallback_first] becomes what the shortest step took, if that is less. GG_ERROR_CANCELLED: the time was spent
+ * in the middle of a step. */
+static gg_status time_steps(step_bench *b, bool fallback_first) {
     gg_status status = GG_OK;
+    gg_plan *plan = NULL;
+    const gg_plan_hooks hooks = {.context = b, .poll = stop_at_deadline};
+    const gg_table_choice choice = {.batch = b->options->batch, .fallback_first = fallback_first};
+    gg_plan_options own = *b->options;
+    own.training = true;
+    own.table_choice = &choice;
+    own.table_choices = 1;
+    GG_TRY(gg_plan_create(b->graph, &own, &plan));
+    GG_TRY(fill_inputs(plan, b->graph, own.batch));
     const double begin = gg_clock_now();
     double before = begin;
     for (int step = 0;; step++) {
-        GG_TRY(gg_plan_train(plan, weights, gradients, batch, 0, NULL, NULL));
-        const double now = gg_clock_now();
-        if (now - before < *least) *least = now - before;
+        GG_TRY(gg_plan_train(plan, b->weights, b->gradients, &b->batch, 0, &hooks, NULL));
+        const double now = gg_clock_now(), spent = now - begin;
+        if (now - before < b->shortest[fallback_first]) b->shortest[fallback_first] = now - before;
         before = now;
-        if (now - begin > TABLES_TOO_LONG || (step + 1 >= TABLES_LEAST_STEPS && now - begin > TABLES_SECONDS)) break;
+        if (spent > TABLES_TOO_LONG || spent > b->budget / (2 * TABLES_ROUNDS)) break;
+        if (step + 1 >= TABLES_LEAST_STEPS && spent > TABLES_SECONDS) break;
     }
 cleanup:
+    gg_plan_destroy(plan);
     return status;
+}
+
+/* Run 1 is expected to take as long as run 0 has; the second round as long as the first. */
+static bool wants_run(const step_bench *b, int run) {
+    const double spent = gg_clock_now() - (b->deadline - b->budget);
+    const double faster = fmin(b->shortest[0], b->shortest[1]), slower = fmax(b->shortest[0], b->shortest[1]);
+    if (run == 0) return b->budget > 0;
+    if (run == 2 && spent > ROUND_LONG && slower > CLEAR * faster) return false;
+    return run > 2 || 2 * spent < b->budget;
 }
 
 /* Zeros are classes, tokens and numbers alike. */
@@ -322,35 +363,38 @@ static size_t targets_bytes(const gg_graph *graph, int64_t batch) {
     return most * (size_t)batch * sizeof(float);
 }
 
-gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights,
-                            double seconds[2]) {
+gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights, double seconds,
+                            gg_tables_timing *out) {
     gg_status status = GG_OK;
-    gg_plan *plan = NULL;
-    void *targets = NULL, *block = NULL;
-    gg_plan_batch batch = {0};
-    seconds[0] = seconds[1] = 0;
+    void *targets = NULL, *gradients = NULL;
+    *out = (gg_tables_timing){.outcome = GG_TABLES_ONE};
     if (!gg_choose_has_tables(options)) goto cleanup;
     GG_TRY(gg_calloc(targets_bytes(graph, options->batch) + GG_READ_BEHIND, 1, "measuring a step", &targets));
-    GG_TRY(gg_calloc(gg_graph_arena_count(graph) + 1, sizeof(float), "measuring a step", &block));
-    for (int i = 0; i < GG_MAX_FIELDS; i++) batch.target[i] = targets;
-    seconds[0] = seconds[1] = INFINITY;
-    for (int run = 0; run < 2 * TABLES_ROUNDS; run++) {
-        const int first = run % 2;
-        const gg_table_choice choice = {.batch = options->batch, .fallback_first = first == 1};
-        gg_plan_options own = *options;
-        own.training = true;
-        own.table_choice = &choice;
-        own.table_choices = 1;
-        GG_TRY(gg_plan_create(graph, &own, &plan));
-        GG_TRY(fill_inputs(plan, graph, options->batch));
-        GG_TRY(time_steps(plan, weights, block, &batch, &seconds[first]));
-        gg_plan_destroy(plan);
-        plan = NULL;
+    GG_TRY(gg_calloc(gg_graph_arena_count(graph) + 1, sizeof(float), "measuring a step", &gradients));
+    step_bench b = {.graph = graph,
+                    .options = options,
+                    .weights = weights,
+                    .gradients = gradients,
+                    .budget = seconds,
+                    .deadline = gg_clock_now() + seconds,
+                    .shortest = {INFINITY, INFINITY}};
+    for (int i = 0; i < GG_MAX_FIELDS; i++) b.batch.target[i] = targets;
+    for (int run = 0; run < 2 * TABLES_ROUNDS && wants_run(&b, run); run++) {
+        status = time_steps(&b, run % 2 == 1);
+        if (status == GG_ERROR_CANCELLED) break;
+        GG_TRY(status);
     }
+    status = GG_OK;
+    out->outcome = GG_TABLES_NO_TIME;
+    if (b.shortest[0] == INFINITY || b.shortest[1] == INFINITY) goto cleanup;
+    out->outcome = GG_TABLES_MEASURED;
+    memcpy(out->seconds, b.shortest, sizeof b.shortest);
 cleanup:
-    gg_plan_destroy(plan);
     gg_free(targets);
-    gg_free(block);
-    if (status != GG_OK) seconds[0] = seconds[1] = 0;
-    return status == GG_ERROR_MEMORY ? GG_OK : status;
+    gg_free(gradients);
+    if (status == GG_ERROR_MEMORY) {
+        out->outcome = GG_TABLES_NO_MEMORY;
+        status = GG_OK;
+    }
+    return status;
 }

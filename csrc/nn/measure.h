@@ -23,10 +23,24 @@ gg_status gg_measured_convolutions(const gg_graph *graph, const gg_plan_options 
 gg_status gg_measure_algorithms(const gg_graph *graph, const gg_plan_options *options, const gg_conv_key *wanted,
                                 int wants, double seconds, gg_conv_timing **out, int *count);
 
-/* What a training step takes with these options where the device is asked first, then where its fallback is; both 0
- * where there is no choice, or no memory for measuring. The shortest of a few steps on made-up samples, reorders
- * included. weights: an arena, which is read alone; NULL: the graph has none. */
-gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights,
-                            double seconds[2]);
+/* What came of measuring the order of tables. All but the first leave it to the rule. */
+typedef enum gg_tables_outcome {
+    GG_TABLES_MEASURED,
+    GG_TABLES_ONE,       /* there is no choice with these options */
+    GG_TABLES_NO_TIME,   /* the budget did not suffice for a step with each order */
+    GG_TABLES_NO_MEMORY, /* of which gg_error_message says how much was asked for */
+} gg_tables_outcome;
+
+typedef struct gg_tables_timing {
+    gg_tables_outcome outcome;
+    double seconds[2]; /* MEASURED: of a step where the device is asked first, and where its fallback is */
+} gg_tables_timing;
+
+/* What a training step takes with each order of tables: the shortest of a few steps on made-up samples, reorders
+ * included. weights: an arena, which is read alone; NULL: the graph has none. After so many seconds it ends with the
+ * operation that runs, or with the plan that is being made; before that, where the next steps would not be done in
+ * time, or are not needed. */
+gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights, double seconds,
+                            gg_tables_timing *out);
 
 #endif

@@ -202,16 +202,32 @@ static PyObject *timings_list(const gg_conv_timing *rows, int count) {
     return list;
 }
 
+/* The tables of a trainer that may have either first: its device's, its fallback's. */
+static const char *const table_names[2] = {"onednn", "native"};
+
+/* Which table is asked first for this batch, by its name; *order becomes NULL without a name. */
+static int read_order(const char *name, long long batch, gg_table_choice *made, const gg_table_choice **order) {
+    *order = NULL;
+    if (name == NULL) return 0;
+    const int choice = gg_py_choice("table", name, table_names, 2);
+    *made = (gg_table_choice){.batch = batch, .fallback_first = choice == 1};
+    *order = made;
+    return choice < 0 ? -1 : 0;
+}
+
 static PyObject *convolutions(PyObject *self, PyObject *args) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *list = NULL;
     long long batch;
     int training = 0, count = 0;
+    const char *first = NULL;
+    gg_table_choice made;
+    const gg_table_choice *order;
     gg_conv_key *keys = NULL;
-    if (!PyArg_ParseTuple(args, "Lp:convolutions", &batch, &training)) return NULL;
-    if (!gg_py_trainer_is_free(t)) return NULL;
+    if (!PyArg_ParseTuple(args, "Lp|z:convolutions", &batch, &training, &first)) return NULL;
+    if (read_order(first, batch, &made, &order) < 0 || !gg_py_trainer_is_free(t)) return NULL;
     const gg_status status =
-        gg_replica_measured_convolutions(gg_trainer_replica(t->trainer, 0), batch, training, &keys, &count);
+        gg_replica_measured_convolutions(gg_trainer_replica(t->trainer, 0), batch, training, order, &keys, &count);
     if (status != GG_OK) gg_py_raise(status);
     else list = PyList_New(0);
     for (int i = 0; list != NULL && i < count; ++i) {
@@ -229,10 +245,15 @@ static PyObject *measure_algorithms(PyObject *self, PyObject *args) {
     long long batch;
     int training = 0, count = 0;
     double seconds = 0;
+    const char *first = NULL;
+    gg_table_choice made;
+    const gg_table_choice *order;
     gg_conv_timing *rows = NULL;
     gg_conv_key *keys = NULL;
     gg_status status;
-    if (!PyArg_ParseTuple(args, "LpO!d:measure_algorithms", &batch, &training, &PyList_Type, &wanted, &seconds))
+    if (!PyArg_ParseTuple(args, "LpO!d|z:measure_algorithms", &batch, &training, &PyList_Type, &wanted, &seconds,
+                          &first) ||
+        read_order(first, batch, &made, &order) < 0)
         return NULL;
     const Py_ssize_t wants = PyList_GET_SIZE(wanted);
     keys = PyMem_Calloc((size_t)wants + 1, sizeof *keys);
@@ -242,7 +263,7 @@ static PyObject *measure_algorithms(PyObject *self, PyObject *args) {
     if (!gg_py_trainer_is_free(t)) goto cleanup;
     t->busy = true;
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_replica_measure_algorithms(gg_trainer_replica(t->trainer, 0), batch, training, keys, (int)wants,
+    status = gg_replica_measure_algorithms(gg_trainer_replica(t->trainer, 0), batch, training, order, keys, (int)wants,
                                            seconds, &rows, &count);
     Py_END_ALLOW_THREADS;
     t->busy = false;
@@ -272,24 +293,38 @@ static int read_choice(PyObject *item, gg_conv_choice *out) {
     return 0;
 }
 
-/* The tables of a trainer that may have either first: its device's, its fallback's. */
-static const char *const table_names[2] = {"onednn", "native"};
+/* ({table: seconds}, why there are none). */
+static PyObject *tables_timing(const gg_tables_timing *timing, double budget) {
+    char *why;
+    PyObject *result;
+    switch (timing->outcome) {
+    case GG_TABLES_MEASURED:
+        return Py_BuildValue("{sdsd}s", table_names[0], timing->seconds[0], table_names[1], timing->seconds[1], "");
+    case GG_TABLES_ONE: return Py_BuildValue("{}s", "");
+    case GG_TABLES_NO_MEMORY: return Py_BuildValue("{}s", gg_error_message());
+    case GG_TABLES_NO_TIME: break;
+    }
+    why = PyOS_double_to_string(budget, 'g', 4, 0, NULL);
+    if (why == NULL) return PyErr_NoMemory();
+    result = Py_BuildValue("{}N", PyUnicode_FromFormat("%s s do not suffice for a step with each table first", why));
+    PyMem_Free(why);
+    return result;
+}
 
 static PyObject *measure_tables(PyObject *self, PyObject *args) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     long long batch;
-    double seconds[2];
+    double seconds = 0;
+    gg_tables_timing timing;
     gg_status status;
-    if (!PyArg_ParseTuple(args, "L:measure_tables", &batch)) return NULL;
+    if (!PyArg_ParseTuple(args, "Ld:measure_tables", &batch, &seconds)) return NULL;
     if (!gg_py_trainer_is_free(t)) return NULL;
     t->busy = true;
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_replica_measure_tables(gg_trainer_replica(t->trainer, 0), batch, seconds);
+    status = gg_replica_measure_tables(gg_trainer_replica(t->trainer, 0), batch, seconds, &timing);
     Py_END_ALLOW_THREADS;
     t->busy = false;
-    if (status != GG_OK) return gg_py_raise(status);
-    if (seconds[0] <= 0 || seconds[1] <= 0) return PyDict_New();
-    return Py_BuildValue("{sdsd}", table_names[0], seconds[0], table_names[1], seconds[1]);
+    return status == GG_OK ? tables_timing(&timing, seconds) : gg_py_raise(status);
 }
 
 static int read_table(PyObject *item, gg_table_choice *out) {
@@ -322,9 +357,7 @@ static PyObject *set_algorithms(PyObject *self, PyObject *args) {
     for (Py_ssize_t i = 0; i < table_count; ++i)
         if (read_table(PyList_GET_ITEM(orders, i), &tables[i]) < 0) goto cleanup;
     if (!gg_py_trainer_is_free(t)) goto cleanup;
-    for (int local = 0; local < gg_team_local(t->team->team) && status == GG_OK; ++local)
-        status = gg_replica_set_algorithms(gg_trainer_replica(t->trainer, local), choices, (int)count, tables,
-                                           (int)table_count);
+    status = gg_trainer_set_algorithms(t->trainer, choices, (int)count, tables, (int)table_count);
     if (status != GG_OK) gg_py_raise(status);
     else result = Py_NewRef(Py_None);
 cleanup:
@@ -337,12 +370,13 @@ PyMethodDef gg_py_trainer_measures[] = {
     {"node_algorithms", node_algorithms, METH_NOARGS,
      "Of each node that is a convolution {pass: (table, algorithm)}, else None; after the first step."},
     {"convolutions", convolutions, METH_VARARGS,
-     "Those that have several algorithms, the most expensive first: batch, whether for training."},
+     "Those that have several algorithms, the most expensive first: batch, whether for training, which table is "
+     "first."},
     {"measure_algorithms", measure_algorithms, METH_VARARGS,
      "What each candidate takes for each pass: batch, whether for training, of which convolutions, within how many "
-     "seconds."},
+     "seconds, which table is first."},
     {"measure_tables", measure_tables, METH_VARARGS,
-     "Seconds of a training step with each table asked first; empty where there is no choice."},
+     "Seconds of a training step with each table asked first, and why there are none: batch, within how many seconds."},
     {"set_algorithms", set_algorithms, METH_VARARGS,
      "The algorithms of these convolutions, and which table is first for these batch sizes, on the local ranks."},
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},

@@ -113,8 +113,6 @@ void gg_replica_destroy(gg_replica *r) {
     if (r == NULL) return;
     gg_replica_dismantle(r);
     gg_plans_clear(&r->plans);
-    gg_free(r->algorithms);
-    gg_free(r->tables);
     gg_batches_clear(&r->data);
     gg_free(r->carried);
     gg_free(r->batches);
@@ -141,54 +139,48 @@ const bool *gg_replica_fc_partitioned(const gg_replica *r) {
 bool gg_replica_compresses(const gg_replica *r) { return r->exchange != NULL && gg_exchange_compresses(r->exchange); }
 gg_plan *gg_replica_plan(const gg_replica *r) { return r->plans.pinned; }
 
-static gg_plan_options measured_options(const gg_replica *r, int64_t batch, bool training) {
+static gg_plan_options measured_options(const gg_replica *r, int64_t batch, bool training,
+                                        const gg_table_choice *order) {
     gg_plan_options options = r->plans.options;
     options.batch = batch;
     options.training = training;
+    if (order == NULL) return options;
+    options.table_choice = order;
+    options.table_choices = 1;
     return options;
 }
 
-gg_status gg_replica_measured_convolutions(gg_replica *r, int64_t batch, bool training, gg_conv_key **out, int *count) {
-    const gg_plan_options options = measured_options(r, batch, training);
+gg_status gg_replica_measured_convolutions(gg_replica *r, int64_t batch, bool training, const gg_table_choice *order,
+                                           gg_conv_key **out, int *count) {
+    const gg_plan_options options = measured_options(r, batch, training, order);
     return gg_measured_convolutions(r->options.graph, &options, out, count);
 }
 
-gg_status gg_replica_measure_algorithms(gg_replica *r, int64_t batch, bool training, const gg_conv_key *wanted,
-                                        int wants, double seconds, gg_conv_timing **out, int *count) {
-    const gg_plan_options options = measured_options(r, batch, training);
+gg_status gg_replica_measure_algorithms(gg_replica *r, int64_t batch, bool training, const gg_table_choice *order,
+                                        const gg_conv_key *wanted, int wants, double seconds, gg_conv_timing **out,
+                                        int *count) {
+    const gg_plan_options options = measured_options(r, batch, training, order);
     return gg_measure_algorithms(r->options.graph, &options, wanted, wants, seconds, out, count);
 }
 
-gg_status gg_replica_measure_tables(gg_replica *r, int64_t batch, double seconds[2]) {
-    gg_plan_options options = measured_options(r, batch, true);
+gg_status gg_replica_measure_tables(gg_replica *r, int64_t batch, double seconds, gg_tables_timing *out) {
+    gg_status status = GG_OK;
+    gg_plan_options options = measured_options(r, batch, true, NULL);
     options.memory = &r->plans.memory; /* not beside that of other plans */
-    seconds[0] = seconds[1] = 0;
-    if (r->exchange == NULL) return GG_OK;
-    return gg_measure_tables(r->options.graph, &options, gg_state_weights(gg_exchange_state(r->exchange)), seconds);
+    if (r->exchange == NULL) GG_FAIL(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
+    GG_TRY(
+        gg_measure_tables(r->options.graph, &options, gg_state_weights(gg_exchange_state(r->exchange)), seconds, out));
+cleanup:
+    return status;
 }
 
-gg_status gg_replica_set_algorithms(gg_replica *r, const gg_conv_choice *choices, int count,
-                                    const gg_table_choice *tables, int table_count) {
-    gg_status status = GG_OK;
-    void *block = NULL, *table_block = NULL;
-    GG_TRY(gg_calloc((size_t)count + 1, sizeof *choices, "algorithms of convolutions", &block));
-    GG_TRY(gg_calloc((size_t)table_count + 1, sizeof *tables, "order of tables", &table_block));
-    if (count > 0) memcpy(block, choices, (size_t)count * sizeof *choices);
-    if (table_count > 0) memcpy(table_block, tables, (size_t)table_count * sizeof *tables);
+void gg_replica_set_algorithms(gg_replica *r, const gg_conv_choice *choices, int count, const gg_table_choice *tables,
+                               int table_count) {
     gg_plans_clear(&r->plans);
-    gg_free(r->algorithms);
-    gg_free(r->tables);
-    r->algorithms = block;
-    r->tables = table_block;
-    r->plans.options.conv_choice = block;
+    r->plans.options.conv_choice = choices;
     r->plans.options.conv_choices = count;
-    r->plans.options.table_choice = table_block;
+    r->plans.options.table_choice = tables;
     r->plans.options.table_choices = table_count;
-    block = table_block = NULL;
-cleanup:
-    gg_free(block);
-    gg_free(table_block);
-    return status;
 }
 
 const char *gg_replica_backend_name(const gg_replica *r) {

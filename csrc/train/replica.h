@@ -232,17 +232,20 @@ double gg_replica_clock_offset(const gg_replica *replica);
 /* Adds "step 12, WHAT: " to the message of a failure, and returns it. */
 gg_status gg_replica_at(const gg_replica *replica, const char *what, gg_status status);
 const char *gg_replica_backend_name(const gg_replica *replica);
-/* Of a plan for training or evaluation with this batch, as gg_measured_convolutions and gg_measure_algorithms. */
-gg_status gg_replica_measured_convolutions(gg_replica *replica, int64_t batch, bool training, gg_conv_key **out,
-                                           int *count);
-gg_status gg_replica_measure_algorithms(gg_replica *replica, int64_t batch, bool training, const gg_conv_key *wanted,
-                                        int wants, double seconds, gg_conv_timing **out, int *count);
+/* Of a plan for training or evaluation with this batch, as gg_measured_convolutions and gg_measure_algorithms. order:
+ * in place of the orders that are set; NULL: those. */
+gg_status gg_replica_measured_convolutions(gg_replica *replica, int64_t batch, bool training,
+                                           const gg_table_choice *order, gg_conv_key **out, int *count);
+gg_status gg_replica_measure_algorithms(gg_replica *replica, int64_t batch, bool training, const gg_table_choice *order,
+                                        const gg_conv_key *wanted, int wants, double seconds, gg_conv_timing **out,
+                                        int *count);
 /* As gg_measure_tables, with the rank's weights. Nothing may be in flight. */
-gg_status gg_replica_measure_tables(gg_replica *replica, int64_t batch, double seconds[2]);
-/* The algorithms of these convolutions and the orders of tables for these batch sizes, copied, in place of those given
- * before; the next steps make their plans anew. */
-gg_status gg_replica_set_algorithms(gg_replica *replica, const gg_conv_choice *choices, int count,
-                                    const gg_table_choice *tables, int table_count);
+gg_status gg_replica_measure_tables(gg_replica *replica, int64_t batch, double seconds, gg_tables_timing *out);
+/* The algorithms of these convolutions and the orders of tables for these batch sizes, in place of those given before;
+ * the next steps make their plans anew. Both arrays belong to the caller and are used until others are given, or until
+ * the replica is destroyed. */
+void gg_replica_set_algorithms(gg_replica *replica, const gg_conv_choice *choices, int count,
+                               const gg_table_choice *tables, int table_count);
 gg_isa gg_replica_isa(const gg_replica *replica);
 /* Of each layer: whether the strategy has computed the gradient of its weight in some step so far; NULL: of none. */
 const bool *gg_replica_fc_partitioned(const gg_replica *replica);

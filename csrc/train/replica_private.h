@@ -20,8 +20,6 @@ struct gg_replica {
     gg_exchange *exchange;      /* NULL: a reshape has failed half-way */
     gg_state no_state;          /* then: no arenas, and the steps done */
     gg_plans plans;             /* the plan of the last step is pinned */
-    gg_conv_choice *algorithms; /* of convolutions, as the plans' options have them; NULL: none are set */
-    gg_table_choice *tables;    /* the same of tables */
     gg_plan_hooks hooks;
     int64_t loads;         /* gg_replica_loads */
     bool failed;           /* in the middle of an exchange: settling is impossible from then on */

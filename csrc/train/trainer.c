@@ -66,9 +66,37 @@ void gg_trainer_destroy(gg_trainer *t) {
     if (t->replica != NULL)
         for (int i = 0; i < t->local; ++i) gg_replica_destroy(t->replica[i]);
     gg_free(t->replica);
+    gg_free(t->conv_choices);
+    gg_free(t->table_choices);
     gg_free(t->step_seconds);
     gg_team_release(t->team);
     gg_free(t);
+}
+
+/* ---- algorithms ---- */
+
+gg_status gg_trainer_set_algorithms(gg_trainer *t, const gg_conv_choice *choices, int count,
+                                    const gg_table_choice *tables, int table_count) {
+    gg_status status = GG_OK;
+    gg_conv_choice *own = NULL, *former = NULL;
+    gg_table_choice *own_tables = NULL, *former_tables = NULL;
+    GG_TRY(gg_calloc((size_t)count + 1, sizeof *own, "algorithms of convolutions", &own));
+    GG_TRY(gg_calloc((size_t)table_count + 1, sizeof *own_tables, "order of tables", &own_tables));
+    if (count > 0) memcpy(own, choices, (size_t)count * sizeof *own);
+    if (table_count > 0) memcpy(own_tables, tables, (size_t)table_count * sizeof *own_tables);
+    for (int i = 0; i < t->local; ++i) gg_replica_set_algorithms(t->replica[i], own, count, own_tables, table_count);
+    former = t->conv_choices;
+    former_tables = t->table_choices;
+    t->conv_choices = own;
+    t->table_choices = own_tables;
+    own = NULL;
+    own_tables = NULL;
+cleanup:
+    gg_free(own);
+    gg_free(own_tables);
+    gg_free(former);
+    gg_free(former_tables);
+    return status;
 }
 
 /* ---- the epoch ---- */

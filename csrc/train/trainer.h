@@ -52,6 +52,9 @@ gg_status gg_trainer_gather(gg_trainer *trainer, int arena, int local, float *wh
 /* gg_replica_resume of all ranks, which have settled; whole: one a local rank. */
 gg_status gg_trainer_resume(gg_trainer *trainer, int arena, const float *const *whole, const float *consensus,
                             int trained);
+/* gg_replica_set_algorithms of all local ranks, or of none if that fails; both arrays are copied. Not collective. */
+gg_status gg_trainer_set_algorithms(gg_trainer *trainer, const gg_conv_choice *choices, int count,
+                                    const gg_table_choice *tables, int table_count);
 gg_status gg_trainer_audit(gg_trainer *trainer, gg_sample_audit *out);
 gg_status gg_trainer_distance(gg_trainer *trainer, double *distance);
 /* Copies the consensus weights into an arena of the caller. */

@@ -10,6 +10,8 @@ struct gg_trainer {
     double *step_seconds;       /* of each rank of the team; NULL: none were given */
     int local;
     gg_replica **replica;
+    gg_conv_choice *conv_choices;   /* of all local ranks; NULL: none are set */
+    gg_table_choice *table_choices; /* the same */
 };
 
 #endif
