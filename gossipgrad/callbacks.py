@@ -60,7 +60,7 @@ class Callback:
     """The base; every method may be left out.
 
     every: after each so many steps of training on_step is called, where there is one; 0: never. An attribute of the
-    class or of the object.
+    class or of the object, which a callback with on_step has to set, in on_fit_begin at the latest.
     """
 
     every = 0
@@ -84,10 +84,12 @@ class Callback:
         """
 
     def on_step(self, trainer: Trainer, step: int) -> None:
-        """After every `every` steps of training, `step` in all, between two steps of an epoch; on all ranks at once.
+        """After every `every` steps of training, `step` in all, on all ranks at once.
 
-        What is collective can be asked for: trainer.evaluate, save, set_batch_size and the like. What was in flight has
-        been completed and mixed; what is sent here is no part of the epoch's counts.
+        Between two steps of an epoch, or after its last one and before its validation and on_epoch_end; what is set
+        there, a batch size or a rate, is of the next epoch. What is collective can be asked for: trainer.evaluate,
+        save, set_batch_size and the like. What was in flight has been completed and mixed; what is sent here is no part
+        of the epoch's counts.
         """
 
     def on_shrink(self, trainer: Trainer, event: Record) -> None:
@@ -303,8 +305,8 @@ class Checkpoint(_Monitor):
     """Saves after every epoch to `path`, and the best epoch beside it ("run.best.safetensors" for "run.safetensors").
 
     monitor None: "validation.loss" where there is validation, else "train_loss". save_last, save_best: which of both.
-    every: saves to `path` also after so many steps of training, in the middle of an epoch; a resume goes on there,
-    without on_epoch_begin. 0: after epochs alone.
+    every: saves to `path` also after so many steps of training, within an epoch; a resume goes on there, without
+    on_epoch_begin. 0: after epochs alone.
     While fit runs, no other run can save to these paths: it is refused with a CheckpointError before it trains.
     """
 

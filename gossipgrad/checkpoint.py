@@ -106,7 +106,9 @@ def _position(saved: Record | None) -> Record | None:
     if saved is None:
         return None
     names = ("epoch", "step", "steps", "begun", "left", "batch_size", "paused_at")
-    numbers = {key: int(saved[key]) for key in names}
+    numbers: Record = {key: int(saved[key]) for key in names}
+    if "rate" in saved:
+        numbers["rate"] = float(saved["rate"])
     return {**numbers, "done": [int(one) for one in saved["done"]], "counts": [dict(one) for one in saved["counts"]]}
 
 

@@ -82,6 +82,7 @@ class Loop:
         self._interval = FIRST_MEETING  # steps until the ranks meet
         self._pauses: list[int] = []  # after multiples of which steps a callback of some rank is called
         self._rate = 0.0  # of the epoch's last step
+        self._ended = False  # have all steps of the epoch been made, and does its record come next?
         self._problem: Exception | None = None  # of on_progress, which comes at other steps on each rank
 
     def run(self, final_mix: bool = False) -> None:
@@ -134,7 +135,7 @@ class Loop:
     def _aside(self) -> Iterator[None]:
         """What ranks send inside is no part of the epoch's counts."""
         trainer = self.trainer
-        if not trainer.within_epoch:
+        if not (trainer.within_epoch or self._ended):
             yield
             return
         trainer.core.settle()
@@ -150,7 +151,8 @@ class Loop:
     def _rebatched(self) -> None:
         """The trainer's batches have another size."""
         trainer = self.trainer
-        self.steps = trainer.epoch_steps
+        if not self._ended:  # else it is the next epoch's
+            self.steps = trainer.epoch_steps
         trainer.set_total(trainer.step + trainer.steps_left())
         if trainer.within_epoch and trainer.step < trainer.epoch_begun + self.steps:
             self._rate = trainer.prepare_rates(trainer.epoch_begun + self.steps - trainer.step)
@@ -186,15 +188,23 @@ class Loop:
         else:
             done = trainer.go_on(position)
         trainer.within_epoch, trainer.epoch_begun = True, trainer.step - done
-        self.steps = trainer.epoch_steps
-        self._rate = trainer.prepare_rates(self.steps - done)
+        if position is not None and position["left"] == 0:  # the epoch's record comes next
+            self.steps, last = done, trainer.prepare_rates(0)
+            self._rate = position.get("rate", last)
+        else:
+            self.steps = trainer.epoch_steps
+            self._rate = trainer.prepare_rates(self.steps - done)
         return done
 
     def _epoch(self) -> None:
         trainer, number = self.trainer, self.trainer.epoch + 1
-        self._train(self._begin_epoch())
-        rate = self._rate if trainer.set_rate is None else trainer.set_rate
-        record: Record = {"epoch": number, "learning_rate": rate, **trainer.core.end_epoch()}
+        done = self._begin_epoch()
+        if done < self.steps:
+            self._train(done)
+            if trainer.set_rate is not None:
+                self._rate = trainer.set_rate
+        self._pause_at_end()
+        record: Record = {"epoch": number, "learning_rate": self._rate, **trainer.core.end_epoch()}
         trainer.within_epoch = False
         if self.apoptosis is not None:
             record |= self.apoptosis.end_epoch(record)
@@ -270,15 +280,42 @@ class Loop:
                 self._shrunk(self.apoptosis.make())
             due = self.apoptosis.next(step)
             following += [] if due is None else [due]
-        within = trainer.epoch_begun < step != trainer.paused_at
-        if within and any(step % every == 0 for every in self._pauses):
+        if trainer.epoch_begun < step and self._is_due(step):
             trainer.paused_at = step
-            with self._aside(), trainer.agreed(f"after step {step}"):
-                actors = [actor for actor in self.callbacks if has_steps(actor) and actor.every]
-                # A checkpoint has what the others have changed.
-                actors.sort(key=lambda actor: isinstance(actor, Checkpoint))
-                call([actor for actor in actors if step % actor.every == 0], "on_step", trainer, step)
+            self._call_on_step(step)
         return min(following, default=trainer.epoch_begun + self.steps)
+
+    def _is_due(self, step: int) -> bool:
+        """Is on_step of some rank to be called after this step, and has not been?"""
+        return step != self.trainer.paused_at and any(step % every == 0 for every in self._pauses)
+
+    def _call_on_step(self, step: int) -> None:
+        trainer = self.trainer
+        with self._aside(), trainer.agreed(f"after step {step}"):
+            actors = [actor for actor in self.callbacks if has_steps(actor) and actor.every]
+            # A checkpoint has what the others have changed.
+            actors.sort(key=lambda actor: isinstance(actor, Checkpoint))
+            call([actor for actor in actors if step % actor.every == 0], "on_step", trainer, step)
+
+    def _pause_at_end(self) -> None:
+        """Call on_step after the last step of an epoch, before its record.
+
+        A batch size that is set there is the next epoch's. A checkpoint that is saved there is of this epoch with no
+        step left: a resume goes on with its record.
+        """
+        trainer, step = self.trainer, self.trainer.step
+        if not self._is_due(step):
+            return
+        trainer.core.settle()
+        trainer.paused_at = step
+        trainer.position = trainer.where_in_epoch()
+        assert trainer.position is not None
+        trainer.position |= {"left": 0, "rate": self._rate}
+        trainer.within_epoch, self._ended = False, True
+        try:
+            self._call_on_step(step)
+        finally:
+            trainer.position, self._ended = None, False
 
     def _meet(self, done: int, steps: int) -> None:
         """Raise on all ranks what a callback has raised on one. steps: those of this rank in MEET seconds."""

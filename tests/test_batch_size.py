@@ -69,7 +69,6 @@ class Counted(gg.Callback):
         self.note(trainer)
 
     def on_epoch_end(self, trainer, record):
-        self.note(trainer)
         self.record = record
         self.epochs = [*getattr(self, "epochs", []), (dict(self.seen), list(self.sizes))]
         self.seen.clear(), self.sizes.clear()
@@ -245,6 +244,111 @@ def test_between_epochs_and_events():
     assert [one["samples"] for one in history.epochs] == [COUNT, COUNT]
 
 
+@pytest.mark.parametrize("every", [1, 2, 3, 6, 12])
+def test_on_step_is_called_after_the_last_step_of_an_epoch_too(every):
+    """Between it and on_epoch_end."""
+    seen = []
+
+    class Seen(gg.Callback):
+        def on_step(self, trainer, step):
+            assert step == trainer.step
+            seen.append(step)
+
+        def on_epoch_end(self, trainer, record):
+            seen.append(f"end {record['epoch']}")
+
+    callback = Seen()
+    callback.every = every
+    x, y = images()
+    run(gg.AllReduce(), x, y, callbacks=[callback])
+    wanted = []
+    for epoch in (1, 2, 3):
+        wanted += [step for step in range(6 * epoch - 5, 6 * epoch + 1) if step % every == 0] + [f"end {epoch}"]
+    assert seen == wanted
+
+
+STRATEGIES_AT_THE_END = {
+    "allreduce": (gg.AllReduce(), {}),
+    "gossip": (gg.GossipGraD(staleness=1), {}),
+    "shuffled": (gg.GossipGraD(shuffle_samples=True), {}),
+    "overlapped": (gg.OverlappedAveraging(), {}),
+    "diloco": (gg.DiLoCo(period=3, fragments=2, delay=3, outer_momentum=0.5), {}),
+    "compressed": (gg.AllReduce(), {"compression": gg.AdaComp(bin_size=5, dense_below=0)}),
+    "apoptosis": (gg.AllReduce(), {"apoptosis": gg.Apoptosis(every=4, budget=0.1, stop=15)}),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES_AT_THE_END)
+def test_what_is_done_after_the_last_step_of_an_epoch(name, tmp_path):
+    """A save there changes nothing, is no harm to the epoch's own one, and a resume is as if it had never stopped."""
+    strategy, options = STRATEGIES_AT_THE_END[name]
+    x, y = images()
+    path, own = tmp_path / "a.gg", tmp_path / "own.gg"
+    plain = run(strategy, x, y, **options)
+    save = Save(path, 12)
+    save.every = 6  # after each epoch's last step alone: others complete what is in flight
+    saving = run(strategy, x, y, callbacks=[save, gg.Checkpoint(own, every=6)], **options)
+    resumed = run(strategy, x, y, resume=path, **options)
+    for other in (saving, resumed):
+        assert other[0] == plain[0] and other[1].weights_sha256 == plain[1].weights_sha256
+        for before, after in zip(plain[1].epochs, other[1].epochs, strict=True):
+            for key in (*COMPARED, *SENT):
+                assert before.get(key) == after.get(key), key
+    trainer = gg.Trainer.load(own)
+    assert (trainer.epoch, trainer.step, trainer.position) == (3, 18, None)
+    assert trainer.weights_sha256() == plain[1].weights_sha256
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_size_after_the_last_step_is_of_the_next_epoch(drop_last, tmp_path):
+    """As set in on_epoch_end; saved there too."""
+    x, y = images()
+    size = 7
+
+    class Between(gg.Callback):
+        def on_epoch_end(self, trainer, record):
+            if record["epoch"] == 1:
+                trainer.set_batch_size(size)
+
+    def found(callbacks=(), resume=None):
+        trainer = trainer_of(gg.AllReduce(), 3, optimizer=gg.Adam(lr=0.01, schedule=gg.schedules.Cosine()))
+        keywords = {"epochs": 3, "batch_size": 4, "progress": False, "drop_last": drop_last}
+        history = trainer.fit(x, y, callbacks=list(callbacks), resume=resume, **keywords)
+        return everything(trainer), history
+
+    steps = 5 if drop_last else 6
+    path = tmp_path / "a.gg"
+    wanted = found([Between()])
+    saved = found([Change({steps: size}), gg.Checkpoint(tmp_path / "b.gg", every=steps), Save(path, steps)])
+    resumed = found(resume=path)
+    for other in (saved, resumed):
+        assert other[0] == wanted[0] and other[1].settings["batch_size_changes"] == [
+            {"step": steps, "batch_size": size}
+        ]
+        for before, after in zip(wanted[1].epochs, other[1].epochs, strict=True):
+            for key in COMPARED:
+                assert before.get(key) == after.get(key), key
+    assert [one["steps"] for one in wanted[1].epochs] == [steps, *[2 if drop_last else 3] * 2]
+
+
+def test_a_rate_set_after_the_last_step_is_of_the_next_epoch(tmp_path):
+    x, y = images()
+    path = tmp_path / "a.gg"
+
+    class Lower(gg.Callback):
+        every = 6
+
+        def on_step(self, trainer, step):
+            if step == 6:
+                trainer.learning_rate = 0.001
+
+    first = run(gg.AllReduce(), x, y, callbacks=[Lower(), Save(path, 6)])
+    again = run(gg.AllReduce(), x, y, resume=path)
+    assert first[0] == again[0]
+    rates = [one["learning_rate"] for one in first[1].epochs]
+    assert rates == [one["learning_rate"] for one in again[1].epochs] and rates[0] > rates[1] == rates[2] == 0.001
+
+
 def test_a_resume_with_another_batch_goes_on_with_what_is_left(tmp_path):
     x, y = numbered()
     trainer, seen = counting(2), Counted()
@@ -387,4 +491,4 @@ def test_mpi_gives_the_bits_of_the_virtual_cluster(mpirun, tmp_path):
     found, said, steps = json.loads(done.stdout.strip().splitlines()[-1])
     assert found == json.loads(json.dumps(under(3, str(tmp_path / "virtual"))))
     assert "batch_size: 5 on rank 0; 6 on rank 1; 7 on rank 2" in said
-    assert steps == [[], [2, 4], [4]]
+    assert steps == [[], [2, 4, 6], [4]]
