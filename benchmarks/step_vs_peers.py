@@ -332,17 +332,40 @@ def scaling(results: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: allowed: an integer of at least 1")
+    return int(text)
+
+
+def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """A usage error for what cannot be measured as it is asked for."""
+    unused = [name for name in arguments.compiled or [] if name not in arguments.networks]
+    if unused:
+        parser.error(f"--compiled {' '.join(unused)}: not one of --networks")
+    if arguments.tcmalloc:  # a loader that finds no such library goes on without it
+        environment = {**os.environ, "LD_PRELOAD": arguments.tcmalloc}
+        tried = subprocess.run([sys.executable, "-ISc", ""], capture_output=True, text=True, env=environment)
+        if tried.returncode or tried.stderr:
+            parser.error(f"--tcmalloc {arguments.tcmalloc}: cannot be preloaded: {tried.stderr.strip()}")
+    if arguments.json:
+        try:
+            with open(arguments.json, "a", encoding="utf-8"):
+                pass
+        except OSError as error:
+            parser.error(f"--json {arguments.json}: cannot be written: {error.strerror or error}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS), metavar="NAME")
-    parser.add_argument("--threads", nargs="+", type=int, default=[1], help="one table line each; default: 1")
+    parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1], help="one table line each; default: 1")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--evaluate", action="store_true", help="the forward pass, as users predict")
     parser.add_argument("--memory", action="store_true", help="MiB in place of milliseconds")
-    parser.add_argument("--rounds", type=int, default=6, help="blocks of each contestant; default: 6")
-    parser.add_argument(
-        "--compiled", nargs="*", default=["resnet20"], metavar="NAME", help="networks that PyTorch compiles as well"
-    )
+    parser.add_argument("--rounds", type=at_least_one, default=6, help="blocks of each contestant; default: 6")
+    help_ = "networks that PyTorch compiles as well; default: resnet20"
+    parser.add_argument("--compiled", nargs="*", choices=list(NETWORKS), metavar="NAME", help=help_)
     parser.add_argument("--tcmalloc", default=tcmalloc(), metavar="FILE", help="the library; default: the system's")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures; those of a run before stay in it")
     parser.add_argument("--contestant", help=argparse.SUPPRESS)
@@ -350,6 +373,9 @@ def main() -> None:
     if arguments.contestant:
         contestant(arguments)
         return
+    check(parser, arguments)
+    if arguments.compiled is None:
+        arguments.compiled = ["resnet20"]
     if not arguments.tcmalloc:
         print("tcmalloc was not found: PyTorch's large networks are slower without it", file=sys.stderr)
     unit = "MiB" if arguments.memory else "ms"

@@ -182,8 +182,9 @@ if not TYPE_CHECKING:  # a checker of types would take any name for given
     def __getattr__(name: str) -> object:
         """gossipgrad.torch and gossipgrad.sklearn, imported when they are asked for, since they want these libraries.
 
+        So are gossipgrad.bench and gossipgrad.profile, which training does not need.
         AttributeError that says which name is most like another one, also of another library's.
         """
-        if name in ("torch", "sklearn"):
+        if name in ("torch", "sklearn", "bench", "profile"):
             return importlib.import_module(f"gossipgrad.{name}")
         raise AttributeError(f"module 'gossipgrad' has no attribute {name!r}{did_you_mean(name, __all__)}")

@@ -86,7 +86,7 @@ def step(
     meanwhile.
     """
     entry = models.by_name(model)
-    batch = integer("batch_size", batch_size or entry.batch, 1)
+    batch = integer("batch_size", entry.batch if batch_size is None else batch_size, 1)
     integer("steps", steps, 1)
     integer("warmup", warmup, 0)
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
@@ -180,8 +180,9 @@ def exchange(
     """
     if net is None:
         entry = models.by_name(model)
-        net, loss, batch_size = entry.make(), entry.loss, batch_size or entry.batch
-    batch = integer("batch_size", batch_size or 64, 1)
+        net, loss = entry.make(), entry.loss
+        batch_size = entry.batch if batch_size is None else batch_size
+    batch = integer("batch_size", 64 if batch_size is None else batch_size, 1)
     integer("blocks", blocks, 1)
     integer("steps", steps, 1)
     circumstances: dict[str, Any] = {"straggler": straggler, "network": network}

@@ -37,6 +37,18 @@ def _figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tup
     return figure, figure.subplots(rows, columns)
 
 
+def check_format(argument: str, path: Path) -> None:
+    """ValueError unless pictures can be written in the format of the path's extension; ImportError: no matplotlib."""
+    figure, _ = _figure(1, 1)
+    formats = figure.canvas.get_supported_filetypes()
+    extension = os.path.splitext(os.fspath(path))[1][1:]
+    if extension and extension.lower() not in formats:
+        raise ValueError(
+            f"{argument} {os.fspath(path)}: a picture of format {extension!r} cannot be written; allowed: "
+            + ", ".join(f".{one}" for one in sorted(formats))
+        )
+
+
 def _finish(figure: Any, path: Path | None) -> Any:
     if path is not None:
         figure.savefig(path, dpi=120)

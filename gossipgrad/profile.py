@@ -98,8 +98,11 @@ def step(
     """
     if net is None:
         entry = models.by_name(model)
-        net, loss, batch_size = entry.make(), entry.loss, batch_size or entry.batch
-    batch = integer("batch_size", batch_size or 64, 1)
+        net, loss = entry.make(), entry.loss
+        batch_size = entry.batch if batch_size is None else batch_size
+    if not isinstance(net, Model):
+        raise TypeError(f"net={net!r}: allowed: a gossipgrad.Model; a network of gossipgrad.models is model={net!r}")
+    batch = integer("batch_size", 64 if batch_size is None else batch_size, 1)
     steps, warmup = integer("steps", steps, 1), integer("warmup", warmup, 0)
     how: dict[str, Any] = {"threads": threads, "backend": backend, "conv_algorithm": conv_algorithm, "tune": tune}
     how["dtype"] = dtype

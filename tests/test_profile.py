@@ -1,11 +1,13 @@
 """gossipgrad bench --profile: every pass of every operation, its products and bytes, and that it fits the step."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import _core, cli, plots, profile
+from gossipgrad import _core, bench, cli, plots, profile
 
 PEAKS = {"product_peak": 100.0, "copy_peak": 10.0}
 
@@ -118,8 +120,32 @@ def test_bfloat16(monkeypatch):
         ("--profile --exchange", "--exchange: not with --profile"),
         ("--profile --latency 1", "--latency: not with --profile"),
         ("--profile-plot .", "--profile-plot .: is a folder"),
+        ("--profile-plot x.xyz", "--profile-plot x.xyz: a picture of format 'xyz' cannot be written; allowed: "),
     ],
 )
-def test_what_cannot_be(words, what, capsys):
+def test_what_cannot_be(words, what, capsys, monkeypatch):
+    if ".xyz" in words:
+        pytest.importorskip("matplotlib")
+    monkeypatch.setattr(profile, "step", lambda **_: pytest.fail("it is refused before anything is measured"))
     assert cli.main(["bench", "--model", "mlp", *words.split()]) == 2
     assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("time_a_step", [bench.step, profile.step])
+def test_arguments_are_checked(time_a_step):
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=rf"batch_size={size}: allowed: an integer of at least 1"):
+            time_a_step("mlp", batch_size=size)
+
+
+def test_a_network_is_no_name():
+    with pytest.raises(TypeError, match=r"net='lenet': allowed: a gossipgrad.Model; .* is model='lenet'"):
+        profile.step(net="lenet")
+    with pytest.raises(ValueError, match="batch_size=0"):
+        profile.step(net=network(), batch_size=0)
+
+
+def test_both_are_there_after_importing_the_package():
+    script = "import gossipgrad as gg; print(gg.profile.step.__module__, gg.bench.step.__module__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["gossipgrad.profile", "gossipgrad.bench"], done.stderr

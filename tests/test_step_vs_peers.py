@@ -83,3 +83,33 @@ def test_it_runs_without_peers(tmp_path, words):
     (ours,) = found["contestants"]
     assert ours["who"] == "ours" and found["ours"] == ours[figure] > 0 and found["peer"] is None
     assert done.stdout.splitlines()[-1].startswith("mlp")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("--tcmalloc /nodir/x.so", "--tcmalloc /nodir/x.so: cannot be preloaded"),
+        ("--compiled nosuch", "argument --compiled: invalid choice: 'nosuch'"),
+        ("--compiled vgg16", "--compiled vgg16: not one of --networks"),
+        ("--rounds 0", "argument --rounds: 0: allowed: an integer of at least 1"),
+        ("--rounds two", "argument --rounds: two: allowed: an integer of at least 1"),
+        ("--threads 1 0", "argument --threads: 0: allowed: an integer of at least 1"),
+        ("--json {tmp}/no/x.json", "--json {tmp}/no/x.json: cannot be written"),
+        ("--json {tmp}", "--json {tmp}: cannot be written"),
+    ],
+)
+def test_what_is_refused_before_it_measures(words, what, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script, "compare", lambda *_: pytest.fail("it is measured"))
+    monkeypatch.setattr(sys, "argv", ["step_vs_peers.py", "--networks", "mlp", *words.format(tmp=tmp_path).split()])
+    with pytest.raises(SystemExit) as error:
+        script.main()
+    assert error.value.code == 2 and what.format(tmp=tmp_path) in capsys.readouterr().err
+
+
+def test_the_networks_that_are_compiled(monkeypatch):
+    found = []
+    monkeypatch.setattr(script, "compare", lambda *given: found.append(given[-1].compiled) or result())
+    for words in ([], ["--compiled"], ["--compiled", "mlp"]):
+        monkeypatch.setattr(sys, "argv", ["step_vs_peers.py", "--networks", "mlp", *words])
+        script.main()
+    assert found == [["resnet20"], [], ["mlp"]]

@@ -84,6 +84,7 @@ def _profile(arguments: argparse.Namespace, common: dict[str, Any]) -> None:
         raise UsageError("--profile: of one process; allowed without gossipgrad run and mpiexec")
     if arguments.profile_plot is not None:
         checked(lambda: outputs.check([outputs.Output("--profile-plot", arguments.profile_plot)]))
+        checked(lambda: plots.check_format("--profile-plot", arguments.profile_plot))
     result = profile.step(**common)
     if arguments.profile:
         print(json.dumps(result) if arguments.json else profile.table(result), flush=True)
