@@ -176,9 +176,9 @@ def test_a_rank_that_does_not_come(mpirun):
         "import time, numpy as np\n"
         "from gossipgrad import loop\n"
         "train = loop.Loop._train\n"
-        "def late(self):\n"  # after the ranks have agreed to begin an epoch
+        "def late(self, done):\n"  # after the ranks have agreed to begin an epoch
         "    if self.trainer.rank == 1 and self.trainer.epoch == 1: time.sleep(1000)\n"
-        "    train(self)\n"
+        "    train(self, done)\n"
         "loop.Loop._train = late\n"
         "data = np.zeros((30, 2, 26, 26), np.float32), np.zeros(30, np.int64)\n"
         "strategy = gg.LayerwiseAllReduce(collectives='mpi', bucket_bytes=1)\n"

@@ -507,7 +507,7 @@ def test_a_launcher_of_another_mpi_is_refused():
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_interrupting_keeps_the_last_checkpoint(sign, tmp_path):
     path = tmp_path / "run.safetensors"
-    environ = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
+    environ = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT} | {"GOSSIPGRAD_TUNE": "0"}
     options = ["train", "--dataset", "synthetic", "--epochs", "100000", "--batch-size", "50", "--lr", "0.01"]
     process = subprocess.Popen(
         [sys.executable, "-m", "gossipgrad", "run", "-n", "3", *options, "--checkpoint", str(path)],
