@@ -411,6 +411,8 @@ class Exchange:
     def end(self, rank: int, /) -> None: ...
     def wait(self, rank: int | None = None, /) -> None:
         """Between end and begin: until all weights are current, as need does in the next step."""
+    def current_at_end(self) -> bool:
+        """Whether weights may be written between end and begin without wait: nothing arrives in them any more."""
     def under_way(self, rank: int, half: bool = False, /) -> bool:
         """Whether a step has begun and not ended; half: and a layer is ready in it."""
     def whole_step(self, rank: int | None = None, batches: Sequence[int] | None = None, check: bool = True) -> None:

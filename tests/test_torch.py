@@ -803,6 +803,119 @@ def test_misuse_is_an_error_that_says_what_is_allowed():
         model(x)
 
 
+def _clamp(model):
+    with torch.no_grad():
+        for one in model.module.parameters():
+            one.clamp_(-0.01, 0.01)
+
+
+@pytest.mark.parametrize("strategy", [gg.GossipGraD(), gg.OverlappedAveraging(), gg.GossipGraD(exchange="gradients")])
+@pytest.mark.parametrize("then", ["state_dict", "settle", "forward", "evaluate", "close"])
+def test_weights_in_flight_cannot_be_written(strategy, then):
+    """Neither what was written nor what a partner sends may be lost without a word; after settle() all is at rest."""
+    calls = {
+        "state_dict": lambda model: model.state_dict(),
+        "settle": lambda model: model.settle(),
+        "forward": lambda model: model(batch(1)[0]),
+        "evaluate": lambda model: torch.no_grad()(model)(batch(1)[0]),
+        "close": lambda model: model.close(),
+    }
+
+    def train(model, rank):
+        F.cross_entropy(model(batch(0, rank)[0]), batch(0, rank)[1]).backward()
+        model.step()
+        model.settle()
+        _clamp(model)
+        assert max(one.abs().max() for one in model.state_dict().values()) <= 0.01
+        F.cross_entropy(model(batch(0, rank)[0]), batch(0, rank)[1]).backward()
+        model.step()
+        _clamp(model)
+        with pytest.raises(RuntimeError, match=r"0.weight: was written between model.step\(\) .*model.settle\(\)"):
+            calls[then](model)
+
+    gg.torch.replicas(small, 2, gg.SGD(0.001), strategy).run(train)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "p"),
+    [
+        (gg.AllReduce(), 2),
+        (gg.LayerwiseAllReduce(), 2),
+        (gg.OverlappedAveraging(overlap=False), 2),
+        (gg.PeriodicAllReduce(period=2), 2),
+        (gg.DiLoCo(period=2), 2),
+        (gg.GossipGraD(), 1),
+        (gg.OverlappedAveraging(), 1),
+    ],
+)
+def test_weights_that_are_current_after_a_step_can_be_written(strategy, p):
+    def train(model, rank):
+        for step in range(4):
+            F.cross_entropy(model(batch(step, rank)[0]), batch(step, rank)[1]).backward()
+            model.step()
+            _clamp(model)
+            written = [one.clone() for one in model.module.parameters()]
+            for one, other in zip(written, model.state_dict().values(), strict=True):
+                assert (one == other).all() and one.abs().max() <= 0.01
+
+    gg.torch.replicas(small, p, gg.SGD(0.1), strategy).run(train)
+
+
+@pytest.mark.parametrize("make", [small, wide])
+@pytest.mark.parametrize(("how", "what"), [("replaced", "replaced"), ("removed", "removed"), ("in place", "changed")])
+def test_gradients_that_were_exchanged_cannot_be_changed(make, how, what):
+    """Of any size: those of large parameters are autograd's own tensors."""
+    for place in range(2):
+        model = gg.torch.wrap(make(), gg.SGD(0.1))
+        F.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
+        weight = model.module[2 * place].weight
+        if how == "in place":
+            weight.grad *= 0.5
+        else:
+            weight.grad = weight.grad * 0.5 if how == "replaced" else None
+        with pytest.raises(RuntimeError, match=f"{2 * place}.weight: its gradient was {what} after it had been exch"):
+            model.step()
+
+
+@pytest.mark.parametrize("make", [small, wide])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_that_are_read_are_each_ranks_own(strategy, make):
+    def train(model, rank):
+        for step in range(2):
+            x, y = batch(step, rank)
+            F.cross_entropy(model(x), y).backward()
+            before = [one.grad.clone() for one in model.module.parameters()]
+            module = make()
+            module.load_state_dict(model.state_dict())
+            F.cross_entropy(module(x), y).backward()
+            model.step()
+            for one, kept, own in zip(model.module.parameters(), before, module.parameters(), strict=True):
+                assert (one.grad == kept).all()
+                if step == 0:  # then the weights were those of the forward pass
+                    torch.testing.assert_close(kept, own.grad)
+
+    gg.torch.replicas(make, 2, gg.SGD(1e-9), STRATEGIES[strategy], overlap=True).run(train)
+
+
+def test_a_parameter_that_thaws_is_an_error():
+    net = small()
+    net[0].requires_grad_(False)
+    model = gg.torch.wrap(net, gg.SGD(0.1))
+    F.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
+    model.step()
+    net[0].requires_grad_(True)
+    with pytest.raises(
+        RuntimeError, match=r"0.weight: was frozen when the module was wrapped; allowed: close\(\), and to wrap"
+    ):
+        model(batch(1)[0])
+    model.close()
+    again = gg.torch.wrap(net, gg.SGD(0.1))
+    before = net[0].weight.detach().clone()
+    F.cross_entropy(again(batch(1)[0]), batch(1)[1]).backward()
+    again.step()
+    assert (net[0].weight != before).any()
+
+
 def test_a_module_is_wrapped_again_after_close():
     net = small()
     first = gg.torch.wrap(net, gg.SGD(0.1))
@@ -954,7 +1067,7 @@ import torch.nn.functional as F
 import gossipgrad as gg
 import gossipgrad.torch
 sys.path.insert(0, "tests")
-from test_torch import Fails, Odd, batch, small
+from test_torch import Fails, Odd, batch, small, wide
 torch.set_num_threads(1)
 rank = gg.Team().rank
 
@@ -1031,6 +1144,16 @@ for strategy in (gg.LayerwiseAllReduce(), gg.GossipGraD()):
         steps(model, 4)
         assert model.consensus_distance() < 1e-6
         model.close()
+
+# Weights in flight that are written, which is an error before anything is waited for; here with their own values.
+for strategy in (gg.OverlappedAveraging(), gg.GossipGraD()):
+    model = gg.torch.wrap(wide(), gg.SGD(0.1), strategy, timeout=20.0)
+    steps(model, 1)
+    with torch.no_grad():
+        model.module[0].bias.mul_(1)
+    for call in (model.state_dict, model.settle, lambda: model(batch(1)[0])):
+        refused("0.bias: was written between model.step() and the next forward pass", call)
+    del model
 
 # One rank has a batch less than the other, which waits for it in a step or when it settles.
 for strategy in (gg.LayerwiseAllReduce(), gg.GossipGraD()):

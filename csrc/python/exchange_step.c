@@ -186,6 +186,13 @@ static PyObject *exchange_large(PyObject *self, PyObject *unused) {
     return names;
 }
 
+static PyObject *exchange_current_at_end(PyObject *self, PyObject *unused) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    (void)unused;
+    if (gg_py_exchange_rank(x, Py_None) == -2) return NULL;
+    return PyBool_FromLong(gg_exchange_current_at_end(gg_peers_exchange(x->peers, 0)));
+}
+
 static PyObject *whole_step(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"rank", "batches", "check", NULL};
     rank_call c = {.exchange = (gg_py_exchange *)self};
@@ -306,6 +313,8 @@ PyMethodDef gg_py_exchange_steps[] = {
     {"large", exchange_large, METH_NOARGS, "Parameters whose gradients may lie elsewhere than in the arena, by name."},
     {"whole_step", (PyCFunction)(void (*)(void))whole_step, METH_VARARGS | METH_KEYWORDS,
      "A whole step on the gradients that are written."},
+    {"current_at_end", exchange_current_at_end, METH_NOARGS,
+     "Whether weights may be written between end and begin without wait: nothing arrives in them any more."},
     {"under_way", exchange_under_way, METH_VARARGS,
      "under_way($self, rank, half=False, /)\n--\n\nWhether a step has begun and not ended; half: and a layer is "
      "ready."},

@@ -464,6 +464,7 @@ static gg_status overlapped_create(const gg_strategy_options *options, const gg_
     s->head.env = *env;
     s->head.partition = &s->partition;
     s->head.averages_gradients = true;
+    s->head.current_at_end = !options->overlap;
     s->overlap = options->overlap;
     s->codec = gg_codec_of(p > 1 ? options->wire : GG_FLOAT32); /* one rank sends nothing */
     GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes, options->chunk_bytes, &s->buckets));

@@ -52,6 +52,7 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
     *out = NULL;
     GG_TRY(gg_strategy_check(options, env->transport->size));
     GG_TRY(types[options->kind]->create(options, env, out));
+    if ((*out)->table->need == gg_strategy_no_layer) (*out)->current_at_end = true;
     GG_TRY(check_compressed(options, *out));
 cleanup:
     if (status != GG_OK && *out != NULL) {

@@ -145,6 +145,9 @@ struct gg_strategy {
      * (gg_updater_measures). Else each rank's own gradients count, and `ready` is called when all of them are final and
      * measured. */
     bool averages_gradients;
+    /* Weights are current when `end` returns, and nothing more arrives in them: between two steps the caller may write
+     * them. Else only after need, of their layer, or settle. */
+    bool current_at_end;
     /* `ready` alone reads a layer's gradient, and only by gg_updater_apply: it may lie elsewhere (gg_lent). */
     bool only_applies_gradients;
     /* After an arena, given by its place in the state's list, has been loaded; NULL: nothing to do. */

@@ -241,6 +241,8 @@ cleanup:
     return status;
 }
 
+bool gg_exchange_current_at_end(const gg_exchange *x) { return x->transport->size == 1 || x->strategy->current_at_end; }
+
 bool gg_exchange_offers_fc(const gg_exchange *x) { return x->strategy->fc_hooks != NULL; }
 
 gg_status gg_exchange_fc_input(gg_exchange *x, int layer, const gg_vectors *input, bool *partitioned) {

@@ -71,6 +71,9 @@ gg_status gg_exchange_end(gg_exchange *x);
 /* Between end and the next begin: waits until all weights are current, as need does for a layer in the next step.
  * Others need not call it. */
 gg_status gg_exchange_wait(gg_exchange *x);
+/* Whether weights may be written between end and the next begin, without gg_exchange_wait: nothing is received into
+ * them, or sent from them, any more. */
+bool gg_exchange_current_at_end(const gg_exchange *x);
 /* A step has begun and not ended; `half`: some layer is ready in it. */
 bool gg_exchange_under_way(const gg_exchange *x, bool half);
 /* Whether each update needs norms of all gradients of this rank. `ready` only counts layers then, and

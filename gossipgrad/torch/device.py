@@ -128,7 +128,7 @@ class DeviceStep(Step):
             if self._exchanges:
                 if self._left[layer] == 0 or self._seen[place] >= 0:
                     self._refuse(place)
-                self._seen[place] = tensor.grad._version
+                self._seen[place], self._exchanged[place] = tensor.grad._version, tensor.grad
                 self._copies.down(tensor.grad, self._from_device[name])
                 self._left[layer] -= 1
                 if self._left[layer] == 0:

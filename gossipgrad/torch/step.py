@@ -43,6 +43,7 @@ class Step:
 
     optimizer  of torch, whose step is made before the exchange: gradients are then autograd's alone, and no hooks are
                there; None: the core's.
+    frozen     parameters, by name, that are not to train.
     """
 
     in_place = True  # are gradients of large parameters read where they lie?
@@ -57,9 +58,10 @@ class Step:
         overlap: bool,
         optimizer: Any = None,
         next_rates: Callable[[], None],
+        frozen: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self._core, self._local, self.layers, self._next_rates = core, local, layers, next_rates
-        self._optimizer = optimizer
+        self._optimizer, self._frozen = optimizer, frozen
         self.overlap = overlap and optimizer is None
         self._exchanges = self.overlap  # does the next backward pass exchange gradients, or only add them up?
         self._synchronised = True
@@ -99,6 +101,10 @@ class Step:
         self.ready = [False] * len(layers)
         self._left = [0] * len(layers)  # gradients that are to come before the layer's exchange begins
         self._seen = [NONE] * len(self._parameters)
+        self._exchanged: list[Any] = [None] * len(self._parameters)  # the tensors of these versions
+        # Of weights that are in flight between two steps: the versions that parameters had when the last step ended.
+        self._in_flight = not core.current_at_end()
+        self._ended: list[int] | None = None
 
     @property
     def synchronised(self) -> bool:
@@ -151,7 +157,7 @@ class Step:
             if self._exchanges:
                 if self._left[layer] == 0 or self._seen[place] >= 0:
                     self._refuse(place)
-                self._seen[place] = tensor.grad._version
+                self._seen[place], self._exchanged[place] = tensor.grad._version, tensor.grad
                 self._left[layer] -= 1
                 if self._left[layer] == 0:
                     self._finish(layer)
@@ -217,6 +223,11 @@ class Step:
             self.publish(layer)
         self.rested = True
 
+    def settled(self) -> None:
+        """Nothing is in flight: all weights are current, and may be written."""
+        self.publish_all()
+        self._ended = None
+
     # ---- a step
 
     def begin(self) -> None:
@@ -229,10 +240,17 @@ class Step:
                     f"{name}: was trained when the module was wrapped; allowed: close(), and to wrap the module "
                     "again without it"
                 )
+        for name, tensor in self._frozen:
+            if tensor.requires_grad:
+                raise RuntimeError(
+                    f"{name}: was frozen when the module was wrapped; allowed: close(), and to wrap the module again "
+                    "with it"
+                )
         self._check_memory()
+        self.check_unwritten()
         self._next_rates()
         self._core.begin(self._local)
-        self.open, self.rested = True, False
+        self.open, self.rested, self._ended = True, False, None
         count = len(self.layers)
         self.needed, self.ready = [False] * count, [False] * count
         self._left = list(self._counts)
@@ -249,6 +267,18 @@ class Step:
                 raise RuntimeError(
                     f"{name}: its memory was replaced after the module was wrapped, as by module.to(), .half() or an "
                     "assignment to .data; allowed: before wrap, or after close()"
+                )
+
+    def check_unwritten(self) -> None:
+        """RuntimeError: a parameter was written while what changes it was in flight, and one or the other is lost."""
+        if self._ended is None:
+            return
+        for version, (_, name, tensor) in zip(self._ended, self._parameters, strict=True):
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"{name}: was written between model.step() and the next forward pass, while an exchange was in "
+                    "flight, which would mix it with what a partner sent, or lose it. Allowed: model.settle() first, "
+                    "on all ranks, or model.load_state_dict()"
                 )
 
     def leave(self) -> None:
@@ -305,14 +335,17 @@ class Step:
             self._step_of_optimizer()
         elif NONE in self._seen or ADDED in self._seen:
             self._check_gradients(self._without())
-        self._check_versions()
+        self._check_exchanged()
         for layer in reversed(range(len(self.layers))):
             if not self.ready[layer]:
                 self._complete(layer)
         self._core.end(self._local)
         self.open = False
         self._left = [0] * len(self.layers)
+        self._exchanged = [None] * len(self._parameters)
         self._stale = True
+        if self._in_flight:
+            self._ended = [tensor._version for _, _, tensor in self._parameters]
         if self._optimizer is not None:
             for _, _, tensor in self._parameters:
                 tensor.grad = None
@@ -338,11 +371,12 @@ class Step:
                 "is frozen before wrap, by requires_grad_(False)"
             )
 
-    def _check_versions(self) -> None:
-        for seen, (_, name, tensor) in zip(self._seen, self._parameters, strict=True):
-            if seen >= 0 and tensor.grad is not None and tensor.grad._version != seen:
+    def _check_exchanged(self) -> None:
+        for seen, exchanged, (_, name, tensor) in zip(self._seen, self._exchanged, self._parameters, strict=True):
+            if seen >= 0 and (tensor.grad is not exchanged or tensor.grad._version != seen):
+                what = "removed" if tensor.grad is None else "changed" if tensor.grad is exchanged else "replaced"
                 raise RuntimeError(
-                    f"{name}: its gradient was changed after it had been exchanged, while the backward pass ran. "
+                    f"{name}: its gradient was {what} after it had been exchanged, while the backward pass ran. "
                     "Allowed: wrap(..., overlap=False), which exchanges in step(); to clip, clip_norm= of the "
                     "optimizer"
                 )

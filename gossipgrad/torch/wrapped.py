@@ -61,6 +61,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._group, self._local, self._optimizer = group, rank, optimizer
         self._overlap = overlap
         group.members.append(self)
+        trained = {id(tensor) for layer in group.layers[rank] for _, tensor in layer.parameters}
+        self._frozen = [one for one in original(module).named_parameters() if id(one[1]) not in trained]
         self._done = 0  # steps of this rank
         self._handles: list[Any] = []
         self._gradient_hooks: list[Any] = []
@@ -81,6 +83,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             "overlap": self._overlap,
             "optimizer": self._optimizer,
             "next_rates": group.next_rates,
+            "frozen": self._frozen,
         }
         place = group.core, self._local, self._layers
         copies = self._copies
@@ -99,14 +102,17 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def _rest(self) -> None:
         """All weights of this rank are current, without others' help."""
         step = self._step
+        step.check_unwritten()
         if self._group.resting():
             if step.open:
                 self.settle()
             elif not step.rested:
+                members = [one for one in self._group.members if not one._closed]
+                for one in members:
+                    one._step.check_unwritten()
                 self._group.core.wait()
-                for one in self._group.members:
-                    if not one._closed:
-                        one._step.publish_all()
+                for one in members:
+                    one._step.publish_all()
         elif step.open:
             for layer in range(len(self._layers)):
                 step.need(layer)
@@ -167,10 +173,18 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def step(self) -> None:
         """End the training step: all layers are updated and on their way.
 
-        After the backward pass, on every rank, once a step. Parameters that have no gradient have one of zero; a
-        warning names them, once. Gradients can be read until the next forward pass, which sets them to zero; of an
-        optimizer of torch they are None. RuntimeError: there was no backward pass since the last step, or gradients
-        were changed after they had been exchanged.
+        After the backward pass, on every rank, once a step. Parameters that have no gradient, or one of None, have one
+        of zero, so momentum and decay still move them, which torch.optim leaves out; a warning names them, once.
+        Gradients can be read until the next forward pass, which sets them to zero: this rank's own, not the mean; of
+        an optimizer of torch they are None.
+
+        When step() returns, what a partner sends may still be on its way: with GossipGraD(), OverlappedAveraging() and
+        servers the module's parameters are not current before the next forward pass. To read them in between (an
+        average over steps, AveragedModel(net)): state_dict(), which waits. To write them (to clip weights): settle()
+        first, on all ranks; a write without it is a RuntimeError in the next call that names the parameter.
+
+        RuntimeError: there was no backward pass since the last step, or gradients were changed, replaced or removed
+        after they had been exchanged.
         """
         if self._closed:
             raise RuntimeError("step() of a model that is closed; allowed: to wrap the module again")
@@ -269,9 +283,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         together = [one for one in self._group.members if not one._closed] if self._group.resting() else [self]
         for one in together:
             one._end_unused_step("settle()")
+            one._step.check_unwritten()
         self._group.settle(self._local)
         for one in together:
-            one._step.publish_all()
+            one._step.settled()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own, without a prefix: this rank's weights. Not collective; rank 0 alone may save it."""
