@@ -125,8 +125,8 @@ def test_layers_are_modules_with_trainable_tensors_of_their_own():
     found = [one.described() for one in layers_of(net)]
     assert [name for name, _ in found] == ["0", "1", "2.1"]
     assert found[0][1] == [
-        ("0.weight", (2, 1, 3, 3), "weight", "conv", 1.0, 1.0),
-        ("0.bias", (2,), "bias", "conv", 1.0, 1.0),
+        ("0.weight", (2, 1, 3, 3), "weight", "conv", 1.0, 1.0, 1.0),
+        ("0.bias", (2,), "bias", "conv", 1.0, 1.0, 1.0),
     ]
     assert [(name, role) for name, _, role, *_ in found[1][1]] == [
         ("1.weight", "scale"),
@@ -135,7 +135,7 @@ def test_layers_are_modules_with_trainable_tensors_of_their_own():
         ("1.running_var", "statistic"),
     ]
     assert {role for name, _, role, family, *_ in found[2][1] if "bias" in name} == {"bias"}
-    assert {family for *_, family, _, _ in found[2][1]} == {"recurrent"}
+    assert {family for *_, family, _, _, _ in found[2][1]} == {"recurrent"}
     odd = {one.name: [name for name, _ in one.parameters] for one in layers_of(Odd())}
     assert odd == {
         "module": ["scalar"],

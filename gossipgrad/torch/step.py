@@ -222,6 +222,8 @@ class Step:
         for layer in range(len(self.layers)):
             self.publish(layer)
         self.rested = True
+        if self._ended is not None:  # publishing may write parameters
+            self._ended = self._versions()
 
     def settled(self) -> None:
         """Nothing is in flight: all weights are current, and may be written."""
@@ -268,6 +270,9 @@ class Step:
                     f"{name}: its memory was replaced after the module was wrapped, as by module.to(), .half() or an "
                     "assignment to .data; allowed: before wrap, or after close()"
                 )
+
+    def _versions(self) -> list[int]:
+        return [tensor._version for _, _, tensor in self._parameters]
 
     def check_unwritten(self) -> None:
         """RuntimeError: a parameter was written while what changes it was in flight, and one or the other is lost."""
@@ -345,7 +350,7 @@ class Step:
         self._exchanged = [None] * len(self._parameters)
         self._stale = True
         if self._in_flight:
-            self._ended = [tensor._version for _, _, tensor in self._parameters]
+            self._ended = self._versions()
         if self._optimizer is not None:
             for _, _, tensor in self._parameters:
                 tensor.grad = None
