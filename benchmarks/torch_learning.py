@@ -1,7 +1,7 @@
 """What PyTorch modules learn on several ranks: wrapped GossipGraD against DistributedDataParallel, in one run.
 
-    GOSSIPGRAD_DATA=../shared/data gossipgrad run -n 2 benchmarks/torch_learning.py mnist --seeds 3
-    gossipgrad run -n 2 benchmarks/torch_learning.py shakespeare photographs
+    gossipgrad run -n 2 benchmarks/torch_learning.py mnist --seeds 3 --data ../shared/data
+    GOSSIPGRAD_DATA=../shared/data gossipgrad run -n 2 benchmarks/torch_learning.py shakespeare photographs
 
 mnist: LeNet, SGD, test accuracy. shakespeare: nanoGPT's model, small, Adam, validation loss. photographs: resnet18 on
 200 photographs of 200 classes at 64 x 64, its head with ten times the rate of the rest (groups of parameters), training
@@ -31,18 +31,18 @@ import torch_networks  # noqa: E402
 from torch import nn  # noqa: E402
 
 import gossipgrad.torch  # noqa: E402
-
-
-def data_folder() -> Path:
-    return Path(os.environ["GOSSIPGRAD_DATA"])
+from gossipgrad.data import characters  # noqa: E402
 
 
 class Task:
-    """Subclasses have the module, the optimisers, batches and the figure that is measured."""
+    """Subclasses have the module, the optimisers, batches and the figure that is measured.
+
+    folder: has the sets by name. DataError: this one is not there.
+    """
 
     measured = "accuracy"
 
-    def __init__(self, steps: int | None) -> None:
+    def __init__(self, folder: Path, steps: int | None) -> None:
         self.steps = steps or self.default_steps
 
     def groups(self, net):
@@ -68,9 +68,9 @@ class Task:
 class Mnist(Task):
     default_steps = 300
 
-    def __init__(self, steps):
-        super().__init__(steps)
-        self.train, self.test = gg.data.load("mnist", data_folder(), progress=False)
+    def __init__(self, folder, steps):
+        super().__init__(folder, steps)
+        self.train, self.test = gg.data.load("mnist", folder, progress=False)
 
     def module(self):
         features = [nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2), nn.Flatten()]
@@ -97,9 +97,9 @@ class Mnist(Task):
 class Shakespeare(Task):
     measured, default_steps, context = "loss", 300, 64
 
-    def __init__(self, steps):
-        super().__init__(steps)
-        text = (data_folder() / "shakespeare" / "input.txt").read_text()
+    def __init__(self, folder, steps):
+        super().__init__(folder, steps)
+        text = characters.locate(folder).read_text()
         number = {character: i for i, character in enumerate(sorted(set(text)))}
         tokens = torch.tensor([number[one] for one in text])
         self.train, self.validation = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
@@ -129,10 +129,9 @@ class Shakespeare(Task):
 class Photographs(Task):
     measured, default_steps = "loss", 60
 
-    def __init__(self, steps):
-        super().__init__(steps)
-        folder = gg.data.image_folder(data_folder() / "imagenet-sample", size=64)
-        self.x, self.y = self.read(folder)
+    def __init__(self, folder, steps):
+        super().__init__(folder, steps)
+        self.x, self.y = self.read(gg.data.image_folder(folder / "imagenet-sample", size=64))
 
     @staticmethod
     def read(folder):
@@ -168,6 +167,7 @@ class Photographs(Task):
             yield self.x[first : first + 50], self.y[first : first + 50]
 
 
+FOLDERS = ("mnist", "shakespeare", "imagenet-sample")
 TASKS = {"mnist": Mnist, "shakespeare": Shakespeare, "photographs": Photographs}
 
 
@@ -206,15 +206,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, help="of each run; default: the task's")
     parser.add_argument("--who", nargs="+", default=["GossipGraD", "DDP"], choices=["GossipGraD", "DDP", "all-reduce"])
+    parser.add_argument(
+        "--data", default=os.environ.get("GOSSIPGRAD_DATA"), help="folder of all sets; default: $GOSSIPGRAD_DATA"
+    )
     arguments = parser.parse_args()
+    if not arguments.data:
+        parser.error("--data: missing, and GOSSIPGRAD_DATA is not set; allowed: the folder with " + ", ".join(FOLDERS))
+    try:
+        tasks = {name: TASKS[name](Path(arguments.data), arguments.steps) for name in arguments.tasks}
+    except gg.DataError as error:
+        parser.error(str(error))
     team = gg.Team()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     name = np.frombuffer(tempfile.mkdtemp().encode(), np.uint8) if team.rank == 0 else None
     store = team.broadcast(name).tobytes().decode()
     dist.init_process_group("gloo", init_method=f"file://{store}/store", rank=team.rank, world_size=team.size)
-    for name in arguments.tasks:
-        task = TASKS[name](arguments.steps)
+    for name, task in tasks.items():
         found: dict[str, list[float]] = {who: [] for who in arguments.who}
         for seed in range(arguments.seeds):
             for who in arguments.who:

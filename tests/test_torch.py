@@ -7,8 +7,10 @@ import copy
 import dataclasses
 import functools
 import os
+import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -1190,6 +1192,21 @@ def test_misuse_under_mpi_ends_in_errors_on_all_ranks(mpirun):
     assert done.returncode != 0 and "CommunicationError" in done.stderr and "rank 1" in done.stderr, done.stderr
 
 
+def test_the_benchmark_says_where_its_data_are_to_be(tmp_path):
+    """Once without a folder, then with one that is none, or empty: its advice is an option that it has."""
+    script = [sys.executable, Path(__file__).parent.parent / "benchmarks" / "torch_learning.py"]
+    env = {**os.environ, **torch_env()}
+    env.pop("GOSSIPGRAD_DATA", None)
+    for more, said in (
+        (["mnist"], "--data: missing, and GOSSIPGRAD_DATA is not set"),
+        (["mnist", "--data", tmp_path / "none"], "no such folder"),
+        (["shakespeare", "--data", tmp_path], "shakespeare not found in"),
+        (["photographs", "--data", tmp_path], "imagenet-sample"),
+    ):
+        done = subprocess.run([*script, *more], env=env, capture_output=True, text=True)
+        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
 def test_nothing_else_needs_torch():
     import subprocess
 
@@ -1297,6 +1314,9 @@ def test_groups_that_cannot_be():
         ([list(net.parameters())], r"groups\[0\]: allowed: a dict with 'params'"),
         ([{**first, "momentun": 0.1}], r"groups\[0\]: 'momentun'.*'momentum'.*allowed for SGD: params, lr, momentum"),
         ([{**first, "lr": -1.0}], r"groups\[0\]: lr=-1.0: allowed: a finite number >= 0"),
+        ([{**first, "lr": 1e50}], r"groups\[0\]: lr=1e\+50: allowed: a finite number >= 0 and <= 3.40282e\+38"),
+        ([{**first, "lr": 1e38}], r"groups\[0\]: lr=1e\+38: allowed: at most 3.4.* times the optim.* is 0.1"),
+        ([{**first, "weight_decay": 1e50}], r"groups\[0\]: weight_decay=1e\+50: allowed: a finite number >= 0 and <="),
         ([{"params": [torch.zeros(3)]}], r"groups\[0\]: params has a tensor that is none; allowed: parameters"),
         ([{"params": ["0.weight"]}], r"groups\[0\]: params has a str; allowed: parameters of the module"),
         ([{"params": net[0].weight}, {"params": net[0].weight}], r"groups\[1\]: '0.weight' is in groups\[0\] too"),

@@ -14,6 +14,8 @@ from gossipgrad.torch.modules import Layer, original
 
 # What a group may set; the momentum is that of SGD and LARS.
 _KEYS = ("lr", "momentum", "weight_decay")
+# The core has them, and their ratios to the optimizer's, as float32.
+_LARGEST = float(torch.finfo(torch.float32).max)
 
 
 def _settable(optimizer: Any) -> tuple[str, ...]:
@@ -37,9 +39,9 @@ def _own_settings(place: int, group: Any, optimizer: Any) -> dict[str, float]:
                 f"groups[{place}]: {key!r}{did_you_mean(key, allowed)}; allowed for {type(optimizer).__name__}: "
                 f"params, {', '.join(allowed)}"
             )
-    below = {"momentum": {"below": 1.0}}
+    most = {"momentum": {"below": 1.0}}
     return {
-        key: number(f"groups[{place}]: {key}", value, 0.0, **below.get(key, {}))
+        key: number(f"groups[{place}]: {key}", value, 0.0, **most.get(key, {"high": _LARGEST}))
         for key, value in group.items()
         if key != "params"
     }
@@ -65,6 +67,11 @@ def with_groups(groups: Any, optimizer: Any, module: Any, layers: Sequence[Layer
     group_of: dict[str, int] = {}
     for place, group in enumerate(groups):
         own = _own_settings(place, group, optimizer)
+        if base["lr"] > 0 and own.get("lr", 0.0) / base["lr"] > _LARGEST:
+            raise ValueError(
+                f"groups[{place}]: lr={own['lr']!r}: allowed: at most {_LARGEST:g} times the optimizer's, which is "
+                f"{base['lr']:g}"
+            )
         for tensor in _tensors(group):
             name = name_of.get(id(tensor))
             if name is None and id(tensor) in frozen:
