@@ -462,6 +462,13 @@ def under(ranks, folder):
         _, again = run(strategy, x, y, ranks, callbacks=[Change(sizes)], resume=path, epochs=2)
         assert plain.weights_sha256 == again.weights_sha256
         found.append([plain.weights_sha256, [[one[key] for key in COMPARED[:-1]] for one in again.epochs]])
+        at_the_end = [Change({6: 7}), Save(f"{folder}/{name}.end.gg", 6)]
+        for callback in at_the_end:
+            callback.every = 6  # the steps of the first epoch
+        _, plain = run(strategy, x, y, ranks, callbacks=at_the_end, epochs=2)
+        _, again = run(strategy, x, y, ranks, resume=at_the_end[1].path, epochs=2)
+        assert plain.weights_sha256 == again.weights_sha256 and [one["steps"] for one in again.epochs] == [6, 3]
+        found.append([plain.weights_sha256, [[one[key] for key in COMPARED[:-1]] for one in again.epochs]])
     return found
 
 
