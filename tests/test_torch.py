@@ -1010,6 +1010,62 @@ def test_another_training_state_is_a_value_error():
     model.load_training_state(good)
 
 
+def _damaged(good, **parts):
+    return {**good, **parts}
+
+
+def test_a_damaged_training_state_is_named_before_anything_is_loaded():
+    model = gg.torch.wrap(small(), gg.SGD(0.1, momentum=0.9))
+    F.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
+    model.step()
+    good = copy.deepcopy(model.training_state())
+    weight = good["arenas"]["weight"]
+    F.cross_entropy(model(batch(1)[0]), batch(1)[1]).backward()
+    model.step()
+    before = copy.deepcopy(model.training_state())
+    other = {name: one + 1 for name, one in good["module"].items()}
+    for parts, message in (
+        ({"step": None}, "state: step=None: allowed: an integer of at least 0"),
+        ({"step": -1}, "state: step=-1: allowed: an integer of at least 0"),
+        ({"step": 2**70}, "state: step=1180591620717411303424: allowed: an integer in 0.."),
+        ({"step": 1.5}, "state: step=1.5: allowed: an integer"),
+        ({"arenas": None}, "state: arenas is a NoneType, None; allowed: what training_state.* gave, a dict"),
+        ({"arenas": {**good["arenas"], "weight": 3}}, "state: weight is a int, 3; allowed: what"),
+        ({"arenas": {**good["arenas"], "weight": {**weight, "0.bias": None}}}, "weight, '0.bias': a NoneType, None; t"),
+        (
+            {"arenas": {**good["arenas"], "weight": {**weight, "0.bias": weight["0.bias"].double()}}},
+            "weight, '0.bias': of torch.float64, where torch.float32 is allowed",
+        ),
+        ({"module": None}, "state: module is a NoneType"),
+        ({"module": {**good["module"], "0.bias": [1.0]}}, r"state: module, '0.bias': a list, \[1.0\]; this module has"),
+        ({"consensus": [1]}, r"state: consensus is a list, \[1\]; allowed: what training"),
+        ({"consensus": {**good["consensus"], "more": torch.ones(1)}}, "consensus, 'more': .* none of this name"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.load_training_state(_damaged({**good, "module": other}, **parts))
+    after = model.training_state()
+    assert after["step"] == before["step"] == 2
+    for part in ("weight", *(set(before["arenas"]) - {"weight"})):
+        close(after["arenas"][part], before["arenas"][part], rtol=0, atol=0)
+    close(model.state_dict(), before["module"], rtol=0, atol=0)
+    own = small()
+    with pytest.warns(UserWarning, match="one of torch's"):
+        model = gg.torch.wrap(own, torch.optim.Adam(own.parameters()))
+    good = model.training_state()
+    for damaged in (None, {}, {**good["optimizer"], "param_groups": []}, {**good["optimizer"], "param_groups": [3]}):
+        with pytest.raises(ValueError, match="state: optimizer"):
+            model.load_training_state(_damaged(good, optimizer=damaged))
+    model.load_training_state(good)
+    models = gg.torch.replicas(small, 2, gg.SGD(0.1))
+    states = copy.deepcopy(models.training_states())
+    with pytest.raises(ValueError, match=r"states: of the steps \[0, 4\]; allowed: of one step"):
+        models.load_training_states([states[0], _damaged(states[1], step=4)])
+    changed = {name: one + 1 for name, one in states[0]["module"].items()}
+    with pytest.raises(ValueError, match="state: consensus is a NoneType"):
+        models.load_training_states([_damaged(states[0], module=changed), _damaged(states[1], consensus=None)])
+    close(models[0].state_dict(), states[0]["module"], rtol=0, atol=0)
+
+
 class Fails(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -1146,6 +1202,19 @@ for strategy in (gg.LayerwiseAllReduce(), gg.GossipGraD()):
         steps(model, 4)
         assert model.consensus_distance() < 1e-6
         model.close()
+
+# A training state that is damaged on one rank alone.
+for strategy in (gg.OverlappedAveraging(), gg.GossipGraD()):
+    model = gg.torch.wrap(small(), gg.SGD(0.1, momentum=0.9), strategy, timeout=20.0)
+    steps(model, 1)
+    good = model.training_state()
+    for part, text in (("step", "state: step=None"), ("arenas", "state: arenas is a"), ("module", "state: mo")):
+        other = text if rank else f"rank 1: {text}"
+        refused(other, lambda: model.load_training_state({**good, part: None} if rank else good))
+    refused("step: 1 on rank 0; 2 on rank 1", lambda: model.load_training_state({**good, "step": 1 + rank}))
+    model.load_training_state(good)
+    steps(model, 1)
+    model.close()
 
 # Weights in flight that are written, which is an error before anything is waited for; here with their own values.
 for strategy in (gg.OverlappedAveraging(), gg.GossipGraD()):

@@ -69,9 +69,12 @@ class Replicas:
         return [model.training_state() for model in self._models]
 
     def load_training_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what training_states gave."""
+        """Go on from what training_states gave. ValueError, and nothing has changed, where a rank's does not fit."""
         if len(states) != len(self._models):
             raise ValueError(f"states: of {len(states)} ranks; allowed: of {len(self._models)}")
+        steps = [model._checked_step(state) for model, state in zip(self._models, states, strict=True)]
+        if len(set(steps)) > 1:
+            raise ValueError(f"states: of the steps {steps}; allowed: of one step")
         for model, state in zip(self._models, states, strict=True):
             model.load_training_state(state)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gossipgrad import agreement
 from gossipgrad.cluster import Network, VirtualCluster, refuse
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import flag, named_keywords, number, warn
@@ -29,6 +30,7 @@ from gossipgrad.torch.modules import (
 )
 from gossipgrad.torch.parameter_groups import with_groups
 from gossipgrad.torch.step import Step, listed
+from gossipgrad.torch.training_state import check_state
 
 # After so many steps, and after each power of two below, the order of layers is looked at again.
 _LOOK_EVERY = 1024
@@ -335,42 +337,35 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         }
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what training_state gave on this rank. Collective. ValueError for another module's."""
+        """Go on from what training_state gave on this rank. Collective.
+
+        ValueError, on all ranks, where a rank's state is damaged or another module's, or steps differ; nothing has
+        changed then.
+        """
         self.settle()
-        self._check_state(state)
+        with agreement.agreed(self._group.team, "load_training_state") as one:
+            step = self._checked_step(state)
+            one.facts = {"step": step}
         original(self.module).load_state_dict(state["module"])
         for name, arrays in state["arenas"].items():
-            self._group.core.load_arena(name, {key: one.numpy() for key, one in arrays.items()}, self._local)
-        self._group.core.load_consensus({key: one.numpy() for key, one in state["consensus"].items()})
+            self._group.core.load_arena(name, _arrays(arrays), self._local)
+        self._group.core.load_consensus(_arrays(state["consensus"]))
         if self._group.unfused:
             self._optimizer.load_state_dict(state["optimizer"])
-        self._group.core.step = self._done = int(state["step"])
+        self._group.core.step = self._done = step
         self._step.rested = False
         self._rest()
 
-    def _check_state(self, state: Any) -> None:
-        """ValueError: not what training_state of such a module, strategy and optimizer gives."""
-        wanted = ["step", "arenas", "consensus", "module", *(["optimizer"] if self._group.unfused else [])]
-        missing = [name for name in wanted if not isinstance(state, Mapping) or name not in state]
-        if missing:
-            raise ValueError(f"state: has no {missing[0]!r}; allowed: what training_state() gave")
-        kinds = {name for name, kind in self._group.core.arenas().items() if kind != "gradient"}
-        if set(state["arenas"]) != kinds:
-            raise ValueError(f"state: has {sorted(state['arenas'])}; this strategy and optimizer want {sorted(kinds)}")
-        own = {name: self._group.core.arena(name, self._local) for name in kinds}
-        own["consensus"] = self._group.core.arena("weight", self._local)
-        own["module"] = original(self.module).state_dict()
-        for part, tensors in own.items():
-            given = state["arenas"][part] if part in kinds else state[part]
-            shapes, here = (
-                {name: tuple(getattr(one, "shape", ())) for name, one in of.items()} for of in (given, tensors)
-            )
-            for name in here | shapes:
-                if here.get(name) != shapes.get(name):
-                    raise ValueError(
-                        f"state: {part}, {name!r}: {shapes.get(name, 'absent')}; this module has "
-                        f"{here.get(name, 'none of this name')}"
-                    )
+    def _checked_step(self, state: Any) -> int:
+        """The step of a state that fits; ValueError: of one that does not."""
+        core = self._group.core
+        return check_state(
+            state,
+            [name for name, kind in core.arenas().items() if kind != "gradient"],
+            {name: one.shape for name, one in core.weights(self._local).items()},
+            original(self.module).state_dict(),
+            self._optimizer if self._group.unfused else None,
+        )
 
     def close(self) -> None:
         """Remove the hooks and give the parameters memory of their own: the module is plain, and can be wrapped again.
@@ -402,6 +397,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         if kind is None:
             self.close()
+
+
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one.detach().cpu().numpy() for name, one in tensors.items()}
 
 
 @named_keywords

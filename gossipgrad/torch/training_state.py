@@ -1,0 +1,90 @@
+"""What Wrapped.training_state gives, and whether a state that is to be loaded is one of such a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gossipgrad.errors import integer
+
+Shapes = Mapping[str, tuple[int, ...]]
+_MADE = "allowed: what training_state() gave"
+
+
+def _mapping(where: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} is a {type(value).__name__}, {_shown(value)}; {_MADE}, a dict")
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _check_tensors(part: str, given: Any, shapes: Shapes, dtype: Any = None) -> None:
+    """ValueError: not tensors of these shapes by these names. dtype: None, any."""
+    given = _mapping(f"state: {part}", given)
+    for name in [*shapes, *(str(key) for key in given if key not in shapes)]:
+        there = "absent"
+        if name in given:
+            one = given[name]
+            if not isinstance(one, torch.Tensor):
+                there = f"a {type(one).__name__}, {_shown(one)}"
+            elif dtype is not None and one.dtype != dtype:
+                there = f"of {one.dtype}, where {dtype} is allowed, {tuple(one.shape)}"
+            else:
+                there = str(tuple(one.shape))
+        here = str(tuple(shapes[name])) if name in shapes else "none of this name"
+        if here != there:
+            raise ValueError(f"state: {part}, {name!r}: {there}; this module has {here}")
+
+
+def _check_optimizer(given: Any, optimizer: Any) -> None:
+    """ValueError: not the state of such an optimizer of torch."""
+    given = _mapping("state: optimizer", given)
+    for key, kind in (("state", Mapping), ("param_groups", Sequence)):
+        if not isinstance(given.get(key), kind):
+            raise ValueError(f"state: optimizer, {key!r}: {_shown(given.get(key))}; {_MADE}")
+    own = optimizer.state_dict()
+    for place, group in enumerate(given["param_groups"]):
+        if not isinstance(_mapping(f"state: optimizer, param_groups[{place}]", group).get("params"), Sequence):
+            raise ValueError(f"state: optimizer, param_groups[{place}]: has no list of 'params'; {_MADE}")
+    counts, wanted = ([len(group["params"]) for group in one["param_groups"]] for one in (given, own))
+    if counts != wanted:
+        raise ValueError(f"state: optimizer: groups of {counts} parameters; the optimizer has groups of {wanted}")
+
+
+def check_state(state: Any, arenas: Sequence[str], shapes: Shapes, module: Mapping[str, Any], optimizer: Any) -> int:
+    """The step of a state that can be loaded; ValueError: one that cannot, before anything of it was.
+
+    arenas     names of those that the strategy and the optimizer have, but the gradients'.
+    shapes     of each arena's arrays, by name.
+    module     its state_dict.
+    optimizer  one of torch's; None: the core's.
+    """
+    wanted = ["step", "arenas", "consensus", "module", *(["optimizer"] if optimizer is not None else [])]
+    missing = [name for name in wanted if not isinstance(state, Mapping) or name not in state]
+    if missing:
+        raise ValueError(f"state: has no {missing[0]!r}; {_MADE}")
+    try:
+        step = integer("state: step", state["step"], 0)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    given = _mapping("state: arenas", state["arenas"])
+    if set(given) != set(arenas):
+        raise ValueError(
+            f"state: has {sorted(map(str, given))}; this strategy and optimizer want {sorted(map(str, arenas))}"
+        )
+    for name in arenas:
+        _check_tensors(name, given[name], shapes, torch.float32)
+    _check_tensors("consensus", state["consensus"], shapes, torch.float32)
+    own = {name: tuple(one.shape) for name, one in module.items() if isinstance(one, torch.Tensor)}
+    others = set(module) - set(own)  # as of get_extra_state
+    of_module = _mapping("state: module", state["module"])
+    _check_tensors("module", {name: one for name, one in of_module.items() if name not in others}, own)
+    if optimizer is not None:
+        _check_optimizer(state["optimizer"], optimizer)
+    return step
