@@ -863,6 +863,26 @@ def test_weights_that_are_current_after_a_step_can_be_written(strategy, p):
     gg.torch.replicas(small, p, gg.SGD(0.1), strategy).run(train)
 
 
+def test_a_module_may_write_its_weights_in_an_evaluation():
+    """As Embedding(max_norm=...) does in every forward pass."""
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(5, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 3))
+
+    def train(model, rank):
+        x, y = torch.tensor([[0, 1, 2], [3, 4, 0]]), torch.tensor([0, 2])
+        for _ in range(3):
+            F.cross_entropy(model(x), y).backward()
+            model.step()
+            with torch.no_grad():
+                before = model.module[0].weight._version
+                model(x)
+                assert model.module[0].weight._version > before
+
+    gg.torch.replicas(make, 2, gg.SGD(0.1)).run(train)
+
+
 @pytest.mark.parametrize("make", [small, wide])
 @pytest.mark.parametrize(("how", "what"), [("replaced", "replaced"), ("removed", "removed"), ("in place", "changed")])
 def test_gradients_that_were_exchanged_cannot_be_changed(make, how, what):

@@ -222,7 +222,11 @@ class Step:
         for layer in range(len(self.layers)):
             self.publish(layer)
         self.rested = True
-        if self._ended is not None:  # publishing may write parameters
+        self.written_by_module()  # publishing may write parameters
+
+    def written_by_module(self) -> None:
+        """What parameters hold is not the caller's doing, as of Embedding(max_norm=...) in an evaluation."""
+        if self._ended is not None:
             self._ended = self._versions()
 
     def settled(self) -> None:

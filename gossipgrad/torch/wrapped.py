@@ -127,7 +127,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if step.recorder is not None:
             step.recorder.enter(layers)
         if not torch.is_grad_enabled():
-            self._rest()
+            if step.open or not step.rested:
+                self._rest()
             return
         if not step.open:
             step.begin()
@@ -158,7 +159,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             return self.module(*args, **kwargs)
         if not torch.is_grad_enabled():
             self._rest()
-            return self.module(*args, **kwargs)
+            try:
+                return self.module(*args, **kwargs)
+            finally:
+                step.written_by_module()
         if not step.open:
             step.begin()
         if step.polls and step.recorder is None and self._looks():
