@@ -38,7 +38,7 @@ def make(**options):
         ({"seed": -1}, ValueError, ["seed=-1"]),
         ({"threads": 0}, ValueError, ["threads=0"]),
         ({"backend": "cuda"}, ValueError, ["backend='cuda'", "'onednn', 'native'"]),
-        ({"dtype": "bfloat16"}, ValueError, ["dtype='bfloat16'", "'float32'"]),
+        ({"dtype": "float16"}, ValueError, ["dtype='float16'", "'float32', 'bfloat16', 'auto'"]),
         ({"device": "cuda"}, ValueError, ["device='cuda'", "'cpu'"]),
         ({"comm": 4}, TypeError, ["comm=4", "VirtualCluster"]),
         ({"apoptosis": True}, TypeError, ["apoptosis is a bool; allowed: None, gossipgrad.Apoptosis(...)"]),

@@ -63,8 +63,10 @@ static gg_status copy_outputs(gg_unit_search *s, int node) {
     *to = *from;
     to->element = NULL;
     if (from->axis < 0) goto cleanup;
-    GG_TRY(gg_outputs_reserve(to, from->axis, from->count));
-    memcpy(to->element, from->element, (size_t)from->count * sizeof *from->element);
+    gg_unit_outputs made = *to;
+    GG_TRY(gg_outputs_reserve(&made, from->axis, from->count));
+    memcpy(made.element, from->element, (size_t)from->count * sizeof *from->element);
+    *to = made;
 cleanup:
     return status;
 }
@@ -81,8 +83,10 @@ static gg_status flatten_outputs(gg_unit_search *s, int node) {
     to->element = NULL;
     if (from->axis < 0) goto cleanup;
     for (int i = from->axis + 1; i < shape->dims; i++) inner *= shape->size[i];
-    GG_TRY(gg_outputs_reserve(to, 0, gg_shape_count(shape)));
-    for (int i = 0; i < to->count; i++) to->element[i] = from->element[(int)(i / inner) % from->count];
+    gg_unit_outputs made = *to;
+    GG_TRY(gg_outputs_reserve(&made, 0, gg_shape_count(shape)));
+    for (int i = 0; i < made.count; i++) made.element[i] = from->element[(int)(i / inner) % from->count];
+    *to = made;
 cleanup:
     return status;
 }
@@ -255,9 +259,11 @@ static gg_status slice_outputs(gg_unit_search *s, int node) {
     } else {
         *to = *from;
         to->element = NULL;
-        GG_TRY(gg_outputs_reserve(to, from->axis, range.end - range.begin));
+        gg_unit_outputs made = *to;
+        GG_TRY(gg_outputs_reserve(&made, from->axis, range.end - range.begin));
         if (from->element != NULL)
-            memcpy(to->element, from->element + range.begin, (size_t)to->count * sizeof *to->element);
+            memcpy(made.element, from->element + range.begin, (size_t)made.count * sizeof *made.element);
+        *to = made;
     }
 cleanup:
     return status;
@@ -283,12 +289,14 @@ static gg_status pad_outputs(gg_unit_search *s, int node) {
     }
     *to = *from;
     to->element = NULL;
-    GG_TRY(gg_outputs_reserve(to, from->axis, it->shape.size[from->axis]));
-    for (int i = 0; i < to->count; i++) {
+    gg_unit_outputs made = *to;
+    GG_TRY(gg_outputs_reserve(&made, from->axis, it->shape.size[from->axis]));
+    for (int i = 0; i < made.count; i++) {
         const int64_t place = i - it->desc.pads[0];
         const bool zero = place < 0 || place >= from->count;
-        to->element[i] = zero ? gg_element_add(s, node) : from->element[place];
+        made.element[i] = zero ? gg_element_add(s, node) : from->element[place];
     }
+    *to = made;
 cleanup:
     return status;
 }

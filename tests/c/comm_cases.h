@@ -6,22 +6,10 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "check.h"
 #include "comm/collective.h"
 #include "comm/subgroup.h"
 #include "comm/transport.h"
-
-#define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
-/* Ends the case: after a failure the peers' messages no longer fit. */
-#define MUST(call)                                                                                                     \
-    do {                                                                                                               \
-        gg_status must_ = (call);                                                                                      \
-        if (must_ != GG_OK) {                                                                                          \
-            if (must_ != GG_ERROR_CANCELLED) fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, gg_error_message());   \
-            CHECK(must_ == GG_OK);                                                                                     \
-            return must_;                                                                                              \
-        }                                                                                                              \
-    } while (0)
+#include "comm_check.h"
 
 /* A device with the one kernel that a reduction needs. */
 static void case_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale,

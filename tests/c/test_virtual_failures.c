@@ -1,8 +1,12 @@
 /* The virtual cluster where something goes wrong: deadlocks, failures, messages that do not fit or are changed. */
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/memory.h"
+#include "comm/collective.h"
+#include "comm/subgroup.h"
 #include "comm/virtual/virtual.h"
-#include "comm_cases.h"
+#include "comm_check.h"
 #include "corrupting.h"
 #include "virtual_setup.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "comm/virtual/virtual.h"
-#include "comm_cases.h"
+#include "comm_check.h"
 
 #define MOST 16
 

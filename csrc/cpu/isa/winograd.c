@@ -153,10 +153,10 @@ WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, co
     for (int64_t i = 0; i < t->count; ++i) {
         const float *image = t->image + i * t->plane;
         float *to = t->places + i * t->step;
-        lanes_f turned[MOST][MOST];
+        lanes_f turned[MOST][MOST] = {0};
 #pragma GCC unroll 6
         for (int c = 0; c < across; ++c) {
-            lanes_f in[MOST], out[MOST];
+            lanes_f in[MOST] = {0}, out[MOST] = {0};
 #pragma GCC unroll 6
             for (int r = 0; r < across; ++r) {
                 const bool inside = whole || (r >= t->begin[0] && r < t->end[0] && c >= t->begin[1] && c < t->end[1]);
@@ -169,7 +169,7 @@ WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, co
         }
 #pragma GCC unroll 6
         for (int r = 0; r < places; ++r) {
-            lanes_f out[MOST];
+            lanes_f out[MOST] = {0};
             if (gradient) gradient_axis(outputs, places, turned[r], out);
             else input_axis(places, turned[r], out);
 #pragma GCC unroll 6
@@ -201,12 +201,12 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, con
     for (int64_t i = 0; i < t->count; ++i) {
         const float *from = t->places + i * t->step;
         float *image = t->image + i * t->plane;
-        lanes_f turned[4][MOST], bias = lanes_set(0);
+        lanes_f turned[4][MOST] = {0}, bias = lanes_set(0);
         if (t->bias != NULL)
             bias = t->bias_vectors ? lanes_load_any(t->bias + i * t->bias_step) : lanes_set(t->bias[i * t->bias_step]);
 #pragma GCC unroll 6
         for (int c = 0; c < places; ++c) {
-            lanes_f in[MOST], out[4];
+            lanes_f in[MOST] = {0}, out[4] = {0};
 #pragma GCC unroll 6
             for (int r = 0; r < places; ++r) in[r] = lanes_load(from + (r * places + c) * t->place_step);
             output_axis(outputs, places, in, out);
@@ -215,7 +215,7 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, con
         }
 #pragma GCC unroll 4
         for (int r = 0; r < outputs; ++r) {
-            lanes_f out[4];
+            lanes_f out[4] = {0};
             if (r >= t->end[0]) break;
             output_axis(outputs, places, turned[r], out);
 #pragma GCC unroll 4
@@ -239,14 +239,14 @@ WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int pl
     const int all = taps * taps;
     for (int64_t i = 0; i < w->count; ++i) {
         _Alignas(64) float one[TAPS * TAPS][GG_LANES] = {{0}};
-        lanes_f turned[MOST][TAPS];
+        lanes_f turned[MOST][TAPS] = {0};
         for (int l = 0; l < w->lanes; ++l) {
             const float *g = w->weights + l * w->lane_step + i * w->step;
             for (int e = 0; e < all; ++e) one[w->rotated ? all - 1 - e : e][l] = g[e];
         }
 #pragma GCC unroll 5
         for (int c = 0; c < taps; ++c) {
-            lanes_f in[TAPS], out[MOST];
+            lanes_f in[TAPS] = {0}, out[MOST] = {0};
 #pragma GCC unroll 5
             for (int r = 0; r < taps; ++r) in[r] = lanes_load(one[taps * r + c]);
             weights_axis(places, taps, in, out);
@@ -256,7 +256,7 @@ WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int pl
         float *to = w->places + i * w->places_step;
 #pragma GCC unroll 6
         for (int r = 0; r < places; ++r) {
-            lanes_f out[MOST];
+            lanes_f out[MOST] = {0};
             weights_axis(places, taps, turned[r], out);
 #pragma GCC unroll 6
             for (int c = 0; c < places; ++c) {
@@ -278,11 +278,11 @@ WINOGRAD_INLINE void to_weights(const gg_winograd_weights *w, const int places, 
     const int all = taps * taps;
     for (int64_t i = 0; i < w->count; ++i) {
         const float *from = w->places + i * w->places_step;
-        _Alignas(64) float one[TAPS * TAPS][GG_LANES];
-        lanes_f turned[TAPS][MOST];
+        _Alignas(64) float one[TAPS * TAPS][GG_LANES] = {{0}};
+        lanes_f turned[TAPS][MOST] = {0};
 #pragma GCC unroll 6
         for (int c = 0; c < places; ++c) {
-            lanes_f in[MOST], out[TAPS];
+            lanes_f in[MOST] = {0}, out[TAPS] = {0};
 #pragma GCC unroll 6
             for (int r = 0; r < places; ++r) {
                 const float *place = from + (r * places + c) * w->place_step;
@@ -294,7 +294,7 @@ WINOGRAD_INLINE void to_weights(const gg_winograd_weights *w, const int places, 
         }
 #pragma GCC unroll 5
         for (int r = 0; r < taps; ++r) {
-            lanes_f out[TAPS];
+            lanes_f out[TAPS] = {0};
             weight_gradient_axis(places, taps, turned[r], out);
 #pragma GCC unroll 5
             for (int c = 0; c < taps; ++c) lanes_store(one[taps * r + c], out[c]);
