@@ -335,22 +335,14 @@ static void read_ahead(gg_loader *loader, int64_t step) {
     loader->expected = step;
 }
 
-/* From step `step` of the epoch on, in which begin_at has said where the batches begin. */
-static void order_from(gg_loader *loader, int64_t epoch, int64_t step) {
-    if (loader->prefetch != NULL) gg_prefetch_stop(loader->prefetch);
-    loader->expected = -1;
-    order_epoch(loader, epoch);
-    if (step < loader->steps) read_ahead(loader, step);
-}
-
-void gg_loader_seek(gg_loader *loader, int64_t epoch, int64_t step) {
-    begin_at(loader, 0, NULL);
-    order_from(loader, epoch, step);
-}
+void gg_loader_seek(gg_loader *loader, int64_t epoch, int64_t step) { gg_loader_resume(loader, epoch, step, 0, NULL); }
 
 void gg_loader_resume(gg_loader *loader, int64_t epoch, int64_t step, int64_t begun, const int64_t *done) {
+    if (loader->prefetch != NULL) gg_prefetch_stop(loader->prefetch); /* its threads read where batches begin */
+    loader->expected = -1;
     begin_at(loader, begun, done);
-    order_from(loader, epoch, step);
+    order_epoch(loader, epoch);
+    if (step < loader->steps) read_ahead(loader, step);
 }
 
 gg_status gg_loader_check_position(const gg_loader *loader, int64_t step, int64_t begun, const int64_t *done) {
