@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gossipgrad.chosen import checked_optimizer
@@ -15,7 +16,7 @@ from gossipgrad.torch.modules import Layer, original
 # What a group may set; the momentum is that of SGD and LARS.
 _KEYS = ("lr", "momentum", "weight_decay")
 # The core has them, and their ratios to the optimizer's, as float32.
-_LARGEST = float(torch.finfo(torch.float32).max)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def _settable(optimizer: Any) -> tuple[str, ...]:
