@@ -6,14 +6,13 @@ the tests run it with copies that stand for a device's, which are late on purpos
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
-from gossipgrad.torch.step import ADDED, Step, check_dense
+from gossipgrad.torch.step import Step, check_dense
 
 
 class Moment(Protocol):
@@ -119,31 +118,24 @@ class DeviceStep(Step):
         for _, _, tensor in self._parameters:
             tensor.grad = None
 
-    def _hook(self, place: int, layer: int, tensor: Any, own: Any) -> Callable[[Any], None]:
-        name = self._parameters[place][1]
-        poll = functools.partial(self._core.poll, self._local) if self.polls else None
+    def _lies_elsewhere(self, place: int) -> bool:
+        return True
 
-        def after_gradient(_: Any) -> None:
-            check_dense(name, tensor.grad)
-            if self._exchanges:
-                if self._left[layer] == 0 or self._seen[place] >= 0:
-                    self._refuse(place)
-                self._seen[place], self._exchanged[place] = tensor.grad._version, tensor.grad
-                self._copies.down(tensor.grad, self._from_device[name])
-                self._left[layer] -= 1
-                if self._left[layer] == 0:
-                    self._expect(layer)
-                self._arrive(wait=False)
-                if poll is not None:
-                    poll()
-            elif not self.open or self.ready[layer]:
-                self._refuse(place)
-            else:
-                self._seen[place] = ADDED
+    def _sender(self, place: int, tensor: Any) -> Callable[[], None]:
+        host = self._from_device[self._parameters[place][1]]
+        return lambda: self._copies.down(tensor.grad, host)
 
-        return after_gradient
+    def _poller(self) -> Callable[[], None]:
+        poll = super()._poller()
 
-    def _expect(self, layer: int) -> None:
+        def arrive_and_poll() -> None:
+            self._arrive(wait=False)
+            if poll is not None:
+                poll()
+
+        return arrive_and_poll
+
+    def _layer_is_there(self, layer: int) -> None:
         """All gradients of a layer are on their way; its statistics follow them."""
         for name, buffer in self.layers[layer].statistics:
             self._copies.down(buffer, self._from_device[name])
@@ -212,7 +204,7 @@ class DeviceStep(Step):
                 else:
                     check_dense(name, tensor.grad)
                     self._copies.down(tensor.grad, self._from_device[name])
-        self._expect(layer)
+        self._layer_is_there(layer)
         self._arrive(wait=True)
 
     def _step_of_optimizer(self) -> None:

@@ -147,20 +147,23 @@ class Step:
         ]
 
     def _hook(self, place: int, layer: int, tensor: Any, own: Any) -> Callable[[Any], None]:
-        poll = functools.partial(self._core.poll, self._local) if self.polls else None
-
-        large = self._large[place]
+        poll, send, complete = self._poller(), self._sender(place, tensor), self._layer_is_there
+        elsewhere = self._lies_elsewhere(place)
 
         def after_gradient(_: Any) -> None:
-            if tensor.grad is not own and not large:
+            if elsewhere:
+                check_dense(self._parameters[place][1], tensor.grad)
+            elif tensor.grad is not own:
                 self._adopt(place)
             if self._exchanges:
                 if self._left[layer] == 0 or self._seen[place] >= 0:
                     self._refuse(place)
                 self._seen[place], self._exchanged[place] = tensor.grad._version, tensor.grad
+                if send is not None:
+                    send()
                 self._left[layer] -= 1
                 if self._left[layer] == 0:
-                    self._finish(layer)
+                    complete(layer)
                 if poll is not None:
                     poll()
             elif not self.open or self.ready[layer]:
@@ -169,6 +172,24 @@ class Step:
                 self._seen[place] = ADDED
 
         return after_gradient
+
+    # What hooks do is bound before the first step: these say it.
+
+    def _lies_elsewhere(self, place: int) -> bool:
+        """Is the parameter's gradient in memory of autograd's own, not in the arena?"""
+        return self._large[place]
+
+    def _sender(self, place: int, tensor: Any) -> Callable[[], None] | None:
+        """Called with each gradient that is to be exchanged, before its layer is complete."""
+        return None
+
+    def _poller(self) -> Callable[[], None] | None:
+        """Called at the end of each hook."""
+        return functools.partial(self._core.poll, self._local) if self.polls else None
+
+    def _layer_is_there(self, layer: int) -> None:
+        """All gradients of a layer are there."""
+        self._finish(layer)
 
     def _refuse(self, place: int) -> None:
         name = self._parameters[place][1]
