@@ -14,8 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/cpu.h"
-#include "base/status.h"
+#include "backend/device.h"
 #include "tensor/tensor.h"
 
 typedef enum gg_op_kind {
@@ -349,13 +348,11 @@ typedef struct gg_weight_gradient_args {
     float *out;
 } gg_weight_gradient_args;
 
-/* A device's working context: threads and kernels chosen. Used by one rank. */
-typedef struct gg_device gg_device;
-
 typedef struct gg_backend {
     const char *name;
-    gg_status (*open)(int threads, gg_isa isa, gg_device **out);
+    gg_status (*open)(const gg_device_options *options, gg_device **out);
     void (*close)(gg_device *device);
+    const gg_memory_table *memory; /* NULL: the host's, and work is done when a call returns */
 
     /* Operations; NULL: not offered. A desc that is offered but not possible gives GG_ERROR_UNSUPPORTED. */
     gg_status (*create[GG_OP_COUNT])(gg_device *device, const gg_op_desc *desc, gg_op **out);
@@ -401,8 +398,8 @@ typedef struct gg_backend {
 /* The head of every device; a backend puts its own fields behind it. */
 struct gg_device {
     const gg_backend *table;
-    gg_isa isa;
-    int threads;
+    gg_isa isa;  /* CPU */
+    int threads; /* of the CPU that compute; 1 where it does not */
 };
 
 #endif

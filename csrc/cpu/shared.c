@@ -9,8 +9,10 @@
  * so do the bits of a reduction. */
 #define WORTH_A_THREAD 16384
 
-gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, int threads, gg_isa isa, gg_device **out) {
+gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, const gg_device_options *options, gg_device **out) {
     gg_status status = GG_OK;
+    const int threads = options->threads;
+    const gg_isa isa = options->isa;
     *out = NULL;
     if (threads < 1 || threads > GG_CPU_MAX_THREADS)
         GG_FAIL(GG_ERROR_ARGUMENT, "a CPU device has 1 to %d threads, not %d", GG_CPU_MAX_THREADS, threads);

@@ -7,7 +7,7 @@
 #include "cpu/kernels.h"
 
 /* A zeroed block of `bytes` (at least sizeof(gg_cpu_device)) with its head and kernels filled in. */
-gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, int threads, gg_isa isa, gg_device **out);
+gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, const gg_device_options *options, gg_device **out);
 /* Frees the block; NULL is fine. */
 void gg_cpu_device_close(gg_device *device);
 const gg_cpu_kernels *gg_cpu_device_kernels(const gg_device *device);

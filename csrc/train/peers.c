@@ -73,7 +73,8 @@ static gg_status peers_create(void *context, int local) {
     peer *it = &p->peer[local];
     const gg_peers_options *o = &p->options;
     gg_transport *transport = gg_team_transport(p->team, local);
-    GG_TRY(gg_backend_native.open(o->threads, o->isa, &it->device));
+    const gg_device_options device = {.threads = o->threads, .isa = o->isa};
+    GG_TRY(gg_backend_native.open(&device, &it->device));
     GG_TRY(gg_calloc((size_t)o->layout->layers + 1, sizeof *it->needed, "layers that were needed", &it->needed));
     GG_TRY(gg_calloc((size_t)o->layout->parameters + 1, sizeof *it->lent, "lent gradients", &it->lent));
     if (o->step_seconds != NULL) it->seconds = o->step_seconds[transport->rank];

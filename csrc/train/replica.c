@@ -9,6 +9,7 @@ static gg_status open_devices(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_replica_options *o = &r->options;
     const gg_backend *onednn = gg_cpu_onednn();
+    const gg_device_options device = {.threads = o->threads, .isa = o->isa};
     if (o->backend == GG_CHOOSE_ONEDNN && onednn == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "backend: 'onednn'; this build has no oneDNN, allowed are auto, native");
     if (o->dtype == GG_BFLOAT16) {
@@ -21,8 +22,8 @@ static gg_status open_devices(gg_replica *r) {
                     "float32",
                     gg_isa_name(o->isa));
     }
-    GG_TRY(gg_backend_native.open(o->threads, o->isa, &r->native));
-    if (o->backend != GG_CHOOSE_NATIVE && onednn != NULL) GG_TRY(onednn->open(o->threads, o->isa, &r->onednn));
+    GG_TRY(gg_backend_native.open(&device, &r->native));
+    if (o->backend != GG_CHOOSE_NATIVE && onednn != NULL) GG_TRY(onednn->open(&device, &r->onednn));
     r->device = r->native;
     r->plans = (gg_plans){.graph = o->graph,
                           .options = {.device = r->onednn ? r->onednn : r->native,

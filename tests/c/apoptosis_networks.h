@@ -16,7 +16,7 @@ static gg_device *device;
 static inline void open_device(void) {
     gg_isa isa;
     CHECK_OK(gg_isa_select(NULL, &isa));
-    CHECK_OK(gg_backend_native.open(1, isa, &device));
+    CHECK_OK(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = isa}, &device));
 }
 
 static inline gg_layer_desc layer(gg_layer_kind kind, const char *name) {

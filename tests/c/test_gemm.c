@@ -506,7 +506,9 @@ static void test_weight_gradient(void) {
         for (size_t i = 0; i < 2 * sizeof sizes / sizeof *sizes; ++i) {
             const int64_t batch = sizes[i / 2][0], in = sizes[i / 2][1], out = sizes[i / 2][2], all = in * out;
             gg_device *device = NULL;
-            if (!CHECK_OK(gg_backend_native.open(i % 2 ? 3 : 1, (gg_isa)isa, &device))) continue;
+            if (!CHECK_OK(gg_backend_native.open(&(gg_device_options){.threads = i % 2 ? 3 : 1, .isa = (gg_isa)isa},
+                                                 &device)))
+                continue;
             buffer x = buffer_random((size_t)(batch * in)), dy = buffer_random((size_t)(batch * out));
             buffer whole = whole_gradient(device, batch, in, out, &x, &dy);
             CHECK(guards_hold(&whole));

@@ -979,7 +979,8 @@ int main(void) {
         if (kernels == NULL || !gg_cpu_supports(isa)) continue;
         CHECK_INT(kernels->isa, isa);
         for (int threads = 1; threads <= 3; threads += 2) {
-            if (!CHECK_OK(gg_backend_native.open(threads, isa, &device))) continue;
+            if (!CHECK_OK(gg_backend_native.open(&(gg_device_options){.threads = threads, .isa = isa}, &device)))
+                continue;
             CHECK_INT(device->threads, threads);
             stream = 0;
             test_functions();
@@ -996,7 +997,8 @@ int main(void) {
         ++levels;
     }
     CHECK(levels >= 1);
-    CHECK_FAILS(gg_backend_native.open(0, GG_ISA_SCALAR, &device), GG_ERROR_ARGUMENT, "threads");
+    CHECK_FAILS(gg_backend_native.open(&(gg_device_options){.threads = 0, .isa = GG_ISA_SCALAR}, &device),
+                GG_ERROR_ARGUMENT, "threads");
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;
 }

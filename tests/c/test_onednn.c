@@ -621,7 +621,7 @@ static void test_refusals(gg_device *device) {
 
 static void test_all(int threads, gg_isa isa) {
     gg_device *device = NULL;
-    if (!CHECK_OK(gg_backend_onednn.open(threads, isa, &device))) return;
+    if (!CHECK_OK(gg_backend_onednn.open(&(gg_device_options){.threads = threads, .isa = isa}, &device))) return;
     test_convs(device);
     for (int64_t batch_size = 1; batch_size <= 64; batch_size = batch_size * 4 + 1)
         for (int i = 0; i < 2; i++) {
@@ -722,7 +722,7 @@ static void bench(gg_isa isa) {
                                          {16, 4096, 4096}, {32, 4096, 4096}, {64, 4096, 4096}};
     gg_device *device = NULL;
     char name[64];
-    if (!CHECK_OK(gg_backend_onednn.open(1, isa, &device))) return;
+    if (!CHECK_OK(gg_backend_onednn.open(&(gg_device_options){.threads = 1, .isa = isa}, &device))) return;
     for (size_t i = 0; i < sizeof convs / sizeof convs[0]; i++) {
         const int64_t *it = convs[i], out = conv_out(it[3], it[4], it[5], it[6], 1);
         gg_op_desc desc = {.kind = GG_OP_CONV2D,

@@ -166,7 +166,7 @@ static void test_updater(void) {
     static _Alignas(64) float weight[COUNT], momentum[COUNT], gradient[COUNT], owned[COUNT];
     static _Alignas(64) uint16_t received[COUNT], copy[COUNT];
     const gg_state state = {.count = COUNT, .arenas = 3, .arena = {{.data = weight}, {0}, {.data = momentum}}};
-    CHECK_OK(gg_backend_native.open(1, GG_ISA_SCALAR, &native));
+    CHECK_OK(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &native));
     CHECK_INT(gg_graph_arena_count(graph), COUNT);
     CHECK_OK(gg_updater_create(gg_graph_layout(graph), &plain, &updater));
     CHECK_INT(updater.groups, 4);

@@ -1115,8 +1115,8 @@ int main(void) {
     gg_isa isa;
     make_mixed();
     CHECK_OK(gg_isa_select(NULL, &isa));
-    CHECK_OK(gg_backend_native.open(1, isa, &native));
-    if (gg_cpu_onednn()) CHECK_OK(gg_cpu_onednn()->open(1, isa, &onednn));
+    CHECK_OK(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = isa}, &native));
+    if (gg_cpu_onednn()) CHECK_OK(gg_cpu_onednn()->open(&(gg_device_options){.threads = 1, .isa = isa}, &onednn));
     test_reference();
     test_named_graphs();
     test_random_graphs();

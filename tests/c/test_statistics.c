@@ -69,7 +69,7 @@ static gg_status train_rank(void *context, int rank) {
     gg_state state = {.count = count, .owned = count};
     const float share[RANKS] = {0.25f, 0.25f, 0.25f, 0.25f};
     const int64_t batch[RANKS] = {1, 1, 1, 1};
-    GG_TRY(gg_backend_native.open(1, GG_ISA_SCALAR, &device));
+    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &device));
     GG_TRY(gg_updater_create(gg_graph_layout(s->graph), &s->optimizer, &updater));
     GG_TRY(gg_strategy_create(&s->options,
                               &(gg_strategy_env){.transport = transport,

@@ -1,8 +1,8 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/native/native.h"
 
-static gg_status native_open(int threads, gg_isa isa, gg_device **out) {
-    return gg_cpu_device_open(&gg_backend_native, sizeof(gg_cpu_device), threads, isa, out);
+static gg_status native_open(const gg_device_options *options, gg_device **out) {
+    return gg_cpu_device_open(&gg_backend_native, sizeof(gg_cpu_device), options, out);
 }
 
 const gg_backend gg_backend_native = {

@@ -23,20 +23,20 @@ static void close_device(gg_device *device) {
     gg_cpu_device_close(device);
 }
 
-static gg_status open_device(int threads, gg_isa isa, gg_device **out) {
+static gg_status open_device(const gg_device_options *options, gg_device **out) {
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
     static bool limited = false;
     gg_status status = GG_OK;
     gg_device *device = NULL;
     *out = NULL;
-    GG_TRY(gg_cpu_device_open(&gg_backend_onednn, sizeof(gg_dnn_device), threads, isa, &device));
+    GG_TRY(gg_cpu_device_open(&gg_backend_onednn, sizeof(gg_dnn_device), options, &device));
     pthread_mutex_lock(&once);
     if (!limited) {
-        limit_isa(isa);
+        limit_isa(options->isa);
         limited = true;
     }
     pthread_mutex_unlock(&once);
-    gg_parallel_set_threads(threads);
+    gg_parallel_set_threads(options->threads);
     GG_DNN_TRY(dnnl_engine_create, &((gg_dnn_device *)device)->engine, dnnl_cpu, 0);
     *out = device;
     device = NULL;

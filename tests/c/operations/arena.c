@@ -162,7 +162,7 @@ PyObject *gg_test_run_kernel(PyObject *module, PyObject *args, PyObject *kwargs)
         if (PyErr_Occurred()) goto cleanup;
         data[i] = buffer[i].data;
     }
-    status = gg_backend_native.open(1, isa, &device);
+    status = gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = isa}, &device);
     for (int i = 0; status == GG_OK && i < OUTS; ++i) {
         status = gg_test_guarded_make(&buffer[MOST_ARRAYS + i], (size_t)n * sizeof(float));
         outs[i] = buffer[MOST_ARRAYS + i].data;

@@ -50,8 +50,8 @@ gg_status gg_test_devices_open(const char *backend, gg_isa isa, int threads, gg_
     gg_status status = GG_OK;
     const gg_backend *table = strcmp(backend, "onednn") == 0 ? gg_cpu_onednn() : &gg_backend_native;
     if (table == NULL) GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "backend: 'onednn'; this build has no oneDNN"));
-    GG_TRY(gg_backend_native.open(threads, isa, &out->native));
-    GG_TRY(table->open(threads, isa, &out->wanted));
+    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = threads, .isa = isa}, &out->native));
+    GG_TRY(table->open(&(gg_device_options){.threads = threads, .isa = isa}, &out->wanted));
 cleanup:
     return status;
 }

@@ -107,7 +107,7 @@ PyObject *gg_test_pack(PyObject *module, PyObject *args, PyObject *kwargs) {
                                     .factor = factor,
                                     .mode = (gg_compression_mode)mode,
                                     .values = narrow ? GG_BFLOAT16 : GG_FLOAT32};
-    GG_TRY(gg_backend_native.open(threads, isa, &device));
+    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = threads, .isa = isa}, &device));
     GG_TRY(gg_test_guarded_make(&message, gg_packed_capacity(segment, count, &options)));
     GG_TRY(gg_test_guarded_make(&scratch, gg_pack_scratch_bytes(segment, count)));
     const gg_packing packing = {.compression = &options,

@@ -1,0 +1,98 @@
+#include "backend/device.h"
+
+#include <string.h>
+
+#include "backend/backend.h"
+
+static const gg_memory_table *memory_of(const gg_device *device) { return device->table->memory; }
+
+bool gg_device_is_separate(const gg_device *device) { return memory_of(device) != NULL; }
+
+gg_status(gg_device_alloc)(gg_device *device, size_t bytes, const char *what, void *out) {
+    void *block = NULL;
+    gg_status status = GG_OK;
+    if (memory_of(device) == NULL) GG_TRY(gg_calloc(1, bytes, what, &block));
+    else if (bytes > 0) GG_TRY(memory_of(device)->alloc(device, bytes, what, &block));
+cleanup:
+    memcpy(out, &block, sizeof block);
+    return status;
+}
+
+void gg_device_free(gg_device *device, void *block) {
+    if (block == NULL) return;
+    if (memory_of(device) == NULL) gg_free(block);
+    else memory_of(device)->free(device, block);
+}
+
+gg_status(gg_device_alloc_host)(gg_device *device, size_t bytes, const char *what, void *out) {
+    void *block = NULL;
+    gg_status status = GG_OK;
+    if (memory_of(device) == NULL) GG_TRY(gg_calloc(1, bytes, what, &block));
+    else if (bytes > 0) GG_TRY(memory_of(device)->alloc_host(device, bytes, what, &block));
+cleanup:
+    memcpy(out, &block, sizeof block);
+    return status;
+}
+
+void gg_device_free_host(gg_device *device, void *block) {
+    if (block == NULL) return;
+    if (memory_of(device) == NULL) gg_free(block);
+    else memory_of(device)->free_host(device, block);
+}
+
+gg_status gg_device_share(gg_device *device, void *block, size_t bytes) {
+    return memory_of(device) == NULL || bytes == 0 ? GG_OK : memory_of(device)->share(device, block, bytes);
+}
+
+void gg_device_unshare(gg_device *device, void *block) {
+    if (memory_of(device) != NULL && block != NULL) memory_of(device)->unshare(device, block);
+}
+
+void gg_device_copy(gg_device *device, gg_queue queue, void *to, const void *from, size_t bytes) {
+    if (bytes == 0) return;
+    if (memory_of(device) == NULL) memcpy(to, from, bytes);
+    else memory_of(device)->copy(device, queue, to, from, bytes);
+}
+
+void gg_device_zero(gg_device *device, gg_queue queue, void *at, size_t bytes) {
+    if (bytes == 0) return;
+    if (memory_of(device) == NULL) memset(at, 0, bytes);
+    else memory_of(device)->zero(device, queue, at, bytes);
+}
+
+gg_status gg_device_read(gg_device *device, void *host, const void *from, size_t bytes) {
+    gg_device_copy(device, GG_QUEUE_COMPUTE, host, from, bytes);
+    gg_device_finish(device);
+    return gg_device_check(device);
+}
+
+gg_status gg_device_write(gg_device *device, void *to, const void *host, size_t bytes) {
+    gg_device_copy(device, GG_QUEUE_COMPUTE, to, host, bytes);
+    gg_device_finish(device);
+    return gg_device_check(device);
+}
+
+gg_mark gg_device_mark(gg_device *device, gg_queue queue) {
+    return memory_of(device) == NULL ? (gg_mark){0} : memory_of(device)->mark(device, queue);
+}
+
+bool gg_device_reached(gg_device *device, gg_mark mark) {
+    return mark.number == 0 || memory_of(device)->reached(device, mark);
+}
+
+void gg_device_wait(gg_device *device, gg_mark mark) {
+    if (mark.number != 0) memory_of(device)->wait(device, mark);
+}
+
+void gg_device_follow(gg_device *device, gg_queue queue, gg_mark mark) {
+    if (mark.number != 0) memory_of(device)->follow(device, queue, mark);
+}
+
+void gg_device_finish(gg_device *device) {
+    for (int queue = 0; queue < GG_QUEUE_COUNT; ++queue)
+        gg_device_wait(device, gg_device_mark(device, (gg_queue)queue));
+}
+
+gg_status gg_device_check(gg_device *device) {
+    return memory_of(device) == NULL ? GG_OK : memory_of(device)->check(device);
+}
