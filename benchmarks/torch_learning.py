@@ -12,6 +12,7 @@ rank; what is measured is the mean of the replicas under GossipGraD, and DDP's m
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import sys
@@ -171,16 +172,20 @@ FOLDERS = ("mnist", "shakespeare", "imagenet-sample")
 TASKS = {"mnist": Mnist, "shakespeare": Shakespeare, "photographs": Photographs}
 
 
-def trained(task: Task, who: str, seed: int, team: gg.Team) -> tuple[float, float]:
+def trained(task: Task, who: str, seed: int, team: gg.Team, factor: float) -> tuple[float, float]:
     """The figure, on rank 0, and the seconds of training."""
     torch.manual_seed(seed)
     net = task.module()
     if who == "DDP":
         wrapped = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True)
         optimizer = task.theirs(net)
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
     else:
         strategy = {"GossipGraD": gg.GossipGraD, "all-reduce": gg.LayerwiseAllReduce}[who]()
-        wrapped = gg.torch.wrap(net, task.ours, strategy, groups=task.groups(net), seed=seed)
+        ours = dataclasses.replace(task.ours, lr=task.ours.lr * factor)
+        groups = [{**one, "lr": one["lr"] * factor} for one in task.groups(net) or []]
+        wrapped = gg.torch.wrap(net, ours, strategy, groups=groups, seed=seed)
     draw = np.random.default_rng((seed, team.rank))
     begin = time.perf_counter()
     for _ in range(task.steps):
@@ -206,6 +211,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, help="of each run; default: the task's")
     parser.add_argument("--who", nargs="+", default=["GossipGraD", "DDP"], choices=["GossipGraD", "DDP", "all-reduce"])
+    parser.add_argument("--rate", type=float, default=1.0, metavar="FACTOR", help="times the task's learning rates")
     parser.add_argument(
         "--data", default=os.environ.get("GOSSIPGRAD_DATA"), help="folder of all sets; default: $GOSSIPGRAD_DATA"
     )
@@ -226,7 +232,7 @@ def main() -> None:
         found: dict[str, list[float]] = {who: [] for who in arguments.who}
         for seed in range(arguments.seeds):
             for who in arguments.who:
-                figure, seconds = trained(task, who, seed, team)
+                figure, seconds = trained(task, who, seed, team, arguments.rate)
                 found[who].append(figure)
                 if team.rank == 0:
                     print(f"{name}, seed {seed}, {who}: {task.measured} {figure:.4f} ({seconds:.0f} s)", flush=True)

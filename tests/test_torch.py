@@ -919,6 +919,16 @@ def test_gradients_that_are_read_are_each_ranks_own(strategy, make):
     gg.torch.replicas(make, 2, gg.SGD(1e-9), STRATEGIES[strategy], overlap=True).run(train)
 
 
+@pytest.mark.parametrize("where", ["2", "extra"])
+def test_a_parameter_that_was_not_wrapped_is_an_error(where):
+    net = small()
+    model = gg.torch.wrap(net, gg.SGD(0.1))
+    setattr(net, where, nn.Linear(net[2].in_features, net[2].out_features))
+    with pytest.raises(RuntimeError, match=rf"'{where}.weight', '{where}.bias': not in the module when it was wrapped"):
+        model(batch(0)[0])
+    model.close()
+
+
 def test_a_parameter_that_thaws_is_an_error():
     net = small()
     net[0].requires_grad_(False)

@@ -65,6 +65,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         group.members.append(self)
         trained = {id(tensor) for layer in group.layers[rank] for _, tensor in layer.parameters}
         self._frozen = [one for one in original(module).named_parameters() if id(one[1]) not in trained]
+        self._identities = [id(tensor) for tensor in original(module).parameters()]
         self._done = 0  # steps of this rank
         self._handles: list[Any] = []
         self._gradient_hooks: list[Any] = []
@@ -139,7 +140,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self._group.core.poll(self._local)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's, with weights that are current. One training step may have several forward passes."""
+        """The module's, with weights that are current. One training step may have several forward passes.
+
+        RuntimeError: it has parameters that it had not when it was wrapped; or the step's gradients are exchanged.
+        """
         step = self._step
         if step.exchanged():
             done = [one.name for one, ready in zip(self._layers, step.ready, strict=True) if ready]
@@ -164,6 +168,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             finally:
                 step.written_by_module()
         if not step.open:
+            self._check_parameters()
             step.begin()
         if step.polls and step.recorder is None and self._looks():
             step.recorder = Recorder(self._layers)
@@ -200,6 +205,19 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._done += 1
         if self._step.polls:
             self._look()
+
+    def _check_parameters(self) -> None:
+        """RuntimeError: one was added, or put in another's place, after the module was wrapped: it would not train."""
+        module = original(self.module)
+        if [id(tensor) for tensor in module.parameters()] == self._identities:
+            return
+        known = set(self._identities)
+        new = [name for name, tensor in module.named_parameters() if id(tensor) not in known]
+        if new:
+            raise RuntimeError(
+                f"{listed(new)}: not in the module when it was wrapped, so not trained; allowed: close(), and to wrap "
+                "the module again"
+            )
 
     # ---- the order of layers
 
