@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
-from test_torch import Odd, batch, close, convolutional, images, small, tokens  # noqa: E402
 from torch import nn  # noqa: E402
+from torch_cases import Odd, batch, close, convolutional, images, small, tokens  # noqa: E402
 
 import gossipgrad as gg  # noqa: E402
 import gossipgrad.torch  # noqa: E402
