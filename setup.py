@@ -473,7 +473,9 @@ class BuildCore(build_ext):
 
 
 def sources():
-    return sorted(glob.glob(os.path.join(CSRC, "**", "*.c"), recursive=True))
+    """Of the core: the room of CUDA is a library of its own."""
+    found = glob.glob(os.path.join(CSRC, "**", "*.c"), recursive=True)
+    return sorted(s for s in found if not s.startswith(os.path.join(CSRC, "cuda") + os.sep))
 
 
 def requirements():

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
 # A room may include headers of itself and of rooms before it. The last one is the tests' own module.
-ROOMS = "base tensor backend cpu nn optim compress apoptosis data comm strategy train python operations".split()
+# "cuda" is a library of its own, which the core loads: nobody else includes its headers.
+ROOMS = "base tensor backend cuda cpu nn optim compress apoptosis data comm strategy train python operations".split()
 
 # Headers of a library -> the one folder that may see them.
 PRIVATE = {
@@ -39,9 +40,9 @@ def breaches(name: str, text: str) -> list[str]:
         return [f"{name}: {room!r} is not a room"]
     for included in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.M):
         other = included.split("/")[0]
-        if other not in ROOMS or not included.endswith(".h"):
+        if other not in ROOMS or not included.endswith((".h", ".cuh")):
             found.append(f'{name}: "{included}" is not the path of a header under csrc')
-        elif ROOMS.index(other) > ROOMS.index(room):
+        elif ROOMS.index(other) > ROOMS.index(room) or (other == "cuda" and room != other):
             found.append(f'{name}: "{included}": room {room} may not know {other}')
     for included in re.findall(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', text, re.M):
         for pattern, folder in PRIVATE.items():
@@ -51,7 +52,11 @@ def breaches(name: str, text: str) -> list[str]:
 
 
 def files() -> list[Path]:
-    return sorted([*CSRC.rglob("*.c"), *CSRC.rglob("*.h")])
+    return sorted(path for ending in ("*.c", "*.h", "*.cu", "*.cuh") for path in CSRC.rglob(ending))
+
+
+def core_sources() -> list[Path]:
+    return [path for path in CSRC.rglob("*.c") if path.relative_to(CSRC).parts[0] != "cuda"]
 
 
 def test_rooms():
@@ -70,6 +75,9 @@ def test_rooms():
         ("strategy/x.c", "#include <mpi.h>\n", "belongs to comm/mpi"),
         ("cpu/native/x.c", "# include <oneapi/dnnl/dnnl.h>\n", "belongs to cpu/onednn"),
         ("train/x.c", "#include <Python.h>\n", "belongs to python"),
+        ("cuda/kernels/x.cu", '#include "nn/graph.h"\n', "may not know nn"),
+        ("cpu/x.c", '#include "cuda/cuda_api.h"\n', "may not know cuda"),
+        ("backend/x.c", "#include <cuda_runtime_api.h>\n", "belongs to cuda"),
         ("python/x.c", '#include "operations/operations.h"\n', "may not know operations"),
         ("attic/x.c", "", "not a room"),
         ("base/x.c", '#include "nowhere.h"\n', "not the path"),
@@ -148,12 +156,12 @@ def foreign_symbols(listing: str) -> list[str]:
 def object_files(folder: Path) -> list[Path]:
     """Objects of the sources that exist now."""
     found = []
-    for source in CSRC.rglob("*.c"):
+    for source in core_sources():
         stem = source.relative_to(CSRC).with_suffix("")
         found += sorted((folder / stem.parent).glob(stem.name + ".o"))
         if stem.parts[:2] == ("cpu", "isa"):
             found += sorted((folder / stem.parent).glob(stem.name + ".*.o"))
-    assert len(found) >= len(list(CSRC.rglob("*.c")))
+    assert len(found) >= len(core_sources())
     return found
 
 

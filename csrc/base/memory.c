@@ -75,3 +75,8 @@ gg_status gg_strdup(const char *text, char **out) {
 int64_t gg_memory_live_bytes(void) { return atomic_load_explicit(&live_bytes, memory_order_relaxed); }
 
 int64_t gg_memory_allocations(void) { return atomic_load_explicit(&allocations, memory_order_relaxed); }
+
+void gg_memory_count(int64_t bytes, int64_t count) {
+    atomic_fetch_add_explicit(&live_bytes, bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&allocations, count, memory_order_relaxed);
+}

@@ -30,6 +30,8 @@ void gg_free(void *block);
 gg_status gg_strdup(const char *text, char **out);
 
 int64_t gg_memory_live_bytes(void);
+/* Adds memory that does not come from here, that of devices, to both counters; negative bytes: it was freed. */
+void gg_memory_count(int64_t bytes, int64_t allocations);
 int64_t gg_memory_allocations(void);
 
 #endif

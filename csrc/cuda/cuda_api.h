@@ -1,0 +1,260 @@
+/* The functions of the CUDA runtime, of cuDNN and of cuBLASLt that this room calls, as one table of pointers.
+ *
+ * Members have the names, the order of arguments and the numbers of the real functions. The types here are own ones, so
+ * that no header of CUDA is needed: handles are pointers to the same incomplete structs, enumerations are int. A test
+ * compares the numbers with the real headers where these are installed.
+ *
+ * The runtime is linked into the library (runtime.cu). cuDNN and cuBLASLt are loaded when they are first asked for:
+ * first what the dynamic linker finds, then the wheels nvidia-cudnn-cu13 and nvidia-cublas beside the package, then the
+ * folders of CUDA_HOME and /usr/local/cuda. Tests fill the table with functions of their own. */
+#ifndef GG_CUDA_CUDA_API_H
+#define GG_CUDA_CUDA_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct CUstream_st *gg_cuda_stream;
+typedef struct CUevent_st *gg_cuda_event;
+typedef struct cudnnContext *gg_cudnn_handle;
+typedef struct cudnnTensorStruct *gg_cudnn_tensor;
+typedef struct cudnnFilterStruct *gg_cudnn_filter;
+typedef struct cudnnConvolutionStruct *gg_cudnn_convolution;
+typedef struct cublasLtContext *gg_cublas_handle;
+typedef struct gg_cublas_opaque_desc *gg_cublas_desc;
+typedef struct gg_cublas_opaque_layout *gg_cublas_layout;
+typedef struct gg_cublas_opaque_preference *gg_cublas_preference;
+
+/* Numbers of the real headers. */
+enum {
+    GG_CUDA_SUCCESS = 0,
+    GG_CUDA_ERROR_MEMORY_ALLOCATION = 2,
+    GG_CUDA_ERROR_STUB_LIBRARY = 34,
+    GG_CUDA_ERROR_INSUFFICIENT_DRIVER = 35,
+    GG_CUDA_ERROR_NO_DEVICE = 100,
+    GG_CUDA_ERROR_NO_KERNEL_IMAGE = 209,
+    GG_CUDA_ERROR_NOT_READY = 600,
+    GG_CUDA_ERROR_ALREADY_REGISTERED = 712,
+
+    GG_CUDA_HOST_PORTABLE = 1,
+    GG_CUDA_HOST_MAPPED = 2,
+    GG_CUDA_STREAM_NON_BLOCKING = 1,
+    GG_CUDA_EVENT_DISABLE_TIMING = 2,
+    GG_CUDA_MEMCPY_DEFAULT = 4,
+
+    GG_CUDA_ATTRIBUTE_PROCESSORS = 16,
+    GG_CUDA_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
+    GG_CUDA_ATTRIBUTE_MAJOR = 75,
+    GG_CUDA_ATTRIBUTE_MINOR = 76,
+    GG_CUDA_ATTRIBUTE_HOST_POINTER = 91,
+
+    GG_CUDNN_SUCCESS = 0,
+    GG_CUDNN_TENSOR_NCHW = 0,
+    GG_CUDNN_TENSOR_NHWC = 1,
+    GG_CUDNN_DATA_FLOAT = 0,
+    GG_CUDNN_DATA_BFLOAT16 = 9,
+    GG_CUDNN_DEFAULT_MATH = 0, /* float32: TF32 is allowed */
+    GG_CUDNN_FMA_MATH = 3,
+    GG_CUDNN_CROSS_CORRELATION = 1,
+    GG_CUDNN_DETERMINISTIC = 1,
+
+    GG_CUBLAS_SUCCESS = 0,
+    GG_CUBLAS_R_32F = 0,
+    GG_CUBLAS_R_16BF = 14,
+    GG_CUBLAS_COMPUTE_32F = 68,
+    GG_CUBLAS_COMPUTE_32F_PEDANTIC = 69,
+    GG_CUBLAS_COMPUTE_32F_FAST_TF32 = 77,
+    GG_CUBLAS_OP_N = 0,
+    GG_CUBLAS_OP_T = 1,
+    GG_CUBLAS_DESC_TRANSA = 3,
+    GG_CUBLAS_DESC_TRANSB = 4,
+    GG_CUBLAS_DESC_EPILOGUE = 7,
+    GG_CUBLAS_DESC_BIAS_POINTER = 8,
+    GG_CUBLAS_EPILOGUE_DEFAULT = 1,
+    GG_CUBLAS_EPILOGUE_RELU = 2,
+    GG_CUBLAS_EPILOGUE_BIAS = 4,
+    GG_CUBLAS_EPILOGUE_RELU_BIAS = 6,
+    GG_CUBLAS_LAYOUT_BATCH_COUNT = 5,
+    GG_CUBLAS_LAYOUT_BATCH_STRIDE = 6,
+    GG_CUBLAS_PREFERENCE_WORKSPACE = 1,
+    GG_CUBLAS_PREFERENCE_REDUCTION = 3,
+};
+
+/* cudnnConvolution{Fwd,BwdData,BwdFilter}AlgoPerf_t, which are alike. */
+typedef struct gg_cudnn_algorithm {
+    int algorithm, status;
+    float time;
+    size_t memory; /* of workspace, bytes */
+    int determinism, math;
+    int reserved[3];
+} gg_cudnn_algorithm;
+
+typedef struct gg_cublas_algorithm {
+    uint64_t data[8];
+} gg_cublas_algorithm;
+
+/* cublasLtMatmulHeuristicResult_t */
+typedef struct gg_cublas_choice {
+    gg_cublas_algorithm algorithm;
+    size_t workspace; /* bytes */
+    int state;
+    float waves;
+    int reserved[4];
+} gg_cublas_choice;
+
+/* F(result, name, arguments) for each function. */
+#define GG_CUDA_FUNCTIONS(F)                                                                                           \
+    F(int, cudaGetDeviceCount, (int *count))                                                                           \
+    F(int, cudaSetDevice, (int device))                                                                                \
+    F(int, cudaDeviceGetAttribute, (int *value, int attribute, int device))                                            \
+    F(int, cudaDeviceCanAccessPeer, (int *can, int device, int peer))                                                  \
+    F(int, cudaDriverGetVersion, (int *version))                                                                       \
+    F(int, cudaRuntimeGetVersion, (int *version))                                                                      \
+    F(const char *, cudaGetErrorName, (int error))                                                                     \
+    F(const char *, cudaGetErrorString, (int error))                                                                   \
+    F(int, cudaGetLastError, (void))                                                                                   \
+    F(int, cudaMemGetInfo, (size_t * free_bytes, size_t * all_bytes))                                                  \
+    F(int, cudaMalloc, (void **block, size_t bytes))                                                                   \
+    F(int, cudaFree, (void *block))                                                                                    \
+    F(int, cudaHostAlloc, (void **block, size_t bytes, unsigned flags))                                                \
+    F(int, cudaFreeHost, (void *block))                                                                                \
+    F(int, cudaHostRegister, (void *block, size_t bytes, unsigned flags))                                              \
+    F(int, cudaHostUnregister, (void *block))                                                                          \
+    F(int, cudaMemcpyAsync, (void *to, const void *from, size_t bytes, int kind, gg_cuda_stream stream))               \
+    F(int, cudaMemsetAsync, (void *at, int value, size_t bytes, gg_cuda_stream stream))                                \
+    F(int, cudaStreamCreateWithFlags, (gg_cuda_stream * stream, unsigned flags))                                       \
+    F(int, cudaStreamDestroy, (gg_cuda_stream stream))                                                                 \
+    F(int, cudaStreamSynchronize, (gg_cuda_stream stream))                                                             \
+    F(int, cudaStreamWaitEvent, (gg_cuda_stream stream, gg_cuda_event event, unsigned flags))                          \
+    F(int, cudaEventCreateWithFlags, (gg_cuda_event * event, unsigned flags))                                          \
+    F(int, cudaEventDestroy, (gg_cuda_event event))                                                                    \
+    F(int, cudaEventRecord, (gg_cuda_event event, gg_cuda_stream stream))                                              \
+    F(int, cudaEventQuery, (gg_cuda_event event))                                                                      \
+    F(int, cudaEventSynchronize, (gg_cuda_event event))                                                                \
+    F(int, cudaDeviceSynchronize, (void))
+
+#define GG_CUDNN_FUNCTIONS(F)                                                                                          \
+    F(size_t, cudnnGetVersion, (void))                                                                                 \
+    F(const char *, cudnnGetErrorString, (int status))                                                                 \
+    F(int, cudnnCreate, (gg_cudnn_handle * handle))                                                                    \
+    F(int, cudnnDestroy, (gg_cudnn_handle handle))                                                                     \
+    F(int, cudnnSetStream, (gg_cudnn_handle handle, gg_cuda_stream stream))                                            \
+    F(int, cudnnCreateTensorDescriptor, (gg_cudnn_tensor * tensor))                                                    \
+    F(int, cudnnDestroyTensorDescriptor, (gg_cudnn_tensor tensor))                                                     \
+    F(int, cudnnSetTensor4dDescriptor, (gg_cudnn_tensor tensor, int format, int type, int n, int c, int h, int w))     \
+    F(int, cudnnCreateFilterDescriptor, (gg_cudnn_filter * filter))                                                    \
+    F(int, cudnnDestroyFilterDescriptor, (gg_cudnn_filter filter))                                                     \
+    F(int, cudnnSetFilter4dDescriptor, (gg_cudnn_filter filter, int type, int format, int k, int c, int h, int w))     \
+    F(int, cudnnCreateConvolutionDescriptor, (gg_cudnn_convolution * convolution))                                     \
+    F(int, cudnnDestroyConvolutionDescriptor, (gg_cudnn_convolution convolution))                                      \
+    F(int, cudnnSetConvolution2dDescriptor,                                                                            \
+      (gg_cudnn_convolution convolution, int pad_h, int pad_w, int stride_h, int stride_w, int dilation_h,             \
+       int dilation_w, int mode, int type))                                                                            \
+    F(int, cudnnSetConvolutionGroupCount, (gg_cudnn_convolution convolution, int groups))                              \
+    F(int, cudnnSetConvolutionMathType, (gg_cudnn_convolution convolution, int math))                                  \
+    F(int, cudnnGetConvolutionForwardAlgorithm_v7,                                                                     \
+      (gg_cudnn_handle handle, gg_cudnn_tensor x, gg_cudnn_filter w, gg_cudnn_convolution convolution,                 \
+       gg_cudnn_tensor y, int asked, int *got, gg_cudnn_algorithm *found))                                             \
+    F(int, cudnnGetConvolutionBackwardDataAlgorithm_v7,                                                                \
+      (gg_cudnn_handle handle, gg_cudnn_filter w, gg_cudnn_tensor dy, gg_cudnn_convolution convolution,                \
+       gg_cudnn_tensor dx, int asked, int *got, gg_cudnn_algorithm *found))                                            \
+    F(int, cudnnGetConvolutionBackwardFilterAlgorithm_v7,                                                              \
+      (gg_cudnn_handle handle, gg_cudnn_tensor x, gg_cudnn_tensor dy, gg_cudnn_convolution convolution,                \
+       gg_cudnn_filter dw, int asked, int *got, gg_cudnn_algorithm *found))                                            \
+    F(int, cudnnGetConvolutionForwardWorkspaceSize,                                                                    \
+      (gg_cudnn_handle handle, gg_cudnn_tensor x, gg_cudnn_filter w, gg_cudnn_convolution convolution,                 \
+       gg_cudnn_tensor y, int algorithm, size_t *bytes))                                                               \
+    F(int, cudnnGetConvolutionBackwardDataWorkspaceSize,                                                               \
+      (gg_cudnn_handle handle, gg_cudnn_filter w, gg_cudnn_tensor dy, gg_cudnn_convolution convolution,                \
+       gg_cudnn_tensor dx, int algorithm, size_t *bytes))                                                              \
+    F(int, cudnnGetConvolutionBackwardFilterWorkspaceSize,                                                             \
+      (gg_cudnn_handle handle, gg_cudnn_tensor x, gg_cudnn_tensor dy, gg_cudnn_convolution convolution,                \
+       gg_cudnn_filter dw, int algorithm, size_t *bytes))                                                              \
+    F(int, cudnnConvolutionForward,                                                                                    \
+      (gg_cudnn_handle handle, const void *alpha, gg_cudnn_tensor x_desc, const void *x, gg_cudnn_filter w_desc,       \
+       const void *w, gg_cudnn_convolution convolution, int algorithm, void *workspace, size_t bytes,                  \
+       const void *beta, gg_cudnn_tensor y_desc, void *y))                                                             \
+    F(int, cudnnConvolutionBackwardData,                                                                               \
+      (gg_cudnn_handle handle, const void *alpha, gg_cudnn_filter w_desc, const void *w, gg_cudnn_tensor dy_desc,      \
+       const void *dy, gg_cudnn_convolution convolution, int algorithm, void *workspace, size_t bytes,                 \
+       const void *beta, gg_cudnn_tensor dx_desc, void *dx))                                                           \
+    F(int, cudnnConvolutionBackwardFilter,                                                                             \
+      (gg_cudnn_handle handle, const void *alpha, gg_cudnn_tensor x_desc, const void *x, gg_cudnn_tensor dy_desc,      \
+       const void *dy, gg_cudnn_convolution convolution, int algorithm, void *workspace, size_t bytes,                 \
+       const void *beta, gg_cudnn_filter dw_desc, void *dw))
+
+#define GG_CUBLAS_FUNCTIONS(F)                                                                                         \
+    F(size_t, cublasLtGetVersion, (void))                                                                              \
+    F(const char *, cublasLtGetStatusString, (int status))                                                             \
+    F(int, cublasLtCreate, (gg_cublas_handle * handle))                                                                \
+    F(int, cublasLtDestroy, (gg_cublas_handle handle))                                                                 \
+    F(int, cublasLtMatmulDescCreate, (gg_cublas_desc * desc, int compute, int scale))                                  \
+    F(int, cublasLtMatmulDescDestroy, (gg_cublas_desc desc))                                                           \
+    F(int, cublasLtMatmulDescSetAttribute, (gg_cublas_desc desc, int attribute, const void *value, size_t bytes))      \
+    F(int, cublasLtMatrixLayoutCreate,                                                                                 \
+      (gg_cublas_layout * layout, int type, uint64_t rows, uint64_t columns, int64_t leading))                         \
+    F(int, cublasLtMatrixLayoutDestroy, (gg_cublas_layout layout))                                                     \
+    F(int, cublasLtMatrixLayoutSetAttribute,                                                                           \
+      (gg_cublas_layout layout, int attribute, const void *value, size_t bytes))                                       \
+    F(int, cublasLtMatmulPreferenceCreate, (gg_cublas_preference * preference))                                        \
+    F(int, cublasLtMatmulPreferenceDestroy, (gg_cublas_preference preference))                                         \
+    F(int, cublasLtMatmulPreferenceSetAttribute,                                                                       \
+      (gg_cublas_preference preference, int attribute, const void *value, size_t bytes))                               \
+    F(int, cublasLtMatmulAlgoGetHeuristic,                                                                             \
+      (gg_cublas_handle handle, gg_cublas_desc desc, gg_cublas_layout a, gg_cublas_layout b, gg_cublas_layout c,       \
+       gg_cublas_layout d, gg_cublas_preference preference, int asked, gg_cublas_choice *found, int *got))             \
+    F(int, cublasLtMatmul,                                                                                             \
+      (gg_cublas_handle handle, gg_cublas_desc desc, const void *alpha, const void *a, gg_cublas_layout a_layout,      \
+       const void *b, gg_cublas_layout b_layout, const void *beta, const void *c, gg_cublas_layout c_layout, void *d,  \
+       gg_cublas_layout d_layout, const gg_cublas_algorithm *algorithm, void *workspace, size_t bytes,                 \
+       gg_cuda_stream stream))
+
+#define GG_CUDA_MEMBER(result, name, arguments) result(*name) arguments;
+typedef struct gg_cuda_api {
+    GG_CUDA_FUNCTIONS(GG_CUDA_MEMBER)
+    GG_CUDNN_FUNCTIONS(GG_CUDA_MEMBER)
+    GG_CUBLAS_FUNCTIONS(GG_CUDA_MEMBER)
+    /* Not a function of the runtime: name (NUL-terminated) and memory of a device, from cudaGetDeviceProperties. */
+    int (*device_facts)(int device, char *name, size_t room, size_t *bytes);
+} gg_cuda_api;
+
+/* The table, with its runtime's functions and, if `libraries`, all others. Loaded once a process, for ever; any thread.
+ * GG_ERROR_UNSUPPORTED says what is missing or too old, and what to install. Only with `libraries` members of cuDNN and
+ * cuBLASLt may be NULL otherwise. */
+gg_status gg_cuda_api_get(int libraries, const gg_cuda_api **out);
+/* From here on gg_cuda_api_get gives this table, for tests; NULL: the real one. Owned by the caller. No device may be
+ * open. */
+void gg_cuda_api_use(const gg_cuda_api *api);
+/* The folders and files in which cuDNN and cuBLASLt were found; "" before. */
+const char *gg_cuda_api_dnn_path(void);
+const char *gg_cuda_api_blas_path(void);
+
+/* runtime.cu: fills the members of the CUDA runtime. */
+void gg_cuda_runtime_fill(gg_cuda_api *api);
+
+/* A gg_status with a text that names the call and says what the library says of the error. What cannot be done without
+ * more memory gives GG_ERROR_MEMORY. */
+gg_status gg_cuda_fail(const gg_cuda_api *api, int error, const char *call);
+gg_status gg_cudnn_fail(const gg_cuda_api *api, int error, const char *call);
+gg_status gg_cublas_fail(const gg_cuda_api *api, int error, const char *call);
+
+/* Calls that leave through the one exit of a function: GG_CUDA_TRY(api, cudaSetDevice, (0)). */
+#define GG_CUDA_CALL(api, name, arguments, fail)                                                                       \
+    do {                                                                                                               \
+        const int gg_cuda_error = (api)->name arguments;                                                               \
+        if (gg_cuda_error != 0) GG_TRY(fail(api, gg_cuda_error, #name));                                               \
+    } while (0)
+#define GG_CUDA_TRY(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cuda_fail)
+#define GG_CUDNN_TRY(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cudnn_fail)
+#define GG_CUBLAS_TRY(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cublas_fail)
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
