@@ -189,6 +189,7 @@ class Trainer:
         | None = None,  # virtual seconds of a step, one a rank of the group; None: of its flops
         conv_algorithm: str = "auto",  # "direct", "winograd"
         dtype: str = "float32",  # "bfloat16"
+        device: str = "cpu",  # as find_device has them
     ) -> None: ...
     @property
     def backend(self) -> str:
@@ -473,6 +474,9 @@ def info() -> dict[str, Any]:
 
 def choices() -> dict[str, tuple[str, ...]]:
     """The names that the core knows, by keyword: "strategy", "exchange", "mix", ..."""
+
+def find_device(name: str, /) -> tuple[str, int]:
+    """The kind and the number of a device; ValueError says which there are."""
 
 def memory() -> tuple[int, int]:
     """Live bytes of the core, allocations ever made."""

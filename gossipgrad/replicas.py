@@ -39,7 +39,7 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import check_keywords, choice, counted, flag, integer, number
 from gossipgrad.history import History, Record
-from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DEVICES, DTYPES, Backend, ConvAlgorithm, Device, DType
+from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, Backend, ConvAlgorithm, DType
 from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
 
@@ -55,6 +55,13 @@ _FIXED = frozenset(
         *("straggler", "network", "compute_time", "metrics"),
     }
 )
+
+
+def _checked_device(device: str) -> str:
+    if not isinstance(device, str):
+        raise TypeError(f"device: a {type(device).__name__}; wanted a str, such as 'cpu'")
+    _core.find_device(device)
+    return device
 
 
 def _checked_apoptosis(given: Apoptosis | None, net: Model) -> Apoptosis | None:
@@ -116,7 +123,7 @@ class Replicas:
         conv_algorithm: ConvAlgorithm = "auto",
         tune: bool | None = None,
         dtype: DType = "float32",
-        device: Device = "cpu",
+        device: str = "cpu",
         trace: int = 0,
         timeout: float = 0.0,
         straggler: cluster.Straggler | None = None,
@@ -144,7 +151,7 @@ class Replicas:
             self.algorithms_saved = False  # they are those of a checkpoint
             self.algorithms_chosen: set[tuple[int, str]] = set()  # for which batches, and what for
             choice("dtype", dtype, DTYPES)
-            choice("device", device, DEVICES)
+            self.device = _checked_device(device)
             self.trace = integer("trace", trace, 0)
             self.metrics = parse(metrics, self.heads[0].loss, net.output_shape)
             self.comm = cluster.with_circumstances(comm, straggler, network)
@@ -237,7 +244,8 @@ class Replicas:
         """
         info = environment.core_info()
         backend = self.backend or os.environ.get("GOSSIPGRAD_BACKEND")
-        own = bool(info["bfloat16"] and info["onednn"]) and info["isa"] == "avx512" and backend != "native"
+        has_it = bool(info["bfloat16"] and info["onednn"]) and info["isa"] == "avx512"
+        own = has_it and backend != "native" and self.device == "cpu"
         if given == "auto":
             fast = agreement.gather(self.team, b"1" if own else b"", "Trainer")
             return "bfloat16" if all(fast) else "float32"
@@ -360,6 +368,7 @@ class Replicas:
             compute_time=self.compute_time,
             conv_algorithm=self.conv_algorithm,
             dtype=self.dtype,
+            device=self.device,
         )
         self._core.set_algorithms(algorithms.choices(self.algorithms), algorithms.first_tables(self.algorithms))
         if state is not None:
@@ -663,7 +672,7 @@ class Replicas:
             "conv_algorithm": self.conv_algorithm,
             "tune": self.tune,
             "dtype": self.dtype,
-            "device": "cpu",
+            "device": self.device,
             "comm": self.team.kind,
             "virtual_ranks": None if virtual is None else self.size,
             "virtual_cluster": virtual,

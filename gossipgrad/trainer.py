@@ -95,7 +95,8 @@ class Trainer(Replicas):
                without a form for it compute in float32. "auto": bfloat16 where the CPU of every rank has the
                instructions, else "float32"; trainer.dtype, the report and the command line say which. The default is
                "float32".
-    device     "cpu": there is no other yet.
+    device     what computes: "cpu". Others are opened by their names, "cuda:1" for one of several, where the build has
+               them; an error says which there are.
     trace      how many spans a rank stores for write_trace; 0: none.
     timeout    seconds that a rank waits for another's message before it fails (CommunicationError with the step, the
                layers and the other rank); 0: for ever. It must be longer than any step, callback or write of a file,

@@ -226,6 +226,14 @@ typedef struct gg_loss_options {
                                    the caller, for as long as the options are in use */
 } gg_loss_options;
 
+/* What a loss of a batch comes to. */
+typedef struct gg_loss_result {
+    double loss_sum, divisor; /* weighted sum over what counts (for the float losses: over samples, of the mean over
+                                 features), and what it is to be divided by */
+    int64_t correct, counted; /* positions classified right (argmax, lowest index on ties; sign for binary; 0 for MSE),
+                                 of so many that count */
+} gg_loss_result;
+
 /* A loss over the first `batch` samples of a prediction. A sample has `positions` positions of `features` values each,
  * row-major: (T, V) for a class a position, one position for all else.
  *   targets  CROSS_ENTROPY: int32 (batch, positions), a class each or ignore_index (checked by the caller); others:
@@ -244,10 +252,7 @@ typedef struct gg_loss_args {
     const void *targets;
     const float *sample_weights; /* one a sample; NULL: all 1, with the same bits as ones */
     float *gradient;             /* of the batch's mean loss; NULL: evaluation only. Padding lanes get zeros. */
-    double loss_sum, divisor;    /* out: weighted sum over what counts (for the float losses: over samples, of the mean
-                                    over features), and what it is to be divided by */
-    int64_t correct, counted; /* out: positions classified right (argmax, lowest index on ties; sign for binary; 0 for
-                                 MSE), of so many that count */
+    gg_loss_result *result;      /* out: host memory that the device shares */
 } gg_loss_args;
 
 typedef enum gg_update_rule {
@@ -350,6 +355,7 @@ typedef struct gg_weight_gradient_args {
 
 typedef struct gg_backend {
     const char *name;
+    bool fills_lanes; /* operations compute in BATCH_LAST, whose padding is all that small batches cost */
     gg_status (*open)(const gg_device_options *options, gg_device **out);
     void (*close)(gg_device *device);
     const gg_memory_table *memory; /* NULL: the host's, and work is done when a call returns */
@@ -357,7 +363,7 @@ typedef struct gg_backend {
     /* Operations; NULL: not offered. A desc that is offered but not possible gives GG_ERROR_UNSUPPORTED. */
     gg_status (*create[GG_OP_COUNT])(gg_device *device, const gg_op_desc *desc, gg_op **out);
 
-    void (*loss)(gg_device *device, gg_loss_args *args);
+    void (*loss)(gg_device *device, const gg_loss_args *args);
 
     /* Kernels on arenas. n is a multiple of GG_LANES; pointers aligned to 64 bytes. */
     void (*update)(gg_device *device, const gg_update_args *args);

@@ -1,8 +1,8 @@
-/* The two CPU tables and how one is chosen. */
+/* The two CPU tables, and the kinds of devices that they make. */
 #ifndef GG_CPU_CPU_BACKEND_H
 #define GG_CPU_CPU_BACKEND_H
 
-#include "backend/backend.h"
+#include "backend/registry.h"
 
 /* Own kernels, in BATCH_LAST layout throughout; every entry is filled. */
 extern const gg_backend gg_backend_native;
@@ -14,5 +14,8 @@ extern const gg_backend gg_backend_onednn;
 const gg_backend *gg_cpu_onednn(void);
 /* Version text of the oneDNN in use, e.g. "3.2.0"; "" without it. */
 const char *gg_onednn_version(void);
+
+/* Adds the kind "cpu", with the backends "onednn", "native" and "auto", for each operation the faster. */
+void gg_cpu_register(void);
 
 #endif

@@ -85,33 +85,34 @@ static void loss_part(void *context, int thread, int threads) {
 }
 
 /* By how much the loss will be divided, before any gradient is computed; a sum in the order of the targets. */
-static void weigh_targets(gg_loss_args *args) {
+static void weigh_targets(const gg_loss_args *args) {
     const gg_loss_options *options = &args->loss;
     const int64_t targets = args->batch * args->positions;
     const int32_t *target = args->targets;
-    args->divisor = (double)targets;
-    args->counted = targets;
+    gg_loss_result *result = args->result;
+    result->divisor = (double)targets;
+    result->counted = targets;
     if (options->kind != GG_LOSS_CROSS_ENTROPY || (!options->ignores && options->class_weights == NULL)) return;
-    args->divisor = 0;
-    args->counted = 0;
+    result->divisor = 0;
+    result->counted = 0;
     for (int64_t i = 0; i < targets; ++i) {
         if (options->ignores && target[i] == options->ignore_index) continue;
-        args->divisor += options->class_weights != NULL ? (double)options->class_weights[target[i]] : 1.0;
-        args->counted++;
+        result->divisor += options->class_weights != NULL ? (double)options->class_weights[target[i]] : 1.0;
+        result->counted++;
     }
 }
 
-void gg_cpu_loss(gg_device *device, gg_loss_args *args) {
+void gg_cpu_loss(gg_device *device, const gg_loss_args *args) {
     const int64_t rows = args->layout == GG_LAYOUT_PLAIN ? args->batch * args->positions : args->batch;
     loss_call call = {.device = (gg_cpu_device *)device, .args = args, .rows = rows};
     const int threads = gg_cpu_threads_for(device, (size_t)(args->batch * args->positions * args->features));
     weigh_targets(args);
-    args->loss_sum = 0;
-    args->correct = 0;
+    args->result->loss_sum = 0;
+    args->result->correct = 0;
     gg_parallel_run(threads, loss_part, &call);
     for (int i = 0; i < threads; ++i) {
-        args->loss_sum += call.device->partial[i];
-        args->correct += call.device->partial_count[i];
+        args->result->loss_sum += call.device->partial[i];
+        args->result->correct += call.device->partial_count[i];
     }
 }
 

@@ -18,7 +18,7 @@ int gg_cpu_threads_for(const gg_device *device, size_t work);
 void gg_cpu_narrow_any(const gg_cpu_kernels *kernels, size_t n, const float *in, uint16_t *out);
 void gg_cpu_widen_any(const gg_cpu_kernels *kernels, size_t n, const uint16_t *in, float *out);
 
-void gg_cpu_loss(gg_device *device, gg_loss_args *args);
+void gg_cpu_loss(gg_device *device, const gg_loss_args *args);
 void gg_cpu_update(gg_device *device, const gg_update_args *args);
 void gg_cpu_mix(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
                 const float *sent, float *out);

@@ -28,19 +28,19 @@ static double time_of_sample(const gg_graph *graph) {
     return all > 0 ? time / all : linear;
 }
 
-/* The native table computes in BATCH_LAST, where a batch fills whole vectors of GG_LANES samples: any channel count,
- * window and stride then runs at full width, joins and flattenings move nothing, and a chain of native operations needs
- * no reorder. Its cost is the padding: a batch of 1 does the work of 16 samples. So it comes first where its padding
- * costs less than the other table loses otherwise. One rule for the whole graph, because a change of table between
- * neighbours costs a reorder of the whole activation. */
-static bool native_first(const gg_graph *graph, int64_t batch) {
+/* A table that fills lanes computes in BATCH_LAST, where a batch fills whole vectors of GG_LANES samples: any channel
+ * count, window and stride then runs at full width, joins and flattenings move nothing, and a chain of its operations
+ * needs no reorder. Its cost is the padding: a batch of 1 does the work of 16 samples. So it comes first where its
+ * padding costs less than the other table loses otherwise. One rule for the whole graph, because a change of table
+ * between neighbours costs a reorder of the whole activation. */
+static bool lanes_first(const gg_graph *graph, int64_t batch) {
     return (double)gg_lanes_padded(batch) <= time_of_sample(graph) * (double)batch;
 }
 
 bool gg_choose_has_tables(const gg_plan_options *options) {
     const gg_device *second = options->fallback;
     return options->choose && options->dtype == GG_FLOAT32 && second != NULL && second != options->device &&
-           strcmp(second->table->name, "native") == 0;
+           second->table->fills_lanes;
 }
 
 int gg_choose_devices(const gg_graph *graph, const gg_plan_options *options, gg_device *order[2]) {
@@ -49,7 +49,7 @@ int gg_choose_devices(const gg_graph *graph, const gg_plan_options *options, gg_
         order[0] = first;
         return 1;
     }
-    bool swapped = gg_choose_has_tables(options) && native_first(graph, options->batch);
+    bool swapped = gg_choose_has_tables(options) && lanes_first(graph, options->batch);
     for (int i = 0; gg_choose_has_tables(options) && i < options->table_choices; i++)
         if (options->table_choice[i].batch == options->batch) swapped = options->table_choice[i].fallback_first;
     if (swapped) {

@@ -34,12 +34,9 @@ typedef struct gg_head_options {
     int target;   /* which of the batch's targets it has; several heads may have the same */
 } gg_head_options;
 
-/* What a head's losses of a batch add up to, as in gg_loss_args: its mean loss is loss_sum/divisor. All 0 for a head
- * that the plan has not. */
-typedef struct gg_loss_sums {
-    double loss_sum, divisor;
-    int64_t correct, counted;
-} gg_loss_sums;
+/* What a head's losses of a batch add up to: its mean loss is loss_sum/divisor. All 0 for a head that the plan has not.
+ */
+typedef gg_loss_result gg_loss_sums;
 
 void gg_loss_sums_add(gg_loss_sums *to, const gg_loss_sums *more);
 

@@ -337,6 +337,7 @@ static void run_loss(gg_plan *plan, int number, const gg_plan_batch *batch, bool
         .targets = batch->target[options->target],
         .sample_weights = batch->sample_weights,
         .gradient = training ? head->gradient_at : NULL,
+        .result = sums,
     };
     plan->loss_device->table->loss(plan->loss_device, &args);
     if (args.gradient != NULL && options->weight != 1) {
@@ -345,7 +346,6 @@ static void run_loss(gg_plan *plan, int number, const gg_plan_batch *batch, bool
         plan->sum_device->table->weighted_sum(plan->sum_device, count, 1, source, &options->weight, args.gradient);
     }
     if (training) add_gradients(plan, head->first_sum, head->sums);
-    *sums = (gg_loss_sums){args.loss_sum, args.divisor, args.correct, args.counted};
 }
 
 static void run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training, gg_loss_sums *sums) {

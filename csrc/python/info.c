@@ -37,6 +37,16 @@ static PyObject *py_info_info(PyObject *module, PyObject *unused) {
                          gg_onednn_version(), "mpi", mpi);
 }
 
+static PyObject *py_info_find_device(PyObject *module, PyObject *args) {
+    const char *name;
+    const gg_device_kind *kind;
+    int number;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "s:find_device", &name)) return NULL;
+    const gg_status status = gg_registry_find(name, &kind, &number);
+    return status == GG_OK ? Py_BuildValue("si", kind->name, number) : gg_py_raise(status);
+}
+
 static PyObject *py_info_memory(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return Py_BuildValue("LL", (long long)gg_memory_live_bytes(), (long long)gg_memory_allocations());
@@ -112,6 +122,8 @@ static PyObject *py_info_rate(PyObject *module, PyObject *args, PyObject *kwargs
 
 static PyMethodDef functions[] = {
     {"info", py_info_info, METH_NOARGS, "compiler, cpu, isa, isas, bfloat16, cores, onednn, mpi{...}"},
+    {"find_device", py_info_find_device, METH_VARARGS,
+     "find_device($module, name, /)\n--\n\nThe kind and the number of a device; an error says which there are."},
     {"memory", py_info_memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
     {"shard", KEYWORDS(py_info_shard), "Which samples a rank has."},
     {"permutation", KEYWORDS(py_info_permutation), "0 to n - 1 in an order drawn by the seed."},

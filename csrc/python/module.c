@@ -1,6 +1,15 @@
+#include "cpu/cpu_backend.h"
 #include "python/python.h"
 
+/* Devices that another library computes on are added when it is loaded. */
+static void register_devices(void) {
+    static const gg_device_kind cuda = {.name = "cuda", .absent = "gossipgrad was built without CUDA"};
+    gg_cpu_register();
+    gg_registry_add(&cuda);
+}
+
 static int py_module_execute(PyObject *module) {
+    register_devices();
     if (gg_py_add_common(module) < 0) return -1;
     if (gg_py_add_graph(module) < 0 || gg_py_add_team(module) < 0 || gg_py_add_dataset(module) < 0) return -1;
     if (gg_py_add_trainer(module) < 0 || gg_py_add_shrink(module) < 0 || gg_py_add_info(module) < 0) return -1;

@@ -289,13 +289,12 @@ int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {
     return 0;
 }
 
-int gg_py_backend_choice(const char *name, gg_backend_choice *out) {
-    static const char *const names[GG_CHOOSE_COUNT] = {"auto", "onednn", "native"};
+const char *gg_py_backend_choice(const char *name) {
+    static const char *const names[] = {"auto", "onednn", "native"};
     if (name == NULL) name = getenv("GOSSIPGRAD_BACKEND");
     if (name == NULL || *name == '\0') name = "auto";
-    int choice = gg_py_choice("backend", name, names, GG_CHOOSE_COUNT);
-    if (choice >= 0) *out = (gg_backend_choice)choice;
-    return choice < 0 ? -1 : 0;
+    const int choice = gg_py_choice("backend", name, names, 3);
+    return choice < 0 ? NULL : names[choice];
 }
 
 int gg_py_conv_algorithm(const char *name, gg_conv_algorithm *out) {

@@ -118,7 +118,7 @@ void gg_py_option_memory_clear(gg_py_option_memory *memory);
 /* NULL and None: nothing is compressed. *packs: as in gg_py_option_memory. */
 int gg_py_compression(PyObject *dict, gg_compression *out, PyObject **packs);
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out);
-int gg_py_backend_choice(const char *backend, gg_backend_choice *out);
+const char *gg_py_backend_choice(const char *backend); /* a constant; NULL with an exception */
 int gg_py_conv_algorithm(const char *name, gg_conv_algorithm *out);
 /* In which a network computes. */
 int gg_py_dtype(const char *name, gg_dtype *out);

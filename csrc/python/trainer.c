@@ -18,6 +18,7 @@ static void py_trainer_clear(gg_py_trainer *t) {
     gg_py_option_memory_clear(&t->strategy);
     Py_CLEAR(t->schedule);
     Py_CLEAR(t->losses);
+    Py_CLEAR(t->device);
     Py_CLEAR(t->held);
 }
 
@@ -81,22 +82,24 @@ static int read_heads(gg_py_trainer *t, const gg_graph *graph, PyObject *loss) {
 }
 
 static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"graph",   "team",  "loss",      "optimizer",    "strategy",       "seed",  "threads",
-                            "backend", "trace", "straggler", "compute_time", "conv_algorithm", "dtype", NULL};
+    static char *names[] = {"graph",        "team",           "loss",    "optimizer", "strategy",
+                            "seed",         "threads",        "backend", "trace",     "straggler",
+                            "compute_time", "conv_algorithm", "dtype",   "device",    NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *graph, *team, *optimizer = NULL, *strategy = NULL, *compute_time = Py_None;
     double *step_seconds = NULL;
     PyObject *loss = NULL;
     const char *backend = NULL, *conv_algorithm = "auto", *dtype = "float32";
+    PyObject *device = NULL;
     unsigned long long seed = 0;
     long long trace = 0;
     gg_replica_options options = {.threads = 1};
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$OO!O!KizL(ddK)Oss:Trainer", names, gg_py_graph_type, &graph,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$OO!O!KizL(ddK)OssU:Trainer", names, gg_py_graph_type, &graph,
                                      gg_py_team_type, &team, &loss, &PyDict_Type, &optimizer, &PyDict_Type, &strategy,
                                      &seed, &options.threads, &backend, &trace, &options.straggler.probability,
                                      &options.straggler.delay, &options.straggler.seed, &compute_time, &conv_algorithm,
-                                     &dtype))
+                                     &dtype, &device))
         return -1;
     if (loss == NULL || optimizer == NULL || strategy == NULL) {
         PyErr_SetString(PyExc_TypeError, "Trainer: loss, optimizer and strategy must be given");
@@ -109,11 +112,12 @@ static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     py_trainer_clear(t);
     if (read_heads(t, ((gg_py_graph *)graph)->graph, loss) < 0 || gg_py_optimizer(optimizer, &options.optimizer) < 0 ||
         gg_py_strategy_options(strategy, &options.strategy, &t->strategy) < 0 ||
-        gg_py_backend_choice(backend, &options.backend) < 0 ||
+        (options.backend = gg_py_backend_choice(backend)) == NULL ||
         gg_py_conv_algorithm(conv_algorithm, &options.conv_algorithm) < 0 || gg_py_dtype(dtype, &options.dtype) < 0)
         return -1;
     options.graph = ((gg_py_graph *)graph)->graph;
     memcpy(options.head, t->head, sizeof t->head);
+    if (device != NULL && (options.device = PyUnicode_AsUTF8(device)) == NULL) return -1;
     options.seed = seed;
     options.trace = trace > 0 ? (size_t)trace : 0;
     status = gg_isa_select(NULL, &options.isa);
@@ -126,6 +130,7 @@ static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     t->graph = (gg_py_graph *)Py_NewRef(graph);
     t->team = (gg_py_team *)Py_NewRef(team);
     t->schedule = Py_XNewRef(PyDict_GetItemString(optimizer, "schedule"));
+    t->device = Py_XNewRef(device);
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_create(&options, t->team->team, &t->trainer);
     Py_END_ALLOW_THREADS;

@@ -11,6 +11,7 @@ typedef struct gg_py_trainer {
     gg_py_option_memory strategy; /* what the strategies read */
     PyObject *schedule;           /* the dict that the optimisers' rates were made of, and its array; NULL: none */
     gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads */
+    PyObject *device;                    /* the name of what computes; NULL: the default */
     PyObject *losses;                    /* what holds their class weights; NULL: nothing */
     PyObject *held; /* a list: what ranks may still refer to after a change of them has failed; NULL: nothing */
     bool busy;      /* a call has released the GIL; only read and written with the GIL held */

@@ -3,9 +3,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/registry.h"
 #include "base/memory.h"
 #include "comm/collective.h"
-#include "cpu/cpu_backend.h"
 
 /* The rate at which sizes of buckets are tuned, for lack of a better one: a multiply-add for each number of a layer and
  * sample, that of a modest core, in batches of this size; or in far less time. */
@@ -16,7 +16,7 @@
 #define LARGE 16384
 
 typedef struct peer {
-    gg_device *device;
+    gg_devices devices; /* in the host's memory, where callers write gradients */
     gg_trace *trace;
     double clock_offset;
     gg_exchange *exchange;
@@ -53,7 +53,7 @@ static gg_status create_exchange(const gg_peers *p, peer *it, gg_transport *tran
     for (int layer = 0; layer < o->layout->layers; ++layer) forward[layer] = forward_seconds(o->layout, layer, whole);
     GG_TRY(gg_exchange_create(&(gg_exchange_options){.layout = o->layout,
                                                      .transport = transport,
-                                                     .device = it->device,
+                                                     .device = it->devices.device,
                                                      .optimizer = &o->optimizer,
                                                      .strategy = o->strategy,
                                                      .seed = o->seed,
@@ -73,8 +73,8 @@ static gg_status peers_create(void *context, int local) {
     peer *it = &p->peer[local];
     const gg_peers_options *o = &p->options;
     gg_transport *transport = gg_team_transport(p->team, local);
-    const gg_device_options device = {.threads = o->threads, .isa = o->isa};
-    GG_TRY(gg_backend_native.open(&device, &it->device));
+    const gg_devices_options wanted = {.device = {.threads = o->threads, .isa = o->isa}, .backend = "native"};
+    GG_TRY(gg_devices_open("cpu", &wanted, &it->devices));
     GG_TRY(gg_calloc((size_t)o->layout->layers + 1, sizeof *it->needed, "layers that were needed", &it->needed));
     GG_TRY(gg_calloc((size_t)o->layout->parameters + 1, sizeof *it->lent, "lent gradients", &it->lent));
     if (o->step_seconds != NULL) it->seconds = o->step_seconds[transport->rank];
@@ -147,7 +147,7 @@ void gg_peers_destroy(gg_peers *p) {
         gg_free(p->peer[i].written);
         gg_free(p->peer[i].needed);
         gg_free(p->peer[i].lent);
-        if (p->peer[i].device != NULL) p->peer[i].device->table->close(p->peer[i].device);
+        gg_devices_close(&p->peer[i].devices);
     }
     gg_free(p->peer);
     gg_team_release(p->team);

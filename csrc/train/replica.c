@@ -2,33 +2,19 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "cpu/cpu_backend.h"
 #include "train/replica_private.h"
 
 static gg_status open_devices(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_replica_options *o = &r->options;
-    const gg_backend *onednn = gg_cpu_onednn();
-    const gg_device_options device = {.threads = o->threads, .isa = o->isa};
-    if (o->backend == GG_CHOOSE_ONEDNN && onednn == NULL)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "backend: 'onednn'; this build has no oneDNN, allowed are auto, native");
-    if (o->dtype == GG_BFLOAT16) {
-        if (onednn == NULL || o->backend == GG_CHOOSE_NATIVE)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "dtype: 'bfloat16' needs oneDNN, but %s; allowed is float32",
-                    onednn == NULL ? "this build has none" : "the backend is 'native'");
-        if (o->isa != GG_ISA_AVX512)
-            GG_FAIL(GG_ERROR_UNSUPPORTED,
-                    "dtype: 'bfloat16' needs the instruction set avx512, here it is %s; allowed is "
-                    "float32",
-                    gg_isa_name(o->isa));
-    }
-    GG_TRY(gg_backend_native.open(&device, &r->native));
-    if (o->backend != GG_CHOOSE_NATIVE && onednn != NULL) GG_TRY(onednn->open(&device, &r->onednn));
-    r->device = r->native;
+    const gg_devices_options wanted = {
+        .device = {.threads = o->threads, .isa = o->isa}, .backend = o->backend, .dtype = o->dtype};
+    GG_TRY(gg_devices_open(o->device, &wanted, &r->devices));
+    r->device = r->devices.device;
     r->plans = (gg_plans){.graph = o->graph,
-                          .options = {.device = r->onednn ? r->onednn : r->native,
-                                      .fallback = r->native,
-                                      .choose = o->backend == GG_CHOOSE_FASTER,
+                          .options = {.device = r->devices.first,
+                                      .fallback = r->devices.device,
+                                      .choose = r->devices.choose,
                                       .conv_algorithm = o->conv_algorithm,
                                       .dtype = o->dtype,
                                       .seed = o->seed,
@@ -83,6 +69,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *r, "replica", &r));
     r->options = *options;
+    if (r->options.device == NULL) r->options.device = "cpu";
     if (options->threads < 1) GG_FAIL(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads);
     GG_TRY(gg_optimizer_check(&options->optimizer));
     if (!(options->straggler.probability >= 0 && options->straggler.probability <= 1 && options->straggler.delay >= 0))
@@ -118,8 +105,7 @@ void gg_replica_destroy(gg_replica *r) {
     gg_free(r->carried);
     gg_free(r->batches);
     gg_trace_destroy(r->trace);
-    if (r->onednn != NULL) r->onednn->table->close(r->onednn);
-    if (r->native != NULL) r->native->table->close(r->native);
+    gg_devices_close(&r->devices);
     gg_free(r);
 }
 
@@ -184,10 +170,7 @@ void gg_replica_set_algorithms(gg_replica *r, const gg_conv_choice *choices, int
     r->plans.options.table_choices = table_count;
 }
 
-const char *gg_replica_backend_name(const gg_replica *r) {
-    if (r->onednn == NULL) return "native";
-    return r->options.backend == GG_CHOOSE_ONEDNN ? "onednn" : "onednn+native";
-}
+const char *gg_replica_backend_name(const gg_replica *r) { return r->devices.tables; }
 
 size_t gg_replica_bytes(const gg_replica *r) {
     return gg_plans_bytes(&r->plans) + (r->exchange != NULL ? gg_exchange_bytes(r->exchange) : 0);

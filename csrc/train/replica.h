@@ -6,19 +6,12 @@
 #ifndef GG_TRAIN_REPLICA_H
 #define GG_TRAIN_REPLICA_H
 
+#include "backend/registry.h"
 #include "comm/sample_ring.h"
 #include "data/loader.h"
 #include "nn/measure.h"
 #include "nn/plan.h"
 #include "strategy/tuning.h"
-
-/* Which CPU table an operation comes from. */
-typedef enum gg_backend_choice {
-    GG_CHOOSE_FASTER = 0,
-    GG_CHOOSE_ONEDNN,
-    GG_CHOOSE_NATIVE,
-    GG_CHOOSE_COUNT
-} gg_backend_choice;
 
 /* A rank that is sometimes late: before a step, with this probability, it does nothing for `delay` seconds of its
  * clock. Drawn from (seed, rank, step). */
@@ -35,7 +28,8 @@ typedef struct gg_replica_options {
     gg_strategy_options strategy;
     uint64_t seed;
     int threads;
-    gg_backend_choice backend;
+    const char *device;  /* what computes, as in backend/registry.h; NULL: "cpu". A constant */
+    const char *backend; /* of its tables: as in gg_devices_options. A constant */
     gg_conv_algorithm conv_algorithm;
     gg_dtype dtype; /* of activations and what products read: GG_FLOAT32, or GG_BFLOAT16 (gg_plan_options) */
     gg_isa isa;

@@ -15,11 +15,11 @@ typedef struct gg_other_counts {
 
 struct gg_replica {
     gg_replica_options options;
-    gg_device *native, *onednn; /* onednn NULL: only native is used */
-    gg_device *device;          /* arenas and gathering */
-    gg_exchange *exchange;      /* NULL: a reshape has failed half-way */
-    gg_state no_state;          /* then: no arenas, and the steps done */
-    gg_plans plans;             /* the plan of the last step is pinned */
+    gg_devices devices;
+    gg_device *device;     /* arenas */
+    gg_exchange *exchange; /* NULL: a reshape has failed half-way */
+    gg_state no_state;     /* then: no arenas, and the steps done */
+    gg_plans plans;        /* the plan of the last step is pinned */
     gg_plan_hooks hooks;
     int64_t loads;         /* gg_replica_loads */
     bool failed;           /* in the middle of an exchange: settling is impossible from then on */

@@ -74,8 +74,10 @@ typedef struct plan_call {
 } plan_call;
 
 static void search(const plan_call *c, gg_replica *r, const float *weights, announcement *said, gg_merges **out) {
-    const gg_merge_options options = {
-        .budgets = c->shrink->budget, .leasts = c->shrink->least, .groups = c->shrink->groups, .device = r->native};
+    const gg_merge_options options = {.budgets = c->shrink->budget,
+                                      .leasts = c->shrink->least,
+                                      .groups = c->shrink->groups,
+                                      .device = r->devices.host};
     announce(said, gg_merges_find(r->options.graph, c->plan->units, weights, &options, out));
     if (said->status == GG_OK) said->count = (*out)->count;
 }

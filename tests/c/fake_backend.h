@@ -433,16 +433,15 @@ static gg_status fake_create_reorder(gg_device *device, const gg_op_desc *desc, 
 
 /* Kernels of the table ----------------------------------------------------------------------------------------- */
 
-static void fake_loss(gg_device *device, gg_loss_args *args) {
+static void fake_loss(gg_device *device, const gg_loss_args *args) {
     (void)device;
     CHECK(args->sample_weights == NULL);
     gg_shape shape = {1, {args->features}};
     double *p = fake_load(args->layout, &shape, args->batch, args->prediction);
     double *grad = fake_load(GG_LAYOUT_PLAIN, &shape, args->batch, NULL);
-    args->divisor = (double)args->batch;
-    args->counted = args->batch;
-    fake_loss_kernel(args->loss.kind, args->batch, args->features, p, args->targets, grad, &args->loss_sum,
-                     &args->correct);
+    *args->result = (gg_loss_result){.divisor = (double)args->batch, .counted = args->batch};
+    fake_loss_kernel(args->loss.kind, args->batch, args->features, p, args->targets, grad, &args->result->loss_sum,
+                     &args->result->correct);
     if (args->gradient) fake_store(args->layout, &shape, args->batch, grad, args->gradient);
     free(p);
     free(grad);

@@ -543,7 +543,9 @@ static void check_loss(gg_loss_kind kind, gg_layout layout, int64_t batch, int64
         sum += share * mean;
         correct += kind == GG_LOSS_CROSS_ENTROPY ? best == class[s] : kind == GG_LOSS_BINARY_CROSS_ENTROPY ? right : 0;
     }
-    gg_loss_args args = {.loss = {.kind = kind},
+    gg_loss_result result = {0};
+    gg_loss_args args = {.result = &result,
+                         .loss = {.kind = kind},
                          .layout = layout,
                          .batch = batch,
                          .positions = 1,
@@ -553,30 +555,30 @@ static void check_loss(gg_loss_kind kind, gg_layout layout, int64_t batch, int64
     args.gradient = gradient;
     if (weighted) args.sample_weights = weight;
     gg_backend_native.loss(device, &args);
-    CHECK_NEAR(args.loss_sum, sum, 1e-6 * (1 + fabs(sum)));
-    CHECK_INT(args.correct, correct);
+    CHECK_NEAR(result.loss_sum, sum, 1e-6 * (1 + fabs(sum)));
+    CHECK_INT(result.correct, correct);
     /* Relative to the share of one sample, which is what a value of the gradient is of. */
     double worst = 0;
     for (int64_t i = 0; i < n; ++i)
         worst = fmax(worst, fabs((double)gradient[i] - wanted[i]) / fmax(1.0 / (double)batch, fabs(wanted[i])));
     CHECK_NEAR(worst, 0, 3e-7);
     CHECK(padding_is_zero(layout, batch, features, gradient));
-    const double before = args.loss_sum;
+    const double before = result.loss_sum;
     args.gradient = NULL;
     gg_backend_native.loss(device, &args);
-    CHECK(args.loss_sum == before && args.correct == correct);
+    CHECK(result.loss_sum == before && result.correct == correct);
     if (!weighted) { /* no weights are the same as ones, to the bit */
         float *same = floats(n);
         for (int64_t s = 0; s < batch; ++s) weight[s] = 1;
         args.sample_weights = weight;
         args.gradient = same;
         gg_backend_native.loss(device, &args);
-        CHECK(args.loss_sum == before && memcmp(same, gradient, (size_t)n * sizeof *same) == 0);
+        CHECK(result.loss_sum == before && memcmp(same, gradient, (size_t)n * sizeof *same) == 0);
     }
     /* What is not finite must show. */
     x[place(layout, batch, features, batch - 1, features - 1)] = NAN;
     gg_backend_native.loss(device, &args);
-    CHECK(isnan(args.loss_sum));
+    CHECK(isnan(result.loss_sum));
     release();
 }
 
@@ -597,7 +599,9 @@ static void test_losses(void) {
     int32_t class[2] = {1, 0};
     for (int i = 0; i < 32; ++i) x[i] = 0;
     x[0] = 1e4f, x[16] = -1e4f, x[1] = 1e4f, x[17] = -1e4f;
-    gg_loss_args args = {.loss = {.kind = GG_LOSS_CROSS_ENTROPY},
+    gg_loss_result result = {0};
+    gg_loss_args args = {.result = &result,
+                         .loss = {.kind = GG_LOSS_CROSS_ENTROPY},
                          .layout = GG_LAYOUT_BATCH_LAST,
                          .batch = 2,
                          .positions = 1,
@@ -606,8 +610,8 @@ static void test_losses(void) {
     args.targets = class;
     args.gradient = gradient;
     gg_backend_native.loss(device, &args);
-    CHECK_NEAR(args.loss_sum, 2e4, 1e-2);
-    CHECK_INT(args.correct, 1);
+    CHECK_NEAR(result.loss_sum, 2e4, 1e-2);
+    CHECK_INT(result.correct, 1);
     CHECK(gradient[0] == 0.5f && gradient[16] == -0.5f && gradient[1] == 0 && gradient[17] == 0);
     release();
 }

@@ -7,6 +7,7 @@
 #include "check.h"
 #include "comm/team.h"
 #include "corrupting.h"
+#include "cpu/cpu_backend.h"
 #include "train/replica.h"
 
 enum { RANKS = 3, INPUTS = 5, CLASSES = 3, STEPS = 3, BAD = 0, SENDER = 1 };
@@ -52,7 +53,7 @@ static gg_status create(void *context, int rank) {
                                   .optimizer = {.rate = {.lr = 0.01}, .momentum = 0.9f},
                                   .strategy = s->strategy,
                                   .threads = 1,
-                                  .backend = GG_CHOOSE_NATIVE};
+                                  .backend = "native"};
     GG_TRY(gg_replica_create(&options, &s->replica[rank]));
 cleanup:
     return status;
@@ -146,6 +147,7 @@ static void test_strategy(gg_strategy_options options, int tag, int which, const
 }
 
 int main(void) {
+    gg_cpu_register();
     const gg_compression_selection local = GG_SELECTION_LOCAL, cyclic = GG_SELECTION_CYCLIC;
     const gg_strategy_kind each = GG_STRATEGY_LAYERWISE_ALLREDUCE;
     const int first = GG_TAG_USER, sum = GG_TAG_ALLREDUCE;

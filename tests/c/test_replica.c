@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "check.h"
 #include "comm/team.h"
+#include "cpu/cpu_backend.h"
 
 enum { RANKS = 3, INPUTS = 5, CLASSES = 3 };
 
@@ -44,7 +45,7 @@ static gg_status create(void *context, int rank) {
                                   .optimizer = {.rate = {.lr = 0.01}, .momentum = 0.9f},
                                   .strategy = s->strategy,
                                   .threads = 1,
-                                  .backend = GG_CHOOSE_NATIVE};
+                                  .backend = "native"};
     return gg_replica_create(&options, &s->replica[rank]);
 }
 
@@ -95,6 +96,7 @@ static void test_switch(void) {
 }
 
 int main(void) {
+    gg_cpu_register();
     test_switch();
     test_deadlock(GG_STRATEGY_GOSSIPGRAD, "step 1, layers 'first' to 'first': ");
     test_deadlock(GG_STRATEGY_ALLREDUCE, "step 0, layers 'first' to 'second': ");

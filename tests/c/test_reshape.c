@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "check.h"
 #include "comm/team.h"
+#include "cpu/cpu_backend.h"
 #include "train/shrink.h"
 
 enum { RANKS = 3, INPUTS = 5, UNITS = 4, LEFT = 3, CLASSES = 3, STEPS = 4 };
@@ -65,7 +66,7 @@ static gg_status make_replica(const setup *s, const gg_graph *graph, int rank, g
                                   .optimizer = s->optimizer,
                                   .strategy = s->strategy,
                                   .threads = 1,
-                                  .backend = GG_CHOOSE_NATIVE};
+                                  .backend = "native"};
     return gg_replica_create(&options, out);
 }
 
@@ -203,6 +204,7 @@ static void test_plans_that_differ(void) {
 }
 
 int main(void) {
+    gg_cpu_register();
     test_plans_that_differ();
     test_shrinking(GG_STRATEGY_GOSSIPGRAD, NULL);
     test_shrinking(GG_STRATEGY_ALLREDUCE, NULL);

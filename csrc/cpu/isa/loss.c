@@ -57,7 +57,7 @@ static bool loss_ignores(const gg_loss_args *args, int32_t target) {
 }
 
 /* What the sum over the batch is divided by; where nothing is counted, the sum is 0. */
-static double loss_divisor(const gg_loss_args *args) { return args->divisor > 0 ? args->divisor : 1.0; }
+static double loss_divisor(const gg_loss_args *args) { return args->result->divisor > 0 ? args->result->divisor : 1.0; }
 
 /* One position of a PLAIN prediction, with the largest x subtracted in the exponentials. Their sum is in double, since
  * a thousand classes would cost digits. Sixteen partial sums, since the compiler may not reorder. */

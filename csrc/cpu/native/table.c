@@ -7,6 +7,7 @@ static gg_status native_open(const gg_device_options *options, gg_device **out) 
 
 const gg_backend gg_backend_native = {
     .name = GG_NATIVE_NAME,
+    .fills_lanes = true,
     .open = native_open,
     .close = gg_cpu_device_close,
     .create =

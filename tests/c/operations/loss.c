@@ -60,7 +60,8 @@ PyObject *gg_test_run_loss(PyObject *module, PyObject *args, PyObject *kwargs) {
     PyObject *prediction_object, *targets_object, *class_object = Py_None, *sample_object = Py_None, *result = NULL;
     PyObject *ignored = Py_None;
     PyArrayObject *prediction = NULL, *targets = NULL, *gradient = NULL, *class_array = NULL, *sample_array = NULL;
-    gg_loss_args loss = {.positions = 1};
+    gg_loss_result sums = {0};
+    gg_loss_args loss = {.positions = 1, .result = &sums};
     gg_isa isa;
     gg_test_devices d = {NULL, NULL};
     gg_status status;
@@ -102,8 +103,8 @@ PyObject *gg_test_run_loss(PyObject *module, PyObject *args, PyObject *kwargs) {
     if (status == GG_OK) status = guarded_loss(&d, &loss, PyArray_DATA(gradient));
     gg_test_devices_close(&d);
     gg_parallel_leave(former);
-    result = status == GG_OK ? Py_BuildValue("dLOdL", loss.loss_sum, (long long)loss.correct, gradient, loss.divisor,
-                                             (long long)loss.counted)
+    result = status == GG_OK ? Py_BuildValue("dLOdL", sums.loss_sum, (long long)sums.correct, gradient, sums.divisor,
+                                             (long long)sums.counted)
                              : gg_py_raise(status);
 cleanup:
     Py_XDECREF(prediction);
