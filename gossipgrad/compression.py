@@ -96,9 +96,12 @@ class AdaComp:
                  with a small factor, a high rate and momentum, training can diverge.
     local_momentum  each rank's gradient goes through SGD's momentum, and weight decay, before the choice instead of
                  the sum after it (Lin et al., "Deep Gradient Compression", 2017). So what waits in the residue has the
-                 momentum that it would have had, and short trainings lose less. The optimiser's arena "momentum" is
-                 each rank's own then. With AllReduce and LayerwiseAllReduce, and SGD with momentum, without nesterov
-                 and clip_norm.
+                 momentum that it would have had, and short trainings lose less. With Adam each rank has the moments of
+                 its own gradients, and G = R + the direction of its step, of which every rank then subtracts lr times
+                 the sum (after Chen et al., "Quantized Adam with Error Feedback", 2020). Squares of gradients count
+                 1/p: the mean of p independent gradients varies so much less. The optimiser's arenas of moments are
+                 each rank's own. With AllReduce and LayerwiseAllReduce; with Adam, and with SGD that has momentum,
+                 without nesterov; without clip_norm.
 
     The residue is one more copy of the model on each rank. Checkpoints have it, so a resumed run has the same bits.
     """
@@ -137,7 +140,7 @@ class AdaComp:
     dense_below: int = field(default=256, metadata=about("parameters of fewer elements travel whole"))
     warmup: int = field(default=0, metadata=about("so many steps at the beginning send everything"))
     selection: Selection = field(default="local", metadata=about("every rank chooses, or one in turns for all"))
-    local_momentum: bool = field(default=False, metadata=about("SGD's momentum comes before the choice"))
+    local_momentum: bool = field(default=False, metadata=about("the momentum of SGD, the moments of Adam, come before the choice"))
 
     def __post_init__(self) -> None:
         selection = choice("selection", self.selection, SELECTIONS)

@@ -1,11 +1,11 @@
-"""AdaComp(local_momentum=True): each rank's own momentum comes before the choice, and none after the sum."""
+"""AdaComp(local_momentum=True): each rank's own moments come before the choice, and none after the sum."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from gossip_reference import small_batches
-from test_compression_strategies import SMALL, residues, trainer_of
+from gossip_reference import Gradients, flat, small_batches
+from test_compression_strategies import SMALL, own_gradients, residues, trainer_of
 
 import gossipgrad as gg
 
@@ -74,14 +74,83 @@ def test_sent_and_left_are_the_accumulated_gradients(how):
                 assert np.array_equal(one, trainer.weights(rank)[name])
 
 
+class Adam:
+    """Of one rank in float64, before the sum: squares count 1/p each."""
+
+    def __init__(self, like, p, decay=0.0):
+        self.p, self.decay, self.steps = p, decay, 0
+        self.mean, self.square = np.zeros(like.size), np.zeros(like.size)
+
+    def __call__(self, gradient, weights, scale):
+        d = scale * gradient.astype(np.float64) + self.decay * weights
+        self.steps += 1
+        self.mean = 0.8 * self.mean + 0.2 * d
+        self.square = 0.95 * self.square + 0.05 * d * d
+        root = np.sqrt(self.square / (1 - 0.95**self.steps) / self.p)
+        return self.mean / (1 - 0.8**self.steps) / (root + 1e-3)
+
+
+def adam(decay=0.0, decoupled=False):
+    """eps is large, so that it counts."""
+    return gg.Adam(lr=0.02, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=decay, decoupled=decoupled)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("p", [2, 4])
+def test_adam_of_every_rank_where_everything_is_sent(p, decoupled):
+    """The sum is the mean of the ranks' directions; batches of unlike sizes."""
+    decay, lr = 0.3, 0.02
+    for strategy in STRATEGIES:
+        for how in ("warm-up", "bins of one"):
+            trainer = trainer_of(p, strategy, EVERYTHING[how], optimizer=adam(decay, decoupled))
+            gradients_of, generator = Gradients(trainer.net), np.random.default_rng(p)
+            own = [Adam(flat(trainer.weights()), p, 0.0 if decoupled else decay) for _ in range(p)]
+            for step in range(8):
+                x, y = small_batches(generator, p, [3 + (rank + step) % 3 * (rank > 0) for rank in range(p)])
+                before = flat(trainer.weights()).astype(np.float64)
+                scales = [p * len(one) / sum(map(len, y)) for one in y]
+                gradients = own_gradients(gradients_of, trainer, x, y)
+                directions = [one(*what) for one, *what in zip(own, gradients, [before] * p, scales, strict=True)]
+                trainer.train_step(x, y)
+                wanted = before - lr * np.mean(directions, axis=0) - lr * decay * decoupled * before
+                np.testing.assert_allclose(flat(trainer.weights()), wanted, rtol=1e-4, atol=2e-5)
+            for rank, one in enumerate(own):
+                for name, moment in (("momentum", one.mean), ("second_moment", one.square)):
+                    np.testing.assert_allclose(flat(trainer.core.arena(name, rank)), moment, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("how", SOME)
-def test_resuming_is_never_having_stopped(how, tmp_path):
+def test_sent_and_left_are_the_directions_of_adam(how):
+    """w = w0 - lr (the sum over steps of the mean direction - the sum of the residues), in float64."""
+    p, sizes = 3, [3, 5, 2]
+    for strategy in STRATEGIES:
+        trainer = trainer_of(p, strategy, SOME[how], optimizer=adam())
+        gradients_of, generator = Gradients(trainer.net), np.random.default_rng(0)
+        start = flat(trainer.weights()).astype(np.float64)
+        own, total = [Adam(start, p) for _ in range(p)], np.zeros(start.size)
+        for _ in range(8):
+            x, y = small_batches(generator, p, sizes)
+            gradients = own_gradients(gradients_of, trainer, x, y)
+            trainer.train_step(x, y)
+            for one, gradient, size in zip(own, gradients, sizes, strict=True):
+                total += one(gradient, 0.0, p * size / sum(sizes)) / p
+        left = residues(trainer)
+        waits = sum(flat(one).astype(np.float64) for one in left)
+        np.testing.assert_allclose(flat(trainer.weights()), start - 0.02 * (total - waits), rtol=1e-4, atol=2e-5)
+        assert np.abs(waits).max() > 0.1
+        for rank in range(1, p):
+            assert np.array_equal(flat(trainer.weights(0)), flat(trainer.weights(rank)))
+
+
+@pytest.mark.parametrize("chosen", [optimizer, adam])
+@pytest.mark.parametrize("how", SOME)
+def test_resuming_is_never_having_stopped(how, chosen, tmp_path):
     """The ranks have momenta of their own, which a checkpoint gives back to each."""
     generator = np.random.default_rng(0)
     data = generator.standard_normal((36, 1, 8, 8)).astype(np.float32), generator.integers(0, 4, 36)
 
     def fit(epochs, **options):
-        trainer = trainer_of(3, STRATEGIES[1], SOME[how], optimizer=optimizer())
+        trainer = trainer_of(3, STRATEGIES[1], SOME[how], optimizer=chosen())
         return trainer, trainer.fit(data, epochs=epochs, batch_size=4, progress=False, **options)
 
     half, _ = fit(2)
@@ -97,8 +166,9 @@ def test_resuming_is_never_having_stopped(how, tmp_path):
 @pytest.mark.parametrize(
     ("strategy", "chosen", "message"),
     [
-        (gg.AllReduce(), gg.Adam(lr=0.01), "local_momentum=True: allowed only with SGD, momentum above 0"),
-        (gg.AllReduce(), gg.SGD(lr=0.1), "local_momentum=True: allowed only with SGD, momentum above 0"),
+        (gg.AllReduce(), gg.LARS(lr=0.01), "local_momentum=True: allowed only with Adam, or with SGD, momentum above"),
+        (gg.AllReduce(), gg.SGD(lr=0.1), "local_momentum=True: allowed only with Adam, or with SGD, momentum above 0"),
+        (gg.AllReduce(), gg.Adam(lr=0.1, clip_norm=1.0), "local_momentum=True with clip_norm=1: .*=None"),
         (gg.AllReduce(), gg.SGD(lr=0.1, momentum=0.9, nesterov=True), "and nesterov=False"),
         (gg.AllReduce(), gg.SGD(lr=0.1, momentum=0.9, clip_norm=1.0), "local_momentum=True with clip_norm=1: .*=None"),
         (

@@ -61,6 +61,13 @@ int gg_optimizer_moments(const gg_optimizer *optimizer, const char *names[GG_MOS
 struct gg_group;
 void gg_optimizer_rule(const gg_optimizer *optimizer, const struct gg_group *group, int64_t step, gg_update_args *args);
 
+/* The same where it works before gradients are summed over `ranks` ranks, each of which has moments of its own, in two
+ * halves. `direction`, ADAM only: what the weight loses at the learning rate 1, of decayed gradients. The squares of a
+ * rank's own gradient count 1/ranks each, since the mean of that many independent gradients varies so much less.
+ * `sum`: the weight less the learning rate times the mean over ranks, and a decoupled decay. */
+void gg_optimizer_direction(const gg_optimizer *optimizer, int ranks, int64_t step, gg_update_args *args);
+void gg_optimizer_sum(const gg_optimizer *optimizer, const struct gg_group *group, int64_t step, gg_update_args *args);
+
 /* What a change d of the gradient of step `step` would have changed: *momentum += first * d, *weight += second * d.
  * Adam's division by the second moment is not linear in d: its weights are left alone, and follow from the next step
  * on. */

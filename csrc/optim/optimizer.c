@@ -118,6 +118,22 @@ void gg_optimizer_rule(const gg_optimizer *optimizer, const gg_group *group, int
     else fill_sgd(optimizer, group, lr, weight_decay, args);
 }
 
+void gg_optimizer_direction(const gg_optimizer *optimizer, int ranks, int64_t step, gg_update_args *args) {
+    args->grad_scale = 1.0f;
+    fill_adam(optimizer, 1.0, 0.0f, step, args);
+    args->root_scale = (float)((double)args->root_scale / sqrt(ranks));
+}
+
+void gg_optimizer_sum(const gg_optimizer *optimizer, const gg_group *group, int64_t step, gg_update_args *args) {
+    gg_optimizer_rule(optimizer, group, step, args);
+    args->rule = GG_UPDATE_PLAIN;
+    if (group->statistic) return;
+    args->lr = (float)group_rate(optimizer, group, step);
+    args->weight_decay = optimizer->kind == GG_OPTIMIZER_ADAM && optimizer->decoupled
+                             ? optimizer->weight_decay * group->decay_factor
+                             : 0.0f;
+}
+
 void gg_optimizer_late(const gg_optimizer *optimizer, const gg_group *group, int64_t step, float *first,
                        float *second) {
     const double rate = group_rate(optimizer, group, step);

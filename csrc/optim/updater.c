@@ -76,11 +76,12 @@ static void apply_piece(const gg_updater *updater, const gg_group *group, gg_dev
                            .weight = gg_state_weights(state) + update->offset + from,
                            .weight_after = received_at(update, 0, from),
                            .weight_copy = copy_at(update, 0, from)};
-    gg_optimizer_rule(updater->optimizer, group, update->step, &args);
     if (updater->accumulated) {
-        args.rule = GG_UPDATE_PLAIN;
-        args.weight_decay = 0;
-    } else if (!group->statistic) {
+        gg_optimizer_sum(updater->optimizer, group, update->step, &args);
+    } else {
+        gg_optimizer_rule(updater->optimizer, group, update->step, &args);
+    }
+    if (!updater->accumulated && !group->statistic) {
         args.momentum = moment_at(state, 0, update->owned_offset + from);
         args.momentum_before = received_at(update, 1, from);
         args.momentum_copy = copy_at(update, 1, from);
@@ -165,23 +166,55 @@ void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_sta
     else each_piece(updater, device, state, update, apply_piece);
 }
 
-void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state, size_t offset,
-                           size_t count, float scale, float *gradient) {
+/* Elements that are worked on at once, in cache. */
+#define BLOCK ((size_t)2048)
+
+/* Adam's direction takes the gradient's place: an update of weights that are zero. */
+static void accumulate_adam(const gg_updater *updater, const gg_group *group, gg_device *device, const gg_state *state,
+                            const gg_accumulation *work, size_t at, size_t count) {
     const gg_optimizer *optimizer = updater->optimizer;
-    const size_t end = offset + count;
-    const gg_group *group = gg_updater_group(updater, offset);
-    for (size_t at = offset, next; at < end; at = next, ++group) {
+    const float decay = optimizer->decoupled ? 0.0f : optimizer->weight_decay * group->decay_factor;
+    const float factor[2] = {work->scale, decay};
+    float decayed[BLOCK] __attribute__((aligned(GG_ALIGNMENT)));
+    gg_update_args args = {.grad = decayed};
+    gg_optimizer_direction(optimizer, work->ranks, work->step, &args);
+    args.lr = -args.lr;
+    for (const size_t end = at + count; at < end; at += args.n) {
+        float *own = work->gradient + (at - work->offset);
+        const float *const source[2] = {own, gg_state_weights(state) + at};
+        args.n = end - at < BLOCK ? end - at : BLOCK;
+        device->table->weighted_sum(device, args.n, decay != 0 ? 2 : 1, source, factor, decayed);
+        memset(own, 0, args.n * sizeof *own);
+        args.weight = own;
+        args.momentum = gg_state_moment(state, 0) + at;
+        args.square = gg_state_moment(state, 1) + at;
+        device->table->update(device, &args);
+    }
+}
+
+static void accumulate_sgd(const gg_updater *updater, const gg_group *group, gg_device *device, const gg_state *state,
+                           const gg_accumulation *work, size_t at, size_t count) {
+    const gg_optimizer *optimizer = updater->optimizer;
+    float *own = work->gradient + (at - work->offset), *momentum = gg_state_moment(state, 0) + at;
+    const float *const source[3] = {momentum, own, gg_state_weights(state) + at};
+    const float factor[3] = {optimizer->momentum * group->momentum_factor, work->scale,
+                             optimizer->weight_decay * group->decay_factor};
+    device->table->weighted_sum(device, count, factor[2] != 0 ? 3 : 2, source, factor, momentum);
+    memcpy(own, momentum, count * sizeof *own);
+}
+
+void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state,
+                           const gg_accumulation *work) {
+    const size_t end = work->offset + work->count;
+    const gg_group *group = gg_updater_group(updater, work->offset);
+    for (size_t at = work->offset, next; at < end; at = next, ++group) {
         next = group->end < end ? group->end : end;
-        float *own = gradient + (at - offset), *momentum = gg_state_moment(state, 0) + at;
-        const float *const source[3] = {momentum, own, gg_state_weights(state) + at};
-        const float factor[3] = {optimizer->momentum * group->momentum_factor, scale,
-                                 optimizer->weight_decay * group->decay_factor};
-        if (group->statistic) {
-            device->table->weighted_sum(device, next - at, 1, source + 1, &scale, own);
-            continue;
-        }
-        device->table->weighted_sum(device, next - at, factor[2] != 0 ? 3 : 2, source, factor, momentum);
-        memcpy(own, momentum, (next - at) * sizeof *own);
+        float *own = work->gradient + (at - work->offset);
+        const float *const source = own;
+        if (group->statistic) device->table->weighted_sum(device, next - at, 1, &source, &work->scale, own);
+        else if (updater->optimizer->kind == GG_OPTIMIZER_ADAM)
+            accumulate_adam(updater, group, device, state, work, at, next - at);
+        else accumulate_sgd(updater, group, device, state, work, at, next - at);
     }
 }
 

@@ -22,7 +22,8 @@ typedef struct gg_updater {
     gg_group *group;
     int groups;
     double *squares; /* of each group's gradients, and then of each one's weights; NULL: updates need no norms */
-    /* SGD: gradients come from gg_updater_accumulate: updates add no decay and have no momentum. */
+    /* SGD, ADAM: gradients come from gg_updater_accumulate: updates have no moments, and no decay but a decoupled one.
+     */
     bool accumulated;
 } gg_updater;
 
@@ -49,12 +50,23 @@ typedef struct gg_update {
 /* An element's result does not depend on how the arenas are cut into runs. */
 void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update);
 
-/* The first half of SGD's update, of a gradient whose second half, gg_updater_apply, comes when it has been summed over
- * ranks: gradient = momentum = mu*momentum + scale*gradient + weight_decay*weight, from element `offset` on. The mean
- * over ranks of what they accumulate with scale p*share is what one momentum of their weighted mean would be.
- * Statistics are only scaled. */
-void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state, size_t offset,
-                           size_t count, float scale, float *gradient);
+/* The gradient of a run of elements that has not been summed over ranks yet. */
+typedef struct gg_accumulation {
+    int64_t step;         /* from 0 */
+    int ranks;            /* over which it will be summed */
+    size_t offset, count; /* elements of the arenas, whole lanes */
+    float scale;          /* ranks * this rank's share of the samples */
+    float *gradient;      /* of the first element */
+} gg_accumulation;
+
+/* The first half of an update whose second half, gg_updater_apply, comes when the gradient has been summed over ranks.
+ * With d = scale*gradient + weight_decay*weight, the decay only where it is not decoupled:
+ *   SGD   gradient = momentum = mu*momentum + d
+ *   ADAM  gradient = the direction of its step by this rank's moments of d (gg_optimizer_direction)
+ * The mean over ranks of what SGD gives is what one momentum of their weighted mean would be. Statistics are only
+ * scaled. */
+void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state,
+                           const gg_accumulation *work);
 
 /* Half of what the difference between a partner's gradient and the own one, in the step of an update that did without
  * it, would have changed: update->gradient is the own one, and update->received[0] what came in exchange for it, of the

@@ -47,8 +47,10 @@ gg_status gg_strategy_accumulate(const gg_strategy_options *options, const gg_st
     const gg_optimizer *optimizer = env->updater->optimizer;
     *accumulates = options->compression.local_momentum && gg_residue_wanted(options, env) != 0;
     if (!options->compression.local_momentum) goto cleanup;
-    if (optimizer->kind != GG_OPTIMIZER_SGD || !(optimizer->momentum > 0) || optimizer->nesterov)
-        GG_FAIL(GG_ERROR_ARGUMENT, "local_momentum=True: allowed only with SGD, momentum above 0, and nesterov=False");
+    if (optimizer->kind != GG_OPTIMIZER_ADAM &&
+        (optimizer->kind != GG_OPTIMIZER_SGD || !(optimizer->momentum > 0) || optimizer->nesterov))
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "local_momentum=True: allowed only with Adam, or with SGD, momentum above 0, and nesterov=False");
     if (optimizer->clip_norm > 0)
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "local_momentum=True with clip_norm=%g: what is summed has momentum already; allowed "

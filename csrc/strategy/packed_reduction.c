@@ -307,8 +307,13 @@ static gg_status packed_start(gg_reduction *reduction, float *data, const float 
     s->data = data;
     if (s->equal_share != NULL) {
         const gg_strategy_env *env = &s->owner->env;
-        gg_updater_accumulate(env->updater, env->device, env->state, s->offset, s->count, scale * (float)s->group->size,
-                              data);
+        gg_updater_accumulate(env->updater, env->device, env->state,
+                              &(gg_accumulation){.step = s->owner->step,
+                                                 .ranks = s->group->size,
+                                                 .offset = s->offset,
+                                                 .count = s->count,
+                                                 .scale = scale * (float)s->group->size,
+                                                 .gradient = data});
         share = s->equal_share;
         scale = share[s->group->rank];
     }
