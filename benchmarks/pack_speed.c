@@ -51,7 +51,7 @@ int main(int arguments, char **argument) {
     const size_t n = strtoull(argument[2], NULL, 10);
     const int rounds = atoi(argument[6]);
     const gg_compression options = {.active = true,
-                                    .factor = 2,
+                                    .factor = {2},
                                     .mode = (gg_compression_mode)atoi(argument[4]),
                                     .values = atoi(argument[5]) ? GG_BFLOAT16 : GG_FLOAT32};
     const gg_segment segment = {.count = n, .bin = atoi(argument[3]), .name = "weight"};

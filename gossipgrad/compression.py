@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
@@ -38,23 +38,41 @@ def _bin_size(value: Any) -> dict[str, int]:
                 f"bin_size={value!r}: allowed: an integer in 0..{MOST_BIN}, or a dict of these by {allowed}"
             )
         return dict.fromkeys(FAMILIES, integer("bin_size", value, 0, MOST_BIN))
-    for key in value:
-        if key not in FAMILIES:
-            allowed = ", ".join(map(repr, FAMILIES))
-            raise ValueError(f"bin_size: {key!r}; allowed keys: {allowed}{did_you_mean(key, FAMILIES)}")
+    _check_families("bin_size", value)
     return BIN_SIZE | {key: integer(f"bin_size[{key!r}]", one, 0, MOST_BIN) for key, one in value.items()}
 
 
-def _read_bin_size(text: str) -> int | dict[str, int]:
+def _factor(value: Any, usual: float) -> float | dict[str, float]:
+    """One number, or one of each family of layers."""
+    if not isinstance(value, Mapping):
+        return number("factor", usual if value is None else value, 1.0)
+    _check_families("factor", value)
+    return dict.fromkeys(FAMILIES, usual) | {key: number(f"factor[{key!r}]", one, 1.0) for key, one in value.items()}
+
+
+def _check_families(name: str, value: Mapping[str, Any]) -> None:
+    for key in value:
+        if key not in FAMILIES:
+            allowed = ", ".join(map(repr, FAMILIES))
+            raise ValueError(f"{name}: {key!r}; allowed keys: {allowed}{did_you_mean(key, FAMILIES)}")
+
+
+def _read_by_family(name: str, read: type[int] | type[float], usual: str) -> Callable[[str], Any]:
     """From a number, or FAMILY=N with commas or slashes between them."""
-    try:
-        if "=" not in text:
-            return int(text)
-        pairs = [one.partition("=") for one in text.replace("/", ",").split(",")]
-        return _bin_size({key.strip(): int(value) for key, _, value in pairs})
-    except ValueError as error:
-        said = str(error) if str(error).startswith("bin_size") else f"bin_size: {text!r}"
-        raise ValueError(f"{said}; allowed: a number, or FAMILY=N with commas, as conv=50,linear=500") from None
+
+    def read_one(text: str) -> Any:
+        try:
+            if "=" not in text:
+                return read(text)
+            pairs = [one.partition("=") for one in text.replace("/", ",").split(",")]
+            made = {key.strip(): read(value) for key, _, value in pairs}
+            _check_families(name, made)
+            return made
+        except ValueError as error:
+            said = str(error) if str(error).startswith(name) else f"{name}: {text!r}"
+            raise ValueError(f"{said}; allowed: a number, or FAMILY=N with commas, as {usual}") from None
+
+    return read_one
 
 
 @named_keywords
@@ -79,9 +97,10 @@ class AdaComp:
                  leaves out has the default: 50 for "conv", 500 for the others. 0: this family is not compressed. Bins
                  of less than 64 elements need 8 bits an element that is sent, others 16, and mode="exact" the values as
                  well.
-    factor       at least 1: how much more the new gradient counts in the choice. The larger it is, the more is sent,
-                 and the closer training is to that without compression. None: 2, with selection="cyclic" 4. 1.5 to 3
-                 work well with "local".
+    factor       at least 1: how much more the new gradient counts in the choice: one number, or a dict by what a layer
+                 does, as bin_size. The larger it is, the more is sent, and the closer training is to that without
+                 compression. None, and what a dict leaves out: 2, with selection="cyclic" 4. 1.5 to 3 work well with
+                 "local".
     mode         what is sent of a chosen element. "strict": sign(G) * s, as in the paper, with one s a parameter.
                  "safe": the same, but only where |G| >= s / 2: quiet bins do not overshoot. "exact": G itself.
                  None: "strict"; with selection="cyclic" and with GossipGraD "exact", the only one there.
@@ -114,12 +133,18 @@ class AdaComp:
             f"elements in a bin: one number, or by {', '.join(FAMILIES)}; 0: not compressed",
             default=",".join(f"{family}={size}" for family, size in BIN_SIZE.items()),
             metavar="N|FAMILY=N,...",
-            read=_read_bin_size,
+            read=_read_by_family("bin_size", int, "conv=50,linear=500"),
         ),
     )
-    factor: float | None = field(
+    factor: float | Mapping[str, float] | None = field(
         default=None,
-        metadata=about("how much more the new gradient counts in the choice", default="2, with selection cyclic 4"),
+        hash=False,
+        metadata=about(
+            f"how much more the new gradient counts in the choice: one number, or by {', '.join(FAMILIES)}",
+            default="2, with selection cyclic 4",
+            metavar="F|FAMILY=F,...",
+            read=_read_by_family("factor", float, "conv=2,linear=1.5"),
+        ),
     )
     mode: Mode | None = field(
         default=None,
@@ -140,16 +165,17 @@ class AdaComp:
     dense_below: int = field(default=256, metadata=about("parameters of fewer elements travel whole"))
     warmup: int = field(default=0, metadata=about("so many steps at the beginning send everything"))
     selection: Selection = field(default="local", metadata=about("every rank chooses, or one in turns for all"))
-    local_momentum: bool = field(default=False, metadata=about("the momentum of SGD, the moments of Adam, come before the choice"))
+    local_momentum: bool = field(
+        default=False, metadata=about("the momentum of SGD, the moments of Adam, come before the choice")
+    )
 
     def __post_init__(self) -> None:
         selection = choice("selection", self.selection, SELECTIONS)
         mode = None if self.mode is None else choice("mode", self.mode, MODES)
-        factor = (4.0 if selection == "cyclic" else 2.0) if self.factor is None else self.factor
         store(
             self,
             bin_size=_bin_size(self.bin_size),
-            factor=number("factor", factor, 1.0),
+            factor=_factor(self.factor, 4.0 if selection == "cyclic" else 2.0),
             mode="exact" if mode is None and selection == "cyclic" else mode,
             values=choice("values", self.values, VALUES),
             dense=parts("dense", self.dense),

@@ -34,6 +34,8 @@ CYCLIC = {"selection": "cyclic", "mode": "exact"}
         ({"bin_size": {"convs": 50}}, ValueError, ["bin_size: 'convs'", "'recurrent'", "did you mean 'conv'?"]),
         ({"factor": 0.9}, ValueError, ["factor=0.9", ">= 1"]),
         ({"factor": float("nan")}, ValueError, ["factor=nan", "finite"]),
+        ({"factor": {"conv": 0.5}}, ValueError, ["factor['conv']=0.5", ">= 1"]),
+        ({"factor": {"convs": 2}}, ValueError, ["factor: 'convs'", "'conv', 'linear'"]),
         ({"mode": "exakt"}, ValueError, ["mode='exakt'", "'strict'", "did you mean 'exact'?"]),
         ({"mode": "exact", "values": "float16"}, ValueError, ["values='float16'", "'bfloat16'", "'float32'"]),
         ({"values": "float32", "mode": "safe"}, ValueError, ["values='float32'", "mode='safe'", "mode='exact'"]),
@@ -57,6 +59,9 @@ def test_values_are_plain_and_go_to_json_and_back():
     assert made.dense == ("bias", "norm") and made.factor == 3.0 and isinstance(made.factor, float)
     assert compression.from_settings(json.loads(json.dumps(made.settings()))) == made
     assert pickle.loads(pickle.dumps(made)) == made and hash(made) == hash(dataclasses.replace(made))
+    mixed = gg.AdaComp(factor={"linear": 3}, selection="cyclic")
+    assert mixed.factor == {"conv": 4.0, "linear": 3.0, "recurrent": 4.0, "other": 4.0}
+    assert compression.from_settings(json.loads(json.dumps(mixed.settings()))) == mixed
     assert gg.AdaComp(bin_size=7).bin_size == dict.fromkeys(compression.FAMILIES, 7)
     assert gg.AdaComp().mode is None and gg.AdaComp(selection="cyclic").mode == "exact"
     assert (

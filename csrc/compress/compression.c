@@ -12,8 +12,10 @@ gg_status gg_compression_check(const gg_compression *compression) {
         if (compression->bin[family] < 0 || compression->bin[family] > GG_MOST_BIN)
             GG_FAIL(GG_ERROR_ARGUMENT, "bin_size: %d for '%s'; allowed are 1 to %d, and 0 for no compression",
                     compression->bin[family], gg_family_name((gg_family)family), GG_MOST_BIN);
-    if (!(compression->factor >= 1 && isfinite(compression->factor)))
-        GG_FAIL(GG_ERROR_ARGUMENT, "factor: %g; must be finite and at least 1", compression->factor);
+    for (int family = 0; family < GG_FAMILY_COUNT; ++family)
+        if (!(compression->factor[family] >= 1 && isfinite(compression->factor[family])))
+            GG_FAIL(GG_ERROR_ARGUMENT, "factor: %g for '%s'; must be finite and at least 1",
+                    compression->factor[family], gg_family_name((gg_family)family));
     if ((int)compression->mode < 0 || compression->mode >= GG_COMPRESSION_MODES)
         GG_FAIL(GG_ERROR_ARGUMENT, "mode: number %d is none of the %d known", (int)compression->mode,
                 GG_COMPRESSION_MODES);

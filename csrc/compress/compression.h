@@ -37,8 +37,8 @@ enum { GG_MOST_BIN = 16383 };
 /* All zero: nothing is compressed. */
 typedef struct gg_compression {
     bool active;
-    int bin[GG_FAMILY_COUNT]; /* elements of a bin; 0: parameters of this family travel dense */
-    float factor;             /* f, at least 1 */
+    int bin[GG_FAMILY_COUNT];      /* elements of a bin; 0: parameters of this family travel dense */
+    float factor[GG_FAMILY_COUNT]; /* f, at least 1 */
     gg_compression_mode mode;
     gg_dtype values;    /* EXACT: what travels, BFLOAT16 or FLOAT32 */
     size_t dense_below; /* parameters of fewer elements travel dense */

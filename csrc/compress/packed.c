@@ -381,7 +381,7 @@ static gg_status measure_segment(const gg_packing *packing, int i, const pack_ar
         .n = segment->count,
         .bin = segment->bin > 0 ? (size_t)segment->bin : GG_MOST_BIN,
         .scale = arrays->scale,
-        .factor = packing->compression->factor,
+        .factor = packing->compression->factor[segment->family],
         .gradient = arrays->gradient != NULL ? arrays->gradient + segment->offset : NULL,
         .clear = arrays->clear != NULL ? arrays->clear + segment->offset : NULL,
         .residue = terms.value == NULL ? terms.own : NULL,

@@ -143,6 +143,18 @@ static int bins_of(PyObject *dict, int out[GG_FAMILY_COUNT]) {
     return 0;
 }
 
+/* The factor of each family: a number for all, or a dict by its name; 2 where it has none; -1 with an exception. */
+static int factors_of(PyObject *dict, float out[GG_FAMILY_COUNT]) {
+    PyObject *factors = PyDict_GetItemString(dict, "factor");
+    const bool by_family = factors != NULL && PyDict_Check(factors);
+    for (int family = 0; family < GG_FAMILY_COUNT; ++family) {
+        out[family] = (float)(by_family ? number_of(factors, gg_family_name((gg_family)family), 2.0)
+                                        : number_of(dict, "factor", 2.0));
+        if (PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
 /* The names of a list, each ended by a newline; -1 with an exception. */
 static int names_of(PyObject *list, const char **out, PyObject **memory) {
     *memory = PyUnicode_FromString("");
@@ -171,7 +183,6 @@ int gg_py_compression(PyObject *dict, gg_compression *out, PyObject **packs) {
     if (dense_below < 0 && !PyErr_Occurred())
         PyErr_Format(PyExc_ValueError, "dense_below: %lld; must be at least 0", dense_below);
     *out = (gg_compression){.active = true,
-                            .factor = (float)number_of(dict, "factor", 2.0),
                             .mode = (gg_compression_mode)mode,
                             .values = (gg_dtype)type,
                             .dense_below = (size_t)dense_below,
@@ -181,7 +192,7 @@ int gg_py_compression(PyObject *dict, gg_compression *out, PyObject **packs) {
     if (PyErr_Occurred() || roles_of(dict, "dense", &out->dense_roles) < 0) return -1;
     PyObject *names = PyDict_GetItemString(dict, "packs");
     if (names != NULL && names != Py_None && names_of(names, &out->packs, packs) < 0) return -1;
-    return bins_of(dict, out->bin);
+    return factors_of(dict, out->factor) < 0 ? -1 : bins_of(dict, out->bin);
 }
 
 void gg_py_option_memory_clear(gg_py_option_memory *memory) {

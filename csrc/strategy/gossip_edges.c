@@ -483,7 +483,8 @@ gg_status gg_gossip_edges_create(const gg_strategy_options *options, const gg_st
     g->gamma = options->mix_gamma > 0 ? (float)options->mix_gamma : USUAL_GAMMA;
     g->compression = options->compression;
     g->compression.mode = GG_COMPRESSION_EXACT; /* one scale a parameter does not converge here */
-    g->compression.factor = 1 + (options->compression.factor - 1) * LAST_STEP;
+    for (int family = 0; family < GG_FAMILY_COUNT; ++family)
+        g->compression.factor[family] = 1 + (options->compression.factor[family] - 1) * LAST_STEP;
     whole_buckets.chunk_bytes = env->state->count * sizeof(float);
     GG_TRY(gg_gossip_init(&g->gossip, &whole_buckets, env));
     GG_TRY(gg_buckets_check_tags(&g->gossip.buckets, GG_TAG_LIMIT - GG_TAG_USER));

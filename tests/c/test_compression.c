@@ -22,8 +22,8 @@ static gg_graph *two_layers(void) {
 
 static void test_segments(void) {
     gg_graph *graph = two_layers();
-    gg_compression compression = {
-        .active = true, .bin = {[GG_FAMILY_LINEAR] = 10}, .factor = 2, .dense_roles = 1u << GG_ROLE_BIAS};
+    gg_compression compression = {.active = true, .bin = {[GG_FAMILY_LINEAR] = 10}, .dense_roles = 1u << GG_ROLE_BIAS};
+    for (int family = 0; family < GG_FAMILY_COUNT; ++family) compression.factor[family] = 2;
     gg_segments segments;
     CHECK_OK(gg_compression_check(&compression));
     CHECK_OK(gg_segments_create(gg_graph_layout(graph), &compression, &segments));

@@ -94,13 +94,10 @@ static int run(gg_strategy_options strategy, corruption c, char text[static 512]
 static gg_strategy_options compressed(gg_strategy_kind kind, gg_compression_selection selection,
                                       gg_compression_mode mode) {
     gg_strategy_options options = {.kind = kind, .bucket_bytes = 1, .chunk_bytes = 1 << 20, .period = 1};
-    options.compression = (gg_compression){.active = true,
-                                           .factor = 2,
-                                           .mode = mode,
-                                           .values = GG_FLOAT32,
-                                           .dense_roles = 1u << GG_ROLE_BIAS,
-                                           .selection = selection};
+    options.compression = (gg_compression){
+        .active = true, .mode = mode, .values = GG_FLOAT32, .dense_roles = 1u << GG_ROLE_BIAS, .selection = selection};
     for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.compression.bin[family] = 5;
+    for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.compression.factor[family] = 2;
     return options;
 }
 

@@ -103,10 +103,9 @@ PyObject *gg_test_pack(PyObject *module, PyObject *args, PyObject *kwargs) {
     const size_t extent = extent_of(segment, count);
     if (floats_of(first, "first", extent, &arrays[0]) < 0 || floats_of(second, "second", extent, &arrays[1]) < 0)
         goto cleanup;
-    const gg_compression options = {.active = true,
-                                    .factor = factor,
-                                    .mode = (gg_compression_mode)mode,
-                                    .values = narrow ? GG_BFLOAT16 : GG_FLOAT32};
+    gg_compression options = {
+        .active = true, .mode = (gg_compression_mode)mode, .values = narrow ? GG_BFLOAT16 : GG_FLOAT32};
+    for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.factor[family] = factor;
     GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = threads, .isa = isa}, &device));
     GG_TRY(gg_test_guarded_make(&message, gg_packed_capacity(segment, count, &options)));
     GG_TRY(gg_test_guarded_make(&scratch, gg_pack_scratch_bytes(segment, count)));
