@@ -1,0 +1,67 @@
+/* What the files of the stand-in share. */
+#ifndef GG_STANDIN_INSIDE_H
+#define GG_STANDIN_INSIDE_H
+
+#include <string.h>
+
+#include "standin.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Begins every function of the table: counts it, and gives the planted error, or 0. */
+int gg_standin_enter(const char *function);
+/* Records a violation; gives `code`. */
+int gg_standin_violation(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void gg_standin_count_one(const char *what);
+/* A number that the seed determines, in [0, below). */
+uint64_t gg_standin_draw(uint64_t below);
+
+/* Handles and descriptors that are alive. Kinds are texts such as "cudnnTensorDescriptor". */
+void *gg_standin_create(const char *kind, size_t bytes); /* zeroed */
+/* The object, or NULL and a violation: not alive, or of another kind. */
+void *gg_standin_find(const char *function, const char *kind, const void *handle);
+void gg_standin_destroy(void *object);
+
+/* Memory that a piece of work uses. Zero-initialised: none. */
+enum { GG_STANDIN_MOST_USES = 192 };
+typedef struct gg_standin_uses {
+    int count;
+    struct gg_standin_block *block[GG_STANDIN_MOST_USES];
+} gg_standin_uses;
+
+/* Whether work may use the `bytes` at `at`: of a block of the device, or of pinned host memory, aligned. *where: the
+ * address at which the work finds it. Else false and a violation, which names function and operand. */
+bool gg_standin_operand(gg_standin_uses *uses, const char *function, const char *operand, const void *at, size_t bytes,
+                        size_t alignment, void **where);
+
+/* Gives work to a stream. `packet` is copied; `run` gets the copy, on the thread of the device. */
+typedef void gg_standin_run(void *packet);
+int gg_standin_submit(const char *function, gg_cuda_stream stream, gg_standin_run *run, const void *packet,
+                      size_t bytes, const gg_standin_uses *uses);
+bool gg_standin_stream_is_alive(const char *function, gg_cuda_stream stream);
+
+/* A kernel is launched: `run` gets a copy of the packet, later. In the words of its arguments, `head` bytes behind its
+ * begin, addresses are replaced by those at which work finds the memory. cudaGetLastError gives errors. */
+void gg_standin_launch(const char *kernel, gg_cuda_stream stream, void (*run)(const void *packet), const void *packet,
+                       size_t bytes, size_t head);
+
+/* A value rounded to the 10 bits that tensor cores read of a float32. */
+static inline float gg_standin_tf32(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x0fffu + (bits >> 13 & 1u)) & ~0x1fffu;
+    memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
+void gg_standin_fill_runtime(gg_cuda_api *api);
+void gg_standin_fill_cudnn(gg_cuda_api *api);
+void gg_standin_fill_cublas(gg_cuda_api *api);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

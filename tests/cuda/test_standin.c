@@ -1,0 +1,752 @@
+/* The stand-in for CUDA itself: what it computes, when it does it, and that each violation of a contract is seen. */
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "standin/inside.h"
+
+static const gg_cuda_api *api;
+static gg_cuda_stream compute, copies;
+static const float one = 1, zero = 0;
+
+/* The call gives this code, and is the one violation since the last; its text contains `text`. */
+#define VIOLATES(call, code, text)                                                                                     \
+    do {                                                                                                               \
+        CHECK_INT(call, code);                                                                                         \
+        is_seen(text, __LINE__);                                                                                       \
+    } while (0)
+
+static void is_seen(const char *text, int line) {
+    char seen[1 << 12];
+    const int count = gg_standin_violations(seen, sizeof seen);
+    if (!check_count(count == 1 && strstr(seen, text) != NULL, __FILE__, line))
+        fprintf(stderr, "%d violations: %swanted: %s\n", count, seen, text);
+    gg_standin_begin(0);
+}
+
+#define NOTHING_VIOLATED() check_int(violated(), 0, "violations", __FILE__, __LINE__)
+static int violated(void) {
+    char seen[1 << 12];
+    const int count = gg_standin_violations(seen, sizeof seen);
+    fprintf(stderr, "%s", seen);
+    gg_standin_begin(0);
+    return count;
+}
+
+static float *device_floats(int count) {
+    void *block = NULL;
+    CHECK_INT(api->cudaMalloc(&block, (size_t)count * sizeof(float)), 0);
+    return block;
+}
+
+static float *pinned_floats(int count) {
+    void *block = NULL;
+    CHECK_INT(api->cudaHostAlloc(&block, (size_t)count * sizeof(float), GG_CUDA_HOST_PORTABLE | GG_CUDA_HOST_MAPPED),
+              0);
+    return block;
+}
+
+static void copy(void *to, const void *from, size_t bytes, gg_cuda_stream stream) {
+    CHECK_INT(api->cudaMemcpyAsync(to, from, bytes, GG_CUDA_MEMCPY_DEFAULT, stream), 0);
+}
+
+static void finish(void) { CHECK_INT(api->cudaDeviceSynchronize(), 0); }
+
+/* What `count` floats of the device hold; of a ring of places, so that several may be used at once. */
+static const float *values(const float *at, int count) {
+    static float *pinned;
+    static int next;
+    if (pinned == NULL) pinned = pinned_floats(1 << 16);
+    if (next + count > 1 << 16) next = 0;
+    float *place = pinned + next;
+    next += count;
+    copy(place, at, (size_t)count * sizeof(float), compute);
+    finish();
+    return place;
+}
+
+static void fill(float *at, int count, unsigned seed) {
+    float *pinned = pinned_floats(count);
+    for (int i = 0; i < count; ++i) {
+        seed = seed * 1664525u + 1013904223u;
+        pinned[i] = (float)(seed >> 8) / (float)(1 << 24) - 0.5f;
+    }
+    copy(at, pinned, (size_t)count * sizeof(float), compute);
+    finish();
+    CHECK_INT(api->cudaFreeHost(pinned), 0);
+}
+
+/* --------------------------------------------------------------------------------------------------------- memory */
+
+static void test_memory(void) {
+    float *block = device_floats(100), *host = pinned_floats(100), *stack_block = malloc(400);
+    CHECK(isnan(values(block, 100)[7])); /* new memory is not zero */
+    CHECK_INT(api->cudaMemsetAsync(block, 0, 400, compute), 0);
+    CHECK_NEAR(values(block, 100)[99], 0, 0);
+    NOTHING_VIOLATED();
+
+    VIOLATES(api->cudaMemcpyAsync(block, stack_block, 400, GG_CUDA_MEMCPY_DEFAULT, compute), 1, "not pinned");
+    VIOLATES(api->cudaMemcpyAsync(stack_block, block, 400, GG_CUDA_MEMCPY_DEFAULT, compute), 1, "not pinned");
+    VIOLATES(api->cudaMemcpyAsync(block, host, 404, GG_CUDA_MEMCPY_DEFAULT, compute), 1, "needs 404 bytes, and 400");
+    VIOLATES(api->cudaMemcpyAsync(block, host, 400, 2, compute), 1, "kind 2");
+    VIOLATES(api->cudaMemcpyAsync(block, block + 1, 40, GG_CUDA_MEMCPY_DEFAULT, compute), 1, "overlap");
+    VIOLATES(api->cudaMemsetAsync(block, 0, 401, compute), 1, "needs 401");
+    VIOLATES(api->cudaMemsetAsync(block, 0, 400, NULL), 400, "NULL");
+    VIOLATES(api->cudaMemsetAsync(NULL, 0, 400, compute), 1, "is NULL");
+    VIOLATES(api->cudaFree(block + 1), 1, "inside of a block");
+    VIOLATES(api->cudaFree(host), 1, "pinned memory");
+    VIOLATES(api->cudaFreeHost(block), 1, "memory of the device");
+    VIOLATES(api->cudaHostUnregister(host), 713, "pinned memory");
+
+    CHECK_INT(api->cudaHostRegister(stack_block, 400, GG_CUDA_HOST_MAPPED), 0);
+    CHECK_INT(api->cudaHostRegister(stack_block + 10, 40, GG_CUDA_HOST_MAPPED), GG_CUDA_ERROR_ALREADY_REGISTERED);
+    CHECK_INT(api->cudaGetLastError(), GG_CUDA_ERROR_ALREADY_REGISTERED);
+    CHECK_INT(api->cudaGetLastError(), 0);
+    copy(stack_block, block, 400, compute);
+    finish();
+    CHECK_NEAR(stack_block[99], 0, 0);
+    CHECK_INT(api->cudaHostUnregister(stack_block), 0);
+    VIOLATES(api->cudaHostUnregister(stack_block), 713, "freed before");
+    VIOLATES(api->cudaMemcpyAsync(block, stack_block, 400, GG_CUDA_MEMCPY_DEFAULT, compute), 1, "not pinned");
+
+    CHECK_INT(api->cudaFree(block), 0);
+    VIOLATES(api->cudaFree(block), 1, "freed before");
+    VIOLATES(api->cudaMemsetAsync(block, 0, 4, compute), 1, "nothing is allocated");
+    CHECK_INT(api->cudaFreeHost(host), 0);
+    NOTHING_VIOLATED();
+
+    gg_standin_memory(1 << 20);
+    void *large = NULL;
+    size_t left = 0, all = 0;
+    CHECK_INT(api->cudaMalloc(&large, (1 << 20) + 1), GG_CUDA_ERROR_MEMORY_ALLOCATION);
+    CHECK(large == NULL);
+    CHECK_INT(api->cudaMalloc(&large, 1 << 19), 0);
+    CHECK_INT(api->cudaMemGetInfo(&left, &all), 0);
+    CHECK_INT(left, 1 << 19);
+    CHECK_INT(api->cudaFree(large), 0);
+    gg_standin_memory((size_t)8 << 30);
+    free(stack_block);
+}
+
+/* A child that touches memory of the device ends by a signal. */
+static void test_host_access(void) {
+    float *block = device_floats(4);
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        block[1] = 3;
+        _exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    CHECK_INT(api->cudaFree(block), 0);
+}
+
+/* ---------------------------------------------------------------------------------------------- streams and events */
+
+/* Without an order between two streams their work is done in either order, depending on the seed; with one, never. */
+static void test_order(void) {
+    float *block = device_floats(1), *ones = pinned_floats(2), *result = pinned_floats(1);
+    gg_cuda_event written;
+    int wrong = 0, right = 0, not_ready = 0;
+    ones[0] = 1, ones[1] = 2;
+    CHECK_INT(api->cudaEventCreateWithFlags(&written, GG_CUDA_EVENT_DISABLE_TIMING), 0);
+    for (uint64_t seed = 1; seed <= 60; ++seed) {
+        gg_standin_begin(seed);
+        copy(block, ones, 4, compute);
+        finish();
+        copy(block, ones + 1, 4, compute);
+        if (seed % 2 == 0) {
+            CHECK_INT(api->cudaEventRecord(written, compute), 0);
+            CHECK_INT(api->cudaStreamWaitEvent(copies, written, 0), 0);
+            not_ready += api->cudaEventQuery(written) == GG_CUDA_ERROR_NOT_READY;
+        }
+        copy(result, block, 4, copies);
+        CHECK_INT(api->cudaStreamSynchronize(copies), 0);
+        if (seed % 2 == 0) CHECK_NEAR(*result, 2, 0);
+        else ++*(*result == 2 ? &right : &wrong);
+        if (seed % 2 == 0) CHECK_INT(api->cudaEventQuery(written), 0);
+        finish();
+    }
+    CHECK(right > 0 && wrong > 0 && not_ready > 0);
+    NOTHING_VIOLATED();
+
+    /* Work is done also where nobody waits for it: asking is enough. */
+    gg_standin_begin(7);
+    copy(block, ones, 4, compute);
+    CHECK_INT(api->cudaEventRecord(written, compute), 0);
+    while (api->cudaEventQuery(written) == GG_CUDA_ERROR_NOT_READY) {
+    }
+    CHECK_INT(api->cudaGetLastError(), 0);
+
+    /* An event that is recorded anew waits for the later place. */
+    copy(block, ones + 1, 4, compute);
+    CHECK_INT(api->cudaEventRecord(written, compute), 0);
+    CHECK_INT(api->cudaEventSynchronize(written), 0);
+    CHECK_NEAR(*values(block, 1), 2, 0);
+
+    /* Work of either kind that is not done. */
+    gg_standin_begin(3);
+    for (int i = 0; i < 100; ++i) copy(block, ones, 4, compute);
+    CHECK_INT(api->cudaFreeHost(ones), 0);
+    is_seen("not done use this memory", __LINE__);
+    gg_cuda_stream third;
+    CHECK_INT(api->cudaStreamCreateWithFlags(&third, GG_CUDA_STREAM_NON_BLOCKING), 0);
+    gg_standin_begin(3);
+    for (int i = 0; i < 100; ++i) CHECK_INT(api->cudaMemsetAsync(block, 0, 4, third), 0);
+    CHECK_INT(api->cudaStreamDestroy(third), 0);
+    is_seen("pieces of its work are not done", __LINE__);
+    VIOLATES(api->cudaStreamDestroy(third), 400, "destroyed");
+    VIOLATES(api->cudaStreamCreateWithFlags(&third, 0), 1, "legacy stream");
+
+    CHECK_INT(api->cudaEventDestroy(written), 0);
+    VIOLATES(api->cudaEventRecord(written, compute), 400, "destroyed");
+    VIOLATES(api->cudaEventQuery((gg_cuda_event)compute), 400, "cudaStream");
+    CHECK_INT(api->cudaEventCreateWithFlags(&written, GG_CUDA_EVENT_DISABLE_TIMING), 0);
+    VIOLATES(api->cudaStreamWaitEvent(compute, written, 0), 0, "never recorded");
+    CHECK_INT(api->cudaEventDestroy(written), 0);
+    CHECK_INT(api->cudaFree(block), 0);
+    CHECK_INT(api->cudaFreeHost(result), 0);
+}
+
+static void test_devices(void) {
+    int count = 0;
+    gg_standin_devices(0);
+    CHECK_INT(api->cudaGetDeviceCount(&count), GG_CUDA_ERROR_INSUFFICIENT_DRIVER);
+    gg_standin_devices(2);
+    CHECK_INT(api->cudaGetDeviceCount(&count), 0);
+    CHECK_INT(count, 2);
+    VIOLATES(api->cudaSetDevice(2), 101, "there are 2 devices");
+    CHECK_INT(api->cudaSetDevice(1), 0);
+    VIOLATES(api->cudaStreamSynchronize(compute), 400, "stream is of device 0, and this thread's device is 1");
+    CHECK_INT(api->cudaSetDevice(0), 0);
+    gg_standin_devices(1);
+    gg_standin_begin(0);
+}
+
+static void test_errors(void) {
+    void *block = NULL;
+    gg_standin_plant("cudaMalloc", 2, GG_CUDA_ERROR_MEMORY_ALLOCATION, false, false);
+    CHECK_INT(api->cudaMalloc(&block, 4), 0);
+    CHECK_INT(api->cudaFree(block), 0);
+    CHECK_INT(api->cudaMalloc(&block, 4), GG_CUDA_ERROR_MEMORY_ALLOCATION);
+    CHECK_INT(api->cudaMalloc(&block, 4), 0);
+    gg_standin_begin(0);
+    /* The device is lost while it does this work: the call succeeds, and what comes behind fails for ever. */
+    gg_standin_plant("cudaMemsetAsync", 1, 719, true, true);
+    CHECK_INT(api->cudaMemsetAsync(block, 0, 4, compute), 0);
+    CHECK_INT(api->cudaStreamSynchronize(compute), 719);
+    CHECK_INT(api->cudaGetLastError(), 719);
+    CHECK_INT(api->cudaMemsetAsync(block, 0, 4, compute), 719);
+    gg_standin_begin(0);
+    CHECK_INT(api->cudaFree(block), 0);
+    CHECK_TEXT(api->cudaGetErrorName(719), "cudaErrorLaunchFailure");
+}
+
+/* -------------------------------------------------------------------------------------------------------- kernels */
+
+typedef struct doubling {
+    const float *in;
+    float *out;
+    long count;
+} doubling;
+
+static void run_doubling(const void *packet) {
+    const doubling *it = packet;
+    for (long i = 0; i < it->count; ++i) it->out[i] = 2 * it->in[i];
+}
+
+static void launch_doubling(const doubling *call, gg_cuda_stream stream) {
+    gg_standin_launch("doubling", stream, run_doubling, call, sizeof *call, 0);
+}
+
+static void test_kernels(void) {
+    float *in = device_floats(8), *out = pinned_floats(8), *unpinned = aligned_alloc(64, 64), *gone = device_floats(1);
+    float *short_block = device_floats(8);
+    fill(in, 8, 5);
+    doubling call = {in, out, 8};
+    launch_doubling(&call, compute);
+    finish();
+    const float *wanted = values(in, 8);
+    for (int i = 0; i < 8; ++i) CHECK_NEAR(out[i], 2 * wanted[i], 0);
+    CHECK_INT(gg_standin_count("kernel doubling"), 1);
+    NOTHING_VIOLATED();
+    call = (doubling){in, unpinned, 8};
+    launch_doubling(&call, compute);
+    CHECK_INT(api->cudaGetLastError(), 1);
+    is_seen("kernel doubling: word 1 of its arguments is an address of host memory that is not pinned", __LINE__);
+    CHECK_INT(api->cudaFree(gone), 0);
+    call = (doubling){gone, out, 8};
+    launch_doubling(&call, compute);
+    CHECK_INT(api->cudaGetLastError(), 1);
+    is_seen("word 0 of its arguments is an address of the device where nothing is allocated", __LINE__);
+    call = (doubling){in, short_block, 8};
+    launch_doubling(&call, NULL);
+    is_seen("legacy stream", __LINE__);
+    call = (doubling){out, short_block + 1, 8}; /* one element behind the end */
+    launch_doubling(&call, compute);
+    CHECK_INT(api->cudaFree(short_block), 0);
+    is_seen("work wrote behind the end of a block of 32 bytes", __LINE__);
+    CHECK_INT(api->cudaFree(in), 0);
+    CHECK_INT(api->cudaFreeHost(out), 0);
+    free(unpinned);
+}
+
+/* ---------------------------------------------------------------------------------------------------- convolutions */
+
+typedef struct layer {
+    gg_cudnn_handle handle;
+    gg_cudnn_tensor x, y;
+    gg_cudnn_filter w;
+    gg_cudnn_convolution how;
+} layer;
+
+static layer make_layer(void) {
+    layer made;
+    CHECK_INT(api->cudnnCreate(&made.handle), 0);
+    CHECK_INT(api->cudnnSetStream(made.handle, compute), 0);
+    CHECK_INT(api->cudnnCreateTensorDescriptor(&made.x), 0);
+    CHECK_INT(api->cudnnCreateTensorDescriptor(&made.y), 0);
+    CHECK_INT(api->cudnnCreateFilterDescriptor(&made.w), 0);
+    CHECK_INT(api->cudnnCreateConvolutionDescriptor(&made.how), 0);
+    return made;
+}
+
+static void destroy_layer(const layer *it) {
+    CHECK_INT(api->cudnnDestroyTensorDescriptor(it->x), 0);
+    CHECK_INT(api->cudnnDestroyTensorDescriptor(it->y), 0);
+    CHECK_INT(api->cudnnDestroyFilterDescriptor(it->w), 0);
+    CHECK_INT(api->cudnnDestroyConvolutionDescriptor(it->how), 0);
+    CHECK_INT(api->cudnnDestroy(it->handle), 0);
+}
+
+/* (N, C, H, W) by (K, C/groups, R, S), and what it has to give. */
+typedef struct sizes {
+    int n, c, h, w, k, r, s, pad[2], stride[2], dilation[2], groups, format;
+} sizes;
+
+static int outputs(const sizes *it, int axis) {
+    const int from = axis ? it->w : it->h, kernel = axis ? it->s : it->r;
+    return (from + 2 * it->pad[axis] - it->dilation[axis] * (kernel - 1) - 1) / it->stride[axis] + 1;
+}
+
+static void set_layer(const layer *it, const sizes *of) {
+    const int type = GG_CUDNN_DATA_FLOAT;
+    CHECK_INT(api->cudnnSetTensor4dDescriptor(it->x, of->format, type, of->n, of->c, of->h, of->w), 0);
+    CHECK_INT(api->cudnnSetTensor4dDescriptor(it->y, of->format, type, of->n, of->k, outputs(of, 0), outputs(of, 1)),
+              0);
+    CHECK_INT(api->cudnnSetFilter4dDescriptor(it->w, type, of->format, of->k, of->c / of->groups, of->r, of->s), 0);
+    CHECK_INT(api->cudnnSetConvolution2dDescriptor(it->how, of->pad[0], of->pad[1], of->stride[0], of->stride[1],
+                                                   of->dilation[0], of->dilation[1], GG_CUDNN_CROSS_CORRELATION, type),
+              0);
+    CHECK_INT(api->cudnnSetConvolutionGroupCount(it->how, of->groups), 0);
+    CHECK_INT(api->cudnnSetConvolutionMathType(it->how, GG_CUDNN_FMA_MATH), 0);
+}
+
+static int place(int format, int a, int b, int c, int d, int bs, int cs, int ds) {
+    return format == GG_CUDNN_TENSOR_NCHW ? ((a * bs + b) * cs + c) * ds + d : ((a * cs + c) * ds + d) * bs + b;
+}
+
+/* The sum over all (n, k, o, p, c, r, s) of x*w*y that belong together, in which one of the three is the gradient with
+ * respect to what the pass gives: so all three passes have one definition. */
+static void check_passes(const sizes *of) {
+    const layer it = make_layer();
+    set_layer(&it, of);
+    const int oh = outputs(of, 0), ow = outputs(of, 1), cg = of->c / of->groups, kg = of->k / of->groups;
+    const int nx = of->n * of->c * of->h * of->w, nw = of->k * cg * of->r * of->s, ny = of->n * of->k * oh * ow;
+    float *x = device_floats(nx), *w = device_floats(nw), *y = device_floats(ny), *out[3];
+    double *want[3] = {calloc((size_t)ny, 8), calloc((size_t)nx, 8), calloc((size_t)nw, 8)};
+    fill(x, nx, 1), fill(w, nw, 2), fill(y, ny, 3);
+    const float *hx = values(x, nx), *hw = values(w, nw), *hy = values(y, ny);
+    for (int n = 0; n < of->n; ++n)
+        for (int k = 0; k < of->k; ++k)
+            for (int o = 0; o < oh; ++o)
+                for (int p = 0; p < ow; ++p)
+                    for (int c = 0; c < cg; ++c)
+                        for (int r = 0; r < of->r; ++r)
+                            for (int s = 0; s < of->s; ++s) {
+                                const int i = o * of->stride[0] + r * of->dilation[0] - of->pad[0];
+                                const int j = p * of->stride[1] + s * of->dilation[1] - of->pad[1];
+                                if (i < 0 || j < 0 || i >= of->h || j >= of->w) continue;
+                                const int xa = place(of->format, n, k / kg * cg + c, i, j, of->c, of->h, of->w);
+                                const int wa = place(of->format, k, c, r, s, cg, of->r, of->s);
+                                const int ya = place(of->format, n, k, o, p, of->k, oh, ow);
+                                want[0][ya] += (double)hx[xa] * hw[wa];
+                                want[1][xa] += (double)hy[ya] * hw[wa];
+                                want[2][wa] += (double)hx[xa] * hy[ya];
+                            }
+    gg_cudnn_algorithm found[3][8];
+    int got[3];
+    CHECK_INT(api->cudnnGetConvolutionForwardAlgorithm_v7(it.handle, it.x, it.w, it.how, it.y, 8, &got[0], found[0]),
+              0);
+    CHECK_INT(
+        api->cudnnGetConvolutionBackwardDataAlgorithm_v7(it.handle, it.w, it.y, it.how, it.x, 8, &got[1], found[1]), 0);
+    CHECK_INT(
+        api->cudnnGetConvolutionBackwardFilterAlgorithm_v7(it.handle, it.x, it.y, it.how, it.w, 8, &got[2], found[2]),
+        0);
+    const int counts[3] = {ny, nx, nw};
+    for (int pass = 0; pass < 3; ++pass) {
+        int tried = 0;
+        for (int a = 0; a < got[pass]; ++a) {
+            const gg_cudnn_algorithm *how = &found[pass][a];
+            void *work = NULL;
+            size_t bytes = 0;
+            if (how->status != 0) continue;
+            ++tried;
+            out[pass] = device_floats(counts[pass]);
+            CHECK_INT(api->cudaMalloc(&work, how->memory), 0);
+            if (pass == 0) {
+                CHECK_INT(api->cudnnGetConvolutionForwardWorkspaceSize(it.handle, it.x, it.w, it.how, it.y,
+                                                                       how->algorithm, &bytes),
+                          0);
+                CHECK_INT(api->cudnnConvolutionForward(it.handle, &one, it.x, x, it.w, w, it.how, how->algorithm, work,
+                                                       bytes, &zero, it.y, out[0]),
+                          0);
+            } else if (pass == 1) {
+                CHECK_INT(api->cudnnGetConvolutionBackwardDataWorkspaceSize(it.handle, it.w, it.y, it.how, it.x,
+                                                                            how->algorithm, &bytes),
+                          0);
+                CHECK_INT(api->cudnnConvolutionBackwardData(it.handle, &one, it.w, w, it.y, y, it.how, how->algorithm,
+                                                            work, bytes, &zero, it.x, out[1]),
+                          0);
+            } else {
+                CHECK_INT(api->cudnnGetConvolutionBackwardFilterWorkspaceSize(it.handle, it.x, it.y, it.how, it.w,
+                                                                              how->algorithm, &bytes),
+                          0);
+                CHECK_INT(api->cudnnConvolutionBackwardFilter(it.handle, &one, it.x, x, it.y, y, it.how, how->algorithm,
+                                                              work, bytes, &zero, it.w, out[2]),
+                          0);
+            }
+            CHECK_INT(bytes, how->memory);
+            const float *is = values(out[pass], counts[pass]);
+            double worst = 0;
+            for (int i = 0; i < counts[pass]; ++i) worst = fmax(worst, fabs(is[i] - want[pass][i]));
+            CHECK_NEAR(worst, 0, 1e-6);
+            CHECK_INT(api->cudaFree(out[pass]), 0);
+            CHECK_INT(api->cudaFree(work), 0);
+        }
+        CHECK(tried >= 2);
+    }
+    for (int i = 0; i < 3; ++i) free(want[i]);
+    CHECK_INT(api->cudaFree(x), 0);
+    CHECK_INT(api->cudaFree(w), 0);
+    CHECK_INT(api->cudaFree(y), 0);
+    destroy_layer(&it);
+    NOTHING_VIOLATED();
+}
+
+static const sizes plain = {.n = 2,
+                            .c = 3,
+                            .h = 7,
+                            .w = 6,
+                            .k = 4,
+                            .r = 3,
+                            .s = 3,
+                            .pad = {1, 1},
+                            .stride = {1, 1},
+                            .dilation = {1, 1},
+                            .groups = 1};
+
+static void test_convolutions(void) {
+    check_passes(&plain);
+    check_passes(&(sizes){.n = 2,
+                          .c = 4,
+                          .h = 9,
+                          .w = 8,
+                          .k = 6,
+                          .r = 3,
+                          .s = 2,
+                          .pad = {2, 0},
+                          .stride = {2, 3},
+                          .dilation = {2, 1},
+                          .groups = 2});
+    check_passes(&(sizes){.n = 3,
+                          .c = 5,
+                          .h = 4,
+                          .w = 5,
+                          .k = 5,
+                          .r = 1,
+                          .s = 1,
+                          .stride = {1, 1},
+                          .dilation = {1, 1},
+                          .groups = 5,
+                          .format = GG_CUDNN_TENSOR_NHWC});
+    check_passes(&(sizes){.n = 1,
+                          .c = 1,
+                          .h = 1,
+                          .w = 1,
+                          .k = 1,
+                          .r = 5,
+                          .s = 5,
+                          .pad = {2, 2},
+                          .stride = {1, 1},
+                          .dilation = {1, 1},
+                          .groups = 1});
+}
+
+static int forward(const layer *it, const float *x, const float *w, float *y, int algorithm, void *work, size_t bytes) {
+    return api->cudnnConvolutionForward(it->handle, &one, it->x, x, it->w, w, it->how, algorithm, work, bytes, &zero,
+                                        it->y, y);
+}
+
+static void test_convolution_contract(void) {
+    layer it = make_layer();
+    float *x = device_floats(2 * 3 * 7 * 6), *w = device_floats(4 * 3 * 9), *y = device_floats(2 * 4 * 42 + 1);
+    float *work = device_floats(16 * 2 * 4 * 42);
+    VIOLATES(forward(&it, x, w, y, 0, NULL, 0), 2000, "descriptor of x is not set");
+    VIOLATES(api->cudnnSetConvolutionGroupCount(it.how, 2), 2000, "not set");
+    set_layer(&it, &plain);
+    CHECK_INT(forward(&it, x, w, y, 0, NULL, 0), 0);
+    CHECK_INT(forward(&it, x, w, y, 1, work, 4 * 2 * 4 * 42), 0);
+    finish();
+    CHECK(isnan(*values(work, 1)));
+    NOTHING_VIOLATED();
+    VIOLATES(forward(&it, x, w, y, 1, work, 4 * 2 * 4 * 42 - 1), 2000, "needs 1344 bytes of workspace and has 1343");
+    VIOLATES(forward(&it, x, w, y, 1, work + 4, 4 * 2 * 4 * 42), 2003, "not aligned to 256");
+    VIOLATES(forward(&it, x, w, y, 3, work, 1 << 12), 3000, "algorithm 3 is not possible");
+    VIOLATES(forward(&it, x, w, y + 1, 0, NULL, 0), 2003, "not aligned to 16");
+    VIOLATES(forward(&it, x, w, y + 16, 0, NULL, 0), 2003, "are there up to the end of its block");
+    VIOLATES(forward(&it, x, w, x, 0, NULL, 0), 2003, "y needs");
+    VIOLATES(forward(&it, x, w, y, 1, y, 4 * 2 * 4 * 42), 2000, "overlaps");
+    float *host = aligned_alloc(64, 448);
+    VIOLATES(forward(&it, x, host, y, 0, NULL, 0), 2003, "w is in host memory that is not pinned");
+    free(host);
+    CHECK_INT(api->cudnnSetTensor4dDescriptor(it.y, 0, 0, 2, 4, 7, 7), 0);
+    VIOLATES(forward(&it, x, w, y, 0, NULL, 0), 2008, "y is (2, 4, 7, 7), and the convolution gives (2, 4, 7, 6)");
+    CHECK_INT(api->cudnnSetTensor4dDescriptor(it.y, 1, 0, 2, 4, 7, 6), 0);
+    VIOLATES(forward(&it, x, w, y, 0, NULL, 0), 3000, "formats");
+    CHECK_INT(api->cudnnSetTensor4dDescriptor(it.y, 0, 9, 2, 4, 7, 6), 0);
+    VIOLATES(forward(&it, x, w, y, 0, NULL, 0), 2000, "of types");
+    set_layer(&it, &plain);
+    CHECK_INT(api->cudnnSetConvolutionGroupCount(it.how, 2), 0);
+    VIOLATES(forward(&it, x, w, y, 0, NULL, 0), 2008, "3 channels, 2 groups");
+    set_layer(&it, &plain);
+    VIOLATES(api->cudnnSetTensor4dDescriptor(it.x, 0, 0, 2, 0, 7, 6), 2000, "size 0 of axis 1");
+    VIOLATES(api->cudnnSetConvolution2dDescriptor(it.how, 0, 0, 0, 1, 1, 1, 1, 0), 2000, "stride (0, 1)");
+    VIOLATES(api->cudnnSetConvolution2dDescriptor(it.how, 0, 0, 1, 1, 1, 1, 0, 0), 2000, "180 degrees");
+    VIOLATES(api->cudnnDestroyTensorDescriptor((gg_cudnn_tensor)it.w), 2000, "is given a cudnnFilterDescriptor");
+    /* TF32 unless FMA is asked for; and what is not deterministic is counted */
+    CHECK_INT(api->cudnnSetConvolutionMathType(it.how, GG_CUDNN_DEFAULT_MATH), 0);
+    CHECK_INT(forward(&it, x, w, y, 0, NULL, 0), 0);
+    CHECK_INT(gg_standin_count("tf32"), 1);
+    CHECK_INT(api->cudnnConvolutionBackwardData(it.handle, &one, it.w, w, it.y, y, it.how, 0, NULL, 0, &zero, it.x, x),
+              0);
+    CHECK_INT(gg_standin_count("nondeterministic"), 1);
+    finish();
+    gg_cudnn_handle unbound;
+    CHECK_INT(api->cudnnCreate(&unbound), 0);
+    gg_cudnn_handle bound = it.handle;
+    it.handle = unbound;
+    VIOLATES(forward(&it, x, w, y, 0, NULL, 0), 2000, "no stream");
+    it.handle = bound;
+    CHECK_INT(api->cudnnDestroy(unbound), 0);
+    destroy_layer(&it);
+    VIOLATES(api->cudnnDestroy(bound), 2000, "destroyed");
+    CHECK_INT(api->cudaFree(x), 0);
+    CHECK_INT(api->cudaFree(w), 0);
+    CHECK_INT(api->cudaFree(y), 0);
+    CHECK_INT(api->cudaFree(work), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------- products */
+
+typedef struct product {
+    gg_cublas_handle handle;
+    gg_cublas_desc how;
+    gg_cublas_layout a, b, d;
+    gg_cublas_preference preference;
+    int ta, tb, m, n, k, batch;
+} product;
+
+static product make_product(int ta, int tb, int m, int n, int k, int batch, uint32_t epilogue, const float *bias) {
+    product made = {.ta = ta, .tb = tb, .m = m, .n = n, .k = k, .batch = batch};
+    const uint64_t most = 1 << 20;
+    const uint32_t aligned = 16;
+    CHECK_INT(api->cublasLtCreate(&made.handle), 0);
+    CHECK_INT(api->cublasLtMatmulDescCreate(&made.how, GG_CUBLAS_COMPUTE_32F, GG_CUBLAS_R_32F), 0);
+    const int32_t t[2] = {ta, tb};
+    CHECK_INT(api->cublasLtMatmulDescSetAttribute(made.how, GG_CUBLAS_DESC_TRANSA, &t[0], 4), 0);
+    CHECK_INT(api->cublasLtMatmulDescSetAttribute(made.how, GG_CUBLAS_DESC_TRANSB, &t[1], 4), 0);
+    CHECK_INT(api->cublasLtMatmulDescSetAttribute(made.how, GG_CUBLAS_DESC_EPILOGUE, &epilogue, 4), 0);
+    CHECK_INT(api->cublasLtMatmulDescSetAttribute(made.how, GG_CUBLAS_DESC_BIAS_POINTER, &bias, 8), 0);
+    CHECK_INT(api->cublasLtMatrixLayoutCreate(&made.a, 0, ta ? k : m, ta ? m : k, ta ? k : m), 0);
+    CHECK_INT(api->cublasLtMatrixLayoutCreate(&made.b, 0, tb ? n : k, tb ? k : n, tb ? n : k), 0);
+    CHECK_INT(api->cublasLtMatrixLayoutCreate(&made.d, 0, m, n, m), 0);
+    const gg_cublas_layout all[3] = {made.a, made.b, made.d};
+    const int64_t strides[3] = {(int64_t)m * k, (int64_t)k * n, (int64_t)m * n};
+    for (int i = 0; i < 3; ++i) {
+        CHECK_INT(api->cublasLtMatrixLayoutSetAttribute(all[i], GG_CUBLAS_LAYOUT_BATCH_COUNT, &batch, 4), 0);
+        CHECK_INT(api->cublasLtMatrixLayoutSetAttribute(all[i], GG_CUBLAS_LAYOUT_BATCH_STRIDE, &strides[i], 8), 0);
+    }
+    CHECK_INT(api->cublasLtMatmulPreferenceCreate(&made.preference), 0);
+    CHECK_INT(api->cublasLtMatmulPreferenceSetAttribute(made.preference, GG_CUBLAS_PREFERENCE_WORKSPACE, &most, 8), 0);
+    for (int i = 5; i < 9; ++i)
+        CHECK_INT(api->cublasLtMatmulPreferenceSetAttribute(made.preference, i, &aligned, 4), 0);
+    return made;
+}
+
+static void destroy_product(const product *it) {
+    CHECK_INT(api->cublasLtMatmulPreferenceDestroy(it->preference), 0);
+    CHECK_INT(api->cublasLtMatrixLayoutDestroy(it->a), 0);
+    CHECK_INT(api->cublasLtMatrixLayoutDestroy(it->b), 0);
+    CHECK_INT(api->cublasLtMatrixLayoutDestroy(it->d), 0);
+    CHECK_INT(api->cublasLtMatmulDescDestroy(it->how), 0);
+    CHECK_INT(api->cublasLtDestroy(it->handle), 0);
+}
+
+static int choices(const product *it, gg_cublas_choice *found) {
+    int got = 0;
+    CHECK_INT(api->cublasLtMatmulAlgoGetHeuristic(it->handle, it->how, it->a, it->b, it->d, it->d, it->preference, 2,
+                                                  found, &got),
+              0);
+    return got;
+}
+
+static int multiply(const product *it, const float *a, const float *b, const float *beta, float *d,
+                    const gg_cublas_choice *choice, void *work, size_t bytes) {
+    return api->cublasLtMatmul(it->handle, it->how, &one, a, it->a, b, it->b, beta, d, it->d, d, it->d,
+                               &choice->algorithm, work, bytes, compute);
+}
+
+static void check_product(int ta, int tb, int m, int n, int k, int batch, uint32_t epilogue) {
+    float *a = device_floats(batch * m * k), *b = device_floats(batch * k * n), *d = device_floats(batch * m * n);
+    float *bias = device_floats(m);
+    void *work = NULL;
+    fill(a, batch * m * k, 1), fill(b, batch * k * n, 2), fill(d, batch * m * n, 3), fill(bias, m, 4);
+    const product it = make_product(ta, tb, m, n, k, batch, epilogue, bias);
+    gg_cublas_choice found[2];
+    CHECK_INT(choices(&it, found), 2);
+    CHECK(found[0].workspace > 0 && found[1].workspace == 0);
+    CHECK_INT(api->cudaMalloc(&work, found[0].workspace), 0);
+    const float *ha = values(a, batch * m * k), *hb = values(b, batch * k * n), *hbias = values(bias, m);
+    for (int turn = 0; turn < 2; ++turn) {
+        const float beta = (float)turn / 2; /* 0: what is there is not read */
+        const float *before = values(d, batch * m * n);
+        double worst = 0;
+        if (turn == 0) CHECK_INT(api->cudaMemsetAsync(d, 0xff, (size_t)(batch * m * n) * 4, compute), 0);
+        CHECK_INT(multiply(&it, a, b, &beta, d, &found[turn], work, found[0].workspace), 0);
+        const float *is = values(d, batch * m * n);
+        for (int i = 0; i < batch; ++i)
+            for (int r = 0; r < m; ++r)
+                for (int c = 0; c < n; ++c) {
+                    const int at = (i * n + c) * m + r;
+                    double sum = beta != 0 ? beta * before[at] : 0;
+                    for (int j = 0; j < k; ++j)
+                        sum += (double)ha[i * m * k + (ta ? r * k + j : j * m + r)] *
+                               (double)hb[i * k * n + (tb ? j * n + c : c * k + j)];
+                    if (epilogue & GG_CUBLAS_EPILOGUE_BIAS) sum += hbias[r];
+                    if (epilogue & GG_CUBLAS_EPILOGUE_RELU) sum = fmax(sum, 0);
+                    worst = fmax(worst, fabs(sum - is[at]));
+                }
+        CHECK_NEAR(worst, 0, 1e-6);
+    }
+    destroy_product(&it);
+    CHECK_INT(api->cudaFree(a), 0);
+    CHECK_INT(api->cudaFree(b), 0);
+    CHECK_INT(api->cudaFree(d), 0);
+    CHECK_INT(api->cudaFree(bias), 0);
+    CHECK_INT(api->cudaFree(work), 0);
+    NOTHING_VIOLATED();
+}
+
+static void test_products(void) {
+    static const uint32_t epilogues[] = {GG_CUBLAS_EPILOGUE_DEFAULT, GG_CUBLAS_EPILOGUE_RELU, GG_CUBLAS_EPILOGUE_BIAS,
+                                         GG_CUBLAS_EPILOGUE_RELU_BIAS};
+    for (int i = 0; i < 4; ++i) check_product(i & 1, i >> 1, 5 + i, 7, 3 + 2 * i, 1, epilogues[i]);
+    check_product(1, 0, 4, 3, 9, 3, GG_CUBLAS_EPILOGUE_BIAS);
+    check_product(0, 1, 1, 1, 1, 1, GG_CUBLAS_EPILOGUE_DEFAULT);
+}
+
+static void test_product_contract(void) {
+    float *a = device_floats(64), *b = device_floats(64), *d = device_floats(68), *work = device_floats(256);
+    product it = make_product(1, 0, 8, 4, 4, 1, GG_CUBLAS_EPILOGUE_DEFAULT, NULL);
+    gg_cublas_choice found[2];
+    const int32_t plain_a = GG_CUBLAS_OP_N, two = 2;
+    const uint32_t epilogue = GG_CUBLAS_EPILOGUE_BIAS, wrong = 99, strict = 256;
+    choices(&it, found);
+    CHECK_INT(multiply(&it, a, b, &zero, d, &found[0], work, found[0].workspace), 0);
+    NOTHING_VIOLATED();
+    VIOLATES(multiply(&it, a, b, &zero, d, &found[0], work, 4), 7, "needs 128 bytes of workspace and has 4");
+    VIOLATES(multiply(&it, a, b, &zero, d, &found[0], work + 1, 512), 7, "not aligned to 256");
+    VIOLATES(multiply(&it, a, b, &zero, d + 1, &found[1], NULL, 0), 7, "D is not aligned to 16");
+    VIOLATES(multiply(&it, a, b, &zero, d + 40, &found[1], NULL, 0), 7, "D needs 128 bytes");
+    VIOLATES(multiply(&it, a, b, &zero, a + 16, &found[1], NULL, 0), 7, "D overlaps with A");
+    gg_cublas_choice empty = {0};
+    VIOLATES(multiply(&it, a, b, &zero, d, &empty, NULL, 0), 7, "not one that was found");
+    CHECK_INT(api->cublasLtMatmulPreferenceSetAttribute(it.preference, 8, &strict, 4), 0);
+    choices(&it, found);
+    VIOLATES(multiply(&it, a, b, &zero, d + 4, &found[1], NULL, 0), 7, "D is not aligned to 256");
+    CHECK_INT(api->cublasLtMatmulDescSetAttribute(it.how, GG_CUBLAS_DESC_TRANSA, &plain_a, 4), 0);
+    VIOLATES(multiply(&it, a, b, &zero, d, &found[1], NULL, 0), 7, "(4, 8) by (4, 4) does not give (8, 4)");
+    VIOLATES(api->cublasLtMatmulDescSetAttribute(it.how, GG_CUBLAS_DESC_TRANSA, &plain_a, 8), 7, "has 4 bytes, not 8");
+    VIOLATES(api->cublasLtMatmulDescSetAttribute(it.how, GG_CUBLAS_DESC_EPILOGUE, &wrong, 4), 7, "epilogue 99");
+    destroy_product(&it);
+    it = make_product(1, 0, 8, 4, 4, 1, GG_CUBLAS_EPILOGUE_DEFAULT, NULL);
+    choices(&it, found);
+    CHECK_INT(api->cublasLtMatmulDescSetAttribute(it.how, GG_CUBLAS_DESC_EPILOGUE, &epilogue, 4), 0);
+    VIOLATES(multiply(&it, a, b, &zero, d, &found[1], NULL, 0), 15, "found for another product");
+    choices(&it, found);
+    VIOLATES(multiply(&it, a, b, &zero, d, &found[1], NULL, 0), 7, "the bias is NULL");
+    CHECK_INT(api->cublasLtMatrixLayoutSetAttribute(it.a, GG_CUBLAS_LAYOUT_BATCH_COUNT, &two, 4), 0);
+    VIOLATES(multiply(&it, a, b, &zero, d, &found[1], NULL, 0), 7, "2 matrices of A and 1 of B");
+    gg_cublas_layout narrow;
+    CHECK_INT(api->cublasLtMatrixLayoutCreate(&narrow, 0, 8, 4, 7), 0);
+    gg_cublas_layout good = it.d;
+    it.d = narrow;
+    VIOLATES(multiply(&it, a, b, &zero, d, &found[1], NULL, 0), 7, "2 matrices of A and 1 of B");
+    it.d = good;
+    CHECK_INT(api->cublasLtMatrixLayoutDestroy(narrow), 0);
+    VIOLATES(api->cublasLtMatrixLayoutDestroy(narrow), 7, "destroyed");
+    VIOLATES(api->cublasLtMatrixLayoutCreate(&narrow, 0, 0, 4, 8), 7, "0 rows");
+    VIOLATES(api->cublasLtMatmulDescCreate(&it.how, 64, 0), 7, "computes in 64");
+    destroy_product(&it);
+    it = make_product(1, 0, 8, 4, 4, 1, GG_CUBLAS_EPILOGUE_DEFAULT, NULL);
+    choices(&it, found);
+    gg_cublas_layout wide;
+    CHECK_INT(api->cublasLtMatrixLayoutCreate(&wide, 0, 8, 4, 7), 0);
+    good = it.d;
+    it.d = wide;
+    VIOLATES(multiply(&it, a, b, &zero, d, &found[1], NULL, 0), 7, "have 8 rows and begin every 7 elements");
+    it.d = good;
+    CHECK_INT(api->cublasLtMatrixLayoutDestroy(wide), 0);
+    destroy_product(&it);
+    CHECK_INT(api->cudaFree(a), 0);
+    CHECK_INT(api->cudaFree(b), 0);
+    CHECK_INT(api->cudaFree(d), 0);
+    CHECK_INT(api->cudaFree(work), 0);
+}
+
+static void test_leaks(void) {
+    char text[1024];
+    gg_cudnn_tensor tensor;
+    CHECK_INT(gg_standin_leaks(text, sizeof text), 3); /* two streams, and the block of values() */
+    float *block = device_floats(3);
+    CHECK_INT(api->cudnnCreateTensorDescriptor(&tensor), 0);
+    CHECK_INT(gg_standin_leaks(text, sizeof text), 5);
+    CHECK(strstr(text, "12 bytes of memory of the device") != NULL && strstr(text, "cudnnTensorDescriptor") != NULL);
+    CHECK_INT(api->cudnnDestroyTensorDescriptor(tensor), 0);
+    CHECK_INT(api->cudaFree(block), 0);
+}
+
+int main(void) {
+    api = gg_standin_api();
+    gg_standin_begin(0);
+    CHECK_INT(api->cudaStreamCreateWithFlags(&compute, GG_CUDA_STREAM_NON_BLOCKING), 0);
+    CHECK_INT(api->cudaStreamCreateWithFlags(&copies, GG_CUDA_STREAM_NON_BLOCKING), 0);
+    test_memory();
+    test_host_access();
+    test_order();
+    test_devices();
+    test_errors();
+    test_kernels();
+    test_convolutions();
+    test_convolution_contract();
+    test_products();
+    test_product_contract();
+    test_leaks();
+    return CHECK_RESULT;
+}
