@@ -371,6 +371,39 @@ static pack_terms terms_of(const pack_arrays *arrays, const gg_segment *segment)
                         .value = arrays->value != NULL ? arrays->value + segment->offset : NULL};
 }
 
+/* Elements at most that are prepared and chosen from at once, in cache, if a bin is not longer. */
+#define PIECE ((size_t)2048)
+
+/* Of a segment with so many elements and bins of `bin`: those of a piece, which is whole bins and whole lanes. */
+static size_t piece_of(const gg_packing *packing, size_t count, size_t bin) {
+    size_t piece = bin;
+    if (packing->prepare == NULL) return count;
+    while (piece % GG_LANES != 0) piece *= 2; /* at most GG_LANES bins, since that is a power of two */
+    return piece < PIECE ? PIECE / piece * piece : piece;
+}
+
+/* choose() of all of a segment, piece by piece; how many elements. */
+static size_t choose_all(const gg_packing *packing, const gg_segment *segment, const gg_choose_args *all) {
+    const size_t piece = piece_of(packing, all->n, all->bin);
+    size_t entries = 0;
+    for (size_t at = 0; at < all->n; at += piece) {
+        gg_choose_args args = *all;
+        args.n = all->n - at < piece ? all->n - at : piece;
+        if (packing->prepare != NULL)
+            packing->prepare(packing->context, segment->offset + at, aligned_up(args.n, GG_LANES));
+        if (args.gradient != NULL) args.gradient += at;
+        if (args.clear != NULL) args.clear += at;
+        if (args.residue != NULL) args.residue += at;
+        if (args.value != NULL) args.value += at;
+        if (args.known != NULL) args.known += at;
+        args.greatest += at / args.bin;
+        args.chosen += at / args.bin;
+        if (args.place != NULL) args.place += entries;
+        entries += packing->device->table->choose(packing->device, &args);
+    }
+    return entries;
+}
+
 /* Adds the gradient to the residue of segment i and finds the greatest of its bins; the chosen too, unless `entries` is
  * NULL. */
 static gg_status measure_segment(const gg_packing *packing, int i, const pack_arrays *arrays,
@@ -391,7 +424,7 @@ static gg_status measure_segment(const gg_packing *packing, int i, const pack_ar
         .place = entries != NULL ? scratch->place : NULL,
         .chosen = scratch->chosen,
     };
-    const size_t count = packing->device->table->choose(packing->device, &args);
+    const size_t count = choose_all(packing, segment, &args);
     if (entries != NULL) *entries = count;
     return check_greatest(segment, i, args.bin, scratch->greatest, &terms);
 }

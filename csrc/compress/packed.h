@@ -53,6 +53,10 @@ typedef struct gg_packing {
     int segments;
     void *scratch;                 /* gg_pack_scratch_bytes, aligned to 64; its content is lost between calls */
     gg_compression_counts *counts; /* what is sent is added to it; NULL: not counted */
+    /* NULL: none. Else it is called once with every run of elements, whole lanes, right before their gradient is read,
+     * and may write the gradient: what it works on is still in cache then. */
+    void (*prepare)(void *context, size_t offset, size_t count);
+    void *context;
 } gg_packing;
 
 /* Bytes of the longest message that these segments can make, whatever its form. */

@@ -40,6 +40,7 @@ typedef struct packed_reduction {
     int tag;
     int64_t period;     /* steps from one sum to the next */
     float *equal_share; /* where data are accumulated: the weights of what all ranks have; else NULL */
+    float own_scale;    /* where data are accumulated: of this rank's gradient in this step */
     float *residue;     /* an arena, by its element 0 */
     float *applied;     /* of the run's first element; NULL: not wanted */
     gg_segments segments;
@@ -85,6 +86,20 @@ cleanup:
 /* The address that the arena's first element would have, if the data were all of it. */
 static float *packed_base(const packed_reduction *s) { return s->data - s->offset; }
 
+/* The optimiser's first half (gg_updater_accumulate), where data are accumulated: of each element once, before it is
+ * read. */
+static void accumulate(void *context, size_t offset, size_t count) {
+    const packed_reduction *s = context;
+    const gg_strategy_env *env = &s->owner->env;
+    gg_updater_accumulate(env->updater, env->device, env->state,
+                          &(gg_accumulation){.step = s->owner->step,
+                                             .ranks = s->group->size,
+                                             .offset = offset,
+                                             .count = count,
+                                             .scale = s->own_scale,
+                                             .gradient = packed_base(s) + offset});
+}
+
 /* Peers are visited from the next rank on, so that not all of them send to one. */
 static gg_status send_to_all(packed_reduction *s) {
     gg_status status = GG_OK;
@@ -116,6 +131,7 @@ static void copy_whole(packed_reduction *s, float scale) {
     for (int i = s->n; i < s->in_run; ++i) {
         const gg_segment *one = &s->sorted[i];
         float *residue = s->residue + one->offset;
+        if (s->equal_share != NULL) accumulate(s, one->offset, (one->count + GG_LANES - 1) / GG_LANES * GG_LANES);
         memcpy(at, packed_base(s) + one->offset, one->count * sizeof *at);
         if (scale > 0 && !is_zero(residue, one->count)) {
             for (size_t j = 0; j < one->count; ++j) at[j] += residue[j] / scale;
@@ -306,18 +322,12 @@ static gg_status packed_start(gg_reduction *reduction, float *data, const float 
         GG_FAIL(GG_ERROR_STATE, "packed sum of %zu values: started again before it was finished", s->count);
     s->data = data;
     if (s->equal_share != NULL) {
-        const gg_strategy_env *env = &s->owner->env;
-        gg_updater_accumulate(env->updater, env->device, env->state,
-                              &(gg_accumulation){.step = s->owner->step,
-                                                 .ranks = s->group->size,
-                                                 .offset = s->offset,
-                                                 .count = s->count,
-                                                 .scale = scale * (float)s->group->size,
-                                                 .gradient = data});
+        s->own_scale = scale * (float)s->group->size;
         share = s->equal_share;
         scale = share[s->group->rank];
     }
     if (s->owner->step < s->compression.warmup) {
+        if (s->equal_share != NULL) accumulate(s, s->offset, s->count);
         gg_compression_count_dense(s->run, s->in_run, s->packing.counts);
         GG_TRY(gg_reduction_start(s->dense, data, share));
         s->head.bytes = s->dense->bytes;
@@ -470,7 +480,9 @@ gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_optio
                               .device = owner->env.device,
                               .segment = s->sorted,
                               .segments = s->n,
-                              .counts = run->counts};
+                              .counts = run->counts,
+                              .prepare = run->accumulates ? accumulate : NULL,
+                              .context = s};
     if (s->n > 0) GG_TRY(create_messages(s));
     *out = &s->head;
     s = NULL;
