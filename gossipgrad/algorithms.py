@@ -28,6 +28,7 @@ Measured = dict[Key, Seconds]
 Record = dict[str, Any]  # in terms of JSON
 Measure = Callable[[list[Key]], Iterable[tuple[Key, str, str, float]]]
 PASSES = ("forward", "weights", "data")
+KERNELS = 2  # raised with kernels or candidates of convolutions: times of other ones are measured anew
 SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured
 PATIENCE = 0.25  # of a timeout of the ranks that wait meanwhile, at most
 PAYS = 100  # full batches of an evaluation: measuring runs each candidate about ten times
@@ -60,7 +61,7 @@ def machine(isa: str, backend: str, threads: int) -> str:
             name, _, value = line.partition(":")
             found.setdefault(name.strip(), value.strip())
         cpu = " ".join(found.get(key, "") for key in ("model name", "cpu family", "model", "stepping"))
-    return f"gossipgrad {environment.VERSION}, {cpu}, {isa}, {backend}, threads {threads}"
+    return f"gossipgrad {environment.VERSION}, kernels {KERNELS}, {cpu}, {isa}, {backend}, threads {threads}"
 
 
 def _text(key: Key) -> str:

@@ -76,7 +76,7 @@ class Trainer(Replicas):
     threads    of each rank; None: OMP_NUM_THREADS, else 1.
     backend    "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else each operation from the faster one.
     conv_algorithm  how convolutions with windows of 3 x 3 or 5 x 5 and stride 1 are computed: "winograd" by Winograd's
-               methods F(4x4,3x3) and F(2x2,5x5), which have about a quarter and a third of the multiplications and
+               methods F(4x4,3x3) and F(4x4,5x5), which have about a quarter and a sixth of the multiplications and
                errors up to several times larger, "direct" by sums of products, "auto" each pass of each layer by the
                fastest.
     tune       True: fit, and the first train_step, measure before they begin which of two tables of operations is asked

@@ -1,4 +1,4 @@
-"""Winograd's convolution, F(2x2,3x3), F(4x4,3x3) and F(2x2,5x5), against sums in float64.
+"""Winograd's convolution, F(2x2,3x3), F(4x4,3x3), F(2x2,5x5) and F(4x4,5x5), against sums in float64.
 
 A transform mixes the values of a tile, so an element's error depends on those around it: errors are relative to the
 largest sum of absolute values of products that makes an element of the result.
@@ -16,9 +16,15 @@ from gossipgrad import _core
 
 ISAS = _core.info()["isas"]
 # by algorithm and window: of any element, in units of 2**-24
-BOUNDS = {("winograd4", 3): 40, ("winograd2", 3): 8, ("winograd2", 5): 40}
+BOUNDS = {("winograd4", 3): 40, ("winograd2", 3): 8, ("winograd2", 5): 40, ("winograd4", 5): 160}
 # root mean square of the errors over that of the result, of long sums
-RMS = {("direct", 3): 1e-6, ("winograd2", 3): 5e-7, ("winograd4", 3): 1.2e-6, ("winograd2", 5): 1.2e-6}
+RMS = {
+    ("direct", 3): 1e-6,
+    ("winograd2", 3): 5e-7,
+    ("winograd4", 3): 1.2e-6,
+    ("winograd2", 5): 1.2e-6,
+    ("winograd4", 5): 4e-6,
+}
 
 # batch, input channels, height, width, output channels, padding
 SHAPES = [
@@ -120,11 +126,11 @@ def test_error_of_long_sums(isa, algorithm, taps):
 
 def test_what_it_is_not_for():
     image = np.ones((1, 2, 7, 7), np.float32)
-    for kernel, stride, padding, groups in [(5, 1, 2, 1), (3, 2, 1, 1), (3, 1, 3, 1), (3, 1, 1, 2)]:
+    for kernel, stride, padding, groups in [(7, 1, 3, 1), (5, 1, 5, 1), (3, 2, 1, 1), (3, 1, 3, 1), (3, 1, 1, 2)]:
         size = (7 + 2 * padding - kernel) // stride + 1
         weight = np.ones((2, 2 // groups, kernel, kernel), np.float32)
         options = {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "padding": (padding,) * 2, "groups": groups}
-        with pytest.raises(NotImplementedError, match="windows of 3 x 3, stride 1"):
+        with pytest.raises(NotImplementedError, match="windows of 3 x 3 and padding up to 2"):
             operations.run_op("native", None, "conv2d", [image], (2, size, size), weight=weight, algorithm="winograd4",
                               **options)  # fmt: skip
 
@@ -149,11 +155,10 @@ def test_networks_learn_alike(backend):
             weights[algorithm] = trainer.weights()
             used = {pair for each in trainer.core.node_algorithms() if each for pair in each.values()}
             assert (("native", "winograd4") in used) == (algorithm != "direct")
-            assert (("native", "winograd2") in used) or algorithm != "winograd"
     for algorithm in ("winograd", "auto"):
         for name, exact in weights["direct"].items():
             close = np.max(np.abs(weights[algorithm][name] - exact)) / np.max(np.abs(exact))
-            assert close < 2e-5, (algorithm, name, close)
+            assert close < 1e-4, (algorithm, name, close)
     assert any(np.any(weights["winograd"][name] != exact) for name, exact in weights["direct"].items())
 
 

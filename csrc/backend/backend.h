@@ -73,8 +73,8 @@ typedef struct gg_range {
 /* How a convolution is computed. Winograd's methods have fewer multiplications and larger errors. */
 typedef enum gg_algorithm {
     GG_ALGORITHM_DIRECT = 0,
-    GG_ALGORITHM_WINOGRAD4, /* F(4x4,3x3) */
-    GG_ALGORITHM_WINOGRAD2, /* F(2x2,3x3) */
+    GG_ALGORITHM_WINOGRAD4, /* F(4x4,3x3), F(4x4,5x5) */
+    GG_ALGORITHM_WINOGRAD2, /* F(2x2,3x3), F(2x2,5x5) */
     GG_ALGORITHM_COUNT
 } gg_algorithm;
 

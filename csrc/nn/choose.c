@@ -87,18 +87,13 @@ bool gg_choose_winograd_possible(const gg_op_desc *desc) {
     return true;
 }
 
-/* The one with the fewest products. */
-static gg_algorithm winograd_for(const gg_op_desc *desc) {
-    return desc->window.kernel[0] == 5 ? GG_ALGORITHM_WINOGRAD2 : GG_ALGORITHM_WINOGRAD4;
-}
-
 /* Where Winograd's was faster, measured with AVX-512: transforms cost as much for each channel, and products gain with
  * the channels on the other side. Tiles that reach far beyond the image compute too much. */
 static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
     const int64_t in = desc->input[0].size[0], out = desc->output.size[0], channels = in < out ? in : out;
     const gg_layout layout = desc->offered[0].layout;
     const bool blocks = layout == GG_LAYOUT_CHANNELS16;
-    const int64_t tile = desc->window.kernel[0] == 5 ? 2 : 4;
+    const int64_t tile = 4;
     int64_t area = 1, tiled = 1;
     for (int axis = 1; axis <= 2; axis++) {
         area *= desc->output.size[axis];
@@ -113,7 +108,7 @@ void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc
     const gg_conv_key key = gg_conv_key_of(desc);
     for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
         const bool faster = options->conv_algorithm == GG_CONV_WINOGRAD || winograd_by_rule(desc, (gg_pass)pass);
-        out[pass] = possible && faster ? winograd_for(desc) : GG_ALGORITHM_DIRECT;
+        out[pass] = possible && faster ? GG_ALGORITHM_WINOGRAD4 : GG_ALGORITHM_DIRECT;
     }
     for (int i = 0; possible && options->conv_algorithm == GG_CONV_AUTO && i < options->conv_choices; i++) {
         const gg_conv_choice *choice = &options->conv_choice[i];

@@ -68,7 +68,7 @@ void gg_plan_memory_release(gg_plan_memory *memory);
 typedef enum gg_conv_algorithm {
     GG_CONV_AUTO = 0, /* of each the one that was measured to be faster, or by a rule */
     GG_CONV_DIRECT,
-    GG_CONV_WINOGRAD, /* F(4x4,3x3) or F(2x2,5x5) wherever it is possible */
+    GG_CONV_WINOGRAD, /* F(4x4,3x3) or F(4x4,5x5) wherever it is possible */
     GG_CONV_ALGORITHMS
 } gg_conv_algorithm;
 

@@ -2,8 +2,8 @@
  *
  * Along one axis a tile of m outputs needs m + r - 1 inputs d and r weights g, and y = A^T((G g) * (B^T d)). The places
  * are the values of polynomials at the points 0, +-P, +-Q and infinity (for m = 2, r = 3: 0, +-1 and infinity). With
- * P = 0.625 and Q = 1.5 errors are less than half of those of the usual 1 and 2, at the same cost. B depends on the
- * points only. */
+ * P = 0.625 and Q = 1.5 errors are less than half of those of the usual 1 and 2, at the same cost. Eight places have
+ * the points 0, +-1/2, +-1, +-2 and infinity. B depends on the points only. */
 #include "cpu/winograd_kernels.h"
 
 #include "cpu/isa/lanes.h"
@@ -21,15 +21,108 @@
 #else
 #define WINOGRAD_INLINE static __attribute__((noinline))
 #endif
-#define MOST 6 /* places along one axis */
+#define MOST 8 /* places along one axis */
 #define TAPS 5 /* most weights along one axis */
 
 WINOGRAD_INLINE lanes_f times(float a, lanes_f x) { return lanes_multiply(lanes_set(a), x); }
 /* a*x + y */
 WINOGRAD_INLINE lanes_f plus(float a, lanes_f x, lanes_f y) { return lanes_multiply_add(lanes_set(a), x, y); }
 
+/* Of eight places: the pairs of points +-POINT[i]. */
+#define PAIRS 3
+static const float POINT[PAIRS] = {0.5f, 1.0f, 2.0f};
+/* Of the other pairs' squares, for each pair, the sum and the product; and of all squares the elementary symmetric
+ * functions. */
+static const float OTHERS_SUM[PAIRS] = {5.0f, 4.25f, 1.25f}, OTHERS_PRODUCT[PAIRS] = {4.0f, 1.0f, 0.25f};
+#define SYMMETRIC1 5.25f
+#define SYMMETRIC2 5.25f
+#define SYMMETRIC3 1.0f
+/* The reciprocals of the products of distances between points, which G has. */
+#define AT_ZERO8 (-1.0f / SYMMETRIC3)
+static const float AT_POINT[PAIRS] = {
+    1.0f / (2.0f * 0.25f * (0.25f - 1.0f) * (0.25f - 4.0f)),
+    1.0f / (2.0f * (1.0f - 0.25f) * (1.0f - 4.0f)),
+    1.0f / (2.0f * 4.0f * (4.0f - 0.25f) * (4.0f - 1.0f)),
+};
+
+/* B^T d of eight places */
+WINOGRAD_INLINE void input_axis8(const lanes_f d[MOST], lanes_f v[MOST]) {
+    v[0] = plus(-SYMMETRIC3, d[0], plus(SYMMETRIC2, d[2], plus(-SYMMETRIC1, d[4], d[6])));
+    v[7] = plus(-SYMMETRIC3, d[1], plus(SYMMETRIC2, d[3], plus(-SYMMETRIC1, d[5], d[7])));
+#pragma GCC unroll 3
+    for (int i = 0; i < PAIRS; ++i) {
+        const lanes_f even = plus(OTHERS_PRODUCT[i], d[2], plus(-OTHERS_SUM[i], d[4], d[6]));
+        const lanes_f odd = plus(OTHERS_PRODUCT[i], d[1], plus(-OTHERS_SUM[i], d[3], d[5]));
+        v[1 + 2 * i] = plus(POINT[i], odd, even);
+        v[2 + 2 * i] = plus(-POINT[i], odd, even);
+    }
+}
+
+/* A^T m of eight places, for four outputs */
+WINOGRAD_INLINE void output_axis8(const lanes_f m[MOST], lanes_f y[4]) {
+    y[0] = m[0];
+    y[1] = y[2] = lanes_set(0);
+    y[3] = m[7];
+#pragma GCC unroll 3
+    for (int i = 0; i < PAIRS; ++i) {
+        const lanes_f sum = lanes_add(m[1 + 2 * i], m[2 + 2 * i]), odd = lanes_subtract(m[1 + 2 * i], m[2 + 2 * i]);
+        y[0] = lanes_add(y[0], sum);
+        y[1] = plus(POINT[i], odd, y[1]);
+        y[2] = plus(POINT[i] * POINT[i], sum, y[2]);
+        y[3] = plus(POINT[i] * POINT[i] * POINT[i], odd, y[3]);
+    }
+}
+
+/* A y of eight places, of four outputs */
+WINOGRAD_INLINE void gradient_axis8(const lanes_f y[4], lanes_f e[MOST]) {
+    e[0] = y[0];
+    e[7] = y[3];
+#pragma GCC unroll 3
+    for (int i = 0; i < PAIRS; ++i) {
+        const float squared = POINT[i] * POINT[i];
+        const lanes_f even = plus(squared, y[2], y[0]), odd = plus(POINT[i] * squared, y[3], times(POINT[i], y[1]));
+        e[1 + 2 * i] = lanes_add(even, odd);
+        e[2 + 2 * i] = lanes_subtract(even, odd);
+    }
+}
+
+/* G g of eight places, of five weights */
+WINOGRAD_INLINE void weights_axis8(const lanes_f g[TAPS], lanes_f u[MOST]) {
+    u[0] = times(AT_ZERO8, g[0]);
+    u[7] = g[4];
+#pragma GCC unroll 3
+    for (int i = 0; i < PAIRS; ++i) {
+        const float a = AT_POINT[i], squared = POINT[i] * POINT[i];
+        const lanes_f even = plus(a * squared * squared, g[4], plus(a * squared, g[2], times(a, g[0])));
+        const lanes_f odd = plus(a * squared * POINT[i], g[3], times(a * POINT[i], g[1]));
+        u[1 + 2 * i] = lanes_add(even, odd);
+        u[2 + 2 * i] = lanes_subtract(even, odd);
+    }
+}
+
+/* G^T u of eight places, to five weights */
+WINOGRAD_INLINE void weight_gradient_axis8(const lanes_f u[MOST], lanes_f g[TAPS]) {
+    g[0] = times(AT_ZERO8, u[0]);
+    g[1] = g[2] = g[3] = lanes_set(0);
+    g[4] = u[7];
+#pragma GCC unroll 3
+    for (int i = 0; i < PAIRS; ++i) {
+        const float a = AT_POINT[i], squared = POINT[i] * POINT[i];
+        const lanes_f sum = lanes_add(u[1 + 2 * i], u[2 + 2 * i]), odd = lanes_subtract(u[1 + 2 * i], u[2 + 2 * i]);
+        g[0] = plus(a, sum, g[0]);
+        g[1] = plus(a * POINT[i], odd, g[1]);
+        g[2] = plus(a * squared, sum, g[2]);
+        g[3] = plus(a * squared * POINT[i], odd, g[3]);
+        g[4] = plus(a * squared * squared, sum, g[4]);
+    }
+}
+
 /* B^T d */
 WINOGRAD_INLINE void input_axis(const int places, const lanes_f d[MOST], lanes_f v[MOST]) {
+    if (places == 8) {
+        input_axis8(d, v);
+        return;
+    }
     if (places == 4) {
         v[0] = lanes_subtract(d[2], d[0]);
         v[1] = lanes_add(d[1], d[2]);
@@ -49,6 +142,10 @@ WINOGRAD_INLINE void input_axis(const int places, const lanes_f d[MOST], lanes_f
 
 /* A^T m */
 WINOGRAD_INLINE void output_axis(const int outputs, const int places, const lanes_f m[MOST], lanes_f y[4]) {
+    if (places == 8) {
+        output_axis8(m, y);
+        return;
+    }
     const lanes_f sum_p = lanes_add(m[1], m[2]), odd_p = lanes_subtract(m[1], m[2]);
     if (places == 4) {
         y[0] = lanes_add(m[0], sum_p);
@@ -68,6 +165,10 @@ WINOGRAD_INLINE void output_axis(const int outputs, const int places, const lane
 
 /* A y */
 WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const lanes_f y[4], lanes_f e[MOST]) {
+    if (places == 8) {
+        gradient_axis8(y, e);
+        return;
+    }
     if (places == 4) {
         e[0] = y[0];
         e[1] = lanes_add(y[0], y[1]);
@@ -101,6 +202,10 @@ WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const la
 
 /* G g */
 WINOGRAD_INLINE void weights_axis(const int places, const int taps, const lanes_f g[TAPS], lanes_f u[MOST]) {
+    if (places == 8) {
+        weights_axis8(g, u);
+        return;
+    }
     if (places == 4) {
         const lanes_f even = times(0.5f, lanes_add(g[0], g[2]));
         u[0] = times(-1.0f, g[0]);
@@ -127,6 +232,10 @@ WINOGRAD_INLINE void weights_axis(const int places, const int taps, const lanes_
 
 /* G^T u */
 WINOGRAD_INLINE void weight_gradient_axis(const int places, const int taps, const lanes_f u[MOST], lanes_f g[TAPS]) {
+    if (places == 8) {
+        weight_gradient_axis8(u, g);
+        return;
+    }
     const lanes_f sum_p = lanes_add(u[1], u[2]), odd_p = lanes_subtract(u[1], u[2]);
     if (places == 4) {
         g[0] = plus(0.5f, sum_p, times(-1.0f, u[0]));
@@ -154,25 +263,25 @@ WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, co
         const float *image = t->image + i * t->plane;
         float *to = t->places + i * t->step;
         lanes_f turned[MOST][MOST] = {0};
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int c = 0; c < across; ++c) {
             lanes_f in[MOST] = {0}, out[MOST] = {0};
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int r = 0; r < across; ++r) {
                 const bool inside = whole || (r >= t->begin[0] && r < t->end[0] && c >= t->begin[1] && c < t->end[1]);
                 in[r] = inside ? lanes_load(image + r * t->row + c * t->pixel) : lanes_set(0);
             }
             if (gradient) gradient_axis(outputs, places, in, out);
             else input_axis(places, in, out);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int r = 0; r < places; ++r) turned[r][c] = out[r];
         }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int r = 0; r < places; ++r) {
             lanes_f out[MOST] = {0};
             if (gradient) gradient_axis(outputs, places, turned[r], out);
             else input_axis(places, turned[r], out);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int c = 0; c < places; ++c) lanes_store(to + (r * places + c) * t->place_step, out[c]);
         }
     }
@@ -184,14 +293,18 @@ static bool is_whole(const gg_winograd_tiles *t, int across) {
 
 static void winograd_input(const gg_winograd_tiles *t) {
     const int places = t->outputs + t->taps - 1;
+    const bool whole = is_whole(t, places);
     if (places == 4) to_places(t, 2, 4, false, false);
-    else if (is_whole(t, places)) to_places(t, 4, 6, false, true);
-    else to_places(t, 4, 6, false, false);
+    else if (places == 6 && whole) to_places(t, 4, 6, false, true);
+    else if (places == 6) to_places(t, 4, 6, false, false);
+    else if (whole) to_places(t, 4, 8, false, true);
+    else to_places(t, 4, 8, false, false);
 }
 
 static void winograd_gradient(const gg_winograd_tiles *t) {
     const bool whole = is_whole(t, t->outputs);
-    if (t->outputs == 4 && whole) to_places(t, 4, 6, true, true);
+    if (t->outputs == 4 && t->taps == 5) to_places(t, 4, 8, true, false);
+    else if (t->outputs == 4 && whole) to_places(t, 4, 6, true, true);
     else if (t->outputs == 4) to_places(t, 4, 6, true, false);
     else if (t->taps == 5) to_places(t, 2, 6, true, false);
     else to_places(t, 2, 4, true, false);
@@ -204,10 +317,10 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, con
         lanes_f turned[4][MOST] = {0}, bias = lanes_set(0);
         if (t->bias != NULL)
             bias = t->bias_vectors ? lanes_load_any(t->bias + i * t->bias_step) : lanes_set(t->bias[i * t->bias_step]);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int c = 0; c < places; ++c) {
             lanes_f in[MOST] = {0}, out[4] = {0};
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int r = 0; r < places; ++r) in[r] = lanes_load(from + (r * places + c) * t->place_step);
             output_axis(outputs, places, in, out);
 #pragma GCC unroll 4
@@ -230,7 +343,8 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, con
 }
 
 static void winograd_output(const gg_winograd_tiles *t) {
-    if (t->outputs == 4) to_image(t, 4, 6);
+    if (t->outputs == 4 && t->taps == 5) to_image(t, 4, 8);
+    else if (t->outputs == 4) to_image(t, 4, 6);
     else if (t->taps == 5) to_image(t, 2, 6);
     else to_image(t, 2, 4);
 }
@@ -250,15 +364,15 @@ WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int pl
 #pragma GCC unroll 5
             for (int r = 0; r < taps; ++r) in[r] = lanes_load(one[taps * r + c]);
             weights_axis(places, taps, in, out);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int r = 0; r < places; ++r) turned[r][c] = out[r];
         }
         float *to = w->places + i * w->places_step;
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int r = 0; r < places; ++r) {
             lanes_f out[MOST] = {0};
             weights_axis(places, taps, turned[r], out);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int c = 0; c < places; ++c) {
                 float *place = to + (r * places + c) * w->place_step;
                 if (w->stored == GG_LANES) lanes_store_any(place, out[c]);
@@ -269,7 +383,8 @@ WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int pl
 }
 
 static void winograd_weights(const gg_winograd_weights *w) {
-    if (w->taps == 5) to_weight_places(w, 6, 5);
+    if (w->taps == 5 && w->outputs == 4) to_weight_places(w, 8, 5);
+    else if (w->taps == 5) to_weight_places(w, 6, 5);
     else if (w->outputs == 4) to_weight_places(w, 6, 3);
     else to_weight_places(w, 4, 3);
 }
@@ -280,10 +395,10 @@ WINOGRAD_INLINE void to_weights(const gg_winograd_weights *w, const int places, 
         const float *from = w->places + i * w->places_step;
         _Alignas(64) float one[TAPS * TAPS][GG_LANES] = {{0}};
         lanes_f turned[TAPS][MOST] = {0};
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int c = 0; c < places; ++c) {
             lanes_f in[MOST] = {0}, out[TAPS] = {0};
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int r = 0; r < places; ++r) {
                 const float *place = from + (r * places + c) * w->place_step;
                 in[r] = w->lanes == GG_LANES ? lanes_load_any(place) : lanes_load_part(place, w->lanes);
@@ -307,7 +422,8 @@ WINOGRAD_INLINE void to_weights(const gg_winograd_weights *w, const int places, 
 }
 
 static void winograd_weight_gradient(const gg_winograd_weights *w) {
-    if (w->taps == 5) to_weights(w, 6, 5);
+    if (w->taps == 5 && w->outputs == 4) to_weights(w, 8, 5);
+    else if (w->taps == 5) to_weights(w, 6, 5);
     else if (w->outputs == 4) to_weights(w, 6, 3);
     else to_weights(w, 4, 3);
 }
