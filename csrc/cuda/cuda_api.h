@@ -83,6 +83,8 @@ enum {
     GG_CUBLAS_LAYOUT_BATCH_STRIDE = 6,
     GG_CUBLAS_PREFERENCE_WORKSPACE = 1,
     GG_CUBLAS_PREFERENCE_REDUCTION = 3,
+    GG_CUBLAS_PREFERENCE_ALIGNMENT_A = 5, /* of b, c and d: the numbers behind it */
+    GG_CUBLAS_REDUCTION_COMPUTE_TYPE = 2, /* partial sums are added in a fixed order */
 };
 
 /* cudnnConvolution{Fwd,BwdData,BwdFilter}AlgoPerf_t, which are alike. */
