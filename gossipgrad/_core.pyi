@@ -472,6 +472,9 @@ def info() -> dict[str, Any]:
     """compiler, cpu, isa, isas, bfloat16 (the CPU's instructions for it: "amx", "avx512_bf16" or ""), cores, onednn, mpi{...},
     built{...}"""
 
+def cuda() -> tuple[int, str, str]:
+    """How many GPUs can be used; why there are none, else ""; lines "name: value" on them, the driver and the libraries."""
+
 def choices() -> dict[str, tuple[str, ...]]:
     """The names that the core knows, by keyword: "strategy", "exchange", "mix", ..."""
 

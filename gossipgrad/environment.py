@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
@@ -60,9 +61,35 @@ def environment(threads: int | None = None) -> dict[str, Any]:
             "onednn": facts.ONEDNN_MODE,
             "isas": list(facts.ISAS),
         },
-        "cuda": "not built",
+        "cuda": f"{facts.CUDA_VERSION} ({', '.join(facts.CUDA_ARCHITECTURES)})" if facts.CUDA_VERSION else "not built",
         "openmp_runtimes": openmp_runtimes(),
     }
+
+
+def find_cuda_wheels() -> None:
+    """Names the folders of NVIDIA's wheels, if these are installed, in GOSSIPGRAD_CUDA_PATH: an installed library of
+    CUDA finds them by itself, one in a source tree does not."""
+    if os.environ.get("GOSSIPGRAD_CUDA_PATH"):
+        return
+    spec = importlib.util.find_spec("nvidia")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    folders = [os.path.join(place, name, "lib") for place in places for name in ("cu13", "cudnn")]
+    found = [folder for folder in folders if os.path.isdir(folder)]
+    if found:
+        os.environ["GOSSIPGRAD_CUDA_PATH"] = os.pathsep.join(found)
+
+
+def devices() -> dict[str, Any]:
+    """The devices that a trainer can be given, and what the GPUs and their libraries say of themselves."""
+    facts: dict[str, Any] = {"devices": ["cpu"]}
+    if not _preload.build_facts().CUDA_VERSION and not os.environ.get("GOSSIPGRAD_CUDA_LIBRARY"):
+        return facts
+    find_cuda_wheels()
+    count, why, lines = _core.cuda()
+    facts["gpu"] = dict(line.split(": ", 1) for line in lines.splitlines()) or f"none: {why}"
+    if count:
+        facts["devices"] += ["cuda", *(f"cuda:{i}" for i in range(1, count))]
+    return facts
 
 
 def table(facts: dict[str, Any]) -> str:

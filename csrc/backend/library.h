@@ -47,6 +47,10 @@ typedef struct gg_backend_library {
 typedef const gg_backend_library *gg_backend_library_open_function(const gg_library_services *services);
 #define GG_BACKEND_LIBRARY_OPEN "gg_backend_library_open"
 
+/* The library of the room cuda/, and the variable that names another one in its place. */
+#define GG_CUDA_LIBRARY "_cuda.so"
+#define GG_CUDA_LIBRARY_VARIABLE "GOSSIPGRAD_CUDA_LIBRARY"
+
 /* Loads the library `file`, which lies beside the core's own, or the one that the environment's `variable` names.
  * Loading it a second time gives the same. GG_ERROR_UNSUPPORTED: it is not there, cannot be loaded, or is of another
  * build. Any thread. */

@@ -36,6 +36,7 @@ typedef struct gg_cuda_device {
 } gg_cuda_device;
 
 extern const gg_memory_table gg_cuda_memory;
+extern const gg_backend gg_backend_cuda;
 
 gg_status gg_cuda_device_open(const gg_device_options *options, gg_device **out);
 void gg_cuda_device_close(gg_device *device);

@@ -1,4 +1,5 @@
 /* _core's functions about the environment, and the pure functions that tests and plots recompute. */
+#include "backend/library.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "comm/mpi/mpi_transport.h"
@@ -45,6 +46,23 @@ static PyObject *py_info_find_device(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "s:find_device", &name)) return NULL;
     const gg_status status = gg_registry_find(name, &kind, &number);
     return status == GG_OK ? Py_BuildValue("si", kind->name, number) : gg_py_raise(status);
+}
+
+static PyObject *py_info_cuda(PyObject *module, PyObject *unused) {
+    const gg_backend_library *library = NULL;
+    char text[4096] = "", why[1024] = "";
+    int count = 0;
+    gg_status status;
+    (void)module, (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_backend_library_load(GG_CUDA_LIBRARY, GG_CUDA_LIBRARY_VARIABLE, &library);
+    if (status == GG_OK) {
+        library->describe(text, sizeof text);
+        status = library->devices(&count);
+    }
+    Py_END_ALLOW_THREADS;
+    if (status != GG_OK) snprintf(why, sizeof why, "%s", gg_error_message());
+    return Py_BuildValue("iss", count, why, text);
 }
 
 static PyObject *py_info_memory(PyObject *module, PyObject *unused) {
@@ -124,6 +142,8 @@ static PyMethodDef functions[] = {
     {"info", py_info_info, METH_NOARGS, "compiler, cpu, isa, isas, bfloat16, cores, onednn, mpi{...}"},
     {"find_device", py_info_find_device, METH_VARARGS,
      "find_device($module, name, /)\n--\n\nThe kind and the number of a device; an error says which there are."},
+    {"cuda", py_info_cuda, METH_NOARGS,
+     "GPUs that can be used, why there are none, lines on them and their libraries."},
     {"memory", py_info_memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
     {"shard", KEYWORDS(py_info_shard), "Which samples a rank has."},
     {"permutation", KEYWORDS(py_info_permutation), "0 to n - 1 in an order drawn by the seed."},

@@ -38,7 +38,7 @@ def add_info_options(parser: argparse.ArgumentParser) -> None:
 
 
 def info(arguments: argparse.Namespace) -> int:
-    facts = environment.environment()
+    facts = environment.environment() | environment.devices()
     if _failure.launched_rank() == 0:
         print(json.dumps(facts, indent=1) if arguments.json else environment.table(facts), flush=True)
     return 0
