@@ -156,8 +156,8 @@ typedef struct gg_cpu_lrn {
 } gg_cpu_lrn;
 
 /* Rows [begin, end): the positions of all samples one after the other where the prediction lies PLAIN, else samples;
- * begin is a multiple of GG_LANES. Adds to the two sums; args->result->divisor is already known. The call that ends at the
- * batch's end also clears the gradient's padding lanes. */
+ * begin is a multiple of GG_LANES. Adds to the two sums; args->result->divisor is already known. The call that ends at
+ * the batch's end also clears the gradient's padding lanes. */
 typedef struct gg_cpu_loss_kernels {
     void (*loss[GG_LOSS_COUNT])(const gg_loss_args *args, int64_t begin, int64_t end, double *loss_sum,
                                 int64_t *correct);
