@@ -16,9 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "backend/backend.h"
 #include "cuda/kernels.h"
-#include "tensor/tensor.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -6,8 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "cuda/kernels.h"
+
+#include "check.h"
 #include "emulation_api.h"
 
 extern "C" {

@@ -10,13 +10,7 @@
 
 typedef std::vector<float> floats;
 typedef std::vector<double> doubles;
-
-/* An array of the emulation with these values. */
-struct device_floats : buffer<float> {
-    explicit device_floats(size_t n, const char *name = "floats", size_t skip = 0) : buffer<float>(n, name, skip) {}
-    explicit device_floats(const floats &from, const char *name = "floats", size_t skip = 0)
-        : buffer<float>(from, name, skip) {}
-};
+typedef buffer<float> device_floats;
 
 inline gg_shape shape(std::initializer_list<int64_t> sizes) {
     gg_shape s = {};

@@ -6,7 +6,9 @@
 #include <math.h>
 #include <stdint.h>
 
+extern "C" {
 #include "base/random.h"
+}
 #include "cuda/kernels/common.cuh"
 #include "cuda/kernels_nn.h"
 
