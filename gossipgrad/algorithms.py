@@ -28,7 +28,9 @@ Measured = dict[Key, Seconds]
 Record = dict[str, Any]  # in terms of JSON
 Measure = Callable[[list[Key]], Iterable[tuple[Key, str, str, float]]]
 PASSES = ("forward", "weights", "data")
-KERNELS = 2  # raised with kernels or candidates of convolutions: times of other ones are measured anew
+ACCURACY = {"direct": 0, "winograd2": 1, "winograd4": 2, "winograd6": 3}  # the most accurate first
+HARDLY_MORE = 1.03
+KERNELS = 3  # raised with kernels or candidates of convolutions: times of other ones are measured anew
 SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured
 PATIENCE = 0.25  # of a timeout of the ranks that wait meanwhile, at most
 PAYS = 100  # full batches of an evaluation: measuring runs each candidate about ten times
@@ -158,11 +160,13 @@ def first_tables(described: Iterable[Record]) -> list[tuple[int, str]]:
 
 
 def fastest(seconds: Seconds) -> tuple[str, str, str]:
-    """Of each pass the algorithm with the shortest time; direct where nothing was measured."""
+    """Of each pass the algorithm with the shortest time, or a more accurate one that takes hardly more; direct where
+    nothing was measured."""
 
     def of(one: str) -> str:
         times = seconds.get(one, {"direct": 0.0})
-        return min(times, key=lambda algorithm: times[algorithm])
+        close = [algorithm for algorithm, time in times.items() if time <= HARDLY_MORE * min(times.values())]
+        return min(close, key=lambda algorithm: (ACCURACY.get(algorithm, len(ACCURACY)), times[algorithm]))
 
     forward, weights, data = map(of, PASSES)
     return forward, weights, data

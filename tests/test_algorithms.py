@@ -9,7 +9,7 @@ import gossipgrad as gg
 from gossipgrad import _core, algorithms, bench
 
 PASSES = algorithms.PASSES
-CANDIDATES = {"direct", "winograd4", "winograd2"}
+CANDIDATES = {"direct", "winograd4", "winograd2", "winograd6"}
 KEY = (8, 16, 10, 9, 20, 1, 1, 1, 1, 3)  # of the second convolution of network(), with batches of 8
 SECONDS = {
     "forward": {"direct": 3.0, "winograd4": 2.0, "winograd2": 1.0},
@@ -128,6 +128,10 @@ def test_a_trainer_in_use_is_not_given_other_algorithms():
 def test_the_fastest_of_each_pass():
     assert algorithms.fastest(SECONDS) == CHOSEN
     assert algorithms.fastest({"data": SECONDS["data"]}) == ("direct", "direct", "winograd4")
+    near = {"direct": 1.02, "winograd2": 1.04, "winograd4": 1.0, "winograd6": 1.0}
+    assert algorithms.fastest({"forward": near})[0] == "direct"
+    assert algorithms.fastest({"forward": near | {"direct": 1.1}})[0] == "winograd4"
+    assert algorithms.fastest({"forward": near | {"direct": 1.1, "winograd6": 0.9}})[0] == "winograd6"
     described = json.loads(json.dumps(algorithms.report({KEY: SECONDS})))
     assert algorithms.choices(described) == [(KEY, CHOSEN)]
     older = [{name: value for name, value in described[0].items() if name != "window"}]

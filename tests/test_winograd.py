@@ -1,4 +1,4 @@
-"""Winograd's convolution, F(2x2,3x3), F(4x4,3x3), F(2x2,5x5) and F(4x4,5x5), against sums in float64.
+"""Winograd's convolution, of tiles of 2 x 2, 4 x 4 and 6 x 6 outputs, for 3 x 3 and 5 x 5, against sums in float64.
 
 A transform mixes the values of a tile, so an element's error depends on those around it: errors are relative to the
 largest sum of absolute values of products that makes an element of the result.
@@ -16,7 +16,7 @@ from gossipgrad import _core
 
 ISAS = _core.info()["isas"]
 # by algorithm and window: of any element, in units of 2**-24
-BOUNDS = {("winograd4", 3): 40, ("winograd2", 3): 8, ("winograd2", 5): 40, ("winograd4", 5): 160}
+BOUNDS = {("winograd4", 3): 40, ("winograd2", 3): 8, ("winograd2", 5): 40, ("winograd4", 5): 160, ("winograd6", 3): 160}
 # root mean square of the errors over that of the result, of long sums
 RMS = {
     ("direct", 3): 1e-6,
@@ -24,6 +24,7 @@ RMS = {
     ("winograd4", 3): 1.2e-6,
     ("winograd2", 5): 1.2e-6,
     ("winograd4", 5): 4e-6,
+    ("winograd6", 3): 5e-6,
 }
 
 # batch, input channels, height, width, output channels, padding

@@ -33,7 +33,7 @@ const char *gg_op_kind_name(gg_op_kind kind) {
 }
 
 const char *gg_algorithm_name(gg_algorithm algorithm) {
-    static const char *const names[GG_ALGORITHM_COUNT] = {"direct", "winograd4", "winograd2"};
+    static const char *const names[GG_ALGORITHM_COUNT] = {"direct", "winograd4", "winograd2", "winograd6"};
     return (unsigned)algorithm < GG_ALGORITHM_COUNT ? names[algorithm] : "unknown";
 }
 

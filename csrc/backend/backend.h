@@ -75,10 +75,11 @@ typedef enum gg_algorithm {
     GG_ALGORITHM_DIRECT = 0,
     GG_ALGORITHM_WINOGRAD4, /* F(4x4,3x3), F(4x4,5x5) */
     GG_ALGORITHM_WINOGRAD2, /* F(2x2,3x3), F(2x2,5x5) */
+    GG_ALGORITHM_WINOGRAD6, /* F(6x6,3x3) */
     GG_ALGORITHM_COUNT
 } gg_algorithm;
 
-/* "direct", "winograd4", "winograd2" */
+/* "direct", "winograd4", "winograd2", "winograd6" */
 const char *gg_algorithm_name(gg_algorithm algorithm);
 
 /* The runs of an operation of which each may have an algorithm of its own. */

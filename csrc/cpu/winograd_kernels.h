@@ -11,11 +11,12 @@
 
 #include "base/cpu.h"
 
-/* F(2x2,3x3) has tiles of 4 x 4 places, F(4x4,3x3) and F(2x2,5x5) of 6 x 6, F(4x4,5x5) of 8 x 8.
+/* F(2x2,3x3) has tiles of 4 x 4 places, F(4x4,3x3) and F(2x2,5x5) of 6 x 6, F(6x6,3x3) and F(4x4,5x5)
+ * of 8 x 8.
  *
  * The same tile of `count` planes of an image. */
 typedef struct gg_winograd_tiles {
-    int outputs; /* of a tile along one axis: 2 or 4 */
+    int outputs; /* of a tile along one axis: 2, 4, or 6 with 3 taps */
     int taps;    /* weights along one axis: 3 or 5 */
     int64_t count;
     float *image; /* the tile's first element in the first plane, also where that lies in the padding */

@@ -21,8 +21,9 @@
 #else
 #define WINOGRAD_INLINE static __attribute__((noinline))
 #endif
-#define MOST 8 /* places along one axis */
-#define TAPS 5 /* most weights along one axis */
+#define MOST 8    /* places along one axis */
+#define TAPS 5    /* most weights along one axis */
+#define OUTPUTS 6 /* most outputs along one axis */
 
 WINOGRAD_INLINE lanes_f times(float a, lanes_f x) { return lanes_multiply(lanes_set(a), x); }
 /* a*x + y */
@@ -58,62 +59,73 @@ WINOGRAD_INLINE void input_axis8(const lanes_f d[MOST], lanes_f v[MOST]) {
     }
 }
 
-/* A^T m of eight places, for four outputs */
-WINOGRAD_INLINE void output_axis8(const lanes_f m[MOST], lanes_f y[4]) {
+/* A^T m of eight places, for four or six outputs */
+WINOGRAD_INLINE void output_axis8(const int outputs, const lanes_f m[MOST], lanes_f y[OUTPUTS]) {
     y[0] = m[0];
-    y[1] = y[2] = lanes_set(0);
-    y[3] = m[7];
+#pragma GCC unroll 6
+    for (int o = 1; o < outputs; ++o) y[o] = o == outputs - 1 ? m[7] : lanes_set(0);
 #pragma GCC unroll 3
     for (int i = 0; i < PAIRS; ++i) {
         const lanes_f sum = lanes_add(m[1 + 2 * i], m[2 + 2 * i]), odd = lanes_subtract(m[1 + 2 * i], m[2 + 2 * i]);
+        float power = 1;
         y[0] = lanes_add(y[0], sum);
-        y[1] = plus(POINT[i], odd, y[1]);
-        y[2] = plus(POINT[i] * POINT[i], sum, y[2]);
-        y[3] = plus(POINT[i] * POINT[i] * POINT[i], odd, y[3]);
+#pragma GCC unroll 6
+        for (int o = 1; o < outputs; ++o) {
+            power *= POINT[i];
+            y[o] = plus(power, o % 2 == 0 ? sum : odd, y[o]);
+        }
     }
 }
 
-/* A y of eight places, of four outputs */
-WINOGRAD_INLINE void gradient_axis8(const lanes_f y[4], lanes_f e[MOST]) {
+/* A y of eight places, of four or six outputs */
+WINOGRAD_INLINE void gradient_axis8(const int outputs, const lanes_f y[OUTPUTS], lanes_f e[MOST]) {
     e[0] = y[0];
-    e[7] = y[3];
+    e[7] = y[outputs - 1];
 #pragma GCC unroll 3
     for (int i = 0; i < PAIRS; ++i) {
         const float squared = POINT[i] * POINT[i];
-        const lanes_f even = plus(squared, y[2], y[0]), odd = plus(POINT[i] * squared, y[3], times(POINT[i], y[1]));
+        lanes_f even = plus(squared, y[2], y[0]), odd = plus(POINT[i] * squared, y[3], times(POINT[i], y[1]));
+        if (outputs == 6) {
+            even = plus(squared * squared, y[4], even);
+            odd = plus(POINT[i] * squared * squared, y[5], odd);
+        }
         e[1 + 2 * i] = lanes_add(even, odd);
         e[2 + 2 * i] = lanes_subtract(even, odd);
     }
 }
 
-/* G g of eight places, of five weights */
-WINOGRAD_INLINE void weights_axis8(const lanes_f g[TAPS], lanes_f u[MOST]) {
+/* G g of eight places */
+WINOGRAD_INLINE void weights_axis8(const int taps, const lanes_f g[TAPS], lanes_f u[MOST]) {
     u[0] = times(AT_ZERO8, g[0]);
-    u[7] = g[4];
+    u[7] = g[taps - 1];
 #pragma GCC unroll 3
     for (int i = 0; i < PAIRS; ++i) {
         const float a = AT_POINT[i], squared = POINT[i] * POINT[i];
-        const lanes_f even = plus(a * squared * squared, g[4], plus(a * squared, g[2], times(a, g[0])));
-        const lanes_f odd = plus(a * squared * POINT[i], g[3], times(a * POINT[i], g[1]));
+        lanes_f even = plus(a * squared, g[2], times(a, g[0])), odd = times(a * POINT[i], g[1]);
+        if (taps == 5) {
+            even = plus(a * squared * squared, g[4], even);
+            odd = plus(a * squared * POINT[i], g[3], odd);
+        }
         u[1 + 2 * i] = lanes_add(even, odd);
         u[2 + 2 * i] = lanes_subtract(even, odd);
     }
 }
 
-/* G^T u of eight places, to five weights */
-WINOGRAD_INLINE void weight_gradient_axis8(const lanes_f u[MOST], lanes_f g[TAPS]) {
+/* G^T u of eight places */
+WINOGRAD_INLINE void weight_gradient_axis8(const int taps, const lanes_f u[MOST], lanes_f g[TAPS]) {
     g[0] = times(AT_ZERO8, u[0]);
-    g[1] = g[2] = g[3] = lanes_set(0);
-    g[4] = u[7];
+#pragma GCC unroll 5
+    for (int t = 1; t < taps; ++t) g[t] = t == taps - 1 ? u[7] : lanes_set(0);
 #pragma GCC unroll 3
     for (int i = 0; i < PAIRS; ++i) {
-        const float a = AT_POINT[i], squared = POINT[i] * POINT[i];
         const lanes_f sum = lanes_add(u[1 + 2 * i], u[2 + 2 * i]), odd = lanes_subtract(u[1 + 2 * i], u[2 + 2 * i]);
-        g[0] = plus(a, sum, g[0]);
-        g[1] = plus(a * POINT[i], odd, g[1]);
-        g[2] = plus(a * squared, sum, g[2]);
-        g[3] = plus(a * squared * POINT[i], odd, g[3]);
-        g[4] = plus(a * squared * squared, sum, g[4]);
+        float power = AT_POINT[i];
+        g[0] = plus(power, sum, g[0]);
+#pragma GCC unroll 5
+        for (int t = 1; t < taps; ++t) {
+            power *= POINT[i];
+            g[t] = plus(power, t % 2 == 0 ? sum : odd, g[t]);
+        }
     }
 }
 
@@ -141,9 +153,9 @@ WINOGRAD_INLINE void input_axis(const int places, const lanes_f d[MOST], lanes_f
 }
 
 /* A^T m */
-WINOGRAD_INLINE void output_axis(const int outputs, const int places, const lanes_f m[MOST], lanes_f y[4]) {
+WINOGRAD_INLINE void output_axis(const int outputs, const int places, const lanes_f m[MOST], lanes_f y[OUTPUTS]) {
     if (places == 8) {
-        output_axis8(m, y);
+        output_axis8(outputs, m, y);
         return;
     }
     const lanes_f sum_p = lanes_add(m[1], m[2]), odd_p = lanes_subtract(m[1], m[2]);
@@ -164,9 +176,9 @@ WINOGRAD_INLINE void output_axis(const int outputs, const int places, const lane
 }
 
 /* A y */
-WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const lanes_f y[4], lanes_f e[MOST]) {
+WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const lanes_f y[OUTPUTS], lanes_f e[MOST]) {
     if (places == 8) {
-        gradient_axis8(y, e);
+        gradient_axis8(outputs, y, e);
         return;
     }
     if (places == 4) {
@@ -203,7 +215,7 @@ WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const la
 /* G g */
 WINOGRAD_INLINE void weights_axis(const int places, const int taps, const lanes_f g[TAPS], lanes_f u[MOST]) {
     if (places == 8) {
-        weights_axis8(g, u);
+        weights_axis8(taps, g, u);
         return;
     }
     if (places == 4) {
@@ -233,7 +245,7 @@ WINOGRAD_INLINE void weights_axis(const int places, const int taps, const lanes_
 /* G^T u */
 WINOGRAD_INLINE void weight_gradient_axis(const int places, const int taps, const lanes_f u[MOST], lanes_f g[TAPS]) {
     if (places == 8) {
-        weight_gradient_axis8(u, g);
+        weight_gradient_axis8(taps, u, g);
         return;
     }
     const lanes_f sum_p = lanes_add(u[1], u[2]), odd_p = lanes_subtract(u[1], u[2]);
@@ -302,11 +314,14 @@ static void winograd_input(const gg_winograd_tiles *t) {
 }
 
 static void winograd_gradient(const gg_winograd_tiles *t) {
+    const int places = t->outputs + t->taps - 1;
     const bool whole = is_whole(t, t->outputs);
-    if (t->outputs == 4 && t->taps == 5) to_places(t, 4, 8, true, false);
+    if (t->outputs == 6 && whole) to_places(t, 6, 8, true, true);
+    else if (t->outputs == 6) to_places(t, 6, 8, true, false);
+    else if (places == 8) to_places(t, 4, 8, true, false);
     else if (t->outputs == 4 && whole) to_places(t, 4, 6, true, true);
     else if (t->outputs == 4) to_places(t, 4, 6, true, false);
-    else if (t->taps == 5) to_places(t, 2, 6, true, false);
+    else if (places == 6) to_places(t, 2, 6, true, false);
     else to_places(t, 2, 4, true, false);
 }
 
@@ -314,24 +329,24 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, con
     for (int64_t i = 0; i < t->count; ++i) {
         const float *from = t->places + i * t->step;
         float *image = t->image + i * t->plane;
-        lanes_f turned[4][MOST] = {0}, bias = lanes_set(0);
+        lanes_f turned[OUTPUTS][MOST] = {0}, bias = lanes_set(0);
         if (t->bias != NULL)
             bias = t->bias_vectors ? lanes_load_any(t->bias + i * t->bias_step) : lanes_set(t->bias[i * t->bias_step]);
 #pragma GCC unroll 8
         for (int c = 0; c < places; ++c) {
-            lanes_f in[MOST] = {0}, out[4] = {0};
+            lanes_f in[MOST] = {0}, out[OUTPUTS] = {0};
 #pragma GCC unroll 8
             for (int r = 0; r < places; ++r) in[r] = lanes_load(from + (r * places + c) * t->place_step);
             output_axis(outputs, places, in, out);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
             for (int r = 0; r < outputs; ++r) turned[r][c] = out[r];
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int r = 0; r < outputs; ++r) {
-            lanes_f out[4] = {0};
+            lanes_f out[OUTPUTS] = {0};
             if (r >= t->end[0]) break;
             output_axis(outputs, places, turned[r], out);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
             for (int c = 0; c < outputs; ++c) {
                 if (c >= t->end[1]) break;
                 lanes_f value = lanes_add(out[c], bias);
@@ -343,7 +358,8 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, con
 }
 
 static void winograd_output(const gg_winograd_tiles *t) {
-    if (t->outputs == 4 && t->taps == 5) to_image(t, 4, 8);
+    if (t->outputs == 6) to_image(t, 6, 8);
+    else if (t->outputs == 4 && t->taps == 5) to_image(t, 4, 8);
     else if (t->outputs == 4) to_image(t, 4, 6);
     else if (t->taps == 5) to_image(t, 2, 6);
     else to_image(t, 2, 4);
@@ -383,7 +399,8 @@ WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int pl
 }
 
 static void winograd_weights(const gg_winograd_weights *w) {
-    if (w->taps == 5 && w->outputs == 4) to_weight_places(w, 8, 5);
+    if (w->outputs == 6) to_weight_places(w, 8, 3);
+    else if (w->taps == 5 && w->outputs == 4) to_weight_places(w, 8, 5);
     else if (w->taps == 5) to_weight_places(w, 6, 5);
     else if (w->outputs == 4) to_weight_places(w, 6, 3);
     else to_weight_places(w, 4, 3);
@@ -422,7 +439,8 @@ WINOGRAD_INLINE void to_weights(const gg_winograd_weights *w, const int places, 
 }
 
 static void winograd_weight_gradient(const gg_winograd_weights *w) {
-    if (w->taps == 5 && w->outputs == 4) to_weights(w, 8, 5);
+    if (w->outputs == 6) to_weights(w, 8, 3);
+    else if (w->taps == 5 && w->outputs == 4) to_weights(w, 8, 5);
     else if (w->taps == 5) to_weights(w, 6, 5);
     else if (w->outputs == 4) to_weights(w, 6, 3);
     else to_weights(w, 4, 3);

@@ -1,5 +1,5 @@
 /* Convolution with windows of 3 x 3 or 5 x 5, stride 1, by Winograd's method: F(4x4,3x3) has 36 products for the 144 of
- * a tile of 4 x 4 outputs, F(2x2,3x3) 16 for 36, F(2x2,5x5) 36 for 100, F(4x4,5x5) 64 for 400.
+ * a tile of 4 x 4 outputs, F(6x6,3x3) 64 for 324, F(2x2,3x3) 16 for 36, F(2x2,5x5) 36 for 100, F(4x4,5x5) 64 for 400.
  *
  * Tiles of the input are transformed to places, and so are the weights (prepared once for all tiles). At each place the
  * output's is a product of matrices over the channels, then the output is transformed back. Backward data is the same
@@ -504,10 +504,14 @@ static const gg_op_class winograd_class = {.prepare = winograd_prepare,
                                            .backward_data = winograd_backward_data,
                                            .destroy = gg_native_op_free};
 
+static int outputs_of(gg_algorithm algorithm) {
+    return algorithm == GG_ALGORITHM_WINOGRAD6 ? 6 : algorithm == GG_ALGORITHM_WINOGRAD2 ? 2 : 4;
+}
+
 bool gg_native_winograd_possible(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     const int64_t taps = w->kernel[0];
-    if (taps != 3 && taps != 5) return false;
+    if (taps != 3 && (taps != 5 || desc->algorithm == GG_ALGORITHM_WINOGRAD6)) return false;
     for (int axis = 0; axis < 2; ++axis) {
         const bool fits = w->kernel[axis] == taps && w->stride[axis] == 1 && w->dilation[axis] == 1;
         if (!fits || w->padding[axis] < 0 || w->padding[axis] >= taps) return false;
@@ -584,7 +588,8 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     const gg_winograd_kernels *kernels = gg_winograd_kernels_for(device->isa);
     if (kernels == NULL || !gg_native_winograd_possible(desc))
         GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "Winograd's convolution is for windows of 3 x 3 and padding up to 2, or of 5 x 5 and padding up to 4, "
+                "Winograd's convolution is for windows of 3 x 3 and padding up to 2, or of 5 x 5, padding up to 4 and "
+                "tiles of up to 4 x 4 outputs, "
                 "stride 1, dilation 1 and one group");
     GG_TRY(gg_native_op_create(desc, &winograd_class, sizeof(winograd_op), &head));
     winograd_op *op = (winograd_op *)head;
@@ -592,7 +597,7 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     op->kernels = kernels;
     op->gemm = gg_gemm_kernels_for(device->isa);
     op->threads = device->threads;
-    op->outputs = desc->algorithm == GG_ALGORITHM_WINOGRAD2 ? 2 : 4;
+    op->outputs = outputs_of(desc->algorithm);
     op->taps = (int)desc->window.kernel[0];
     op->places = (op->outputs + op->taps - 1) * (op->outputs + op->taps - 1);
     op->channels = desc->offered[0].layout == GG_LAYOUT_CHANNELS16;
