@@ -57,7 +57,7 @@ int main(int arguments, char **argument) {
     const gg_segment segment = {.count = n, .bin = atoi(argument[3]), .name = "weight"};
     gg_compression_counts counts = {0};
     GG_TRY(gg_isa_select(argument[1], &isa));
-    GG_TRY(gg_backend_native.open(1, isa, &device));
+    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = isa}, &device));
     GG_TRY(gg_alloc(n * sizeof(float), "residue", &residue));
     GG_TRY(gg_alloc(n * sizeof(float), "out", &out));
     GG_TRY(gg_alloc(n * sizeof(float), "copy", &copy));
