@@ -554,6 +554,7 @@ class BuildCore(build_ext):
         environment that built may be gone (tests/cbuild.py looks them up where it runs)."""
         facts = {
             "archive": os.path.join(self.objects, "libgossipgrad.a"),
+            "cuda_shares": [os.path.join(self.objects, name) for name in CUDA_SHARES],
             "cc": self.cc,
             "cflags": self._flags(),
             "variant": self.variant,

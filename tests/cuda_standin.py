@@ -15,6 +15,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import cbuild
 import cuda_build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,8 +56,12 @@ def _run(words: list[str], target: Path, key: str) -> Path:
     return target
 
 
+def _facts(objects: Path) -> dict:
+    return json.loads((objects / "libgossipgrad.json").read_text())
+
+
 def _build(objects: Path, name: str, sources: list[Path], link: list[str], extra: list[str]) -> Path:
-    facts = json.loads((objects / "libgossipgrad.json").read_text())
+    facts = _facts(objects)
     cc, cxx = facts["cc"], cuda_build.compiler(facts)
     folder = objects / "tests" / f"cuda-standin{'-asan' if extra else ''}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +80,9 @@ def _build(objects: Path, name: str, sources: list[Path], link: list[str], extra
             units = list(pool.map(compile_source, sources))
         target = folder / name
         words = [*cxx, *(str(path) for path, _ in units), "-o", str(target), *extra, *link]
-        return _run(words, target, "\0".join([*words, *(key for _, key in units)]))
+        shared = [path.read_bytes() for path in map(Path, link) if path.suffix == ".o"]
+        key = hashlib.sha256(b"".join([*shared, *(word.encode() for word in [*words, *(key for _, key in units)])]))
+        return _run(words, target, key.hexdigest())
 
 
 def program(objects: Path) -> Path:
@@ -87,7 +94,14 @@ def program(objects: Path) -> Path:
 def library(objects: Path) -> Path:
     """The library, as the core loads it."""
     sources = [*ROOM, *cuda_build.KERNELS, cuda_build.EMULATION, *STANDIN, LAUNCHES]
-    return _build(objects, "gossipgrad_cuda_standin.so", sources, ["-shared", "-pthread", "-lm"], [])
+    shared = [str(ROOT / path) for path in _facts(objects)["cuda_shares"]]
+    link = ["-shared", *shared, "-Wl,-z,defs", "-pthread", "-lm"]
+    return _build(objects, "gossipgrad_cuda_standin.so", sources, link, [])
+
+
+def device_program(objects: Path, folder: Path) -> Path:
+    """The tests of the device's memory and queues, which load the library."""
+    return cbuild.build(objects, FOLDER / "test_device.c", folder)
 
 
 class Standin:

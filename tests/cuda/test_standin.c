@@ -88,8 +88,15 @@ static void test_memory(void) {
     CHECK_NEAR(values(block, 100)[99], 0, 0);
     NOTHING_VIOLATED();
 
-    VIOLATES(api->cudaMemcpyAsync(block, stack_block, 400, GG_CUDA_MEMCPY_DEFAULT, compute), 1, "not pinned");
-    VIOLATES(api->cudaMemcpyAsync(stack_block, block, 400, GG_CUDA_MEMCPY_DEFAULT, compute), 1, "not pinned");
+    for (int i = 0; i < 100; ++i) stack_block[i] = (float)i;
+    copy(block, stack_block, 400, compute); /* done when the call returns */
+    stack_block[99] = 0;
+    CHECK_NEAR(values(block, 100)[99], 99, 0);
+    copy(stack_block, block, 400, compute);
+    CHECK_NEAR(stack_block[99], 99, 0);
+    CHECK_INT(gg_standin_count("pageable"), 2);
+    CHECK_INT(api->cudaMemsetAsync(block, 0, 400, compute), 0);
+    NOTHING_VIOLATED();
     VIOLATES(api->cudaMemcpyAsync(block, host, 404, GG_CUDA_MEMCPY_DEFAULT, compute), 1, "needs 404 bytes, and 400");
     VIOLATES(api->cudaMemcpyAsync(block, host, 400, 2, compute), 1, "kind 2");
     VIOLATES(api->cudaMemcpyAsync(block, block + 1, 40, GG_CUDA_MEMCPY_DEFAULT, compute), 1, "overlap");
@@ -110,7 +117,16 @@ static void test_memory(void) {
     CHECK_NEAR(stack_block[99], 0, 0);
     CHECK_INT(api->cudaHostUnregister(stack_block), 0);
     VIOLATES(api->cudaHostUnregister(stack_block), 713, "freed before");
-    VIOLATES(api->cudaMemcpyAsync(block, stack_block, 400, GG_CUDA_MEMCPY_DEFAULT, compute), 1, "not pinned");
+    /* What is registered in pieces is one range; what is registered in part is none. */
+    CHECK_INT(api->cudaHostRegister(stack_block, 40, GG_CUDA_HOST_MAPPED), 0);
+    VIOLATES(api->cudaMemcpyAsync(block, stack_block, 400, GG_CUDA_MEMCPY_DEFAULT, compute), 1,
+             "the source needs 400 bytes, and 40 are there");
+    CHECK_INT(api->cudaHostRegister(stack_block + 10, 360, GG_CUDA_HOST_MAPPED), 0);
+    copy(block, stack_block, 400, compute);
+    finish();
+    CHECK_INT(gg_standin_count("pageable"), 0);
+    CHECK_INT(api->cudaHostUnregister(stack_block + 10), 0);
+    CHECK_INT(api->cudaHostUnregister(stack_block), 0);
 
     CHECK_INT(api->cudaFree(block), 0);
     VIOLATES(api->cudaFree(block), 1, "freed before");

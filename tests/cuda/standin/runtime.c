@@ -28,6 +28,7 @@ enum {
     MOST_NAMES = 256,
     MOST_PLANTED = 16,
     MOST_DEVICES = 8,
+    BUCKETS = 4096,
 };
 
 /* Where the device's memory is for its callers, without access, and for work. Addresses are not used again before all
@@ -125,7 +126,7 @@ static struct {
     bool others_first;
     const char *running;
 
-    object *objects;
+    object *objects[BUCKETS]; /* by their addresses */
     counted count[MOST_NAMES];
     int counts;
     planted plant[MOST_PLANTED];
@@ -260,18 +261,23 @@ int gg_standin_enter(const char *function) {
 
 /* -------------------------------------------------------------------------------------------------------- objects */
 
+static object **bucket_of(const void *body) {
+    return &state.objects[(uintptr_t)body / 16 * 2654435761u / 65536 % BUCKETS];
+}
+
 static void *create_object(const char *kind, size_t bytes) {
     object *made = calloc(1, sizeof *made + bytes);
     if (made == NULL) abort();
     made->kind = kind;
     made->number = ++state.numbers;
-    made->next = state.objects;
-    state.objects = made;
+    object **bucket = bucket_of(made->body);
+    made->next = *bucket;
+    *bucket = made;
     return made->body;
 }
 
 static void *find_object(const char *function, const char *kind, const void *handle) {
-    for (object *it = state.objects; it != NULL; it = it->next) {
+    for (object *it = *bucket_of(handle); it != NULL; it = it->next) {
         if ((const void *)it->body != handle) continue;
         if (strcmp(it->kind, kind) == 0) return it->body;
         violation(0, "%s: wants a %s and is given a %s", function, kind, it->kind);
@@ -282,7 +288,7 @@ static void *find_object(const char *function, const char *kind, const void *han
 }
 
 static void destroy_object(void *body) {
-    for (object **it = &state.objects; *it != NULL; it = &(*it)->next) {
+    for (object **it = bucket_of(body); *it != NULL; it = &(*it)->next) {
         if ((void *)(*it)->body != body) continue;
         object *gone = *it;
         *it = gone->next;
@@ -378,21 +384,34 @@ static bool add_use(gg_standin_uses *uses, gg_standin_block *block) {
     return true;
 }
 
+/* The bytes from `at` on that belong to its block, and to blocks of host memory that follow without a gap: what is
+ * registered piece by piece is one range. */
+static size_t bytes_from(gg_standin_uses *uses, uintptr_t at, size_t wanted) {
+    size_t bytes = 0;
+    for (int place = block_before(at); place < state.blocks && bytes < wanted; ++place) {
+        gg_standin_block *block = state.block[place];
+        if (bytes > 0 && (block->kind == BLOCK_DEVICE || block->at != at + bytes)) break;
+        if (!add_use(uses, block)) break;
+        bytes = block->at + block->bytes - at;
+        if (block->kind == BLOCK_DEVICE) break;
+    }
+    return bytes;
+}
+
 static bool operand(gg_standin_uses *uses, const char *function, const char *name, const void *at, size_t bytes,
                     size_t alignment, void **where) {
     const uintptr_t address = (uintptr_t)at;
     *where = NULL;
     const gg_standin_block *found = block_at(address);
+    size_t there = 0;
     if (at == NULL) violation(0, "%s: %s is NULL", function, name);
     else if (address % alignment != 0) violation(0, "%s: %s is not aligned to %zu bytes", function, name, alignment);
     else if (found == NULL && is_device_address(address))
         violation(0, "%s: %s is an address of the device where nothing is allocated", function, name);
     else if (found == NULL) violation(0, "%s: %s is in host memory that is not pinned", function, name);
-    else if (bytes > found->bytes - (address - found->at))
+    else if ((there = bytes_from(uses, address, bytes)) < bytes)
         violation(0, "%s: %s needs %zu bytes, and %zu are there up to the end of its block", function, name, bytes,
-                  found->bytes - (size_t)(address - found->at));
-    else if (!add_use(uses, (gg_standin_block *)found))
-        violation(0, "%s: more than %d blocks", function, GG_STANDIN_MOST_USES);
+                  there);
     else {
         *where = found->kind == BLOCK_DEVICE ? work_address(address) : (void *)address;
         return true;
@@ -905,10 +924,18 @@ static void do_transfer(void *packet) {
     else memset(it->to, it->value, it->bytes);
 }
 
+/* Host memory of which nothing is pinned. */
+static bool is_pageable(const void *at, size_t bytes) {
+    const int before = block_before((uintptr_t)at + bytes - 1);
+    return !is_device_address((uintptr_t)at) &&
+           (before < 0 || state.block[before]->at + state.block[before]->bytes <= (uintptr_t)at);
+}
+
+/* A copy from or to host memory that is not pinned is done when the call returns; it is counted as "pageable". */
 static int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, gg_cuda_stream handle) {
     transfer made = {.bytes = bytes};
     gg_standin_uses uses = {0};
-    void *source, *target;
+    void *source = (void *)from, *target = to;
     ENTER("cudaMemcpyAsync");
     const int place = stream_place("cudaMemcpyAsync", handle);
     if (place < 0) FAIL(INVALID_HANDLE);
@@ -917,13 +944,21 @@ static int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, g
     const int real = down ? (up ? 3 : 2) : (up ? 1 : 0);
     if (kind != real && kind != GG_CUDA_MEMCPY_DEFAULT)
         FAIL(violation(INVALID_VALUE, "cudaMemcpyAsync: kind %d, and the addresses are of kind %d", kind, real));
+    if (to == NULL || from == NULL) FAIL(violation(INVALID_VALUE, "cudaMemcpyAsync: an address is NULL"));
     if ((const char *)to < (const char *)from + bytes && (const char *)from < (const char *)to + bytes)
         FAIL(violation(INVALID_VALUE, "cudaMemcpyAsync: source and target overlap"));
-    if (!operand(&uses, "cudaMemcpyAsync", "the target", to, bytes, 1, &target)) FAIL(INVALID_VALUE);
-    if (!operand(&uses, "cudaMemcpyAsync", "the source", from, bytes, 1, &source)) FAIL(INVALID_VALUE);
+    const bool pageable_to = is_pageable(to, bytes), pageable_from = is_pageable(from, bytes);
+    if (!pageable_to && !operand(&uses, "cudaMemcpyAsync", "the target", to, bytes, 1, &target)) FAIL(INVALID_VALUE);
+    if (!pageable_from && !operand(&uses, "cudaMemcpyAsync", "the source", from, bytes, 1, &source))
+        FAIL(INVALID_VALUE);
     made.to = target;
     made.from = source;
     give(place, "cudaMemcpyAsync", do_transfer, &made, sizeof made, &uses);
+    if (pageable_to || pageable_from) {
+        count_one("pageable");
+        wait_for(place, state.stream[place].given);
+        code = state.lost;
+    }
     LEAVE;
 }
 
@@ -1130,9 +1165,10 @@ int gg_standin_leaks(char *text, size_t bytes) {
             used += (size_t)snprintf(text + used, bytes - used, "%zu bytes of %s (number %ld)\n", block->bytes,
                                      kind_name(block->kind), block->number);
     }
-    for (const object *it = state.objects; it != NULL; it = it->next, ++count)
-        if (used + 128 < bytes)
-            used += (size_t)snprintf(text + used, bytes - used, "%s (number %ld)\n", it->kind, it->number);
+    for (int i = 0; i < BUCKETS; ++i)
+        for (const object *it = state.objects[i]; it != NULL; it = it->next, ++count)
+            if (used + 128 < bytes)
+                used += (size_t)snprintf(text + used, bytes - used, "%s (number %ld)\n", it->kind, it->number);
     pthread_mutex_unlock(&state.lock);
     return count;
 }

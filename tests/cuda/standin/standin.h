@@ -6,9 +6,9 @@
  * - Memory of the device has addresses whose pages nobody may touch; what the host reads or writes there is a
  *   SIGSEGV. Work finds the same memory elsewhere. New memory is full of NaN, and bytes behind a block are guarded.
  * - Work is done late, by one thread, ordered only by streams, events and waits for them. A seed varies the order.
- * - Copies between the device and host memory that is not pinned, host memory that is released while work uses it,
- *   handles and descriptors that are not set, not alive or not destroyed, shapes, strides, alignment and workspace that
- *   do not fit: each is a violation. The call then fails with the code that the real library would give.
+ * - Kernels that are given host memory that is not pinned, host memory that is released while work uses it, handles and
+ * descriptors that are not set, not alive or not destroyed, shapes, strides, alignment and workspace that do not fit:
+ * each is a violation. The call then fails with the code that the real library would give.
  *
  * Functions of this header may be called by any thread; tests call them through ctypes, too. */
 #ifndef GG_STANDIN_H
@@ -41,7 +41,8 @@ GG_STANDIN_PUBLIC void gg_standin_devices(int count);
  * device is lost when the work that it gives is done. */
 GG_STANDIN_PUBLIC void gg_standin_plant(const char *function, int nth, int code, bool lost, bool late);
 /* How often the function was called since gg_standin_begin; "kernel": kernels that were launched; "kernel NAME": that
- * one; "nondeterministic", "tf32": convolutions and products that were run so. */
+ * one; "pageable": copies from or to host memory that is not pinned; "nondeterministic", "tf32": convolutions and
+ * products that were run so. */
 GG_STANDIN_PUBLIC long gg_standin_count(const char *what);
 /* Writes the texts of violations since gg_standin_begin, a line each, and gives their number. */
 GG_STANDIN_PUBLIC int gg_standin_violations(char *text, size_t bytes);
