@@ -120,8 +120,8 @@ static __global__ void norm_parameters(gg_cuda_batch_norm_args a, int64_t pieces
 
 /* by_input: the ReLU is still to be passed. */
 template <int V>
-static __global__ void norm_gradient(gg_rows r, gg_cuda_batch_norm_args a, int64_t pieces, int by_input,
-                                     const float *dy) {
+static __global__ void __launch_bounds__(GG_BLOCK, 4)
+    norm_gradient(gg_rows r, gg_cuda_batch_norm_args a, int64_t pieces, int by_input, const float *dy) {
     const float *mean = a.saved + SAVED_MEAN * a.channels, *scale = a.saved + SAVED_SCALE * a.channels;
     const float *offset = a.saved + SAVED_OFFSET * a.channels;
     const float *slope = slopes_in(a.scratch, pieces, a.channels), *shift = slope + a.channels;
