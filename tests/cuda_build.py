@@ -25,20 +25,22 @@ PROGRAMS = sorted(FOLDER.glob("test_*.cpp"))
 EMULATION = FOLDER / "emulation" / "emulation.cpp"
 
 COMMON = [
-    *["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-omit-frame-pointer", "-DGG_CUDA_EMULATION"],
+    *["-std=c++17", "-g1", "-ffp-contract=off", "-fno-omit-frame-pointer", "-DGG_CUDA_EMULATION"],
     *["-Wall", "-Wextra", "-Wshadow", "-Wno-unknown-pragmas"],
     *["-I", str(ROOT / "csrc"), "-I", str(FOLDER), "-I", str(FOLDER / "emulation"), "-I", str(ROOT / "tests" / "c")],
 ]
 UNDEFINED = ["-fsanitize=undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"]
+# Programs without kernels of their own are compiled once, without checks: the kernels' are what counts.
+PLAIN = ["-O0"]
 # For kernels, for the emulation itself, and for the linker.
 VARIANTS = {
     "checked": (
         # Not linked with ThreadSanitizer: the emulation defines what such code calls.
-        [*UNDEFINED, "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"],
-        ["-DGG_EMULATION_CHECKED"],
+        ["-O1", *UNDEFINED, "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"],
+        ["-O1", "-DGG_EMULATION_CHECKED"],
         UNDEFINED,
     ),
-    "asan": tuple([[*UNDEFINED, "-fsanitize=address"]] * 3),
+    "asan": tuple([["-O1", *UNDEFINED, "-fsanitize=address"]] * 3),
 }
 ENVIRONMENT = {"ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
@@ -75,14 +77,19 @@ def build(objects: Path, variant: str, programs: list[Path] | None = None) -> di
     """The programs by their names, with all kernels in them; compiled where something has changed."""
     facts = json.loads((objects / "libgossipgrad.json").read_text())
     kernel_flags, emulation_flags, link_flags = VARIANTS[variant]
-    folder = objects / "tests" / f"cuda-{variant}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, plain = objects / "tests" / f"cuda-{variant}", objects / "tests" / "cuda-plain"
+    for path in (folder, plain):
+        path.mkdir(parents=True, exist_ok=True)
     cxx, headers = compiler(facts), headers_key()
     programs = PROGRAMS if programs is None else programs
 
     def compile_source(source: Path) -> tuple[Path, str]:
-        flags = emulation_flags if source == EMULATION else kernel_flags
-        target = folder / f"{source.stem}.o"
+        flags, into = kernel_flags, folder
+        if source == EMULATION:
+            flags = emulation_flags
+        elif source.suffix == ".cpp" and "common.cuh" not in source.read_text():
+            flags, into = PLAIN, plain
+        target = into / f"{source.stem}.o"
         words = [*cxx, *COMMON, *flags, "-x", "c++", "-c", str(source), "-o", str(target)]
         key = hashlib.sha256(headers + source.read_bytes() + "\0".join(words).encode()).hexdigest()
         if not up_to_date(target, key):
@@ -101,7 +108,7 @@ def build(objects: Path, variant: str, programs: list[Path] | None = None) -> di
             run(words, target, key)
         return target
 
-    with open(folder / "lock", "w") as lock:
+    with open(plain / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             units = list(pool.map(compile_source, [*KERNELS, EMULATION]))

@@ -21,10 +21,58 @@ extern "C" {
 /* A cudaStream_t. */
 typedef struct CUstream_st *gg_cuda_stream;
 
-/* ------------------------------------------------------------------------------------------------ arenas (arena.cu)
- * As the entries of gg_backend of the same names: the CPU's bits. n may be any number; elements need the alignment of
- * their type alone, and are read by fours where all pointers are aligned to 16 bytes. */
+/* ------------------------------------------------------------------------------------------------ arenas
+ * As the entries of gg_backend of the same names, with the CPU's bits; update.cu and arena.cu. n may be any number, and
+ * pointers need the alignment of their type alone: elements are moved by fours where all are aligned to 16 bytes. */
 void gg_cuda_update(gg_cuda_stream stream, const gg_update_args *args);
+void gg_cuda_mix(gg_cuda_stream stream, size_t n, gg_dtype wire, float share, const float *base, const void *received,
+                 const float *sent, float *out);
+void gg_cuda_halve(gg_cuda_stream stream, size_t n, gg_dtype wire, const float *own, const void *received, float *out);
+void gg_cuda_narrow(gg_cuda_stream stream, size_t n, const float *in, uint16_t *out);
+void gg_cuda_widen(gg_cuda_stream stream, size_t n, const uint16_t *in, float *out);
+void gg_cuda_widen_add(gg_cuda_stream stream, size_t n, const uint16_t *in, float *out);
+/* Sources of a sum, at most. */
+#define GG_CUDA_MOST_SOURCES 2048
+void gg_cuda_weighted_sum(gg_cuda_stream stream, size_t n, int sources, const float *const *source, const float *scale,
+                          float *out);
+void gg_cuda_narrow_sum(gg_cuda_stream stream, size_t n, int sources, const uint16_t *const *source, const float *scale,
+                        float *out, uint16_t *rounded);
+void gg_cuda_narrow_difference(gg_cuda_stream stream, size_t n, const float *a, const uint16_t *b, uint16_t *out);
+
+/* ------------------------------------------------------------------------------------------------ sums.cu
+ * partial: GG_CUDA_PARTIALS doubles of device memory, lost. result: written when the work is done. */
+#define GG_CUDA_PARTIALS 1024
+/* The sum of squares of a - b (b NULL: of a), in double. */
+void gg_cuda_sum_squares(gg_cuda_stream stream, size_t n, const float *a, const float *b, double *partial,
+                         double *result);
+/* 1: no element is NaN or infinite; else 0. */
+void gg_cuda_all_finite(gg_cuda_stream stream, size_t n, const float *a, double *partial, int32_t *result);
+/* out[c] = the sum over all rows of in[row*columns + c]: float32 sums of 256 rows at most, which are added in double.
+ */
+void gg_cuda_column_sums(gg_cuda_stream stream, int64_t rows, int64_t columns, const float *in, float *out);
+
+/* ------------------------------------------------------------------------------------------------ choose.cu
+ * The CPU's bits. scratch: gg_cuda_choose_scratch elements of device memory, lost; *count: how many entries `place` has
+ * got, written when the work is done (0 where place is NULL). */
+size_t gg_cuda_choose_scratch(size_t n, size_t bin);
+void gg_cuda_choose(gg_cuda_stream stream, const gg_choose_args *args, uint32_t *scratch, uint64_t *count);
+
+/* ------------------------------------------------------------------------------------------------ layout.cu
+ * The CPU's bits, in PLAIN and BATCH_LAST. */
+void gg_cuda_gather(gg_cuda_stream stream, const gg_gather_args *args);
+void gg_cuda_columns(gg_cuda_stream stream, const gg_vectors *from, int64_t first, int64_t count, float *out);
+void gg_cuda_transpose(gg_cuda_stream stream, int64_t n, int64_t values, bool to_lanes, const float *in, float *out);
+
+/* ------------------------------------------------------------------------------------------------ products.cu
+ * An element's bits depend on the numbers of its row and column alone, whatever the run. Nothing is read behind the
+ * last input. */
+void gg_cuda_weight_gradient(gg_cuda_stream stream, const gg_weight_gradient_args *args);
+
+/* ------------------------------------------------------------------------------------------------ loss.cu
+ * PLAIN alone. scratch: gg_cuda_loss_scratch doubles of device memory, lost. What options point to is read by the
+ * device. args->result is written when the work is done. */
+size_t gg_cuda_loss_scratch(const gg_loss_args *args);
+void gg_cuda_loss(gg_cuda_stream stream, const gg_loss_args *args, double *scratch);
 
 #ifdef __cplusplus
 }

@@ -2,18 +2,20 @@
 #ifndef CHECK_KERNELS_H
 #define CHECK_KERNELS_H
 
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
 
-#include "cuda/kernels.h"
-
-#include "check.h"
-#include "emulation_api.h"
-
 extern "C" {
+#include "check.h"
 #include "cpu/cpu_backend.h"
+#include "cuda/kernels.h"
 }
+#include "emulation_api.h"
 
 /* An array of n elements that begins `skip` elements behind an address aligned to 64 bytes. */
 template <class T> struct buffer {

@@ -1,133 +1,190 @@
 /* Kernels on arenas: one pass, bound by memory, with the bits of the CPU's scalar kernels. */
+#include <initializer_list>
+
 #include "cuda/kernels/common.cuh"
 
 namespace {
 
-/* ------------------------------------------------------------------------------------------------ update */
-
-/* `now` and half of what a partner is ahead of `sent`, the value that it was sent for. */
-template <class Wire> __device__ __forceinline__ gg_exact update_mixed(gg_exact now, gg_exact sent, float received) {
-    const gg_exact said = {gg_rounded_as(static_cast<const Wire *>(nullptr), sent.v)};
-    return now + (gg_exact{received} - said) * gg_exact{0.5f};
-}
-
-/* What an element has and what becomes of it. */
-struct updated {
-    gg_exact weight, momentum, square;
-};
-
-template <gg_update_rule rule, class Wire>
-__device__ __forceinline__ updated update_one(const gg_update_args &a, float grad, updated before,
-                                              const float *weight_after, const float *momentum_before,
-                                              const float *square_before) {
-    const gg_exact w = before.weight, lr = {a.lr}, mu = {a.mu};
-    const gg_exact d = gg_exact{a.grad_scale} * gg_exact{grad} + gg_exact{a.weight_decay} * w;
-    updated after = before;
-    gg_exact m = before.momentum;
-    if (momentum_before != nullptr) m = update_mixed<Wire>(m, m, *momentum_before);
-    if (rule == GG_UPDATE_PLAIN) {
-        after.weight = w - lr * d;
-    } else if (rule == GG_UPDATE_ADAM) {
-        gg_exact s = before.square;
-        if (square_before != nullptr) s = update_mixed<Wire>(s, s, *square_before);
-        s = gg_exact{a.beta2} * s + gg_exact{a.square_share} * (d * d);
-        if (s.v < 0.0f) s.v = 0.0f; /* NaN stays NaN */
-        m = mu * m + gg_exact{a.d_share} * d;
-        const gg_exact root = gg_sqrt(s) * gg_exact{a.root_scale} + gg_exact{a.eps};
-        after.weight = gg_exact{a.weight_factor} * w - lr * m / root;
-        after.square = s;
-        after.momentum = m;
-    } else {
-        m = mu * m + d;
-        after.weight = w - lr * (rule == GG_UPDATE_NESTEROV ? d + mu * m : m);
-        after.momentum = m;
-    }
-    if (weight_after != nullptr) after.weight = update_mixed<Wire>(after.weight, w, *weight_after);
-    return after;
-}
-
-template <class Wire, int N> __device__ __forceinline__ gg_pack<N> update_received(const void *received, int64_t i) {
-    if (received == nullptr) return gg_pack<N>{};
-    return gg_load_pack<N>(static_cast<const Wire *>(received) + i);
-}
-
-template <class Wire, int N> __device__ __forceinline__ void update_publish(void *copy, int64_t i, gg_pack<N> v) {
-    if (copy != nullptr) gg_store_pack(static_cast<Wire *>(copy) + i, v);
-}
-
-/* Elements [begin, end), N at a time. */
-template <gg_update_rule rule, class Wire, int N>
-__device__ __forceinline__ void update_range(const gg_update_args &a, int64_t begin, int64_t end) {
-    const bool stateful = rule != GG_UPDATE_PLAIN, squares = rule == GG_UPDATE_ADAM;
-    for (int64_t i = begin + N * gg_thread_number(); i < end; i += N * gg_thread_count()) {
-        const gg_pack<N> grad = gg_load_pack<N>(a.grad + i);
-        gg_pack<N> weight = gg_load_pack<N>(a.weight + i), momentum = {}, square = {};
-        if (stateful) momentum = gg_load_pack<N>(a.momentum + i);
-        if (squares) square = gg_load_pack<N>(a.square + i);
-        const gg_pack<N> weight_after = update_received<Wire, N>(a.weight_after, i);
-        const gg_pack<N> momentum_before = update_received<Wire, N>(stateful ? a.momentum_before : nullptr, i);
-        const gg_pack<N> square_before = update_received<Wire, N>(squares ? a.square_before : nullptr, i);
-#pragma unroll
-        for (int k = 0; k < N; ++k) {
-            const updated before = {{weight.at[k]}, {momentum.at[k]}, {square.at[k]}};
-            const updated after =
-                update_one<rule, Wire>(a, grad.at[k], before, a.weight_after != nullptr ? &weight_after.at[k] : nullptr,
-                                       stateful && a.momentum_before != nullptr ? &momentum_before.at[k] : nullptr,
-                                       squares && a.square_before != nullptr ? &square_before.at[k] : nullptr);
-            weight.at[k] = after.weight.v;
-            momentum.at[k] = after.momentum.v;
-            square.at[k] = after.square.v;
-        }
-        gg_store_pack(a.weight + i, weight);
-        update_publish<Wire>(a.weight_copy, i, weight);
-        if (stateful) {
-            gg_store_pack(a.momentum + i, momentum);
-            update_publish<Wire>(a.momentum_copy, i, momentum);
-        }
-        if (squares) {
-            gg_store_pack(a.square + i, square);
-            update_publish<Wire>(a.square_copy, i, square);
-        }
-    }
-}
-
-template <gg_update_rule rule, class Wire, int N>
-__global__ void __launch_bounds__(GG_BLOCK) update_kernel(gg_update_args a) {
-    const int64_t n = (int64_t)a.n, whole = n / N * N;
-    update_range<rule, Wire, N>(a, 0, whole);
-    if (N > 1) update_range<rule, Wire, 1>(a, whole, n);
-}
-
-/* Whether all pointers allow to move four elements at once; those of bfloat16 need half of it. */
-bool update_by_fours(const gg_update_args *a) {
-    const void *const floats[] = {a->grad, a->weight, a->momentum, a->square};
-    const void *const wires[] = {a->weight_after, a->momentum_before, a->square_before,
-                                 a->weight_copy,  a->momentum_copy,   a->square_copy};
+bool all_aligned(std::initializer_list<const void *> floats, std::initializer_list<const void *> narrow) {
     for (const void *p : floats)
         if (!gg_is_aligned(p, 16)) return false;
-    for (const void *p : wires)
-        if (!gg_is_aligned(p, a->wire == GG_BFLOAT16 ? 8 : 16)) return false;
+    for (const void *p : narrow)
+        if (!gg_is_aligned(p, 8)) return false;
     return true;
 }
 
-template <gg_update_rule rule, class Wire> void update_launch(gg_cuda_stream stream, const gg_update_args *args) {
-    if (update_by_fours(args))
-        GG_LAUNCH((update_kernel<rule, Wire, 4>), gg_blocks_for((int64_t)args->n, 4), GG_BLOCK, 0, stream, *args);
-    else GG_LAUNCH((update_kernel<rule, Wire, 1>), gg_blocks_for((int64_t)args->n), GG_BLOCK, 0, stream, *args);
+const gg_bfloat16 *narrow_of(const uint16_t *p) { return reinterpret_cast<const gg_bfloat16 *>(p); }
+gg_bfloat16 *narrow_of(uint16_t *p) { return reinterpret_cast<gg_bfloat16 *>(p); }
+
+#define GG_EACH_OF(N) _Pragma("unroll") for (int k = 0; k < (N); ++k)
+
+template <class Wire> struct mix_of {
+    float share;
+    const float *base;
+    const Wire *received;
+    const float *sent;
+    float *out;
+    template <int N> __device__ __forceinline__ void run(int64_t i) const {
+        const gg_pack<N> b = gg_load_pack<N>(base + i), r = gg_load_pack<N>(received + i);
+        gg_pack<N> v = gg_load_pack<N>(sent + i);
+        GG_EACH_OF(N) {
+            const gg_exact said = {gg_rounded_as(received, v.at[k])};
+            v.at[k] = (gg_exact{b.at[k]} + gg_exact{share} * (gg_exact{r.at[k]} - said)).v;
+        }
+        gg_store_pack(out + i, v);
+    }
+};
+
+template <class Wire> struct halve_of {
+    const float *own;
+    const Wire *received;
+    float *out;
+    template <int N> __device__ __forceinline__ void run(int64_t i) const {
+        gg_pack<N> v = gg_load_pack<N>(own + i);
+        const gg_pack<N> r = gg_load_pack<N>(received + i);
+        GG_EACH_OF(N) v.at[k] = ((gg_exact{v.at[k]} + gg_exact{r.at[k]}) * gg_exact{0.5f}).v;
+        gg_store_pack(out + i, v);
+    }
+};
+
+/* Between the two types. */
+template <class From, class To> struct copy_of {
+    const From *in;
+    To *out;
+    template <int N> __device__ __forceinline__ void run(int64_t i) const {
+        gg_store_pack(out + i, gg_load_pack<N>(in + i));
+    }
+};
+
+struct widen_add_of {
+    const gg_bfloat16 *in;
+    float *out;
+    template <int N> __device__ __forceinline__ void run(int64_t i) const {
+        gg_pack<N> v = gg_load_pack<N>(out + i);
+        const gg_pack<N> more = gg_load_pack<N>(in + i);
+        GG_EACH_OF(N) v.at[k] = (gg_exact{v.at[k]} + gg_exact{more.at[k]}).v;
+        gg_store_pack(out + i, v);
+    }
+};
+
+struct narrow_difference_of {
+    const float *a;
+    const gg_bfloat16 *b;
+    gg_bfloat16 *out;
+    template <int N> __device__ __forceinline__ void run(int64_t i) const {
+        gg_pack<N> v = gg_load_pack<N>(a + i);
+        const gg_pack<N> less = gg_load_pack<N>(b + i);
+        GG_EACH_OF(N) v.at[k] = (gg_exact{v.at[k]} - gg_exact{less.at[k]}).v;
+        gg_store_pack(out + i, v);
+    }
+};
+
+/* Sums of up to `most` sources of type T. */
+template <class T, int most> struct sum_of {
+    int sources;
+    const T *source[most];
+    float scale[most];
+    float *out;           /* NULL: not wanted */
+    gg_bfloat16 *rounded; /* the same */
+    template <int N> __device__ __forceinline__ void add(gg_pack<N> &sum, int s, int64_t i) const {
+        const gg_pack<N> v = gg_load_pack<N>(source[s] + i);
+        GG_EACH_OF(N) sum.at[k] = (gg_exact{sum.at[k]} + gg_exact{scale[s]} * gg_exact{v.at[k]}).v;
+    }
+    template <int N> __device__ __forceinline__ void run(int64_t i) const {
+        gg_pack<N> sum = gg_load_pack<N>(source[0] + i);
+        GG_EACH_OF(N) sum.at[k] = (gg_exact{scale[0]} * gg_exact{sum.at[k]}).v;
+        if constexpr (most <= 4) { /* places that the compiler knows: the struct stays where arguments lie */
+#pragma unroll
+            for (int s = 1; s < most; ++s)
+                if (s < sources) add<N>(sum, s, i);
+        } else {
+            for (int s = 1; s < sources; ++s) add<N>(sum, s, i);
+        }
+        if (rounded != nullptr) {
+            GG_EACH_OF(N) sum.at[k] = gg_rounded_as(rounded, sum.at[k]);
+            gg_store_pack(rounded + i, sum);
+        }
+        if (out != nullptr) gg_store_pack(out + i, sum);
+    }
+};
+
+template <int most, class T>
+void sum_launch(gg_cuda_stream stream, int64_t n, int sources, const T *const *source, const float *scale, float *out,
+                gg_bfloat16 *rounded) {
+    sum_of<T, most> f;
+    bool by_fours = all_aligned({out}, {rounded});
+    f.sources = sources;
+    f.out = out;
+    f.rounded = rounded;
+    for (int i = 0; i < most; ++i) {
+        f.source[i] = i < sources ? source[i] : nullptr;
+        f.scale[i] = i < sources ? scale[i] : 0.0f;
+        by_fours = by_fours && gg_is_aligned(f.source[i], 4 * sizeof(T));
+    }
+    gg_each(stream, n, by_fours, f);
 }
 
-template <gg_update_rule rule> void update_by_wire(gg_cuda_stream stream, const gg_update_args *args) {
-    if (args->wire == GG_BFLOAT16) update_launch<rule, gg_bfloat16>(stream, args);
-    else update_launch<rule, float>(stream, args);
+template <class T>
+void sum_by_sources(gg_cuda_stream stream, size_t n, int sources, const T *const *source, const float *scale,
+                    float *out, gg_bfloat16 *rounded) {
+    if (sources <= 4) sum_launch<4>(stream, (int64_t)n, sources, source, scale, out, rounded);
+    else if (sources <= 64) sum_launch<64>(stream, (int64_t)n, sources, source, scale, out, rounded);
+    else sum_launch<GG_CUDA_MOST_SOURCES>(stream, (int64_t)n, sources, source, scale, out, rounded);
+}
+
+template <class Wire>
+void mix_launch(gg_cuda_stream stream, size_t n, float share, const float *base, const void *received,
+                const float *sent, float *out) {
+    const mix_of<Wire> f = {share, base, static_cast<const Wire *>(received), sent, out};
+    gg_each(stream, (int64_t)n, all_aligned({base, sent, out}, {}) && gg_is_aligned(received, 4 * sizeof(Wire)), f);
+}
+
+template <class Wire>
+void halve_launch(gg_cuda_stream stream, size_t n, const float *own, const void *received, float *out) {
+    const halve_of<Wire> f = {own, static_cast<const Wire *>(received), out};
+    gg_each(stream, (int64_t)n, all_aligned({own, out}, {}) && gg_is_aligned(received, 4 * sizeof(Wire)), f);
 }
 
 } // namespace
 
-void gg_cuda_update(gg_cuda_stream stream, const gg_update_args *args) {
-    switch (args->rule) {
-    case GG_UPDATE_PLAIN: update_by_wire<GG_UPDATE_PLAIN>(stream, args); break;
-    case GG_UPDATE_MOMENTUM: update_by_wire<GG_UPDATE_MOMENTUM>(stream, args); break;
-    case GG_UPDATE_NESTEROV: update_by_wire<GG_UPDATE_NESTEROV>(stream, args); break;
-    case GG_UPDATE_ADAM: update_by_wire<GG_UPDATE_ADAM>(stream, args); break;
-    }
+void gg_cuda_mix(gg_cuda_stream stream, size_t n, gg_dtype wire, float share, const float *base, const void *received,
+                 const float *sent, float *out) {
+    if (wire == GG_BFLOAT16) mix_launch<gg_bfloat16>(stream, n, share, base, received, sent, out);
+    else mix_launch<float>(stream, n, share, base, received, sent, out);
+}
+
+void gg_cuda_halve(gg_cuda_stream stream, size_t n, gg_dtype wire, const float *own, const void *received, float *out) {
+    if (wire == GG_BFLOAT16) halve_launch<gg_bfloat16>(stream, n, own, received, out);
+    else halve_launch<float>(stream, n, own, received, out);
+}
+
+void gg_cuda_narrow(gg_cuda_stream stream, size_t n, const float *in, uint16_t *out) {
+    const copy_of<float, gg_bfloat16> f = {in, narrow_of(out)};
+    gg_each(stream, (int64_t)n, all_aligned({in}, {out}), f);
+}
+
+void gg_cuda_widen(gg_cuda_stream stream, size_t n, const uint16_t *in, float *out) {
+    const copy_of<gg_bfloat16, float> f = {narrow_of(in), out};
+    gg_each(stream, (int64_t)n, all_aligned({out}, {in}), f);
+}
+
+void gg_cuda_widen_add(gg_cuda_stream stream, size_t n, const uint16_t *in, float *out) {
+    const widen_add_of f = {narrow_of(in), out};
+    gg_each(stream, (int64_t)n, all_aligned({out}, {in}), f);
+}
+
+void gg_cuda_narrow_difference(gg_cuda_stream stream, size_t n, const float *a, const uint16_t *b, uint16_t *out) {
+    const narrow_difference_of f = {a, narrow_of(b), narrow_of(out)};
+    gg_each(stream, (int64_t)n, all_aligned({a}, {b, out}), f);
+}
+
+void gg_cuda_weighted_sum(gg_cuda_stream stream, size_t n, int sources, const float *const *source, const float *scale,
+                          float *out) {
+    sum_by_sources<float>(stream, n, sources, source, scale, out, nullptr);
+}
+
+void gg_cuda_narrow_sum(gg_cuda_stream stream, size_t n, int sources, const uint16_t *const *source, const float *scale,
+                        float *out, uint16_t *rounded) {
+    sum_by_sources<gg_bfloat16>(stream, n, sources, reinterpret_cast<const gg_bfloat16 *const *>(source), scale, out,
+                                narrow_of(rounded));
 }

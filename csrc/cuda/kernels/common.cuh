@@ -105,6 +105,18 @@ __device__ __forceinline__ void gg_store_pack(gg_bfloat16 *p, gg_pack<4> v) {
                                                    gg_narrowed(v.at[2]).bits, gg_narrowed(v.at[3]).bits);
 }
 
+/* Calls f.run<4>(i) for every fourth element i, or f.run<1>(i) for every one, so that each of n is met once. */
+template <class F, int N> __global__ void __launch_bounds__(GG_BLOCK) gg_each_kernel(int64_t n, F f) {
+    const int64_t whole = n / N * N;
+    for (int64_t i = N * gg_thread_number(); i < whole; i += N * gg_thread_count()) f.template run<N>(i);
+    if (N > 1)
+        for (int64_t i = whole + gg_thread_number(); i < n; i += gg_thread_count()) f.template run<1>(i);
+}
+template <class F> void gg_each(gg_cuda_stream stream, int64_t n, bool by_fours, F f) {
+    if (by_fours) GG_LAUNCH((gg_each_kernel<F, 4>), gg_blocks_for(n, 4), GG_BLOCK, 0, stream, n, f);
+    else GG_LAUNCH((gg_each_kernel<F, 1>), gg_blocks_for(n), GG_BLOCK, 0, stream, n, f);
+}
+
 /* ------------------------------------------------------------------------------------------------ sums in a block */
 
 /* The sum over all threads of the block, for all of them, in an order that depends on their number alone. The block
