@@ -402,11 +402,17 @@ typedef struct gg_backend {
     void (*transpose)(gg_device *device, int64_t n, int64_t values, bool to_lanes, const float *in, float *out);
 } gg_backend;
 
-/* The head of every device; a backend puts its own fields behind it. */
+/* The head of every device, zero but for the table when it is opened; a backend puts its own fields behind it. */
 struct gg_device {
     const gg_backend *table;
     gg_isa isa;  /* CPU */
     int threads; /* of the CPU that compute; 1 where it does not */
+    /* Host memory that a separate device shares; backend/device.c's. */
+    struct gg_shared_block {
+        const char *begin;
+        size_t bytes;
+    } * shared;
+    int shared_blocks, shared_room;
 };
 
 #endif

@@ -24,28 +24,89 @@ void gg_device_free(gg_device *device, void *block) {
     else memory_of(device)->free(device, block);
 }
 
+/* ---- host memory that the device shares ---- */
+
+static gg_status make_room_for_shared(gg_device *device) {
+    gg_status status = GG_OK;
+    struct gg_shared_block *more = NULL;
+    const int room = device->shared_room > 0 ? 2 * device->shared_room : 64;
+    if (device->shared_blocks < device->shared_room) goto cleanup;
+    GG_TRY(gg_alloc((size_t)room * sizeof *more, "list of shared memory", &more));
+    if (device->shared_blocks > 0) memcpy(more, device->shared, (size_t)device->shared_blocks * sizeof *more);
+    gg_free(device->shared);
+    device->shared = more;
+    device->shared_room = room;
+cleanup:
+    return status;
+}
+
+/* There is room. */
+static void note_shared(gg_device *device, const void *block, size_t bytes) {
+    device->shared[device->shared_blocks++] = (struct gg_shared_block){block, bytes};
+}
+
+/* NULL: no block. Without one the list is freed. */
+static void forget_shared(gg_device *device, const void *block) {
+    for (int i = 0; i < device->shared_blocks; ++i) {
+        if (device->shared[i].begin != block) continue;
+        device->shared[i] = device->shared[--device->shared_blocks];
+        break;
+    }
+    if (device->shared_blocks > 0) return;
+    gg_free(device->shared);
+    device->shared = NULL;
+    device->shared_room = 0;
+}
+
+bool gg_device_shares(const gg_device *device, const void *at) {
+    for (int i = 0; i < device->shared_blocks; ++i) {
+        const struct gg_shared_block *block = &device->shared[i];
+        if ((uintptr_t)at - (uintptr_t)block->begin < block->bytes) return true;
+    }
+    return false;
+}
+
 gg_status(gg_device_alloc_host)(gg_device *device, size_t bytes, const char *what, void *out) {
     void *block = NULL;
     gg_status status = GG_OK;
-    if (memory_of(device) == NULL) GG_TRY(gg_calloc(1, bytes, what, &block));
-    else if (bytes > 0) GG_TRY(memory_of(device)->alloc_host(device, bytes, what, &block));
+    if (memory_of(device) == NULL) {
+        GG_TRY(gg_calloc(1, bytes, what, &block));
+    } else if (bytes > 0) {
+        GG_TRY(make_room_for_shared(device));
+        GG_TRY(memory_of(device)->alloc_host(device, bytes, what, &block));
+        note_shared(device, block, bytes);
+    }
 cleanup:
+    if (status != GG_OK) forget_shared(device, NULL);
     memcpy(out, &block, sizeof block);
     return status;
 }
 
 void gg_device_free_host(gg_device *device, void *block) {
     if (block == NULL) return;
-    if (memory_of(device) == NULL) gg_free(block);
-    else memory_of(device)->free_host(device, block);
+    if (memory_of(device) == NULL) {
+        gg_free(block);
+    } else {
+        memory_of(device)->free_host(device, block);
+        forget_shared(device, block);
+    }
 }
 
 gg_status gg_device_share(gg_device *device, void *block, size_t bytes) {
-    return memory_of(device) == NULL || bytes == 0 ? GG_OK : memory_of(device)->share(device, block, bytes);
+    gg_status status = GG_OK;
+    if (memory_of(device) == NULL || bytes == 0) goto cleanup;
+    GG_TRY(make_room_for_shared(device));
+    GG_TRY(memory_of(device)->share(device, block, bytes));
+    note_shared(device, block, bytes);
+cleanup:
+    if (status != GG_OK) forget_shared(device, NULL);
+    return status;
 }
 
 void gg_device_unshare(gg_device *device, void *block) {
-    if (memory_of(device) != NULL && block != NULL) memory_of(device)->unshare(device, block);
+    if (memory_of(device) == NULL || block == NULL) return;
+    memory_of(device)->unshare(device, block);
+    forget_shared(device, block);
 }
 
 void gg_device_copy(gg_device *device, gg_queue queue, void *to, const void *from, size_t bytes) {

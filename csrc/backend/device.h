@@ -81,6 +81,8 @@ void gg_device_free_host(gg_device *device, void *block); /* waits for all work;
  * may share one block. */
 gg_status gg_device_share(gg_device *device, void *block, size_t bytes);
 void gg_device_unshare(gg_device *device, void *block);
+/* Whether `at` lies in host memory that a separate device shares: its work may read or write it. Never waits. */
+bool gg_device_shares(const gg_device *device, const void *at);
 
 /* Between memory of the device, and host memory that it shares, in any direction. Blocks do not overlap. */
 void gg_device_copy(gg_device *device, gg_queue queue, void *to, const void *from, size_t bytes);

@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "comm/device_order.h"
 
 /* One tag per operation suffices: messages between two ranks arrive in order, and all ranks call in the same order. */
 enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER, TAG_AGREE };
@@ -234,6 +235,7 @@ struct gg_allreduce {
     char *reply;          /* displaces: message memory, own elements for each rank */
     float *exact;         /* displaces, rest: the sum of the own slice, not rounded */
     char *landing;        /* own elements for each rank */
+    float *landed;        /* `count` elements where what is gathered lands; NULL: in form.gathered itself */
     const void **source;
     /* One a rank each: parts of the own slice, and what this rank sends of the others'; slices of the sum, and the own
      * one that is sent. */
@@ -292,14 +294,17 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     made->own = collective_slice(made, transport->rank, &begin);
     GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", &made->source));
     if (p > 1 && !made->by_mpi) {
-        GG_TRY(gg_alloc(p * made->own * size, "allreduce landing", &made->landing));
+        GG_TRY(gg_landing_alloc(device, p * made->own * size, "allreduce landing", &made->landing));
+        if (made->form.gathered != NULL && gg_device_is_separate(device) &&
+            !gg_device_shares(device, made->form.gathered))
+            GG_TRY(gg_landing_alloc(device, count * sizeof(float), "landing of gathered slices", &made->landed));
         if (made->form.displaces) {
             /* The same size on every rank, and enough for the largest slice. */
             size_t elements = count + p * GG_LANES;
             GG_TRY(gg_message_alloc(transport, elements * size, "displacements", &made->reply));
         }
         if (made->form.displaces || made->form.rest != NULL)
-            GG_TRY(gg_alloc(made->own * sizeof(float), "exact sum", &made->exact));
+            GG_TRY(gg_device_alloc(device, made->own * sizeof(float), "exact sum", &made->exact));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->parts));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->scattered));
         GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->slices));
@@ -334,8 +339,9 @@ void gg_allreduce_destroy(gg_allreduce *allreduce) {
     if (!allreduce) return;
     gg_allreduce_cancel(allreduce);
     gg_message_free(allreduce->transport, allreduce->reply);
-    gg_free(allreduce->exact);
-    gg_free(allreduce->landing);
+    gg_device_free(allreduce->device, allreduce->exact);
+    gg_device_free_host(allreduce->device, allreduce->landed);
+    gg_device_free_host(allreduce->device, allreduce->landing);
     gg_free(allreduce->source);
     gg_free(allreduce->parts);
     gg_free(allreduce->scattered);
@@ -410,7 +416,8 @@ static gg_status accept_slice(gg_allreduce *allreduce, int from) {
     size_t at = 0, n = collective_slice(allreduce, from, &at);
     if (request->state == GG_REQUEST_IDLE) goto cleanup;
     if (gathered == NULL) collective_accept(allreduce, at, n, request->data);
-    else if (request->data != gathered + at) memcpy(gathered + at, request->data, n * sizeof *gathered);
+    else if (request->data != gathered + at)
+        gg_device_copy(allreduce->device, GG_QUEUE_COMPUTE, gathered + at, request->data, n * sizeof *gathered);
     GG_TRY(gg_release(allreduce->transport, request));
 cleanup:
     return status;
@@ -426,7 +433,7 @@ static void scale_by(gg_allreduce *allreduce, float *data, const float *scale) {
 /* Where peer `from`'s slice lands. */
 static gg_status receive_slice(gg_allreduce *allreduce, int from) {
     size_t at = 0, n = collective_slice(allreduce, from, &at);
-    float *gathered = allreduce->form.gathered;
+    float *gathered = allreduce->landed != NULL ? allreduce->landed : allreduce->form.gathered;
     if (n == 0) return GG_OK;
     return gg_receive_exact(allreduce->transport, gathered != NULL ? gathered + at : sum_at(allreduce, at),
                             n * allreduce->back->size, from, allreduce->tag, &allreduce->slices[from]);

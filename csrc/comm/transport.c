@@ -308,6 +308,11 @@ void gg_transport_set_epoch(gg_transport *transport, int64_t epoch) {
     if (transport->table->set_epoch != NULL) transport->table->set_epoch(transport, epoch);
 }
 
+void gg_transport_set_service(gg_transport *transport, const gg_service *service) {
+    transport->service = *service;
+    if (transport->table->set_service != NULL) transport->table->set_service(transport, service);
+}
+
 gg_status gg_transport_other_epoch(const gg_transport *transport, int64_t own, int64_t theirs, int peer, int tag) {
     return gg_fail(GG_ERROR_COMM,
                    "rank %d: a message of topology epoch %lld from rank %d with tag %d met a receive of epoch %lld",

@@ -44,6 +44,7 @@ typedef struct gg_request {
     double when;          /* ARRIVED: the clock at which it arrived */
     uint64_t checksum;    /* of data, while it must not be written; only where buffers are checked */
     bool held;            /* comm/network.h's */
+    bool awaits_device;   /* comm/device_order.h's */
     uint64_t private_[8]; /* the implementation's */
 } gg_request;
 
@@ -53,6 +54,14 @@ typedef struct gg_transport gg_transport;
 typedef struct gg_sums {
     int ranks;
 } gg_sums;
+
+/* Answers other ranks while this one waits: every wait calls it between its tests. In the virtual cluster it is also
+ * called after the rank's function has returned, until all have. It tests its own requests, sends and releases, and
+ * never waits. *busy: set to true where it found something to do. */
+typedef struct gg_service {
+    gg_status (*serve)(void *context, bool *busy); /* NULL: none */
+    void *context;
+} gg_service;
 
 /* A wait checks every so many rounds that the peer has not ended. */
 #define GG_CHECK_ROUNDS 4096
@@ -82,8 +91,9 @@ typedef struct gg_transport_table {
      * group. */
     gg_status (*wait)(gg_transport *transport, gg_request *request);
     gg_status (*progress)(gg_transport *transport);
-    /* Passes the epoch on to a transport behind this one; NULL: there is none. */
+    /* Pass the epoch, and the service, on to a transport behind this one; NULL: there is none. */
     void (*set_epoch)(gg_transport *transport, int64_t epoch);
+    void (*set_service)(gg_transport *transport, const gg_service *service);
     double (*now)(gg_transport *transport);
     gg_status (*compute)(gg_transport *transport, double seconds);
     gg_status (*idle)(gg_transport *transport, double seconds);
@@ -95,14 +105,6 @@ typedef struct gg_transport_table {
     gg_status (*sum)(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request);
 } gg_transport_table;
 
-/* Answers other ranks while this one waits: every wait calls it between its tests. In the virtual cluster it is also
- * called after the rank's function has returned, until all have. It tests its own requests, sends and releases, and
- * never waits. *busy: set to true where it found something to do. */
-typedef struct gg_service {
-    gg_status (*serve)(void *context, bool *busy); /* NULL: none */
-    void *context;
-} gg_service;
-
 struct gg_transport {
     const gg_transport_table *table;
     int rank, size;
@@ -110,7 +112,7 @@ struct gg_transport {
     const int
         *node_of;  /* of each rank: the lowest rank with which it shares memory; NULL: all share it. The transport's */
     gg_sums *sums; /* of all ranks here; made by gg_sum_prepare, freed with the transport */
-    gg_service service;                /* set and cleared by its owner */
+    gg_service service;                /* set by gg_transport_set_service alone */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
     double timeout; /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for
                        ever */
@@ -192,6 +194,8 @@ gg_status gg_transport_idle(gg_transport *transport, double seconds);
  * is sent for it, and no message is larger by it. MPI detects a message of another epoch when a receive has waited in
  * vain for a second or two, as long as the epochs are at most 31 apart; with a library of few tags it may not. */
 void gg_transport_set_epoch(gg_transport *transport, int64_t epoch);
+/* The owner sets it, and clears it with a service that is all zero. */
+void gg_transport_set_service(gg_transport *transport, const gg_service *service);
 void gg_transport_destroy(gg_transport *transport); /* NULL is fine */
 
 /* For implementations: the error of a request that has met a message of another epoch. */

@@ -1,17 +1,13 @@
 #include "compress/codec.h"
 
-#include <string.h>
-
 /* ---- float32 ---- */
 
 static void float32_encode(gg_device *device, size_t n, const float *values, void *message) {
-    (void)device;
-    if (message != values) memcpy(message, values, n * sizeof *values);
+    if (message != values) gg_device_copy(device, GG_QUEUE_COMPUTE, message, values, n * sizeof *values);
 }
 
 static void float32_decode(gg_device *device, size_t n, const void *message, float *out) {
-    (void)device;
-    if (out != message) memcpy(out, message, n * sizeof *out);
+    if (out != message) gg_device_copy(device, GG_QUEUE_COMPUTE, out, message, n * sizeof *out);
 }
 
 static void float32_add(gg_device *device, size_t n, const void *message, float *out) {

@@ -92,7 +92,7 @@ static void apply_piece(const gg_updater *updater, const gg_group *group, gg_dev
     device->table->update(device, &args);
     for (int i = 1; i <= GG_MOST_MOMENTS && group->statistic; ++i) {
         void *copy = copy_at(update, i, from);
-        if (copy != NULL) memset(copy, 0, count * gg_dtype_size(update->wire));
+        if (copy != NULL) gg_device_zero(device, GG_QUEUE_COMPUTE, copy, count * gg_dtype_size(update->wire));
     }
 }
 
@@ -184,7 +184,7 @@ static void accumulate_adam(const gg_updater *updater, const gg_group *group, gg
         const float *const source[2] = {own, gg_state_weights(state) + at};
         args.n = end - at < BLOCK ? end - at : BLOCK;
         device->table->weighted_sum(device, args.n, decay != 0 ? 2 : 1, source, factor, decayed);
-        memset(own, 0, args.n * sizeof *own);
+        gg_device_zero(device, GG_QUEUE_COMPUTE, own, args.n * sizeof *own);
         args.weight = own;
         args.momentum = gg_state_moment(state, 0) + at;
         args.square = gg_state_moment(state, 1) + at;
@@ -200,7 +200,7 @@ static void accumulate_sgd(const gg_updater *updater, const gg_group *group, gg_
     const float factor[3] = {optimizer->momentum * group->momentum_factor, work->scale,
                              optimizer->weight_decay * group->decay_factor};
     device->table->weighted_sum(device, count, factor[2] != 0 ? 3 : 2, source, factor, momentum);
-    memcpy(own, momentum, count * sizeof *own);
+    gg_device_copy(device, GG_QUEUE_COMPUTE, own, momentum, count * sizeof *own);
 }
 
 void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state,

@@ -84,10 +84,9 @@ gg_status gg_centre_read(gg_centre *s, const gg_centre_run *run, const void *mes
         s->codec->add(device, run->count, message, out);
         return GG_OK;
     }
-    _Alignas(64) float room[GG_CENTRE_PIECE];
     for (size_t at = 0, n; at < run->count; at += n) {
         n = run->count - at < GG_CENTRE_PIECE ? run->count - at : GG_CENTRE_PIECE;
-        const float *value = s->codec->view(device, n, gg_codec_at(s->codec, message, at), room);
+        const float *value = s->codec->view(device, n, gg_codec_at(s->codec, message, at), s->piece);
         gg_add_scaled(device, n, out + at, factor, value, out + at);
     }
     return GG_OK;
@@ -106,12 +105,11 @@ static gg_status tell_packed(gg_centre *s, gg_centre_run *run, float scale, cons
 
 gg_status gg_centre_tell(gg_centre *s, gg_centre_run *run, float scale, const float *to, float *base) {
     gg_device *device = s->head.env.device;
-    _Alignas(64) float piece[GG_CENTRE_PIECE];
     if (s->packs) return tell_packed(s, run, scale, to, base);
     for (size_t at = 0, n; at < run->count; at += n) {
         n = run->count - at < GG_CENTRE_PIECE ? run->count - at : GG_CENTRE_PIECE;
-        gg_scaled_difference(device, n, scale, to + at, base + at, piece);
-        s->codec->encode(device, n, piece, gg_codec_at(s->codec, run->answer, at));
+        gg_scaled_difference(device, n, scale, to + at, base + at, s->piece);
+        s->codec->encode(device, n, s->piece, gg_codec_at(s->codec, run->answer, at));
         s->codec->add(device, n, gg_codec_at(s->codec, run->answer, at), base + at);
     }
     run->answer_bytes = run->count * s->codec->size;
@@ -227,15 +225,14 @@ cleanup:
 static void share_statistics(gg_centre *s, const gg_chunk *chunk) {
     const gg_strategy_env *env = &s->head.env;
     const size_t end = chunk->offset + chunk->count;
-    _Alignas(64) float change[GG_CENTRE_PIECE];
     for (size_t at = chunk->offset, next; at < end; at = next) {
         const gg_group *group = gg_updater_group(env->updater, at);
         next = group->end < end ? group->end : end;
         if (!group->statistic) continue;
         if (next - at > GG_CENTRE_PIECE) next = at + GG_CENTRE_PIECE;
         float *weight = gg_state_weights(env->state) + at;
-        gg_scaled_difference(env->device, next - at, 1.0f / (float)s->workers, weight, s->base + at, change);
-        gg_add_scaled(env->device, next - at, s->base + at, 1.0f, change, weight);
+        gg_scaled_difference(env->device, next - at, 1.0f / (float)s->workers, weight, s->base + at, s->piece);
+        gg_add_scaled(env->device, next - at, s->base + at, 1.0f, s->piece, weight);
     }
 }
 
@@ -267,7 +264,9 @@ static gg_status centre_ask(gg_centre *s, int bucket) {
         if (server == transport->rank) {
             GG_TRY(centre_change(s, i, server, message, message, &bytes));
             s->rule->apply(s, c->offset, c->count, message);
-            if (s->packs) memcpy(s->base + c->offset, weight, c->count * sizeof(float));
+            if (s->packs)
+                gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->base + c->offset, weight,
+                               c->count * sizeof(float));
         } else {
             GG_TRY(centre_receive(s, i, s->landing + s->place[i], server, &s->answered[i]));
             GG_TRY(gg_send(transport, message, bytes, server, GG_TAG_USER + i, &s->asked[i]));
@@ -318,14 +317,18 @@ cleanup:
 static gg_status centre_introduce(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
+    gg_device *device = s->head.env.device;
+    void *data = s->message; /* nothing is in flight */
     for (int worker = 0; worker < s->workers; ++worker)
         for (int server = first_server(s); server < transport->size; ++server) {
             int first, end;
             size_t begin, count = centre_part_of(s, server, &first, &end, &begin);
-            float *data = s->base + begin;
             if (worker == server || count == 0) continue;
-            if (server == transport->rank) data = s->known + (size_t)worker * count;
-            GG_TRY(gg_transfer(transport, data, count * sizeof(float), worker, server));
+            const size_t bytes = count * sizeof(float);
+            if (worker == transport->rank) GG_TRY(gg_device_read(device, data, s->base + begin, bytes));
+            GG_TRY(gg_transfer(transport, data, bytes, worker, server));
+            if (server == transport->rank)
+                GG_TRY(gg_device_write(device, s->known + (size_t)worker * count, data, bytes));
         }
 cleanup:
     return gg_error_prefix(status, "the first weights of the workers: ");
@@ -337,12 +340,12 @@ static gg_status begin_together(gg_centre *s) {
     gg_transport *transport = s->head.env.transport;
     const double from = gg_transport_now(transport);
     double introducing = s->packs ? s->introduces : sends_differences(s);
-    transport->service = (gg_service){0};
+    gg_transport_set_service(transport, &(gg_service){0});
     if (s->packs) GG_TRY(gg_allreduce_doubles(transport, &introducing, 1));
     if (introducing > 0) GG_TRY(centre_introduce(s));
     s->introduces = false;
     GG_TRY(gg_barrier(transport));
-    transport->service = (gg_service){.serve = centre_serve, .context = s};
+    gg_transport_set_service(transport, &(gg_service){.serve = centre_serve, .context = s});
     gg_strategy_waited(&s->head, from);
 cleanup:
     return gg_strategy_at_all(&s->head, status);
@@ -352,7 +355,9 @@ cleanup:
  * compression they are those and what has not been sent. */
 static void find_base(gg_centre *s) {
     const gg_state *state = s->head.env.state;
-    if (!s->packs) memcpy(s->base, gg_state_weights(state), state->count * sizeof(float));
+    if (!s->packs)
+        gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->base, gg_state_weights(state),
+                       state->count * sizeof(float));
     else if (!s->base_known)
         gg_add_scaled(s->head.env.device, state->count, gg_state_weights(state), -1.0f, gg_state_residue(state),
                       s->base);
@@ -423,7 +428,7 @@ gg_status gg_centre_end(gg_strategy *strategy) {
 /* Writes the centre to `out`, the same on all ranks. No message may be in flight. */
 static gg_status centre_gather(gg_centre *s, float *out) {
     gg_status status = GG_OK;
-    if (s->count > 0) memcpy(out + s->begin, s->weight, s->count * sizeof(float));
+    if (s->count > 0) GG_TRY(gg_device_read(s->head.env.device, out + s->begin, s->weight, s->count * sizeof(float)));
     for (int i = 0, end; i < s->buckets.chunk_count; i = end) {
         int server = server_of(s, i);
         for (end = i; end < s->buckets.chunk_count && server_of(s, end) == server;) ++end;
@@ -477,7 +482,8 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
     if (s->workers < transport->size) {
         GG_TRY(centre_gather(s, (float *)(void *)s->message));
         if (!centre_trains(s))
-            memcpy(gg_state_weights(strategy->env.state), s->message, strategy->env.state->count * sizeof(float));
+            gg_device_copy(strategy->env.device, GG_QUEUE_COMPUTE, gg_state_weights(strategy->env.state), s->message,
+                           strategy->env.state->count * sizeof(float));
     }
     if (s->packs && centre_trains(s)) show_residue(s);
     s->stepped = s->unreported = false;
@@ -491,7 +497,8 @@ static gg_status centre_read_model(gg_strategy *strategy, float *out) {
 
 static void centre_write_model(gg_strategy *strategy, const float *weights) {
     gg_centre *s = (gg_centre *)strategy;
-    if (s->count > 0) memcpy(s->weight, weights + s->begin, s->count * sizeof(float));
+    if (s->count > 0)
+        (void)gg_device_write(strategy->env.device, s->weight, weights + s->begin, s->count * sizeof(float));
 }
 
 static const gg_strategy_model model = {centre_read_model, centre_write_model};
@@ -501,14 +508,16 @@ static const gg_strategy_model model = {centre_read_model, centre_write_model};
 void gg_centre_destroy(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     gg_transport *transport = strategy->env.transport;
-    if (transport->service.context == s) transport->service = (gg_service){0};
+    if (transport->service.context == s) gg_transport_set_service(transport, &(gg_service){0});
     gg_cancel_all(transport, s->asked, s->buckets.chunk_count);
     gg_cancel_all(transport, s->answered, s->buckets.chunk_count);
     gg_cancel_all(transport, s->served, (s->end_chunk - s->first_chunk) * s->workers);
     gg_message_free(transport, s->message);
     gg_state_destroy(&strategy->env);
-    gg_free(s->landing);
-    if (!s->packs) gg_free(s->base);
+    gg_device *device = strategy->env.device;
+    gg_device_free(device, s->piece);
+    gg_device_free_host(device, s->landing);
+    if (!s->packs) gg_device_free(device, s->base);
     gg_segments_destroy(&s->segments);
     gg_segments_destroy(&s->whole);
     gg_free(s->packing.scratch);
@@ -518,9 +527,9 @@ void gg_centre_destroy(gg_strategy *strategy) {
     gg_free(s->answered);
     gg_free(s->next);
     gg_free(s->flight);
-    gg_free(s->weight);
-    gg_free(s->room);
-    gg_free(s->known);
+    gg_device_free(device, s->weight);
+    gg_device_free_host(device, s->room);
+    gg_device_free(device, s->known);
     gg_free(s->served);
     gg_buckets_destroy(&s->buckets);
     gg_free(s);
@@ -556,10 +565,11 @@ static gg_status make_worker(gg_centre *s) {
     const size_t bytes = s->place[chunks], floats = count * sizeof(float); /* to itself a rank sends float32 */
     GG_TRY(gg_message_alloc(s->head.env.transport, bytes > floats ? bytes : floats, "messages to the centre",
                             &s->message));
-    GG_TRY(gg_calloc(1, bytes, "landing arena", &s->landing));
+    GG_TRY(gg_device_alloc(s->head.env.device, GG_CENTRE_PIECE * sizeof(float), "a piece", &s->piece));
+    GG_TRY(gg_device_alloc_host(s->head.env.device, bytes, "landing arena", &s->landing));
     if (s->packs) s->base = s->head.env.state->arena[gg_state_find(s->head.env.state, "base")].data;
     else if (s->rule->accumulates || sends_differences(s))
-        GG_TRY(gg_calloc(count, sizeof(float), "weights of the last answer", &s->base));
+        GG_TRY(gg_device_alloc(s->head.env.device, count * sizeof(float), "weights of the last answer", &s->base));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->asked));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->answered));
     GG_TRY(gg_calloc(buckets, sizeof(int), "next chunks", &s->next));
@@ -573,13 +583,15 @@ static gg_status make_server(gg_centre *s) {
     gg_status status = GG_OK;
     s->count = centre_part_of(s, s->head.env.transport->rank, &s->first_chunk, &s->end_chunk, &s->begin);
     if (s->count == 0) goto cleanup;
-    GG_TRY(gg_calloc(s->count, sizeof(float), "centre", &s->weight));
-    GG_TRY(gg_calloc((size_t)s->workers, s->place[s->end_chunk] - s->place[s->first_chunk], "answers of the centre",
-                     &s->room));
+    gg_device *device = s->head.env.device;
+    const size_t workers = (size_t)s->workers;
+    GG_TRY(gg_device_alloc(device, s->count * sizeof(float), "centre", &s->weight));
+    GG_TRY(gg_device_alloc_host(device, workers * (s->place[s->end_chunk] - s->place[s->first_chunk]),
+                                "answers of the centre", &s->room));
     if (sends_differences(s))
-        GG_TRY(gg_calloc((size_t)s->workers * s->count, sizeof(float), "copies of the workers' bases", &s->known));
-    GG_TRY(gg_calloc((size_t)s->workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request),
-                     "requests of a server", &s->served));
+        GG_TRY(gg_device_alloc(device, workers * s->count * sizeof(float), "copies of the workers' bases", &s->known));
+    GG_TRY(gg_calloc(workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request), "requests of a server",
+                     &s->served));
 cleanup:
     return status;
 }

@@ -80,6 +80,8 @@ struct gg_centre {
     gg_compression_counts counts;
     float *target; /* a chunk: what a base is to become */
 
+    float *piece; /* GG_CENTRE_PIECE elements between two kernels */
+
     /* A worker's. */
     char *message;                /* message memory */
     char *landing;                /* of answers */

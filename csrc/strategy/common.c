@@ -70,7 +70,8 @@ gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
         const size_t bytes = arena_elements(state, arena) * sizeof(float);
         if (arena->memory == GG_MEMORY_MESSAGE)
             GG_TRY(gg_message_alloc(env->transport, bytes, arena->name, &arena->data));
-        else if (arena->memory == GG_MEMORY_PRIVATE) GG_TRY(gg_calloc(1, bytes, arena->name, &arena->data));
+        else if (arena->memory == GG_MEMORY_PRIVATE)
+            GG_TRY(gg_device_alloc(env->device, bytes, arena->name, &arena->data));
     }
 cleanup:
     return status;
@@ -81,7 +82,7 @@ void gg_state_destroy(const gg_strategy_env *env) {
     for (int i = state->arenas - 1; i >= 0; --i) {
         gg_arena *arena = &state->arena[i];
         if (arena->memory == GG_MEMORY_MESSAGE) gg_message_free(env->transport, arena->data);
-        else if (arena->memory == GG_MEMORY_PRIVATE) gg_free(arena->data);
+        else if (arena->memory == GG_MEMORY_PRIVATE) gg_device_free(env->device, arena->data);
         arena->data = NULL;
     }
 }

@@ -10,8 +10,6 @@
  * that is not exact as well: the rounded s moves both sides, and where a sum of them is rounded again, the weights of
  * one rank absorb the difference. With compression both sides move by what is sent of s; the rest of it is in w - c
  * still, of which the next s is made. */
-#include <string.h>
-
 #include "base/memory.h"
 #include "strategy/centre.h"
 #include "strategy/reduction.h"
@@ -20,7 +18,8 @@
 /* ---- asynchronous ---- */
 
 static void elastic_ask(gg_centre *s, size_t at, size_t n, float *message) {
-    memcpy(message, gg_state_weights(s->head.env.state) + at, n * sizeof(float));
+    gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, message, gg_state_weights(s->head.env.state) + at,
+                   n * sizeof(float));
 }
 
 static void elastic_answer(gg_centre *s, size_t n, float *weight, const float *message, float *answer) {
@@ -68,7 +67,8 @@ typedef struct elastic {
 /* What is not sent of a force moves neither side. It is still in w - c, of which the next force is made, so it is not
  * added to that one once more. */
 static void forget_unsent(elastic *s) {
-    if (s->unsent != NULL) memset(s->unsent, 0, s->head.env.state->count * sizeof(float));
+    if (s->unsent != NULL)
+        gg_device_zero(s->head.env.device, GG_QUEUE_COMPUTE, s->unsent, s->head.env.state->count * sizeof(float));
 }
 
 static gg_status elastic_end(gg_strategy *strategy) {
@@ -90,12 +90,13 @@ cleanup:
 }
 
 static gg_status elastic_read_model(gg_strategy *strategy, float *out) {
-    memcpy(out, ((elastic *)strategy)->centre, strategy->env.state->count * sizeof(float));
-    return GG_OK;
+    return gg_device_read(strategy->env.device, out, ((elastic *)strategy)->centre,
+                          strategy->env.state->count * sizeof(float));
 }
 
 static void elastic_write_model(gg_strategy *strategy, const float *weights) {
-    memcpy(((elastic *)strategy)->centre, weights, strategy->env.state->count * sizeof(float));
+    (void)gg_device_write(strategy->env.device, ((elastic *)strategy)->centre, weights,
+                          strategy->env.state->count * sizeof(float));
 }
 
 static const gg_strategy_model model = {elastic_read_model, elastic_write_model};
@@ -105,9 +106,9 @@ static void elastic_destroy(gg_strategy *strategy) {
     gg_reduction_destroy(s->reduction);
     gg_message_free(strategy->env.transport, s->pull);
     gg_state_destroy(&strategy->env);
-    gg_free(s->centre);
+    gg_device_free(strategy->env.device, s->centre);
     gg_free(s->ones);
-    gg_free(s->unsent);
+    gg_device_free(strategy->env.device, s->unsent);
     gg_free(s);
 }
 
@@ -130,11 +131,11 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     s->alpha = alpha;
     GG_TRY(gg_state_create(env, 0));
     GG_TRY(gg_message_alloc(env->transport, env->state->count * sizeof(float), "elastic force", &s->pull));
-    GG_TRY(gg_calloc(env->state->count, sizeof(float), "centre", &s->centre));
+    GG_TRY(gg_device_alloc(env->device, env->state->count * sizeof(float), "centre", &s->centre));
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", &s->ones));
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
     if (gg_residue_wanted(options, env) != 0) {
-        GG_TRY(gg_alloc(env->state->count * sizeof(float), "unsent force", &s->unsent));
+        GG_TRY(gg_device_alloc(env->device, env->state->count * sizeof(float), "unsent force", &s->unsent));
         s->head.compression_counts = &s->counts;
     }
     /* The reduction adds what this rank sends to its weights, so both sides move by the same. */

@@ -4,6 +4,7 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "comm/device_order.h"
 #include "strategy/common.h"
 #include "strategy/stream.h"
 
@@ -120,7 +121,7 @@ cleanup:
 static void free_room(gg_fc_exchange *x, gg_fc *fc) {
     for (int what = 0; what < GG_FC_WHATS; ++what) {
         gg_message_free(x->owner->env.transport, fc->packed[what]);
-        gg_free(fc->landing[what]);
+        gg_device_free_host(x->owner->env.device, fc->landing[what]);
         fc->packed[what] = fc->landing[what] = NULL;
     }
     fc->room = 0;
@@ -172,7 +173,8 @@ static gg_status make_room(gg_fc_exchange *x, gg_fc *fc, int64_t room) {
         GG_TRY(gg_message_alloc(x->owner->env.transport, values * sizeof(float) + GG_READ_BEHIND, names[what],
                                 &fc->packed[what]));
         if (own_slice(x, fc)->count > 0)
-            GG_TRY(gg_alloc(landed * sizeof(float) + GG_READ_BEHIND, names[what], &fc->landing[what]));
+            GG_TRY(gg_landing_alloc(x->owner->env.device, landed * sizeof(float) + GG_READ_BEHIND, names[what],
+                                    &fc->landing[what]));
     }
     fc->room = room;
 cleanup:
@@ -304,7 +306,7 @@ void gg_fc_gradient(const gg_fc_exchange *x, const gg_fc *fc, int rank, size_t f
                                           .count = real,
                                           .out = out};
     device->table->weight_gradient(device, &args);
-    memset(out + real, 0, (count - (size_t)real) * sizeof(float));
+    gg_device_zero(device, GG_QUEUE_COMPUTE, out + real, (count - (size_t)real) * sizeof(float));
 }
 
 gg_status gg_fc_used(gg_fc_exchange *x, gg_fc *fc) {

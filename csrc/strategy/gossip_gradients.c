@@ -5,8 +5,6 @@
  * where they lie; with a codec that is not exact a rounded copy is. staleness 0   the update of a layer waits for the
  * partner's gradient of the same step: g + (received - g)/2 staleness 1   the update uses g(t) + (received(t-1) -
  * g(t-1))/2; settling adds what the last exchange brought as if it had come in time (gg_optimizer_late). */
-#include <string.h>
-
 #include "base/memory.h"
 #include "strategy/gossip.h"
 #include "strategy/gossip_forms.h"
@@ -41,7 +39,8 @@ static void gossip_gradients_update(gossip_gradients *g, int64_t step, const gg_
 static void gossip_gradients_use(gossip_gradients *g, int64_t step, const gg_chunk *piece, const float *gradient) {
     float *noted = g->gradients + piece->offset;
     if (!gg_updater_measures(g->gossip.head.env.updater)) gossip_gradients_update(g, step, piece, gradient);
-    else if (gradient != noted) memcpy(noted, gradient, piece->count * sizeof(float));
+    else if (gradient != noted)
+        gg_device_copy(g->gossip.head.env.device, GG_QUEUE_COMPUTE, noted, gradient, piece->count * sizeof(float));
 }
 
 /* staleness 0: whether a chunk of a bucket is in flight; the next one. */
@@ -221,9 +220,9 @@ cleanup:
 static void gossip_gradients_destroy(gg_strategy *strategy) {
     gossip_gradients *g = (gossip_gradients *)strategy;
     for (int i = 0; i < 2; ++i)
-        if (g->own[i] != g->gradient.arena[i]) gg_free(g->own[i]);
+        if (g->own[i] != g->gradient.arena[i]) gg_device_free(strategy->env.device, g->own[i]);
     gg_stream_destroy(&g->gradient);
-    gg_free(g->gradients);
+    gg_device_free(strategy->env.device, g->gradients);
     gg_free(g->mixed);
     gg_free(g->in_flight);
     gg_state_destroy(&strategy->env);
@@ -248,12 +247,12 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "arenas in flight", &g->in_flight));
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", &g->mixed));
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) g->in_flight[bucket] = NOTHING;
-    GG_TRY(gg_calloc(state->count, sizeof(float), "mixed gradients", &g->gradients));
+    GG_TRY(gg_device_alloc(env->device, state->count * sizeof(float), "mixed gradients", &g->gradients));
     GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, g->gossip.codec, &g->gradient));
     g->gradient.name = "gradients";
     for (int i = 0; i < 2; ++i) {
         if (g->gossip.codec->exact) g->own[i] = g->gradient.arena[i];
-        else GG_TRY(gg_calloc(state->count, sizeof(float), "gradients", &g->own[i]));
+        else GG_TRY(gg_device_alloc(env->device, state->count * sizeof(float), "gradients", &g->own[i]));
     }
     GG_TRY(gg_state_create(env, GG_BORROWED_GRADIENT));
     state->arena[GG_GRADIENTS].data = g->own[g->turn];

@@ -25,7 +25,6 @@
  *
  * The last term, of the size of a rounding error, is added before the update, while w is still what was sent. */
 #include <stdint.h>
-#include <string.h>
 
 #include "base/memory.h"
 #include "strategy/gossip.h"
@@ -292,7 +291,7 @@ static void push_sum_destroy(gg_strategy *strategy) {
         gg_free(g->arrivals[i].share);
     }
     gg_free(g->pending);
-    for (int kind = 0; kind < KINDS; ++kind) gg_free(g->rounded[kind]);
+    for (int kind = 0; kind < KINDS; ++kind) gg_device_free(strategy->env.device, g->rounded[kind]);
     gg_free(g->next);
     gg_free(g->scalar);
     gg_free(g->scalar_after);
@@ -333,7 +332,8 @@ static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) 
     const int arenas = g->gossip.slices > 1 ? 1 : 2;
     GG_TRY(gg_calloc((size_t)g->most, sizeof(gg_stream), "streams", &g->stream[kind]));
     if (!g->gossip.codec->exact)
-        GG_TRY(gg_calloc(g->gossip.head.env.state->count, sizeof(float), "rounded values", &g->rounded[kind]));
+        GG_TRY(gg_device_alloc(g->gossip.head.env.device, g->gossip.head.env.state->count * sizeof(float),
+                               "rounded values", &g->rounded[kind]));
     for (int i = 0; i < g->most; ++i) {
         /* Messages of one kind have the same tags, from every sender. */
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.sliced, kind, i == 0 ? arenas : 0, g->gossip.codec,

@@ -90,12 +90,12 @@ static void noloco_destroy(gg_strategy *strategy) {
     gg_cancel_all(transport, n->receives, requests);
     gg_cancel_all(transport, n->sends, requests);
     gg_message_free(transport, n->message);
+    gg_device_free_host(strategy->env.device, n->landing);
+    gg_device_free(strategy->env.device, n->outer.moved);
     gg_outer_deinit(&n->outer);
     gg_groups_destroy(&n->groups);
     gg_free(n->member);
     gg_free(n->members);
-    gg_free(n->landing);
-    gg_free(n->outer.moved);
     gg_free(n->sends);
     gg_free(n->receives);
     gg_free(n);
@@ -121,14 +121,14 @@ static gg_status noloco_create(const gg_strategy_options *options, const gg_stra
     GG_TRY(gg_outer_init(&n->outer, &rule, options, env));
     GG_TRY(gg_groups_create(p, n->most, env->seed, &n->groups));
     const size_t fragments = (size_t)options->fragments, most = (size_t)n->most, count = env->state->count;
-    GG_TRY(gg_calloc(count, sizeof(float), "means of the groups", &n->outer.moved));
+    GG_TRY(gg_device_alloc(env->device, count * sizeof(float), "means of the groups", &n->outer.moved));
     GG_TRY(gg_calloc(fragments * most, sizeof(int), "ranks of the groups", &n->member));
     GG_TRY(gg_calloc(fragments, sizeof(int), "sizes of the groups", &n->members));
     GG_TRY(gg_calloc(fragments * most, sizeof(gg_request), "send requests", &n->sends));
     GG_TRY(gg_calloc(fragments * most, sizeof(gg_request), "receive requests", &n->receives));
     if (p == 1) goto cleanup;
     GG_TRY(gg_message_alloc(env->transport, count * n->codec->size, "exchanged arena", &n->message));
-    GG_TRY(gg_calloc(most - 1, count * n->codec->size, "landing arenas", &n->landing));
+    GG_TRY(gg_device_alloc_host(env->device, (most - 1) * count * n->codec->size, "landing arenas", &n->landing));
 cleanup:
     if (status != GG_OK && n != NULL) noloco_destroy(&n->outer.head), n = NULL;
     *out = n != NULL ? &n->outer.head : NULL;

@@ -36,7 +36,7 @@ static void outer_apply(gg_outer *s, const gg_fragment *fragment) {
         outer_update(s, at, stop - at, group->statistic);
         at = stop;
     }
-    if (s->sent == NULL) memcpy(w, phi, fragment->count * sizeof *w);
+    if (s->sent == NULL) gg_device_copy(device, GG_QUEUE_COMPUTE, w, phi, fragment->count * sizeof *w);
     else
         device->table->weighted_sum(device, fragment->count, 3,
                                     (const float *const[]){w, s->sent + fragment->offset, phi}, (float[]){1, -1, 1}, w);
@@ -54,8 +54,8 @@ static gg_status outer_start(gg_outer *s, int f) {
     gg_fragment *fragment = &s->fragment[f];
     GG_TRY(s->rule->finish(s, f));
     if (s->sent != NULL)
-        memcpy(s->sent + fragment->offset, gg_state_weights(s->head.env.state) + fragment->offset,
-               fragment->count * sizeof(float));
+        gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->sent + fragment->offset,
+                       gg_state_weights(s->head.env.state) + fragment->offset, fragment->count * sizeof(float));
     gg_flight_begin(&fragment->flight, &s->head, -1);
     GG_TRY(s->rule->start(s, f));
     fragment->begun = s->head.step;
@@ -126,7 +126,8 @@ cleanup:
 
 /* The model of all ranks has been set. */
 static void outer_write(gg_strategy *strategy, const float *weights) {
-    memcpy(((gg_outer *)strategy)->phi, weights, strategy->env.state->count * sizeof(float));
+    (void)gg_device_write(strategy->env.device, ((gg_outer *)strategy)->phi, weights,
+                          strategy->env.state->count * sizeof(float));
 }
 
 static const gg_strategy_model model = {.write = outer_write};
@@ -196,7 +197,8 @@ gg_status gg_outer_init(gg_outer *s, const gg_outer_rule *rule, const gg_strateg
     s->m = env->state->arena[gg_state_find(env->state, "outer_momentum")].data;
     GG_TRY(gg_calloc((size_t)s->fragments, sizeof *s->fragment, "fragments", &s->fragment));
     GG_TRY(gg_calloc((size_t)s->fragments, sizeof *s->in_flight, "fragments in flight", &s->in_flight));
-    if (s->delay > 0) GG_TRY(gg_calloc(env->state->count, sizeof *s->sent, "weights that were sent", &s->sent));
+    if (s->delay > 0)
+        GG_TRY(gg_device_alloc(env->device, env->state->count * sizeof *s->sent, "weights that were sent", &s->sent));
     cut_fragments(s, env->layout);
 cleanup:
     return status;
@@ -206,5 +208,5 @@ void gg_outer_deinit(gg_outer *s) {
     gg_state_destroy(&s->head.env);
     gg_free(s->fragment);
     gg_free(s->in_flight);
-    gg_free(s->sent);
+    gg_device_free(s->head.env.device, s->sent);
 }

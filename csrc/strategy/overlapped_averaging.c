@@ -381,8 +381,8 @@ static void overlapped_destroy(gg_strategy *strategy) {
     if (s->fc.owner != NULL) gg_fc_destroy(&s->fc);
     gg_message_free(transport, s->snapshot);
     gg_message_free(transport, s->memory);
-    gg_free(s->unrounded);
-    gg_free(s->computed);
+    gg_device_free(strategy->env.device, s->unrounded);
+    gg_device_free(strategy->env.device, s->computed);
     gg_free(s->source);
     gg_free(s->sum);
     gg_free(s->slice);
@@ -448,8 +448,9 @@ static gg_status create_computed(overlapped_averaging *s, size_t chunk) {
         most = block > most ? block : most;
     }
     if (most > chunk) most = chunk;
-    GG_TRY(gg_alloc(p * most * s->codec->size, "parts that are computed", &s->computed));
-    if (!s->codec->exact) GG_TRY(gg_alloc(most * sizeof(float), "unrounded gradient", &s->unrounded));
+    GG_TRY(gg_device_alloc(s->head.env.device, p * most * s->codec->size, "parts that are computed", &s->computed));
+    if (!s->codec->exact)
+        GG_TRY(gg_device_alloc(s->head.env.device, most * sizeof(float), "unrounded gradient", &s->unrounded));
 cleanup:
     return status;
 }

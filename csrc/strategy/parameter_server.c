@@ -6,8 +6,6 @@
  * With a codec that is not exact d is rounded, and so is the answer, c - (base + d). The rounding errors of both stay
  * in w - base and are part of the next message. So c is always its first value plus all that was sent, and w - base is
  * what is still to be sent. */
-#include <string.h>
-
 #include "strategy/centre.h"
 #include "strategy/no_exchange.h"
 #include "strategy/types.h"
@@ -18,12 +16,13 @@ static void parameter_server_ask(gg_centre *s, size_t at, size_t n, float *messa
 
 static void parameter_server_answer(gg_centre *s, size_t n, float *weight, const float *message, float *answer) {
     gg_add_scaled(s->head.env.device, n, weight, 1.0f, message, weight);
-    memcpy(answer, weight, n * sizeof(float));
+    gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, answer, weight, n * sizeof(float));
 }
 
 static void parameter_server_apply(gg_centre *s, size_t at, size_t n, const float *answer) {
-    memcpy(gg_state_weights(s->head.env.state) + at, answer, n * sizeof(float));
-    memcpy(s->base + at, answer, n * sizeof(float));
+    gg_device *device = s->head.env.device;
+    gg_device_copy(device, GG_QUEUE_COMPUTE, gg_state_weights(s->head.env.state) + at, answer, n * sizeof(float));
+    gg_device_copy(device, GG_QUEUE_COMPUTE, s->base + at, answer, n * sizeof(float));
 }
 
 static gg_status parameter_server_answer_difference(gg_centre *s, gg_centre_run *run, float *weight, float *known) {

@@ -101,15 +101,17 @@ void gg_partition_destroy(gg_partition *partition) {
     memset(partition, 0, sizeof *partition);
 }
 
-/* Packs a rank's slices of a whole arena one behind the other. */
-static void pack_owned(const gg_partition *partition, int rank, const float *arena, float *owned) {
+/* Packs a rank's slices of a whole arena one behind the other. Either side may be the host's, which must not be touched
+ * before the device is done. */
+static void pack_owned(const gg_partition *partition, gg_device *device, int rank, const float *arena, float *owned) {
     for (int i = 0; i < partition->chunks; ++i) {
         const gg_part *part = gg_partition_part(partition, rank, i);
-        memcpy(owned + part->owned_offset, arena + part->offset, part->count * sizeof(float));
+        gg_device_copy(device, GG_QUEUE_COMPUTE, owned + part->owned_offset, arena + part->offset,
+                       part->count * sizeof(float));
     }
 }
 
-/* The other way. */
+/* The other way, on the host. */
 static void unpack_owned(const gg_partition *partition, int rank, const float *owned, float *arena) {
     for (int i = 0; i < partition->chunks; ++i) {
         const gg_part *part = gg_partition_part(partition, rank, i);
@@ -129,16 +131,22 @@ gg_status gg_strategy_gather(gg_strategy *strategy, int arena, float *whole) {
     const gg_state *state = strategy->env.state;
     const gg_arena *from = &state->arena[arena];
     gg_transport *transport = strategy->env.transport;
+    gg_device *device = strategy->env.device;
     float *slices = NULL;
     if (partition == NULL || from->kind == GG_ARENA_WEIGHT || from->kind >= GG_ARENA_RESIDUE) {
-        if (whole != NULL) memcpy(whole, from->data, state->count * sizeof(float));
+        if (whole != NULL) GG_TRY(gg_device_read(device, whole, from->data, state->count * sizeof(float)));
         goto cleanup;
     }
     GG_TRY(gg_alloc(partition->most * sizeof(float), "slices of one rank", &slices));
     for (int rank = 0; rank < partition->ranks; ++rank) {
         size_t bytes = owned_count(partition, rank) * sizeof(float);
-        if (rank == transport->rank && from->kind == GG_ARENA_GRADIENT) pack_owned(partition, rank, from->data, slices);
-        else if (rank == transport->rank) memcpy(slices, from->data, bytes);
+        if (rank == transport->rank && from->kind == GG_ARENA_GRADIENT) {
+            pack_owned(partition, device, rank, from->data, slices);
+            gg_device_finish(device);
+            GG_TRY(gg_device_check(device));
+        } else if (rank == transport->rank) {
+            GG_TRY(gg_device_read(device, slices, from->data, bytes));
+        }
         GG_TRY(gg_broadcast(transport, slices, bytes, rank));
         if (whole != NULL) unpack_owned(partition, rank, slices, whole);
     }
@@ -150,8 +158,10 @@ cleanup:
 void gg_strategy_load(gg_strategy *strategy, int arena, const float *whole) {
     const gg_state *state = strategy->env.state;
     const gg_arena *to = &state->arena[arena];
+    gg_device *device = strategy->env.device;
     if (strategy->partition == NULL || to->kind != GG_ARENA_MOMENT)
-        memcpy(to->data, whole, state->count * sizeof(float));
-    else pack_owned(strategy->partition, strategy->env.transport->rank, whole, to->data);
+        gg_device_copy(device, GG_QUEUE_COMPUTE, to->data, whole, state->count * sizeof(float));
+    else pack_owned(strategy->partition, device, strategy->env.transport->rank, whole, to->data);
+    gg_device_finish(device); /* a failure is reported by what uses the device next */
     if (strategy->loaded != NULL) strategy->loaded(strategy, arena);
 }

@@ -23,6 +23,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "comm/collective.h"
+#include "comm/device_order.h"
 #include "compress/codec.h"
 #include "strategy/buckets.h"
 #include "strategy/flight.h"
@@ -492,7 +493,7 @@ static gg_status even_out(random_gossip *s) {
     static const float both[2] = {1, 1};
     GG_TRY(gg_allgather(env->transport, &s->mass, sizeof s->mass, s->masses));
     for (int r = 0; r < env->transport->size; ++r) s->scale[r] = (float)((s->masses[r] - 1) / env->transport->size);
-    memcpy(shift, gg_state_weights(state), state->count * sizeof(float));
+    gg_device_copy(env->device, GG_QUEUE_COMPUTE, shift, gg_state_weights(state), state->count * sizeof(float));
     GG_TRY(gg_allreduce_run(s->shift, shift, s->scale));
     env->device->table->weighted_sum(env->device, state->count, 2,
                                      (const float *const[]){gg_state_weights(state), shift}, both,
@@ -554,7 +555,7 @@ static void random_gossip_destroy(gg_strategy *strategy) {
     for (int i = 0; i < ARRIVALS; ++i) {
         gg_cancel_all(transport, s->arrival[i].chunk, s->cut.chunk_count);
         gg_free(s->arrival[i].chunk);
-        gg_free(s->arrival[i].landing);
+        gg_device_free_host(strategy->env.device, s->arrival[i].landing);
     }
     for (int i = 0; i < DELIVERIES; ++i) {
         gg_cancel(transport, &s->delivery[i].announced);
@@ -564,7 +565,7 @@ static void random_gossip_destroy(gg_strategy *strategy) {
     gg_allreduce_destroy(s->shift);
     for (int i = SNAPSHOTS - 1; i >= 0; --i) gg_message_free(transport, s->snapshot[i]);
     gg_free(s->peer);
-    gg_free(s->wide);
+    gg_device_free(strategy->env.device, s->wide);
     gg_free(s->masses);
     gg_free(s->scale);
     gg_buckets_destroy(&s->cut);
@@ -584,13 +585,13 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
         GG_TRY(gg_message_alloc(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes,
                                 "snapshot of the weights",
                                 &s->snapshot[i])); /* while settling the first holds the shift */
-    if (!s->codec->exact) GG_TRY(gg_alloc(s->cut.chunk[0].count * sizeof(float), "a chunk", &s->wide));
+    if (!s->codec->exact)
+        GG_TRY(gg_device_alloc(env->device, s->cut.chunk[0].count * sizeof(float), "a chunk", &s->wide));
     for (int i = 0; i < DELIVERIES; ++i)
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->delivery[i].chunk));
     for (int i = 0; i < ARRIVALS; ++i) {
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->arrival[i].chunk));
-        /* Not cleared: where messages are read in place, its pages are never touched and use no physical memory. */
-        GG_TRY(gg_alloc(bytes, "landing arena", &s->arrival[i].landing));
+        GG_TRY(gg_landing_alloc(env->device, bytes, "landing arena", &s->arrival[i].landing));
     }
     if (!s->push_sum) goto cleanup;
     GG_TRY(gg_calloc(ranks, sizeof *s->masses, "masses", &s->masses));

@@ -20,7 +20,7 @@ gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int in
         GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &made.sent[i]));
     }
-    GG_TRY(gg_calloc(1, bytes, "landing arena", &made.landing));
+    GG_TRY(gg_device_alloc_host(owner->env.device, bytes, "landing arena", &made.landing));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &made.received));
     GG_TRY(gg_calloc((size_t)buckets->count, sizeof *made.flights, "flights", &made.flights));
 cleanup:
@@ -36,7 +36,7 @@ void gg_stream_destroy(gg_stream *stream) {
     gg_cancel_all(transport, stream->received, stream->buckets->chunk_count);
     gg_message_free(transport, stream->arena[1]);
     gg_message_free(transport, stream->arena[0]);
-    gg_free(stream->landing);
+    gg_device_free_host(stream->owner->env.device, stream->landing);
     gg_free(stream->sent[0]);
     gg_free(stream->sent[1]);
     gg_free(stream->received);

@@ -235,7 +235,7 @@ static gg_status case_service(gg_transport *t) {
     if (t->size < 3) return GG_OK; /* questions and answers would share a tag */
     bool busy = false;
     MUST(case_serve(&server, &busy));
-    t->service = (gg_service){.serve = case_serve, .context = &server};
+    gg_transport_set_service(t, &(gg_service){.serve = case_serve, .context = &server});
     for (int64_t i = 0; i < 50; ++i) {
         gg_request ask = {0}, answer = {0};
         int64_t question = i * 1000 + t->rank, landing = 0, got = 0;
@@ -248,7 +248,7 @@ static gg_status case_service(gg_transport *t) {
         MUST(gg_wait(t, &ask));
     }
     MUST(gg_barrier(t)); /* nobody asks any more */
-    t->service = (gg_service){0};
+    gg_transport_set_service(t, &(gg_service){0});
     CHECK(server.served == 50);
     while (server.request.state != GG_REQUEST_RECEIVING) MUST(case_serve(&server, &busy));
     gg_cancel(t, &server.request);

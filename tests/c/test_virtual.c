@@ -424,7 +424,7 @@ static gg_status run_linger(void *context, int rank) {
     gg_status status = GG_OK;
     if (rank == 0) {
         lingering = (case_server){.transport = t, .peer = 1};
-        t->service = (gg_service){.serve = case_serve, .context = &lingering};
+        gg_transport_set_service(t, &(gg_service){.serve = case_serve, .context = &lingering});
         return s->number == 0 ? case_serve(&lingering, &busy) : GG_OK;
     }
     MUST(gg_transport_compute(t, 5));

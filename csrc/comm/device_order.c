@@ -1,0 +1,321 @@
+#include "comm/device_order.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "comm/collective.h"
+
+/* Between looks at the device while the rank is idle. */
+#define LOOK_SECONDS 0.0002
+
+/* The private words of a request that is held back; the inner transport overwrites them when it is given it. */
+typedef struct __attribute__((may_alias)) awaiting {
+    gg_request *next;
+    gg_mark mark;
+    gg_sums *sums; /* SUMMING */
+} awaiting;
+
+_Static_assert(sizeof(awaiting) <= sizeof((gg_request *)0)->private_, "awaiting must fit");
+
+typedef struct device_order {
+    gg_transport transport; /* first: a gg_transport is cast to this */
+    gg_transport_table table;
+    gg_transport *inner;
+    gg_device *device;
+    gg_request *first, *last; /* held back, in the order of the calls */
+} device_order;
+
+static device_order *order_of(gg_transport *transport) { return (device_order *)transport; }
+static gg_transport *order_inner(gg_transport *transport) { return order_of(transport)->inner; }
+static awaiting *awaiting_of(gg_request *request) { return (awaiting *)request->private_; }
+
+/* ---- what is held back ---- */
+
+/* Gives a request to the inner transport, which begins it anew. */
+static gg_status pass_on(device_order *own, gg_request *request, gg_sums *sums) {
+    gg_status status = GG_OK;
+    const gg_request given = *request;
+    request->state = GG_REQUEST_IDLE;
+    if (given.state == GG_REQUEST_SENDING) {
+        GG_TRY(gg_send(own->inner, given.data, given.bytes, given.peer, given.tag, request));
+    } else if (given.state == GG_REQUEST_RECEIVING) {
+        GG_TRY(gg_receive(own->inner, given.landing, given.capacity, given.peer, given.tag, request));
+        request->exact = given.exact;
+    } else {
+        float *data = (float *)(uintptr_t)given.data;
+        GG_TRY(gg_sum(own->inner, sums, data, given.bytes / sizeof *data, request));
+    }
+cleanup:
+    return status;
+}
+
+/* Passes on what the device has reached. */
+static gg_status pass_reached(device_order *own) {
+    gg_status status = GG_OK;
+    own->transport.timeout = own->inner->timeout;
+    while (own->first != NULL && gg_device_reached(own->device, awaiting_of(own->first)->mark)) {
+        gg_request *request = own->first;
+        gg_sums *sums = awaiting_of(request)->sums;
+        GG_TRY(gg_device_check(own->device));
+        own->first = awaiting_of(request)->next;
+        request->awaits_device = false;
+        GG_TRY(pass_on(own, request, sums));
+    }
+cleanup:
+    return status;
+}
+
+static bool order_has_older(const device_order *own, const gg_request *request) {
+    for (gg_request *one = own->first; one != NULL; one = awaiting_of(one)->next)
+        if (one->state == request->state && one->peer == request->peer && one->tag == request->tag) return true;
+    return false;
+}
+
+/* Passes a request on that begins, now or when the device has done what writes or reads its memory. */
+static gg_status order_begin(gg_transport *transport, gg_request *request, const void *memory, gg_sums *sums) {
+    gg_status status = GG_OK;
+    device_order *own = order_of(transport);
+    const bool used = gg_device_shares(own->device, memory);
+    const gg_mark mark = used ? gg_device_mark(own->device, GG_QUEUE_COMPUTE) : (gg_mark){0};
+    GG_TRY(pass_reached(own));
+    if (own->inner->table->stands) gg_device_wait(own->device, mark);
+    if (used ? own->first == NULL && gg_device_reached(own->device, mark) : !order_has_older(own, request)) {
+        if (used) GG_TRY(gg_device_check(own->device));
+        GG_TRY(pass_on(own, request, sums));
+        goto cleanup;
+    }
+    *awaiting_of(request) = (awaiting){.mark = mark, .sums = sums};
+    request->awaits_device = true;
+    if (own->first != NULL) awaiting_of(own->last)->next = request;
+    else own->first = request;
+    own->last = request;
+cleanup:
+    return status;
+}
+
+static void order_forget(device_order *own, gg_request *request) {
+    gg_request **place = &own->first, *before = NULL;
+    for (; *place != request; place = &awaiting_of(before)->next) before = *place;
+    *place = awaiting_of(request)->next;
+    if (own->last == request) own->last = before;
+    request->awaits_device = false;
+}
+
+/* ---- memory ---- */
+
+/* A device may fail to share on one rank alone, and freeing is collective: so the ranks learn of it. Where the inner
+ * transport stands each rank's memory is its own. */
+static gg_status order_agree(device_order *own, gg_status shared, const char *what) {
+    gg_status status = GG_OK;
+    const unsigned char failed = shared != GG_OK;
+    unsigned char *all = NULL;
+    if (own->inner->table->stands) goto cleanup;
+    GG_TRY(gg_alloc((size_t)own->inner->size, "whose memory is shared", &all));
+    GG_TRY(gg_agree(own->inner, &failed, sizeof failed, all));
+    for (int rank = 0; rank < own->inner->size; ++rank)
+        if (all[rank] != 0 && !failed)
+            GG_FAIL(GG_ERROR_MEMORY, "%s: the device of rank %d does not share this memory", what, rank);
+cleanup:
+    gg_free(all);
+    return status;
+}
+
+static gg_status order_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
+    gg_status status = GG_OK, shared;
+    device_order *own = order_of(transport);
+    void *block = NULL;
+    GG_TRY(gg_message_alloc(own->inner, bytes, what, &block));
+    shared = gg_error_prefix(gg_device_share(own->device, block, bytes), "%s: ", what);
+    status = order_agree(own, shared, what);
+    if (shared != GG_OK) {
+        status = shared;
+    } else if (status != GG_OK) {
+        gg_device_unshare(own->device, block);
+    }
+    if (status != GG_OK) gg_message_free(own->inner, block), block = NULL;
+cleanup:
+    *out = block;
+    return status;
+}
+
+static void order_free(gg_transport *transport, void *block) {
+    device_order *own = order_of(transport);
+    gg_device_unshare(own->device, block);
+    gg_message_free(own->inner, block);
+}
+
+static void order_recycle(gg_transport *transport, bool on) { gg_message_recycle(order_inner(transport), on); }
+
+gg_status(gg_landing_alloc)(gg_device *device, size_t bytes, const char *what, void *out) {
+    void *block = NULL;
+    gg_status status = GG_OK;
+    if (gg_device_is_separate(device)) GG_TRY(gg_device_alloc_host(device, bytes, what, &block));
+    else GG_TRY(gg_alloc(bytes, what, &block));
+cleanup:
+    memcpy(out, &block, sizeof block);
+    return status;
+}
+
+/* ---- the table ---- */
+
+static void order_destroy(gg_transport *transport) { gg_free(transport); }
+
+static gg_status order_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
+                            gg_request *request) {
+    (void)bytes, (void)peer, (void)tag; /* the request's, here and below */
+    return order_begin(transport, request, data, NULL);
+}
+
+static gg_status order_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag,
+                               gg_request *request) {
+    (void)capacity, (void)peer, (void)tag;
+    return order_begin(transport, request, landing, NULL);
+}
+
+static gg_status order_sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request) {
+    (void)count;
+    return order_begin(transport, request, data, sums);
+}
+
+static gg_status order_sums_open(gg_transport *transport, const int *members, int count, gg_sums **out) {
+    gg_transport *inner = order_inner(transport);
+    return inner->table->sums_open(inner, members, count, out);
+}
+
+static void order_sums_close(gg_transport *transport, gg_sums *sums) {
+    order_inner(transport)->table->sums_close(order_inner(transport), sums);
+}
+
+static gg_status order_test(gg_transport *transport, gg_request *request, bool *done) {
+    gg_status status = GG_OK;
+    device_order *own = order_of(transport);
+    *done = false;
+    GG_TRY(pass_reached(own));
+    if (request->awaits_device) goto cleanup;
+    GG_TRY(gg_test(own->inner, request, done));
+    if (request->state != GG_REQUEST_ARRIVED || request->data == request->landing) goto cleanup;
+    if (!gg_device_shares(own->device, request->landing)) goto cleanup; /* nothing of the device's reads it */
+    memcpy(request->landing, request->data, request->bytes);
+    request->data = request->landing;
+cleanup:
+    return status;
+}
+
+static gg_status order_release(gg_transport *transport, gg_request *request) {
+    gg_status status = GG_OK;
+    GG_TRY(pass_reached(order_of(transport)));
+    GG_TRY(gg_release(order_inner(transport), request));
+cleanup:
+    return status;
+}
+
+static void order_cancel(gg_transport *transport, gg_request *request) {
+    if (request->awaits_device) order_forget(order_of(transport), request);
+    else gg_cancel(order_inner(transport), request);
+}
+
+/* What is held back is nothing that the inner transport knows. */
+static gg_status order_pause(gg_transport *transport, int round, gg_request *request) {
+    gg_status status = GG_OK;
+    gg_transport *inner = order_inner(transport);
+    GG_TRY(pass_reached(order_of(transport)));
+    GG_TRY(inner->table->pause(inner, round, request != NULL && request->awaits_device ? NULL : request));
+cleanup:
+    return status;
+}
+
+static gg_status order_check_peer(gg_transport *transport, int peer) {
+    return order_inner(transport)->table->check_peer(order_inner(transport), peer);
+}
+
+static gg_status order_progress(gg_transport *transport) {
+    gg_status status = GG_OK;
+    GG_TRY(pass_reached(order_of(transport)));
+    GG_TRY(gg_progress(order_inner(transport)));
+cleanup:
+    return status;
+}
+
+static void order_set_epoch(gg_transport *transport, int64_t epoch) {
+    gg_transport_set_epoch(order_inner(transport), epoch);
+}
+
+static void order_set_service(gg_transport *transport, const gg_service *service) {
+    gg_transport_set_service(order_inner(transport), service);
+}
+
+static double order_now(gg_transport *transport) { return gg_transport_now(order_inner(transport)); }
+
+static gg_status order_compute(gg_transport *transport, double seconds) {
+    return gg_transport_compute(order_inner(transport), seconds);
+}
+
+/* What is held back leaves while the rank sleeps. */
+static gg_status order_idle(gg_transport *transport, double seconds) {
+    gg_status status = GG_OK;
+    device_order *own = order_of(transport);
+    GG_TRY(pass_reached(own));
+    while (own->first != NULL && seconds > 0) {
+        const double part = fmin(seconds, LOOK_SECONDS);
+        GG_TRY(gg_transport_idle(own->inner, part));
+        seconds -= part;
+        GG_TRY(pass_reached(own));
+    }
+    if (seconds > 0) GG_TRY(gg_transport_idle(own->inner, seconds));
+cleanup:
+    return status;
+}
+
+/* What the inner transport does not offer is not offered here. */
+static gg_transport_table order_table(const gg_transport_table *inner) {
+    gg_transport_table table = {
+        .name = inner->name,
+        .one_clock = inner->one_clock,
+        .stands = inner->stands,
+        .destroy = order_destroy,
+        .alloc = order_alloc,
+        .free = order_free,
+        .recycle = order_recycle,
+        .send = order_send,
+        .receive = order_receive,
+        .test = order_test,
+        .release = order_release,
+        .cancel = order_cancel,
+        .pause = order_pause,
+        .progress = order_progress,
+        .set_epoch = order_set_epoch,
+        .set_service = order_set_service,
+        .now = order_now,
+        .compute = order_compute,
+        .idle = order_idle,
+    };
+    if (inner->check_peer != NULL) table.check_peer = order_check_peer;
+    if (inner->sums_open != NULL) {
+        table.sums_open = order_sums_open;
+        table.sums_close = order_sums_close;
+        table.sum = order_sum;
+    }
+    return table;
+}
+
+gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_transport **out) {
+    gg_status status = GG_OK;
+    device_order *made = NULL;
+    *out = NULL;
+    if (!gg_device_is_separate(device)) goto cleanup;
+    GG_TRY(gg_calloc(1, sizeof *made, "messages in the order of the device's work", &made));
+    made->table = order_table(inner->table);
+    made->transport = (gg_transport){.table = &made->table,
+                                     .rank = inner->rank,
+                                     .size = inner->size,
+                                     .epoch = inner->epoch,
+                                     .node_of = inner->node_of,
+                                     .timeout = inner->timeout,
+                                     .reports_stalls = inner->reports_stalls};
+    made->inner = inner;
+    made->device = device;
+    *out = &made->transport;
+cleanup:
+    return status;
+}
