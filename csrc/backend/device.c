@@ -82,6 +82,16 @@ cleanup:
     return status;
 }
 
+gg_status(gg_device_alloc_landing)(gg_device *device, size_t bytes, const char *what, void *out) {
+    void *block = NULL;
+    gg_status status = GG_OK;
+    if (gg_device_is_separate(device)) GG_TRY(gg_device_alloc_host(device, bytes, what, &block));
+    else GG_TRY(gg_alloc(bytes, what, &block));
+cleanup:
+    memcpy(out, &block, sizeof block);
+    return status;
+}
+
 void gg_device_free_host(gg_device *device, void *block) {
     if (block == NULL) return;
     if (memory_of(device) == NULL) {

@@ -76,6 +76,11 @@ void gg_device_free(gg_device *device, void *block); /* waits for all work; NULL
 /* Zeroed host memory that the device shares, aligned to 64 bytes. */
 gg_status gg_device_alloc_host(gg_device *device, size_t bytes, const char *what, void *out);
 #define gg_device_alloc_host(device, bytes, what, out) gg_device_alloc_host(device, bytes, what, GG_POINTER_OUT(out))
+/* The same for messages to land in, not cleared where the device is not separate: there messages may be read where
+ * their sender has them, and pages that are never touched use no physical memory. */
+gg_status gg_device_alloc_landing(gg_device *device, size_t bytes, const char *what, void *out);
+#define gg_device_alloc_landing(device, bytes, what, out)                                                              \
+    gg_device_alloc_landing(device, bytes, what, GG_POINTER_OUT(out))
 void gg_device_free_host(gg_device *device, void *block); /* waits for all work; NULL is fine */
 /* The device shares a block of other host memory, until gg_device_unshare, which waits for all work. Several devices
  * may share one block. */

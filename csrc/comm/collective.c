@@ -5,7 +5,6 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
-#include "comm/device_order.h"
 
 /* One tag per operation suffices: messages between two ranks arrive in order, and all ranks call in the same order. */
 enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER, TAG_AGREE };
@@ -294,10 +293,10 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     made->own = collective_slice(made, transport->rank, &begin);
     GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", &made->source));
     if (p > 1 && !made->by_mpi) {
-        GG_TRY(gg_landing_alloc(device, p * made->own * size, "allreduce landing", &made->landing));
+        GG_TRY(gg_device_alloc_landing(device, p * made->own * size, "allreduce landing", &made->landing));
         if (made->form.gathered != NULL && gg_device_is_separate(device) &&
             !gg_device_shares(device, made->form.gathered))
-            GG_TRY(gg_landing_alloc(device, count * sizeof(float), "landing of gathered slices", &made->landed));
+            GG_TRY(gg_device_alloc_landing(device, count * sizeof(float), "landing of gathered slices", &made->landed));
         if (made->form.displaces) {
             /* The same size on every rank, and enough for the largest slice. */
             size_t elements = count + p * GG_LANES;

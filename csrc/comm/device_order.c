@@ -147,16 +147,6 @@ static void order_free(gg_transport *transport, void *block) {
 
 static void order_recycle(gg_transport *transport, bool on) { gg_message_recycle(order_inner(transport), on); }
 
-gg_status(gg_landing_alloc)(gg_device *device, size_t bytes, const char *what, void *out) {
-    void *block = NULL;
-    gg_status status = GG_OK;
-    if (gg_device_is_separate(device)) GG_TRY(gg_device_alloc_host(device, bytes, what, &block));
-    else GG_TRY(gg_alloc(bytes, what, &block));
-cleanup:
-    memcpy(out, &block, sizeof block);
-    return status;
-}
-
 /* ---- the table ---- */
 
 static void order_destroy(gg_transport *transport) { gg_free(transport); }

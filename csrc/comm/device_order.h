@@ -21,8 +21,8 @@
  * a device that is done when a call returns.
  *
  * Only memory that the device shares counts (gg_device_shares): message memory, which is shared at its allocation here,
- * and landings of gg_landing_alloc. What is sent from, or lands in, other host memory waits for no work; it goes at
- * once, unless an older message in the same direction with its peer and tag is still held back.
+ * and landings of gg_device_alloc_landing. What is sent from, or lands in, other host memory waits for no work; it goes
+ * at once, unless an older message in the same direction with its peer and tag is still held back.
  *
  * Strategies must not write, by the host, memory that they have sent or that work uses; they copy and clear by
  * gg_device_copy and gg_device_zero. Work on GG_QUEUE_COPY that writes what is sent must be followed by the compute
@@ -43,11 +43,5 @@
 /* *out: NULL where the device is not separate: messages then go through `inner` as they are. gg_transport_destroy
  * destroys the wrapper alone. */
 gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_transport **out);
-
-/* Memory in which messages land that the device reads: of gg_device_alloc_host, freed by gg_device_free_host. On a
- * device that is not separate it is not cleared: where messages are read in place, its pages are never touched and use
- * no physical memory. */
-gg_status gg_landing_alloc(gg_device *device, size_t bytes, const char *what, void *out);
-#define gg_landing_alloc(device, bytes, what, out) gg_landing_alloc(device, bytes, what, GG_POINTER_OUT(out))
 
 #endif

@@ -4,7 +4,6 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
-#include "comm/device_order.h"
 #include "strategy/common.h"
 #include "strategy/stream.h"
 
@@ -173,8 +172,8 @@ static gg_status make_room(gg_fc_exchange *x, gg_fc *fc, int64_t room) {
         GG_TRY(gg_message_alloc(x->owner->env.transport, values * sizeof(float) + GG_READ_BEHIND, names[what],
                                 &fc->packed[what]));
         if (own_slice(x, fc)->count > 0)
-            GG_TRY(gg_landing_alloc(x->owner->env.device, landed * sizeof(float) + GG_READ_BEHIND, names[what],
-                                    &fc->landing[what]));
+            GG_TRY(gg_device_alloc_landing(x->owner->env.device, landed * sizeof(float) + GG_READ_BEHIND, names[what],
+                                           &fc->landing[what]));
     }
     fc->room = room;
 cleanup:

@@ -23,7 +23,6 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "comm/collective.h"
-#include "comm/device_order.h"
 #include "compress/codec.h"
 #include "strategy/buckets.h"
 #include "strategy/flight.h"
@@ -591,7 +590,7 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->delivery[i].chunk));
     for (int i = 0; i < ARRIVALS; ++i) {
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->arrival[i].chunk));
-        GG_TRY(gg_landing_alloc(env->device, bytes, "landing arena", &s->arrival[i].landing));
+        GG_TRY(gg_device_alloc_landing(env->device, bytes, "landing arena", &s->arrival[i].landing));
     }
     if (!s->push_sum) goto cleanup;
     GG_TRY(gg_calloc(ranks, sizeof *s->masses, "masses", &s->masses));

@@ -228,7 +228,7 @@ static void message_free(pair *p, int rank, void *block) {
 
 static unsigned char *landing_memory(pair *p, int rank) {
     unsigned char *block = NULL;
-    CHECK_OK(gg_landing_alloc(&p->device[rank].head, BYTES, "landing", &block));
+    CHECK_OK(gg_device_alloc_landing(&p->device[rank].head, BYTES, "landing", &block));
     return block;
 }
 
@@ -266,7 +266,7 @@ static void test_none_where_not_separate(void) {
     CHECK_OK(gg_device_order_create(&rank.transport, &device, &made));
     CHECK(made == NULL);
     unsigned char *landing = NULL;
-    CHECK_OK(gg_landing_alloc(&device, BYTES, "landing", &landing));
+    CHECK_OK(gg_device_alloc_landing(&device, BYTES, "landing", &landing));
     CHECK(landing != NULL && !gg_device_shares(&device, landing));
     gg_device_free_host(&device, landing);
 }
