@@ -54,6 +54,7 @@ cleanup:
 static gg_status pass_reached(device_order *own) {
     gg_status status = GG_OK;
     own->transport.timeout = own->inner->timeout;
+    own->inner->check_buffers = own->transport.check_buffers;
     while (own->first != NULL && gg_device_reached(own->device, awaiting_of(own->first)->mark)) {
         gg_request *request = own->first;
         gg_sums *sums = awaiting_of(request)->sums;
@@ -261,6 +262,7 @@ cleanup:
 static gg_transport_table order_table(const gg_transport_table *inner) {
     gg_transport_table table = {
         .name = inner->name,
+        .checks_behind = true,
         .one_clock = inner->one_clock,
         .stands = inner->stands,
         .destroy = order_destroy,
@@ -302,6 +304,7 @@ gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_tran
                                      .epoch = inner->epoch,
                                      .node_of = inner->node_of,
                                      .timeout = inner->timeout,
+                                     .check_buffers = inner->check_buffers,
                                      .reports_stalls = inner->reports_stalls};
     made->inner = inner;
     made->device = device;

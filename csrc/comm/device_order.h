@@ -31,9 +31,9 @@
  * Owned by the caller: the inner transport and the device, which both outlive it. Requests that are held back must be
  * waited for or cancelled before they are moved or freed, as with any transport; cancelling does not wait for work, the
  * freeing of shared memory does. Counts of bytes and messages are kept by both transports. The epoch and the service
- * are passed on, the inner timeout holds; buffers are checked (check_buffers) by the inner transport, when it is given
- * a message and the work that writes it is done. A failure of the device (gg_device_check) fails the call that would
- * have passed on what it computed. One thread. */
+ * are passed on, the inner timeout holds; buffers are checked (check_buffers, here) by the inner transport, when it is
+ * given a message and the work that writes it is done. A failure of the device (gg_device_check) fails the call that
+ * would have passed on what it computed. One thread. */
 #ifndef GG_COMM_DEVICE_ORDER_H
 #define GG_COMM_DEVICE_ORDER_H
 

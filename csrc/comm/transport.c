@@ -26,6 +26,10 @@ static void transport_begin(const gg_transport *transport, gg_request *request, 
         .state = state, .peer = peer, .tag = tag, .bytes = bytes, .capacity = bytes, .epoch = transport->epoch};
 }
 
+static bool checks_here(const gg_transport *transport) {
+    return transport->check_buffers && !transport->table->checks_behind;
+}
+
 /* Any change of one word changes it: each step is a bijection of the sum. */
 static uint64_t transport_checksum(const void *data, size_t bytes) {
     const unsigned char *at = data;
@@ -66,7 +70,7 @@ gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int p
     GG_TRY(transport_check(transport, data, bytes, peer, tag, request, "send"));
     transport_begin(transport, request, GG_REQUEST_SENDING, bytes, peer, tag);
     request->data = data;
-    if (transport->check_buffers) request->checksum = transport_checksum(data, bytes);
+    if (checks_here(transport)) request->checksum = transport_checksum(data, bytes);
     status = transport->table->send(transport, data, bytes, peer, tag, request);
     if (status == GG_OK) {
         transport->bytes_sent += (int64_t)bytes;
@@ -110,7 +114,7 @@ gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
     if (request->state == GG_REQUEST_IDLE || request->state == GG_REQUEST_ARRIVED) goto cleanup;
     GG_TRY(transport->table->test(transport, request, done));
     if (request->state == GG_REQUEST_ARRIVED) GG_TRY(check_size(transport, request));
-    if (!transport->check_buffers || !*done || summed) goto cleanup;
+    if (!checks_here(transport) || !*done || summed) goto cleanup;
     if (sent) GG_TRY(check_unwritten(transport, request, sent));
     else request->checksum = transport_checksum(request->data, request->bytes);
 cleanup:
@@ -231,7 +235,7 @@ gg_status gg_release(gg_transport *transport, gg_request *request) {
     if (request->state != GG_REQUEST_ARRIVED)
         GG_FAIL(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived", transport->rank,
                 request->peer, request->tag);
-    gg_status unwritten = transport->check_buffers ? check_unwritten(transport, request, false) : GG_OK;
+    gg_status unwritten = checks_here(transport) ? check_unwritten(transport, request, false) : GG_OK;
     status = transport->table->release(transport, request);
     if (status == GG_OK) status = unwritten;
     request->state = GG_REQUEST_IDLE;

@@ -68,7 +68,8 @@ typedef struct gg_service {
 
 typedef struct gg_transport_table {
     const char *name;
-    bool one_clock; /* `now` counts from the same moment on all ranks */
+    bool checks_behind; /* check_buffers is what a transport behind this one does */
+    bool one_clock;     /* `now` counts from the same moment on all ranks */
     bool stands; /* while a rank waits for something outside of the group, the clock and the other ranks stand still */
     void (*destroy)(gg_transport *transport);
     gg_status (*alloc)(gg_transport *transport, size_t bytes, const char *what, void **out);

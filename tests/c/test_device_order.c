@@ -563,7 +563,7 @@ static void test_passed_through(void) {
     CHECK_FAILS(t->table->check_peer(t, 1), GG_ERROR_COMM, "rank 1 has ended");
 
     /* Buffers are checked from when they are passed on: the work that writes one is none of its owner's mistakes. */
-    inner->check_buffers = true;
+    t->check_buffers = true;
     gg_request receive = {0};
     unsigned char landing[BYTES];
     for (int late = 0; late < 2; ++late) {
@@ -579,7 +579,7 @@ static void test_passed_through(void) {
         if (late == 0) CHECK_OK(gg_test(t, &send, &done));
         else CHECK_FAILS(gg_test(t, &send, &done), GG_ERROR_STATE, "a buffer in flight was written");
     }
-    inner->check_buffers = false;
+    t->check_buffers = false;
 
     /* While the rank is idle, what becomes ready leaves. */
     const int before = passed(&p, 0);

@@ -6,11 +6,13 @@
 
 #include "base/clock.h"
 #include "comm/collective.h"
+#include "comm/device_order.h"
 #include "comm/mpi/mpi_transport.h"
 #include "comm/stall.h"
 #include "comm/subgroup.h"
 #include "comm/virtual/virtual.h"
 #include "comm_cases.h"
+#include "late_device.h"
 
 #define MOST 64
 
@@ -53,6 +55,32 @@ static void test_all(int rank, int size, const char *sharing_of_first, const cha
     CHECK(s.hash[rank] == hash);
     gg_virtual_destroy(s.cluster);
     gg_transport_destroy(t);
+    setenv("GOSSIPGRAD_SHARED", "1", 1);
+}
+
+/* In the order of the work of a device that lags behind: the same bits, over MPI alone and over a network. */
+static void test_late(int rank, int size, const char *sharing, bool network) {
+    const gg_network brisk = {.latency = 20e-6, .bandwidth = 10e9};
+    gg_transport *t = NULL, *order = NULL;
+    uint64_t hash[2] = {0};
+    int64_t direct = 0;
+    late_device device;
+    (void)rank, (void)size;
+    setenv("GOSSIPGRAD_SHARED", sharing, 1);
+    for (int late = 0; late < 2; ++late) {
+        late_open(&device);
+        device.lag = late * 3;
+        CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
+        if (network) CHECK_OK(gg_network_transport_create(t, &brisk, &t));
+        CHECK_OK(gg_device_order_create(t, &device.head, &order));
+        CHECK_OK(case_all(late ? order : t, &hash[late], &direct));
+        CHECK_INT(t->bytes_sent, late ? order->bytes_sent : t->bytes_sent);
+        CHECK_INT(device.shared, 0);
+        CHECK((device.given > 1000) == (late && size > 1)); /* messages were held back */
+        gg_transport_destroy(order);
+        gg_transport_destroy(t);
+    }
+    CHECK(hash[0] == hash[1]);
     setenv("GOSSIPGRAD_SHARED", "1", 1);
 }
 
@@ -636,6 +664,8 @@ int main(int argc, char **argv) {
         test_all(info.rank, info.size, "0", "1", 0); /* nobody shares unless all do */
         test_all(info.rank, info.size, "1", "1", 1000);
         test_all(info.rank, info.size, "0", "0", 1000);
+        test_late(info.rank, info.size, "1", false);
+        test_late(info.rank, info.size, "0", true);
         test_slow(info.rank, info.size);
         test_stall(info.rank, info.size);
         test_agree(info.rank, info.size);
