@@ -103,7 +103,8 @@ typedef struct gg_panels {
     int64_t c_row;
     const float *bias; /* one a column; NULL: zeros */
     bool add, relu;
-    bool far; /* b comes from beyond the second-level cache */
+    bool far;       /* b comes from beyond the second-level cache */
+    bool downwards; /* from the last panel to the first: a product that follows another finds the last ones in cache */
 } gg_panels;
 
 typedef struct gg_gemm_kernels {

@@ -146,48 +146,69 @@ static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t blo
 #define PANEL (2 * GG_VECTOR)
 
 #define TILE(R, V)                                                                                                     \
-    static __attribute__((noinline)) void packed_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED); }
+    static __attribute__((noinline)) void panel_packed_##R##x##V(const gg_tile *t) {                                   \
+        gg_tile_run(t, R, V, GG_TILE_PANEL_PACKED);                                                                    \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void panel_across_##R##x##V(const gg_tile *t) {                                   \
+        gg_tile_run(t, R, V, GG_TILE_PANEL_ACROSS);                                                                    \
+    }
 GG_TILE_LIST_NARROW(TILE, 2)
 #undef TILE
-#define PACKED(R, V) [R] = packed_##R##x##V,
-#define ACROSS(R, V) [R] = across_##R##x##V,
+#define PACKED(R, V) [R] = panel_packed_##R##x##V,
+#define ACROSS(R, V) [R] = panel_across_##R##x##V,
 static const gg_tile_fn panel_tiles[2][GG_TILE_ROWS + 1] = {{GG_TILE_LIST_NARROW(PACKED, 2)},
                                                             {GG_TILE_LIST_NARROW(ACROSS, 2)}};
 #undef PACKED
 #undef ACROSS
 
+/* Terms of a panel that stay in the first-level cache while all blocks of rows use them. */
+#define PANEL_TERMS 256
+
+/* One part of the terms of one panel: t->x, t->terms, t->start, t->add and t->relu are of it. next: what is read after
+ * it, of as many terms; a piece is prefetched beside each block of rows. */
+static void panel_part(const gg_panels *p, gg_tile *t, int64_t j, int64_t first, const float *next) {
+    const bool across = p->a_row > 0;
+    const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS), cols = p->n - j < PANEL ? p->n - j : PANEL;
+    t->ahead_step = next != NULL ? gg_block_count(PANEL, blocks) : 0;
+    for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t i = gg_block_begin(p->m, blocks, b), rows = gg_block_begin(p->m, blocks, b + 1) - i;
+        t->ahead = next != NULL ? next + b * t->terms * t->ahead_step : t->x;
+        t->w = p->a + i * (across ? p->a_row : p->k) + first;
+        t->w_step = rows;
+        t->y = p->c + i * p->c_row + j;
+        if (cols == PANEL) panel_tiles[across][rows](t);
+        else edge(t, panel_tiles[across][rows], rows, cols);
+    }
+}
+
 static void gemm_panels(const gg_panels *p) {
     static const gg_tap whole = {0, 0};
-    const bool across = p->a_row > 0;
-    const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS);
+    const int64_t panels = gg_block_count(p->n, PANEL);
+    const int64_t parts = p->a_row > 0 && p->k > PANEL_TERMS ? gg_block_count(p->k, PANEL_TERMS) : 1;
     float start[PANEL] __attribute__((aligned(64))) = {0};
     gg_tile t = {.row_taps = &whole,
                  .col_taps = &whole,
                  .row_count = 1,
                  .col_count = 1,
-                 .terms = p->k,
                  .x_step = PANEL,
                  .x_delta = GG_VECTOR,
                  .w_row = p->a_row,
                  .y_row = p->c_row,
-                 .y_delta = GG_VECTOR,
-                 .add = p->add,
-                 .relu = p->relu};
-    for (int64_t j = 0; j < p->n; j += PANEL) {
+                 .y_delta = GG_VECTOR};
+    for (int64_t i = 0; i < panels; ++i) {
+        const int64_t panel = p->downwards ? panels - 1 - i : i, j = panel * PANEL;
         const int64_t cols = p->n - j < PANEL ? p->n - j : PANEL;
-        t.x = p->b + j / PANEL * p->b_panel;
-        /* The panel behind this one is prefetched, a piece beside each tile. */
-        const float *next = t.x + p->b_panel;
-        const int64_t piece = p->far && j + PANEL < p->n ? gg_block_count(p->k * PANEL, blocks) : 0;
+        const float *b = p->b + panel * p->b_panel;
         if (p->bias != NULL) t.start = cols == PANEL ? p->bias + j : memcpy(start, p->bias + j, (size_t)cols * 4);
-        for (int64_t b = 0; b < blocks; ++b) {
-            const int64_t i = gg_block_begin(p->m, blocks, b), rows = gg_block_begin(p->m, blocks, b + 1) - i;
-            for (int64_t x = b * piece; x < (b + 1) * piece; x += 64 / 4) __builtin_prefetch(next + x, 0, 2);
-            t.w = p->a + i * (across ? p->a_row : p->k);
-            t.w_step = rows;
-            t.y = p->c + i * p->c_row + j;
-            if (cols == PANEL) panel_tiles[across][rows](&t);
-            else edge(&t, panel_tiles[across][rows], rows, cols);
+        for (int64_t part = 0; part < parts; ++part) {
+            const int64_t first = gg_block_begin(p->k, parts, part);
+            const float *next = i + 1 < panels ? b + (p->downwards ? -p->b_panel : p->b_panel) : NULL;
+            t.terms = gg_block_begin(p->k, parts, part + 1) - first;
+            t.x = b + first * PANEL;
+            t.add = p->add || part > 0;
+            t.relu = p->relu && part == parts - 1;
+            if (part + 1 < parts) next = t.x + t.terms * PANEL;
+            panel_part(p, &t, j, first, p->far ? next : NULL);
         }
     }
 }

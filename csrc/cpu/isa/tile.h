@@ -62,7 +62,9 @@ typedef struct gg_tile {
     int64_t y_row, y_delta;
     const float *bias;  /* one a row, NULL: zeros */
     const float *start; /* of the vectors of all rows, instead of a bias; NULL: none */
-    bool add;           /* to what y holds, instead of to the bias */
+    const float *ahead; /* PANEL: what is prefetched beside a term: ahead + term*ahead_step */
+    int64_t ahead_step;
+    bool add; /* to what y holds, instead of to the bias */
     bool relu;
 } gg_tile;
 
@@ -70,14 +72,17 @@ typedef void (*gg_tile_fn)(const gg_tile *tile);
 
 /* Where the scalars of a term lie. */
 enum {
-    GG_TILE_PACKED,     /* one behind the other, and so do the terms */
-    GG_TILE_PACKED_FAR, /* the same, with large distances between the vectors of the terms */
-    GG_TILE_DOWN,       /* one behind the other; terms have the distance w_step, in a matrix read in place */
-    GG_TILE_ACROSS      /* at the distance w_row; terms follow each other */
+    GG_TILE_PACKED,       /* one behind the other, and so do the terms */
+    GG_TILE_PACKED_FAR,   /* the same, with large distances between the vectors of the terms */
+    GG_TILE_DOWN,         /* one behind the other; terms have the distance w_step, in a matrix read in place */
+    GG_TILE_ACROSS,       /* at the distance w_row; terms follow each other */
+    GG_TILE_PANEL_PACKED, /* as PACKED and ACROSS, and something is prefetched */
+    GG_TILE_PANEL_ACROSS
 };
 
 GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int scalars) {
-    const bool across = scalars == GG_TILE_ACROSS;
+    const bool across = scalars == GG_TILE_ACROSS || scalars == GG_TILE_PANEL_ACROSS;
+    const bool ahead = scalars == GG_TILE_PANEL_PACKED || scalars == GG_TILE_PANEL_ACROSS;
     gg_vec sum[GG_TILE_ROWS][4];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -85,6 +90,7 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
         for (int v = 0; v < V; ++v) sum[r][v] = (gg_vec){0};
 
     const int64_t x_delta = t->x_delta, x_step = t->x_step, w_row = t->w_row, w_step = t->w_step;
+    const float *next = t->ahead;
     for (int i = 0; i < t->row_count; ++i) {
         for (int j = 0; j < t->col_count; ++j) {
             const float *x = t->x + t->row_taps[i].x + t->col_taps[j].x;
@@ -96,6 +102,11 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
                 if (scalars == GG_TILE_PACKED_FAR)
 #pragma GCC unroll 4
                     for (int v = 0; v < V; v += 16 / GG_VECTOR) __builtin_prefetch(x + (V + v) * GG_VECTOR);
+                if (ahead) {
+#pragma GCC unroll 4
+                    for (int v = 0; v < V; v += 16 / GG_VECTOR) __builtin_prefetch(next + v * GG_VECTOR, 0, 2);
+                    next += t->ahead_step;
+                }
                 gg_vec value[4];
 #pragma GCC unroll 4
                 for (int v = 0; v < V; ++v) value[v] = *(const gg_vec *)(x + v * x_delta);

@@ -180,8 +180,8 @@ static void forward_position(const lstm_layer *l, int64_t t, const lstm_share *s
     float *next = rows_of(l, t + 1, op->state_row);
     /* All gates at once, or those of the thread's units, which are whole panels. */
     const int64_t pieces = units == hidden ? 1 : 4, columns = units == hidden ? gates : units;
-    for (int64_t piece = 0; piece < pieces; ++piece) {
-        const int64_t column = piece * hidden + share->unit;
+    for (int64_t i = 0; i < pieces; ++i) {
+        const int64_t column = (t % 2 == 0 ? i : pieces - 1 - i) * hidden + share->unit;
         const gg_panels product = {.m = share->samples_end - share->sample,
                                    .n = columns,
                                    .k = hidden,
@@ -192,7 +192,8 @@ static void forward_position(const lstm_layer *l, int64_t t, const lstm_share *s
                                    .c = l->gates + (share->sample * op->positions + t) * gates + column,
                                    .c_row = op->positions * gates,
                                    .add = true,
-                                   .far = gates * hidden > LARGE_WEIGHTS};
+                                   .far = gates * hidden > LARGE_WEIGHTS,
+                                   .downwards = t % 2 != 0};
         op->kernels->panels(&product);
     }
     for (int64_t n = share->sample; n < share->samples_end; ++n) {
@@ -320,7 +321,8 @@ static void backward_position(const lstm_layer *l, int64_t t, const lstm_share *
                                    .b_panel = gates * op->kernels->panel,
                                    .c = l->later + share->sample * hidden + share->unit,
                                    .c_row = hidden,
-                                   .far = gates * hidden > LARGE_WEIGHTS};
+                                   .far = gates * hidden > LARGE_WEIGHTS,
+                                   .downwards = t % 2 != 0};
         op->kernels->panels(&product);
     }
     for (int64_t n = share->sample; n < share->samples_end; ++n) {
