@@ -8,6 +8,7 @@ import numpy as np
 import operations
 import pytest
 import reference as ref
+import test_sequences as sequences
 
 import gossipgrad as gg
 from gossipgrad import _core
@@ -90,6 +91,83 @@ def test_linear(shape):
     near(found["grad_inputs"][0].reshape(-1, inputs), error @ wide, np.abs(error) @ np.abs(wide), 2, "grad_input")
     near(found["grad_weight"], error.T @ flat, np.abs(error.T) @ np.abs(flat), 0, "grad_weight")
     near(found["grad_bias"], error.sum(0), np.abs(error).sum(0), 0, "grad_bias")
+
+
+@pytest.mark.parametrize("name", sequences.LSTM)
+def test_lstm(name):
+    """By lengths of whole arrays: errors of states travel through positions. The states are those of PyTorch's gates,
+    and the gradients those of the same network in float64."""
+    x, parameters, first, grad, layers, how = sequences.lstm_case(name)
+    bias, stateful = how.get("bias", True), how.get("stateful")
+    x, grad = narrow(x), narrow(grad)
+    masks = sequences.lstm_masks(name)
+    carried = first.copy() if stateful else None
+    options = dict(bias=True, layers=layers, seed=7, step=2) | how
+    given = [p for i, p in enumerate(parameters) if bias or i % 4 < 2]
+    found = operations.run_op(
+        "onednn", None, "lstm", [x], grad.shape[1:], parameters=given, grad_output=grad, carried=carried,
+        dtype="bfloat16", **options,
+    )  # fmt: skip
+    wide = [p.astype(np.float64) * (bias or i % 4 < 2) for i, p in enumerate(parameters)]
+    made = ref.lstm(x.astype(np.float64), wide, layers, first.astype(np.float64), masks)
+    back, gradients = ref.lstm_backward(made, wide, grad.astype(np.float64), masks)
+    wanted = [("output", found["output"], made[-1]["states"])]
+    if how.get("input_grad", True):
+        wanted.append(("grad_input", found["grad_inputs"][0], back))
+    exact = [g for i, g in enumerate(gradients) if bias or i % 4 < 2]
+    wanted += [(f"gradient {i}", f, g) for i, (f, g) in enumerate(zip(found["gradients"], exact, strict=True))]
+    if stateful:
+        last = [np.stack([m["states"][:, -1], m["cells"][:, -1]], 1) for m in made]
+        wanted.append(("carried", carried, np.stack(last, 1)))
+    for what, f, g in wanted:
+        assert np.linalg.norm(f - g) <= 4 * ROUNDING * np.linalg.norm(g), what
+        assert np.max(np.abs(f - g)) <= 16 * ROUNDING * np.max(np.abs(g)), what
+    assert np.array_equal(found["output"], narrow(found["output"]))
+
+
+def run_narrow_lstm(x, grad, parameters, layers, **options):
+    return operations.run_op(
+        "onednn", None, "lstm", [x], grad.shape[1:], parameters=parameters, bias=True, layers=layers,
+        dtype="bfloat16", **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["wide", "two-layers", "dropout", "large"])
+def test_lstm_is_the_same_for_any_threads(name):
+    x, parameters, _, grad, layers, how = sequences.lstm_case(name)
+    options = {k: v for k, v in how.items() if k == "probability"} | {"grad_output": narrow(grad)}
+    one, three = (run_narrow_lstm(narrow(x), grad, parameters, layers, threads=n, **options) for n in (1, 3))
+    for a, b in zip(
+        [one["output"], one["grad_inputs"][0], *one["gradients"]],
+        [three["output"], three["grad_inputs"][0], *three["gradients"]],
+        strict=True,
+    ):
+        assert np.array_equal(a, b)
+
+
+def test_lstm_for_evaluation():
+    x, parameters, _, grad, layers, _ = sequences.lstm_case("dropout")
+    ways = {"training=False": {"training": False}, "evaluate=True": {"evaluate": True}, "no dropout": {}}
+    found = [
+        run_narrow_lstm(narrow(x), grad, parameters, layers, probability=0.4 if how else 0.0, **how)["output"]
+        for how in ways.values()
+    ]
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+    _, three, *_ = sequences.lstm_case("three-layers-no-bias")
+    x, _, _, grad, layers, _ = sequences.lstm_case("three-layers-no-bias")
+    both = [run_narrow_lstm(narrow(x), grad, three, layers, training=how)["output"] for how in (True, False)]
+    assert np.array_equal(*both)
+
+
+def test_a_carried_state_joins_two_halves_of_an_lstm():
+    x, parameters, _, grad, layers, _ = sequences.lstm_case("two-layers")
+    whole = run_narrow_lstm(narrow(x), grad, parameters, layers)["output"]
+    carried = np.zeros((len(x), layers, 2, grad.shape[2]), np.float32)
+    halves = [
+        run_narrow_lstm(narrow(x[:, k]), grad[:, k], parameters, layers, carried=carried, stateful=True)["output"]
+        for k in (slice(0, 2), slice(2, 5))
+    ]
+    assert np.array_equal(np.concatenate(halves, 1), whole)
 
 
 def both(table, kind, inputs, shape, grad, **options):

@@ -486,7 +486,7 @@ static void lstm_scratch(lstm_op *op) {
     op->head.scratch_bytes = op->product_at * sizeof(float) + most;
 }
 
-static gg_status check_lstm(const gg_op_desc *desc) {
+gg_status gg_native_lstm_check(const gg_op_desc *desc) {
     gg_status status = GG_OK;
     char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
     if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->output.dims != 2 ||
@@ -507,7 +507,7 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
-    GG_TRY(check_lstm(desc));
+    GG_TRY(gg_native_lstm_check(desc));
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "no LSTM for the instruction set %s here", gg_isa_name(device->isa));

@@ -163,6 +163,7 @@ gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op 
 gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* The steps of one in bfloat16, over so many rows. */
 gg_status gg_dnn_linear_narrow(gg_dnn_op *op, int64_t rows);
+gg_status gg_dnn_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);       /* in bfloat16 alone */
 gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out);       /* both kinds */
 gg_status gg_dnn_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out); /* RELU, TANH, SIGMOID */
 gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

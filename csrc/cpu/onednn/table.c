@@ -73,6 +73,7 @@ const gg_backend gg_backend_onednn = {
             [GG_OP_SIGMOID] = gg_dnn_activation_create,
             [GG_OP_ADD] = gg_dnn_add_create,
             [GG_OP_CONCAT] = gg_dnn_concat_create,
+            [GG_OP_LSTM] = gg_dnn_lstm_create,
             [GG_OP_REORDER] = gg_dnn_reorder_create,
         },
     .loss = gg_cpu_loss,
