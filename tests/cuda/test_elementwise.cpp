@@ -41,7 +41,10 @@ const activation activations[] = {
      [](double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }},
 };
 
-void test_activation(const activation &a, size_t n, size_t skip) {
+/* One element in front of an array, by the bits of `moved`: arrays that are not aligned are not read by fours. */
+size_t skip_of(unsigned moved, unsigned array) { return moved >> array & 1u; }
+
+void test_activation(const activation &a, size_t n, unsigned moved) {
     gg_op_desc desc = describe(a.kind, 1, {shape({(int64_t)n})}, shape({(int64_t)n}));
     desc.slope = a.slope;
     desc.tanh_form = a.tanh_form;
@@ -50,7 +53,8 @@ void test_activation(const activation &a, size_t n, size_t skip) {
     cpu.input = {a.kind == GG_OP_GELU ? random_numbers(n).floats(n, -6, 6) : odd_numbers(n, n)};
     cpu.grad_output = random_numbers(n + 1).floats(n);
     run_on_cpu(desc, &cpu);
-    device_floats x(cpu.input[0], "x", skip), y(n, "y", skip), dy(cpu.grad_output, "dy", skip), dx(n, "dx", skip);
+    device_floats x(cpu.input[0], "x", skip_of(moved, 0)), y(n, "y", skip_of(moved, 1));
+    device_floats dy(cpu.grad_output, "dy", skip_of(moved, 2)), dx(n, "dx", skip_of(moved, 3));
     gg_cuda_activation_args args = {};
     args.kind = a.kind;
     args.slope = a.slope;
@@ -101,7 +105,7 @@ void test_nan_passes_a_relu() {
 
 /* ------------------------------------------------------------------------------------------ sum */
 
-void test_add(int inputs, size_t n, bool relu, size_t skip) {
+void test_add(int inputs, size_t n, bool relu, unsigned moved) {
     const gg_shape s = shape({(int64_t)n});
     gg_op_desc desc = describe(GG_OP_ADD, 1, std::vector<gg_shape>((size_t)inputs, s), s);
     desc.activation = relu ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE;
@@ -115,10 +119,12 @@ void test_add(int inputs, size_t n, bool relu, size_t skip) {
     args.inputs = inputs;
     args.relu = relu;
     for (int i = 0; i < inputs; ++i) {
-        arrays.push_back(std::make_unique<device_floats>(cpu.input[(size_t)i], "input", skip));
+        arrays.push_back(
+            std::make_unique<device_floats>(cpu.input[(size_t)i], "input", i == 1 ? skip_of(moved, 0) : 0));
         args.input[i] = arrays.back()->p;
     }
-    device_floats y(n, "y", skip), dy(cpu.grad_output, "dy", skip), other(n, "other", skip);
+    device_floats y(n, "y", skip_of(moved, 1)), dy(cpu.grad_output, "dy", skip_of(moved, 2));
+    device_floats other(n, "other", skip_of(moved, 3));
     args.output = y;
     gg_cuda_add(nullptr, &args);
     CHECK(same(y.all(), cpu.output, "add"));
@@ -128,6 +134,10 @@ void test_add(int inputs, size_t n, bool relu, size_t skip) {
     /* The first gradient in place of the output's, one of its own, one over the output; others are not wanted. */
     args.output = y;
     args.grad_output = dy;
+    args.grad[1] = other;
+    gg_cuda_add_backward(nullptr, &args);
+    CHECK(same(other.all(), cpu.grad_input[1], "add, one gradient"));
+    args.grad[1] = nullptr;
     args.grad[0] = dy;
     if (inputs > 2) args.grad[1] = other;
     args.grad[inputs - 1] = y;
@@ -252,12 +262,14 @@ void test_bias(int64_t outer, int64_t channels, int64_t inner, bool relu, size_t
 
 int main() {
     for (const activation &a : activations)
-        for (size_t n : {1, 3, 64, 1030}) test_activation(a, n, n == 64 ? 1 : 0);
+        for (size_t n : {1, 3, 64, 1030})
+            for (unsigned moved : {0u, 1u, 2u, 4u, 8u})
+                if (moved == 0 || n == 64) test_activation(a, n, moved);
     test_nan_passes_a_relu();
     for (int inputs : {2, 3, 16})
         for (bool relu : {false, true}) {
             test_add(inputs, 67, relu, 0);
-            test_add(inputs, 64, relu, inputs == 3 ? 2 : 0);
+            for (unsigned moved : {0u, 1u, 2u, 4u, 8u}) test_add(inputs, 64, relu, moved);
         }
     for (int64_t batch : {1, 4, 6})
         for (gg_layout layout : {GG_LAYOUT_PLAIN, GG_LAYOUT_NHWC}) test_dropout(batch, shape({3, 5, 7}), layout, 0.3f);

@@ -47,6 +47,7 @@ void test_pool(const gg_op_desc &desc, gg_layout layout, bool special = false) {
     cpu.input = {r.floats(inputs)};
     /* Equal values: the first one wins. */
     for (size_t i = 0; max && i < inputs; i += 3) cpu.input[0][i] = (float)(i % 4) / 4;
+    cpu.input[0][inputs - 1] = 2; /* at the last place of a window, if one holds it */
     if (special) cpu.input[0][inputs / 2] = cpu.input[0][inputs / 2 + 1] = NAN;
     cpu.grad_output = r.floats(outputs);
     run_on_cpu(desc, &cpu);

@@ -32,7 +32,7 @@ static __global__ void sort_places(gg_cuda_embedding_args a, int turns, uint32_t
     GG_SHARED(uint32_t, count, [DIGITS * GG_BLOCK]);
     GG_SHARED(uint32_t, total, [GG_BLOCK]);
     const int thread = (int)threadIdx.x;
-    const int64_t run = (a.tokens + GG_BLOCK - 1) / GG_BLOCK, begin = run * thread < a.tokens ? run * thread : a.tokens;
+    const int64_t run = (a.tokens + GG_BLOCK - 1) / GG_BLOCK, begin = run * thread;
     const int64_t end = begin + run < a.tokens ? begin + run : a.tokens;
     for (int turn = 0; turn < turns; ++turn) {
         const uint32_t *from = turn % 2 == 0 ? even : odd;
