@@ -53,4 +53,5 @@ cleanup:
 void gg_cpu_register(void) {
     static const gg_device_kind cpu = {.name = "cpu", .open = cpu_open};
     gg_registry_add(&cpu);
+    gg_registry_add(&gg_strict_kind);
 }

@@ -26,6 +26,7 @@ typedef struct candidate_list {
 
 /* What the candidates of one convolution run on. */
 typedef struct bench {
+    gg_device *device;
     candidate_list pass[GG_PASS_COUNT];
     void *input, *output, *grad_output, *grad_input, *prepared, *scratch;
     float *parameter[2], *gradient[2];
@@ -36,7 +37,7 @@ static void bench_free(bench *b) {
                          b->scratch, b->parameter[0], b->parameter[1], b->gradient[0], b->gradient[1]};
     for (int pass = 0; pass < GG_PASS_COUNT; pass++)
         for (int i = 0; i < b->pass[pass].count; i++) gg_op_destroy(b->pass[pass].op[i]);
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gg_free(all[i]);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gg_device_free(b->device, all[i]);
 }
 
 /* An array of numbers between -0.5 and 0.5, none of them denormal. */
@@ -57,9 +58,22 @@ cleanup:
     return status;
 }
 
-static gg_status make_parameters(size_t bytes, float **out) {
+/* The same in memory of the device. */
+static gg_status device_array(gg_device *device, size_t bytes, void **out) {
+    gg_status status = GG_OK;
     void *made = NULL;
-    const gg_status status = make_array(bytes, &made);
+    if (!gg_device_is_separate(device)) return make_array(bytes, out);
+    GG_TRY(make_array(bytes, &made));
+    GG_TRY(gg_device_alloc(device, bytes + GG_READ_BEHIND, "measuring a convolution", out));
+    GG_TRY(gg_device_write(device, *out, made, bytes));
+cleanup:
+    gg_free(made);
+    return status;
+}
+
+static gg_status make_parameters(gg_device *device, size_t bytes, float **out) {
+    void *made = NULL;
+    const gg_status status = device_array(device, bytes, &made);
     *out = made;
     return status;
 }
@@ -81,15 +95,15 @@ static gg_status bench_make(const gg_op *chosen, bench *b) {
             if (op->scratch_bytes > scratch) scratch = op->scratch_bytes;
         }
     }
-    GG_TRY(make_array(in, &b->input));
-    GG_TRY(make_array(out, &b->output));
-    GG_TRY(make_array(prepared, &b->prepared));
-    GG_TRY(make_array(scratch, &b->scratch));
-    for (int i = 0; i < 2; i++) GG_TRY(make_parameters(i == 0 ? weights : bias, &b->parameter[i]));
+    GG_TRY(device_array(b->device, in, &b->input));
+    GG_TRY(device_array(b->device, out, &b->output));
+    GG_TRY(device_array(b->device, prepared, &b->prepared));
+    GG_TRY(device_array(b->device, scratch, &b->scratch));
+    for (int i = 0; i < 2; i++) GG_TRY(make_parameters(b->device, i == 0 ? weights : bias, &b->parameter[i]));
     if (b->pass[GG_PASS_WEIGHTS].count + b->pass[GG_PASS_DATA].count == 0) goto cleanup;
-    GG_TRY(make_array(out, &b->grad_output));
-    GG_TRY(make_array(in, &b->grad_input));
-    for (int i = 0; i < 2; i++) GG_TRY(make_parameters(i == 0 ? weights : bias, &b->gradient[i]));
+    GG_TRY(device_array(b->device, out, &b->grad_output));
+    GG_TRY(device_array(b->device, in, &b->grad_input));
+    for (int i = 0; i < 2; i++) GG_TRY(make_parameters(b->device, i == 0 ? weights : bias, &b->gradient[i]));
 cleanup:
     return status;
 }
@@ -109,6 +123,7 @@ static gg_status run_once(gg_op *op, gg_pass pass, const bench *b, double *secon
     if (pass == GG_PASS_FORWARD) GG_TRY(gg_op_forward(op, &args));
     if (pass == GG_PASS_WEIGHTS) GG_TRY(op->type->backward_weights(op, &args));
     if (pass == GG_PASS_DATA) GG_TRY(op->type->backward_data(op, &args));
+    gg_device_finish(b->device);
     *seconds = gg_clock_now() - begin;
 cleanup:
     return status;
@@ -178,7 +193,7 @@ static gg_status measure_convolution(const gg_plan *plan, const gg_op *chosen, g
     gg_status status = GG_OK;
     const gg_conv_key key = gg_conv_key_of(&chosen->desc);
     int found = 0;
-    bench b = {0};
+    bench b = {.device = plan->options.device};
     for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
         if (pass != GG_PASS_FORWARD && !plan->options.training) continue;
         if (pass == GG_PASS_DATA && !chosen->desc.input_grad) continue;
@@ -333,6 +348,7 @@ static gg_status time_steps(step_bench *b, bool fallback_first) {
     double before = begin;
     for (int step = 0;; step++) {
         GG_TRY(gg_plan_train(plan, b->weights, b->gradients, &b->batch, 0, &hooks, NULL));
+        gg_device_finish(own.device);
         const double now = gg_clock_now(), spent = now - begin;
         if (now - before < b->shortest[fallback_first]) b->shortest[fallback_first] = now - before;
         before = now;
@@ -370,7 +386,8 @@ gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *option
     *out = (gg_tables_timing){.outcome = GG_TABLES_ONE};
     if (!gg_choose_has_tables(options)) goto cleanup;
     GG_TRY(gg_calloc(targets_bytes(graph, options->batch) + GG_READ_BEHIND, 1, "measuring a step", &targets));
-    GG_TRY(gg_calloc(gg_graph_arena_count(graph) + 1, sizeof(float), "measuring a step", &gradients));
+    GG_TRY(gg_device_alloc(options->device, (gg_graph_arena_count(graph) + 1) * sizeof(float), "measuring a step",
+                           &gradients));
     step_bench b = {.graph = graph,
                     .options = options,
                     .weights = weights,
@@ -391,7 +408,7 @@ gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *option
     memcpy(out->seconds, b.shortest, sizeof b.shortest);
 cleanup:
     gg_free(targets);
-    gg_free(gradients);
+    gg_device_free(options->device, gradients);
     if (status == GG_ERROR_MEMORY) {
         out->outcome = GG_TABLES_NO_MEMORY;
         status = GG_OK;

@@ -47,7 +47,7 @@ typedef struct gg_plan_batch {
     /* The state that layers carry from batch to batch: for each node that has some, in their order,
      * `carried_rows` rows of gg_graph_node_carried numbers. Row r belongs to row r of the batches; at least as many as
      * the batch has. NULL: every sample begins at zero, and nothing is left. */
-    float *carried;
+    float *carried; /* memory of the device */
     int64_t carried_rows;
     const bool *begins; /* one a sample: a sequence begins there, and its state at zero; NULL: none does */
 } gg_plan_batch;
@@ -59,6 +59,7 @@ typedef struct gg_plan gg_plan;
 typedef struct gg_plan_memory {
     char *block;
     size_t bytes;
+    gg_device *device;   /* whose memory it is */
     const gg_plan *user; /* whose values it holds; NULL: nobody's */
 } gg_plan_memory;
 
@@ -122,13 +123,15 @@ void gg_plan_destroy(gg_plan *plan);
 gg_status gg_plan_activate(gg_plan *plan);
 
 /* Where input i of the next batch is to be written, and how: float32, PLAIN or BATCH_LAST, or int32, PLAIN. NULL: the
- * plan does without this input, which leads to heads for training only. */
+ * plan does without this input, which leads to heads for training only. It lies in the host's memory. With a
+ * device that has its own, gg_plan_input waits until the batch before has been read. */
 int gg_plan_inputs(const gg_plan *plan);
 void *gg_plan_input(gg_plan *plan, int i);
 gg_format gg_plan_input_format(const gg_plan *plan, int i);
 
 /* Forward, losses and backward of the batch in the plan's inputs. `weights` is read, `gradients` written, both arenas
- * in the graph's order; the gradient is that of the sum of the heads' mean losses, each times its weight. sums: one a
+ * in the graph's order, where the device can work on them. The losses are complete afterwards, the backward pass is
+ * given to the device; the gradient is that of the sum of the heads' mean losses, each times its weight. sums: one a
  * head; NULL: not wanted. */
 gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const gg_plan_batch *batch,
                         uint64_t step, const gg_plan_hooks *hooks, gg_loss_sums *sums);

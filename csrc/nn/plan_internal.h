@@ -108,6 +108,24 @@ typedef struct gg_node_state {
     const char *backend;
 } gg_node_state;
 
+/* What goes between the host and a device with memory of its own (plan_stage.c). Offsets are in bytes. */
+typedef struct gg_plan_stage {
+    char *host;   /* that the device shares; NULL: the device has no memory of its own */
+    char *device; /* of the first `copied` bytes, what is copied from the host and class weights */
+    size_t copied, bytes;
+    size_t target[GG_MAX_FIELDS], class_weights[GG_MAX_FIELDS]; /* of heads */
+    size_t sample_weights, results;
+    size_t input[GG_MAX_FIELDS];
+    gg_mark read; /* the device has read what lies here */
+} gg_plan_stage;
+
+/* Of a batch, where losses read them: by heads. */
+typedef struct gg_plan_targets {
+    const void *target[GG_MAX_FIELDS];
+    const float *class_weights[GG_MAX_FIELDS];
+    const float *sample_weights;
+} gg_plan_targets;
+
 struct gg_plan {
     const gg_graph *graph;
     gg_plan_options options;
@@ -133,6 +151,7 @@ struct gg_plan {
     size_t block_bytes;
     void *input_at[GG_MAX_FIELDS]; /* of each input of the graph */
     float *plain_at;
+    gg_plan_stage stage;
     gg_device *loss_device, *sum_device, *transpose_device;
     uint64_t prepared_version; /* of the weights that lie prepared, as in gg_plan_evaluate; 0: none do */
     bool timing;
@@ -161,6 +180,16 @@ static inline int gg_group_last(const gg_group *group) { return group->node[grou
 
 /* Lifetimes, in-place operations, meeting gradients, sharing; gets the block and fills every step's pointers. */
 gg_status gg_plan_layout(gg_plan *plan);
+/* After the layout: the host memory of a device with memory of its own. */
+gg_status gg_plan_stage_create(gg_plan *plan);
+void gg_plan_stage_destroy(gg_plan *plan);
+/* Gives the device the inputs that the host has written; and a batch's targets and weights, and where they are then. */
+void gg_plan_stage_inputs(gg_plan *plan);
+gg_plan_targets gg_plan_stage_targets(gg_plan *plan, const gg_plan_batch *batch);
+/* Where losses write their results, one a head; and the same in `sums` (NULL: not wanted), once the mark behind the
+ * losses is reached. */
+gg_loss_result *gg_plan_stage_results(gg_plan *plan, gg_loss_sums *sums);
+gg_status gg_plan_stage_finish(gg_plan *plan, gg_mark losses, gg_loss_sums *sums);
 /* Whether the losses can read the outputs of the heads that are used. */
 gg_status gg_plan_check_losses(const gg_plan *plan);
 

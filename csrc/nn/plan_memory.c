@@ -383,11 +383,12 @@ static void plan_bind(gg_plan *plan) {
     }
 }
 
-/* Small blocks are not worth a look at the system's files. */
+/* Small blocks are not worth a look at the system's files. A device with memory of its own says itself what it lacks.
+ */
 static gg_status check_memory(const gg_plan *plan) {
     const size_t small = (size_t)16 << 20;
     char what[64];
-    if (plan->block_bytes < small) return GG_OK;
+    if (plan->block_bytes < small || gg_device_is_separate(plan->options.device)) return GG_OK;
     snprintf(what, sizeof what, "batch_size: %lld samples: %s", (long long)plan->options.batch,
              plan->options.training ? "a training step" : "evaluation");
     return gg_memory_check(plan->block_bytes, what, "smaller batches need less");
@@ -397,7 +398,7 @@ static gg_status check_memory(const gg_plan *plan) {
 static gg_status allocate_block(const gg_plan *plan, char **out) {
     gg_status status = GG_OK;
     GG_TRY(check_memory(plan));
-    GG_TRY(gg_calloc(plan->block_bytes, 1, "activations and gradients of the plan", out));
+    GG_TRY(gg_device_alloc(plan->options.device, plan->block_bytes, "activations and gradients of the plan", out));
 cleanup:
     return status;
 }
@@ -410,7 +411,8 @@ gg_status gg_plan_activate(gg_plan *plan) {
         gg_plan_memory_release(memory); /* not both at a time */
         GG_TRY(allocate_block(plan, &memory->block));
         memory->bytes = plan->block_bytes;
-    } else memset(memory->block, 0, plan->block_bytes);
+        memory->device = plan->options.device;
+    } else gg_device_zero(plan->options.device, GG_QUEUE_COMPUTE, memory->block, plan->block_bytes);
     memory->user = plan;
     plan->prepared_version = 0;
     plan->block = memory->block;
@@ -420,7 +422,7 @@ cleanup:
 }
 
 void gg_plan_memory_release(gg_plan_memory *memory) {
-    gg_free(memory->block);
+    gg_device_free(memory->device, memory->block);
     *memory = (gg_plan_memory){0};
 }
 

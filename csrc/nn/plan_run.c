@@ -121,6 +121,7 @@ gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, 
     *out = NULL;
     GG_TRY(gg_plan_make(graph, options, &plan));
     GG_TRY(gg_plan_layout(plan));
+    GG_TRY(gg_plan_stage_create(plan));
     *out = plan;
     plan = NULL;
 cleanup:
@@ -142,7 +143,8 @@ void gg_plan_destroy(gg_plan *plan) {
     gg_free(plan->slot);
     gg_free(plan->parameter_at);
     gg_free(plan->gradient_at);
-    if (plan->options.memory == NULL) gg_free(plan->block);
+    gg_plan_stage_destroy(plan);
+    if (plan->options.memory == NULL) gg_device_free(plan->options.device, plan->block);
     else if (plan->options.memory->user == plan) plan->options.memory->user = NULL;
     gg_free(plan);
 }
@@ -207,14 +209,19 @@ static float *carried_state(const gg_plan *plan, const gg_step *step, const gg_p
     if (numbers == 0 || batch == NULL || batch->carried == NULL) return NULL;
     float *rows = batch->carried + step->carried_before * batch->carried_rows;
     for (int64_t i = 0; batch->begins != NULL && i < plan->options.batch; i++) {
-        if (batch->begins[i]) memset(rows + i * numbers, 0, (size_t)numbers * sizeof(float));
+        if (batch->begins[i])
+            gg_device_zero(plan->options.device, GG_QUEUE_COMPUTE, rows + i * numbers, (size_t)numbers * sizeof(float));
     }
     return rows;
 }
 
-static double timing_begins(const gg_plan *plan) { return plan->timing ? gg_clock_now() : 0; }
+static double timing_begins(const gg_plan *plan) {
+    if (plan->timing) gg_device_finish(plan->options.device);
+    return plan->timing ? gg_clock_now() : 0;
+}
 
 static void timing_ends(const gg_plan *plan, double begin, double *seconds) {
+    if (plan->timing) gg_device_finish(plan->options.device);
     if (plan->timing) *seconds += gg_clock_now() - begin;
 }
 
@@ -324,7 +331,7 @@ cleanup:
     return status;
 }
 
-static void run_loss(gg_plan *plan, int number, const gg_plan_batch *batch, bool training, gg_loss_sums *sums) {
+static void run_loss(gg_plan *plan, int number, const gg_plan_targets *targets, bool training, gg_loss_result *result) {
     const gg_plan_head *head = &plan->head[number];
     const gg_head_options *options = &plan->options.head[number];
     gg_loss_args args = {
@@ -334,11 +341,12 @@ static void run_loss(gg_plan *plan, int number, const gg_plan_batch *batch, bool
         .positions = head->positions,
         .features = head->features,
         .prediction = head->output_at,
-        .targets = batch->target[options->target],
-        .sample_weights = batch->sample_weights,
+        .targets = targets->target[number],
+        .sample_weights = targets->sample_weights,
         .gradient = training ? head->gradient_at : NULL,
-        .result = sums,
+        .result = result,
     };
+    args.loss.class_weights = targets->class_weights[number];
     plan->loss_device->table->loss(plan->loss_device, &args);
     if (args.gradient != NULL && options->weight != 1) {
         const size_t count = (plan->value[head->value].bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_LANES;
@@ -348,14 +356,18 @@ static void run_loss(gg_plan *plan, int number, const gg_plan_batch *batch, bool
     if (training) add_gradients(plan, head->first_sum, head->sums);
 }
 
-static void run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training, gg_loss_sums *sums) {
+/* Gives the mark behind the losses, where results have their place then (gg_plan_stage_finish). */
+static gg_mark run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training, gg_loss_sums *sums) {
+    gg_loss_sums unwanted[GG_MAX_FIELDS];
     const double begin = timing_begins(plan);
+    const gg_plan_targets targets = gg_plan_stage_targets(plan, batch);
+    gg_loss_result *results = gg_plan_stage_results(plan, sums != NULL ? sums : unwanted);
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
-        gg_loss_sums own = {0};
-        if (plan->head[i].used) run_loss(plan, i, batch, training, &own);
-        if (sums != NULL) sums[i] = own;
+        results[i] = (gg_loss_result){0};
+        if (plan->head[i].used) run_loss(plan, i, &targets, training, &results[i]);
     }
     timing_ends(plan, begin, &plan->loss_seconds);
+    return gg_device_mark(plan->options.device, GG_QUEUE_COMPUTE);
 }
 
 static gg_status check_batch(const gg_plan *plan, const gg_plan_batch *batch) {
@@ -383,9 +395,11 @@ gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, c
     GG_TRY(check_batch(plan, batch));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(check_arena(plan, gradients, "gradients"));
+    gg_plan_stage_inputs(plan);
     GG_TRY(run_forward(plan, weights, 0, step, true, batch, hooks));
-    run_losses(plan, batch, true, sums);
+    const gg_mark losses = run_losses(plan, batch, true, sums);
     GG_TRY(run_backward(plan, gradients, step, hooks));
+    GG_TRY(gg_plan_stage_finish(plan, losses, sums));
 cleanup:
     return status;
 }
@@ -396,13 +410,15 @@ gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, uint64_t version
     GG_TRY(check_batch(plan, batch));
     GG_TRY(gg_plan_check_losses(plan));
     GG_TRY(check_arena(plan, weights, "weights"));
+    gg_plan_stage_inputs(plan);
     GG_TRY(run_forward(plan, weights, version, 0, false, batch, NULL));
-    run_losses(plan, batch, false, sums);
+    const gg_mark losses = run_losses(plan, batch, false, sums);
+    GG_TRY(gg_plan_stage_finish(plan, losses, sums));
 cleanup:
     return status;
 }
 
-static void predict_head(gg_plan *plan, const gg_plan_head *head, int64_t n, float *output) {
+static gg_status predict_head(gg_plan *plan, const gg_plan_head *head, int64_t n, float *output) {
     const int64_t values = head->positions * head->features;
     const float *from = head->output_at;
     if (plan->value[head->value].format.layout != GG_LAYOUT_PLAIN) {
@@ -410,7 +426,7 @@ static void predict_head(gg_plan *plan, const gg_plan_head *head, int64_t n, flo
                                                  plan->plain_at);
         from = plan->plain_at;
     }
-    if (n > 0) memcpy(output, from, (size_t)n * (size_t)values * sizeof(float));
+    return gg_device_read(plan->options.device, output, from, (size_t)n * (size_t)values * sizeof(float));
 }
 
 gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version, int64_t n, float *const *output) {
@@ -419,9 +435,10 @@ gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version,
         GG_FAIL(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld", (long long)plan->options.batch,
                 (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
+    gg_plan_stage_inputs(plan);
     GG_TRY(run_forward(plan, weights, version, 0, false, NULL, NULL));
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
-        if (plan->head[i].used && output[i] != NULL) predict_head(plan, &plan->head[i], n, output[i]);
+        if (plan->head[i].used && output[i] != NULL) GG_TRY(predict_head(plan, &plan->head[i], n, output[i]));
     }
 cleanup:
     return status;
@@ -430,8 +447,6 @@ cleanup:
 /* Asking ---------------------------------------------------------------------------------------------------- */
 
 int gg_plan_inputs(const gg_plan *plan) { return gg_graph_inputs(plan->graph); }
-
-void *gg_plan_input(gg_plan *plan, int i) { return plan->input_at[i]; }
 
 gg_format gg_plan_input_format(const gg_plan *plan, int i) {
     const int node = gg_graph_input(plan->graph, i), value = plan->node[node].value;

@@ -152,14 +152,14 @@ static PyObject *py_trainer_carried(PyObject *self, PyObject *args) {
     const gg_replica *replica = gg_py_trainer_replica(t, rank);
     PyObject *dict = replica != NULL ? PyDict_New() : NULL;
     for (int node = 0; dict != NULL && node < gg_graph_nodes(graph); ++node) {
-        int64_t rows = 0;
-        const float *state = gg_replica_carried(replica, node, &rows);
-        if (state == NULL) continue;
+        const int64_t rows = gg_replica_carried_rows(replica, node);
+        if (rows == 0) continue;
         const npy_intp sizes[2] = {(npy_intp)rows, (npy_intp)gg_graph_node_carried(graph, node)};
         PyArrayObject *array = gg_py_new_array(2, sizes, NPY_FLOAT32);
-        if (array != NULL) memcpy(PyArray_DATA(array), state, (size_t)PyArray_NBYTES(array));
         const char *name = gg_graph_node(graph, node)->desc.name;
-        if (array == NULL || PyDict_SetItemString(dict, name, (PyObject *)array) < 0) Py_CLEAR(dict);
+        const gg_status status = array != NULL ? gg_replica_read_carried(replica, node, PyArray_DATA(array)) : GG_OK;
+        if (status != GG_OK) (void)gg_py_raise(status);
+        if (array == NULL || status != GG_OK || PyDict_SetItemString(dict, name, (PyObject *)array) < 0) Py_CLEAR(dict);
         Py_XDECREF(array);
     }
     return dict;
@@ -193,13 +193,10 @@ static PyObject *load_carried(PyObject *self, PyObject *args) {
     if (replica == NULL) return NULL;
     gg_replica_reset_carried(replica);
     for (int node = 0; PyDict_GET_SIZE(dict) > 0 && node < gg_graph_nodes(graph); ++node) {
-        int64_t rows = 0;
         if (gg_graph_node_carried(graph, node) == 0) continue;
         PyArrayObject *array = carried_array(graph, node, dict);
         if (array == NULL) return NULL;
-        gg_status status = gg_replica_reserve_carried(replica, PyArray_DIM(array, 0));
-        if (status == GG_OK && PyArray_NBYTES(array) > 0)
-            memcpy(gg_replica_carried(replica, node, &rows), PyArray_DATA(array), (size_t)PyArray_NBYTES(array));
+        const gg_status status = gg_replica_write_carried(replica, node, PyArray_DIM(array, 0), PyArray_DATA(array));
         Py_DECREF(array);
         if (status != GG_OK) return gg_py_raise(status);
     }

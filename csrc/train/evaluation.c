@@ -14,10 +14,25 @@ typedef struct range {
     gg_batch batch;
     float *carried; /* as in gg_plan_batch; NULL: none */
     int64_t rows;
+    gg_device *device;
+    float *weights; /* a copy in the device's memory, where they are not there; NULL: none */
 } range;
 
-static gg_status range_open(const gg_replica *r, gg_plans *plans, const gg_dataset *set, bool targets, int64_t begin,
-                            int64_t end, int64_t batch, range *out) {
+/* Weights that are not the rank's own lie in the host's memory. */
+static gg_status weights_on_device(gg_replica *r, const gg_graph *graph, const float **weights, range *out) {
+    gg_status status = GG_OK;
+    const size_t bytes = gg_graph_arena_count(graph) * sizeof **weights;
+    out->device = r->device;
+    if (!gg_device_is_separate(r->device) || *weights == gg_state_weights(gg_replica_state(r))) goto cleanup;
+    GG_TRY(gg_device_alloc(r->device, bytes, "weights to evaluate", &out->weights));
+    GG_TRY(gg_device_write(r->device, out->weights, *weights, bytes));
+    *weights = out->weights;
+cleanup:
+    return status;
+}
+
+static gg_status range_open(gg_replica *r, gg_plans *plans, const gg_dataset *set, bool targets, int64_t begin,
+                            int64_t end, int64_t batch, const float **weights, range *out) {
     gg_status status = GG_OK;
     const gg_dataset limited = gg_limited_set(plans->graph, targets ? r->options.head : NULL, set);
     out->plans = plans;
@@ -25,6 +40,7 @@ static gg_status range_open(const gg_replica *r, gg_plans *plans, const gg_datas
     for (int i = 0; i < gg_graph_nodes(plans->graph); ++i) out->numbers += gg_graph_node_carried(plans->graph, i);
     GG_TRY(gg_loader_create_range(&limited, begin, end, batch, &out->loader));
     GG_TRY(gg_batch_alloc(&limited, gg_loader_batch(out->loader, 0, 0), &out->batch));
+    GG_TRY(weights_on_device(r, plans->graph, weights, out));
 cleanup:
     return status;
 }
@@ -32,7 +48,8 @@ cleanup:
 static void range_close(range *samples) {
     gg_loader_destroy(samples->loader);
     gg_batch_free(&samples->batch);
-    gg_free(samples->carried);
+    gg_device_free(samples->device, samples->carried);
+    gg_device_free(samples->device, samples->weights);
 }
 
 /* Puts batch t into the inputs of its plan. */
@@ -42,12 +59,12 @@ static gg_status range_read(gg_replica *r, range *samples, int64_t t, gg_plan **
     GG_TRY(gg_plans_get(samples->plans, n, false, plan));
     if (samples->numbers > 0 && samples->carried == NULL) {
         samples->rows = gg_lanes_padded(n); /* the first batch is the largest */
-        GG_TRY(
-            gg_calloc((size_t)(samples->rows * samples->numbers), sizeof(float), "carried state", &samples->carried));
+        GG_TRY(gg_device_alloc(r->device, (size_t)(samples->rows * samples->numbers) * sizeof(float), "carried state",
+                               &samples->carried));
     }
     gg_batches_into(*plan, &samples->batch);
     GG_TRY(gg_batches_wait(r->options.transport, samples->loader, t));
-    GG_TRY(gg_loader_read(samples->loader, r->device, t, &samples->batch));
+    GG_TRY(gg_loader_read(samples->loader, r->devices.host, t, &samples->batch));
     *out = gg_replica_plan_batch(&samples->batch);
     out->carried = samples->carried;
     out->carried_rows = samples->rows;
@@ -61,7 +78,7 @@ static gg_status evaluate_range(gg_replica *r, gg_plans *plans, const float *wei
     range samples = {0};
     memset(out, 0, sizeof *out);
     if (begin >= end) goto cleanup;
-    GG_TRY(range_open(r, plans, set, true, begin, end, batch, &samples));
+    GG_TRY(range_open(r, plans, set, true, begin, end, batch, &weights, &samples));
     for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
         gg_loss_sums sums[GG_MAX_FIELDS];
         gg_plan *plan = NULL;
@@ -109,7 +126,7 @@ gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_datas
     gg_dataset single = *set;
     single.streams = false;
     memcpy(at, output, sizeof at);
-    GG_TRY(range_open(r, &r->plans, &single, false, 0, set->count, batch, &samples));
+    GG_TRY(range_open(r, &r->plans, &single, false, 0, set->count, batch, &weights, &samples));
     for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
         const int64_t n = gg_loader_batch(samples.loader, 0, t);
         gg_plan *plan = NULL;

@@ -176,7 +176,8 @@ gg_status gg_exchange_ready_from(gg_exchange *x, int layer, const gg_lent *lent,
         x->state.lents = lents;
     } else {
         for (int i = 0; i < lents; ++i)
-            memcpy(gg_state_gradients(&x->state) + lent[i].offset, lent[i].gradient, lent[i].count * sizeof(float));
+            gg_device_copy(x->device, GG_QUEUE_COMPUTE, gg_state_gradients(&x->state) + lent[i].offset,
+                           lent[i].gradient, lent[i].count * sizeof(float));
     }
     status = gg_exchange_ready(x, layer);
     x->state.lent = NULL;
@@ -333,8 +334,9 @@ static gg_status mean_of(gg_exchange *x, const float *whole, int ranks) {
     GG_TRY(make_consensus(x));
     GG_TRY(gg_calloc((size_t)size, sizeof *share, "shares", &share));
     for (int i = 0; i < ranks && i < size; ++i) share[i] = 1.0f / (float)(ranks < size ? ranks : size);
-    memcpy(x->consensus, whole, x->state.count * sizeof(float));
+    GG_TRY(gg_device_write(x->device, x->consensus, whole, x->state.count * sizeof(float)));
     GG_TRY(gg_allreduce_run(x->averaging, x->consensus, share));
+    gg_device_finish(x->device);
 cleanup:
     gg_free(share);
     return status;
@@ -355,16 +357,24 @@ cleanup:
     return failed_in_step(x, status);
 }
 
-/* The mean of the replicas that train. */
+/* What the device writes into the consensus is there. */
+static gg_status complete_consensus(gg_exchange *x) {
+    gg_device_finish(x->device);
+    return gg_device_check(x->device);
+}
+
+/* The mean of the replicas that train, in the host's memory. */
 static gg_status exchange_average(gg_exchange *x, const float **weights) {
     gg_status status = GG_OK;
-    if (x->transport->size == 1) {
+    if (x->transport->size == 1 && !gg_device_is_separate(x->device)) {
         *weights = gg_state_weights(&x->state);
         goto cleanup;
     }
     GG_TRY(make_consensus(x));
-    memcpy(x->consensus, gg_state_weights(&x->state), x->state.count * sizeof(float));
-    GG_TRY(gg_exchange_at(x, "mean of the replicas", gg_allreduce_run(x->averaging, x->consensus, x->equal_share)));
+    GG_TRY(gg_device_read(x->device, x->consensus, gg_state_weights(&x->state), x->state.count * sizeof(float)));
+    if (x->transport->size > 1)
+        GG_TRY(gg_exchange_at(x, "mean of the replicas", gg_allreduce_run(x->averaging, x->consensus, x->equal_share)));
+    GG_TRY(complete_consensus(x));
     *weights = x->consensus;
 cleanup:
     return status;
@@ -378,6 +388,7 @@ gg_status gg_exchange_consensus(gg_exchange *x, const float **weights) {
     }
     GG_TRY(make_consensus(x));
     GG_TRY(gg_exchange_at(x, "the strategy's model", x->strategy->model->read(x->strategy, x->consensus)));
+    GG_TRY(complete_consensus(x));
     *weights = x->consensus;
 cleanup:
     return failed_in_step(x, status);

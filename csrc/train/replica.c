@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "comm/device_order.h"
 #include "train/replica_private.h"
 
 static gg_status open_devices(gg_replica *r) {
@@ -61,6 +62,20 @@ void gg_replica_dismantle(gg_replica *r) {
     r->layer_seconds = NULL;
 }
 
+static gg_status initialise_weights(gg_replica *r) {
+    gg_status status = GG_OK;
+    const gg_state *state = gg_replica_state(r);
+    float *made = NULL;
+    if (gg_device_is_separate(r->device)) GG_TRY(gg_calloc(state->count, sizeof *made, "initial weights", &made));
+    float *weights = made != NULL ? made : gg_state_weights(state);
+    gg_graph_initialise(r->options.graph, r->options.seed, weights);
+    if (made != NULL) GG_TRY(gg_device_write(r->device, gg_state_weights(state), made, state->count * sizeof *made));
+    gg_replica_set_consensus(r, weights);
+cleanup:
+    gg_free(made);
+    return status;
+}
+
 gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out) {
     gg_status status = GG_OK;
     gg_replica *r = NULL;
@@ -76,21 +91,22 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
         GG_FAIL(GG_ERROR_ARGUMENT, "straggler: probability %g, delay %g s; must be 0 to 1, and at least 0",
                 options->straggler.probability, options->straggler.delay);
     GG_TRY(open_devices(r));
+    GG_TRY(gg_device_order_create(options->transport, r->device, &r->order));
+    if (r->order != NULL) r->options.transport = r->order;
     GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", &r->batches));
     if (options->trace > 0) {
         GG_TRY(gg_trace_create(options->trace, &r->trace));
-        GG_TRY(gg_clock_offset(options->transport, &r->clock_offset));
+        GG_TRY(gg_clock_offset(r->options.transport, &r->clock_offset));
     }
     GG_TRY(gg_replica_assemble(r));
-    r->data = (gg_batches){.transport = options->transport,
-                           .device = r->device,
+    r->data = (gg_batches){.transport = r->options.transport,
+                           .device = r->devices.host,
                            .workers = gg_exchange_workers(r->exchange),
                            .seed = options->seed,
                            .shuffle_samples = options->strategy.shuffle_samples,
                            .trace = r->trace,
                            .step = &gg_replica_state(r)->step};
-    gg_graph_initialise(options->graph, options->seed, gg_state_weights(gg_replica_state(r)));
-    gg_replica_set_consensus(r, gg_state_weights(gg_replica_state(r)));
+    GG_TRY(initialise_weights(r));
     *out = r;
 cleanup:
     if (status != GG_OK) gg_replica_destroy(r);
@@ -102,9 +118,10 @@ void gg_replica_destroy(gg_replica *r) {
     gg_replica_dismantle(r);
     gg_plans_clear(&r->plans);
     gg_batches_clear(&r->data);
-    gg_free(r->carried);
+    gg_device_free(r->device, r->carried);
     gg_free(r->batches);
     gg_trace_destroy(r->trace);
+    gg_transport_destroy(r->order);
     gg_devices_close(&r->devices);
     gg_free(r);
 }

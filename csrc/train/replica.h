@@ -118,10 +118,13 @@ gg_status gg_replica_end_epoch(gg_replica *replica);
  * layers carry goes on from the batch before. */
 gg_status gg_replica_step(gg_replica *replica, const gg_given *given, const int64_t *batches, double *loss);
 
-/* The state that a node's layer carries from batch to batch: so many rows of gg_graph_node_carried numbers, which the
- * replica owns until the next step or begin. NULL: none yet, or the layer carries none. */
-float *gg_replica_carried(const gg_replica *replica, int node, int64_t *rows);
-/* Room for that many rows of state, zero where there was none. At rest. */
+/* The state that a node's layer carries from batch to batch: so many rows of gg_graph_node_carried numbers; 0: none
+ * yet, or the layer carries none. All of them are read; the first `rows` are written, and room for more is made. At
+ * rest. */
+int64_t gg_replica_carried_rows(const gg_replica *replica, int node);
+gg_status gg_replica_read_carried(const gg_replica *replica, int node, float *out);
+gg_status gg_replica_write_carried(gg_replica *replica, int node, int64_t rows, const float *values);
+/* Room for that many rows of state, zero where there was none. */
 gg_status gg_replica_reserve_carried(gg_replica *replica, int64_t rows);
 void gg_replica_reset_carried(gg_replica *replica); /* to zero, as where sequences begin */
 

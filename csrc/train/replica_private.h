@@ -17,6 +17,7 @@ struct gg_replica {
     gg_replica_options options;
     gg_devices devices;
     gg_device *device;     /* arenas */
+    gg_transport *order;   /* options.transport then, around the one that was given; NULL: the device is not separate */
     gg_exchange *exchange; /* NULL: a reshape has failed half-way */
     gg_state no_state;     /* then: no arenas, and the steps done */
     gg_plans plans;        /* the plan of the last step is pinned */

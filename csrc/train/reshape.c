@@ -29,14 +29,14 @@ cleanup:
     return status;
 }
 
-/* A copy of `data`, as the new network has it. */
+/* A copy of `data`, an arena, or host memory that the device shares, as the new network has it. */
 static gg_status read_copy(const gg_replica *r, const gg_reshape *how, gg_arena_kind kind, const float *data,
                            float **out) {
     gg_status status = GG_OK;
     const size_t bytes = gg_graph_arena_count(r->options.graph) * sizeof *data;
     float *copy = NULL;
     GG_TRY(gg_alloc(bytes, "an arena", &copy));
-    memcpy(copy, data, bytes);
+    GG_TRY(gg_device_read(r->device, copy, data, bytes));
     if (how->graph != NULL) GG_TRY(map_to(how, kind, copy, out));
     if (how->graph != NULL) goto cleanup;
     *out = copy;
@@ -53,8 +53,9 @@ static gg_status read_arena(gg_replica *r, const gg_reshape *how, int arena, flo
     const gg_arena *from = &gg_replica_state(r)->arena[arena];
     float *whole = NULL;
     const bool partitioned = gg_exchange_is_partitioned(r->exchange, arena);
-    if (!partitioned && how->graph != NULL) GG_TRY(map_to(how, from->kind, from->data, out));
-    if (!partitioned && how->graph == NULL) GG_TRY(read_copy(r, how, from->kind, from->data, out));
+    const bool in_place = how->graph != NULL && !gg_device_is_separate(r->device);
+    if (!partitioned && in_place) GG_TRY(map_to(how, from->kind, from->data, out));
+    if (!partitioned && !in_place) GG_TRY(read_copy(r, how, from->kind, from->data, out));
     if (!partitioned) goto cleanup;
     GG_TRY(gg_alloc(gg_replica_state(r)->count * sizeof *whole, from->name, &whole));
     GG_TRY(gg_exchange_gather(r->exchange, arena, whole));
@@ -115,17 +116,19 @@ cleanup:
 static gg_status map_carried(gg_replica *r, const gg_reshape *how, const gg_graph *former, const float *from,
                              int64_t rows) {
     gg_status status = GG_OK;
+    float *mapped = NULL;
     if (rows == 0) goto cleanup;
     GG_TRY(gg_replica_reserve_carried(r, rows));
+    GG_TRY(gg_alloc((size_t)(rows * r->carried_numbers) * sizeof *mapped, "carried state", &mapped));
     for (int node = 0; node < gg_graph_nodes(former) && how->carried != NULL; ++node) {
         const int64_t before = gg_graph_node_carried(former, node), after = gg_graph_node_carried(how->graph, node);
-        int64_t ignored = 0;
-        float *to = gg_replica_carried(r, node, &ignored);
-        for (int64_t row = 0; row < rows && to != NULL; ++row, to += after)
-            how->carried(how->context, node, from + row * before, to);
+        for (int64_t row = 0; row < rows && after > 0; ++row)
+            how->carried(how->context, node, from + row * before, mapped + row * after);
+        if (after > 0) GG_TRY(gg_replica_write_carried(r, node, rows, mapped));
         from += rows * before;
     }
 cleanup:
+    gg_free(mapped);
     return status;
 }
 
@@ -253,8 +256,10 @@ static gg_status rebuild(gg_replica *r, const gg_reshape *how) {
     if (how->graph != NULL) {
         gg_plans_clear(&r->plans);
         r->options.graph = r->plans.graph = how->graph;
-        carried = r->carried;
         rows = r->carried_rows;
+        GG_TRY(gg_alloc((size_t)(rows * r->carried_numbers) * sizeof *carried, "carried state", &carried));
+        GG_TRY(gg_device_read(r->device, carried, r->carried, (size_t)(rows * r->carried_numbers) * sizeof *carried));
+        gg_device_free(r->device, r->carried);
         r->carried = NULL;
         r->carried_rows = 0;
     }

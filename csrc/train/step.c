@@ -135,13 +135,13 @@ static void read_given(gg_replica *r, gg_plan *plan, const gg_given *given, int6
             memcpy(gg_plan_input(plan, i), rows, (size_t)n * row);
             continue;
         }
-        r->device->table->gather(r->device, &(gg_gather_args){.dtype = GG_FLOAT32,
-                                                              .rows = rows,
-                                                              .values = values,
-                                                              .n = n,
-                                                              .scale = 1.0f,
-                                                              .layout = format.layout,
-                                                              .out = gg_plan_input(plan, i)});
+        r->devices.host->table->gather(r->devices.host, &(gg_gather_args){.dtype = GG_FLOAT32,
+                                                                          .rows = rows,
+                                                                          .values = values,
+                                                                          .n = n,
+                                                                          .scale = 1.0f,
+                                                                          .layout = format.layout,
+                                                                          .out = gg_plan_input(plan, i)});
     }
 }
 
@@ -159,13 +159,13 @@ gg_status gg_replica_reserve_carried(gg_replica *r, int64_t rows) {
     float *made = NULL;
     rows = gg_lanes_padded(rows); /* so that each node's begin aligned */
     if (r->carried_numbers == 0 || rows <= r->carried_rows) goto cleanup;
-    GG_TRY(gg_calloc((size_t)(rows * r->carried_numbers), sizeof *made, "carried state", &made));
+    GG_TRY(gg_device_alloc(r->device, (size_t)(rows * r->carried_numbers) * sizeof *made, "carried state", &made));
     for (int i = 0; i < nodes && r->carried_rows > 0; ++i) {
         const int64_t before = gg_replica_carried_before(r, i), numbers = gg_graph_node_carried(r->options.graph, i);
-        memcpy(made + before * rows, r->carried + before * r->carried_rows,
-               (size_t)(numbers * r->carried_rows) * sizeof *made);
+        gg_device_copy(r->device, GG_QUEUE_COMPUTE, made + before * rows, r->carried + before * r->carried_rows,
+                       (size_t)(numbers * r->carried_rows) * sizeof *made);
     }
-    gg_free(r->carried);
+    gg_device_free(r->device, r->carried);
     r->carried = made;
     r->carried_rows = rows;
 cleanup:
@@ -173,13 +173,35 @@ cleanup:
 }
 
 void gg_replica_reset_carried(gg_replica *r) {
-    if (r->carried != NULL) memset(r->carried, 0, (size_t)(r->carried_numbers * r->carried_rows) * sizeof(float));
+    if (r->carried != NULL)
+        gg_device_zero(r->device, GG_QUEUE_COMPUTE, r->carried,
+                       (size_t)(r->carried_numbers * r->carried_rows) * sizeof(float));
 }
 
-float *gg_replica_carried(const gg_replica *r, int node, int64_t *rows) {
-    *rows = r->carried_rows;
-    if (r->carried == NULL || gg_graph_node_carried(r->options.graph, node) == 0) return NULL;
-    return r->carried + gg_replica_carried_before(r, node) * r->carried_rows;
+int64_t gg_replica_carried_rows(const gg_replica *r, int node) {
+    return gg_graph_node_carried(r->options.graph, node) != 0 ? r->carried_rows : 0;
+}
+
+/* Where a node's first rows lie, and their bytes. */
+static float *carried_of(const gg_replica *r, int node, int64_t rows, size_t *bytes) {
+    *bytes = (size_t)(rows * gg_graph_node_carried(r->options.graph, node)) * sizeof(float);
+    return *bytes > 0 ? r->carried + gg_replica_carried_before(r, node) * r->carried_rows : NULL;
+}
+
+gg_status gg_replica_read_carried(const gg_replica *r, int node, float *out) {
+    size_t bytes;
+    const float *from = carried_of(r, node, r->carried_rows, &bytes);
+    return gg_device_read(r->device, out, from, bytes);
+}
+
+gg_status gg_replica_write_carried(gg_replica *r, int node, int64_t rows, const float *values) {
+    gg_status status = GG_OK;
+    size_t bytes;
+    GG_TRY(gg_replica_reserve_carried(r, rows));
+    float *to = carried_of(r, node, rows, &bytes);
+    GG_TRY(gg_device_write(r->device, to, values, bytes));
+cleanup:
+    return status;
 }
 
 /* The plan to train on n samples, with room for the state that it carries. */

@@ -1,0 +1,118 @@
+/* The strict device: the native table behind the rules of backend/device.h, for tests of all code that works with any
+ * device.
+ *
+ * Its memory lies at two addresses. The host's has no access: reading or writing there ends the process. What the table
+ * is told to do is a record in a queue, which a thread of the device's own does later, after delays that a seed varies,
+ * at the address with access. The two queues keep their own orders, and only marks order one behind the other. Pointers
+ * to anything but the device's memory and host memory that it shares are errors (gg_device_check). */
+#ifndef GG_CPU_STRICT_STRICT_H
+#define GG_CPU_STRICT_STRICT_H
+
+#include <pthread.h>
+
+#include "cpu/cpu_backend.h"
+
+/* An LSTM may have so many parameters. */
+#define GG_STRICT_MOST_PARAMETERS 256
+#define GG_STRICT_MOST_SOURCES 64
+#define GG_STRICT_MOST_WORKS 256
+
+typedef struct gg_strict gg_strict;
+typedef struct gg_strict_work gg_strict_work;
+
+typedef struct gg_strict_op_call {
+    gg_op *op; /* the native one */
+    gg_status (*run)(gg_op *op, const gg_op_args *args, gg_pass pass);
+    gg_pass pass;
+    gg_op_args args;
+    const float *parameter[GG_STRICT_MOST_PARAMETERS];
+    float *gradient[GG_STRICT_MOST_PARAMETERS];
+} gg_strict_op_call;
+
+/* What kernels on arenas have. */
+typedef struct gg_strict_arrays {
+    size_t n;
+    gg_dtype wire;
+    float share;
+    const void *in[3];
+    void *out[2];
+    int sources;
+    const void *source[GG_STRICT_MOST_SOURCES];
+    float scale[GG_STRICT_MOST_SOURCES];
+} gg_strict_arrays;
+
+typedef struct gg_strict_transpose {
+    int64_t n, values;
+    bool to_lanes;
+    const float *in;
+    float *out;
+} gg_strict_transpose;
+
+typedef struct gg_strict_columns {
+    gg_vectors from;
+    int64_t first, count;
+    float *out;
+} gg_strict_columns;
+
+/* A record of what is to be done, with its pointers already those of the side that computes. */
+struct gg_strict_work {
+    gg_status (*run)(gg_strict *device, gg_strict_work *work); /* NULL: only waits for `behind` */
+    gg_mark behind;                                            /* of the other queue */
+    union {
+        gg_strict_op_call op;
+        gg_strict_arrays arrays;
+        gg_loss_args loss;
+        gg_update_args update;
+        gg_choose_args choose;
+        gg_gather_args gather;
+        gg_weight_gradient_args weight_gradient;
+        gg_strict_columns columns;
+        gg_strict_transpose transpose;
+    } as;
+};
+
+typedef struct gg_strict_queue {
+    gg_strict_work work[GG_STRICT_MOST_WORKS];
+    int64_t given, done;
+} gg_strict_queue;
+
+typedef struct gg_strict_block {
+    char *host, *work; /* the addresses without and with access; of host memory that is shared the same */
+    size_t bytes;
+} gg_strict_block;
+
+struct gg_strict {
+    gg_device head;
+    gg_device *native;      /* computes, on the thread */
+    gg_strict_block *block; /* of the device, */
+    int blocks, block_room;
+    gg_strict_block *shared; /* and of host memory */
+    int shares, share_room;
+    gg_strict_queue *queue; /* GG_QUEUE_COUNT */
+    uint64_t seed;
+    int64_t drawn;
+    bool invalid; /* the record that is being made has a pointer to nowhere */
+    pthread_t thread;
+    bool started, closing;
+    int waiting;           /* calls of the host that wait: nothing is late meanwhile */
+    pthread_mutex_t mutex; /* of the queues' counts and all that follows */
+    pthread_cond_t given, done;
+    gg_status failure;
+    char message[512];
+};
+
+extern const gg_memory_table gg_strict_memory;
+
+gg_status gg_strict_open(const gg_backend *table, const gg_device_options *options, gg_device **out);
+void gg_strict_close(gg_device *device);
+
+/* A free record of a queue, to be filled and given. */
+gg_strict_work *gg_strict_work_new(gg_strict *device, gg_queue queue);
+/* A record with an invalid pointer is not given, and a failure. what: the name of the entry. */
+void gg_strict_give(gg_strict *device, gg_queue queue, const char *what);
+void gg_strict_wait_all(gg_strict *device, gg_queue queue);
+/* Where the thread has what the host has here; NULL stays NULL. What is nowhere makes the record invalid. */
+const void *gg_strict_in(gg_strict *device, const void *pointer);
+void *gg_strict_out(gg_strict *device, void *pointer);
+
+#endif

@@ -1,0 +1,136 @@
+/* What the host gives to and takes from a device with memory of its own: inputs, targets and weights of samples go
+ * through host memory that the device shares, to where its kernels read them, and results of losses come back there. In
+ * the host's memory nothing of this is needed: inputs are written where they are read. */
+#include <string.h>
+
+#include "base/memory.h"
+#include "nn/plan_internal.h"
+
+static size_t in_lines(size_t bytes) { return (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT; }
+
+static bool head_has_classes(const gg_plan *plan, int head) {
+    return plan->options.head[head].loss.kind == GG_LOSS_CROSS_ENTROPY;
+}
+
+static size_t target_bytes(const gg_plan *plan, int head) {
+    const gg_plan_head *it = &plan->head[head];
+    const int64_t values = it->positions * (head_has_classes(plan, head) ? 1 : it->features);
+    return (size_t)(plan->options.batch * values) * sizeof(float); /* of int32 as many */
+}
+
+static size_t class_weight_bytes(const gg_plan *plan, int head) {
+    const bool has_some = plan->options.head[head].loss.class_weights != NULL;
+    return has_some ? (size_t)plan->head[head].features * sizeof(float) : 0;
+}
+
+static const gg_value *input_value(const gg_plan *plan, int i) {
+    const int value = plan->node[gg_graph_input(plan->graph, i)].value;
+    return value != GG_NONE ? &plan->value[value] : NULL;
+}
+
+static size_t take_bytes(size_t *used, size_t bytes) {
+    const size_t at = *used;
+    *used += in_lines(bytes);
+    return at;
+}
+
+static void place_stage(gg_plan *plan) {
+    gg_plan_stage *stage = &plan->stage;
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        if (!plan->head[i].used) continue;
+        stage->target[i] = take_bytes(&stage->copied, target_bytes(plan, i));
+        stage->class_weights[i] = take_bytes(&stage->copied, class_weight_bytes(plan, i));
+    }
+    stage->sample_weights = take_bytes(&stage->copied, (size_t)plan->options.batch * sizeof(float));
+    stage->bytes = stage->copied;
+    stage->results = take_bytes(&stage->bytes, GG_MAX_FIELDS * sizeof(gg_loss_result));
+    for (int i = 0; i < gg_graph_inputs(plan->graph); i++) {
+        const gg_value *input = input_value(plan, i);
+        if (input != NULL) stage->input[i] = take_bytes(&stage->bytes, input->bytes);
+    }
+}
+
+gg_status gg_plan_stage_create(gg_plan *plan) {
+    gg_status status = GG_OK;
+    gg_plan_stage *stage = &plan->stage;
+    gg_device *device = plan->options.device;
+    if (!gg_device_is_separate(device)) goto cleanup;
+    place_stage(plan);
+    GG_TRY(gg_device_alloc_host(device, stage->bytes, "batch of the plan", &stage->host));
+    GG_TRY(gg_device_alloc(device, stage->copied, "batch of the plan", &stage->device));
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++)
+        if (plan->head[i].used)
+            GG_TRY(gg_device_write(device, stage->device + stage->class_weights[i],
+                                   plan->options.head[i].loss.class_weights, class_weight_bytes(plan, i)));
+cleanup:
+    return status;
+}
+
+void gg_plan_stage_destroy(gg_plan *plan) {
+    if (plan->stage.host != NULL) gg_device_free_host(plan->options.device, plan->stage.host);
+    if (plan->stage.device != NULL) gg_device_free(plan->options.device, plan->stage.device);
+}
+
+void *gg_plan_input(gg_plan *plan, int i) {
+    gg_plan_stage *stage = &plan->stage;
+    if (stage->host == NULL || input_value(plan, i) == NULL) return plan->input_at[i];
+    gg_device_wait(plan->options.device, stage->read);
+    return stage->host + stage->input[i];
+}
+
+void gg_plan_stage_inputs(gg_plan *plan) {
+    gg_plan_stage *stage = &plan->stage;
+    gg_device *device = plan->options.device;
+    if (stage->host == NULL) return;
+    for (int i = 0; i < gg_graph_inputs(plan->graph); i++) {
+        const gg_value *input = input_value(plan, i);
+        if (input == NULL) continue;
+        gg_device_copy(device, GG_QUEUE_COMPUTE, plan->input_at[i], stage->host + stage->input[i], input->bytes);
+    }
+    stage->read = gg_device_mark(device, GG_QUEUE_COMPUTE);
+}
+
+static const void *stage_copy(gg_plan *plan, size_t at, const void *from, size_t bytes) {
+    gg_plan_stage *stage = &plan->stage;
+    if (from == NULL) return NULL;
+    memcpy(stage->host + at, from, bytes);
+    gg_device_copy(plan->options.device, GG_QUEUE_COMPUTE, stage->device + at, stage->host + at, bytes);
+    return stage->device + at;
+}
+
+gg_plan_targets gg_plan_stage_targets(gg_plan *plan, const gg_plan_batch *batch) {
+    gg_plan_stage *stage = &plan->stage;
+    gg_plan_targets out = {.sample_weights = batch->sample_weights};
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        const gg_head_options *head = &plan->options.head[i];
+        if (!plan->head[i].used) continue;
+        out.target[i] = batch->target[head->target];
+        out.class_weights[i] = head->loss.class_weights;
+    }
+    if (stage->host == NULL) return out;
+    gg_device_wait(plan->options.device, stage->read); /* what the batch before has here may be overwritten */
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+        if (!plan->head[i].used) continue;
+        out.target[i] = stage_copy(plan, stage->target[i], out.target[i], target_bytes(plan, i));
+        if (out.class_weights[i] != NULL) out.class_weights[i] = (void *)(stage->device + stage->class_weights[i]);
+    }
+    out.sample_weights =
+        stage_copy(plan, stage->sample_weights, batch->sample_weights, (size_t)plan->options.batch * sizeof(float));
+    stage->read = gg_device_mark(plan->options.device, GG_QUEUE_COMPUTE);
+    return out;
+}
+
+gg_loss_result *gg_plan_stage_results(gg_plan *plan, gg_loss_sums *sums) {
+    gg_plan_stage *stage = &plan->stage;
+    return stage->host == NULL ? sums : (void *)(stage->host + stage->results);
+}
+
+gg_status gg_plan_stage_finish(gg_plan *plan, gg_mark losses, gg_loss_sums *sums) {
+    gg_plan_stage *stage = &plan->stage;
+    gg_device *device = plan->options.device;
+    if (stage->host == NULL) return GG_OK;
+    gg_device_wait(device, losses);
+    const gg_loss_result *results = (void *)(stage->host + stage->results);
+    if (sums != NULL) memcpy(sums, results, (size_t)gg_graph_heads(plan->graph) * sizeof *sums);
+    return gg_device_check(device);
+}

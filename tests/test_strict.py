@@ -1,0 +1,176 @@
+"""The strict device: memory that the host may not touch, work that is done late. Everything trains on it with the bits
+of the CPU's own kernels, or touches an arena, reads too early or overwrites too soon."""
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+
+RANKS, N = 2, 6
+
+
+def images(rng, n):
+    return rng.standard_normal((n, 3, 12, 12), np.float32), rng.integers(4, size=n)
+
+
+def convolutions():
+    """Normalisations, branches that meet, and poolings."""
+    x = gg.Input((3, 12, 12))
+    y = gg.ReLU()(gg.BatchNorm2d()(gg.Conv2d(8, 3, padding=1)(x)))
+    z = gg.BatchNorm2d(affine=False)(gg.Conv2d(8, 3, padding=1, bias=False)(y))
+    y = gg.LocalResponseNorm(3)(gg.ReLU()(gg.Add()(y, z)))
+    sides = gg.MaxPool2d(2)(y), gg.AvgPool2d(2)(gg.Conv2d(5, 1)(y)), gg.LeakyReLU()(gg.Conv2d(4, 2, stride=2)(y))
+    y = gg.Dropout(0.3)(gg.Sigmoid()(gg.Concat()(*sides)))
+    y = gg.Linear(9)(gg.Flatten()(gg.AdaptiveAvgPool2d((2, 3))(y)))
+    return gg.Model(x, gg.Linear(4)(gg.Tanh()(gg.BatchNorm1d()(y))))
+
+
+def rows():
+    """Layers over positions, and axes that move."""
+    x = gg.Input((6, 8))
+    y = gg.GELU()(gg.LayerNorm()(gg.Linear(8)(x)))
+    y = gg.Add()(y, gg.MultiHeadAttention(8, 2)(y))
+    y = gg.Softmax()(gg.Pad(0, 1, 2)(gg.Slice(0, 1, -1)(y)))
+    y = gg.Permute((1, 0))(y)
+    return gg.Model(x, gg.Linear(4)(gg.Flatten()(gg.Reshape((7, 8))(y))))
+
+
+def heads():
+    """Two inputs; heads of which one is for training only, with weights of classes and positions that do not count."""
+    tokens, facts = gg.Input((5,), dtype="int32"), gg.Input((3,))
+    y = gg.LSTM(6, layers=2, stateful=True, name="rnn")(gg.Embedding(7, 4)(tokens))
+    joined = gg.Concat()(gg.Flatten()(y), facts)
+    ends = {"next": gg.Linear(7)(y), "size": gg.Linear(2)(joined), "aux": gg.Linear(7)(gg.Tanh()(y))}
+    return gg.Model([tokens, facts], ends, training_only=["aux"], loss_weights={"size": 0.25})
+
+
+def text(length, words):
+    def made(rng, n):
+        return rng.integers(words, size=(n, length)), rng.integers(words, size=(n, length))
+
+    return made
+
+
+def several(rng, n):
+    x = [rng.integers(7, size=(n, 5)), rng.standard_normal((n, 3), np.float32)]
+    return x, {"next": rng.integers(-1, 7, (n, 5)), "size": rng.standard_normal((n, 2), np.float32)}
+
+
+LOSSES = {
+    "next": gg.CrossEntropy(ignore_index=-1),
+    "size": "mean_squared_error",
+    "aux": gg.CrossEntropy(label_smoothing=0.1, ignore_index=-1, class_weights=[1, 2, 0.5, 3, 1, 1, 0]),
+}
+
+# What trains, its batches, its losses.
+NETWORKS = {
+    "mlp": (
+        lambda: gg.models.mlp(10, (33, 7), 1),
+        lambda rng, n: (rng.standard_normal((n, 10), np.float32), rng.integers(2, size=(n, 1)).astype(np.float32)),
+        "binary_cross_entropy",
+    ),
+    "convolutions": (convolutions, images, "cross_entropy"),
+    "resnet": (lambda: gg.models.resnet20(4, (3, 12, 12), width=4), images, "cross_entropy"),
+    "rows": (
+        rows,
+        lambda rng, n: (rng.standard_normal((n, 6, 8), np.float32), rng.integers(4, size=n)),
+        "cross_entropy",
+    ),
+    "lstm": (
+        lambda: gg.models.char_lstm(11, 9, embedding=5, hidden=6, dropout=0.2, stateful=True),
+        text(9, 11),
+        "cross_entropy",
+    ),
+    "gpt": (
+        lambda: gg.models.char_gpt(11, 9, layers=1, heads=2, width=8, dropout=0.1),
+        text(9, 11),
+        "cross_entropy",
+    ),
+    "heads": (heads, several, LOSSES),
+}
+
+
+def trained(device, network="convolutions", steps=3, ranks=RANKS, **options):
+    """Losses, weights, moments and carried state of each rank after steps; evaluation and prediction."""
+    make, batch, loss = NETWORKS[network]
+    options = {"optimizer": gg.SGD(0.05, momentum=0.9)} | options
+    rng = np.random.default_rng(len(network))
+    with gg.Trainer(
+        make(), loss=loss, comm=gg.VirtualCluster(ranks), device=device, backend="native", tune=False, **options
+    ) as trainer:
+        found = []
+        for step in range(steps):
+            pairs = [batch(rng, N + 3 * rank + 16 * (step == 1)) for rank in range(ranks)]
+            found.append(trainer.train_step([x for x, _ in pairs], [y for _, y in pairs]))
+        x, y = batch(rng, 21)
+        found.append(trainer.evaluate(x, y, batch_size=8))
+        found.append(trainer.predict(x, batch_size=8))
+        for rank in range(ranks):
+            found += [trainer.core.arena(name, rank) for name in trainer.core.arenas()]
+            found.append(trainer.core.carried(rank))
+        found.append(trainer.core.consensus_distance())
+    return found
+
+
+def same(a, b):
+    """Whether two results are equal to the bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return np.array_equal(a, b, equal_nan=True) if isinstance(a, np.ndarray) else a == b
+
+
+def agree(*args, device="strict", **options):
+    assert same(trained("cpu", *args, **options), trained(device, *args, **options))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks_have_the_bits_of_the_cpu(network):
+    agree(network, strategy=gg.NoExchange())
+
+
+BF16 = {"wire_dtype": "bfloat16"}
+SMALL = {"bucket_bytes": 300, "chunk_bytes": 128}
+
+STRATEGIES = {
+    "gossipgrad": gg.GossipGraD(),
+    "gossipgrad-late": gg.GossipGraD(staleness=1, **SMALL),
+    "gossipgrad-bfloat16": gg.GossipGraD(**BF16, **SMALL),
+    "gossipgrad-gradients": gg.GossipGraD(exchange="gradients"),
+    "gossipgrad-weights": gg.GossipGraD(exchange="weights", staleness=1),
+    "gossipgrad-slices": gg.GossipGraD(slices=2, **SMALL),
+    "gossipgrad-by-slices": gg.GossipGraD(exchange="slices"),
+    "gossipgrad-halves": gg.GossipGraD(mix="halves"),
+    "gossipgrad-push-sum": gg.GossipGraD(push_sum=True),
+    "gossipgrad-hierarchical": gg.GossipGraD(hierarchical=True, ranks_per_node=2),
+    "pull": gg.PullGossip(),
+    "push": gg.PushGossip(probability=0.7),
+    "push-sum": gg.PushGossip(push_sum=True, **BF16),
+    "allreduce": gg.AllReduce(),
+    "allreduce-bfloat16": gg.AllReduce(**BF16),
+    "layerwise": gg.LayerwiseAllReduce(**SMALL),
+    "layerwise-bfloat16": gg.LayerwiseAllReduce(**BF16, **SMALL),
+    "overlapped": gg.OverlappedAveraging(**SMALL),
+    "overlapped-fc": gg.OverlappedAveraging(partition_fc=True),
+    "overlapped-bfloat16": gg.OverlappedAveraging(overlap=False, **BF16, **SMALL),
+    "periodic": gg.PeriodicAllReduce(period=2),
+    "elastic": gg.ElasticAveraging(period=2),
+    "elastic-late": gg.ElasticAveraging(period=1, synchronous=False, **SMALL),
+    "server": gg.ParameterServer(**SMALL),
+    "server-bfloat16": gg.ParameterServer(period=2, **BF16),
+    "diloco": gg.DiLoCo(period=2),
+    "diloco-fragments": gg.DiLoCo(period=2, fragments=2, delay=1, **BF16),
+    "noloco": gg.NoLoCo(period=2, delay=1),
+    "none": gg.NoExchange(),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategies_have_the_bits_of_the_cpu(name):
+    agree(strategy=STRATEGIES[name])
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_the_order_of_work_makes_no_difference(seed):
+    agree("mlp", device=f"strict:{seed}", strategy=gg.GossipGraD(staleness=1, **SMALL), steps=12, ranks=4)
