@@ -60,6 +60,8 @@ _FIXED = frozenset(
 def _checked_device(device: str) -> str:
     if not isinstance(device, str):
         raise TypeError(f"device: a {type(device).__name__}; wanted a str, such as 'cpu'")
+    if device.startswith("cuda"):
+        environment.find_cuda_wheels()
     _core.find_device(device)
     return device
 

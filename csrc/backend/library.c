@@ -102,3 +102,36 @@ gg_status gg_backend_library_load(const char *file, const char *variable, const 
 cleanup:
     return status;
 }
+
+static gg_status cuda_library(const gg_backend_library **out) {
+    return gg_backend_library_load(GG_CUDA_LIBRARY, GG_CUDA_LIBRARY_VARIABLE, out);
+}
+
+static gg_status count_cuda(int *out) {
+    const gg_backend_library *library = NULL;
+    gg_status status = GG_OK;
+    *out = 0;
+    GG_TRY(cuda_library(&library));
+    GG_TRY(library->devices(out));
+cleanup:
+    return status;
+}
+
+static gg_status open_cuda(const gg_devices_options *options, gg_devices *out) {
+    const gg_backend_library *library = NULL;
+    gg_status status = GG_OK;
+    if (strcmp(options->backend, "auto") != 0 && strcmp(options->backend, "cuda") != 0)
+        GG_FAIL(GG_ERROR_ARGUMENT, "backend: '%s'; device 'cuda' has its own: None", options->backend);
+    if (options->dtype != GG_FLOAT32)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "dtype: '%s'; device 'cuda' computes in float32", gg_dtype_name(options->dtype));
+    GG_TRY(cuda_library(&library));
+    GG_TRY(library->backend->open(&options->device, &out->device));
+    out->first = out->device;
+cleanup:
+    return status;
+}
+
+void gg_cuda_register(void) {
+    static const gg_device_kind cuda = {.name = "cuda", .count = count_cuda, .open = open_cuda};
+    gg_registry_add(&cuda);
+}

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "backend/backend.h"
+#include "backend/registry.h"
 
 /* Sizes of the structs that core and library share: they differ where the two are not of one build. */
 enum { GG_LIBRARY_SIZES = 8 };
@@ -55,5 +55,8 @@ typedef const gg_backend_library *gg_backend_library_open_function(const gg_libr
  * Loading it a second time gives the same. GG_ERROR_UNSUPPORTED: it is not there, cannot be loaded, or is of another
  * build. Any thread. */
 gg_status gg_backend_library_load(const char *file, const char *variable, const gg_backend_library **out);
+
+/* Adds the kind "cuda" to the registry; its library is loaded when a device of it is asked for. */
+void gg_cuda_register(void);
 
 #endif

@@ -40,6 +40,7 @@ static void allowed_names(char *text, size_t bytes) {
 gg_status gg_registry_find(const char *name, const gg_device_kind **kind, int *number) {
     gg_status status = GG_OK;
     char allowed[128];
+    int count = 0;
     const size_t length = strcspn(name, ":");
     const char *digits = name[length] == ':' ? name + length + 1 : NULL;
     *number = 0;
@@ -48,6 +49,7 @@ gg_status gg_registry_find(const char *name, const gg_device_kind **kind, int *n
     if (*kind == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; allowed are %s", name, allowed);
     if ((*kind)->absent != NULL)
         GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s': %s; allowed are %s", name, (*kind)->absent, allowed);
+    if ((*kind)->count != NULL) GG_TRY((*kind)->count(&count));
     if (digits == NULL) goto cleanup;
     if ((*kind)->count == NULL)
         GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; there is one '%s', without a number", name, (*kind)->name);
@@ -55,9 +57,8 @@ gg_status gg_registry_find(const char *name, const gg_device_kind **kind, int *n
         GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; behind the colon is the number of a device, as in '%s:0'", name,
                 (*kind)->name);
     *number = (int)strtol(digits, NULL, 10);
-    if (*number >= (*kind)->count())
-        GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; the machine has %d of these, numbered from 0 on", name,
-                (*kind)->count());
+    if (*number >= count)
+        GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; the machine has %d of these, numbered from 0 on", name, count);
 cleanup:
     return status;
 }

@@ -25,7 +25,8 @@ typedef struct gg_devices {
 typedef struct gg_device_kind {
     const char *name;
     const char *absent; /* why this build or machine has none, for messages; NULL: it has */
-    int (*count)(void); /* how many the machine has, by numbers from 0 on; NULL: one, without a number */
+    /* How many the machine has, by numbers from 0 on; it fails where there is none. NULL: one, without a number. */
+    gg_status (*count)(int *out);
     /* Fills `device`, `first` and `choose`; gg_devices_open does the rest, and closes what is open if it fails. Checks
      * all options. */
     gg_status (*open)(const gg_devices_options *options, gg_devices *out);

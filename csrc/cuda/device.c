@@ -10,6 +10,8 @@
 
 /* What the kernels are compiled for (setup.py) and what the runtime needs. */
 enum { LEAST_CAPABILITY = 80, LEAST_DRIVER = 13000 };
+/* Bytes of scratch for sums. */
+enum { LEAST_REDUCTION = 1 << 20 };
 
 struct gg_cuda_block {
     gg_cuda_block *next;
@@ -36,9 +38,54 @@ void gg_cuda_launched(gg_cuda_device *device, const char *kernel) {
     if (error != GG_CUDA_SUCCESS) gg_cuda_note(device, error, kernel);
 }
 
+/* No bad numbers have been seen. */
+static void forget_bad_numbers(gg_cuda_device *device) {
+    memset(device->results->bad, 0xff, sizeof device->results->bad);
+    gg_cuda_note(
+        device,
+        device->api->cudaMemsetAsync(device->bad, 0xff, GG_CUDA_BAD_COUNT * sizeof(uint32_t), gg_cuda_compute(device)),
+        "cudaMemsetAsync");
+}
+
+uint32_t *gg_cuda_bad(gg_cuda_device *device, gg_cuda_bad_kind kind) { return device->bad + kind; }
+
+void gg_cuda_report_bad(gg_cuda_device *device, gg_cuda_bad_kind kind, int64_t positions, int64_t allowed) {
+    device->bad_positions = positions;
+    device->bad_numbers = allowed;
+    gg_cuda_note(device,
+                 device->api->cudaMemcpyAsync(&device->results->bad[kind], device->bad + kind, sizeof(uint32_t),
+                                              GG_CUDA_MEMCPY_DEFAULT, gg_cuda_compute(device)),
+                 "cudaMemcpyAsync");
+}
+
+/* What was reported is forgotten: the next batch may be right. */
+static gg_status check_numbers(gg_cuda_device *device) {
+    uint32_t bad[GG_CUDA_BAD_COUNT];
+    gg_status status = GG_OK;
+    memcpy(bad, device->results->bad, sizeof bad);
+    const uint32_t token = bad[GG_CUDA_BAD_TOKEN], sample = bad[GG_CUDA_BAD_LENGTH];
+    if (token == UINT32_MAX && sample == UINT32_MAX) goto cleanup;
+    gg_cuda_note(device, device->api->cudaStreamSynchronize(gg_cuda_compute(device)), "cudaStreamSynchronize");
+    forget_bad_numbers(device);
+    if (token != UINT32_MAX)
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "the token at position %lld of sample %lld of the batch is no row of the table; "
+                "allowed: 0 to %lld",
+                (long long)token % device->bad_positions, (long long)token / device->bad_positions,
+                (long long)device->bad_numbers - 1);
+    GG_FAIL(GG_ERROR_ARGUMENT, "the length of sample %lld of the batch is not allowed; allowed: 1 to %lld",
+            (long long)sample, (long long)device->bad_numbers);
+cleanup:
+    return status;
+}
+
 static gg_status memory_check(gg_device *head) {
-    const gg_cuda_device *device = gg_cuda_of(head);
-    return device->failed == GG_OK ? GG_OK : gg_fail(device->failed, "%s", device->failure);
+    gg_cuda_device *device = gg_cuda_of(head);
+    gg_status status = GG_OK;
+    if (device->failed != GG_OK) GG_FAIL(device->failed, "%s", device->failure);
+    GG_TRY(check_numbers(device));
+cleanup:
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------------ marks */
@@ -203,6 +250,19 @@ static void memory_zero(gg_device *head, gg_queue queue, void *at, size_t bytes)
     gg_cuda_device *device = gg_cuda_of(head);
     gg_cuda_enter(device);
     gg_cuda_note(device, device->api->cudaMemsetAsync(at, 0, bytes, device->queue[queue].stream), "cudaMemsetAsync");
+}
+
+void *gg_cuda_reduction(gg_cuda_device *device, size_t bytes) {
+    void *larger = NULL;
+    if (bytes <= device->reduced) return device->reduction;
+    if (memory_alloc(&device->head, bytes, "sums", &larger) != GG_OK) {
+        gg_cuda_note(device, GG_CUDA_ERROR_MEMORY_ALLOCATION, "cudaMalloc");
+        return NULL;
+    }
+    if (device->reduction != NULL) memory_free(&device->head, device->reduction);
+    device->reduction = larger;
+    device->reduced = bytes;
+    return larger;
 }
 
 /* ------------------------------------------------------------------------------------------------ shared blocks
@@ -406,6 +466,21 @@ static void close_queue(gg_cuda_device *device, gg_cuda_queue *queue) {
     if (queue->stream != NULL) (void)device->api->cudaStreamDestroy(queue->stream);
 }
 
+/* Scratch of sums is as large as most of them want, so that a warm step allocates nothing. */
+static gg_status open_results(gg_cuda_device *device) {
+    void *block = NULL;
+    gg_status status = GG_OK;
+    GG_TRY(memory_alloc_host(&device->head, sizeof *device->results, "a device's results", &block));
+    device->results = block;
+    GG_TRY(memory_alloc(&device->head, GG_CUDA_BAD_COUNT * sizeof(uint32_t), "a device's reports", &block));
+    device->bad = block;
+    if (gg_cuda_reduction(device, LEAST_REDUCTION) == NULL) GG_TRY(memory_check(&device->head));
+    forget_bad_numbers(device);
+    GG_CUDA_TRY(device->api, cudaStreamSynchronize, (gg_cuda_compute(device)));
+cleanup:
+    return status;
+}
+
 gg_status gg_cuda_device_open(const gg_device_options *options, gg_device **out) {
     const gg_cuda_api *api = NULL;
     gg_cuda_device *device = NULL;
@@ -421,6 +496,7 @@ gg_status gg_cuda_device_open(const gg_device_options *options, gg_device **out)
     GG_TRY(check_capability(api, options->number));
     GG_TRY(gg_cuda_api_get(1, &api));
     GG_TRY(gg_calloc(1, sizeof *device, "a device", &device));
+    device->head.table = &gg_backend_cuda;
     device->head.threads = 1;
     device->api = api;
     device->number = options->number;
@@ -431,6 +507,7 @@ gg_status gg_cuda_device_open(const gg_device_options *options, gg_device **out)
     GG_CUBLAS_TRY(api, cublasLtCreate, (&device->blas));
     GG_CUDNN_TRY(api, cudnnCreate, (&device->dnn));
     GG_CUDNN_TRY(api, cudnnSetStream, (device->dnn, gg_cuda_compute(device)));
+    GG_TRY(open_results(device));
     *out = &device->head;
     device = NULL;
 cleanup:
@@ -442,6 +519,9 @@ void gg_cuda_device_close(gg_device *head) {
     gg_cuda_device *device = gg_cuda_of(head);
     if (device == NULL) return;
     wait_for_all_work(device);
+    if (device->reduction != NULL) memory_free(head, device->reduction);
+    if (device->bad != NULL) memory_free(head, device->bad);
+    if (device->results != NULL) memory_free_host(head, device->results);
     if (device->dnn != NULL) (void)device->api->cudnnDestroy(device->dnn);
     if (device->blas != NULL) (void)device->api->cublasLtDestroy(device->blas);
     for (int i = 0; i < GG_QUEUE_COUNT; ++i) close_queue(device, &device->queue[i]);

@@ -18,6 +18,17 @@ typedef struct gg_cuda_queue {
 
 typedef struct gg_cuda_block gg_cuda_block;
 
+/* What a kernel reports of the numbers that it was given, where the CPU checks them before. */
+typedef enum gg_cuda_bad_kind { GG_CUDA_BAD_TOKEN = 0, GG_CUDA_BAD_LENGTH, GG_CUDA_BAD_COUNT } gg_cuda_bad_kind;
+
+/* Host memory that the device shares. */
+typedef struct gg_cuda_results {
+    double sum;
+    uint64_t count;
+    int32_t flag;
+    uint32_t bad[GG_CUDA_BAD_COUNT];
+} gg_cuda_results;
+
 typedef struct gg_cuda_device {
     gg_device head;
     const gg_cuda_api *api;
@@ -27,11 +38,12 @@ typedef struct gg_cuda_device {
     gg_cudnn_handle dnn; /* on the stream of GG_QUEUE_COMPUTE */
     gg_cublas_handle blas;
     gg_cuda_block *blocks; /* all allocations, for the counts */
-    /* Host memory that the device shares: results of kernels that the host waits for. */
-    double *number_result;
-    uint32_t *flag_result;
-    void *reduction;  /* scratch of the kernels that give such results */
-    gg_status failed; /* the first failure of work that was given or done late */
+    gg_cuda_results *results;
+    uint32_t *bad;                      /* of the device: the first bad number of each kind; UINT32_MAX: none */
+    void *reduction;                    /* of the device: scratch of kernels that sum or choose */
+    size_t reduced;                     /* its bytes */
+    int64_t bad_positions, bad_numbers; /* of the operation that reported last, for the message */
+    gg_status failed;                   /* the first failure of work that was given or done late */
     char failure[512];
 } gg_cuda_device;
 
@@ -52,6 +64,14 @@ void gg_cuda_enter(gg_cuda_device *device);
 void gg_cuda_note(gg_cuda_device *device, int error, const char *call);
 /* After launches of own kernels: the same with what the launch left. */
 void gg_cuda_launched(gg_cuda_device *device, const char *kernel);
+
+/* Where a kernel reports the place of the first bad number, and the copy of it to where gg_device_check reads it.
+ * positions: numbers of a sample; allowed: see the message. */
+uint32_t *gg_cuda_bad(gg_cuda_device *device, gg_cuda_bad_kind kind);
+void gg_cuda_report_bad(gg_cuda_device *device, gg_cuda_bad_kind kind, int64_t positions, int64_t allowed);
+/* Scratch of at least so many bytes, for one kernel after another of GG_QUEUE_COMPUTE; NULL where the GPU has no memory
+ * for it, which is remembered for gg_device_check. */
+void *gg_cuda_reduction(gg_cuda_device *device, size_t bytes);
 
 /* For gg_backend_library. */
 gg_status gg_cuda_device_count(int *out);

@@ -1,11 +1,10 @@
+#include "backend/library.h"
 #include "cpu/cpu_backend.h"
 #include "python/python.h"
 
-/* Devices that another library computes on are added when it is loaded. */
 static void register_devices(void) {
-    static const gg_device_kind cuda = {.name = "cuda", .absent = "gossipgrad was built without CUDA"};
     gg_cpu_register();
-    gg_registry_add(&cuda);
+    gg_cuda_register();
 }
 
 static int py_module_execute(PyObject *module) {

@@ -1,0 +1,35 @@
+/* What every operation of the CUDA table begins with, and what they report. */
+#include "cuda/ops.h"
+
+#include "base/memory.h"
+
+gg_status gg_cuda_op_create(const gg_op_desc *desc, const gg_op_class *type, int integers, size_t bytes, gg_op **out) {
+    gg_status status = GG_OK;
+    *out = NULL;
+    if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
+        GG_FAIL(GG_ERROR_ARGUMENT, "%s has 1 to %d inputs, not %d", gg_op_kind_name(desc->kind), GG_MAX_INPUTS,
+                desc->inputs);
+    if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
+    for (int i = 0; i < desc->inputs; ++i)
+        if (desc->offered[i].dtype != (i < integers ? GG_FLOAT32 : GG_INT32))
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "%s on a GPU: input %d is %s; allowed is %s", gg_op_kind_name(desc->kind), i,
+                    gg_dtype_name(desc->offered[i].dtype), gg_dtype_name(i < integers ? GG_FLOAT32 : GG_INT32));
+    gg_op *op;
+    GG_TRY(gg_calloc(1, bytes, "an operation", &op));
+    op->type = type;
+    op->backend = GG_CUDA_NAME;
+    op->desc = *desc;
+    for (int i = 0; i < desc->inputs; ++i)
+        op->input[i] = (gg_format){i < integers ? GG_FLOAT32 : GG_INT32, GG_LAYOUT_PLAIN};
+    op->output = (gg_format){GG_FLOAT32, GG_LAYOUT_PLAIN};
+    *out = op;
+cleanup:
+    return status;
+}
+
+void gg_cuda_op_free(gg_op *op) { gg_free(op); }
+
+gg_status gg_cuda_op_done(gg_cuda_device *device, const char *kernel) {
+    gg_cuda_launched(device, kernel);
+    return device->failed == GG_OK ? GG_OK : gg_cuda_memory.check(&device->head);
+}

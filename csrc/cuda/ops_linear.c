@@ -1,0 +1,119 @@
+/* The linear layer over the last axis: the positions of all samples are rows of one matrix,
+ *   Y = X W^T + b,   dX = dY W,   dW = dY^T X. */
+#include "cuda/kernels_nn.h"
+#include "cuda/ops.h"
+#include "cuda/product.h"
+
+typedef struct linear_op {
+    gg_op head;
+    gg_cuda_device *device;
+    int64_t rows, in, out;
+    gg_cuda_product forward, weights, data;
+} linear_op;
+
+static gg_status linear_forward(gg_op *head, const gg_op_args *args) {
+    linear_op *op = (linear_op *)head;
+    return gg_cuda_product_run(op->device, &op->forward, args->input[0], args->parameter[GG_PARAMETER_WEIGHT],
+                               head->desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL, args->output,
+                               args->scratch);
+}
+
+static gg_status linear_backward_weights(gg_op *head, const gg_op_args *args) {
+    linear_op *op = (linear_op *)head;
+    const bool relu = head->desc.activation == GG_ACTIVATION_RELU;
+    gg_status status = GG_OK;
+    if (relu || head->desc.bias) {
+        const gg_cuda_bias_backward_args bias = {.outer = op->rows,
+                                                 .channels = op->out,
+                                                 .inner = 1,
+                                                 .y = relu ? args->output : NULL,
+                                                 .grad = args->grad_output,
+                                                 .bias = head->desc.bias ? args->gradient[GG_PARAMETER_BIAS] : NULL,
+                                                 .scratch = args->scratch};
+        gg_cuda_enter(op->device);
+        gg_cuda_bias_backward(gg_cuda_compute(op->device), &bias);
+        GG_TRY(gg_cuda_op_done(op->device, "the backward pass of a bias"));
+    }
+    if (args->gradient[GG_PARAMETER_WEIGHT] != NULL)
+        GG_TRY(gg_cuda_product_run(op->device, &op->weights, args->grad_output, args->input[0], NULL,
+                                   args->gradient[GG_PARAMETER_WEIGHT], args->scratch));
+cleanup:
+    return status;
+}
+
+static gg_status linear_backward_data(gg_op *head, const gg_op_args *args) {
+    linear_op *op = (linear_op *)head;
+    if (args->grad_input[0] == NULL) return GG_OK;
+    return gg_cuda_product_run(op->device, &op->data, args->grad_output, args->parameter[GG_PARAMETER_WEIGHT], NULL,
+                               args->grad_input[0], args->scratch);
+}
+
+static void linear_destroy(gg_op *head) {
+    linear_op *op = (linear_op *)head;
+    gg_cuda_product_destroy(op->device, &op->forward);
+    gg_cuda_product_destroy(op->device, &op->weights);
+    gg_cuda_product_destroy(op->device, &op->data);
+    gg_cuda_op_free(head);
+}
+
+static const gg_op_class linear_class = {.forward = linear_forward,
+                                         .backward_weights = linear_backward_weights,
+                                         .backward_data = linear_backward_data,
+                                         .destroy = linear_destroy};
+
+static gg_status create_products(linear_op *op) {
+    const gg_op_desc *desc = &op->head.desc;
+    const int64_t rows = op->rows, in = op->in, out = op->out;
+    gg_status status = GG_OK;
+    const gg_cuda_product_shape forward = {.m = rows,
+                                           .n = out,
+                                           .k = in,
+                                           .a_row = in,
+                                           .b_row = in,
+                                           .c_row = out,
+                                           .transpose_b = true,
+                                           .bias = desc->bias,
+                                           .relu = desc->activation == GG_ACTIVATION_RELU};
+    GG_TRY(gg_cuda_product_create(op->device, &forward, &op->forward));
+    if (!desc->training) goto cleanup;
+    const gg_cuda_product_shape weights = {
+        .m = out, .n = in, .k = rows, .a_row = out, .b_row = in, .c_row = in, .transpose_a = true};
+    const gg_cuda_product_shape data = {.m = rows, .n = in, .k = out, .a_row = out, .b_row = in, .c_row = in};
+    GG_TRY(gg_cuda_product_create(op->device, &weights, &op->weights));
+    if (desc->input_grad) GG_TRY(gg_cuda_product_create(op->device, &data, &op->data));
+cleanup:
+    return status;
+}
+
+gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_op *head = NULL;
+    char in[GG_SHAPE_TEXT], given[GG_SHAPE_TEXT];
+    gg_status status = GG_OK;
+    *out = NULL;
+    const int last = desc->input[0].dims - 1;
+    if (desc->inputs != 1 || last < 0 || desc->output.dims < 1 ||
+        gg_shape_count(&desc->input[0]) / desc->input[0].size[last] !=
+            gg_shape_count(&desc->output) / desc->output.size[desc->output.dims - 1])
+        GG_FAIL(GG_ERROR_SHAPE, "a linear layer changes the last axis of one input, not %s into %s",
+                gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, given));
+    GG_TRY(gg_cuda_op_create(desc, &linear_class, 1, sizeof(linear_op), &head));
+    linear_op *op = (linear_op *)head;
+    op->device = gg_cuda_of(device);
+    op->in = desc->input[0].size[last];
+    op->out = desc->output.size[desc->output.dims - 1];
+    op->rows = desc->batch * (gg_shape_count(&desc->input[0]) / op->in);
+    head->backward_needs_input = 1;
+    head->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
+    GG_TRY(create_products(op));
+    const gg_cuda_product *const products[3] = {&op->forward, &op->weights, &op->data};
+    if (desc->training && desc->bias) head->scratch_bytes = gg_cuda_bias_backward_scratch(op->rows, op->out, 1);
+    for (int i = 0; i < 3; ++i) {
+        const size_t room = gg_cuda_workspace_room(products[i]->workspace);
+        if (room > head->scratch_bytes) head->scratch_bytes = room;
+    }
+    *out = head;
+    head = NULL;
+cleanup:
+    if (head != NULL) linear_destroy(head);
+    return status;
+}

@@ -1,0 +1,114 @@
+#include "cuda/product.h"
+
+#include "cuda/ops.h"
+
+/* A workspace above which no algorithm is worth it; Hopper's want 32 MiB. */
+#define MOST_WORKSPACE ((size_t)32 << 20)
+
+/* cuBLASLt has columns where we have rows: it computes the transposed product, b's before a's. */
+static gg_status make_layout(gg_cuda_device *device, int64_t rows, int64_t columns, int64_t row, int64_t step,
+                             int64_t batch, gg_cublas_layout *out) {
+    const gg_cuda_api *api = device->api;
+    const int32_t count = (int32_t)batch;
+    gg_status status = GG_OK;
+    GG_CUBLAS_TRY(api, cublasLtMatrixLayoutCreate, (out, GG_CUBLAS_R_32F, (uint64_t)columns, (uint64_t)rows, row));
+    if (batch > 1) {
+        GG_CUBLAS_TRY(api, cublasLtMatrixLayoutSetAttribute,
+                      (*out, GG_CUBLAS_LAYOUT_BATCH_COUNT, &count, sizeof count));
+        GG_CUBLAS_TRY(api, cublasLtMatrixLayoutSetAttribute, (*out, GG_CUBLAS_LAYOUT_BATCH_STRIDE, &step, sizeof step));
+    }
+cleanup:
+    return status;
+}
+
+static gg_status make_desc(gg_cuda_device *device, const gg_cuda_product_shape *shape, gg_cublas_desc *out) {
+    const gg_cuda_api *api = device->api;
+    const int32_t first = shape->transpose_b ? GG_CUBLAS_OP_T : GG_CUBLAS_OP_N;
+    const int32_t second = shape->transpose_a ? GG_CUBLAS_OP_T : GG_CUBLAS_OP_N;
+    const int32_t epilogue = shape->bias && shape->relu ? GG_CUBLAS_EPILOGUE_RELU_BIAS
+                             : shape->bias              ? GG_CUBLAS_EPILOGUE_BIAS
+                             : shape->relu              ? GG_CUBLAS_EPILOGUE_RELU
+                                                        : GG_CUBLAS_EPILOGUE_DEFAULT;
+    gg_status status = GG_OK;
+    GG_CUBLAS_TRY(api, cublasLtMatmulDescCreate,
+                  (out, device->fast ? GG_CUBLAS_COMPUTE_32F_FAST_TF32 : GG_CUBLAS_COMPUTE_32F, GG_CUBLAS_R_32F));
+    GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute, (*out, GG_CUBLAS_DESC_TRANSA, &first, sizeof first));
+    GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute, (*out, GG_CUBLAS_DESC_TRANSB, &second, sizeof second));
+    GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute, (*out, GG_CUBLAS_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+cleanup:
+    return status;
+}
+
+static gg_status choose_algorithm(gg_cuda_device *device, gg_cuda_product *product) {
+    const gg_cuda_api *api = device->api;
+    const gg_cuda_product_shape *shape = &product->shape;
+    const uint64_t workspace = MOST_WORKSPACE;
+    const uint32_t ordered = GG_CUBLAS_REDUCTION_COMPUTE_TYPE, alignment = shape->alignment ? shape->alignment : 64;
+    gg_cublas_preference preference = NULL;
+    gg_cublas_choice choice = {.state = 0};
+    int found = 0;
+    gg_status status = GG_OK;
+    GG_CUBLAS_TRY(api, cublasLtMatmulPreferenceCreate, (&preference));
+    GG_CUBLAS_TRY(api, cublasLtMatmulPreferenceSetAttribute,
+                  (preference, GG_CUBLAS_PREFERENCE_WORKSPACE, &workspace, sizeof workspace));
+    if (!device->fast)
+        GG_CUBLAS_TRY(api, cublasLtMatmulPreferenceSetAttribute,
+                      (preference, GG_CUBLAS_PREFERENCE_REDUCTION, &ordered, sizeof ordered));
+    for (int i = 0; i < 4; ++i)
+        GG_CUBLAS_TRY(api, cublasLtMatmulPreferenceSetAttribute,
+                      (preference, GG_CUBLAS_PREFERENCE_ALIGNMENT_A + i, &alignment, sizeof alignment));
+    GG_CUBLAS_TRY(
+        api, cublasLtMatmulAlgoGetHeuristic,
+        (device->blas, product->desc, product->b, product->a, product->c, product->c, preference, 1, &choice, &found));
+    if (found < 1 || choice.state != GG_CUBLAS_SUCCESS)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld",
+                (long long)shape->m, (long long)shape->n, (long long)shape->k);
+    product->algorithm = choice.algorithm;
+    product->workspace = choice.workspace;
+cleanup:
+    if (preference != NULL) (void)api->cublasLtMatmulPreferenceDestroy(preference);
+    return status;
+}
+
+gg_status gg_cuda_product_create(gg_cuda_device *device, const gg_cuda_product_shape *shape, gg_cuda_product *product) {
+    const int64_t m = shape->m, n = shape->n, k = shape->k, batch = shape->batch;
+    gg_status status = GG_OK;
+    *product = (gg_cuda_product){.shape = *shape};
+    gg_cuda_enter(device);
+    GG_TRY(make_layout(device, shape->transpose_a ? k : m, shape->transpose_a ? m : k, shape->a_row, shape->a_step,
+                       batch, &product->a));
+    GG_TRY(make_layout(device, shape->transpose_b ? n : k, shape->transpose_b ? k : n, shape->b_row, shape->b_step,
+                       batch, &product->b));
+    GG_TRY(make_layout(device, m, n, shape->c_row, shape->c_step, batch, &product->c));
+    GG_TRY(make_desc(device, shape, &product->desc));
+    GG_TRY(choose_algorithm(device, product));
+cleanup:
+    return status;
+}
+
+void gg_cuda_product_destroy(gg_cuda_device *device, gg_cuda_product *product) {
+    const gg_cuda_api *api = device->api;
+    if (product->desc != NULL) (void)api->cublasLtMatmulDescDestroy(product->desc);
+    gg_cublas_layout const layouts[3] = {product->a, product->b, product->c};
+    for (int i = 0; i < 3; ++i)
+        if (layouts[i] != NULL) (void)api->cublasLtMatrixLayoutDestroy(layouts[i]);
+    *product = (gg_cuda_product){.workspace = 0};
+}
+
+gg_status gg_cuda_product_run(gg_cuda_device *device, gg_cuda_product *product, const float *a, const float *b,
+                              const float *bias, float *c, void *scratch) {
+    static const float zero = 0, one = 1;
+    const gg_cuda_api *api = device->api;
+    gg_status status = GG_OK;
+    gg_cuda_enter(device);
+    if (product->shape.bias)
+        GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute,
+                      (product->desc, GG_CUBLAS_DESC_BIAS_POINTER, &bias, sizeof bias));
+    GG_CUBLAS_TRY(api, cublasLtMatmul,
+                  (device->blas, product->desc, &one, b, product->b, a, product->a, product->shape.add ? &one : &zero,
+                   c, product->c, c, product->c, &product->algorithm,
+                   product->workspace > 0 ? gg_cuda_workspace(scratch) : NULL, product->workspace,
+                   gg_cuda_compute(device)));
+cleanup:
+    return status;
+}
