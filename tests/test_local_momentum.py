@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gossip_reference import Gradients, flat, small_batches
-from test_compression_strategies import SMALL, own_gradients, residues, trainer_of
+from test_compression_strategies import SMALL, own_gradients, residues, sent_by, trainer_of
 
 import gossipgrad as gg
 
@@ -140,6 +140,35 @@ def test_sent_and_left_are_the_directions_of_adam(how):
         assert np.abs(waits).max() > 0.1
         for rank in range(1, p):
             assert np.array_equal(flat(trainer.weights(0)), flat(trainer.weights(rank)))
+
+
+@pytest.mark.parametrize("size", [50, 300, 3000])
+@pytest.mark.parametrize("mode", ["strict", "safe"])
+def test_large_parameters_are_chosen_from_as_the_definition_says(mode, size):
+    """To the bit: of more elements than are worked on at once, in bins that are not whole vectors."""
+    p, lr = 2, 0.1
+    net = gg.Sequential([gg.Flatten(), gg.Linear(99), gg.ReLU(), gg.Linear(4)], input=(1, 8, 8))
+    how = gg.AdaComp(local_momentum=True, mode=mode, bin_size=size, dense_below=1000)
+    trainer = gg.Trainer(
+        net, optimizer=optimizer(), strategy=gg.AllReduce(), compression=how, comm=gg.VirtualCluster(p)
+    )
+    ((name, (_, found)),) = how.packed(trainer.net).items()
+    assert found == size and trainer.weights()[name].size == 99 * 64
+    generator, gradients_of = np.random.default_rng(size), Gradients(trainer.net)
+    wanted = [0.0] * p
+    for _ in range(4):
+        x, y = small_batches(generator, p, [5, 5])
+        before, left = trainer.weights()[name].ravel(), residues(trainer)
+        decay, gradients = 0.01 * flat(trainer.weights()), own_gradients(gradients_of, trainer, x, y)
+        trainer.train_step(x, y)
+        total = np.zeros_like(before)
+        for rank, own in enumerate(momenta(trainer)):
+            wanted[rank] = 0.9 * wanted[rank] + gradients[rank].astype(np.float64) + decay
+            np.testing.assert_allclose(flat(own), wanted[rank], rtol=1e-4, atol=1e-6)
+            sent, rest = sent_by(how, size, 1 / p, own[name], left[rank][name])
+            assert np.array_equal(residues(trainer)[rank][name].ravel(), rest)
+            total += sent
+        np.testing.assert_allclose(trainer.weights()[name].ravel(), before - lr * total, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("chosen", [optimizer, adam])
