@@ -650,10 +650,8 @@ static void move(const gg_op *head, gg_layout from_layout, gg_layout to_layout, 
         const size_t bytes = gg_format_bytes(head->output, &desc->output, desc->batch);
         if (from != to)
             gg_cuda_memory.copy(&((const element_op *)head)->device->head, GG_QUEUE_COMPUTE, to, from, bytes);
-#ifdef GG_CUDA_PARTIALS
     } else if (from_layout == GG_LAYOUT_BATCH_LAST || to_layout == GG_LAYOUT_BATCH_LAST) {
         gg_cuda_transpose(stream_of(head), desc->batch, values, to_layout == GG_LAYOUT_BATCH_LAST, from, to);
-#endif
     } else {
         gg_cuda_reorder(stream_of(head), &desc->output, desc->batch, from_layout, to_layout, from, to);
     }

@@ -1,5 +1,7 @@
 /* The linear layer over the last axis: the positions of all samples are rows of one matrix,
- *   Y = X W^T + b,   dX = dY W,   dW = dY^T X. */
+ *   Y = X W^T + b,   dX = dY W,   dW = dY^T X.
+ * Exactly, dW is the sum that weight_gradient of the table gives, whose runs have the same bits; fast, a product of
+ * cuBLASLt. */
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 #include "cuda/product.h"
@@ -34,7 +36,19 @@ static gg_status linear_backward_weights(gg_op *head, const gg_op_args *args) {
         gg_cuda_bias_backward(gg_cuda_compute(op->device), &bias);
         GG_TRY(gg_cuda_op_done(op->device, "the backward pass of a bias"));
     }
-    if (args->gradient[GG_PARAMETER_WEIGHT] != NULL)
+    if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) goto cleanup;
+    if (!op->device->fast) {
+        const gg_weight_gradient_args weights = {.batch = op->rows,
+                                                 .in = op->in,
+                                                 .error = args->grad_output,
+                                                 .input = args->input[0],
+                                                 .error_row = op->out,
+                                                 .count = op->out * op->in,
+                                                 .out = args->gradient[GG_PARAMETER_WEIGHT]};
+        gg_cuda_enter(op->device);
+        gg_cuda_weight_gradient(gg_cuda_compute(op->device), &weights);
+        GG_TRY(gg_cuda_op_done(op->device, "the gradient of a linear layer's weight"));
+    } else
         GG_TRY(gg_cuda_product_run(op->device, &op->weights, args->grad_output, args->input[0], NULL,
                                    args->gradient[GG_PARAMETER_WEIGHT], args->scratch));
 cleanup:
@@ -79,7 +93,7 @@ static gg_status create_products(linear_op *op) {
     const gg_cuda_product_shape weights = {
         .m = out, .n = in, .k = rows, .a_row = out, .b_row = in, .c_row = in, .transpose_a = true};
     const gg_cuda_product_shape data = {.m = rows, .n = in, .k = out, .a_row = out, .b_row = in, .c_row = in};
-    GG_TRY(gg_cuda_product_create(op->device, &weights, &op->weights));
+    if (op->device->fast) GG_TRY(gg_cuda_product_create(op->device, &weights, &op->weights));
     if (desc->input_grad) GG_TRY(gg_cuda_product_create(op->device, &data, &op->data));
 cleanup:
     return status;

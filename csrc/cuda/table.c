@@ -19,7 +19,6 @@
 
 static void table_update(gg_device *device, const gg_update_args *args) { LAUNCH(device, update, args); }
 
-#ifdef GG_CUDA_PARTIALS
 static void table_mix(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
                       const float *sent, float *out) {
     LAUNCH(device, mix, n, wire, share, base, received, sent, out);
@@ -109,8 +108,6 @@ static void table_transpose(gg_device *device, int64_t n, int64_t values, bool t
     LAUNCH(device, transpose, n, values, to_lanes, in, out);
 }
 
-#endif
-
 const gg_backend gg_backend_cuda = {
     .name = GG_CUDA_NAME,
     .open = gg_cuda_device_open,
@@ -146,7 +143,6 @@ const gg_backend gg_backend_cuda = {
             [GG_OP_MULTI_HEAD] = gg_cuda_multi_head_create,
         },
     .update = table_update,
-#ifdef GG_CUDA_PARTIALS
     .loss = table_loss,
     .mix = table_mix,
     .halve = table_halve,
@@ -163,7 +159,6 @@ const gg_backend gg_backend_cuda = {
     .weight_gradient = table_weight_gradient,
     .columns = table_columns,
     .transpose = table_transpose,
-#endif
 };
 
 /* ------------------------------------------------------------------------------------------ the library */
