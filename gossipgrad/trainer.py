@@ -587,6 +587,7 @@ class Trainer(Replicas):
         comm: Any = None,
         threads: int | None = 1,
         backend: Backend | None = None,
+        device: str = "cpu",
         metrics: Metrics | None = None,
         apoptosis: Apoptosis | None = None,
     ) -> Trainer:
@@ -595,6 +596,7 @@ class Trainer(Replicas):
         The network is that of the checkpoint, also where units have left it.
 
         It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
+        threads, backend, device: those of this run, whatever saved it.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of
@@ -611,7 +613,7 @@ class Trainer(Replicas):
                     comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
                 if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
                     strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
-                how = {**heads.losses_of(settings), "seed": settings["seed"]}
+                how = {**heads.losses_of(settings), "seed": settings["seed"], "device": device}
                 how["compression"] = compression.from_settings(settings.get("compression"))
                 how["apoptosis"] = apoptosis_from(settings.get("apoptosis")) if apoptosis is None else apoptosis
                 how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics

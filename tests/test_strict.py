@@ -3,8 +3,10 @@ of the CPU's own kernels, or touches an arena, reads too early or overwrites too
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 import gossipgrad as gg
+from gossipgrad import _core
 
 RANKS, N = 2, 6
 
@@ -174,3 +176,119 @@ def test_strategies_have_the_bits_of_the_cpu(name):
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_the_order_of_work_makes_no_difference(seed):
     agree("mlp", device=f"strict:{seed}", strategy=gg.GossipGraD(staleness=1, **SMALL), steps=12, ranks=4)
+
+
+@pytest.fixture
+def untuned(monkeypatch):
+    monkeypatch.setenv("GOSSIPGRAD_TUNE", "0")
+
+
+def fitted(device, path, **options):
+    """What a set, its epochs, an evaluation and checkpoints give."""
+    train, test = gg.data.synthetic((3, 12, 12), 4, 90, 31)
+    how = {
+        "comm": gg.VirtualCluster(RANKS),
+        "device": device,
+        "backend": "native",
+        "optimizer": gg.Adam(0.01),
+    } | options
+    with gg.Trainer(convolutions(), **how) as trainer:
+        history = trainer.fit(train, validation=test, epochs=2, batch_size=10, progress=False)
+        trainer.save(path)
+        found = [trainer.weights(), trainer.evaluate(test), trainer.predict(test), trainer.weights_sha256()]
+        found += [[epoch["train_loss"], epoch["validation"]] for epoch in history.epochs]
+    where = {key: how[key] for key in ("comm", "device", "backend")}
+    with gg.Trainer.load(path, **where) as again:
+        found += [again.weights(), [again.core.arena(name, 1) for name in again.core.arenas()]]
+        again.fit(train, epochs=3, batch_size=10, progress=False)
+        found.append(again.weights())
+    return found
+
+
+@pytest.mark.parametrize("name", ["gossipgrad-late", "overlapped", "allreduce", "elastic", "diloco"])
+def test_epochs_evaluations_and_checkpoints(name, tmp_path, untuned):
+    strategy = STRATEGIES[name]
+    assert same(*(fitted(device, tmp_path / f"{device}.gg", strategy=strategy) for device in ("cpu", "strict")))
+
+
+def test_a_checkpoint_goes_on_another_device(tmp_path, untuned):
+    found = []
+    for first, second in (("cpu", "strict"), ("strict", "cpu")):
+        how = {"comm": gg.VirtualCluster(RANKS), "backend": "native", "optimizer": gg.SGD(0.1)}
+        train, _ = gg.data.synthetic((3, 12, 12), 4, 50, 5)
+        with gg.Trainer(convolutions(), device=first, **how) as trainer:
+            trainer.fit(train, epochs=1, batch_size=10, progress=False)
+            trainer.save(tmp_path / "a.gg")
+        with pytest.warns(UserWarning, match=f"device '{first}' -> '{second}'"):
+            trainer = gg.Trainer.load(tmp_path / "a.gg", device=second, backend="native")
+        trainer.fit(train, epochs=2, batch_size=10, progress=False)
+        found.append(trainer.weights())
+        trainer.close()
+    assert same(*found)
+
+
+def test_warm_steps_allocate_nothing():
+    """But what a step does on the CPU, too: the caller's batches are checked."""
+    made = []
+    x, y = images(np.random.default_rng(1), N)
+    for device in ("cpu", "strict"):
+        with gg.Trainer(convolutions(), comm=gg.VirtualCluster(RANKS), device=device) as trainer:
+            for _ in range(2):
+                trainer.train_step([x] * RANKS, [y] * RANKS)
+            before = _core.memory()
+            for _ in range(5):
+                trainer.train_step([x] * RANKS, [y] * RANKS)
+            made.append([after - was for after, was in zip(_core.memory(), before, strict=True)])
+    assert made[0] == made[1] and made[0][0] == 0
+
+
+def test_algorithms_are_measured(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    train, _ = gg.data.synthetic((3, 12, 12), 4, 40, 5)
+    with gg.Trainer(convolutions(), comm=gg.VirtualCluster(RANKS), device="strict", tune=True) as trainer:
+        history = trainer.fit(train, epochs=1, batch_size=20, progress=False)
+        assert trainer.algorithms
+    assert history.epochs[0]["train_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "gpu"}, ["device: 'gpu'", "allowed are cpu"]),
+        ({"device": "cpu:0"}, ["there is one 'cpu', without a number"]),
+        ({"device": "strict:"}, ["behind the colon", "'strict:0'"]),
+        ({"device": "strict:-1"}, ["behind the colon"]),
+        ({"device": 1}, ["device: a int", "wanted a str"]),
+        ({"device": "strict", "backend": "onednn"}, ["backend: 'onednn'", "auto, native"]),
+        ({"device": "strict", "dtype": "bfloat16"}, ["dtype: 'bfloat16'", "float32"]),
+        ({"device": "strict", "compression": gg.AdaComp()}, ["compression", "'strict'"]),
+    ],
+)
+def test_wrong_devices_are_named(options, words):
+    with pytest.raises((ValueError, TypeError, NotImplementedError)) as caught:
+        gg.Trainer(convolutions(), comm=gg.VirtualCluster(RANKS), **options)
+    assert all(word in str(caught.value) for word in words)
+
+
+def by_mpi():
+    """Hashes of a few strategies' weights on all ranks, of processes."""
+    found = {}
+    for name in ("gossipgrad-late", "gossipgrad-push-sum", "allreduce", "overlapped-fc", "diloco-fragments", "noloco"):
+        make, batch, loss = NETWORKS["convolutions"]
+        for device in ("cpu", "strict"):
+            how = {"optimizer": gg.SGD(0.05, momentum=0.9), "strategy": STRATEGIES[name], "tune": False}
+            with gg.Trainer(make(), loss=loss, device=device, backend="native", **how) as trainer:
+                for step in range(4):
+                    trainer.train_step(*batch(np.random.default_rng([trainer.rank, step]), N + trainer.rank))
+                found[name, device] = trainer.weights_sha256()
+    return found
+
+
+def test_processes_have_the_bits_of_the_cpu(mpirun):
+    script = (
+        f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport test_strict\n"
+        "found = test_strict.by_mpi()\n"
+        "wrong = [name for name, device in found if found[name, 'cpu'] != found[name, 'strict']]\n"
+        "assert not wrong and len(found) == 12, wrong\n"
+    )
+    mpirun(2, script)
