@@ -3,6 +3,7 @@ of the CPU's own kernels, or touches an arena, reads too early or overwrites too
 
 import numpy as np
 import pytest
+import test_shrink
 from conftest import ROOT
 
 import gossipgrad as gg
@@ -292,3 +293,41 @@ def test_processes_have_the_bits_of_the_cpu(mpirun):
         "assert not wrong and len(found) == 12, wrong\n"
     )
     mpirun(2, script)
+
+
+@pytest.mark.parametrize("name", test_shrink.PLANTED)
+def test_units_leave(name):
+    """Arenas, and state that is carried, move to the smaller network."""
+    found = []
+    make, _ = test_shrink.PLANTED[name]
+    loss = "mean_squared_error" if name == "recurrent" else "cross_entropy"
+    for device in ("cpu", "strict"):
+        net = make(stateful=True) if name == "recurrent" else make()
+        rng = np.random.default_rng(3)
+        x = rng.standard_normal((RANKS, N, *net.input_shape), np.float32)
+        y = (
+            rng.standard_normal((RANKS, N, 4, 3), np.float32)
+            if name == "recurrent"
+            else rng.integers(3, size=(RANKS, N))
+        )
+        with test_shrink.trainer_of(net, loss=loss, device=device, backend="native", tune=False) as trainer:
+            losses = [trainer.train_step([*x], [*y])]
+            event = trainer.shrink(0.4, probe=None)
+            losses += [trainer.train_step([*x], [*y]) for _ in range(2)]
+            found.append([losses, event["left"], trainer.weights(), trainer.momentum(), trainer.core.carried(1)])
+    assert same(*found) and found[0][1]
+
+
+def test_strategies_change():
+    found = []
+    for device in ("cpu", "strict"):
+        rng = np.random.default_rng(4)
+        how = {"device": device, "backend": "native", "tune": False, "optimizer": gg.SGD(0.05, momentum=0.9)}
+        with gg.Trainer(convolutions(), comm=gg.VirtualCluster(RANKS), **how) as trainer:
+            for name in ("allreduce", "overlapped", "elastic", "diloco", "server", "noloco", "gossipgrad-weights"):
+                pairs = [images(rng, N) for _ in range(RANKS)]
+                found.append(trainer.train_step([x for x, _ in pairs], [y for _, y in pairs]))
+                trainer.core.reshape(strategy=STRATEGIES[name].options())
+            found.append([trainer.core.arena(name, 1) for name in trainer.core.arenas()])
+    half = len(found) // 2
+    assert same(found[:half], found[half:])
