@@ -28,37 +28,48 @@ static const gg_device_kind *named(const char *name, size_t length) {
     return NULL;
 }
 
-/* The names of the kinds that can be opened. */
+/* The names of the kinds that the machine has. */
 static void allowed_names(char *text, size_t bytes) {
     size_t at = 0;
     text[0] = '\0';
-    for (int i = 0; i < kind_count && at < bytes; ++i)
-        if (kinds[i]->absent == NULL)
-            at += (size_t)snprintf(text + at, bytes - at, "%s%s", at > 0 ? ", " : "", kinds[i]->name);
+    for (int i = 0; i < kind_count && at < bytes; ++i) {
+        int count = 1;
+        if (kinds[i]->count != NULL && kinds[i]->count(&count) != GG_OK) continue;
+        if (count > 0) at += (size_t)snprintf(text + at, bytes - at, "%s%s", at > 0 ? ", " : "", kinds[i]->name);
+    }
+}
+
+static gg_status read_number(const char *name, const gg_device_kind *kind, const char *digits, int count, int *out) {
+    gg_status status = GG_OK;
+    if (kind->count == NULL)
+        GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; there is one '%s', without a number", name, kind->name);
+    if (*digits == '\0' || strlen(digits) > MOST_DIGITS || strspn(digits, "0123456789") != strlen(digits))
+        GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; behind the colon is the number of a device, as in '%s:0'", name,
+                kind->name);
+    *out = (int)strtol(digits, NULL, 10);
+    if (*out >= count)
+        GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; the machine has %d of these, numbered from 0 on", name, count);
+cleanup:
+    return status;
 }
 
 gg_status gg_registry_find(const char *name, const gg_device_kind **kind, int *number) {
     gg_status status = GG_OK;
-    char allowed[128];
-    int count = 0;
+    char allowed[128], why[768];
+    int count = 1;
     const size_t length = strcspn(name, ":");
-    const char *digits = name[length] == ':' ? name + length + 1 : NULL;
     *number = 0;
     *kind = named(name, length);
-    allowed_names(allowed, sizeof allowed);
-    if (*kind == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; allowed are %s", name, allowed);
-    if ((*kind)->absent != NULL)
-        GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s': %s; allowed are %s", name, (*kind)->absent, allowed);
-    if ((*kind)->count != NULL) GG_TRY((*kind)->count(&count));
-    if (digits == NULL) goto cleanup;
-    if ((*kind)->count == NULL)
-        GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; there is one '%s', without a number", name, (*kind)->name);
-    if (*digits == '\0' || strlen(digits) > MOST_DIGITS || strspn(digits, "0123456789") != strlen(digits))
-        GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; behind the colon is the number of a device, as in '%s:0'", name,
-                (*kind)->name);
-    *number = (int)strtol(digits, NULL, 10);
-    if (*number >= count)
-        GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; the machine has %d of these, numbered from 0 on", name, count);
+    if (*kind == NULL) {
+        allowed_names(allowed, sizeof allowed);
+        GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; allowed are %s", name, allowed);
+    }
+    if ((*kind)->count != NULL && (*kind)->count(&count) != GG_OK) {
+        (void)snprintf(why, sizeof why, "%s", gg_error_message());
+        allowed_names(allowed, sizeof allowed);
+        GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s': %s; allowed are %s", name, why, allowed);
+    }
+    if (name[length] == ':') GG_TRY(read_number(name, *kind, name + length + 1, count, number));
 cleanup:
     return status;
 }

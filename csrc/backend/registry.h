@@ -24,8 +24,8 @@ typedef struct gg_devices {
 
 typedef struct gg_device_kind {
     const char *name;
-    const char *absent; /* why this build or machine has none, for messages; NULL: it has */
-    /* How many the machine has, by numbers from 0 on; it fails where there is none. NULL: one, without a number. */
+    /* How many the machine has, by numbers from 0 on; a failure says why there are none. NULL: one, without a number.
+     */
     gg_status (*count)(int *out);
     /* Fills `device`, `first` and `choose`; gg_devices_open does the rest, and closes what is open if it fails. Checks
      * all options. */

@@ -493,7 +493,10 @@ const gg_backend gg_backend_strict = {
 /* ---- the kind ---- */
 
 /* Any number: it is the seed of the delays. */
-static int strict_count(void) { return INT_MAX; }
+static gg_status strict_count(int *out) {
+    *out = INT_MAX;
+    return GG_OK;
+}
 
 static gg_status strict_kind_open(const gg_devices_options *options, gg_devices *out) {
     gg_status status = GG_OK;
