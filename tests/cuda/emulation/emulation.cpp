@@ -60,7 +60,8 @@ std::vector<memory *> buffers;
 
 /* ------------------------------------------------------------------------------------------------ threads */
 
-const size_t stack_bytes = (size_t)512 << 10;
+/* AddressSanitizer clears the shadow of a whole stack at each change of fibers. */
+const size_t stack_bytes = (size_t)128 << 10;
 
 struct thread;
 
