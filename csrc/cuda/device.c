@@ -238,14 +238,6 @@ static void memory_free_host(gg_device *head, void *at) {
     forget_block(device, at);
 }
 
-static void memory_copy(gg_device *head, gg_queue queue, void *to, const void *from, size_t bytes) {
-    gg_cuda_device *device = gg_cuda_of(head);
-    gg_cuda_enter(device);
-    gg_cuda_note(device,
-                 device->api->cudaMemcpyAsync(to, from, bytes, GG_CUDA_MEMCPY_DEFAULT, device->queue[queue].stream),
-                 "cudaMemcpyAsync");
-}
-
 static void memory_zero(gg_device *head, gg_queue queue, void *at, size_t bytes) {
     gg_cuda_device *device = gg_cuda_of(head);
     gg_cuda_enter(device);
@@ -277,7 +269,7 @@ typedef struct shared_pages {
     int users;
 } shared_pages;
 
-static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_rwlock_t shared_lock = PTHREAD_RWLOCK_INITIALIZER;
 static shared_pages *shared_first;
 
 /* A block whose share is to be undone: its size is not known then. */
@@ -336,7 +328,7 @@ static gg_status memory_share(gg_device *head, void *at, size_t bytes) {
     uintptr_t mapped = begin;
     gg_status status = GG_OK;
     gg_cuda_enter(device);
-    pthread_mutex_lock(&shared_lock);
+    pthread_rwlock_wrlock(&shared_lock);
     GG_TRY(gg_calloc(1, sizeof *block, "a shared block", &block));
     while (mapped < end) {
         const shared_pages *next = pages_from(mapped);
@@ -359,14 +351,14 @@ cleanup:
             } else link = &pages->next;
         }
     gg_free(block);
-    pthread_mutex_unlock(&shared_lock);
+    pthread_rwlock_unlock(&shared_lock);
     return status;
 }
 
 static void memory_unshare(gg_device *head, void *at) {
     gg_cuda_device *device = gg_cuda_of(head);
     wait_for_all_work(device);
-    pthread_mutex_lock(&shared_lock);
+    pthread_rwlock_wrlock(&shared_lock);
     shared_block **link = &shared_blocks;
     while (*link != NULL && (*link)->at != (uintptr_t)at) link = &(*link)->next;
     shared_block *block = *link;
@@ -375,7 +367,35 @@ static void memory_unshare(gg_device *head, void *at) {
         release_pages(device, block->begin, block->end);
         gg_free(block);
     }
-    pthread_mutex_unlock(&shared_lock);
+    pthread_rwlock_unlock(&shared_lock);
+}
+
+/* How many bytes from `at` on, of so many, lie on the same side of all borders of mapped pages: a copy of the runtime
+ * may neither begin in mapped memory and end in other memory, nor go from one mapping to the next. */
+static size_t bytes_of_one_mapping(const void *at, size_t bytes) {
+    const uintptr_t begin = (uintptr_t)at;
+    uintptr_t end = begin + bytes;
+    for (const shared_pages *p = shared_first; p != NULL; p = p->next) {
+        if (begin < p->begin && p->begin < end) end = p->begin;
+        if (begin < p->end && p->end < end && p->begin <= begin) end = p->end;
+    }
+    return end - begin;
+}
+
+static void memory_copy(gg_device *head, gg_queue queue, void *to, const void *from, size_t bytes) {
+    gg_cuda_device *device = gg_cuda_of(head);
+    gg_cuda_enter(device);
+    pthread_rwlock_rdlock(&shared_lock);
+    for (size_t done = 0, piece; done < bytes; done += piece) {
+        const char *source = (const char *)from + done;
+        char *target = (char *)to + done;
+        piece = bytes_of_one_mapping(target, bytes_of_one_mapping(source, bytes - done));
+        gg_cuda_note(
+            device,
+            device->api->cudaMemcpyAsync(target, source, piece, GG_CUDA_MEMCPY_DEFAULT, device->queue[queue].stream),
+            "cudaMemcpyAsync");
+    }
+    pthread_rwlock_unlock(&shared_lock);
 }
 
 const gg_memory_table gg_cuda_memory = {
