@@ -6,7 +6,7 @@ import numpy as np
 import operations
 import pytest
 import reference as ref
-from test_operations import close, float32, isas, same, seeded, tables
+from test_operations import TABLES, close, float32, isas, same, seeded, tables
 
 import gossipgrad as gg
 
@@ -55,6 +55,21 @@ def test_linear_over_the_last_axis(backend, isa, name):
     close("grad_weight", found["grad_weight"], wanted[1], size[1], len(wide[0]))
     if bias is not None:
         close("grad_bias", found["grad_bias"], wanted[2], size[2], len(wide[0]))
+
+
+@pytest.mark.parametrize("backend", sorted({backend for backend, _ in TABLES}))
+def test_few_weights_over_many_positions_are_the_same_for_any_threads(backend):
+    """Where a library would divide the sum of a gradient among its threads."""
+    rng = np.random.default_rng(4)
+    x, grad, weight = float32(rng, 2, 3000, 16), float32(rng, 2, 3000, 16), float32(rng, 16, 16)
+    one, two, three = (
+        operations.run_op(backend, None, "linear", [x], (3000, 16), weight=weight, grad_output=grad, threads=threads)
+        for threads in (1, 2, 3)
+    )
+    wanted = grad.reshape(-1, 16).astype(np.float64).T @ x.reshape(-1, 16)
+    close("grad_weight", one["grad_weight"], wanted, np.abs(grad.reshape(-1, 16)).T @ np.abs(x.reshape(-1, 16)), 6000)
+    same("grad_weight", one["grad_weight"], two["grad_weight"])
+    same("grad_weight", one["grad_weight"], three["grad_weight"])
 
 
 @tables

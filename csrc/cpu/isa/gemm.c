@@ -335,12 +335,13 @@ static void gemm_pack_panels(int64_t n, int64_t k, const float *b, int64_t b_row
 
 /* Term by term for all blocks: terms may lie pages apart. */
 static void gemm_pack(int64_t m, int64_t k, const float *a, int64_t a_step, float *out) {
-    const int64_t blocks = gg_block_count(m, TILE_ROWS);
+    const int64_t blocks = gg_block_count(m, TILE_ROWS), least = m / blocks, more = m % blocks;
     for (int64_t l = 0; l < k; ++l) {
-        for (int64_t b = 0, i = 0, next; b < blocks; ++b, i = next) {
-            next = gg_block_begin(m, blocks, b + 1);
-            const int rows = (int)(next - i);
-            lanes_store_part(out + i * k + l * rows, rows, lanes_load_part(a + l * a_step + i, rows));
+        const float *from = a + l * a_step;
+        for (int64_t b = 0, i = 0; b < blocks; ++b) {
+            const int rows = (int)(least + (b < more)); /* as gg_block_begin has them */
+            lanes_store_part(out + i * k + l * rows, rows, lanes_load_part(from + i, rows));
+            i += rows;
         }
     }
 }

@@ -7,6 +7,7 @@
  * against 21). */
 #include <string.h>
 
+#include "cpu/gemm_kernels.h"
 #include "cpu/onednn/common.h"
 
 typedef struct linear {
@@ -49,7 +50,23 @@ cleanup:
     return status;
 }
 
-/* After the primitives of the run, which leave in grad_output the error behind the activation. */
+/* The gradient of the weights of a layer over positions: (out, rows) times (rows, in). */
+static gg_sgemm weights_product(const gg_op_desc *desc, const gg_op_args *args) {
+    const int64_t in = desc->input[0].size[desc->input[0].dims - 1], out = desc->output.size[desc->output.dims - 1];
+    return (gg_sgemm){.m = out,
+                      .n = in,
+                      .k = desc->batch * gg_shape_count(&desc->output) / out,
+                      .a = args->grad_output,
+                      .b = args->input[0],
+                      .c = args->gradient != NULL ? args->gradient[GG_PARAMETER_WEIGHT] : NULL,
+                      .lda = out,
+                      .ldb = in,
+                      .ldc = in,
+                      .transpose_a = true};
+}
+
+/* After the primitives of the run, which leave in grad_output the error behind the activation. oneDNN's products for
+ * the weights give other bits with another number of threads. */
 static void parameter_gradients(gg_device *device, const gg_dnn_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->head.desc;
     const int64_t in = desc->input[0].size[desc->input[0].dims - 1], out = desc->output.size[desc->output.dims - 1];
@@ -57,6 +74,12 @@ static void parameter_gradients(gg_device *device, const gg_dnn_op *op, const gg
     const float *error = args->grad_output;
     if (desc->bias) gg_cpu_column_sums(device, rows, out, error, args->gradient[GG_PARAMETER_BIAS]);
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return;
+    if (desc->input[0].dims > 1) {
+        const gg_sgemm product = weights_product(desc, args);
+        gg_sgemm_run(gg_gemm_kernels_for(device->isa), &product, device->threads, args->scratch);
+        return;
+    }
+    /* The bits of any part of it. */
     const gg_weight_gradient_args all = {.batch = rows,
                                          .in = in,
                                          .error = error,
@@ -74,6 +97,12 @@ static gg_status onednn_linear_add_backward(linear *it) {
     dnnl_primitive_desc_t data = NULL;
 
     op->behind[GG_DNN_WEIGHTS] = parameter_gradients;
+    if (op->head.desc.input[0].dims > 1) {
+        const gg_op_args none = {0};
+        const gg_sgemm product = weights_product(&op->head.desc, &none);
+        const size_t bytes = gg_sgemm_scratch(gg_gemm_kernels_for(op->device->isa), &product, op->threads);
+        if (bytes > op->head.scratch_bytes) op->head.scratch_bytes = bytes;
+    }
     op->head.backward_needs_input = 1;
     if (!op->head.desc.input_grad) goto cleanup;
 
