@@ -63,6 +63,11 @@ static gg_status device_array(gg_device *device, size_t bytes, void **out) {
     gg_status status = GG_OK;
     void *made = NULL;
     GG_TRY(make_array(bytes, &made));
+    if (!gg_device_is_separate(device)) {
+        *out = made;
+        made = NULL;
+        goto cleanup;
+    }
     GG_TRY(gg_device_alloc(device, bytes + GG_READ_BEHIND, "measuring a convolution", out));
     GG_TRY(gg_device_write(device, *out, made, bytes));
 cleanup:
