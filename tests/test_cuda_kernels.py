@@ -6,10 +6,13 @@ tests/cuda/emulation/emulation.h says what is emulated and what is checked.
 from __future__ import annotations
 
 import os
+import shutil
 
 import cuda_build
 import pytest
 from conftest import run_group
+
+pytestmark = pytest.mark.skipif(shutil.which(cuda_build.CXX) is None, reason="no g++ here")
 
 
 @pytest.fixture(scope="module", params=list(cuda_build.VARIANTS))

@@ -84,7 +84,10 @@ void check_choose(size_t n, size_t bin, source from, bool places, float factor, 
         }
         return v;
     };
-    const std::vector<float> gradient = values(), residue = values();
+    const std::vector<float> gradient = values();
+    std::vector<float> residue = values();
+    for (size_t i = 5; i < n; i += 17) /* G = 0, but H is not */
+        residue[i] = from == DIFFERENCE ? gradient[i] : -(0.7f * gradient[i]);
     buffer<float> g(gradient, "gradient"), r(residue, "residue");
     buffer<uint32_t> greatest(bins, "greatest"), scratch(gg_cuda_choose_scratch(n, bin), "scratch");
     buffer<uint16_t> place(n, "place"), chosen(bins, "chosen");
