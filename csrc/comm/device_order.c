@@ -60,7 +60,6 @@ static gg_status pass_reached(device_order *own) {
         gg_sums *sums = awaiting_of(request)->sums;
         GG_TRY(gg_device_check(own->device));
         own->first = awaiting_of(request)->next;
-        request->awaits_device = false;
         GG_TRY(pass_on(own, request, sums));
     }
 cleanup:

@@ -6,8 +6,6 @@
  * feedback, and all ranks continue from the base plus the mean of what was sent. Moments remain each rank's own. The
  * base is an arena of its own, so that a run may be resumed between two means. Where a rank does not know it, because
  * weights have been loaded, the next mean is one of whole weights, as are those of the first steps. */
-#include <string.h>
-
 #include "base/memory.h"
 #include "compress/packed.h"
 #include "strategy/flight.h"
@@ -42,7 +40,8 @@ static gg_status average_all(periodic_allreduce *s) {
             GG_TRY(gg_reduction_run_all(s->averaging, state->arena[i].data, s->equal_share));
     if (s->moving == NULL) goto cleanup;
     gg_compression_count_dense(s->segments.segment, s->segments.count, &s->counts);
-    memcpy(s->base, gg_state_weights(state), state->count * sizeof *s->base);
+    gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->base, gg_state_weights(state),
+                   state->count * sizeof *s->base);
     s->base_state = BASE_KNOWN;
 cleanup:
     return status;
@@ -70,7 +69,7 @@ static gg_status average_moves(periodic_allreduce *s) {
                                      s->moved);
     GG_TRY(gg_reduction_run_all(s->moving, s->moved, s->equal_share));
     env->device->table->weighted_sum(env->device, count, 2, (const float *const[]){s->base, s->moved}, sum, weights);
-    memcpy(s->base, weights, count * sizeof *s->base);
+    gg_device_copy(env->device, GG_QUEUE_COMPUTE, s->base, weights, count * sizeof *s->base);
 cleanup:
     return status;
 }
@@ -94,7 +93,8 @@ static gg_status periodic_begin(gg_strategy *strategy) {
     periodic_allreduce *s = (periodic_allreduce *)strategy;
     const gg_state *state = strategy->env.state;
     if (s->moving == NULL || s->base_state != BASE_AT_BEGIN) return GG_OK;
-    memcpy(s->base, gg_state_weights(state), state->count * sizeof *s->base);
+    gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->base, gg_state_weights(state),
+                   state->count * sizeof *s->base);
     s->base_state = BASE_KNOWN;
     return GG_OK;
 }
@@ -124,7 +124,7 @@ static void periodic_destroy(gg_strategy *strategy) {
     gg_reduction_destroy(s->averaging);
     gg_segments_destroy(&s->segments);
     gg_state_destroy(&strategy->env);
-    gg_free(s->moved);
+    gg_device_free(strategy->env.device, s->moved);
     gg_free(s->equal_share);
     gg_free(s);
 }
@@ -150,7 +150,7 @@ static gg_status create_moving(periodic_allreduce *s, const gg_strategy_options 
     s->head.compression_counts = &s->counts;
     s->head.loaded = periodic_loaded;
     GG_TRY(gg_segments_create(env->layout, &options->compression, &s->segments));
-    GG_TRY(gg_alloc(state->count * sizeof *s->moved, "moves of the weights", &s->moved));
+    GG_TRY(gg_device_alloc(env->device, state->count * sizeof *s->moved, "moves of the weights", &s->moved));
     GG_TRY(gg_reduction_create(&s->head, &always,
                                &(gg_reduction_run){.group = env->transport,
                                                    .count = state->count,

@@ -22,6 +22,7 @@ typedef struct late_device {
     int64_t given, done;
     int lag; /* > 0: a mark is work of its own, of which every `lag`-th look does a piece */
     int looks;
+    int surge;       /* > 0: the so-manieth look from now on finds all work done */
     int shared;      /* blocks that the device shares */
     bool no_sharing; /* sharing fails */
     bool lost;       /* check fails */
@@ -85,6 +86,7 @@ static gg_mark late_mark(gg_device *device, gg_queue queue) {
 static bool late_reached(gg_device *device, gg_mark mark) {
     late_device *d = late_of(device);
     if (d->lag > 0 && ++d->looks % d->lag == 0) late_do(d, 1);
+    if (d->surge > 0 && --d->surge == 0) late_do_all(d);
     return mark.number <= d->done;
 }
 

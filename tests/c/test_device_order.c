@@ -403,6 +403,52 @@ static void test_order(void) {
     pair_close(&p);
 }
 
+/* The device is done with both between two looks at it. */
+static void test_order_in_a_race(void) {
+    pair p;
+    pair_open(&p, &post_table);
+    gg_request send[2] = {0}, receive[2] = {0};
+    unsigned char landing[2][BYTES], *shared[2] = {message_memory(&p, 0), message_memory(&p, 0)};
+    unsigned char *arena[2] = {filled(&p, 0, 1), filled(&p, 0, 2)};
+    for (int i = 0; i < 2; ++i) {
+        copy(&p, 0, shared[i], arena[i]);
+        p.device[0].surge = 2 * i;
+        CHECK_OK(gg_send(p.rank[0], shared[i], BYTES, 1, 70, &send[i]));
+    }
+    late_do_all(&p.device[0]);
+    CHECK_OK(gg_progress(p.rank[0]));
+    for (int i = 0; i < 2; ++i) {
+        CHECK_OK(gg_receive_exact(p.rank[1], landing[i], BYTES, 0, 70, &receive[i]));
+        CHECK(tested(p.rank[1], &receive[i]) && is_full_of(receive[i].data, (unsigned char)(i + 1)));
+        CHECK_OK(gg_release(p.rank[1], &receive[i]));
+        CHECK(tested(p.rank[0], &send[i]));
+        message_free(&p, 0, shared[i]);
+        gg_device_free(&p.device[0].head, arena[i]);
+    }
+    pair_close(&p);
+}
+
+/* A wait for what is held back ends; the transport behind never hears of it before. */
+static void test_wait(void) {
+    pair p;
+    pair_open(&p, &post_table);
+    gg_request send = {0}, receive = {0};
+    unsigned char from[BYTES], *landing = landing_memory(&p, 1), *arena = filled(&p, 1, 3);
+    memset(from, 4, sizeof from);
+    CHECK_OK(gg_send(p.rank[0], from, BYTES, 1, 70, &send));
+    copy(&p, 1, arena, landing);
+    CHECK_OK(gg_receive_exact(p.rank[1], landing, BYTES, 0, 70, &receive));
+    p.device[1].surge = 8;
+    CHECK_OK(gg_wait(p.rank[1], &receive));
+    CHECK(is_full_of(landing, 4) && is_full_of(arena, 0));
+    CHECK(passed(&p, 1) > 1000); /* it has paused */
+    CHECK_OK(gg_release(p.rank[1], &receive));
+    CHECK(tested(p.rank[0], &send));
+    gg_device_free_host(&p.device[1].head, landing);
+    gg_device_free(&p.device[1].head, arena);
+    pair_close(&p);
+}
+
 /* The same of receives: one into host memory does not get the message of one that is held back. */
 static void test_order_of_receives(void) {
     pair p;
@@ -652,6 +698,8 @@ int main(void) {
     test_landing();
     test_host_memory();
     test_order();
+    test_order_in_a_race();
+    test_wait();
     test_order_of_receives();
     test_cancel();
     test_cancel_later();
