@@ -21,7 +21,7 @@ _Static_assert(sizeof(awaiting) <= sizeof((gg_request *)0)->private_, "awaiting 
 typedef struct device_order {
     gg_transport transport; /* first: a gg_transport is cast to this */
     gg_transport_table table;
-    gg_transport *inner;
+    gg_transport *inner, *next; /* of inner->holding */
     gg_device *device;
     gg_request *first, *last; /* held back, in the order of the calls */
 } device_order;
@@ -149,7 +149,13 @@ static void order_recycle(gg_transport *transport, bool on) { gg_message_recycle
 
 /* ---- the table ---- */
 
-static void order_destroy(gg_transport *transport) { gg_free(transport); }
+static void order_destroy(gg_transport *transport) {
+    device_order *own = order_of(transport);
+    gg_transport **place = &own->inner->holding;
+    while (*place != transport) place = &order_of(*place)->next;
+    *place = own->next;
+    gg_free(own);
+}
 
 static gg_status order_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
                             gg_request *request) {
@@ -307,7 +313,22 @@ gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_tran
                                      .reports_stalls = inner->reports_stalls};
     made->inner = inner;
     made->device = device;
+    made->next = inner->holding;
+    inner->holding = &made->transport;
     *out = &made->transport;
+cleanup:
+    return status;
+}
+
+gg_status gg_device_order_flush(gg_transport *inner) {
+    gg_status status = GG_OK;
+    for (gg_transport *one = inner->holding; one != NULL; one = order_of(one)->next) {
+        device_order *own = order_of(one);
+        while (own->first != NULL) {
+            gg_device_wait(own->device, awaiting_of(own->first)->mark);
+            GG_TRY(pass_reached(own));
+        }
+    }
 cleanup:
     return status;
 }

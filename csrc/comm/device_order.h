@@ -20,6 +20,9 @@
  * There a send, a receive or a sum waits until the work is done and is passed on at once: clocks and bits are those of
  * a device that is done when a call returns.
  *
+ * A rank that leaves the calls of the wrapper, for the inner transport's or for anything else, lets go of what is held
+ * back first (gg_device_order_flush): another rank may wait for it. gg_team_run does so before it returns.
+ *
  * Only memory that the device shares counts (gg_device_shares): message memory, which is shared at its allocation here,
  * and landings of gg_device_alloc_landing. What is sent from, or lands in, other host memory waits for no work; it goes
  * at once, unless an older message in the same direction with its peer and tag is still held back.
@@ -43,5 +46,8 @@
 /* *out: NULL where the device is not separate: messages then go through `inner` as they are. gg_transport_destroy
  * destroys the wrapper alone. */
 gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_transport **out);
+
+/* Waits until the devices of all wrappers of `inner` have done what is held back for, and passes it on. */
+gg_status gg_device_order_flush(gg_transport *inner);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "comm/device_order.h"
 #include "comm/local.h"
 #include "comm/mpi/mpi_transport.h"
 
@@ -147,7 +148,8 @@ gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int 
                               const gg_watch *watch) {
     if (team->cluster != NULL) return gg_virtual_run_watched(team->cluster, fn, context, watch);
     const gg_float_mode former = gg_parallel_enter();
-    const gg_status status = fn(context, 0);
+    gg_status status = fn(context, 0);
+    if (status == GG_OK) status = gg_device_order_flush(team->transport); /* the caller may wait for other ranks */
     gg_parallel_leave(former);
     return status;
 }

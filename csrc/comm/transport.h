@@ -113,7 +113,9 @@ struct gg_transport {
     const int
         *node_of;  /* of each rank: the lowest rank with which it shares memory; NULL: all share it. The transport's */
     gg_sums *sums; /* of all ranks here; made by gg_sum_prepare, freed with the transport */
-    gg_service service;                /* set by gg_transport_set_service alone */
+    gg_transport
+        *holding;       /* the first that holds messages back before it gives them to this one; comm/device_order.h's */
+    gg_service service; /* set by gg_transport_set_service alone */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
     double timeout; /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for
                        ever */

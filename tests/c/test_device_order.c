@@ -449,6 +449,35 @@ static void test_wait(void) {
     pair_close(&p);
 }
 
+/* Before a rank does something else, all that its wrappers hold back leaves. */
+static void test_flush(void) {
+    pair p;
+    pair_open(&p, &post_table);
+    gg_transport *inner = &p.office.rank[0].transport, *second = NULL;
+    gg_request send[3] = {0};
+    unsigned char plain[BYTES] = {0}, *shared = message_memory(&p, 0), *arena = filled(&p, 0, 1);
+    CHECK_OK(gg_device_order_create(inner, &p.device[0].head, &second));
+    CHECK_OK(gg_device_order_flush(inner));
+    copy(&p, 0, shared, arena);
+    CHECK_OK(gg_send(p.rank[0], shared, BYTES, 1, 70, &send[0]));
+    CHECK_OK(gg_send(p.rank[0], plain, BYTES, 1, 70, &send[1]));
+    CHECK_OK(gg_send(second, shared, BYTES, 1, 71, &send[2]));
+    CHECK_INT(passed(&p, 0), 0);
+    CHECK_OK(gg_device_order_flush(inner));
+    CHECK_INT(passed(&p, 0), 3);
+    CHECK(is_full_of(shared, 1));
+    gg_cancel_all(p.rank[0], send, 2);
+    gg_cancel(second, &send[2]);
+    gg_transport_destroy(p.rank[0]); /* the one that was made first */
+    CHECK(inner->holding == second);
+    gg_transport_destroy(second);
+    CHECK(inner->holding == NULL);
+    CHECK_OK(gg_device_order_create(inner, &p.device[0].head, &p.rank[0]));
+    message_free(&p, 0, shared);
+    gg_device_free(&p.device[0].head, arena);
+    pair_close(&p);
+}
+
 /* The same of receives: one into host memory does not get the message of one that is held back. */
 static void test_order_of_receives(void) {
     pair p;
@@ -700,6 +729,7 @@ int main(void) {
     test_order();
     test_order_in_a_race();
     test_wait();
+    test_flush();
     test_order_of_receives();
     test_cancel();
     test_cancel_later();
