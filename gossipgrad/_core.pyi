@@ -190,6 +190,7 @@ class Trainer:
         conv_algorithm: str = "auto",  # "direct", "winograd"
         dtype: str = "float32",  # "bfloat16"
         device: str = "cpu",  # as find_device has them
+        fast: bool = False,  # products and algorithms of a GPU
     ) -> None: ...
     @property
     def backend(self) -> str:

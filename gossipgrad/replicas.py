@@ -39,7 +39,7 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import check_keywords, choice, counted, flag, integer, number
 from gossipgrad.history import History, Record
-from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, Backend, ConvAlgorithm, DType
+from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, PRECISIONS, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
 
@@ -51,7 +51,7 @@ RESIDUE = "residue"  # of rank_state, where something is compressed
 _FIXED = frozenset(
     {
         *("net", "loss", "heads", "optimizer", "strategy", "compression", "apoptosis", "seed", "comm", "team"),
-        *("threads", "backend", "conv_algorithm", "tune", "dtype", "trace"),
+        *("threads", "backend", "conv_algorithm", "tune", "dtype", "device", "precision", "trace"),
         *("straggler", "network", "compute_time", "metrics"),
     }
 )
@@ -64,6 +64,13 @@ def _checked_device(device: str) -> str:
         environment.find_cuda_wheels()
     _core.find_device(device)
     return device
+
+
+def _checked_precision(precision: Precision, device: str) -> Precision:
+    choice("precision", precision, PRECISIONS)
+    if precision != "exact" and not device.startswith("cuda"):
+        raise ValueError(f"precision: {precision!r} is for device 'cuda'; {device!r} computes exactly")
+    return precision
 
 
 def _checked_apoptosis(given: Apoptosis | None, net: Model) -> Apoptosis | None:
@@ -126,6 +133,7 @@ class Replicas:
         tune: bool | None = None,
         dtype: DType = "float32",
         device: str = "cpu",
+        precision: Precision = "exact",
         trace: int = 0,
         timeout: float = 0.0,
         straggler: cluster.Straggler | None = None,
@@ -154,6 +162,7 @@ class Replicas:
             self.algorithms_chosen: set[tuple[int, str]] = set()  # for which batches, and what for
             choice("dtype", dtype, DTYPES)
             self.device = _checked_device(device)
+            self.precision: Precision = _checked_precision(precision, self.device)
             self.trace = integer("trace", trace, 0)
             self.metrics = parse(metrics, self.heads[0].loss, net.output_shape)
             self.comm = cluster.with_circumstances(comm, straggler, network)
@@ -371,6 +380,7 @@ class Replicas:
             conv_algorithm=self.conv_algorithm,
             dtype=self.dtype,
             device=self.device,
+            fast=self.precision == "fast",
         )
         self._core.set_algorithms(algorithms.choices(self.algorithms), algorithms.first_tables(self.algorithms))
         if state is not None:
@@ -675,6 +685,7 @@ class Replicas:
             "tune": self.tune,
             "dtype": self.dtype,
             "device": self.device,
+            "precision": self.precision,
             "comm": self.team.kind,
             "virtual_ranks": None if virtual is None else self.size,
             "virtual_cluster": virtual,

@@ -97,6 +97,10 @@ class Trainer(Replicas):
                "float32".
     device     what computes: "cpu". Others are opened by their names, "cuda:1" for one of several, where the build has
                them; an error says which there are.
+    precision  of products and convolutions on a GPU. "exact": fused multiply-adds in float32 and deterministic
+               algorithms, so that a run's bits do not depend on timing. "fast": products may read their factors as
+               TF32 (10 bits of precision), and the libraries may choose algorithms that add in any order. A CPU
+               computes exactly.
     trace      how many spans a rank stores for write_trace; 0: none.
     timeout    seconds that a rank waits for another's message before it fails (CommunicationError with the step, the
                layers and the other rank); 0: for ever. It must be longer than any step, callback or write of a file,

@@ -93,13 +93,13 @@ NETWORKS = {
 }
 
 
-def trained(device, network="convolutions", steps=3, ranks=RANKS, **options):
+def trained(device, network="convolutions", steps=3, ranks=RANKS, backend="native", **options):
     """Losses, weights, moments and carried state of each rank after steps; evaluation and prediction."""
     make, batch, loss = NETWORKS[network]
     options = {"optimizer": gg.SGD(0.05, momentum=0.9)} | options
     rng = np.random.default_rng(len(network))
     with gg.Trainer(
-        make(), loss=loss, comm=gg.VirtualCluster(ranks), device=device, backend="native", tune=False, **options
+        make(), loss=loss, comm=gg.VirtualCluster(ranks), device=device, backend=backend, tune=False, **options
     ) as trainer:
         found = []
         for step in range(steps):

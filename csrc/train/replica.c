@@ -9,7 +9,7 @@ static gg_status open_devices(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_replica_options *o = &r->options;
     const gg_devices_options wanted = {
-        .device = {.threads = o->threads, .isa = o->isa}, .backend = o->backend, .dtype = o->dtype};
+        .device = {.threads = o->threads, .isa = o->isa, .fast = o->fast}, .backend = o->backend, .dtype = o->dtype};
     GG_TRY(gg_devices_open(o->device, &wanted, &r->devices));
     r->device = r->devices.device;
     r->plans = (gg_plans){.graph = o->graph,
