@@ -113,6 +113,7 @@ class Standin:
         self.library.gg_standin_memory.argtypes = [ctypes.c_size_t]
         self.library.gg_standin_plant.argtypes = [ctypes.c_char_p, *[ctypes.c_int] * 2, *[ctypes.c_bool] * 2]
         self.library.gg_standin_count.argtypes = [ctypes.c_char_p]
+        self.library.gg_standin_kernel_failures.restype = ctypes.c_long
         self.library.gg_standin_count.restype = ctypes.c_long
 
     def begin(self, seed: int = 0) -> None:
@@ -129,6 +130,9 @@ class Standin:
 
     def count(self, what: str) -> int:
         return self.library.gg_standin_count(what.encode())
+
+    def kernel_failures(self) -> int:
+        return self.library.gg_standin_kernel_failures()
 
     def violations(self) -> list[str]:
         return self._lines("gg_standin_violations")

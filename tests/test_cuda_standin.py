@@ -9,8 +9,16 @@ import os
 
 import cuda_build
 import cuda_standin
+import numpy as np
 import pytest
 from conftest import run_group
+
+import gossipgrad as gg
+
+models = gg.models
+# Losses, gradients and weights as vectors: the difference to the CPU's over their norm. Sums of float32 have other
+# orders there, about 1e-6 each, which normalisations of few values enlarge.
+BOUND = 1e-4
 
 
 def test_the_standin_itself(objects):
@@ -28,3 +36,121 @@ def test_memory_queues_and_marks(objects, library, tmp_path):
     program = cuda_standin.device_program(objects, tmp_path)
     done = run_group([str(program)], env={**os.environ, "GOSSIPGRAD_CUDA_LIBRARY": str(library)})
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.fixture
+def cuda(library, monkeypatch):
+    """Device "cuda" is the stand-in. At the end nothing was wrong, and nothing is left."""
+    monkeypatch.setenv("GOSSIPGRAD_CUDA_LIBRARY", str(library))
+    standin = cuda_standin.Standin(library)
+    standin.begin(7)
+    failures = standin.kernel_failures()
+    yield standin
+    standin.memory(8 << 30)
+    standin.devices(1)
+    assert standin.violations() == []
+    assert standin.leaks() == []
+    assert standin.kernel_failures() == failures
+
+
+def flat(values) -> np.ndarray:
+    """All numbers of nested lists and dictionaries of arrays."""
+    if isinstance(values, dict):
+        values = [values[key] for key in sorted(values)]
+    if isinstance(values, (list, tuple)):
+        return np.concatenate([flat(value) for value in values] or [np.zeros(0)])
+    return np.zeros(0) if values is None else np.atleast_1d(np.asarray(values, np.float64)).ravel()
+
+
+def difference(a, b) -> float:
+    """Of two vectors, over the norm of the first."""
+    a, b = flat(a), flat(b)
+    assert a.shape == b.shape and np.isfinite(a).all()
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(a), 1e-20))
+
+
+def small_residuals(weights):
+    """What residual blocks add made small: deep networks of random weights enlarge differences of the last bit."""
+    last = "bn3.weight" if any(name.endswith("bn3.weight") for name in weights) else "bn2.weight"
+    return {name: value * np.float32(0.1) if name.endswith(last) else value for name, value in weights.items()}
+
+
+def step_of(make, batch, device, ranks=1, steps=1, **options):
+    """Losses, and the gradients and weights of each rank after so many steps."""
+    rng = np.random.default_rng(3)
+    comm = gg.VirtualCluster(ranks)
+    with gg.Trainer(make(), comm=comm, device=device, tune=False, **{"optimizer": gg.SGD(0.05), **options}) as trainer:
+        losses = []
+        trainer.load_weights(small_residuals(trainer.weights()))
+        for _ in range(steps):
+            pairs = [batch(rng) for _ in range(ranks)]
+            losses.append(trainer.train_step([x for x, _ in pairs], [y for _, y in pairs]))
+        arenas = [{name: trainer.core.arena(name, rank) for name in trainer.core.arenas()} for rank in range(ranks)]
+    return losses, arenas
+
+
+def images(*shape, n=3):
+    return lambda rng: (rng.standard_normal((n, *shape), np.float32), rng.integers(3, size=n))
+
+
+def text(rng):
+    return rng.integers(7, size=(3, 5)), rng.integers(7, size=(3, 5))
+
+
+def vgg(make):
+    return lambda: make(3, (3, 32, 32), dropout=0.25, hidden=6, width=2), images(3, 32, 32)
+
+
+def resnet(make, size, width, n):
+    return lambda: make(3, (3, size, size), width=width), images(3, size, size, n=n)
+
+
+def rows(rng):
+    return rng.standard_normal((4, 5), np.float32), rng.integers(3, size=4)
+
+
+def pairs(rng):
+    return rng.standard_normal((4, 5), np.float32), rng.integers(2, size=(4, 1)).astype(np.float32)
+
+
+# Their smallest forms, and batches for these.
+SMALLEST = {
+    "alexnet": (lambda: models.alexnet(3, (3, 63, 63), hidden=6, width=2), images(3, 63, 63, n=2)),
+    "char_gpt": (lambda: models.char_gpt(7, 5, layers=1, heads=2, width=8, dropout=0.1), text),
+    "char_lstm": (lambda: models.char_lstm(7, 5, embedding=4, hidden=5, dropout=0.2, stateful=True), text),
+    "cifar_quick": (lambda: models.cifar_quick(3, input=(3, 9, 9)), images(3, 9, 9)),
+    "googlenet": (lambda: models.googlenet(3, (3, 40, 40), width=8), images(3, 40, 40)),
+    "googlenet-published": (
+        lambda: models.googlenet(3, (3, 80, 80), form="published", width=8),
+        images(3, 80, 80, n=1),
+    ),
+    "lenet": (lambda: models.lenet(3, input=(1, 16, 16)), images(1, 16, 16)),
+    "mlp": (lambda: models.mlp(5, (7, 3), 1), pairs),
+    "resnet101": resnet(models.resnet101, 33, 1, 4),
+    "resnet18": resnet(models.resnet18, 33, 2, 4),
+    "resnet20": resnet(models.resnet20, 8, 4, 3),
+    "resnet32": resnet(models.resnet32, 8, 4, 3),
+    "resnet34": resnet(models.resnet34, 33, 2, 4),
+    "resnet50": resnet(models.resnet50, 33, 1, 4),
+    "resnet56": resnet(models.resnet56, 8, 4, 3),
+    "speech_dnn": (lambda: models.speech_dnn(3, 5, (8,) * 6), rows),
+    **{name: vgg(getattr(models, name)) for name in models.__all__ if name.startswith("vgg")},
+}
+LOSSES = {"mlp": "binary_cross_entropy"}
+
+
+def test_all_networks_are_here():
+    names = {name.split("-")[0] for name in SMALLEST}
+    assert names == {name for name in models.__all__ if name.islower() and name not in ("by_name", "with_data")}
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_step_of_each_network_is_that_of_the_cpu(cuda, name):
+    make, batch = SMALLEST[name]
+    options = {"loss": LOSSES.get(name, "cross_entropy"), "strategy": gg.NoExchange()}
+    losses, arenas = step_of(make, batch, "cpu", backend="native", **options)
+    losses_there, arenas_there = step_of(make, batch, "cuda", **options)
+    assert difference(losses, losses_there) < BOUND
+    assert difference(arenas[0]["gradient"], arenas_there[0]["gradient"]) < BOUND
+    assert difference(arenas[0]["weight"], arenas_there[0]["weight"]) < BOUND
+    assert cuda.count("tf32") == cuda.count("nondeterministic") == 0

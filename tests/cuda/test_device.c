@@ -172,8 +172,8 @@ static void test_failures(void) {
     }
 
     device = open_device(0);
-    standin_memory(1 << 16);
-    CHECK_FAILS(gg_device_alloc(device, 1 << 17, "activations", &block), GG_ERROR_MEMORY, "activations");
+    standin_memory(1 << 22);
+    CHECK_FAILS(gg_device_alloc(device, 1 << 23, "activations", &block), GG_ERROR_MEMORY, "activations");
     CHECK(block == NULL);
     CHECK_OK(gg_device_alloc(device, 1 << 14, "activations", &block));
     standin_memory((size_t)8 << 30);

@@ -277,7 +277,9 @@ static void run_doubling(const void *packet) {
 }
 
 static void launch_doubling(const doubling *call, gg_cuda_stream stream) {
-    gg_standin_launch("doubling", stream, run_doubling, call, sizeof *call, 0);
+    const uint64_t pointers[4] = {3}, structs[4] = {0};
+    gg_standin_launch("doubling", stream, run_doubling, call, sizeof *call,
+                      &(gg_standin_words){.pointers = pointers, .structs = structs});
 }
 
 static void test_kernels(void) {

@@ -4,6 +4,7 @@
  * not be compiled with that option itself. */
 #include "emulation.h"
 
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,6 +68,8 @@ struct thread;
 
 struct fiber {
     ucontext_t context;
+    jmp_buf resume; /* without sanitizers: where it goes on, once it has begun */
+    bool begun;
     unsigned char *stack;
     thread *runs;
 };
@@ -111,6 +114,7 @@ struct machine {
     std::vector<fiber *> fibers, idle;
     thread *current;
     ucontext_t scheduler;
+    jmp_buf scheduler_resume;
     unsigned arrived, ended, unstarted; /* of the block */
     unsigned generation;
     int count, counted[2];
@@ -162,7 +166,7 @@ void to_scheduler(fiber *from) {
     swapcontext(&from->context, &m->scheduler);
     __sanitizer_finish_switch_fiber(fake, &m->scheduler_stack, &m->scheduler_bytes);
 #else
-    swapcontext(&from->context, &m->scheduler);
+    if (_setjmp(from->resume) == 0) _longjmp(m->scheduler_resume, 1);
 #endif
 }
 
@@ -172,8 +176,11 @@ void to_fiber(fiber *to) {
     __sanitizer_start_switch_fiber(&fake, to->stack, stack_bytes);
     swapcontext(&m->scheduler, &to->context);
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
-#else
-    swapcontext(&m->scheduler, &to->context);
+#else /* swapcontext calls the system for the mask of signals, which would be most of the time */
+    if (_setjmp(m->scheduler_resume) != 0) return;
+    if (to->begun) _longjmp(to->resume, 1);
+    to->begun = true;
+    setcontext(&to->context);
 #endif
 }
 
@@ -222,6 +229,7 @@ void prepare(fiber *f) {
     f->context.uc_stack.ss_size = stack_bytes;
     f->context.uc_link = nullptr;
     f->runs = nullptr;
+    f->begun = false;
     const uintptr_t address = reinterpret_cast<uintptr_t>(f);
     makecontext(&f->context, reinterpret_cast<void (*)()>(fiber_main), 2, (unsigned)address,
                 (unsigned)((uint64_t)address >> 32));

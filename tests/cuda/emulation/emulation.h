@@ -67,6 +67,9 @@ struct place {
 /* Of the thread that runs now. */
 const place &here();
 
+/* Words of arguments that a kernel has at most. */
+#define GG_EMULATION_WORDS 4096
+
 /* A launch with the kernel's arguments behind it: bytes that may be copied. */
 struct launch {
     const char *name;
@@ -74,6 +77,9 @@ struct launch {
     dim3 grid, block;
     size_t shared;
     size_t bytes; /* of the whole object */
+    /* Of the words behind the kernel's address, from the lowest bit on: which are arguments that are pointers, and which
+     * are of structs, which may hold pointers. */
+    uint64_t pointer_words[GG_EMULATION_WORDS / 64], struct_words[GG_EMULATION_WORDS / 64];
 };
 /* Checks the sizes, and runs the launch or gives it to the hook. */
 void start(const launch *made, void *stream);
@@ -84,10 +90,18 @@ template <class First, class... Rest> struct arguments<First, Rest...> {
     First first;
     arguments<Rest...> rest;
 };
-inline arguments<> pack_arguments(arguments<> *) { return {}; }
+/* Each is written where it lies, so that what is between them stays zero. */
+inline void put_arguments(launch *, const void *, arguments<> *) {}
 template <class First, class... Rest, class A, class... B>
-arguments<First, Rest...> pack_arguments(arguments<First, Rest...> *, A a, B... b) {
-    return {static_cast<First>(a), pack_arguments(static_cast<arguments<Rest...> *>(nullptr), b...)};
+void put_arguments(launch *made, const void *begin, arguments<First, Rest...> *to, A a, B... b) {
+    const size_t from = size_t((const char *)&to->first - (const char *)begin) / 8;
+    static_assert(sizeof(First) <= 8 * GG_EMULATION_WORDS, "too large an argument");
+    to->first = static_cast<First>(a);
+    for (size_t i = from; i < from + (sizeof(First) + 7) / 8 && i < GG_EMULATION_WORDS; ++i) {
+        if (std::is_pointer<First>::value) made->pointer_words[i / 64] |= uint64_t(1) << i % 64;
+        if (std::is_class<First>::value) made->struct_words[i / 64] |= uint64_t(1) << i % 64;
+    }
+    put_arguments(made, begin, &to->rest, b...);
 }
 template <class K, class... Done> void apply(K kernel, const arguments<> &, Done... done) { kernel(done...); }
 template <class K, class First, class... Rest, class... Done>
@@ -108,6 +122,7 @@ template <class... P, class... A>
 void begin(const char *name, dim3 grid, dim3 block, size_t shared, const void *stream, void (*kernel)(P...), A... a) {
     static_assert(sizeof...(P) == sizeof...(A), "as many arguments as the kernel has");
     launch_of<P...> made;
+    memset(static_cast<void *>(&made), 0, sizeof made);
     made.name = name;
     made.call = launch_of<P...>::run;
     made.grid = grid;
@@ -115,7 +130,7 @@ void begin(const char *name, dim3 grid, dim3 block, size_t shared, const void *s
     made.shared = shared;
     made.bytes = sizeof made;
     made.kernel = kernel;
-    made.given = pack_arguments(static_cast<arguments<P...> *>(nullptr), a...);
+    put_arguments(&made, &made.given, &made.given, a...);
     start(&made, const_cast<void *>(stream));
 }
 

@@ -42,10 +42,17 @@ int gg_standin_submit(const char *function, gg_cuda_stream stream, gg_standin_ru
                       size_t bytes, const gg_standin_uses *uses);
 bool gg_standin_stream_is_alive(const char *function, gg_cuda_stream stream);
 
-/* A kernel is launched: `run` gets a copy of the packet, later. In the words of its arguments, `head` bytes behind its
- * begin, addresses are replaced by those at which work finds the memory. cudaGetLastError gives errors. */
+/* Where a packet holds addresses: bits of the words that begin `head` bytes behind its begin. */
+typedef struct gg_standin_words {
+    size_t head;
+    const uint64_t *pointers; /* words that are addresses or NULL */
+    const uint64_t *structs;  /* words that may be addresses, or numbers */
+} gg_standin_words;
+
+/* A kernel is launched: `run` gets a copy of the packet, later, in which addresses are replaced by those at which work
+ * finds the memory. cudaGetLastError gives errors. */
 void gg_standin_launch(const char *kernel, gg_cuda_stream stream, void (*run)(const void *packet), const void *packet,
-                       size_t bytes, size_t head);
+                       size_t bytes, const gg_standin_words *words);
 
 /* A value rounded to the 10 bits that tensor cores read of a float32. */
 static inline float gg_standin_tf32(float value) {

@@ -5,9 +5,10 @@
 namespace {
 
 void put(void *stream, gg_emulation_run *run, const void *packet, size_t bytes, const char *kernel) {
-    /* behind the launch lie the kernel's address and its arguments */
-    const size_t head = sizeof(gg_emulation::launch) + sizeof(void *);
-    gg_standin_launch(kernel, static_cast<gg_cuda_stream>(stream), run, packet, bytes, head);
+    const auto *launch = static_cast<const gg_emulation::launch *>(packet);
+    const gg_standin_words words = {sizeof(gg_emulation::launch) + sizeof(void *), launch->pointer_words,
+                                    launch->struct_words};
+    gg_standin_launch(kernel, static_cast<gg_cuda_stream>(stream), run, packet, bytes, &words);
 }
 
 __attribute__((constructor)) void begin() {
@@ -16,3 +17,5 @@ __attribute__((constructor)) void begin() {
 }
 
 } // namespace
+
+long gg_standin_kernel_failures(void) { return gg_emulation_failures(); }

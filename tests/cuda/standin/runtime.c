@@ -651,20 +651,28 @@ static const gg_standin_block *block_of_word(uintptr_t word) {
     return block != NULL || word == 0 ? block : block_at(word - 1);
 }
 
-/* Replaces what is an address of the device, also in the middle of a struct, by where work finds that memory. Words in
- * which a small field is followed by padding may look like one, therefore no block lies where their lower half would be
- * a usual float or integer. An address of host memory that is not pinned is one where a page is mapped. */
-static int translate_word(const char *kernel, size_t place, char *at, gg_standin_uses *uses) {
+/* A word of a struct in which a small field is followed by padding, which holds whatever was there before, may look
+ * like an address. So it is none where its lower half is a usual integer or float; and no block of the device lies
+ * there. */
+static bool is_maybe_number(uintptr_t word) {
+    const uint32_t low = (uint32_t)word, size = low & 0x7fffffffu;
+    return word % 16 != 0 || low < 1u << 20 || (size > 0x2b800000u && size < 0x53800000u);
+}
+
+/* Replaces an address of the device by where work finds that memory. `certain`: the argument is a pointer. An address
+ * of host memory that is not pinned is one where a page is mapped. */
+static int translate_word(const char *kernel, size_t place, bool certain, char *at, gg_standin_uses *uses) {
     uintptr_t word;
     memcpy(&word, at, sizeof word);
     const gg_standin_block *block = block_of_word(word);
+    if (block == NULL && (word == 0 || (!certain && is_maybe_number(word)))) return 0;
     if (block == NULL && is_device_address(word))
-        return !is_usable(word) ? 0
-                                : violation(INVALID_VALUE,
-                                            "%s: word %zu of its arguments is an address of the device where nothing "
-                                            "is allocated",
-                                            kernel, place);
-    if (block == NULL && word > (uintptr_t)1 << 32 && word < (uintptr_t)1 << 47 && word % 16 == 0 && is_mapped(word))
+        return !certain && !is_usable(word)
+                   ? 0
+                   : violation(INVALID_VALUE,
+                               "%s: word %zu of its arguments is an address of the device where nothing is allocated",
+                               kernel, place);
+    if (block == NULL && (certain || (word > (uintptr_t)1 << 32 && word < (uintptr_t)1 << 47 && is_mapped(word))))
         return violation(INVALID_VALUE, "%s: word %zu of its arguments is an address of host memory that is not pinned",
                          kernel, place);
     if (block == NULL) return 0;
@@ -675,8 +683,10 @@ static int translate_word(const char *kernel, size_t place, char *at, gg_standin
     return 0;
 }
 
+static bool has_bit(const uint64_t *words, size_t i) { return (words[i / 64] >> i % 64 & 1u) != 0; }
+
 void gg_standin_launch(const char *kernel, gg_cuda_stream handle, void (*run)(const void *packet), const void *packet,
-                       size_t bytes, size_t head) {
+                       size_t bytes, const gg_standin_words *words) {
     char named[2 * NAME];
     gg_standin_uses uses = {0};
     kernel_packet *made = calloc(1, sizeof *made + bytes);
@@ -686,8 +696,9 @@ void gg_standin_launch(const char *kernel, gg_cuda_stream handle, void (*run)(co
     ENTER("kernel");
     snprintf(named, sizeof named, "kernel %s", kernel);
     code = enter(named);
-    for (size_t i = head; code == 0 && i + sizeof(uintptr_t) <= bytes; i += sizeof(uintptr_t))
-        code = translate_word(named, (i - head) / sizeof(uintptr_t), made->packet + i, &uses);
+    for (size_t i = 0; code == 0 && words->head + 8 * i + 8 <= bytes; ++i)
+        if (has_bit(words->pointers, i) || has_bit(words->structs, i))
+            code = translate_word(named, i, has_bit(words->pointers, i), made->packet + words->head + 8 * i, &uses);
     if (code != 0) goto leave;
     const int place = stream_place(named, handle);
     if (place < 0) FAIL(INVALID_HANDLE);
@@ -785,7 +796,7 @@ static int cudaGetLastError(void) {
 static int cudaMemGetInfo(size_t *free_bytes, size_t *all_bytes) {
     ENTER("cudaMemGetInfo");
     *all_bytes = state.memory;
-    *free_bytes = state.memory - state.used[current_device];
+    *free_bytes = state.memory > state.used[current_device] ? state.memory - state.used[current_device] : 0;
     LEAVE;
 }
 
@@ -794,7 +805,7 @@ static int cudaMalloc(void **out, size_t bytes) {
     const size_t pages = whole_pages(bytes);
     *out = NULL;
     if (bytes == 0) goto leave;
-    if (pages < bytes || pages > state.memory - state.used[current_device]) FAIL(GG_CUDA_ERROR_MEMORY_ALLOCATION);
+    if (pages < bytes || state.used[current_device] + pages > state.memory) FAIL(GG_CUDA_ERROR_MEMORY_ALLOCATION);
     if (pages + PAGE > usable_end - usable_begin) FAIL(GG_CUDA_ERROR_MEMORY_ALLOCATION);
     /* the first place from `next` on where nothing lies, with a page without access behind */
     for (int turns = 0;;) {
@@ -1128,6 +1139,7 @@ void gg_standin_memory(size_t bytes) {
 void gg_standin_devices(int count) {
     pthread_mutex_lock(&state.lock);
     state.devices = count < MOST_DEVICES ? count : MOST_DEVICES;
+    current_device = 0;
     pthread_mutex_unlock(&state.lock);
 }
 

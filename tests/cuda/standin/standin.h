@@ -49,6 +49,9 @@ GG_STANDIN_PUBLIC int gg_standin_violations(char *text, size_t bytes);
 /* The same of everything that was created or allocated, ever, and is still alive. Waits for all work. */
 GG_STANDIN_PUBLIC int gg_standin_leaks(char *text, size_t bytes);
 
+/* In the library with kernels: what the emulation found wrong in them, ever; it prints what. */
+GG_STANDIN_PUBLIC long gg_standin_kernel_failures(void);
+
 #ifdef __cplusplus
 }
 #endif
