@@ -273,9 +273,11 @@ int main() {
         }
     for (int64_t batch : {1, 4, 6})
         for (gg_layout layout : {GG_LAYOUT_PLAIN, GG_LAYOUT_NHWC}) test_dropout(batch, shape({3, 5, 7}), layout, 0.3f);
+    test_dropout(3, shape({3, 14, 14}), GG_LAYOUT_NHWC, 0.5f);
     for (float p : {0.0f, 1.0f}) test_dropout(5, shape({3, 2, 2}), GG_LAYOUT_PLAIN, p);
     test_dropout_rows(1, 1, 0);
     test_dropout_rows(7, 13, 21);
+    test_dropout_rows(40, 60, 40);
     for (bool relu : {false, true}) {
         test_bias(1, 1, 1, relu, 0);
         test_bias(5, 7, 1, relu, 0);

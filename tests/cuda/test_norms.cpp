@@ -407,6 +407,13 @@ int main() {
         {3, shape({4, 3, 3}), plain, false, false, true, false, true, 1, 0},
     };
     for (const batch_case &c : batches) test_batch_norm(c);
+    random_numbers r(21);
+    auto coin = [&] { return r.next() % 2 == 0; };
+    for (int i = 0; i < 12; ++i) {
+        const gg_shape s = shape({1 + r.next() % 40, 1 + r.next() % 6, 1 + r.next() % 9});
+        test_batch_norm(
+            {2 + r.next() % 9, s, coin() ? plain : nhwc, coin(), coin(), coin(), coin(), false, 1, r.next() % 2});
+    }
     test_far_mean();
     test_layer_norm(1, 1, true, true);
     test_layer_norm(3, 5, false, false);
@@ -418,11 +425,13 @@ int main() {
         test_lrn(2, shape({7, 3, 2}), 5, 0.75f, layout);
         test_lrn(2, shape({5, 2, 3}), 2, 0.6f, layout);
         test_lrn(1, shape({3, 2, 2}), 9, 0.75f, layout);
+        test_lrn(4, shape({7, 5, 5}), 3, 0.75f, layout);
     }
     test_softmax(1, 1, 1, 1);
-    test_softmax(9, 10, 1, 20);
+    test_softmax(40, 10, 1, 20);
     test_softmax(2, 1100, 1, 5);
     test_softmax(3, 7, 5, 90);
+    test_softmax(5, 3, 140, 2);
     test_softmax_of_nan(6, 1);
     test_softmax_of_nan(1030, 1);
     test_softmax_of_nan(5, 3);

@@ -365,6 +365,7 @@ int main() {
     test_lstm(1, 1, 1, 1);
     test_lstm(3, 4, 5, 7);
     test_lstm(2, 3, 4, 33);
+    test_lstm(15, 2, 3, 40);
     test_embedding(1, 1, 1, 1, false);
     test_embedding(3, 7, 5, 4, false);
     test_embedding(2, 300, 17, 3, false);

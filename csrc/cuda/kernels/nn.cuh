@@ -13,8 +13,13 @@ extern "C" {
 #include "cuda/kernels_nn.h"
 
 constexpr int WARP = 32;
-/* Blocks that keep a large device busy; more of them go around in the kernels' loops. */
-constexpr int64_t MOST_BLOCKS = 8192, ENOUGH_BLOCKS = 528;
+/* Blocks of a launch at most: they keep a large device busy, and go around in the kernels' loops. Tests have few. */
+#ifndef GG_CUDA_MOST_BLOCKS
+#define GG_CUDA_MOST_BLOCKS 8192
+#endif
+constexpr int64_t MOST_BLOCKS = GG_CUDA_MOST_BLOCKS;
+/* Blocks that are worth dividing sums for. */
+constexpr int64_t ENOUGH_BLOCKS = 528;
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
