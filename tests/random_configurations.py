@@ -160,7 +160,8 @@ class Configuration:
         self.apoptosis = self._apoptosis(np.random.default_rng([self.number, 5]))
 
     def _draw_local_momentum(self, generator: np.random.Generator) -> None:
-        divisible = isinstance(self.optimizer, gg.SGD) and self.optimizer.momentum > 0 and not self.optimizer.nesterov
+        sgd = isinstance(self.optimizer, gg.SGD) and self.optimizer.momentum > 0 and not self.optimizer.nesterov
+        divisible = sgd or isinstance(self.optimizer, gg.Adam)
         if not divisible or self.optimizer.clip_norm or self.compression is None or generator.random() < 0.5:
             return
         if self.strategy.residue == "gradients":
