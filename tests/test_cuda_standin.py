@@ -154,3 +154,93 @@ def test_a_step_of_each_network_is_that_of_the_cpu(cuda, name):
     assert difference(arenas[0]["gradient"], arenas_there[0]["gradient"]) < BOUND
     assert difference(arenas[0]["weight"], arenas_there[0]["weight"]) < BOUND
     assert cuda.count("tf32") == cuda.count("nondeterministic") == 0
+
+
+@pytest.mark.parametrize("optimizer", [gg.Adam(1e-2, eps=1e-2), gg.LARS(0.1)], ids=["adam", "lars"])
+def test_other_optimizers(cuda, optimizer):
+    make, batch = SMALLEST["lenet"]
+    options = {"strategy": gg.GossipGraD(), "optimizer": optimizer, "ranks": 2, "steps": 3}
+    on_cpu = step_of(make, batch, "cpu", backend="native", **options)
+    assert difference(on_cpu, step_of(make, batch, "cuda", **options)) < BOUND
+
+
+def test_warm_steps_allocate_nothing(cuda):
+    make, batch = SMALLEST["lenet"]
+    counted = ["cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cudaFree", "cudaEventCreateWithFlags", "pageable"]
+    counted += ["cublasLtMatmulAlgoGetHeuristic", "cudnnGetConvolutionForwardAlgorithm_v7"]
+    rng = np.random.default_rng(0)
+    with gg.Trainer(make(), comm=gg.VirtualCluster(2), strategy=gg.GossipGraD(), device="cuda", tune=False) as trainer:
+        counts = []
+        for _ in range(5):
+            pairs = [batch(rng) for _ in range(2)]
+            trainer.train_step([x for x, _ in pairs], [y for _, y in pairs])
+            counts.append([cuda.count(name) for name in counted])
+    assert counts[2] == counts[3] == counts[4]
+
+
+def test_several_devices(cuda):
+    make, batch = SMALLEST["mlp"]
+    options = {"loss": "binary_cross_entropy", "strategy": gg.GossipGraD(), "ranks": 2, "steps": 2}
+    first = step_of(make, batch, "cuda", **options)
+    cuda.devices(2)
+    assert np.array_equal(flat(first), flat(step_of(make, batch, "cuda:1", **options)))
+    with pytest.raises((ValueError, RuntimeError), match="cuda:2"):
+        step_of(make, batch, "cuda:2", **options)
+
+
+def test_no_driver(cuda):
+    cuda.devices(0)
+    with pytest.raises(Exception, match="NVIDIA driver"):
+        step_of(*SMALLEST["mlp"], "cuda")
+
+
+def test_too_little_memory(cuda):
+    cuda.memory(2 << 20)
+    step_of(*SMALLEST["lenet"], "cuda")
+    with pytest.raises(MemoryError, match="on the GPU 0: .* bytes wanted, .* are free"):
+        step_of(lambda: models.lenet(input=(1, 64, 64)), images(1, 64, 64), "cuda")
+
+
+@pytest.mark.parametrize("work", ["cudnnConvolutionForward", "cudaMemcpyAsync", "kernel", "cublasLtMatmul"])
+def test_a_device_that_is_lost(cuda, work):
+    make, batch = SMALLEST["lenet"]
+    rng = np.random.default_rng(0)
+    with gg.Trainer(make(), comm=gg.VirtualCluster(2), strategy=gg.GossipGraD(), device="cuda", tune=False) as trainer:
+        pairs = [batch(rng) for _ in range(2)]
+        trainer.train_step([x for x, _ in pairs], [y for _, y in pairs])
+        cuda.plant(work, 2, 719, lost=True, late=True)
+        with pytest.raises(RuntimeError, match="GPU 0 failed.*unspecified launch failure"):
+            for _ in range(3):
+                trainer.train_step([x for x, _ in pairs], [y for _, y in pairs])
+        cuda.begin()  # only the stand-in's memory can be freed after that
+
+
+FAILING = [
+    *["cudaStreamCreateWithFlags", "cudaEventCreateWithFlags", "cudaMalloc", "cudaHostAlloc", "cudaMemcpyAsync"],
+    *["cudaMemsetAsync", "cudaEventRecord", "cudaStreamSynchronize", "cudaEventSynchronize", "kernel"],
+    *["cudnnCreate", "cudnnSetStream", "cudnnCreateTensorDescriptor", "cudnnSetTensor4dDescriptor"],
+    *["cudnnCreateFilterDescriptor", "cudnnSetFilter4dDescriptor", "cudnnCreateConvolutionDescriptor"],
+    *["cudnnSetConvolution2dDescriptor", "cudnnSetConvolutionGroupCount", "cudnnSetConvolutionMathType"],
+    *["cudnnGetConvolutionForwardAlgorithm_v7", "cudnnGetConvolutionBackwardDataAlgorithm_v7"],
+    *["cudnnGetConvolutionBackwardFilterAlgorithm_v7", "cudnnConvolutionForward", "cudnnConvolutionBackwardData"],
+    *["cudnnConvolutionBackwardFilter", "cublasLtCreate", "cublasLtMatmulDescCreate", "cublasLtMatmulDescSetAttribute"],
+    *["cublasLtMatrixLayoutCreate", "cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceSetAttribute"],
+    *["cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul"],
+]
+
+
+@pytest.mark.parametrize("function", FAILING)
+def test_a_call_that_fails(cuda, function):
+    """It reaches Python as an error, nothing hangs, and nothing is left."""
+    code = 719 if function.startswith("cuda") or function == "kernel" else 13 if function.startswith("cublas") else 4000
+    for nth in (1, 3):
+        cuda.begin(nth)
+        cuda.plant(function, nth, code)
+        called = cuda.count(function)
+        try:
+            step_of(*SMALLEST["lenet"], "cuda", steps=2)
+        except (RuntimeError, MemoryError) as error:
+            assert len(str(error)) > 20
+        else:
+            assert cuda.count(function) - called < nth, "the error was swallowed"
+        assert cuda.violations() == [] and cuda.leaks() == []
