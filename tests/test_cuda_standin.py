@@ -6,6 +6,7 @@ tests/cuda/standin/standin.h says what the stand-in checks. It is no substitute 
 from __future__ import annotations
 
 import os
+import shutil
 
 import cuda_build
 import cuda_standin
@@ -14,6 +15,8 @@ import pytest
 from conftest import run_group
 
 import gossipgrad as gg
+
+pytestmark = pytest.mark.skipif(shutil.which(cuda_build.CXX) is None, reason="no g++ here")
 
 models = gg.models
 # Losses, gradients and weights as vectors: the difference to the CPU's over their norm. Sums of float32 have other
@@ -162,6 +165,16 @@ def test_other_optimizers(cuda, optimizer):
     options = {"strategy": gg.GossipGraD(), "optimizer": optimizer, "ranks": 2, "steps": 3}
     on_cpu = step_of(make, batch, "cpu", backend="native", **options)
     assert difference(on_cpu, step_of(make, batch, "cuda", **options)) < BOUND
+
+
+def test_fast_products(cuda):
+    """TF32 has 10 bits of precision, and algorithms need not be deterministic."""
+    options = {"strategy": gg.NoExchange()}
+    exact = step_of(*SMALLEST["lenet"], "cuda", **options)
+    assert cuda.count("tf32") == 0
+    fast = step_of(*SMALLEST["lenet"], "cuda", precision="fast", **options)
+    assert cuda.count("tf32") > 0
+    assert 1e-6 < difference(exact, fast) < 1e-2
 
 
 def test_warm_steps_allocate_nothing(cuda):
