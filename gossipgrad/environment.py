@@ -79,6 +79,13 @@ def find_cuda_wheels() -> None:
         os.environ["GOSSIPGRAD_CUDA_PATH"] = os.pathsep.join(found)
 
 
+def local_rank() -> int:
+    """Which of the ranks of its node a process is, as the launcher says; 0 where none does."""
+    names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in found if text.isdigit()), 0)
+
+
 def devices() -> dict[str, Any]:
     """The devices that a trainer can be given, and what the GPUs and their libraries say of themselves."""
     facts: dict[str, Any] = {"devices": ["cpu"]}

@@ -63,6 +63,8 @@ def _checked_device(device: str) -> str:
     if device.startswith("cuda"):
         environment.find_cuda_wheels()
     _core.find_device(device)
+    if device == "cuda" and (count := _core.cuda()[0]) > 1:
+        device = f"cuda:{environment.local_rank() % count}"
     return device
 
 

@@ -95,8 +95,10 @@ class Trainer(Replicas):
                without a form for it compute in float32. "auto": bfloat16 where the CPU of every rank has the
                instructions, else "float32"; trainer.dtype, the report and the command line say which. The default is
                "float32".
-    device     what computes: "cpu". Others are opened by their names, "cuda:1" for one of several, where the build has
-               them; an error says which there are.
+    device     what computes: "cpu"; "cuda", an NVIDIA GPU, where the build has the library for it ('gossipgrad info'
+               says so): the ranks of a node are spread over its GPUs, and "cuda:1" is one of several. Several ranks may
+               share one. On a GPU networks compute in float32, and compression is not offered yet; an error says what
+               is missing.
     precision  of products and convolutions on a GPU. "exact": fused multiply-adds in float32 and deterministic
                algorithms, so that a run's bits do not depend on timing. "fast": products may read their factors as
                TF32 (10 bits of precision), and the libraries may choose algorithms that add in any order. A CPU
