@@ -1,0 +1,116 @@
+"""Trainer(device="cuda") over the stand-in for CUDA, cuDNN and cuBLASLt: every network, every strategy, beside the CPU.
+
+No GPU is needed, and none is tested: what the libraries compute is computed by plain loops.
+"""
+
+from __future__ import annotations
+
+import os
+
+import cuda_standin
+import numpy as np
+import pytest
+from test_strict import NETWORKS, SMALL, STRATEGIES, trained
+
+import gossipgrad as gg
+
+# tests/cuda/on_gpu.sh: the same on a GPU, whose libraries add in another order.
+GPU = bool(os.environ.get("GOSSIPGRAD_TEST_GPU"))
+
+
+@pytest.fixture(scope="module")
+def library(objects):
+    if GPU:
+        return None
+    path = cuda_standin.library(objects)
+    return path, cuda_standin.Standin(path)
+
+
+@pytest.fixture
+def standin(library, monkeypatch):
+    if library is None:
+        yield None
+        return
+    path, standin = library
+    monkeypatch.setenv("GOSSIPGRAD_CUDA_LIBRARY", str(path.resolve()))
+    standin.begin(1)
+    yield standin
+    assert standin.violations() == []
+    assert standin.leaks() == []
+
+
+def numbers(found):
+    """All numbers of a result, in order."""
+    if isinstance(found, dict):
+        return [n for key in found for n in numbers(found[key])]
+    if isinstance(found, (list, tuple)):
+        return [n for one in found for n in numbers(one)]
+    return [] if found is None else list(np.asarray(found, np.float64).ravel())
+
+
+def assert_near(network="convolutions", bound=2e-5, **options):
+    bound = max(bound, 5e-4) if GPU else bound
+    wanted, got = (np.array(numbers(trained(d, network, backend=b, **options))) for d, b in DEVICES)
+    assert wanted.shape == got.shape and np.isfinite(wanted).all()
+    assert np.abs(got - wanted).max() <= bound * max(1, np.abs(wanted).max())
+
+
+DEVICES = [("cpu", "native"), ("cuda", None)]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks(standin, network):
+    assert_near(network, strategy=gg.NoExchange())
+
+
+def test_fast(standin):
+    """Products of TF32: near, and not equal to exact ones."""
+    how = {"network": "convolutions", "backend": None, "strategy": gg.NoExchange()}
+    exact, fast = (np.array(numbers(trained("cuda", precision=p, **how))) for p in ("exact", "fast"))
+    assert 0 < np.abs(exact - fast).max() < 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategies(standin, name):
+    # What is rounded to bfloat16 may be rounded to the neighbour, 2^-8 of it away.
+    rounded = name.endswith(("bfloat16", "fragments")) or name == "push-sum"
+    assert_near(strategy=STRATEGIES[name], bound=2e-3 if rounded else 2e-5)
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_the_order_of_work_makes_no_difference(standin, seed):
+    """The same bits, however late the work is done."""
+    options = {"strategy": gg.GossipGraD(staleness=1, **SMALL), "steps": 6, "ranks": 4, "backend": None}
+    found = [numbers(trained("cuda", "mlp", **options))]
+    if standin is not None:
+        standin.begin(seed)
+    assert found == [numbers(trained("cuda", "mlp", **options))]
+
+
+@pytest.mark.skipif(GPU, reason="a GPU machine has as many as it has")
+def test_ranks_of_a_node_are_spread_over_its_gpus(standin, monkeypatch):
+    standin.devices(2)
+    try:
+        found = []
+        for rank in range(3):
+            monkeypatch.setenv("SLURM_LOCALID", str(rank))
+            with gg.Trainer(gg.models.mlp(4, (3,), 2), comm=gg.VirtualCluster(1), device="cuda") as trainer:
+                trainer.train_step([np.zeros((2, 4), np.float32)], [np.array([0, 1])])
+                found.append(trainer.device)
+        assert found == ["cuda:0", "cuda:1", "cuda:0"]
+    finally:
+        standin.devices(1)
+
+
+def test_what_the_device_has_not(standin):
+    options = {"comm": gg.VirtualCluster(2), "device": "cuda"}
+    for wrong, word in (({"dtype": "bfloat16"}, "float32"), ({"backend": "native"}, "backend: 'native'")):
+        with pytest.raises((ValueError, NotImplementedError), match=word):
+            gg.Trainer(gg.models.lenet(), **options, **wrong)
+    for wrong, words in (
+        ({"device": "cuda:7"}, "cuda:7"),
+        ({"precision": "tf32"}, "precision='tf32': allowed: 'exact', 'fast'"),
+        ({"device": "cpu", "precision": "fast"}, "precision: 'fast' is for device 'cuda'; 'cpu' computes exactly"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            gg.Trainer(gg.models.lenet(), **{**options, **wrong})
