@@ -32,7 +32,11 @@ constexpr int GG_BLOCK = 256;
 
 /* Blocks for `n` elements, each thread with so many at a time: enough to fill any device; loops go on by
  * gg_thread_count(). At least 1, so n = 0 is fine, too. */
+#if defined(GG_CUDA_MOST_BLOCKS) /* tests have few, so that kernels go around in their loops */
+constexpr int64_t GG_MOST_BLOCKS = GG_CUDA_MOST_BLOCKS;
+#else
 constexpr int64_t GG_MOST_BLOCKS = 2048;
+#endif
 inline unsigned gg_blocks_for(int64_t n, int64_t each = 1) {
     const int64_t wanted = (n + each * GG_BLOCK - 1) / (each * GG_BLOCK);
     return (unsigned)(wanted < 1 ? 1 : wanted < GG_MOST_BLOCKS ? wanted : GG_MOST_BLOCKS);
