@@ -5,6 +5,7 @@ No GPU is needed, and none is tested: what the libraries compute is computed by 
 
 from __future__ import annotations
 
+import gc
 import os
 
 import cuda_standin
@@ -13,6 +14,7 @@ import pytest
 from test_strict import NETWORKS, SMALL, STRATEGIES, trained
 
 import gossipgrad as gg
+from gossipgrad import _core
 
 # tests/cuda/on_gpu.sh: the same on a GPU, whose libraries add in another order.
 GPU = bool(os.environ.get("GOSSIPGRAD_TEST_GPU"))
@@ -85,6 +87,26 @@ def test_the_order_of_work_makes_no_difference(standin, seed):
     if standin is not None:
         standin.begin(seed)
     assert found == [numbers(trained("cuda", "mlp", **options))]
+
+
+def test_memory(standin):
+    """A warm step allocates what it does on the CPU, on neither side more; what was allocated is given back."""
+    make, batch, _ = NETWORKS["convolutions"]
+    x, y = batch(np.random.default_rng(0), 6)
+    counts = []
+    for device, backend in DEVICES:
+        live = _core.memory()[0]
+        with gg.Trainer(make(), comm=gg.VirtualCluster(2), device=device, backend=backend, tune=False) as trainer:
+            trainer.train_step([x, x], [y, y])
+            before = _core.memory()
+            assert before[0] > live + 50_000
+            for _ in range(3):
+                trainer.train_step([x, x], [y, y])
+            counts.append([after - first for after, first in zip(_core.memory(), before, strict=True)])
+        del trainer
+        gc.collect()
+        assert _core.memory()[0] <= live
+    assert counts[0] == counts[1] and counts[0][0] == 0
 
 
 @pytest.mark.skipif(GPU, reason="a GPU machine has as many as it has")

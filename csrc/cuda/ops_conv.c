@@ -198,15 +198,18 @@ static gg_status choose_algorithm(conv_op *op, gg_pass pass) {
     gg_status status = GG_OK;
     GG_TRY(ask_algorithms(op, pass, &got, found));
     for (int i = 0; i < got && chosen < 0; ++i) {
-        const bool exact = found[i].determinism == GG_CUDNN_DETERMINISTIC && found[i].math == GG_CUDNN_FMA_MATH &&
-                           !is_transforming(pass, found[i].algorithm);
+        /* Lists may say "default" of what has no other form: the descriptor's math is what rules out TF32. */
+        const bool plain = found[i].math == GG_CUDNN_FMA_MATH || found[i].math == GG_CUDNN_DEFAULT_MATH;
+        const bool exact =
+            found[i].determinism == GG_CUDNN_DETERMINISTIC && plain && !is_transforming(pass, found[i].algorithm);
         if (found[i].status == GG_CUDNN_SUCCESS && found[i].memory <= MOST_WORKSPACE && (fast || exact)) chosen = i;
     }
     if (chosen < 0)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "cuDNN has no %salgorithm for the %s pass of this convolution",
                 fast ? "" : "deterministic ", gg_pass_name(pass));
     op->algorithm[pass] = found[chosen].algorithm;
-    GG_CUDNN_TRY(api, cudnnSetConvolutionMathType, (op->convolution[pass], found[chosen].math));
+    GG_CUDNN_TRY(api, cudnnSetConvolutionMathType,
+                 (op->convolution[pass], fast ? found[chosen].math : GG_CUDNN_FMA_MATH));
     GG_TRY(ask_workspace(op, pass, op->algorithm[pass], &op->workspace[pass]));
 cleanup:
     return status;
