@@ -77,8 +77,8 @@ struct launch {
     dim3 grid, block;
     size_t shared;
     size_t bytes; /* of the whole object */
-    /* Of the words behind the kernel's address, from the lowest bit on: which are arguments that are pointers, and which
-     * are of structs, which may hold pointers. */
+    /* Of the words behind the kernel's address, from the lowest bit on: which are arguments that are pointers, and
+     * which are of structs, which may hold pointers. */
     uint64_t pointer_words[GG_EMULATION_WORDS / 64], struct_words[GG_EMULATION_WORDS / 64];
 };
 /* Checks the sizes, and runs the launch or gives it to the hook. */
