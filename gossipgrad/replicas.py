@@ -242,6 +242,8 @@ class Replicas:
             "probe": lambda: fingerprint.data(getattr(self.apoptosis, "own_probe", None)),
             **self.optimizer.settings(),
             "seed": self.seed,
+            "device": self.device.partition(":")[0],
+            "precision": self.precision,
             "trace": self.trace,
             "timeout": self.timeout,
             "metrics": ", ".join(one.name for one in self.metrics),

@@ -42,7 +42,7 @@ from gossipgrad.data.checks import samples_array, shape_hint, targets_array
 from gossipgrad.errors import CheckpointError, flag, integer, named_keywords, number, warn
 from gossipgrad.fitting import HINTS, Fit
 from gossipgrad.history import History, Record
-from gossipgrad.literals import Backend
+from gossipgrad.literals import Backend, Precision
 from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
 from gossipgrad.replicas import CARRIED, Arrays, Replicas, collective
@@ -115,8 +115,8 @@ class Trainer(Replicas):
 
     Creating one is collective, as are fit, evaluate, predict, save, load, train_step and what shows weights: all ranks
     call them in the same order and with the same arguments, and ValueError on every rank says what differs, with the
-    values and the ranks. An argument that one rank alone finds wrong is an error on all. threads, backend, device,
-    progress and callbacks of one's own may differ.
+    values and the ranks. An argument that one rank alone finds wrong is an error on all. threads, backend, the
+    number of a device, progress and callbacks of one's own may differ.
     """
 
     def __enter__(self) -> Trainer:
@@ -594,6 +594,7 @@ class Trainer(Replicas):
         threads: int | None = 1,
         backend: Backend | None = None,
         device: str = "cpu",
+        precision: Precision = "exact",
         metrics: Metrics | None = None,
         apoptosis: Apoptosis | None = None,
     ) -> Trainer:
@@ -602,7 +603,7 @@ class Trainer(Replicas):
         The network is that of the checkpoint, also where units have left it.
 
         It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
-        threads, backend, device: those of this run, whatever saved it.
+        threads, backend, device, precision: those of this run, whatever saved it.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of
@@ -619,7 +620,7 @@ class Trainer(Replicas):
                     comm = cluster.VirtualCluster.from_settings(settings["virtual_cluster"])
                 if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
                     strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
-                how = {**heads.losses_of(settings), "seed": settings["seed"], "device": device}
+                how = {**heads.losses_of(settings), "seed": settings["seed"], "device": device, "precision": precision}
                 how["compression"] = compression.from_settings(settings.get("compression"))
                 how["apoptosis"] = apoptosis_from(settings.get("apoptosis")) if apoptosis is None else apoptosis
                 how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics

@@ -331,3 +331,19 @@ def test_strategies_change():
             found.append([trainer.core.arena(name, 1) for name in trainer.core.arenas()])
     half = len(found) // 2
     assert same(found[:half], found[half:])
+
+
+UNLIKE = """
+import gossipgrad as gg
+
+rank = gg.Team().rank
+try:
+    gg.Trainer(gg.Sequential([gg.Linear(2)], input=(3,)), device=["cpu", "strict"][rank])
+except ValueError as error:
+    assert "device: cpu on rank 0; strict on rank 1" in str(error), error
+    print("refused", flush=True)
+"""
+
+
+def test_ranks_with_other_kinds_of_devices_are_refused(mpirun):
+    assert mpirun(2, UNLIKE).stdout.count("refused") == 2

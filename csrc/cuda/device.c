@@ -33,6 +33,12 @@ void gg_cuda_note(gg_cuda_device *device, int error, const char *call) {
              device->api->cudaGetErrorString(error), device->api->cudaGetErrorName(error));
 }
 
+void gg_cuda_refuse(gg_cuda_device *device, const char *why) {
+    if (device->failed != GG_OK) return;
+    device->failed = GG_ERROR_UNSUPPORTED;
+    snprintf(device->failure, sizeof device->failure, "the GPU %d: %s", device->number, why);
+}
+
 void gg_cuda_launched(gg_cuda_device *device, const char *kernel) {
     const int error = device->api->cudaGetLastError();
     if (error != GG_CUDA_SUCCESS) gg_cuda_note(device, error, kernel);
@@ -50,8 +56,8 @@ static void forget_bad_numbers(gg_cuda_device *device) {
 uint32_t *gg_cuda_bad(gg_cuda_device *device, gg_cuda_bad_kind kind) { return device->bad + kind; }
 
 void gg_cuda_report_bad(gg_cuda_device *device, gg_cuda_bad_kind kind, int64_t positions, int64_t allowed) {
-    device->bad_positions = positions;
-    device->bad_numbers = allowed;
+    device->bad_positions[kind] = positions;
+    device->bad_numbers[kind] = allowed;
     gg_cuda_note(device,
                  device->api->cudaMemcpyAsync(&device->results->bad[kind], device->bad + kind, sizeof(uint32_t),
                                               GG_CUDA_MEMCPY_DEFAULT, gg_cuda_compute(device)),
@@ -71,10 +77,11 @@ static gg_status check_numbers(gg_cuda_device *device) {
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "the token at position %lld of sample %lld of the batch is no row of the table; "
                 "allowed: 0 to %lld",
-                (long long)token % device->bad_positions, (long long)token / device->bad_positions,
-                (long long)device->bad_numbers - 1);
+                (long long)token % device->bad_positions[GG_CUDA_BAD_TOKEN],
+                (long long)token / device->bad_positions[GG_CUDA_BAD_TOKEN],
+                (long long)device->bad_numbers[GG_CUDA_BAD_TOKEN] - 1);
     GG_FAIL(GG_ERROR_ARGUMENT, "the length of sample %lld of the batch is not allowed; allowed: 1 to %lld",
-            (long long)sample, (long long)device->bad_numbers);
+            (long long)sample, (long long)device->bad_numbers[GG_CUDA_BAD_LENGTH]);
 cleanup:
     return status;
 }

@@ -39,11 +39,12 @@ typedef struct gg_cuda_device {
     gg_cublas_handle blas;
     gg_cuda_block *blocks; /* all allocations, for the counts */
     gg_cuda_results *results;
-    uint32_t *bad;                      /* of the device: the first bad number of each kind; UINT32_MAX: none */
-    void *reduction;                    /* of the device: scratch of kernels that sum or choose */
-    size_t reduced;                     /* its bytes */
-    int64_t bad_positions, bad_numbers; /* of the operation that reported last, for the message */
-    gg_status failed;                   /* the first failure of work that was given or done late */
+    uint32_t *bad;   /* of the device: the first bad number of each kind; UINT32_MAX: none */
+    void *reduction; /* of the device: scratch of kernels that sum or choose */
+    size_t reduced;  /* its bytes */
+    int64_t bad_positions[GG_CUDA_BAD_COUNT], bad_numbers[GG_CUDA_BAD_COUNT]; /* of the operation of each kind that
+                                                                                reported last, for the message */
+    gg_status failed; /* the first failure of work that was given or done late */
     char failure[512];
 } gg_cuda_device;
 
@@ -62,6 +63,8 @@ static inline gg_cuda_stream gg_cuda_compute(const gg_cuda_device *device) {
 void gg_cuda_enter(gg_cuda_device *device);
 /* After calls that cannot report a failure: remembers the first one for gg_device_check. */
 void gg_cuda_note(gg_cuda_device *device, int error, const char *call);
+/* The same for work that the room itself cannot do. */
+void gg_cuda_refuse(gg_cuda_device *device, const char *why);
 /* After launches of own kernels: the same with what the launch left. */
 void gg_cuda_launched(gg_cuda_device *device, const char *kernel);
 

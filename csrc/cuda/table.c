@@ -1,4 +1,5 @@
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "backend/library.h"
@@ -41,13 +42,24 @@ static void table_widen_add(gg_device *device, size_t n, const uint16_t *in, flo
     LAUNCH(device, widen_add, n, in, out);
 }
 
+/* Addresses of sources are arguments of the kernel. */
+static bool has_room_for(gg_device *device, int sources) {
+    char why[96];
+    if (sources <= GG_CUDA_MOST_SOURCES) return true;
+    snprintf(why, sizeof why, "a sum over %d ranks; at most %d are possible here", sources, GG_CUDA_MOST_SOURCES);
+    gg_cuda_refuse(gg_cuda_of(device), why);
+    return false;
+}
+
 static void table_weighted_sum(gg_device *device, size_t n, int sources, const float *const *source, const float *scale,
                                float *out) {
+    if (!has_room_for(device, sources)) return;
     LAUNCH(device, weighted_sum, n, sources, source, scale, out);
 }
 
 static void table_narrow_sum(gg_device *device, size_t n, int sources, const uint16_t *const *source,
                              const float *scale, float *out, uint16_t *rounded) {
+    if (!has_room_for(device, sources)) return;
     LAUNCH(device, narrow_sum, n, sources, source, scale, out, rounded);
 }
 

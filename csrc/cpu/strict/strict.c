@@ -156,17 +156,21 @@ gg_strict_work *gg_strict_work_new(gg_strict *device, gg_queue queue) {
     pthread_mutex_lock(&device->mutex);
     wait_until(device, queue, it->given + 1 - GG_STRICT_MOST_WORKS);
     pthread_mutex_unlock(&device->mutex);
-    device->invalid = false;
+    device->invalid = device->too_many = false;
     return &it->work[it->given % GG_STRICT_MOST_WORKS];
 }
 
 void gg_strict_give(gg_strict *device, gg_queue queue, const char *what) {
     char message[256];
     if (device->invalid) {
-        (void)snprintf(message, sizeof message,
-                       "strict device: %s has an address that is neither in its memory nor in host memory that it "
-                       "shares",
-                       what);
+        if (device->too_many)
+            (void)snprintf(message, sizeof message, "strict device: %s has more sources than %d", what,
+                           GG_STRICT_MOST_SOURCES);
+        else
+            (void)snprintf(message, sizeof message,
+                           "strict device: %s has an address that is neither in its memory nor in host memory that it "
+                           "shares",
+                           what);
         record_failure(device, GG_ERROR_BACKEND, message);
         return;
     }

@@ -91,7 +91,8 @@ struct gg_strict {
     gg_strict_queue *queue; /* GG_QUEUE_COUNT */
     uint64_t seed;
     int64_t drawn;
-    bool invalid; /* the record that is being made has a pointer to nowhere */
+    bool invalid;  /* the record that is being made has a pointer to nowhere, */
+    bool too_many; /* or more sources than there is room for */
     pthread_t thread;
     bool started, closing;
     int waiting;           /* calls of the host that wait: nothing is late meanwhile */

@@ -261,7 +261,7 @@ static void strict_widen_add(gg_device *head, size_t n, const uint16_t *in, floa
 static void add_sources(gg_strict *device, gg_strict_arrays *own, int sources, const void *const *source,
                         const float *scale) {
     own->sources = sources;
-    if (sources > GG_STRICT_MOST_SOURCES) device->invalid = true;
+    if (sources > GG_STRICT_MOST_SOURCES) device->too_many = device->invalid = true;
     for (int i = 0; i < sources && i < GG_STRICT_MOST_SOURCES; ++i) {
         own->source[i] = gg_strict_in(device, source[i]);
         own->scale[i] = scale[i];
