@@ -71,6 +71,7 @@ def test_runpath_leads_to_the_environment():
 
 
 def test_incremental(scratch_project):
+    shutil.rmtree(scratch_project / "build", ignore_errors=True)  # of other tests
     first = setup_py(scratch_project, "build_ext", "-i")
     isas = {f"cpu/isa/k.{isa}.o" for isa in _build.ISAS}
     assert compiled(first) == {"base/a.o", "base/alone.o", "comm/mpi/m.o", "python/module.o"} | isas

@@ -48,15 +48,17 @@ cleanup:
 
 static gg_status load_library(const char *path, const gg_backend_library **out) {
     gg_status status = GG_OK;
+    union {
+        void *object;
+        gg_backend_library_open_function *function;
+    } symbol = {NULL};
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) GG_FAIL(GG_ERROR_UNSUPPORTED, "cannot load a backend's library: %s", dlerror());
-    void *symbol = dlsym(handle, GG_BACKEND_LIBRARY_OPEN);
-    if (symbol == NULL)
+    symbol.object = dlsym(handle, GG_BACKEND_LIBRARY_OPEN);
+    if (symbol.object == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "'%s' is no library of a backend: it has no function " GG_BACKEND_LIBRARY_OPEN,
                 path);
-    gg_backend_library_open_function *open;
-    memcpy(&open, &symbol, sizeof open);
-    const gg_backend_library *library = open(&services);
+    const gg_backend_library *library = symbol.function(&services);
     if (library == NULL || memcmp(library->sizes, services.sizes, sizeof services.sizes) != 0)
         GG_FAIL(GG_ERROR_UNSUPPORTED,
                 "'%s' was built from other sources than the core: build both again (pip install, or python setup.py "
@@ -103,28 +105,29 @@ cleanup:
     return status;
 }
 
-static gg_status cuda_library(const gg_backend_library **out) {
-    return gg_backend_library_load(GG_CUDA_LIBRARY, GG_CUDA_LIBRARY_VARIABLE, out);
+/* NULL after a failure. */
+static const gg_backend_library *cuda_library(gg_status *status) {
+    const gg_backend_library *library = NULL;
+    *status = gg_backend_library_load(GG_CUDA_LIBRARY, GG_CUDA_LIBRARY_VARIABLE, &library);
+    return library;
 }
 
 static gg_status count_cuda(int *out) {
-    const gg_backend_library *library = NULL;
     gg_status status = GG_OK;
+    const gg_backend_library *library = cuda_library(&status);
     *out = 0;
-    GG_TRY(cuda_library(&library));
-    GG_TRY(library->devices(out));
-cleanup:
-    return status;
+    return library != NULL ? library->devices(out) : status;
 }
 
 static gg_status open_cuda(const gg_devices_options *options, gg_devices *out) {
-    const gg_backend_library *library = NULL;
     gg_status status = GG_OK;
+    const gg_backend_library *library;
     if (strcmp(options->backend, "auto") != 0 && strcmp(options->backend, "cuda") != 0)
         GG_FAIL(GG_ERROR_ARGUMENT, "backend: '%s'; device 'cuda' has its own: None", options->backend);
     if (options->dtype != GG_FLOAT32)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "dtype: '%s'; device 'cuda' computes in float32", gg_dtype_name(options->dtype));
-    GG_TRY(cuda_library(&library));
+    library = cuda_library(&status);
+    if (library == NULL) goto cleanup;
     GG_TRY(library->backend->open(&options->device, &out->device));
     out->first = out->device;
 cleanup:

@@ -58,18 +58,19 @@ gg_status gg_registry_find(const char *name, const gg_device_kind **kind, int *n
     char allowed[128], why[768];
     int count = 1;
     const size_t length = strcspn(name, ":");
+    const gg_device_kind *found = named(name, length);
     *number = 0;
-    *kind = named(name, length);
-    if (*kind == NULL) {
+    if (found == NULL) {
         allowed_names(allowed, sizeof allowed);
         GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s'; allowed are %s", name, allowed);
     }
-    if ((*kind)->count != NULL && (*kind)->count(&count) != GG_OK) {
+    if (found->count != NULL && found->count(&count) != GG_OK) {
         (void)snprintf(why, sizeof why, "%s", gg_error_message());
         allowed_names(allowed, sizeof allowed);
         GG_FAIL(GG_ERROR_ARGUMENT, "device: '%s': %s; allowed are %s", name, why, allowed);
     }
-    if (name[length] == ':') GG_TRY(read_number(name, *kind, name + length + 1, count, number));
+    if (name[length] == ':') GG_TRY(read_number(name, found, name + length + 1, count, number));
+    *kind = found;
 cleanup:
     return status;
 }
@@ -89,7 +90,7 @@ cleanup:
 
 gg_status gg_devices_open(const char *name, const gg_devices_options *options, gg_devices *out) {
     gg_status status = GG_OK;
-    const gg_device_kind *kind = NULL;
+    const gg_device_kind *kind = kinds[0];
     gg_devices_options own = *options;
     *out = (gg_devices){0};
     if (own.backend == NULL) own.backend = "auto";
