@@ -80,3 +80,43 @@ bool gg_window_covers(const gg_window *window, int axis, int64_t input, int64_t 
     }
     return true;
 }
+
+gg_status gg_op_check_lstm(const gg_op_desc *desc) {
+    gg_status status = GG_OK;
+    char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
+    if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->output.dims != 2 ||
+        desc->input[0].size[0] != desc->output.size[0] || desc->layers < 1)
+        GG_FAIL(GG_ERROR_SHAPE, "an LSTM of %lld layers makes (T, H) of one (T, I), not %s of %s",
+                (long long)desc->layers, gg_shape_text(&desc->output, out), gg_shape_text(&desc->input[0], in));
+    if (!(desc->probability >= 0 && desc->probability < 1))
+        GG_FAIL(GG_ERROR_ARGUMENT, "lstm: the probability must be at least 0 and less than 1, not %g",
+                (double)desc->probability);
+    const double words = (double)desc->batch * (double)gg_shape_count(&desc->output) * (double)desc->layers;
+    if (desc->probability > 0 && words > 0x1p32)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "lstm: %g states are more than a stream has numbers for dropout", words);
+cleanup:
+    return status;
+}
+
+gg_status gg_op_check_attention(const gg_op_desc *desc) {
+    gg_status status = GG_OK;
+    char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
+    const gg_shape *input = &desc->input[0];
+    const int64_t features = input->dims == 2 ? input->size[1] / 3 : 0;
+    if (desc->inputs < 1 || desc->inputs > 2 || features < 1 || input->size[1] % 3 != 0 || desc->output.dims != 2 ||
+        desc->output.size[0] != input->size[0] || desc->output.size[1] != features || desc->heads < 1 ||
+        features % desc->heads != 0)
+        GG_FAIL(GG_ERROR_SHAPE, "attention of %lld heads makes (T, C) of (T, 3C), not %s of %s", (long long)desc->heads,
+                gg_shape_text(&desc->output, out), gg_shape_text(input, in));
+    if (desc->inputs == 2 && (desc->offered[1].dtype != GG_INT32 || gg_shape_count(&desc->input[1]) != 1))
+        GG_FAIL(GG_ERROR_SHAPE, "the lengths for attention are one int32 a sample, not %s %s",
+                gg_dtype_name(desc->offered[1].dtype), gg_shape_text(&desc->input[1], in));
+    if (!(desc->probability >= 0 && desc->probability < 1))
+        GG_FAIL(GG_ERROR_ARGUMENT, "attention: the probability must be at least 0 and less than 1, not %g",
+                (double)desc->probability);
+    const double words = (double)desc->batch * (double)desc->heads * (double)input->size[0] * (double)input->size[0];
+    if (desc->probability > 0 && words > 0x1p33)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "attention: %g weights are more than a stream has numbers for dropout", words);
+cleanup:
+    return status;
+}

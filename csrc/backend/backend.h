@@ -203,6 +203,11 @@ struct gg_op {
     unsigned over_output;          /* bit i: backward may write args->grad_input[i] over args->output */
 };
 
+/* What every table refuses of an LSTM or of attention: shapes that do not fit, a probability that is none, more numbers
+ * than a stream of dropout has. For `create`. */
+gg_status gg_op_check_lstm(const gg_op_desc *desc);
+gg_status gg_op_check_attention(const gg_op_desc *desc);
+
 /* Destroys any operation; NULL is fine. */
 void gg_op_destroy(gg_op *op);
 /* The runs that an operation has. Backward: of the weights, then, prepared, of the data. */

@@ -130,29 +130,6 @@ static const gg_op_class attention_class = {
 
 /* ------------------------------------------------------------------------------------------ creating */
 
-static gg_status check_attention(const gg_op_desc *desc) {
-    gg_status status = GG_OK;
-    char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
-    const gg_shape *input = &desc->input[0];
-    const int64_t features = input->dims == 2 ? input->size[1] / 3 : 0;
-    if (desc->inputs < 1 || desc->inputs > 2 || features < 1 || input->size[1] % 3 != 0 || desc->output.dims != 2 ||
-        desc->output.size[0] != input->size[0] || desc->output.size[1] != features || desc->heads < 1 ||
-        features % desc->heads != 0)
-        GG_FAIL(GG_ERROR_SHAPE, "attention of %lld heads makes (T, C) of (T, 3C), not %s of %s", (long long)desc->heads,
-                gg_shape_text(&desc->output, out), gg_shape_text(input, in));
-    if (desc->inputs == 2 && gg_shape_count(&desc->input[1]) != 1)
-        GG_FAIL(GG_ERROR_SHAPE, "the lengths for attention are one int32 a sample, not %s",
-                gg_shape_text(&desc->input[1], in));
-    if (!(desc->probability >= 0 && desc->probability < 1))
-        GG_FAIL(GG_ERROR_ARGUMENT, "attention: the probability must be at least 0 and less than 1, not %g",
-                (double)desc->probability);
-    const double words = (double)desc->batch * (double)desc->heads * (double)input->size[0] * (double)input->size[0];
-    if (desc->probability > 0 && words > 0x1p33)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "attention: %g weights are more than a stream has numbers for dropout", words);
-cleanup:
-    return status;
-}
-
 static gg_status create_products(attention_op *op) {
     const int64_t t = op->positions, d = op->size, all = all_of(op), weights = op->heads * t * t;
     const bool training = op->head.desc.training;
@@ -203,7 +180,7 @@ gg_status gg_cuda_attention_create(gg_device *device, const gg_op_desc *desc, gg
     gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
-    GG_TRY(check_attention(desc));
+    GG_TRY(gg_op_check_attention(desc));
     GG_TRY(gg_cuda_op_create(desc, &attention_class, 1, sizeof(attention_op), &head));
     attention_op *op = (attention_op *)head;
     op->device = gg_cuda_of(device);

@@ -486,28 +486,11 @@ static void lstm_scratch(lstm_op *op) {
     op->head.scratch_bytes = op->product_at * sizeof(float) + most;
 }
 
-gg_status gg_native_lstm_check(const gg_op_desc *desc) {
-    gg_status status = GG_OK;
-    char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
-    if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->output.dims != 2 ||
-        desc->input[0].size[0] != desc->output.size[0] || desc->layers < 1)
-        GG_FAIL(GG_ERROR_SHAPE, "an LSTM of %lld layers makes (T, H) of one (T, I), not %s of %s",
-                (long long)desc->layers, gg_shape_text(&desc->output, out), gg_shape_text(&desc->input[0], in));
-    if (!(desc->probability >= 0 && desc->probability < 1))
-        GG_FAIL(GG_ERROR_ARGUMENT, "lstm: the probability must be at least 0 and less than 1, not %g",
-                (double)desc->probability);
-    const double words = (double)desc->batch * (double)gg_shape_count(&desc->output) * (double)desc->layers;
-    if (desc->probability > 0 && words > 0x1p32)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "lstm: %g states are more than a stream has numbers for dropout", words);
-cleanup:
-    return status;
-}
-
 gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
-    GG_TRY(gg_native_lstm_check(desc));
+    GG_TRY(gg_op_check_lstm(desc));
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "no LSTM for the instruction set %s here", gg_isa_name(device->isa));

@@ -48,8 +48,6 @@ gg_status gg_native_rearrange_create(gg_device *device, const gg_op_desc *desc, 
 /* PLAIN. */
 gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_native_multi_head_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-/* Its shapes, layers and probability; an error names what is wrong. */
-gg_status gg_native_lstm_check(const gg_op_desc *desc);
 gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* Between PLAIN and BATCH_LAST. */
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

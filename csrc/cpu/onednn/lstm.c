@@ -587,7 +587,7 @@ gg_status gg_dnn_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **
     if (desc->offered[0].dtype != GG_FLOAT32 && desc->offered[0].dtype != GG_BFLOAT16)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN's LSTM reads float32 or bfloat16, not %s",
                 gg_dtype_name(desc->offered[0].dtype));
-    GG_TRY(gg_native_lstm_check(desc));
+    GG_TRY(gg_op_check_lstm(desc));
     GG_TRY(gg_calloc(1, sizeof(narrow_lstm), "an operation", &block));
     narrow_lstm *op = block;
     op->head.type = &narrow_lstm_class;

@@ -44,22 +44,6 @@ typedef struct preference {
 /* What the words of an algorithm mean. */
 enum { WORD_MAGIC, WORD_PROBLEM, WORD_WORKSPACE, WORD_ALIGNMENT };
 
-static int create(const char *function, const char *kind, size_t bytes, void *out) {
-    const int planted = gg_standin_enter(function);
-    if (planted != 0) return planted;
-    void *made = gg_standin_create(kind, bytes);
-    memcpy(out, &made, sizeof made);
-    return 0;
-}
-
-static int destroy(const char *function, const char *kind, void *object) {
-    const int planted = gg_standin_enter(function);
-    if (planted != 0) return planted;
-    if (gg_standin_find(function, kind, object) == NULL) return INVALID;
-    gg_standin_destroy(object);
-    return 0;
-}
-
 static size_t cublasLtGetVersion(void) { return 130100; }
 
 static const char *cublasLtGetStatusString(int status) {
@@ -70,8 +54,10 @@ static const char *cublasLtGetStatusString(int status) {
                                      : "CUBLAS_STATUS_EXECUTION_FAILED";
 }
 
-static int cublasLtCreate(gg_cublas_handle *out) { return create("cublasLtCreate", handle_kind, 8, out); }
-static int cublasLtDestroy(gg_cublas_handle it) { return destroy("cublasLtDestroy", handle_kind, it); }
+static int cublasLtCreate(gg_cublas_handle *out) { return gg_standin_make("cublasLtCreate", handle_kind, 8, out); }
+static int cublasLtDestroy(gg_cublas_handle it) {
+    return gg_standin_unmake("cublasLtDestroy", handle_kind, it, INVALID);
+}
 
 static int cublasLtMatmulDescCreate(gg_cublas_desc *out, int compute, int scale) {
     const char *function = "cublasLtMatmulDescCreate";
@@ -79,7 +65,7 @@ static int cublasLtMatmulDescCreate(gg_cublas_desc *out, int compute, int scale)
          compute != GG_CUBLAS_COMPUTE_32F_FAST_TF32) ||
         scale != GG_CUBLAS_R_32F)
         return gg_standin_violation(INVALID, "%s: computes in %d, scales in %d", function, compute, scale);
-    const int status = create(function, desc_kind, sizeof(desc), out);
+    const int status = gg_standin_make(function, desc_kind, sizeof(desc), out);
     if (status != 0) return status;
     desc *made = (desc *)(void *)*out;
     made->compute = compute;
@@ -88,7 +74,9 @@ static int cublasLtMatmulDescCreate(gg_cublas_desc *out, int compute, int scale)
     return 0;
 }
 
-static int cublasLtMatmulDescDestroy(gg_cublas_desc it) { return destroy("cublasLtMatmulDescDestroy", desc_kind, it); }
+static int cublasLtMatmulDescDestroy(gg_cublas_desc it) {
+    return gg_standin_unmake("cublasLtMatmulDescDestroy", desc_kind, it, INVALID);
+}
 
 static int wrong_size(const char *function, int attribute, size_t bytes, size_t wanted) {
     return gg_standin_violation(INVALID, "%s: attribute %d has %zu bytes, not %zu", function, attribute, wanted, bytes);
@@ -131,7 +119,7 @@ static int cublasLtMatrixLayoutCreate(gg_cublas_layout *out, int type, uint64_t 
     if (rows == 0 || columns == 0 || leading < 1)
         return gg_standin_violation(INVALID, "%s: %llu rows, %llu columns, leading size %lld", function,
                                     (unsigned long long)rows, (unsigned long long)columns, (long long)leading);
-    const int status = create(function, layout_kind, sizeof(layout), out);
+    const int status = gg_standin_make(function, layout_kind, sizeof(layout), out);
     if (status != 0) return status;
     *(layout *)(void *)*out =
         (layout){.type = type, .rows = rows, .columns = columns, .leading = leading, .batch = 1, .stride = 0};
@@ -139,7 +127,7 @@ static int cublasLtMatrixLayoutCreate(gg_cublas_layout *out, int type, uint64_t 
 }
 
 static int cublasLtMatrixLayoutDestroy(gg_cublas_layout it) {
-    return destroy("cublasLtMatrixLayoutDestroy", layout_kind, it);
+    return gg_standin_unmake("cublasLtMatrixLayoutDestroy", layout_kind, it, INVALID);
 }
 
 static int cublasLtMatrixLayoutSetAttribute(gg_cublas_layout object, int attribute, const void *value, size_t bytes) {
@@ -163,14 +151,14 @@ static int cublasLtMatrixLayoutSetAttribute(gg_cublas_layout object, int attribu
 }
 
 static int cublasLtMatmulPreferenceCreate(gg_cublas_preference *out) {
-    const int status = create("cublasLtMatmulPreferenceCreate", preference_kind, sizeof(preference), out);
+    const int status = gg_standin_make("cublasLtMatmulPreferenceCreate", preference_kind, sizeof(preference), out);
     if (status != 0) return status;
     *(preference *)(void *)*out = (preference){.reduction = ~0u, .alignment = {256, 256, 256, 256}};
     return 0;
 }
 
 static int cublasLtMatmulPreferenceDestroy(gg_cublas_preference it) {
-    return destroy("cublasLtMatmulPreferenceDestroy", preference_kind, it);
+    return gg_standin_unmake("cublasLtMatmulPreferenceDestroy", preference_kind, it, INVALID);
 }
 
 static int cublasLtMatmulPreferenceSetAttribute(gg_cublas_preference object, int attribute, const void *value,

@@ -45,22 +45,6 @@ typedef struct shapes {
 
 typedef enum pass { FORWARD, BACKWARD_DATA, BACKWARD_FILTER } pass;
 
-static int create(const char *function, const char *kind, size_t bytes, void *out) {
-    const int planted = gg_standin_enter(function);
-    if (planted != 0) return planted;
-    void *made = gg_standin_create(kind, bytes);
-    memcpy(out, &made, sizeof made);
-    return 0;
-}
-
-static int destroy(const char *function, const char *kind, void *object) {
-    const int planted = gg_standin_enter(function);
-    if (planted != 0) return planted;
-    if (gg_standin_find(function, kind, object) == NULL) return BAD_PARAM;
-    gg_standin_destroy(object);
-    return 0;
-}
-
 /* -------------------------------------------------------------------------------------------------------- handles */
 
 static size_t cudnnGetVersion(void) { return 91900; }
@@ -74,8 +58,10 @@ static const char *cudnnGetErrorString(int status) {
                            : "CUDNN_STATUS_EXECUTION_FAILED";
 }
 
-static int cudnnCreate(gg_cudnn_handle *out) { return create("cudnnCreate", handle_kind, sizeof(handle), out); }
-static int cudnnDestroy(gg_cudnn_handle it) { return destroy("cudnnDestroy", handle_kind, it); }
+static int cudnnCreate(gg_cudnn_handle *out) {
+    return gg_standin_make("cudnnCreate", handle_kind, sizeof(handle), out);
+}
+static int cudnnDestroy(gg_cudnn_handle it) { return gg_standin_unmake("cudnnDestroy", handle_kind, it, BAD_PARAM); }
 
 static int cudnnSetStream(gg_cudnn_handle handle_of_caller, gg_cuda_stream stream) {
     const int planted = gg_standin_enter("cudnnSetStream");
@@ -90,22 +76,22 @@ static int cudnnSetStream(gg_cudnn_handle handle_of_caller, gg_cuda_stream strea
 /* ---------------------------------------------------------------------------------------------------- descriptors */
 
 static int cudnnCreateTensorDescriptor(gg_cudnn_tensor *out) {
-    return create("cudnnCreateTensorDescriptor", tensor_kind, sizeof(array), out);
+    return gg_standin_make("cudnnCreateTensorDescriptor", tensor_kind, sizeof(array), out);
 }
 static int cudnnDestroyTensorDescriptor(gg_cudnn_tensor it) {
-    return destroy("cudnnDestroyTensorDescriptor", tensor_kind, it);
+    return gg_standin_unmake("cudnnDestroyTensorDescriptor", tensor_kind, it, BAD_PARAM);
 }
 static int cudnnCreateFilterDescriptor(gg_cudnn_filter *out) {
-    return create("cudnnCreateFilterDescriptor", filter_kind, sizeof(array), out);
+    return gg_standin_make("cudnnCreateFilterDescriptor", filter_kind, sizeof(array), out);
 }
 static int cudnnDestroyFilterDescriptor(gg_cudnn_filter it) {
-    return destroy("cudnnDestroyFilterDescriptor", filter_kind, it);
+    return gg_standin_unmake("cudnnDestroyFilterDescriptor", filter_kind, it, BAD_PARAM);
 }
 static int cudnnCreateConvolutionDescriptor(gg_cudnn_convolution *out) {
-    return create("cudnnCreateConvolutionDescriptor", convolution_kind, sizeof(convolution), out);
+    return gg_standin_make("cudnnCreateConvolutionDescriptor", convolution_kind, sizeof(convolution), out);
 }
 static int cudnnDestroyConvolutionDescriptor(gg_cudnn_convolution it) {
-    return destroy("cudnnDestroyConvolutionDescriptor", convolution_kind, it);
+    return gg_standin_unmake("cudnnDestroyConvolutionDescriptor", convolution_kind, it, BAD_PARAM);
 }
 
 static int set_array(const char *function, const char *kind, void *object, int format, int type, const int size[4]) {

@@ -23,6 +23,9 @@ void *gg_standin_create(const char *kind, size_t bytes); /* zeroed */
 /* The object, or NULL and a violation: not alive, or of another kind. */
 void *gg_standin_find(const char *function, const char *kind, const void *handle);
 void gg_standin_destroy(void *object);
+/* A function that makes a handle, and one that destroys it: with planted failures. `invalid`: for what is not alive. */
+int gg_standin_make(const char *function, const char *kind, size_t bytes, void *out);
+int gg_standin_unmake(const char *function, const char *kind, void *body, int invalid);
 
 /* Memory that a piece of work uses. Zero-initialised: none. */
 enum { GG_STANDIN_MOST_USES = 192 };

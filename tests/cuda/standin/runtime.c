@@ -317,6 +317,22 @@ void gg_standin_destroy(void *body) {
     pthread_mutex_unlock(&state.lock);
 }
 
+int gg_standin_make(const char *function, const char *kind, size_t bytes, void *out) {
+    const int failure = gg_standin_enter(function);
+    if (failure != 0) return failure;
+    void *made = gg_standin_create(kind, bytes);
+    memcpy(out, &made, sizeof made);
+    return 0;
+}
+
+int gg_standin_unmake(const char *function, const char *kind, void *body, int invalid) {
+    const int failure = gg_standin_enter(function);
+    if (failure != 0) return failure;
+    if (gg_standin_find(function, kind, body) == NULL) return invalid;
+    gg_standin_destroy(body);
+    return 0;
+}
+
 /* --------------------------------------------------------------------------------------------------------- blocks */
 
 /* The place of the last block that begins at `at` or before it, or -1. */
