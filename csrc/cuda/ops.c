@@ -33,3 +33,44 @@ gg_status gg_cuda_op_done(gg_cuda_device *device, const char *kernel) {
     gg_cuda_launched(device, kernel);
     return device->failed == GG_OK ? GG_OK : gg_cuda_memory.check(&device->head);
 }
+
+/* ------------------------------------------------------------------------------------------ one kernel */
+
+gg_status gg_cuda_element_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, gg_op **out) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_cuda_op_create(desc, type, desc->inputs, sizeof(gg_cuda_element_op), out));
+    gg_cuda_element_op *op = (gg_cuda_element_op *)*out;
+    op->device = gg_cuda_of(device);
+    op->n = (size_t)(gg_shape_count(&desc->output) * desc->batch);
+    op->outer = desc->batch;
+    op->channels = desc->output.size[0];
+    op->inner = gg_shape_count(&desc->output) / op->channels;
+cleanup:
+    return status;
+}
+
+gg_status gg_cuda_check_same_shapes(const gg_op_desc *desc) {
+    char given[GG_SHAPE_TEXT], wanted[GG_SHAPE_TEXT];
+    gg_status status = GG_OK;
+    for (int i = 0; i < desc->inputs; ++i)
+        if (!gg_shape_equal(&desc->input[i], &desc->output))
+            GG_FAIL(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
+                    gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted));
+cleanup:
+    return status;
+}
+
+gg_cuda_stream gg_cuda_element_stream(const gg_op *head) {
+    gg_cuda_device *device = ((const gg_cuda_element_op *)head)->device;
+    gg_cuda_enter(device);
+    return gg_cuda_compute(device);
+}
+
+gg_status gg_cuda_element_done(const gg_op *head) {
+    return gg_cuda_op_done(((const gg_cuda_element_op *)head)->device, gg_op_kind_name(head->desc.kind));
+}
+
+void gg_cuda_element_copy(const gg_op *head, void *to, const void *from) {
+    const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
+    if (to != from) gg_cuda_memory.copy(&op->device->head, GG_QUEUE_COMPUTE, to, from, op->n * sizeof(float));
+}

@@ -24,12 +24,28 @@ void gg_cuda_op_free(gg_op *op);
 /* GG_OK, or what has failed since the last check; after launches. */
 gg_status gg_cuda_op_done(gg_cuda_device *device, const char *kernel);
 
+/* An operation that is one own kernel forward and one backward, and the batch's axes as these see them: outer x
+ * channels x inner values. Created for a batch of samples (channels, ...); who needs another view changes it. */
+typedef struct gg_cuda_element_op {
+    gg_op head;
+    gg_cuda_device *device;
+    size_t n; /* values of the output's batch */
+    int64_t outer, channels, inner;
+} gg_cuda_element_op;
+gg_status gg_cuda_element_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, gg_op **out);
+/* Fails with GG_ERROR_SHAPE if an input has another shape than the output. */
+gg_status gg_cuda_check_same_shapes(const gg_op_desc *desc);
+/* Where its kernels go, with its device the current one. */
+gg_cuda_stream gg_cuda_element_stream(const gg_op *head);
+gg_status gg_cuda_element_done(const gg_op *head);
+/* The values of a batch, where they are not there already. */
+void gg_cuda_element_copy(const gg_op *head, void *to, const void *from);
+
 gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_multi_head_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-/* ops_elements.c: all others. */
 gg_status gg_cuda_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

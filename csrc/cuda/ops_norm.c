@@ -1,0 +1,241 @@
+/* BATCH_NORM, LAYER_NORM, LOCAL_RESPONSE_NORM and SOFTMAX. */
+#include "cuda/kernels_nn.h"
+#include "cuda/ops.h"
+
+/* ------------------------------------------------------------------------------------------ batch norm */
+
+static gg_cuda_batch_norm_args batch_norm_args(const gg_op *head, const gg_op_args *args) {
+    const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
+    const gg_op_desc *desc = &head->desc;
+    const int mean = desc->affine ? 2 : 0;
+    gg_cuda_batch_norm_args own = {.outer = op->outer,
+                                   .channels = op->channels,
+                                   .inner = op->inner,
+                                   .relu = desc->activation == GG_ACTIVATION_RELU,
+                                   .batch_statistics = (desc->training && !args->evaluate) || !desc->track_statistics,
+                                   .epsilon = desc->epsilon,
+                                   .momentum = desc->momentum,
+                                   .input = args->input[0],
+                                   .output = args->output,
+                                   .saved = args->saved,
+                                   .scratch = args->scratch};
+    if (desc->affine) {
+        own.weight = args->parameter[GG_PARAMETER_WEIGHT];
+        own.bias = args->parameter[GG_PARAMETER_BIAS];
+    }
+    if (desc->track_statistics) {
+        own.running_mean = args->parameter[mean];
+        own.running_variance = args->parameter[mean + 1];
+    }
+    return own;
+}
+
+static gg_status batch_norm_forward(gg_op *head, const gg_op_args *args) {
+    gg_cuda_batch_norm_args own = batch_norm_args(head, args);
+    own.added = head->desc.inputs == 2 ? args->input[1] : NULL;
+    gg_cuda_batch_norm(gg_cuda_element_stream(head), &own);
+    return gg_cuda_element_done(head);
+}
+
+static gg_status batch_norm_backward(gg_op *head, const gg_op_args *args) {
+    gg_cuda_batch_norm_args own = batch_norm_args(head, args);
+    const gg_op_desc *desc = &head->desc;
+    const int mean = desc->affine ? 2 : 0;
+    own.batch_statistics = true;
+    own.added = desc->inputs == 2 ? args->grad_output : NULL; /* says that there is one; it is not read */
+    own.grad_output = args->grad_output;
+    own.grad_input = args->grad_input[0];
+    own.grad_added = desc->inputs == 2 ? args->grad_input[1] : NULL;
+    if (desc->affine) {
+        own.grad_weight = args->gradient[GG_PARAMETER_WEIGHT];
+        own.grad_bias = args->gradient[GG_PARAMETER_BIAS];
+    }
+    if (desc->track_statistics) {
+        own.grad_mean = args->gradient[mean];
+        own.grad_variance = args->gradient[mean + 1];
+    }
+    gg_cuda_batch_norm_backward(gg_cuda_element_stream(head), &own);
+    return gg_cuda_element_done(head);
+}
+
+static const gg_op_class batch_norm_class = {
+    .forward = batch_norm_forward, .backward_data = batch_norm_backward, .destroy = gg_cuda_op_free};
+
+gg_status gg_cuda_batch_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    char in[GG_SHAPE_TEXT];
+    *out = NULL;
+    if (desc->inputs < 1 || desc->inputs > 2)
+        GG_FAIL(GG_ERROR_SHAPE, "batch_norm has one or two inputs, not %d", desc->inputs);
+    GG_TRY(gg_cuda_check_same_shapes(desc));
+    const int64_t channels = desc->input[0].size[0], values = gg_shape_count(&desc->input[0]) / channels * desc->batch;
+    if (values < 2 && (desc->training || !desc->track_statistics))
+        GG_FAIL(GG_ERROR_SHAPE,
+                "in training a channel must have more than one value in a batch, but a batch of %lld sample of shape "
+                "%s has %lld; choose another batch_size, or drop_last=True of fit, which leaves a last batch out that "
+                "is not full",
+                (long long)desc->batch, gg_shape_text(&desc->input[0], in), (long long)values);
+    GG_TRY(gg_cuda_element_create(device, desc, &batch_norm_class, out));
+    const gg_cuda_element_op *op = (const gg_cuda_element_op *)*out;
+    gg_op *head = *out;
+    head->in_place = true;
+    head->backward_needs_input = 1;
+    head->backward_needs_output = desc->inputs == 2 && desc->activation == GG_ACTIVATION_RELU;
+    head->over_output = desc->inputs == 2 ? 1u << 1 : 0;
+    head->saved_bytes = gg_cuda_batch_norm_saved(channels);
+    head->scratch_bytes = gg_cuda_batch_norm_scratch(op->outer, op->channels, op->inner);
+cleanup:
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------ layer norm */
+
+static gg_cuda_layer_norm_args layer_norm_args(const gg_op *head, const gg_op_args *args) {
+    const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
+    const gg_op_desc *desc = &head->desc;
+    return (gg_cuda_layer_norm_args){.rows = op->outer,
+                                     .length = op->inner,
+                                     .epsilon = desc->epsilon,
+                                     .input = args->input[0],
+                                     .output = args->output,
+                                     .weight = desc->affine ? args->parameter[GG_PARAMETER_WEIGHT] : NULL,
+                                     .bias = desc->affine && desc->bias ? args->parameter[GG_PARAMETER_BIAS] : NULL,
+                                     .saved = args->saved,
+                                     .scratch = args->scratch};
+}
+
+static gg_status layer_norm_forward(gg_op *head, const gg_op_args *args) {
+    const gg_cuda_layer_norm_args own = layer_norm_args(head, args);
+    gg_cuda_layer_norm(gg_cuda_element_stream(head), &own);
+    return gg_cuda_element_done(head);
+}
+
+static gg_status layer_norm_backward(gg_op *head, const gg_op_args *args) {
+    gg_cuda_layer_norm_args own = layer_norm_args(head, args);
+    own.grad_output = args->grad_output;
+    own.grad_input = args->grad_input[0];
+    own.grad_weight = head->desc.affine ? args->gradient[GG_PARAMETER_WEIGHT] : NULL;
+    own.grad_bias = own.bias != NULL ? args->gradient[GG_PARAMETER_BIAS] : NULL;
+    gg_cuda_layer_norm_backward(gg_cuda_element_stream(head), &own);
+    return gg_cuda_element_done(head);
+}
+
+static const gg_op_class layer_norm_class = {
+    .forward = layer_norm_forward, .backward_data = layer_norm_backward, .destroy = gg_cuda_op_free};
+
+gg_status gg_cuda_layer_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    *out = NULL;
+    GG_TRY(gg_cuda_check_same_shapes(desc));
+    if (desc->inputs != 1 || desc->axis < 0 || desc->axis >= desc->output.dims)
+        GG_FAIL(GG_ERROR_SHAPE, "layer_norm has one input and begins at one of its axes, not at %lld",
+                (long long)desc->axis);
+    GG_TRY(gg_cuda_element_create(device, desc, &layer_norm_class, out));
+    gg_cuda_element_op *op = (gg_cuda_element_op *)*out;
+    op->inner = 1;
+    for (int i = (int)desc->axis; i < desc->output.dims; ++i) op->inner *= desc->output.size[i];
+    op->channels = 1;
+    op->outer = (int64_t)op->n / op->inner;
+    op->head.in_place = true;
+    op->head.backward_needs_input = 1;
+    op->head.saved_bytes = gg_cuda_layer_norm_saved(op->outer);
+    if (desc->training && desc->affine) op->head.scratch_bytes = gg_cuda_layer_norm_scratch(op->outer, op->inner);
+cleanup:
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------ LRN */
+
+static gg_cuda_lrn_args lrn_args(const gg_op *head, const gg_op_args *args) {
+    const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
+    return (gg_cuda_lrn_args){.outer = op->outer,
+                              .channels = op->channels,
+                              .inner = op->inner,
+                              .size = head->desc.size,
+                              .alpha = head->desc.alpha,
+                              .beta = head->desc.beta,
+                              .k = head->desc.k,
+                              .input = args->input[0],
+                              .output = args->output,
+                              .saved = head->desc.training ? args->saved : NULL,
+                              .scratch = args->scratch};
+}
+
+static gg_status lrn_forward(gg_op *head, const gg_op_args *args) {
+    const gg_cuda_lrn_args own = lrn_args(head, args);
+    gg_cuda_lrn(gg_cuda_element_stream(head), &own);
+    return gg_cuda_element_done(head);
+}
+
+static gg_status lrn_backward(gg_op *head, const gg_op_args *args) {
+    gg_cuda_lrn_args own = lrn_args(head, args);
+    if (args->grad_input[0] == NULL) return GG_OK;
+    own.grad_output = args->grad_output;
+    own.grad_input = args->grad_input[0];
+    gg_cuda_lrn_backward(gg_cuda_element_stream(head), &own);
+    return gg_cuda_element_done(head);
+}
+
+static const gg_op_class lrn_class = {
+    .forward = lrn_forward, .backward_data = lrn_backward, .destroy = gg_cuda_op_free};
+
+gg_status gg_cuda_lrn_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    *out = NULL;
+    GG_TRY(gg_cuda_check_same_shapes(desc));
+    if (desc->inputs != 1 || desc->size < 1)
+        GG_FAIL(GG_ERROR_ARGUMENT, "local_response_norm has one input, and its size is at least 1, not %lld",
+                (long long)desc->size);
+    GG_TRY(gg_cuda_element_create(device, desc, &lrn_class, out));
+    (*out)->backward_needs_input = 1;
+    if (desc->training) (*out)->saved_bytes = (*out)->scratch_bytes = ((gg_cuda_element_op *)*out)->n * sizeof(float);
+cleanup:
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------ softmax */
+
+static gg_cuda_softmax_args softmax_args(const gg_op *head) {
+    const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
+    return (gg_cuda_softmax_args){.outer = op->outer, .length = op->channels, .inner = op->inner};
+}
+
+static gg_status softmax_forward(gg_op *head, const gg_op_args *args) {
+    gg_cuda_softmax_args own = softmax_args(head);
+    own.input = args->input[0];
+    own.output = args->output;
+    gg_cuda_softmax(gg_cuda_element_stream(head), &own);
+    return gg_cuda_element_done(head);
+}
+
+static gg_status softmax_backward(gg_op *head, const gg_op_args *args) {
+    gg_cuda_softmax_args own = softmax_args(head);
+    if (args->grad_input[0] == NULL) return GG_OK;
+    own.output = args->output;
+    own.grad_output = args->grad_output;
+    own.grad_input = args->grad_input[0];
+    gg_cuda_softmax_backward(gg_cuda_element_stream(head), &own);
+    return gg_cuda_element_done(head);
+}
+
+static const gg_op_class softmax_class = {
+    .forward = softmax_forward, .backward_data = softmax_backward, .destroy = gg_cuda_op_free};
+
+gg_status gg_cuda_softmax_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    *out = NULL;
+    GG_TRY(gg_cuda_check_same_shapes(desc));
+    if (desc->inputs != 1 || desc->axis < 0 || desc->axis >= desc->output.dims)
+        GG_FAIL(GG_ERROR_SHAPE, "softmax has one input and goes along one of its axes, not %lld",
+                (long long)desc->axis);
+    GG_TRY(gg_cuda_element_create(device, desc, &softmax_class, out));
+    gg_cuda_element_op *op = (gg_cuda_element_op *)*out;
+    op->channels = desc->output.size[desc->axis];
+    op->inner = 1;
+    for (int i = (int)desc->axis + 1; i < desc->output.dims; ++i) op->inner *= desc->output.size[i];
+    op->outer = (int64_t)op->n / op->channels / op->inner;
+    op->head.in_place = true;
+    op->head.backward_needs_output = true;
+cleanup:
+    return status;
+}
