@@ -272,7 +272,8 @@ void gg_cuda_position_embedding_backward(gg_cuda_stream stream, const gg_cuda_po
 
 /* ------------------------------------------------------------------------------------------ moving values
  *
- * All of these move 4-byte values and give the same bits as the CPU; none is in place. */
+ * All of these move values of float32 or bfloat16, and those of the same size: what keeps its type keeps its bits.
+ * float32 is rounded to bfloat16 to nearest even. None is in place. */
 
 #define GG_CUDA_COPY_AXES (GG_MAX_DIMS + 1)
 
@@ -284,25 +285,27 @@ typedef struct gg_cuda_copy_args {
     int64_t clear;
     const void *from;
     void *to;
+    gg_dtype from_dtype, to_dtype;
 } gg_cuda_copy_args;
 void gg_cuda_copy_strided(gg_cuda_stream stream, const gg_cuda_copy_args *args);
 
 /* (batches, rows, columns) to (batches, columns, rows): weights (O, I, K) to (O, K, I) with batches = O, PLAIN images
  * to NHWC with rows = C, and both back. */
-void gg_cuda_transpose_batched(gg_cuda_stream stream, int64_t batches, int64_t rows, int64_t columns, const float *from,
-                               float *to);
+void gg_cuda_transpose_batched(gg_cuda_stream stream, int64_t batches, int64_t rows, int64_t columns,
+                               gg_dtype from_dtype, gg_dtype to_dtype, const void *from, void *to);
 
-/* REORDER between PLAIN and NHWC, or within one. */
-void gg_cuda_reorder(gg_cuda_stream stream, const gg_shape *sample, int64_t batch, gg_layout from_layout,
-                     gg_layout to_layout, const float *from, float *to);
+/* REORDER among PLAIN and NHWC, float32 and bfloat16. */
+void gg_cuda_reorder(gg_cuda_stream stream, const gg_shape *sample, int64_t batch, gg_format from_format,
+                     gg_format to_format, const void *from, void *to);
 
 /* PERMUTE, SLICE and PAD of a desc, PLAIN; backward: `from` is grad_output, `to` grad_input. */
-void gg_cuda_rearrange(gg_cuda_stream stream, const gg_op_desc *desc, bool backward, const float *from, float *to);
+void gg_cuda_rearrange(gg_cuda_stream stream, const gg_op_desc *desc, gg_dtype dtype, bool backward, const void *from,
+                       void *to);
 
 /* CONCAT: input `number` of a desc, PLAIN or NHWC, between its own array and the joined one. backward: from the joined
  * one. */
-void gg_cuda_concat(gg_cuda_stream stream, const gg_op_desc *desc, gg_layout layout, int number, bool backward,
-                    float *own, float *joined);
+void gg_cuda_concat(gg_cuda_stream stream, const gg_op_desc *desc, gg_format format, int number, bool backward,
+                    void *own, void *joined);
 
 #ifdef __cplusplus
 }

@@ -10,10 +10,12 @@ gg_status gg_cuda_op_create(const gg_op_desc *desc, const gg_op_class *type, int
         GG_FAIL(GG_ERROR_ARGUMENT, "%s has 1 to %d inputs, not %d", gg_op_kind_name(desc->kind), GG_MAX_INPUTS,
                 desc->inputs);
     if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
-    for (int i = 0; i < desc->inputs; ++i)
-        if (desc->offered[i].dtype != (i < integers ? GG_FLOAT32 : GG_INT32))
+    for (int i = 0; i < desc->inputs; ++i) {
+        const gg_dtype dtype = desc->offered[i].dtype;
+        if (i < integers ? dtype != GG_FLOAT32 && dtype != GG_BFLOAT16 : dtype != GG_INT32)
             GG_FAIL(GG_ERROR_UNSUPPORTED, "%s on a GPU: input %d is %s; allowed is %s", gg_op_kind_name(desc->kind), i,
-                    gg_dtype_name(desc->offered[i].dtype), gg_dtype_name(i < integers ? GG_FLOAT32 : GG_INT32));
+                    gg_dtype_name(dtype), i < integers ? "float32 or bfloat16" : "int32");
+    }
     gg_op *op;
     GG_TRY(gg_calloc(1, bytes, "an operation", &op));
     op->type = type;
@@ -36,7 +38,18 @@ gg_status gg_cuda_op_done(gg_cuda_device *device, const char *kernel) {
 
 /* ------------------------------------------------------------------------------------------ one kernel */
 
-gg_status gg_cuda_element_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, gg_op **out) {
+gg_format gg_cuda_offered_format(const gg_op_desc *desc, unsigned forms) {
+    bool narrow = desc->dtype == GG_BFLOAT16 && (forms & GG_CUDA_BFLOAT16) != 0, nhwc = false;
+    for (int i = 0; i < desc->inputs; ++i) {
+        narrow = narrow && desc->offered[i].dtype == GG_BFLOAT16;
+        nhwc = nhwc || (desc->offered[i].layout == GG_LAYOUT_NHWC && desc->input[i].dims == 3);
+    }
+    return (gg_format){narrow ? GG_BFLOAT16 : GG_FLOAT32,
+                       nhwc && (forms & GG_CUDA_NHWC) != 0 ? GG_LAYOUT_NHWC : GG_LAYOUT_PLAIN};
+}
+
+gg_status gg_cuda_element_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, unsigned forms,
+                                 gg_op **out) {
     gg_status status = GG_OK;
     GG_TRY(gg_cuda_op_create(desc, type, desc->inputs, sizeof(gg_cuda_element_op), out));
     gg_cuda_element_op *op = (gg_cuda_element_op *)*out;
@@ -45,6 +58,12 @@ gg_status gg_cuda_element_create(gg_device *device, const gg_op_desc *desc, cons
     op->outer = desc->batch;
     op->channels = desc->output.size[0];
     op->inner = gg_shape_count(&desc->output) / op->channels;
+    op->head.output = gg_cuda_offered_format(desc, forms);
+    for (int i = 0; i < desc->inputs; ++i) op->head.input[i] = op->head.output;
+    if (op->head.output.layout == GG_LAYOUT_NHWC) {
+        op->outer *= op->inner;
+        op->inner = 1;
+    }
 cleanup:
     return status;
 }
@@ -72,5 +91,6 @@ gg_status gg_cuda_element_done(const gg_op *head) {
 
 void gg_cuda_element_copy(const gg_op *head, void *to, const void *from) {
     const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
-    if (to != from) gg_cuda_memory.copy(&op->device->head, GG_QUEUE_COMPUTE, to, from, op->n * sizeof(float));
+    const size_t bytes = op->n * gg_dtype_size(head->output.dtype);
+    if (to != from) gg_cuda_memory.copy(&op->device->head, GG_QUEUE_COMPUTE, to, from, bytes);
 }

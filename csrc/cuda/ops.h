@@ -1,5 +1,6 @@
-/* The operations of the CUDA table. Each creates its kind for float32, PLAIN; the device must outlive it. Running one
- * only gives work to GG_QUEUE_COMPUTE. */
+/* The operations of the CUDA table; the device must outlive them. Running one only gives work to GG_QUEUE_COMPUTE.
+ * Activations are float32, and bfloat16 where gg_op_desc.dtype is and the operation has a form for it; PLAIN, and NHWC
+ * where images are offered so and the operation has a form for that. */
 #ifndef GG_CUDA_OPS_H
 #define GG_CUDA_OPS_H
 
@@ -17,22 +18,30 @@ static inline void *gg_cuda_workspace(void *scratch) {
 }
 
 /* A zeroed operation of `bytes` (it begins with a gg_op) with its head filled in: PLAIN float32 in and out. Fails with
- * GG_ERROR_UNSUPPORTED if an offered element type is neither float32 nor, from input `integers` on, int32. Freed by
- * gg_cuda_op_free. */
+ * GG_ERROR_UNSUPPORTED if an offered element type is neither float32, bfloat16 nor, from input `integers` on, int32.
+ * Freed by gg_cuda_op_free. */
 gg_status gg_cuda_op_create(const gg_op_desc *desc, const gg_op_class *type, int integers, size_t bytes, gg_op **out);
 void gg_cuda_op_free(gg_op *op);
 /* GG_OK, or what has failed since the last check; after launches. */
 gg_status gg_cuda_op_done(gg_cuda_device *device, const char *kernel);
 
+/* What forms an operation has beside float32, PLAIN. */
+enum { GG_CUDA_BFLOAT16 = 1, GG_CUDA_NHWC = 2 };
+/* The format of all inputs and of the output of an operation that gains nothing by another one than it is offered:
+ * bfloat16 where all inputs are, NHWC where an image is. */
+gg_format gg_cuda_offered_format(const gg_op_desc *desc, unsigned forms);
+
 /* An operation that is one own kernel forward and one backward, and the batch's axes as these see them: outer x
- * channels x inner values. Created for a batch of samples (channels, ...); who needs another view changes it. */
+ * channels x inner values. Created for a batch of samples (channels, ...) in the offered format; who needs another view
+ * changes it. */
 typedef struct gg_cuda_element_op {
     gg_op head;
     gg_cuda_device *device;
     size_t n; /* values of the output's batch */
     int64_t outer, channels, inner;
 } gg_cuda_element_op;
-gg_status gg_cuda_element_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, gg_op **out);
+gg_status gg_cuda_element_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, unsigned forms,
+                                 gg_op **out);
 /* Fails with GG_ERROR_SHAPE if an input has another shape than the output. */
 gg_status gg_cuda_check_same_shapes(const gg_op_desc *desc);
 /* Where its kernels go, with its device the current one. */

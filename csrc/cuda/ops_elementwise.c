@@ -36,7 +36,7 @@ gg_status gg_cuda_activation_create(gg_device *device, const gg_op_desc *desc, g
     gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(gg_cuda_check_same_shapes(desc));
-    GG_TRY(gg_cuda_element_create(device, desc, &activation_class, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &activation_class, 0, out));
     const bool by_input = desc->kind == GG_OP_GELU || (desc->kind == GG_OP_LEAKY_RELU && desc->slope < 0);
     (*out)->in_place = true;
     (*out)->backward_needs_output = !by_input;
@@ -80,7 +80,7 @@ gg_status gg_cuda_add_create(gg_device *device, const gg_op_desc *desc, gg_op **
     *out = NULL;
     if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add has at least 2 inputs, not %d", desc->inputs);
     GG_TRY(gg_cuda_check_same_shapes(desc));
-    GG_TRY(gg_cuda_element_create(device, desc, &add_class, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &add_class, 0, out));
     (*out)->in_place = true;
     (*out)->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
     if ((*out)->backward_needs_output && desc->inputs == 2) (*out)->over_output = 1u << 1;
@@ -130,7 +130,7 @@ gg_status gg_cuda_dropout_create(gg_device *device, const gg_op_desc *desc, gg_o
         GG_FAIL(GG_ERROR_UNSUPPORTED, "dropout: %lld x %lld elements are more than a stream has numbers",
                 (long long)features, (long long)desc->batch);
     GG_TRY(gg_cuda_check_same_shapes(desc));
-    GG_TRY(gg_cuda_element_create(device, desc, &dropout_class, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &dropout_class, 0, out));
     (*out)->in_place = true;
 cleanup:
     return status;

@@ -98,7 +98,7 @@ gg_status gg_cuda_position_embedding_create(gg_device *device, const gg_op_desc 
     if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->numbers < desc->input[0].size[0])
         GG_FAIL(GG_ERROR_SHAPE, "positions are added to one input (positions, features) of at most %lld positions",
                 (long long)desc->numbers);
-    GG_TRY(gg_cuda_element_create(device, desc, &position_embedding_class, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &position_embedding_class, 0, out));
     (*out)->in_place = true;
 cleanup:
     return status;

@@ -47,7 +47,7 @@ gg_status gg_cuda_pool_create(gg_device *device, const gg_op_desc *desc, gg_op *
         GG_FAIL(GG_ERROR_SHAPE, "%s maps one image (C, H, W) to another of as many channels",
                 gg_op_kind_name(desc->kind));
     for (int a = 0; a < 2 && desc->kind != GG_OP_ADAPTIVE_AVG_POOL2D; ++a) GG_TRY(check_pool_axis(desc, a));
-    GG_TRY(gg_cuda_element_create(device, desc, &pool_class, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &pool_class, 0, out));
     (*out)->saved_bytes = desc->training ? gg_cuda_pool_saved(desc) : 0;
 cleanup:
     return status;

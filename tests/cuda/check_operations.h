@@ -12,6 +12,55 @@ typedef std::vector<float> floats;
 typedef std::vector<double> doubles;
 typedef buffer<float> device_floats;
 
+/* bfloat16: the upper half of a float32. */
+struct narrow {
+    uint16_t bits;
+    bool operator==(narrow other) const { return bits == other.bits; }
+};
+inline float widened(float v) { return v; }
+inline float widened(narrow v) {
+    const uint32_t bits = (uint32_t)v.bits << 16;
+    float out;
+    memcpy(&out, &bits, sizeof out);
+    return out;
+}
+/* To nearest, of two that are as near the even one: by searching, where neither is NaN. */
+template <class T> T rounded_to(float v);
+template <> inline float rounded_to<float>(float v) { return v; }
+template <> inline narrow rounded_to<narrow>(float v) {
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    const narrow below = {(uint16_t)(bits >> 16)}, above = {(uint16_t)((bits >> 16) + 1)};
+    if (v != v || widened(below) == v) return {(uint16_t)(bits >> 16 | (v != v ? 0x40u : 0u))};
+    /* What is as far as from the largest number to infinity is infinite. */
+    const double far = fabs(widened(above)) > 3.4e38 ? copysign(ldexp(1, 128), v) : (double)widened(above);
+    const double down = fabs((double)v - (double)widened(below)), up = fabs(far - (double)v);
+    return down < up || (down == up && below.bits % 2 == 0) ? below : above;
+}
+template <class T> constexpr gg_dtype dtype_of = sizeof(T) == 2 ? GG_BFLOAT16 : GG_FLOAT32;
+/* What a result may be off by that is rounded to this type, beside its own rounding errors. */
+template <class T> constexpr double rounding_of = sizeof(T) == 2 ? 1.0 / 256 : 0;
+
+/* As numbers of this type hold them. */
+template <class T> floats rounded(floats v) {
+    for (float &x : v) x = widened(rounded_to<T>(x));
+    return v;
+}
+
+/* Activations of a type on the device, which the tests have as floats. */
+template <class T> struct device_batch : buffer<T> {
+    explicit device_batch(size_t n, const char *name = "batch", size_t skip = 0) : buffer<T>(n, name, skip) {}
+    explicit device_batch(const floats &from, const char *name = "batch", size_t skip = 0)
+        : buffer<T>(from.size(), name, skip) {
+        std::transform(from.begin(), from.end(), this->p, rounded_to<T>);
+    }
+    floats all() const {
+        floats out(this->n);
+        std::transform(this->p, this->p + this->n, out.begin(), [](T v) { return widened(v); });
+        return out;
+    }
+};
+
 inline gg_shape shape(std::initializer_list<int64_t> sizes) {
     gg_shape s = {};
     for (int64_t size : sizes) s.size[s.dims++] = size;

@@ -28,19 +28,32 @@ static __device__ inline copy_place place_of(const copy_shape &s, int64_t number
     return p;
 }
 
-template <int V> static __global__ void copy_rows(copy_shape s, const float *from, float *to) {
+/* The same number in another type; what is only moved keeps its bits. */
+static __device__ inline float converted(float v, const float *) { return v; }
+static __device__ inline gg_bfloat16 converted(gg_bfloat16 v, const gg_bfloat16 *) { return v; }
+static __device__ inline gg_bfloat16 converted(float v, const gg_bfloat16 *) { return gg_narrowed(v); }
+static __device__ inline float converted(gg_bfloat16 v, const float *) { return gg_widened(v); }
+
+template <class From, class To, int V> static __device__ inline void copy_value(const From *from, To *to) {
+    if constexpr (V == 1) *to = converted(*from, to);
+    else gg_store_pack(to, gg_load_pack<V>(from));
+}
+
+/* Blocks of a column of the grid share the rows' values. */
+template <class From, class To, int V> static __global__ void copy_rows(copy_shape s, const From *from, To *to) {
     for (int64_t row = row_first(s.shift); row < s.outer; row += row_step(s.shift)) {
         const copy_place p = place_of(s, row);
-        for (int64_t i = column_first(s.shift); i < s.length; i += (int64_t)1 << s.shift)
-            gg_store_pack(to + p.to + i * s.to_along, gg_load_pack<V>(from + p.from + i * s.from_along));
+        for (int64_t i = column_first(s.shift) + ((int64_t)blockIdx.y << s.shift); i < s.length;
+             i += (int64_t)gridDim.y << s.shift)
+            copy_value<From, To, V>(from + p.from + i * s.from_along, to + p.to + i * s.to_along);
     }
 }
 
 /* Where `from` and `to` lie together along different axes: tiles go through shared memory, so that both are read and
  * written along their own. */
 enum { TILE = 32 };
-static __global__ void copy_tiles(copy_shape s, const float *from, float *to) {
-    GG_SHARED(float, tile, [TILE][TILE + 1]);
+template <class From, class To> static __global__ void copy_tiles(copy_shape s, const From *from, To *to) {
+    GG_SHARED(From, tile, [TILE][TILE + 1]);
     const int64_t down = (s.rows + TILE - 1) / TILE, right = (s.length + TILE - 1) / TILE;
     const int lane = (int)(threadIdx.x % TILE), warp = (int)(threadIdx.x / TILE);
     for (int64_t number = blockIdx.x; number < s.outer * down * right; number += gridDim.x) {
@@ -52,13 +65,13 @@ static __global__ void copy_tiles(copy_shape s, const float *from, float *to) {
         __syncthreads();
         for (int i = warp; i < TILE; i += GG_BLOCK / TILE)
             if (row + i < s.rows && column + lane < s.length)
-                to[p.to + (row + i) * s.to_across + (column + lane) * s.to_along] = tile[lane][i];
+                to[p.to + (row + i) * s.to_across + (column + lane) * s.to_along] = converted(tile[lane][i], to);
         __syncthreads();
     }
 }
 
-static __global__ void clear_values(int64_t n, float *to) {
-    for (int64_t i = gg_thread_number(); i < n; i += gg_thread_count()) to[i] = 0.0f;
+template <class T> static __global__ void clear_values(int64_t n, T *to) {
+    for (int64_t i = gg_thread_number(); i < n; i += gg_thread_count()) to[i] = T{};
 }
 
 /* ------------------------------------------------------------------------------------------ choice */
@@ -128,22 +141,25 @@ static int axis_of_tiles(const gg_cuda_copy_args *c) {
     return -1;
 }
 
-static bool copies_wide(const copy_shape *s, const float *from, const float *to) {
-    bool wide = s->from_along == 1 && s->to_along == 1 && s->length % 4 == 0 && gg_is_aligned(from, 16) &&
-                gg_is_aligned(to, 16);
+template <class From, class To> static bool copies_wide(const copy_shape *s, const From *from, const To *to) {
+    bool wide = s->from_along == 1 && s->to_along == 1 && s->length % 4 == 0 && gg_is_aligned(from, 4 * sizeof(From)) &&
+                gg_is_aligned(to, 4 * sizeof(To));
     for (int a = 0; a < s->axes; ++a) wide = wide && s->from_step[a] % 4 == 0 && s->to_step[a] % 4 == 0;
     return wide;
 }
 
-void gg_cuda_copy_strided(gg_cuda_stream stream, const gg_cuda_copy_args *args) {
-    const float *from = (const float *)args->from;
-    float *to = (float *)args->to;
+/* Blocks along and across rows: what a thread moves at least, and no more blocks than keep a device busy. */
+static dim3 row_blocks(const copy_shape *s) {
+    enum { EACH = 4 };
+    const int64_t down = blocks_for(s->outer, GG_BLOCK >> s->shift);
+    const int64_t useful = ceil_div(s->length, (int64_t)EACH << s->shift), most = MOST_BLOCKS / down;
+    return dim3((unsigned)down, (unsigned)(most < 1 ? 1 : useful < most ? useful : most));
+}
+
+template <class From, class To> static void copy_simplified(gg_cuda_stream stream, gg_cuda_copy_args c) {
+    const From *from = (const From *)c.from;
+    To *to = (To *)c.to;
     const dim3 block(GG_BLOCK);
-    if (args->clear > 0)
-        GG_LAUNCH(clear_values, dim3(blocks_for(args->clear, GG_BLOCK)), block, 0, stream, args->clear, to);
-    for (int a = 0; a < args->axes; ++a)
-        if (args->size[a] < 1) return;
-    gg_cuda_copy_args c = simplified(args);
     const int across = axis_of_tiles(&c);
     if (across >= 0) {
         const int64_t rows = c.size[across], to_across = c.to_step[across];
@@ -153,40 +169,94 @@ void gg_cuda_copy_strided(gg_cuda_stream stream, const gg_cuda_copy_args *args) 
         s.from_across = 1;
         s.to_across = to_across;
         const int64_t tiles = s.outer * ceil_div(s.rows, TILE) * ceil_div(s.length, TILE);
-        GG_LAUNCH(copy_tiles, dim3(blocks_for(tiles, 1)), block, 0, stream, s, from, to);
+        GG_LAUNCH((copy_tiles<From, To>), dim3(blocks_for(tiles, 1)), block, 0, stream, s, from, to);
         return;
     }
     copy_shape s = copy_shape_of(&c);
-    if (!copies_wide(&s, from, to)) {
-        GG_LAUNCH((copy_rows<1>), dim3(blocks_for(s.outer, GG_BLOCK >> s.shift)), block, 0, stream, s, from, to);
-        return;
+    if constexpr (sizeof(From) == 4 || sizeof(To) == 4) {
+        if (copies_wide(&s, from, to)) {
+            s.length /= 4;
+            s.from_along = s.to_along = 4;
+            s.shift = shift_for(s.length);
+            GG_LAUNCH((copy_rows<From, To, 4>), row_blocks(&s), block, 0, stream, s, from, to);
+            return;
+        }
     }
-    s.length /= 4;
-    s.from_along = s.to_along = 4;
-    s.shift = shift_for(s.length);
-    GG_LAUNCH((copy_rows<4>), dim3(blocks_for(s.outer, GG_BLOCK >> s.shift)), block, 0, stream, s, from, to);
+    GG_LAUNCH((copy_rows<From, To, 1>), row_blocks(&s), block, 0, stream, s, from, to);
+}
+
+/* A copy of pairs of values instead of values of two bytes, if all lie in pairs. */
+static bool joins_pairs(gg_cuda_copy_args *c) {
+    const int last = c->axes - 1;
+    bool pairs = c->from_step[last] == 1 && c->to_step[last] == 1 && c->size[last] % 2 == 0 &&
+                 gg_is_aligned(c->from, 4) && gg_is_aligned(c->to, 4);
+    for (int a = 0; a < last; ++a) pairs = pairs && c->from_step[a] % 2 == 0 && c->to_step[a] % 2 == 0;
+    if (!pairs) return false;
+    c->size[last] /= 2;
+    for (int a = 0; a < last; ++a) {
+        c->from_step[a] /= 2;
+        c->to_step[a] /= 2;
+    }
+    return true;
+}
+
+static void clear(gg_cuda_stream stream, gg_dtype dtype, int64_t n, void *to) {
+    const dim3 blocks(blocks_for(n, GG_BLOCK)), block(GG_BLOCK);
+    if (n < 1) return;
+    if (dtype == GG_BFLOAT16) GG_LAUNCH((clear_values<gg_bfloat16>), blocks, block, 0, stream, n, (gg_bfloat16 *)to);
+    else GG_LAUNCH((clear_values<float>), blocks, block, 0, stream, n, (float *)to);
+}
+
+void gg_cuda_copy_strided(gg_cuda_stream stream, const gg_cuda_copy_args *args) {
+    clear(stream, args->to_dtype, args->clear, args->to);
+    for (int a = 0; a < args->axes; ++a)
+        if (args->size[a] < 1) return;
+    gg_cuda_copy_args c = simplified(args);
+    const bool narrow_from = c.from_dtype == GG_BFLOAT16, narrow_to = c.to_dtype == GG_BFLOAT16;
+    if (narrow_from == narrow_to && (!narrow_from || joins_pairs(&c))) copy_simplified<float, float>(stream, c);
+    else if (narrow_from && narrow_to) copy_simplified<gg_bfloat16, gg_bfloat16>(stream, c);
+    else if (narrow_from) copy_simplified<gg_bfloat16, float>(stream, c);
+    else copy_simplified<float, gg_bfloat16>(stream, c);
 }
 
 /* ------------------------------------------------------------------------------------------ operations */
 
-void gg_cuda_transpose_batched(gg_cuda_stream stream, int64_t batches, int64_t rows, int64_t columns, const float *from,
-                               float *to) {
-    const gg_cuda_copy_args c = {
-        3, {batches, rows, columns}, {rows * columns, columns, 1}, {rows * columns, 1, rows}, 0, from, to};
+void gg_cuda_transpose_batched(gg_cuda_stream stream, int64_t batches, int64_t rows, int64_t columns,
+                               gg_dtype from_dtype, gg_dtype to_dtype, const void *from, void *to) {
+    const gg_cuda_copy_args c = {3,
+                                 {batches, rows, columns},
+                                 {rows * columns, columns, 1},
+                                 {rows * columns, 1, rows},
+                                 0,
+                                 from,
+                                 to,
+                                 from_dtype,
+                                 to_dtype};
     gg_cuda_copy_strided(stream, &c);
 }
 
-void gg_cuda_reorder(gg_cuda_stream stream, const gg_shape *sample, int64_t batch, gg_layout from_layout,
-                     gg_layout to_layout, const float *from, float *to) {
+void gg_cuda_reorder(gg_cuda_stream stream, const gg_shape *sample, int64_t batch, gg_format from_format,
+                     gg_format to_format, const void *from, void *to) {
     const int64_t channels = sample->size[0], elements = gg_shape_count(sample) / channels;
-    const gg_cuda_copy_args all = {1, {batch * channels * elements}, {1}, {1}, 0, from, to};
-    if (from_layout == to_layout) gg_cuda_copy_strided(stream, &all);
-    else if (to_layout == GG_LAYOUT_NHWC) gg_cuda_transpose_batched(stream, batch, channels, elements, from, to);
-    else gg_cuda_transpose_batched(stream, batch, elements, channels, from, to);
+    const gg_dtype from_dtype = from_format.dtype, to_dtype = to_format.dtype;
+    const gg_cuda_copy_args all = {1, {batch * channels * elements}, {1}, {1}, 0, from, to, from_dtype, to_dtype};
+    const bool there = to_format.layout == GG_LAYOUT_NHWC;
+    if (from_format.layout == to_format.layout) gg_cuda_copy_strided(stream, &all);
+    else
+        gg_cuda_transpose_batched(stream, batch, there ? channels : elements, there ? elements : channels, from_dtype,
+                                  to_dtype, from, to);
+}
+
+static const void *at(gg_dtype dtype, const void *array, int64_t place) {
+    return (const char *)array + place * (int64_t)gg_dtype_size(dtype);
+}
+static void *at(gg_dtype dtype, void *array, int64_t place) {
+    return (char *)array + place * (int64_t)gg_dtype_size(dtype);
 }
 
 /* A view of the larger of the two tensors, as the CPU's: of the input, or of PAD's output. */
-void gg_cuda_rearrange(gg_cuda_stream stream, const gg_op_desc *desc, bool backward, const float *from, float *to) {
+void gg_cuda_rearrange(gg_cuda_stream stream, const gg_op_desc *desc, gg_dtype dtype, bool backward, const void *from,
+                       void *to) {
     const bool pad = desc->kind == GG_OP_PAD, gather = pad == backward;
     const gg_shape *viewed = pad ? &desc->output : &desc->input[0], *dense = pad ? &desc->input[0] : &desc->output;
     const gg_range *range = &desc->range;
@@ -212,31 +282,26 @@ void gg_cuda_rearrange(gg_cuda_stream stream, const gg_op_desc *desc, bool backw
     c.size[0] = desc->batch;
     view[0] = viewed_step;
     other[0] = dense_step;
-    c.from = gather ? from + offset : from;
-    c.to = to;
-    if (!gather) { /* what lies outside of the view is 0 */
-        c.clear = dense_step < viewed_step ? desc->batch * viewed_step : 0;
-        if (c.clear > 0)
-            GG_LAUNCH(clear_values, dim3(blocks_for(c.clear, GG_BLOCK)), dim3(GG_BLOCK), 0, stream, c.clear, to);
-        c.clear = 0;
-        c.to = to + offset;
-    }
+    c.from_dtype = c.to_dtype = dtype;
+    c.from = gather ? at(dtype, from, offset) : from;
+    c.to = gather ? to : at(dtype, to, offset);
+    /* What lies outside of the view is 0. */
+    if (!gather && dense_step < viewed_step) clear(stream, dtype, desc->batch * viewed_step, to);
     gg_cuda_copy_strided(stream, &c);
 }
 
-void gg_cuda_concat(gg_cuda_stream stream, const gg_op_desc *desc, gg_layout layout, int number, bool backward,
-                    float *own, float *joined) {
+void gg_cuda_concat(gg_cuda_stream stream, const gg_op_desc *desc, gg_format format, int number, bool backward,
+                    void *own, void *joined) {
     const int64_t channels = desc->input[number].size[0], all = desc->output.size[0];
     const int64_t elements = gg_shape_count(&desc->output) / all;
-    const bool inside = layout == GG_LAYOUT_NHWC; /* channels are the last axis */
+    const bool inside = format.layout == GG_LAYOUT_NHWC; /* channels are the last axis */
     const int64_t rows = inside ? desc->batch * elements : desc->batch, unit = inside ? 1 : elements;
     int64_t before = 0;
     for (int i = 0; i < number; ++i) before += desc->input[i].size[0];
-    gg_cuda_copy_args c = {2, {rows, channels * unit}, {channels * unit, 1}, {all * unit, 1}, 0, own, NULL};
-    c.to = joined + before * unit;
-    if (backward) {
-        c = {2, {rows, channels * unit}, {all * unit, 1}, {channels * unit, 1}, 0, NULL, own};
-        c.from = joined + before * unit;
-    }
-    gg_cuda_copy_strided(stream, &c);
+    const gg_dtype dtype = format.dtype;
+    void *part = at(dtype, joined, before * unit);
+    const int64_t length = channels * unit, whole = all * unit;
+    const gg_cuda_copy_args there = {2, {rows, length}, {length, 1}, {whole, 1}, 0, own, part, dtype, dtype};
+    const gg_cuda_copy_args back = {2, {rows, length}, {whole, 1}, {length, 1}, 0, part, own, dtype, dtype};
+    gg_cuda_copy_strided(stream, backward ? &back : &there);
 }
