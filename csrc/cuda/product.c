@@ -6,12 +6,13 @@
 #define MOST_WORKSPACE ((size_t)32 << 20)
 
 /* cuBLASLt has columns where we have rows: it computes the transposed product, b's before a's. */
-static gg_status make_layout(gg_cuda_device *device, int64_t rows, int64_t columns, int64_t row, int64_t step,
-                             int64_t batch, gg_cublas_layout *out) {
+static gg_status make_layout(gg_cuda_device *device, gg_dtype dtype, int64_t rows, int64_t columns, int64_t row,
+                             int64_t step, int64_t batch, gg_cublas_layout *out) {
     const gg_cuda_api *api = device->api;
     const int32_t count = (int32_t)batch;
+    const int type = dtype == GG_BFLOAT16 ? GG_CUBLAS_R_16BF : GG_CUBLAS_R_32F;
     gg_status status = GG_OK;
-    GG_CUBLAS_TRY(api, cublasLtMatrixLayoutCreate, (out, GG_CUBLAS_R_32F, (uint64_t)columns, (uint64_t)rows, row));
+    GG_CUBLAS_TRY(api, cublasLtMatrixLayoutCreate, (out, type, (uint64_t)columns, (uint64_t)rows, row));
     if (batch > 1) {
         GG_CUBLAS_TRY(api, cublasLtMatrixLayoutSetAttribute,
                       (*out, GG_CUBLAS_LAYOUT_BATCH_COUNT, &count, sizeof count));
@@ -29,9 +30,10 @@ static gg_status make_desc(gg_cuda_device *device, const gg_cuda_product_shape *
                              : shape->bias              ? GG_CUBLAS_EPILOGUE_BIAS
                              : shape->relu              ? GG_CUBLAS_EPILOGUE_RELU
                                                         : GG_CUBLAS_EPILOGUE_DEFAULT;
+    const bool tf32 = device->fast && shape->in == GG_FLOAT32;
     gg_status status = GG_OK;
     GG_CUBLAS_TRY(api, cublasLtMatmulDescCreate,
-                  (out, device->fast ? GG_CUBLAS_COMPUTE_32F_FAST_TF32 : GG_CUBLAS_COMPUTE_32F, GG_CUBLAS_R_32F));
+                  (out, tf32 ? GG_CUBLAS_COMPUTE_32F_FAST_TF32 : GG_CUBLAS_COMPUTE_32F, GG_CUBLAS_R_32F));
     GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute, (*out, GG_CUBLAS_DESC_TRANSA, &first, sizeof first));
     GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute, (*out, GG_CUBLAS_DESC_TRANSB, &second, sizeof second));
     GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute, (*out, GG_CUBLAS_DESC_EPILOGUE, &epilogue, sizeof epilogue));
@@ -61,8 +63,9 @@ static gg_status choose_algorithm(gg_cuda_device *device, gg_cuda_product *produ
         api, cublasLtMatmulAlgoGetHeuristic,
         (device->blas, product->desc, product->b, product->a, product->c, product->c, preference, 1, &choice, &found));
     if (found < 1 || choice.state != GG_CUBLAS_SUCCESS)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld",
-                (long long)shape->m, (long long)shape->n, (long long)shape->k);
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld from %s to %s",
+                (long long)shape->m, (long long)shape->n, (long long)shape->k, gg_dtype_name(shape->in),
+                gg_dtype_name(shape->out));
     product->algorithm = choice.algorithm;
     product->workspace = choice.workspace;
 cleanup:
@@ -75,11 +78,11 @@ gg_status gg_cuda_product_create(gg_cuda_device *device, const gg_cuda_product_s
     gg_status status = GG_OK;
     *product = (gg_cuda_product){.shape = *shape};
     gg_cuda_enter(device);
-    GG_TRY(make_layout(device, shape->transpose_a ? k : m, shape->transpose_a ? m : k, shape->a_row, shape->a_step,
-                       batch, &product->a));
-    GG_TRY(make_layout(device, shape->transpose_b ? n : k, shape->transpose_b ? k : n, shape->b_row, shape->b_step,
-                       batch, &product->b));
-    GG_TRY(make_layout(device, m, n, shape->c_row, shape->c_step, batch, &product->c));
+    GG_TRY(make_layout(device, shape->in, shape->transpose_a ? k : m, shape->transpose_a ? m : k, shape->a_row,
+                       shape->a_step, batch, &product->a));
+    GG_TRY(make_layout(device, shape->in, shape->transpose_b ? n : k, shape->transpose_b ? k : n, shape->b_row,
+                       shape->b_step, batch, &product->b));
+    GG_TRY(make_layout(device, shape->out, m, n, shape->c_row, shape->c_step, batch, &product->c));
     GG_TRY(make_desc(device, shape, &product->desc));
     GG_TRY(choose_algorithm(device, product));
 cleanup:
@@ -95,8 +98,8 @@ void gg_cuda_product_destroy(gg_cuda_device *device, gg_cuda_product *product) {
     *product = (gg_cuda_product){.workspace = 0};
 }
 
-gg_status gg_cuda_product_run(gg_cuda_device *device, gg_cuda_product *product, const float *a, const float *b,
-                              const float *bias, float *c, void *scratch) {
+gg_status gg_cuda_product_run(gg_cuda_device *device, gg_cuda_product *product, const void *a, const void *b,
+                              const void *bias, void *c, void *scratch) {
     static const float zero = 0, one = 1;
     const gg_cuda_api *api = device->api;
     gg_status status = GG_OK;

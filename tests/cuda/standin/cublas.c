@@ -209,6 +209,10 @@ static int check_problem(const char *function, const void *handle, const void *h
             return gg_standin_violation(NOT_SUPPORTED, "%s: the type of %c is %d", function, names[i], matrix->type);
     }
     const layout *a = &out->matrix[0], *b = &out->matrix[1], *c = &out->matrix[2], *d = &out->matrix[3];
+    const bool narrow = a->type == GG_CUBLAS_R_16BF;
+    if ((!narrow && d->type != GG_CUBLAS_R_32F) || (narrow && out->how.compute == GG_CUBLAS_COMPUTE_32F_FAST_TF32))
+        return gg_standin_violation(NOT_SUPPORTED, "%s: from type %d to %d, computing in %d", function, a->type,
+                                    d->type, out->how.compute);
     out->rows = out->how.transposed[0] ? a->columns : a->rows;
     out->inner = out->how.transposed[0] ? a->rows : a->columns;
     out->columns = out->how.transposed[1] ? b->rows : b->columns;
