@@ -4,6 +4,7 @@
     python benchmarks/step_vs_peers.py --networks lenet mlp --dtype bfloat16 --json steps.json
     python benchmarks/step_vs_peers.py --evaluate --threads 1 2
     python benchmarks/step_vs_peers.py --memory
+    python benchmarks/step_vs_peers.py --device cuda --dtype bfloat16
 
 A step is forward, loss, backward and SGD with momentum on one batch in memory; with --evaluate the forward pass alone.
 Each contestant is a process of its own, pinned to as many cores as it has threads, which builds its network and warms
@@ -11,6 +12,11 @@ up; then all run blocks of steps in turn, one at a time. Its figure is its faste
 peer to ours: above 1, ours is faster. The peers: PyTorch with the settings of peers_torch.py, with glibc's malloc and
 with tcmalloc, which Debian's libtcmalloc-minimal4 has (--tcmalloc FILE where it is elsewhere), compiled by
 torch.compile where --compiled says so, and JAX for the mlp. Who cannot be imported is left out, and said.
+
+--device cuda: on a GPU, with its own batches and floors. PyTorch as it is, captured as one CUDA graph, compiled, and
+compiled and captured; its batch lies in the GPU's memory, while ours goes up with every step. A figure is the mean step
+of the fastest block, with the wait for the GPU at its end. float32 is --precision fast unless said otherwise: both may
+use TF32.
 
 --memory: what a process with a network needs while it trains (or, with --evaluate, computes) at most, without what
 importing the library took, each in a process that makes a few steps and does nothing else.
@@ -20,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -63,12 +70,25 @@ NETWORKS = {
 }
 # Of ours, where the networks that PyTorch is given are not those by default.
 OPTIONS: dict[str, dict[str, Any]] = {"googlenet": {"form": "published"}, "char_lstm": {"hidden": 512}}
+# On a GPU; both floors of those that are wanted in one type are the same.
+ON_GPU = {
+    "lenet": Network(64, (1, 28, 28), 10, (3.0, 3.0)),
+    "resnet20": Network(128, (3, 32, 32), 10, (1.5, 1.5)),
+    "resnet50": Network(256, (3, 224, 224), 1000, (1.0, 1.0)),
+    "googlenet": Network(256, (3, 224, 224), 1000, (1.1, 1.1)),
+    "vgg16": Network(128, (3, 224, 224), 1000, (1.0, 1.0)),
+    "char_lstm": Network(32, (64,), 65, (1.1, 1.1), tokens=True),
+}
 EVALUATION = 1.2  # the floor of every network's forward pass
 BLOCK_SECONDS = 0.4  # of steps that a contestant makes in its turn, at least one
 
 
-def a_batch(name: str) -> tuple[Any, Any]:
-    network, draw = NETWORKS[name], np.random.default_rng(0)
+def networks_on(device: str) -> dict[str, Network]:
+    return NETWORKS if device == "cpu" else ON_GPU
+
+
+def a_batch(name: str, device: str) -> tuple[Any, Any]:
+    network, draw = networks_on(device)[name], np.random.default_rng(0)
     n, places = network.batch, network.shape if network.tokens else ()
     if network.tokens:
         x: Any = draw.integers(0, network.classes, (n, *network.shape), dtype=np.int32)
@@ -95,19 +115,22 @@ def others_cpu_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - own.user - own.system
 
 
-def our_step(name: str, threads: int, dtype: str, evaluate: bool) -> tuple[Any, int]:
+def our_step(name: str, threads: int, arguments: argparse.Namespace) -> tuple[Any, int]:
     """A function that makes so many steps and gives the seconds of each; and how many parameters the network has."""
     import gossipgrad as gg
 
     entry = gg.models.by_name(name)
     net = entry.make(**OPTIONS.get(name, {}))
-    how = {} if dtype == "float32" else {"dtype": dtype}
-    trainer = gg.Trainer(net, loss=entry.loss, optimizer=gg.SGD(lr=0.001, momentum=0.9), threads=threads, **how)
-    x, y = a_batch(name)
+    how: dict[str, Any] = {"device": arguments.device, "dtype": arguments.dtype, "threads": threads}
+    if arguments.device.startswith("cuda"):
+        how["precision"] = arguments.precision
+    trainer = gg.Trainer(net, loss=entry.loss, optimizer=gg.SGD(lr=0.001, momentum=0.9), **how)
+    x, y = a_batch(name, arguments.device)
     parameters = trainer.net.parameters
     trainer.choose_algorithms(len(x))
-    if not evaluate:
-        return lambda steps: trainer.core.bench(x, y, 0, steps), parameters
+    if not arguments.evaluate:
+        train = functools.partial(trainer.core.bench, x, y, 0)
+        return train if arguments.device == "cpu" else by_blocks(train), parameters
     batches = 4
     samples = np.concatenate([x] * batches)
 
@@ -122,9 +145,20 @@ def our_step(name: str, threads: int, dtype: str, evaluate: bool) -> tuple[Any, 
     return predict, parameters
 
 
-def peer_step(who: str, name: str, threads: int, dtype: str, evaluate: bool) -> tuple[Any, int]:
-    x, y = a_batch(name)
-    bfloat16 = dtype == "bfloat16"
+def by_blocks(run: Any) -> Any:
+    """The mean step in place of each, for what returns before it is done but at the end."""
+
+    def timed(steps: int) -> list[float]:
+        begin = time.perf_counter()
+        run(steps)
+        return [(time.perf_counter() - begin) / steps] * steps
+
+    return timed
+
+
+def peer_step(who: str, name: str, threads: int, arguments: argparse.Namespace) -> tuple[Any, int]:
+    x, y = a_batch(name, arguments.device)
+    bfloat16, evaluate = arguments.dtype == "bfloat16", arguments.evaluate
     if who.startswith("jax"):
         import peers_jax
 
@@ -133,7 +167,16 @@ def peer_step(who: str, name: str, threads: int, dtype: str, evaluate: bool) -> 
         import peers_torch
 
         how = {"threads": threads, "bfloat16": bfloat16, "compiled": "compile" in who, "evaluate": evaluate}
+        how |= {"device": arguments.device, "fast": arguments.precision == "fast", "graphs": "graphs" in who}
         step, parameters = peers_torch.torch_step(name, x, y, **how)
+        if arguments.device != "cpu":
+
+            def block(steps: int) -> None:
+                for _ in range(steps):
+                    step()
+                peers_torch.finish()
+
+            return by_blocks(block), parameters
 
     def run(steps: int) -> list[float]:
         seconds = []
@@ -149,7 +192,8 @@ def peer_step(who: str, name: str, threads: int, dtype: str, evaluate: bool) -> 
 def contestant(arguments: argparse.Namespace) -> None:
     """Build, say so, then make as many steps as each line of the input says, until it ends."""
     (threads,), (name,), who = arguments.threads, arguments.networks, arguments.contestant
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    if arguments.device == "cpu":
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     if who == "ours":
         import gossipgrad  # noqa: F401
     elif who.startswith("jax"):
@@ -162,9 +206,9 @@ def contestant(arguments: argparse.Namespace) -> None:
         file.write("5")  # the peak starts again from now; a sandbox may refuse
     begin = time.perf_counter()
     if who == "ours":
-        run, parameters = our_step(name, threads, arguments.dtype, arguments.evaluate)
+        run, parameters = our_step(name, threads, arguments)
     else:
-        run, parameters = peer_step(who, name, threads, arguments.dtype, arguments.evaluate)
+        run, parameters = peer_step(who, name, threads, arguments)
     run(1)
     first = time.perf_counter() - begin
     warm = run(1)
@@ -187,6 +231,9 @@ def tcmalloc() -> str | None:
 
 def contestants(name: str, arguments: argparse.Namespace) -> list[str]:
     """Ours, then the peers."""
+    if arguments.device != "cpu":
+        compiled = ["torch compile", "torch compile graphs"] if name in arguments.compiled else []
+        return ["ours", "torch", "torch graphs", *compiled]
     mallocs = ["", " tcmalloc"] if NETWORKS[name].small else [" tcmalloc"]
     if not arguments.tcmalloc:
         mallocs = [""]
@@ -207,6 +254,7 @@ class Process:
             environment["LD_PRELOAD"] = arguments.tcmalloc
         command = [sys.executable, __file__, "--contestant", who, "--networks", name, "--threads", str(threads)]
         command += ["--dtype", dtype, *(["--evaluate"] if arguments.evaluate else [])]
+        command += ["--device", arguments.device, "--precision", arguments.precision]
         self.who, self.errors = who, tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment
@@ -295,11 +343,12 @@ def compare(name: str, threads: int, dtype: str, arguments: argparse.Namespace) 
     finally:
         for process in running:
             process.close()
-    network = NETWORKS[name]
+    network = networks_on(arguments.device)[name]
     floor = EVALUATION if arguments.evaluate else network.floors[DTYPES.index(dtype)]
     what = "grown_mib" if arguments.memory else "ms_min"
     peers = sorted(records[1:], key=lambda record: record[what])
     result = {"network": name, "batch": network.batch, "threads": threads, "dtype": dtype, "contestants": records}
+    result["device"] = arguments.device
     result |= {"ours": records[0][what], "peer": peers[0][what] if peers else None}
     result |= {"best_peer": peers[0]["who"] if peers else None, "floor": 1.0 if arguments.memory else floor}
     result["ratio"] = round(result["peer"] / result["ours"], 3) if peers else None
@@ -340,10 +389,17 @@ def at_least_one(text: str) -> int:
 
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """A usage error for what cannot be measured as it is asked for."""
+    if arguments.device == "cpu" and arguments.precision:
+        parser.error(f"--precision {arguments.precision}: only with --device cuda")
+    if arguments.device != "cpu" and arguments.memory:
+        parser.error("--memory: of the CPU; not with --device cuda")
+    without = [name for name in arguments.networks if name not in networks_on(arguments.device)]
+    if without:
+        parser.error(f"--networks {' '.join(without)}: with --device cuda allowed are {', '.join(ON_GPU)}")
     unused = [name for name in arguments.compiled or [] if name not in arguments.networks]
     if unused:
         parser.error(f"--compiled {' '.join(unused)}: not one of --networks")
-    if arguments.tcmalloc:  # a loader that finds no such library goes on without it
+    if arguments.tcmalloc and arguments.device == "cpu":  # a loader that finds no such library goes on without it
         environment = {**os.environ, "LD_PRELOAD": arguments.tcmalloc}
         tried = subprocess.run([sys.executable, "-ISc", ""], capture_output=True, text=True, env=environment)
         if tried.returncode or tried.stderr:
@@ -358,13 +414,16 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS), metavar="NAME")
-    parser.add_argument("--threads", nargs="+", type=at_least_one, default=[1], help="one table line each; default: 1")
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), metavar="NAME")
+    help_ = "one table line each; default: 1, with --device cuda 4"
+    parser.add_argument("--threads", nargs="+", type=at_least_one, help=help_)
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda or cuda:1; default: cpu")
+    parser.add_argument("--precision", choices=("exact", "fast"), help="of float32 on a GPU; default: fast")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--evaluate", action="store_true", help="the forward pass, as users predict")
     parser.add_argument("--memory", action="store_true", help="MiB in place of milliseconds")
     parser.add_argument("--rounds", type=at_least_one, default=6, help="blocks of each contestant; default: 6")
-    help_ = "networks that PyTorch compiles as well; default: resnet20"
+    help_ = "networks that PyTorch compiles as well; default: resnet20, with --device cuda all"
     parser.add_argument("--compiled", nargs="*", choices=list(NETWORKS), metavar="NAME", help=help_)
     parser.add_argument("--tcmalloc", default=tcmalloc(), metavar="FILE", help="the library; default: the system's")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures; those of a run before stay in it")
@@ -373,10 +432,15 @@ def main() -> None:
     if arguments.contestant:
         contestant(arguments)
         return
+    gpu = arguments.device != "cpu"
+    if arguments.networks is None:
+        arguments.networks = list(networks_on(arguments.device))
     check(parser, arguments)
+    arguments.threads = arguments.threads or [4 if gpu else 1]
+    arguments.precision = arguments.precision or "fast"
     if arguments.compiled is None:
-        arguments.compiled = ["resnet20"]
-    if not arguments.tcmalloc:
+        arguments.compiled = arguments.networks if gpu else ["resnet20"]
+    if not arguments.tcmalloc and not gpu:
         print("tcmalloc was not found: PyTorch's large networks are slower without it", file=sys.stderr)
     unit = "MiB" if arguments.memory else "ms"
     head = f"{'network':12}{'batch':>6}{'threads':>8}  {'dtype':9}{f'peer {unit}':>10}{f'ours {unit}':>10}"
@@ -398,6 +462,10 @@ def write(path: Path, result: dict[str, Any], arguments: argparse.Namespace) -> 
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
     about = {"what": "memory" if arguments.memory else "evaluate" if arguments.evaluate else "step"}
+    if arguments.device != "cpu":
+        from gossipgrad import environment
+
+        about["gpu"] = environment.devices().get("gpu")
     about |= {"cpu": cpu or platform.machine(), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(about | result) + "\n")

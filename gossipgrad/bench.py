@@ -16,7 +16,7 @@ from gossipgrad import models, strategies
 from gossipgrad.cluster import Network, Straggler
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer
-from gossipgrad.literals import Backend, ConvAlgorithm, DType, Loss
+from gossipgrad.literals import Backend, ConvAlgorithm, DType, Loss, Precision
 from gossipgrad.model import Model
 from gossipgrad.optim import SGD
 from gossipgrad.trainer import Trainer
@@ -78,12 +78,14 @@ def step(
     conv_algorithm: ConvAlgorithm = "auto",
     tune: bool | None = None,
     dtype: DType = "float32",
+    device: str | None = None,
+    precision: Precision = "exact",
 ) -> dict[str, Any]:
     """Seconds of a training step (forward, loss, backward, SGD with momentum) of one rank, and what goes with them.
 
-    tune: as of Trainer. first_step_s: seconds to the end of the first step, with choosing of algorithms and building of
-    the plan. step_gflop counts 6 per multiply-add of the forward pass; others_busy: cores that other processes used
-    meanwhile.
+    tune, device, precision: as of Trainer. first_step_s: seconds to the end of the first step, with choosing of
+    algorithms and building of the plan. step_gflop counts 6 per multiply-add of the forward pass; others_busy: cores
+    that other processes used meanwhile.
     """
     entry = models.by_name(model)
     batch = integer("batch_size", entry.batch if batch_size is None else batch_size, 1)
@@ -92,7 +94,8 @@ def step(
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")  # the peak starts again from now; a sandbox may refuse
     before = _memory_mib("VmRSS")
-    options = {"conv_algorithm": conv_algorithm, "tune": tune, "dtype": dtype}
+    options: dict[str, Any] = {"conv_algorithm": conv_algorithm, "tune": tune, "dtype": dtype}
+    options |= {"device": device, "precision": precision}
     trainer = _trainer(entry.make(), entry.loss, strategies.NoExchange(), threads, backend, **options)
     x, y = synthetic_batch(trainer.net, trainer.loss, batch)
     start = time.perf_counter()
@@ -129,6 +132,8 @@ def step(
         "loss": round(loss, 4),
         "backend": core.backend,
         "isa": core.isa,
+        "device": trainer.device,
+        "precision": trainer.precision,
     }
 
 
@@ -165,6 +170,8 @@ def exchange(
     conv_algorithm: ConvAlgorithm = "auto",
     tune: bool | None = None,
     dtype: DType = "float32",
+    device: str | None = None,
+    precision: Precision = "exact",
     net: Model | None = None,
     loss: Loss = "cross_entropy",
     straggler: Straggler | None = None,
@@ -173,8 +180,8 @@ def exchange(
 ) -> dict[str, Any] | None:
     """The step without exchange over the step with `strategy`, in alternating blocks; None but on rank 0. Collective.
 
-    tune, compression: as of Trainer. straggler, network: likewise, and of both contestants: ranks that come late
-    without exchange, too.
+    tune, compression, device, precision: as of Trainer. straggler, network: likewise, and of both contestants: ranks
+    that come late without exchange, too.
     net: a network of your own with this loss, called `model` in the result; None: the model of this name.
     A block's figure is the mean step of the slowest rank; both medians are over the blocks. ratio: 1 is free exchange.
     """
@@ -187,6 +194,7 @@ def exchange(
     integer("steps", steps, 1)
     circumstances: dict[str, Any] = {"straggler": straggler, "network": network}
     circumstances |= {"conv_algorithm": conv_algorithm, "tune": tune, "dtype": dtype}
+    circumstances |= {"device": device, "precision": precision}
     both = (strategies.NoExchange(), None), (strategy, compression)
     contestants = [_trainer(net, loss, s, threads, backend, compression=c, **circumstances) for s, c in both]
     for trainer in contestants:
@@ -215,4 +223,6 @@ def exchange(
         "ms_strategy_blocks": [round(1e3 * s, 4) for s in means[1]],
         "backend": contestants[1].core.backend,
         "isa": contestants[1].core.isa,
+        "device": contestants[1].device,
+        "precision": contestants[1].precision,
     }

@@ -79,6 +79,12 @@ def find_cuda_wheels() -> None:
         os.environ["GOSSIPGRAD_CUDA_PATH"] = os.pathsep.join(found)
 
 
+def default_device(backend: str | None = None) -> str:
+    """$GOSSIPGRAD_DEVICE, else "cpu"; "cpu" too where a backend is asked for, all of which are the CPU's."""
+    backend = backend or os.environ.get("GOSSIPGRAD_BACKEND") or "auto"
+    return (os.environ.get("GOSSIPGRAD_DEVICE") or "cpu") if backend == "auto" else "cpu"
+
+
 def local_rank() -> int:
     """Which of the ranks of its node a process is, as the launcher says; 0 where none does."""
     names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")

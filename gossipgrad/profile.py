@@ -43,6 +43,7 @@ def product_peak(threads: int = 1, dtype: DType = "float32") -> float:
             backend=backend,
             tune=False,
             dtype=dtype,
+            device="cpu",
         ) as one:
             x, y = synthetic_batch(net, "mean_squared_error", _SIZE)
             for _ in range(_TIMES):
@@ -86,7 +87,7 @@ def step(
     net: Model | None = None,
     loss: Loss = "cross_entropy",
 ) -> Record:
-    """A training step of one rank (SGD with momentum) by operations and passes, in terms of JSON.
+    """A training step of one rank on the CPU (SGD with momentum) by operations and passes, in terms of JSON.
 
     Arguments as of bench.step. net, loss: a network of your own, called `model` in the result.
     "operations": one record for each pass of each operation: number (of the operation), name (the layers that it
@@ -113,6 +114,7 @@ def step(
         optimizer=SGD(lr=0.01, momentum=0.9),
         strategy=strategies.NoExchange(),
         trace=8 * len(nodes) * steps,
+        device="cpu",
         **how,
     ) as trainer:
         x, y = synthetic_batch(trainer.net, trainer.loss, batch)

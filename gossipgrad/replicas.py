@@ -57,7 +57,9 @@ _FIXED = frozenset(
 )
 
 
-def _checked_device(device: str) -> str:
+def _checked_device(device: str | None, backend: Backend | None) -> str:
+    if device is None:
+        device = environment.default_device(backend)
     if not isinstance(device, str):
         raise TypeError(f"device: a {type(device).__name__}; wanted a str, such as 'cpu'")
     if device.startswith("cuda"):
@@ -134,7 +136,7 @@ class Replicas:
         conv_algorithm: ConvAlgorithm = "auto",
         tune: bool | None = None,
         dtype: DType = "float32",
-        device: str = "cpu",
+        device: str | None = None,
         precision: Precision = "exact",
         trace: int = 0,
         timeout: float = 0.0,
@@ -163,7 +165,7 @@ class Replicas:
             self.algorithms_saved = False  # they are those of a checkpoint
             self.algorithms_chosen: set[tuple[int, str]] = set()  # for which batches, and what for
             choice("dtype", dtype, DTYPES)
-            self.device = _checked_device(device)
+            self.device = _checked_device(device, self.backend)
             self.precision: Precision = _checked_precision(precision, self.device)
             self.trace = integer("trace", trace, 0)
             self.metrics = parse(metrics, self.heads[0].loss, net.output_shape)

@@ -98,7 +98,8 @@ class Trainer(Replicas):
     device     what computes: "cpu"; "cuda", an NVIDIA GPU, where the build has the library for it ('gossipgrad info'
                says so): the ranks of a node are spread over its GPUs, and "cuda:1" is one of several. Several ranks may
                share one. On a GPU networks compute in float32, and compression is not offered yet; an error says what
-               is missing.
+               is missing. None: $GOSSIPGRAD_DEVICE, else "cpu"; and "cpu" where a backend is asked for, which is the
+               CPU's.
     precision  of products and convolutions on a GPU. "exact": fused multiply-adds in float32 and deterministic
                algorithms, so that a run's bits do not depend on timing. "fast": products may read their factors as
                TF32 (10 bits of precision), and the libraries may choose algorithms that add in any order. A CPU
@@ -593,7 +594,7 @@ class Trainer(Replicas):
         comm: Any = None,
         threads: int | None = 1,
         backend: Backend | None = None,
-        device: str = "cpu",
+        device: str | None = None,
         precision: Precision = "exact",
         metrics: Metrics | None = None,
         apoptosis: Apoptosis | None = None,
@@ -603,7 +604,7 @@ class Trainer(Replicas):
         The network is that of the checkpoint, also where units have left it.
 
         It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
-        threads, backend, device, precision: those of this run, whatever saved it.
+        threads, backend, device, precision: those of this run, whatever saved it; device None as of Trainer.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of

@@ -36,6 +36,36 @@ if not os.environ.get("HOME"):
 if "GOSSIPGRAD_DATA" not in os.environ and (ROOT.parent / "shared" / "data").is_dir():
     os.environ["GOSSIPGRAD_DATA"] = str(ROOT.parent / "shared" / "data")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_ = "the device of trainers that name none: as $GOSSIPGRAD_DEVICE; standin: cuda, over tests/cuda/standin"
+    parser.addoption("--device", metavar="NAME", help=help_)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cpu(reason): of the CPU alone, so it is skipped where --device is another one")
+    device = config.getoption("--device")
+    if device == "standin":
+        import cuda_standin
+
+        os.environ["GOSSIPGRAD_CUDA_LIBRARY"] = str(cuda_standin.library(built_objects()))
+        device = "cuda"
+    if device:
+        os.environ["GOSSIPGRAD_DEVICE"] = device
+
+
+def default_device() -> str:
+    """What computes where a trainer names no device."""
+    return os.environ.get("GOSSIPGRAD_DEVICE") or "cpu"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    device = default_device()
+    for item in items if device != "cpu" else []:
+        for mark in item.iter_markers("cpu"):
+            item.add_marker(pytest.mark.skip(reason=f"device {device}: {mark.args[0]}"))
+
+
 # Started in the background of a script, pytest inherits that SIGINT is ignored, and so would what it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -152,6 +182,10 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def objects() -> Path:
     """The folder with the object files of the core in use: the tests need a source tree that was built."""
+    return built_objects()
+
+
+def built_objects() -> Path:
     from gossipgrad import _preload
 
     folder = ROOT / _preload.build_facts().OBJECTS

@@ -55,34 +55,41 @@ def test_scaling_is_of_networks_with_both_numbers_of_threads():
 
 
 def test_who_competes():
-    def who(name, tcmalloc):
-        return script.contestants(name, argparse.Namespace(tcmalloc=tcmalloc, compiled=["resnet20"]))
+    def who(name, tcmalloc, device="cpu"):
+        return script.contestants(name, argparse.Namespace(tcmalloc=tcmalloc, compiled=["resnet20"], device=device))
 
     assert who("lenet", "file") == ["ours", "torch", "torch tcmalloc"] and who("vgg16", "file") == [
         "ours",
         "torch tcmalloc",
     ]
+    assert who("lenet", "file", "cuda") == ["ours", "torch", "torch graphs"]
+    assert who("resnet20", None, "cuda")[3:] == ["torch compile", "torch compile graphs"]
     assert who("resnet20", None) == ["ours", "torch", "torch compile"] and who("mlp", None) == ["ours", "torch", "jax"]
 
 
-@pytest.mark.parametrize("words", [[], ["--evaluate"], ["--memory"]])
-def test_it_runs_without_peers(tmp_path, words):
+@pytest.mark.parametrize(
+    ("words", "network"),
+    [([], "mlp"), (["--evaluate"], "mlp"), (["--memory"], "mlp"), (["--device", "strict"], "lenet")],
+)
+def test_it_runs_without_peers(tmp_path, words, network):
     """Who cannot be imported is left out, and said."""
     for name in ("torch", "jax"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')\n")
-    command = [sys.executable, str(BENCHMARKS / "step_vs_peers.py"), "--networks", "mlp", "--rounds", "1"]
+    command = [sys.executable, str(BENCHMARKS / "step_vs_peers.py"), "--networks", network, "--rounds", "1"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [*command, "--json", str(tmp_path / "j"), *words], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert "mlp: torch is left out: ImportError: not here" in done.stderr and "jax is left out" in done.stderr
+    assert f"{network}: torch is left out: ImportError: not here" in done.stderr
+    assert ("jax is left out" in done.stderr) == (network == "mlp")
+    assert ("torch graphs is left out" in done.stderr) == ("--device" in words)
     found = json.loads((tmp_path / "j").read_text())
     figure = "grown_mib" if words == ["--memory"] else "ms_min"
-    assert found["what"] == (words[0][2:] if words else "step") and found["network"] == "mlp"
+    assert found["what"] == (words[0][2:] if len(words) == 1 else "step") and found["network"] == network
     (ours,) = found["contestants"]
     assert ours["who"] == "ours" and found["ours"] == ours[figure] > 0 and found["peer"] is None
-    assert done.stdout.splitlines()[-1].startswith("mlp")
+    assert done.stdout.splitlines()[-1].startswith(network)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +102,9 @@ def test_it_runs_without_peers(tmp_path, words):
         ("--rounds two", "argument --rounds: two: allowed: an integer of at least 1"),
         ("--threads 1 0", "argument --threads: 0: allowed: an integer of at least 1"),
         ("--json {tmp}/no/x.json", "--json {tmp}/no/x.json: cannot be written"),
+        ("--precision exact", "--precision exact: only with --device cuda"),
+        ("--device cuda", "--networks mlp: with --device cuda allowed are lenet, resnet20,"),
+        ("--device cuda --memory", "--memory: of the CPU; not with --device cuda"),
         ("--json {tmp}", "--json {tmp}: cannot be written"),
     ],
 )

@@ -347,3 +347,24 @@ except ValueError as error:
 
 def test_ranks_with_other_kinds_of_devices_are_refused(mpirun):
     assert mpirun(2, UNLIKE).stdout.count("refused") == 2
+
+
+def test_the_default_device(monkeypatch):
+    """$GOSSIPGRAD_DEVICE, unless a backend is asked for, all of which are the CPU's."""
+    net, one = gg.models.mlp(4, (3,), 2), gg.VirtualCluster(1)
+
+    def device(**options):
+        with gg.Trainer(net, comm=one, **options) as trainer:
+            return trainer.device
+
+    monkeypatch.delenv("GOSSIPGRAD_DEVICE", raising=False)
+    monkeypatch.delenv("GOSSIPGRAD_BACKEND", raising=False)
+    assert device() == "cpu"
+    monkeypatch.setenv("GOSSIPGRAD_DEVICE", "strict")
+    assert device() == "strict" and device(backend="native") == device(device="cpu") == "cpu"
+    monkeypatch.setenv("GOSSIPGRAD_BACKEND", "native")
+    assert device() == "cpu" and device(device="strict") == "strict"
+    monkeypatch.delenv("GOSSIPGRAD_BACKEND")
+    monkeypatch.setenv("GOSSIPGRAD_DEVICE", "strange")
+    with pytest.raises(ValueError, match="device: 'strange'; allowed are cpu"):
+        device()

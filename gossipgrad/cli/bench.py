@@ -85,6 +85,8 @@ def _profile(arguments: argparse.Namespace, common: dict[str, Any]) -> None:
     if arguments.profile_plot is not None:
         checked(lambda: outputs.check([outputs.Output("--profile-plot", arguments.profile_plot)]))
         checked(lambda: plots.check_format("--profile-plot", arguments.profile_plot))
+    if common.pop("device") not in (None, "cpu") or common.pop("precision") != "exact":
+        raise UsageError("--profile: of the CPU's operations; allowed: without --device and --precision")
     result = profile.step(**common)
     if arguments.profile:
         print(json.dumps(result) if arguments.json else profile.table(result), flush=True)
@@ -100,7 +102,7 @@ def time_it(arguments: argparse.Namespace) -> int:
         arguments.steps = _PROFILED if profiled else _STEPS
     common |= {"steps": arguments.steps, "warmup": arguments.warmup, "backend": arguments.backend}
     common |= {"conv_algorithm": arguments.conv_algorithm, "tune": False if arguments.no_tune else None}
-    common |= {"dtype": arguments.dtype}
+    common |= {"dtype": arguments.dtype, "device": arguments.device, "precision": arguments.precision}
     limits = {"batch_size": (1, HIGHEST), "steps": (1, HIGHEST), "warmup": (0, HIGHEST), "blocks": (1, HIGHEST)}
     check_limits(arguments, limits | {"threads": (1, 4096)})
     straggler, network = checked(lambda: circumstances(arguments))

@@ -89,8 +89,8 @@ def plan_of(arguments: argparse.Namespace) -> compare.Comparison:
 
     def plan() -> compare.Comparison:
         straggler, network = circumstances(arguments)
-        keys = ("samples", "points", "batch_size", "global_batch", "target", "seed", "backend", "compute_time")
-        chosen = given(arguments, (*keys, "lr_scaling", "lr_limit", "lr_grid"))
+        keys = ("samples", "points", "batch_size", "global_batch", "target", "seed", "backend", "device")
+        chosen = given(arguments, (*keys, "compute_time", "lr_scaling", "lr_limit", "lr_grid"))
         if arguments.lr is None and arguments.lr_grid is None:
             chosen["lr_grid"] = "auto"
         if arguments.batch_size is not None:

@@ -15,7 +15,7 @@ from gossipgrad.data import sets
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import did_you_mean, one_line
 from gossipgrad.keywords import Keyword, keywords
-from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES
+from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, PRECISIONS
 from gossipgrad.model import Model
 
 SETS: dict[str, Any] = {name: made for name, made in sets.BY_NAME.items() if sets.options_of(name)}
@@ -424,7 +424,10 @@ def circumstances(arguments: argparse.Namespace) -> tuple[Straggler | None, Netw
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
     allowed = [one for one in BACKENDS if one is not None]
-    parser.add_argument("--backend", choices=allowed, help="default: $GOSSIPGRAD_BACKEND, else the faster of both")
+    help_ = "of the CPU; default: $GOSSIPGRAD_BACKEND, else the faster of both"
+    parser.add_argument("--backend", choices=allowed, help=help_)
+    help_ = "what computes: cpu, cuda, cuda:1; default: $GOSSIPGRAD_DEVICE, unless --backend is given; else cpu"
+    parser.add_argument("--device", metavar="NAME", help=help_)
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
@@ -436,3 +439,5 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-tune", action="store_true", help=help_)
     help_ = "in which the network computes; auto: the faster here; default: float32"
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help=help_)
+    help_ = "of products on a GPU; fast: TF32, and algorithms that may add in any order; default: exact"
+    parser.add_argument("--precision", choices=PRECISIONS, default="exact", help=help_)

@@ -198,6 +198,8 @@ def train(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
         conv_algorithm=arguments.conv_algorithm,
         dtype=arguments.dtype,
+        device=arguments.device,
+        precision=arguments.precision,
         tune=False if arguments.no_tune else None,
         trace=TRACE_SPANS if arguments.trace else 0,
         timeout=timeout,

@@ -158,6 +158,7 @@ class Comparison:
     target: float | None = None
     seed: int = 0
     backend: Backend | None = None
+    device: str | None = None
     straggler: Straggler | None = None
     network: Network | None = LINKS
     compute_time: float | None = None

@@ -72,6 +72,7 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
         seed=comparison.seed,
         comm=VirtualCluster(p, compute_time=comparison.compute_time),
         backend=comparison.backend,
+        device=comparison.device,
         straggler=comparison.straggler,
         network=comparison.network,
     )
