@@ -20,6 +20,7 @@ typedef struct gg_winograd_tiles {
     int taps;    /* weights along one axis: 3 or 5 */
     int64_t count;
     float *image; /* the tile's first element in the first plane, also where that lies in the padding */
+    const float *ahead; /* the same of another tile, whose image is prefetched; NULL: none */
     int64_t plane, row, pixel;
     int begin[2], end[2]; /* the rows and columns of the tile that lie in the image */
     float *places;        /* vector i of place p: places + p*place_step + i*step */

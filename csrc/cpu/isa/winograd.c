@@ -25,9 +25,44 @@
 #define TAPS 5    /* most weights along one axis */
 #define OUTPUTS 6 /* most outputs along one axis */
 
-WINOGRAD_INLINE lanes_f times(float a, lanes_f x) { return lanes_multiply(lanes_set(a), x); }
+/* The lanes that a transform computes at a time, of GG_LANES. A row of a tile has up to eight vectors, its places eight
+ * more: of sixteen registers each must be one. Where registers are few, what lies between both axes is in memory, and
+ * the loops over it stay loops. */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define PART 8
+#define ALONG_AXIS _Pragma("GCC unroll 1")
+typedef __m256 part_f;
+static inline part_f part_load(const float *p) { return _mm256_loadu_ps(p); }
+static inline part_f part_load_first(const float *p, int n) { return _mm256_maskload_ps(p, below(n, 0)); }
+static inline void part_store(float *p, part_f v) { _mm256_storeu_ps(p, v); }
+static inline void part_store_first(float *p, int n, part_f v) { _mm256_maskstore_ps(p, below(n, 0), v); }
+static inline part_f part_set(float value) { return _mm256_set1_ps(value); }
+static inline part_f part_add(part_f a, part_f b) { return _mm256_add_ps(a, b); }
+static inline part_f part_subtract(part_f a, part_f b) { return _mm256_sub_ps(a, b); }
+static inline part_f part_multiply(part_f a, part_f b) { return _mm256_mul_ps(a, b); }
+static inline part_f part_multiply_add(part_f a, part_f b, part_f c) { return _mm256_fmadd_ps(a, b, c); }
+static inline part_f part_relu(part_f a) {
+    return _mm256_and_ps(a, _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NLE_UQ));
+}
+#else
+#define PART GG_LANES
+#define ALONG_AXIS _Pragma("GCC unroll 8")
+typedef lanes_f part_f;
+#define part_load lanes_load_any
+#define part_load_first lanes_load_part
+#define part_store lanes_store_any
+#define part_store_first lanes_store_part
+#define part_set lanes_set
+#define part_add lanes_add
+#define part_subtract lanes_subtract
+#define part_multiply lanes_multiply
+#define part_multiply_add lanes_multiply_add
+static inline part_f part_relu(part_f a) { return lanes_choose(lanes_positive(a), a, lanes_set(0)); }
+#endif
+
+WINOGRAD_INLINE part_f times(float a, part_f x) { return part_multiply(part_set(a), x); }
 /* a*x + y */
-WINOGRAD_INLINE lanes_f plus(float a, lanes_f x, lanes_f y) { return lanes_multiply_add(lanes_set(a), x, y); }
+WINOGRAD_INLINE part_f plus(float a, part_f x, part_f y) { return part_multiply_add(part_set(a), x, y); }
 
 /* Of eight places: the pairs of points +-POINT[i]. */
 #define PAIRS 3
@@ -47,28 +82,28 @@ static const float AT_POINT[PAIRS] = {
 };
 
 /* B^T d of eight places */
-WINOGRAD_INLINE void input_axis8(const lanes_f d[MOST], lanes_f v[MOST]) {
+WINOGRAD_INLINE void input_axis8(const part_f d[MOST], part_f v[MOST]) {
     v[0] = plus(-SYMMETRIC3, d[0], plus(SYMMETRIC2, d[2], plus(-SYMMETRIC1, d[4], d[6])));
     v[7] = plus(-SYMMETRIC3, d[1], plus(SYMMETRIC2, d[3], plus(-SYMMETRIC1, d[5], d[7])));
 #pragma GCC unroll 3
     for (int i = 0; i < PAIRS; ++i) {
-        const lanes_f even = plus(OTHERS_PRODUCT[i], d[2], plus(-OTHERS_SUM[i], d[4], d[6]));
-        const lanes_f odd = plus(OTHERS_PRODUCT[i], d[1], plus(-OTHERS_SUM[i], d[3], d[5]));
+        const part_f even = plus(OTHERS_PRODUCT[i], d[2], plus(-OTHERS_SUM[i], d[4], d[6]));
+        const part_f odd = plus(OTHERS_PRODUCT[i], d[1], plus(-OTHERS_SUM[i], d[3], d[5]));
         v[1 + 2 * i] = plus(POINT[i], odd, even);
         v[2 + 2 * i] = plus(-POINT[i], odd, even);
     }
 }
 
 /* A^T m of eight places, for four or six outputs */
-WINOGRAD_INLINE void output_axis8(const int outputs, const lanes_f m[MOST], lanes_f y[OUTPUTS]) {
+WINOGRAD_INLINE void output_axis8(const int outputs, const part_f m[MOST], part_f y[OUTPUTS]) {
     y[0] = m[0];
 #pragma GCC unroll 6
-    for (int o = 1; o < outputs; ++o) y[o] = o == outputs - 1 ? m[7] : lanes_set(0);
+    for (int o = 1; o < outputs; ++o) y[o] = o == outputs - 1 ? m[7] : part_set(0);
 #pragma GCC unroll 3
     for (int i = 0; i < PAIRS; ++i) {
-        const lanes_f sum = lanes_add(m[1 + 2 * i], m[2 + 2 * i]), odd = lanes_subtract(m[1 + 2 * i], m[2 + 2 * i]);
+        const part_f sum = part_add(m[1 + 2 * i], m[2 + 2 * i]), odd = part_subtract(m[1 + 2 * i], m[2 + 2 * i]);
         float power = 1;
-        y[0] = lanes_add(y[0], sum);
+        y[0] = part_add(y[0], sum);
 #pragma GCC unroll 6
         for (int o = 1; o < outputs; ++o) {
             power *= POINT[i];
@@ -78,47 +113,47 @@ WINOGRAD_INLINE void output_axis8(const int outputs, const lanes_f m[MOST], lane
 }
 
 /* A y of eight places, of four or six outputs */
-WINOGRAD_INLINE void gradient_axis8(const int outputs, const lanes_f y[OUTPUTS], lanes_f e[MOST]) {
+WINOGRAD_INLINE void gradient_axis8(const int outputs, const part_f y[OUTPUTS], part_f e[MOST]) {
     e[0] = y[0];
     e[7] = y[outputs - 1];
 #pragma GCC unroll 3
     for (int i = 0; i < PAIRS; ++i) {
         const float squared = POINT[i] * POINT[i];
-        lanes_f even = plus(squared, y[2], y[0]), odd = plus(POINT[i] * squared, y[3], times(POINT[i], y[1]));
+        part_f even = plus(squared, y[2], y[0]), odd = plus(POINT[i] * squared, y[3], times(POINT[i], y[1]));
         if (outputs == 6) {
             even = plus(squared * squared, y[4], even);
             odd = plus(POINT[i] * squared * squared, y[5], odd);
         }
-        e[1 + 2 * i] = lanes_add(even, odd);
-        e[2 + 2 * i] = lanes_subtract(even, odd);
+        e[1 + 2 * i] = part_add(even, odd);
+        e[2 + 2 * i] = part_subtract(even, odd);
     }
 }
 
 /* G g of eight places */
-WINOGRAD_INLINE void weights_axis8(const int taps, const lanes_f g[TAPS], lanes_f u[MOST]) {
+WINOGRAD_INLINE void weights_axis8(const int taps, const part_f g[TAPS], part_f u[MOST]) {
     u[0] = times(AT_ZERO8, g[0]);
     u[7] = g[taps - 1];
 #pragma GCC unroll 3
     for (int i = 0; i < PAIRS; ++i) {
         const float a = AT_POINT[i], squared = POINT[i] * POINT[i];
-        lanes_f even = plus(a * squared, g[2], times(a, g[0])), odd = times(a * POINT[i], g[1]);
+        part_f even = plus(a * squared, g[2], times(a, g[0])), odd = times(a * POINT[i], g[1]);
         if (taps == 5) {
             even = plus(a * squared * squared, g[4], even);
             odd = plus(a * squared * POINT[i], g[3], odd);
         }
-        u[1 + 2 * i] = lanes_add(even, odd);
-        u[2 + 2 * i] = lanes_subtract(even, odd);
+        u[1 + 2 * i] = part_add(even, odd);
+        u[2 + 2 * i] = part_subtract(even, odd);
     }
 }
 
 /* G^T u of eight places */
-WINOGRAD_INLINE void weight_gradient_axis8(const int taps, const lanes_f u[MOST], lanes_f g[TAPS]) {
+WINOGRAD_INLINE void weight_gradient_axis8(const int taps, const part_f u[MOST], part_f g[TAPS]) {
     g[0] = times(AT_ZERO8, u[0]);
 #pragma GCC unroll 5
-    for (int t = 1; t < taps; ++t) g[t] = t == taps - 1 ? u[7] : lanes_set(0);
+    for (int t = 1; t < taps; ++t) g[t] = t == taps - 1 ? u[7] : part_set(0);
 #pragma GCC unroll 3
     for (int i = 0; i < PAIRS; ++i) {
-        const lanes_f sum = lanes_add(u[1 + 2 * i], u[2 + 2 * i]), odd = lanes_subtract(u[1 + 2 * i], u[2 + 2 * i]);
+        const part_f sum = part_add(u[1 + 2 * i], u[2 + 2 * i]), odd = part_subtract(u[1 + 2 * i], u[2 + 2 * i]);
         float power = AT_POINT[i];
         g[0] = plus(power, sum, g[0]);
 #pragma GCC unroll 5
@@ -130,20 +165,20 @@ WINOGRAD_INLINE void weight_gradient_axis8(const int taps, const lanes_f u[MOST]
 }
 
 /* B^T d */
-WINOGRAD_INLINE void input_axis(const int places, const lanes_f d[MOST], lanes_f v[MOST]) {
+WINOGRAD_INLINE void input_axis(const int places, const part_f d[MOST], part_f v[MOST]) {
     if (places == 8) {
         input_axis8(d, v);
         return;
     }
     if (places == 4) {
-        v[0] = lanes_subtract(d[2], d[0]);
-        v[1] = lanes_add(d[1], d[2]);
-        v[2] = lanes_subtract(d[2], d[1]);
-        v[3] = lanes_subtract(d[3], d[1]);
+        v[0] = part_subtract(d[2], d[0]);
+        v[1] = part_add(d[1], d[2]);
+        v[2] = part_subtract(d[2], d[1]);
+        v[3] = part_subtract(d[3], d[1]);
         return;
     }
-    const lanes_f even_p = plus(-Q2, d[2], d[4]), odd_p = plus(-Q2, d[1], d[3]);
-    const lanes_f even_q = plus(-P2, d[2], d[4]), odd_q = plus(-P2, d[1], d[3]);
+    const part_f even_p = plus(-Q2, d[2], d[4]), odd_p = plus(-Q2, d[1], d[3]);
+    const part_f even_q = plus(-P2, d[2], d[4]), odd_q = plus(-P2, d[1], d[3]);
     v[0] = plus(P2 * Q2, d[0], plus(-(P2 + Q2), d[2], d[4]));
     v[1] = plus(P, odd_p, even_p);
     v[2] = plus(-P, odd_p, even_p);
@@ -153,19 +188,19 @@ WINOGRAD_INLINE void input_axis(const int places, const lanes_f d[MOST], lanes_f
 }
 
 /* A^T m */
-WINOGRAD_INLINE void output_axis(const int outputs, const int places, const lanes_f m[MOST], lanes_f y[OUTPUTS]) {
+WINOGRAD_INLINE void output_axis(const int outputs, const int places, const part_f m[MOST], part_f y[OUTPUTS]) {
     if (places == 8) {
         output_axis8(outputs, m, y);
         return;
     }
-    const lanes_f sum_p = lanes_add(m[1], m[2]), odd_p = lanes_subtract(m[1], m[2]);
+    const part_f sum_p = part_add(m[1], m[2]), odd_p = part_subtract(m[1], m[2]);
     if (places == 4) {
-        y[0] = lanes_add(m[0], sum_p);
-        y[1] = lanes_add(odd_p, m[3]);
+        y[0] = part_add(m[0], sum_p);
+        y[1] = part_add(odd_p, m[3]);
         return;
     }
-    const lanes_f sum_q = lanes_add(m[3], m[4]), odd_q = lanes_subtract(m[3], m[4]);
-    y[0] = lanes_add(m[0], lanes_add(sum_p, sum_q));
+    const part_f sum_q = part_add(m[3], m[4]), odd_q = part_subtract(m[3], m[4]);
+    y[0] = part_add(m[0], part_add(sum_p, sum_q));
     if (outputs == 2) {
         y[1] = plus(P, odd_p, plus(Q, odd_q, m[5]));
         return;
@@ -176,15 +211,15 @@ WINOGRAD_INLINE void output_axis(const int outputs, const int places, const lane
 }
 
 /* A y */
-WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const lanes_f y[OUTPUTS], lanes_f e[MOST]) {
+WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const part_f y[OUTPUTS], part_f e[MOST]) {
     if (places == 8) {
         gradient_axis8(outputs, y, e);
         return;
     }
     if (places == 4) {
         e[0] = y[0];
-        e[1] = lanes_add(y[0], y[1]);
-        e[2] = lanes_subtract(y[0], y[1]);
+        e[1] = part_add(y[0], y[1]);
+        e[2] = part_subtract(y[0], y[1]);
         e[3] = y[1];
         return;
     }
@@ -197,13 +232,13 @@ WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const la
         e[5] = y[1];
         return;
     }
-    const lanes_f even_p = plus(P2, y[2], y[0]), odd_p = plus(P * P2, y[3], times(P, y[1]));
-    const lanes_f even_q = plus(Q2, y[2], y[0]), odd_q = plus(Q * Q2, y[3], times(Q, y[1]));
+    const part_f even_p = plus(P2, y[2], y[0]), odd_p = plus(P * P2, y[3], times(P, y[1]));
+    const part_f even_q = plus(Q2, y[2], y[0]), odd_q = plus(Q * Q2, y[3], times(Q, y[1]));
     e[0] = y[0];
-    e[1] = lanes_add(even_p, odd_p);
-    e[2] = lanes_subtract(even_p, odd_p);
-    e[3] = lanes_add(even_q, odd_q);
-    e[4] = lanes_subtract(even_q, odd_q);
+    e[1] = part_add(even_p, odd_p);
+    e[2] = part_subtract(even_p, odd_p);
+    e[3] = part_add(even_q, odd_q);
+    e[4] = part_subtract(even_q, odd_q);
     e[5] = y[3];
 }
 
@@ -213,21 +248,21 @@ WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const la
 #define AT_Q (1.0f / (2.0f * Q2 * (Q2 - P2)))
 
 /* G g */
-WINOGRAD_INLINE void weights_axis(const int places, const int taps, const lanes_f g[TAPS], lanes_f u[MOST]) {
+WINOGRAD_INLINE void weights_axis(const int places, const int taps, const part_f g[TAPS], part_f u[MOST]) {
     if (places == 8) {
         weights_axis8(taps, g, u);
         return;
     }
     if (places == 4) {
-        const lanes_f even = times(0.5f, lanes_add(g[0], g[2]));
+        const part_f even = times(0.5f, part_add(g[0], g[2]));
         u[0] = times(-1.0f, g[0]);
         u[1] = plus(0.5f, g[1], even);
         u[2] = plus(-0.5f, g[1], even);
         u[3] = g[2];
         return;
     }
-    lanes_f even_p = plus(AT_P * P2, g[2], times(AT_P, g[0])), even_q = plus(AT_Q * Q2, g[2], times(AT_Q, g[0]));
-    lanes_f odd_p = times(AT_P * P, g[1]), odd_q = times(AT_Q * Q, g[1]);
+    part_f even_p = plus(AT_P * P2, g[2], times(AT_P, g[0])), even_q = plus(AT_Q * Q2, g[2], times(AT_Q, g[0]));
+    part_f odd_p = times(AT_P * P, g[1]), odd_q = times(AT_Q * Q, g[1]);
     if (taps == 5) {
         even_p = plus(AT_P * P2 * P2, g[4], even_p);
         even_q = plus(AT_Q * Q2 * Q2, g[4], even_q);
@@ -235,27 +270,27 @@ WINOGRAD_INLINE void weights_axis(const int places, const int taps, const lanes_
         odd_q = plus(AT_Q * Q2 * Q, g[3], odd_q);
     }
     u[0] = times(AT_ZERO, g[0]);
-    u[1] = lanes_add(even_p, odd_p);
-    u[2] = lanes_subtract(even_p, odd_p);
-    u[3] = lanes_add(even_q, odd_q);
-    u[4] = lanes_subtract(even_q, odd_q);
+    u[1] = part_add(even_p, odd_p);
+    u[2] = part_subtract(even_p, odd_p);
+    u[3] = part_add(even_q, odd_q);
+    u[4] = part_subtract(even_q, odd_q);
     u[5] = g[taps - 1];
 }
 
 /* G^T u */
-WINOGRAD_INLINE void weight_gradient_axis(const int places, const int taps, const lanes_f u[MOST], lanes_f g[TAPS]) {
+WINOGRAD_INLINE void weight_gradient_axis(const int places, const int taps, const part_f u[MOST], part_f g[TAPS]) {
     if (places == 8) {
         weight_gradient_axis8(taps, u, g);
         return;
     }
-    const lanes_f sum_p = lanes_add(u[1], u[2]), odd_p = lanes_subtract(u[1], u[2]);
+    const part_f sum_p = part_add(u[1], u[2]), odd_p = part_subtract(u[1], u[2]);
     if (places == 4) {
         g[0] = plus(0.5f, sum_p, times(-1.0f, u[0]));
         g[1] = times(0.5f, odd_p);
         g[2] = plus(0.5f, sum_p, u[3]);
         return;
     }
-    const lanes_f sum_q = lanes_add(u[3], u[4]), odd_q = lanes_subtract(u[3], u[4]);
+    const part_f sum_q = part_add(u[3], u[4]), odd_q = part_subtract(u[3], u[4]);
     g[0] = plus(AT_ZERO, u[0], plus(AT_P, sum_p, times(AT_Q, sum_q)));
     g[1] = plus(AT_P * P, odd_p, times(AT_Q * Q, odd_q));
     if (taps == 3) {
@@ -267,34 +302,47 @@ WINOGRAD_INLINE void weight_gradient_axis(const int places, const int taps, cons
     g[4] = plus(AT_P * P2 * P2, sum_p, plus(AT_Q * Q2 * Q2, sum_q, u[5]));
 }
 
+/* No prefetcher of the CPU follows tiles, whose vectors are far from each other. */
+WINOGRAD_INLINE void request(const gg_winograd_tiles *t, int64_t plane, const int across) {
+    const float *image = t->ahead + plane * t->plane;
+#pragma GCC unroll 8
+    for (int r = 0; r < across; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < across; ++c) __builtin_prefetch(image + r * t->row + c * t->pixel, 0, 2);
+}
+
 /* Image to places. gradient: of the output, whose tiles have no border. whole: all of the tile lies in the image. */
 WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, const int places, const bool gradient,
                                const bool whole) {
+    static const _Alignas(64) float zeros[PART];
     const int across = gradient ? outputs : places;
-    for (int64_t i = 0; i < t->count; ++i) {
-        const float *image = t->image + i * t->plane;
-        float *to = t->places + i * t->step;
-        lanes_f turned[MOST][MOST] = {0};
-#pragma GCC unroll 8
+    for (int64_t at = 0; at < t->count * GG_LANES; at += PART) {
+        const int64_t i = at / GG_LANES, lane = at % GG_LANES;
+        const float *image = t->image + i * t->plane + lane;
+        float *to = t->places + i * t->step + lane;
+        part_f turned[MOST][MOST];
+        if (lane == 0 && t->ahead != NULL) request(t, i, across);
+        ALONG_AXIS
         for (int c = 0; c < across; ++c) {
-            lanes_f in[MOST] = {0}, out[MOST] = {0};
+            const bool column = whole || (c >= t->begin[1] && c < t->end[1]);
+            part_f in[MOST], out[MOST];
 #pragma GCC unroll 8
             for (int r = 0; r < across; ++r) {
-                const bool inside = whole || (r >= t->begin[0] && r < t->end[0] && c >= t->begin[1] && c < t->end[1]);
-                in[r] = inside ? lanes_load(image + r * t->row + c * t->pixel) : lanes_set(0);
+                const bool inside = whole || (column && r >= t->begin[0] && r < t->end[0]);
+                in[r] = part_load(inside ? image + r * t->row + c * t->pixel : zeros);
             }
             if (gradient) gradient_axis(outputs, places, in, out);
             else input_axis(places, in, out);
 #pragma GCC unroll 8
             for (int r = 0; r < places; ++r) turned[r][c] = out[r];
         }
-#pragma GCC unroll 8
+        ALONG_AXIS
         for (int r = 0; r < places; ++r) {
-            lanes_f out[MOST] = {0};
+            part_f out[MOST];
             if (gradient) gradient_axis(outputs, places, turned[r], out);
             else input_axis(places, turned[r], out);
 #pragma GCC unroll 8
-            for (int c = 0; c < places; ++c) lanes_store(to + (r * places + c) * t->place_step, out[c]);
+            for (int c = 0; c < places; ++c) part_store(to + (r * places + c) * t->place_step, out[c]);
         }
     }
 }
@@ -326,32 +374,36 @@ static void winograd_gradient(const gg_winograd_tiles *t) {
 }
 
 WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, const int places) {
-    for (int64_t i = 0; i < t->count; ++i) {
-        const float *from = t->places + i * t->step;
-        float *image = t->image + i * t->plane;
-        lanes_f turned[OUTPUTS][MOST] = {0}, bias = lanes_set(0);
-        if (t->bias != NULL)
-            bias = t->bias_vectors ? lanes_load_any(t->bias + i * t->bias_step) : lanes_set(t->bias[i * t->bias_step]);
-#pragma GCC unroll 8
+    for (int64_t at = 0; at < t->count * GG_LANES; at += PART) {
+        const int64_t i = at / GG_LANES, lane = at % GG_LANES;
+        const float *from = t->places + i * t->step + lane;
+        float *image = t->image + i * t->plane + lane;
+        part_f turned[OUTPUTS][MOST], bias = part_set(0);
+        if (lane == 0 && t->ahead != NULL) request(t, i, outputs);
+        if (t->bias != NULL) {
+            const float *value = t->bias + i * t->bias_step;
+            bias = t->bias_vectors ? part_load(value + lane) : part_set(*value);
+        }
+        ALONG_AXIS
         for (int c = 0; c < places; ++c) {
-            lanes_f in[MOST] = {0}, out[OUTPUTS] = {0};
+            part_f in[MOST], out[OUTPUTS];
 #pragma GCC unroll 8
-            for (int r = 0; r < places; ++r) in[r] = lanes_load(from + (r * places + c) * t->place_step);
+            for (int r = 0; r < places; ++r) in[r] = part_load(from + (r * places + c) * t->place_step);
             output_axis(outputs, places, in, out);
 #pragma GCC unroll 6
             for (int r = 0; r < outputs; ++r) turned[r][c] = out[r];
         }
-#pragma GCC unroll 6
+        ALONG_AXIS
         for (int r = 0; r < outputs; ++r) {
-            lanes_f out[OUTPUTS] = {0};
+            part_f out[OUTPUTS];
             if (r >= t->end[0]) break;
             output_axis(outputs, places, turned[r], out);
 #pragma GCC unroll 6
             for (int c = 0; c < outputs; ++c) {
                 if (c >= t->end[1]) break;
-                lanes_f value = lanes_add(out[c], bias);
-                if (t->relu) value = lanes_choose(lanes_positive(value), value, lanes_set(0));
-                lanes_store(image + r * t->row + c * t->pixel, value);
+                part_f value = part_add(out[c], bias);
+                if (t->relu) value = part_relu(value);
+                part_store(image + r * t->row + c * t->pixel, value);
             }
         }
     }
@@ -369,30 +421,33 @@ WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int pl
     const int all = taps * taps;
     for (int64_t i = 0; i < w->count; ++i) {
         _Alignas(64) float one[TAPS * TAPS][GG_LANES] = {{0}};
-        lanes_f turned[MOST][TAPS] = {0};
         for (int l = 0; l < w->lanes; ++l) {
             const float *g = w->weights + l * w->lane_step + i * w->step;
             for (int e = 0; e < all; ++e) one[w->rotated ? all - 1 - e : e][l] = g[e];
         }
+        for (int lane = 0; lane < w->stored; lane += PART) {
+            const int stored = w->stored - lane;
+            part_f turned[MOST][TAPS];
+            ALONG_AXIS
+            for (int c = 0; c < taps; ++c) {
+                part_f in[TAPS], out[MOST];
 #pragma GCC unroll 5
-        for (int c = 0; c < taps; ++c) {
-            lanes_f in[TAPS] = {0}, out[MOST] = {0};
-#pragma GCC unroll 5
-            for (int r = 0; r < taps; ++r) in[r] = lanes_load(one[taps * r + c]);
-            weights_axis(places, taps, in, out);
+                for (int r = 0; r < taps; ++r) in[r] = part_load(&one[taps * r + c][lane]);
+                weights_axis(places, taps, in, out);
 #pragma GCC unroll 8
-            for (int r = 0; r < places; ++r) turned[r][c] = out[r];
-        }
-        float *to = w->places + i * w->places_step;
+                for (int r = 0; r < places; ++r) turned[r][c] = out[r];
+            }
+            float *to = w->places + i * w->places_step + lane;
+            ALONG_AXIS
+            for (int r = 0; r < places; ++r) {
+                part_f out[MOST];
+                weights_axis(places, taps, turned[r], out);
 #pragma GCC unroll 8
-        for (int r = 0; r < places; ++r) {
-            lanes_f out[MOST] = {0};
-            weights_axis(places, taps, turned[r], out);
-#pragma GCC unroll 8
-            for (int c = 0; c < places; ++c) {
-                float *place = to + (r * places + c) * w->place_step;
-                if (w->stored == GG_LANES) lanes_store_any(place, out[c]);
-                else lanes_store_part(place, w->stored, out[c]);
+                for (int c = 0; c < places; ++c) {
+                    float *place = to + (r * places + c) * w->place_step;
+                    if (stored >= PART) part_store(place, out[c]);
+                    else part_store_first(place, stored, out[c]);
+                }
             }
         }
     }
@@ -409,27 +464,30 @@ static void winograd_weights(const gg_winograd_weights *w) {
 WINOGRAD_INLINE void to_weights(const gg_winograd_weights *w, const int places, const int taps) {
     const int all = taps * taps;
     for (int64_t i = 0; i < w->count; ++i) {
-        const float *from = w->places + i * w->places_step;
-        _Alignas(64) float one[TAPS * TAPS][GG_LANES] = {{0}};
-        lanes_f turned[TAPS][MOST] = {0};
+        _Alignas(64) float one[TAPS * TAPS][GG_LANES];
+        for (int lane = 0; lane < w->lanes; lane += PART) {
+            const int lanes = w->lanes - lane;
+            const float *from = w->places + i * w->places_step + lane;
+            part_f turned[TAPS][MOST];
+            ALONG_AXIS
+            for (int c = 0; c < places; ++c) {
+                part_f in[MOST], out[TAPS];
 #pragma GCC unroll 8
-        for (int c = 0; c < places; ++c) {
-            lanes_f in[MOST] = {0}, out[TAPS] = {0};
-#pragma GCC unroll 8
-            for (int r = 0; r < places; ++r) {
-                const float *place = from + (r * places + c) * w->place_step;
-                in[r] = w->lanes == GG_LANES ? lanes_load_any(place) : lanes_load_part(place, w->lanes);
+                for (int r = 0; r < places; ++r) {
+                    const float *place = from + (r * places + c) * w->place_step;
+                    in[r] = lanes >= PART ? part_load(place) : part_load_first(place, lanes);
+                }
+                weight_gradient_axis(places, taps, in, out);
+#pragma GCC unroll 5
+                for (int r = 0; r < taps; ++r) turned[r][c] = out[r];
             }
-            weight_gradient_axis(places, taps, in, out);
+            ALONG_AXIS
+            for (int r = 0; r < taps; ++r) {
+                part_f out[TAPS];
+                weight_gradient_axis(places, taps, turned[r], out);
 #pragma GCC unroll 5
-            for (int r = 0; r < taps; ++r) turned[r][c] = out[r];
-        }
-#pragma GCC unroll 5
-        for (int r = 0; r < taps; ++r) {
-            lanes_f out[TAPS] = {0};
-            weight_gradient_axis(places, taps, turned[r], out);
-#pragma GCC unroll 5
-            for (int c = 0; c < taps; ++c) lanes_store(one[taps * r + c], out[c]);
+                for (int c = 0; c < taps; ++c) part_store(&one[taps * r + c][lane], out[c]);
+            }
         }
         for (int l = 0; l < w->lanes; ++l) {
             float *g = w->weights + l * w->lane_step + i * w->step;

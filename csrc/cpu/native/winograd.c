@@ -114,11 +114,14 @@ static wino_tile tile_of(const winograd_op *op, const int64_t size[2], int64_t c
     return made;
 }
 
-static gg_winograd_tiles tiles_of(const winograd_op *op, const wino_tile *tile, const float *image) {
+/* next: the tile of the unit that is computed after this one; NULL: none. */
+static gg_winograd_tiles tiles_of(const winograd_op *op, const wino_tile *tile, const wino_tile *next,
+                                  const float *image) {
     return (gg_winograd_tiles){.outputs = op->outputs,
                                .taps = op->taps,
                                .count = tile->count,
                                .image = (float *)(uintptr_t)image + tile->offset,
+                               .ahead = next != NULL ? image + next->offset : NULL,
                                .plane = tile->plane,
                                .row = tile->row,
                                .pixel = tile->pixel,
@@ -145,13 +148,14 @@ static int64_t target_floats(const winograd_op *op, const wino_walk *walk, int64
     return odd_lines(panels_of(op, units) * walk->rows * op->kernels->panel);
 }
 
-static void places_of_input(const wino_job *j, int64_t unit, int64_t number, float *v, int64_t step) {
+/* next: the unit that is computed after this one. */
+static void places_of_input(const wino_job *j, int64_t unit, int64_t next, int64_t number, float *v, int64_t step) {
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
-    const int panel = op->kernels->panel, each = panel / GG_LANES;
-    const wino_tile tile =
-        tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, op->outputs + op->taps - 1, unit);
-    gg_winograd_tiles tiles = tiles_of(op, &tile, j->forward ? j->args->input[0] : j->args->grad_output);
+    const int panel = op->kernels->panel, each = panel / GG_LANES, across = op->outputs + op->taps - 1;
+    const wino_tile tile = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, across, unit);
+    const wino_tile after = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, across, next);
+    gg_winograd_tiles tiles = tiles_of(op, &tile, &after, j->forward ? j->args->input[0] : j->args->grad_output);
     tiles.place_step = step;
     if (op->channels) {
         tiles.places = v + number * walk->terms_step;
@@ -163,13 +167,15 @@ static void places_of_input(const wino_job *j, int64_t unit, int64_t number, flo
     op->kernels->input(&tiles);
 }
 
-static void image_of_output(const wino_job *j, int64_t unit, int64_t number, int64_t units, float *m, int64_t step) {
+static void image_of_output(const wino_job *j, int64_t unit, int64_t next, int64_t number, int64_t units, float *m,
+                            int64_t step) {
     static const int64_t none[2] = {0, 0};
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
     const int panel = op->kernels->panel, each = panel / GG_LANES;
     const wino_tile tile = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, unit);
-    gg_winograd_tiles tiles = tiles_of(op, &tile, j->forward ? j->args->output : j->args->grad_input[0]);
+    const wino_tile after = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, next);
+    gg_winograd_tiles tiles = tiles_of(op, &tile, &after, j->forward ? j->args->output : j->args->grad_input[0]);
     tiles.place_step = step;
     if (j->forward && op->op.desc.bias)
         tiles.bias = op->channels ? (const float *)j->args->prepared + op->bias : j->args->parameter[GG_PARAMETER_BIAS];
@@ -188,6 +194,7 @@ static void image_of_output(const wino_job *j, int64_t unit, int64_t number, int
         gg_winograd_tiles run = tiles;
         run.count = (blocks - b + each - 1) / each;
         run.image += b * tile.plane;
+        run.ahead += b * tile.plane;
         run.plane = each * tile.plane;
         run.places = m + number * panel + b * GG_LANES;
         run.step = units * panel;
@@ -197,14 +204,15 @@ static void image_of_output(const wino_job *j, int64_t unit, int64_t number, int
     }
 }
 
-static void walk_units(const wino_job *j, int64_t begin, int64_t end, float *scratch) {
+/* Units [begin, end), of those before `last` that the thread computes. */
+static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t last, float *scratch) {
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
     const int64_t units = end - begin, panel = op->kernels->panel;
     const int64_t v_step = source_floats(op, walk, units), m_step = target_floats(op, walk, units);
     const float *weights = j->args->prepared;
     float *v = scratch, *m = v + op->places * v_step;
-    for (int64_t u = 0; u < units; ++u) places_of_input(j, begin + u, u, v, v_step);
+    for (int64_t u = begin; u < end; ++u) places_of_input(j, u, at_most(u + 1, last - 1), u - begin, v, v_step);
     for (int p = 0; p < op->places; ++p) {
         gg_winograd_product product = {.terms = walk->terms, .y = m + p * m_step, .y_row = panel};
         if (op->channels) {
@@ -225,7 +233,7 @@ static void walk_units(const wino_job *j, int64_t begin, int64_t end, float *scr
         }
         op->kernels->product(&product);
     }
-    for (int64_t u = 0; u < units; ++u) image_of_output(j, begin + u, u, units, m, m_step);
+    for (int64_t u = begin; u < end; ++u) image_of_output(j, u, at_most(u + 1, last - 1), u - begin, units, m, m_step);
 }
 
 static void wino_walk_part(void *context, int thread, int threads) {
@@ -239,7 +247,7 @@ static void wino_walk_part(void *context, int thread, int threads) {
     /* Whole panels in every block but the last. */
     for (int64_t b = 0, at = 0; b < blocks; ++b) {
         const int64_t next = at_most(up_to(gg_block_begin(units, blocks, b + 1), each), units);
-        if (next > at) walk_units(j, (int64_t)begin + at, (int64_t)begin + next, scratch);
+        if (next > at) walk_units(j, (int64_t)begin + at, (int64_t)begin + next, (int64_t)end, scratch);
         at = next;
     }
 }
@@ -393,14 +401,17 @@ static void wino_gradient_places_part(void *context, int thread, int threads) {
     const wino_job *j = context;
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
+    const int across = op->outputs + op->taps - 1;
     size_t begin, end;
     gg_parallel_split((size_t)(j->end - j->begin), 1, thread, threads, &begin, &end);
     for (int64_t u = (int64_t)begin; u < (int64_t)end; ++u) {
-        const wino_tile in = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles,
-                                     op->outputs + op->taps - 1, j->begin + u);
-        const wino_tile out = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, j->begin + u);
-        gg_winograd_tiles x = tiles_of(op, &in, j->args->input[0]);
-        gg_winograd_tiles dy = tiles_of(op, &out, j->args->grad_output);
+        const int64_t unit = j->begin + u, next = at_most(unit + 1, j->begin + (int64_t)end - 1);
+        const wino_tile in = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, across, unit);
+        const wino_tile out = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, unit);
+        const wino_tile next_in = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, across, next);
+        const wino_tile next_out = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, next);
+        gg_winograd_tiles x = tiles_of(op, &in, &next_in, j->args->input[0]);
+        gg_winograd_tiles dy = tiles_of(op, &out, &next_out, j->args->grad_output);
         x.place_step = gradient_x_place(op);
         dy.place_step = gradient_dy_place(op);
         x.step = op->channels ? GG_LANES : op->x_step;
