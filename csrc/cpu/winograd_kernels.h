@@ -19,7 +19,8 @@ typedef struct gg_winograd_tiles {
     int outputs; /* of a tile along one axis: 2, 4, or 6 with 3 taps */
     int taps;    /* weights along one axis: 3 or 5 */
     int64_t count;
-    float *image; /* the tile's first element in the first plane, also where that lies in the padding */
+    int lanes;          /* of each vector that are computed: GG_LANES, or gg_winograd_kernels.least */
+    float *image;       /* the tile's first element in the first plane, also where that lies in the padding */
     const float *ahead; /* the same of another tile, whose image is prefetched; NULL: none */
     int64_t plane, row, pixel;
     int begin[2], end[2]; /* the rows and columns of the tile that lie in the image */
@@ -62,11 +63,12 @@ typedef struct gg_winograd_kernels {
     gg_isa isa;
     int panel; /* columns of a panel: a multiple of GG_LANES */
     int rows;  /* most rows of a block */
+    int least; /* lanes that transforms compute at a time, at most GG_LANES */
     /* image to places: of the input, tiles of outputs + taps - 1 rows and columns; of the output's gradient, of
      * `outputs`. */
     void (*input)(const gg_winograd_tiles *tiles);
     void (*gradient)(const gg_winograd_tiles *tiles);
-    /* places to image, with bias and ReLU. */
+    /* places to image, with bias and ReLU; zeros in the lanes that are not computed. */
     void (*output)(const gg_winograd_tiles *tiles);
     void (*weights)(const gg_winograd_weights *weights);         /* weights to places */
     void (*weight_gradient)(const gg_winograd_weights *weights); /* places to weights */

@@ -29,7 +29,7 @@
  * more: of sixteen registers each must be one. Where registers are few, what lies between both axes is in memory, and
  * the loops over it stay loops. */
 #if defined(__AVX2__) && !defined(__AVX512F__)
-#define PART 8
+#define PART (GG_LANES / 2)
 #define ALONG_AXIS _Pragma("GCC unroll 1")
 typedef __m256 part_f;
 static inline part_f part_load(const float *p) { return _mm256_loadu_ps(p); }
@@ -316,8 +316,8 @@ WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, co
                                const bool whole) {
     static const _Alignas(64) float zeros[PART];
     const int across = gradient ? outputs : places;
-    for (int64_t at = 0; at < t->count * GG_LANES; at += PART) {
-        const int64_t i = at / GG_LANES, lane = at % GG_LANES;
+    for (int64_t at = 0; at < t->count * t->lanes; at += PART) {
+        const int64_t i = at / t->lanes, lane = at % t->lanes;
         const float *image = t->image + i * t->plane + lane;
         float *to = t->places + i * t->step + lane;
         part_f turned[MOST][MOST];
@@ -374,8 +374,8 @@ static void winograd_gradient(const gg_winograd_tiles *t) {
 }
 
 WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, const int places) {
-    for (int64_t at = 0; at < t->count * GG_LANES; at += PART) {
-        const int64_t i = at / GG_LANES, lane = at % GG_LANES;
+    for (int64_t at = 0; at < t->count * t->lanes; at += PART) {
+        const int64_t i = at / t->lanes, lane = at % t->lanes;
         const float *from = t->places + i * t->step + lane;
         float *image = t->image + i * t->plane + lane;
         part_f turned[OUTPUTS][MOST], bias = part_set(0);
@@ -404,6 +404,7 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, con
                 part_f value = part_add(out[c], bias);
                 if (t->relu) value = part_relu(value);
                 part_store(image + r * t->row + c * t->pixel, value);
+                if (t->lanes < GG_LANES) part_store(image + r * t->row + c * t->pixel + PART, part_set(0));
             }
         }
     }
@@ -581,6 +582,7 @@ const gg_winograd_kernels GG_TILE_NAME(gg_winograd_kernels) = {
     .isa = GG_TILE_JOIN(GG_TILE_ISA, GG_ISA),
     .panel = PANEL,
     .rows = ROWS,
+    .least = PART,
     .input = winograd_input,
     .gradient = winograd_gradient,
     .output = winograd_output,

@@ -9,7 +9,8 @@
  * It computes where activations lie BATCH_LAST, and in CHANNELS16 if that is offered. A unit is a vector of GG_LANES in
  * each plane of an image: in BATCH_LAST the planes are channels, and the units the tiles with sixteen samples each; in
  * CHANNELS16 planes are blocks of sixteen channels, and the units the tiles of each sample. Units are computed in
- * blocks, so that their places stay in the second-level cache.
+ * blocks, so that their places stay in the second-level cache. In BATCH_LAST a batch that fills no more of a vector
+ * than kernels compute at a time has narrow units, without the lanes that are padding.
  *
  * Errors are larger than those of direct sums: tests/test_winograd.py has their bounds. */
 #include <string.h>
@@ -47,6 +48,7 @@ typedef struct winograd_op {
     int threads, outputs, taps, places; /* taps: of the window, along one axis */
     bool channels;                      /* CHANNELS16 */
     int64_t lanes, batch;               /* BATCH_LAST: padded batch */
+    int64_t width;                      /* floats of a unit in a plane: GG_LANES, or fewer */
     int64_t in, out;                    /* channels */
     wino_walk forward, data;
     size_t bias;          /* CHANNELS16: where the padded bias is prepared */
@@ -120,6 +122,7 @@ static gg_winograd_tiles tiles_of(const winograd_op *op, const wino_tile *tile, 
     return (gg_winograd_tiles){.outputs = op->outputs,
                                .taps = op->taps,
                                .count = tile->count,
+                               .lanes = (int)op->width,
                                .image = (float *)(uintptr_t)image + tile->offset,
                                .ahead = next != NULL ? image + next->offset : NULL,
                                .plane = tile->plane,
@@ -133,7 +136,7 @@ static gg_winograd_tiles tiles_of(const winograd_op *op, const wino_tile *tile, 
 
 /* BATCH_LAST: units side by side are the columns of panels, [panel][channel][column]. */
 static int64_t panels_of(const winograd_op *op, int64_t units) {
-    return gg_block_count(units * GG_LANES, op->kernels->panel);
+    return gg_block_count(units * op->width, op->kernels->panel);
 }
 
 /* Floats at one place, of so many channels of a block of units. CHANNELS16: V is [unit][channel], with step floats from
@@ -152,7 +155,8 @@ static int64_t target_floats(const winograd_op *op, const wino_walk *walk, int64
 static void places_of_input(const wino_job *j, int64_t unit, int64_t next, int64_t number, float *v, int64_t step) {
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
-    const int panel = op->kernels->panel, each = panel / GG_LANES, across = op->outputs + op->taps - 1;
+    const int64_t panel = op->kernels->panel, each = panel / op->width;
+    const int across = op->outputs + op->taps - 1;
     const wino_tile tile = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, across, unit);
     const wino_tile after = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, across, next);
     gg_winograd_tiles tiles = tiles_of(op, &tile, &after, j->forward ? j->args->input[0] : j->args->grad_output);
@@ -161,7 +165,7 @@ static void places_of_input(const wino_job *j, int64_t unit, int64_t next, int64
         tiles.places = v + number * walk->terms_step;
         tiles.step = GG_LANES;
     } else {
-        tiles.places = v + number / each * walk->terms * panel + number % each * GG_LANES;
+        tiles.places = v + number / each * walk->terms * panel + number % each * op->width;
         tiles.step = panel;
     }
     op->kernels->input(&tiles);
@@ -172,7 +176,7 @@ static void image_of_output(const wino_job *j, int64_t unit, int64_t next, int64
     static const int64_t none[2] = {0, 0};
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
-    const int panel = op->kernels->panel, each = panel / GG_LANES;
+    const int64_t panel = op->kernels->panel, each = panel / op->width;
     const wino_tile tile = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, unit);
     const wino_tile after = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, next);
     gg_winograd_tiles tiles = tiles_of(op, &tile, &after, j->forward ? j->args->output : j->args->grad_input[0]);
@@ -183,7 +187,7 @@ static void image_of_output(const wino_job *j, int64_t unit, int64_t next, int64
     tiles.bias_step = 1;
     tiles.relu = j->forward && op->op.desc.activation == GG_ACTIVATION_RELU;
     if (!op->channels) {
-        tiles.places = m + number / each * walk->rows * panel + number % each * GG_LANES;
+        tiles.places = m + number / each * walk->rows * panel + number % each * op->width;
         tiles.step = panel;
         op->kernels->output(&tiles);
         return;
@@ -239,11 +243,11 @@ static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t la
 static void wino_walk_part(void *context, int thread, int threads) {
     const wino_job *j = context;
     size_t begin, end;
-    gg_parallel_split((size_t)j->walk->units, (size_t)(j->op->kernels->panel / GG_LANES), thread, threads, &begin,
+    gg_parallel_split((size_t)j->walk->units, (size_t)(j->op->kernels->panel / j->op->width), thread, threads, &begin,
                       &end);
     const int64_t units = (int64_t)(end - begin), blocks = gg_block_count(units, j->walk->block);
     float *scratch = (float *)j->args->scratch + (size_t)thread * j->op->thread_floats;
-    const int64_t each = j->op->kernels->panel / GG_LANES;
+    const int64_t each = j->op->kernels->panel / j->op->width;
     /* Whole panels in every block but the last. */
     for (int64_t b = 0, at = 0; b < blocks; ++b) {
         const int64_t next = at_most(up_to(gg_block_begin(units, blocks, b + 1), each), units);
@@ -416,8 +420,8 @@ static void wino_gradient_places_part(void *context, int thread, int threads) {
         dy.place_step = gradient_dy_place(op);
         x.step = op->channels ? GG_LANES : op->x_step;
         dy.step = op->channels ? GG_LANES : op->dy_step;
-        x.places = gradient_x(j) + u * (op->channels ? op->x_step : GG_LANES);
-        dy.places = gradient_dy(j) + u * (op->channels ? op->dy_step : GG_LANES);
+        x.places = gradient_x(j) + u * (op->channels ? op->x_step : op->width);
+        dy.places = gradient_dy(j) + u * (op->channels ? op->dy_step : op->width);
         op->kernels->input(&x);
         op->kernels->gradient(&dy);
     }
@@ -428,9 +432,9 @@ static int64_t sum_rows(const winograd_op *op) { return op->channels ? op->in : 
 static void wino_gradient_products_part(void *context, int thread, int threads) {
     const wino_job *j = context;
     const winograd_op *op = j->op;
-    const int64_t units = j->end - j->begin, columns = units * GG_LANES;
+    const int64_t units = j->end - j->begin, columns = units * op->width;
     float *turned =
-        (float *)j->args->scratch + op->turned_at + thread * op->gradient_block * GG_LANES * op->turned_step;
+        (float *)j->args->scratch + op->turned_at + thread * op->gradient_block * op->width * op->turned_step;
     size_t begin, end;
     gg_parallel_split((size_t)op->places, 1, thread, threads, &begin, &end);
     for (int64_t p = (int64_t)begin; p < (int64_t)end; ++p) {
@@ -533,7 +537,7 @@ bool gg_native_winograd_possible(const gg_op_desc *desc) {
 /* How many units are computed together: their places fill BLOCK_BYTES, unless that would read large weights too often.
  */
 static int64_t choose_block(const winograd_op *op, const wino_walk *walk, int64_t units) {
-    const int64_t each = op->kernels->panel / GG_LANES, columns = op->channels ? 1 : GG_LANES;
+    const int64_t each = op->kernels->panel / op->width, columns = op->channels ? 1 : op->width;
     const int64_t unit = (walk->terms + walk->rows) * op->places * columns * (int64_t)sizeof(float);
     int64_t block = BLOCK_BYTES / unit;
     const int64_t least = walk->terms * walk->rows * op->places * (int64_t)sizeof(float) > LARGE_WEIGHTS
@@ -569,13 +573,13 @@ static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) 
 static void make_gradient(winograd_op *op, size_t *scratch) {
     const int64_t units =
         op->forward.tiles[0] * op->forward.tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
-    const int64_t columns = op->channels ? 1 : GG_LANES, width = op->gemm->width;
+    const int64_t columns = op->channels ? 1 : op->width, width = op->gemm->width;
     const int64_t unit = (op->in + op->out) * op->places * columns * (int64_t)sizeof(float);
     int64_t block = GRADIENT_BYTES / unit;
     if (block < LEAST_COLUMNS / columns) block = LEAST_COLUMNS / columns;
     op->gradient_block = gg_block_count(units, gg_block_count(units, block));
-    op->x_step = odd_lines(op->channels ? up_to(op->in, width) : op->gradient_block * GG_LANES);
-    op->dy_step = odd_lines(op->channels ? up_to(op->out, width) : op->gradient_block * GG_LANES);
+    op->x_step = odd_lines(op->channels ? up_to(op->in, width) : op->gradient_block * op->width);
+    op->dy_step = odd_lines(op->channels ? up_to(op->out, width) : op->gradient_block * op->width);
     op->turned_step = op->channels ? 0 : odd_lines(up_to(op->in, width));
     op->sum_step = odd_lines(op->channels ? op->out : op->in);
     size_t at = 0;
@@ -587,7 +591,7 @@ static void make_gradient(winograd_op *op, size_t *scratch) {
     op->sum_at = at;
     at += (size_t)(op->places * sum_rows(op) * op->sum_step);
     op->turned_at = at;
-    at += (size_t)(op->threads * op->gradient_block * GG_LANES * op->turned_step);
+    at += (size_t)(op->threads * op->gradient_block * op->width * op->turned_step);
     if (at > *scratch) *scratch = at;
 }
 
@@ -614,6 +618,7 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     op->channels = desc->offered[0].layout == GG_LAYOUT_CHANNELS16;
     op->batch = desc->batch;
     op->lanes = gg_lanes_padded(desc->batch);
+    op->width = !op->channels && op->batch <= kernels->least ? kernels->least : GG_LANES;
     op->in = desc->input[0].size[0];
     op->out = desc->output.size[0];
     if (op->channels) head->input[0].layout = head->output.layout = GG_LAYOUT_CHANNELS16;
