@@ -1,5 +1,6 @@
 #include "operations/operations.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -77,6 +78,22 @@ static int64_t place_of(gg_layout layout, const gg_shape *shape, int64_t batch, 
     const int64_t block = layout == GG_LAYOUT_CHANNELS16 ? 16 : 8, blocks = (channels + block - 1) / block;
     if (layout == GG_LAYOUT_NHWC) return (n * area + at) * channels + c;
     return ((n * blocks + c / block) * area + at) * block + c % block;
+}
+
+gg_status gg_test_padding_check(const gg_shape *shape, int64_t batch, gg_format format, const void *data, bool zeros,
+                                const char *what) {
+    gg_status status = GG_OK;
+    const int64_t lanes = gg_lanes_padded(batch);
+    if (format.layout != GG_LAYOUT_BATCH_LAST || format.dtype != GG_FLOAT32) return GG_OK;
+    for (int64_t i = 0; i < gg_shape_count(shape); ++i)
+        for (int64_t n = batch; n < lanes; ++n) {
+            const float value = ((const float *)data)[i * lanes + n];
+            if (zeros ? value != 0 : !isfinite(value))
+                GG_FAIL(GG_ERROR_BACKEND, "%s: padding lane %lld of value %lld is %g, not %s", what, (long long)n,
+                        (long long)i, (double)value, zeros ? "zero" : "finite");
+        }
+cleanup:
+    return status;
 }
 
 /* The same for what no table reorders: elements of four bytes. */

@@ -35,6 +35,10 @@ void gg_test_devices_close(gg_test_devices *d);
 /* GG_ERROR_UNSUPPORTED where the table lacks the operation. */
 gg_status gg_test_op_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 
+/* An error where a padding lane of activations is not finite, or one of gradients (zeros) is not zero. */
+gg_status gg_test_padding_check(const gg_shape *shape, int64_t batch, gg_format format, const void *data, bool zeros,
+                                const char *what);
+
 extern const gg_format gg_test_plain;
 /* Copies a batch from one format to another, one of them plain. */
 gg_status gg_test_convert(gg_test_devices *d, const gg_shape *shape, int64_t batch, gg_format from, gg_format to,

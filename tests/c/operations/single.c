@@ -70,6 +70,7 @@ static gg_status run_forward(gg_test_devices *d, op_run *run, gg_op *op, op_buff
     args->carried = run->carried != NULL ? b->carried.data : NULL;
     GG_TRY(gg_op_prepare(op, args, GG_PASS_FORWARD));
     GG_TRY(gg_op_forward(op, args));
+    GG_TRY(gg_test_padding_check(&desc->output, desc->batch, op->output, b->output.data, false, "output"));
     if (run->carried != NULL) memcpy(run->carried, b->carried.data, b->carried.bytes);
     args->carried = NULL;
     GG_TRY(gg_test_convert(d, &desc->output, desc->batch, op->output, gg_test_plain, b->output.data, run->output));
@@ -100,10 +101,13 @@ static gg_status run_backward(gg_test_devices *d, op_run *run, gg_op *op, op_buf
     args->grad_output = b->grad_output.data;
     args->gradient = b->gradient_at;
     GG_TRY(gg_op_backward(op, args));
-    for (int i = 0; i < desc->inputs; ++i)
-        if (run->grad_input[i] != NULL)
-            GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, op->input[i], gg_test_plain, args->grad_input[i],
-                                   run->grad_input[i]));
+    for (int i = 0; i < desc->inputs; ++i) {
+        if (run->grad_input[i] == NULL) continue;
+        GG_TRY(
+            gg_test_padding_check(&desc->input[i], desc->batch, op->input[i], args->grad_input[i], true, "grad_input"));
+        GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, op->input[i], gg_test_plain, args->grad_input[i],
+                               run->grad_input[i]));
+    }
     for (int i = 0; i < run->parameters; ++i)
         if (run->parameter_count[i] > 0) memcpy(run->gradient[i], b->gradient[i].data, b->gradient[i].bytes);
 cleanup:
