@@ -167,7 +167,7 @@ typedef struct gg_op_args {
                                         begins at zero, nothing is left. Backward does not see it: what it needs of the
                                         beginning is saved, and no gradient flows into it */
     uint32_t rank;                   /* DROPOUT */
-    uint64_t step;                   /* DROPOUT */
+    const uint64_t *step;            /* DROPOUT: where the training step's number lies, in memory of the device */
     bool evaluate; /* forward of an operation that was created for training: compute as in evaluation; no backward run
                       follows */
 } gg_op_args;

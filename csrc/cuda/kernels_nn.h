@@ -56,7 +56,8 @@ void gg_cuda_add_backward(gg_cuda_stream stream, const gg_cuda_add_args *args);
 
 /* Which words a dropout draws (base/random.h): the layer's seed, mixed; the rank; the training step. */
 typedef struct gg_cuda_draw {
-    uint64_t seed, step;
+    uint64_t seed;
+    const uint64_t *step; /* read by the kernel; not at all where the probability is 0 */
     uint32_t rank;
     float probability; /* 0..1 */
 } gg_cuda_draw;

@@ -114,7 +114,7 @@ typedef struct gg_plan_stage {
     char *device; /* of the first `copied` bytes, what is copied from the host and class weights */
     size_t copied, bytes;
     size_t target[GG_MAX_FIELDS], class_weights[GG_MAX_FIELDS]; /* of heads */
-    size_t sample_weights, results;
+    size_t sample_weights, step, results;
     size_t input[GG_MAX_FIELDS];
     gg_mark read; /* the device has read what lies here */
 } gg_plan_stage;
@@ -153,6 +153,7 @@ struct gg_plan {
     float *plain_at;
     gg_plan_stage stage;
     gg_device *loss_device, *sum_device, *transpose_device;
+    uint64_t step_number;      /* of the current run, where the device's memory is the host's */
     uint64_t prepared_version; /* of the weights that lie prepared, as in gg_plan_evaluate; 0: none do */
     bool timing;
     double loss_seconds; /* while it is timed */
@@ -183,6 +184,8 @@ gg_status gg_plan_layout(gg_plan *plan);
 /* After the layout: the host memory of a device with memory of its own. */
 gg_status gg_plan_stage_create(gg_plan *plan);
 void gg_plan_stage_destroy(gg_plan *plan);
+/* Where operations find the number of the training step from here on: in memory of the device. */
+const uint64_t *gg_plan_stage_step(gg_plan *plan, uint64_t step);
 /* Gives the device the inputs that the host has written; and a batch's targets and weights, and where they are then. */
 void gg_plan_stage_inputs(gg_plan *plan);
 gg_plan_targets gg_plan_stage_targets(gg_plan *plan, const gg_plan_batch *batch);

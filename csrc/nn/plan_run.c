@@ -226,8 +226,8 @@ static void timing_ends(const gg_plan *plan, double begin, double *seconds) {
 }
 
 /* fresh: the weights are not those that lie prepared. */
-static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, uint64_t step_number, bool training,
-                              bool fresh, const gg_plan_batch *batch) {
+static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, const uint64_t *step_number,
+                              bool training, bool fresh, const gg_plan_batch *batch) {
     gg_status status = GG_OK;
     gg_op_args *args = &step->forward_args;
     for (int i = 0; i < step->parameters; i++)
@@ -242,8 +242,8 @@ cleanup:
 }
 
 /* version: as in gg_plan_evaluate. batch: whose carried state is used; NULL: none. */
-static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t version, uint64_t step_number, bool training,
-                             const gg_plan_batch *batch, const gg_plan_hooks *hooks) {
+static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t version, const uint64_t *step_number,
+                             bool training, const gg_plan_batch *batch, const gg_plan_hooks *hooks) {
     gg_status status = GG_OK;
     const bool fresh = version == 0 || version != plan->prepared_version;
     plan->prepared_version = 0;
@@ -301,7 +301,8 @@ static void add_gradients(const gg_plan *plan, int first, int count) {
     }
 }
 
-static gg_status run_backward(gg_plan *plan, float *gradients, uint64_t step_number, const gg_plan_hooks *hooks) {
+static gg_status run_backward(gg_plan *plan, float *gradients, const uint64_t *step_number,
+                              const gg_plan_hooks *hooks) {
     gg_status status = GG_OK;
     for (int s = plan->steps - 1; s >= 0; s--) {
         gg_step *step = &plan->step[s];
@@ -395,10 +396,11 @@ gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, c
     GG_TRY(check_batch(plan, batch));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(check_arena(plan, gradients, "gradients"));
+    const uint64_t *step_at = gg_plan_stage_step(plan, step);
     gg_plan_stage_inputs(plan);
-    GG_TRY(run_forward(plan, weights, 0, step, true, batch, hooks));
+    GG_TRY(run_forward(plan, weights, 0, step_at, true, batch, hooks));
     const gg_mark losses = run_losses(plan, batch, true, sums);
-    GG_TRY(run_backward(plan, gradients, step, hooks));
+    GG_TRY(run_backward(plan, gradients, step_at, hooks));
     GG_TRY(gg_plan_stage_finish(plan, losses, sums));
 cleanup:
     return status;
@@ -411,7 +413,7 @@ gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, uint64_t version
     GG_TRY(gg_plan_check_losses(plan));
     GG_TRY(check_arena(plan, weights, "weights"));
     gg_plan_stage_inputs(plan);
-    GG_TRY(run_forward(plan, weights, version, 0, false, batch, NULL));
+    GG_TRY(run_forward(plan, weights, version, NULL, false, batch, NULL));
     const gg_mark losses = run_losses(plan, batch, false, sums);
     GG_TRY(gg_plan_stage_finish(plan, losses, sums));
 cleanup:
@@ -436,7 +438,7 @@ gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version,
                 (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
     gg_plan_stage_inputs(plan);
-    GG_TRY(run_forward(plan, weights, version, 0, false, NULL, NULL));
+    GG_TRY(run_forward(plan, weights, version, NULL, false, NULL, NULL));
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (plan->head[i].used && output[i] != NULL) GG_TRY(predict_head(plan, &plan->head[i], n, output[i]));
     }

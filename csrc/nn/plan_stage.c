@@ -42,6 +42,7 @@ static void place_stage(gg_plan *plan) {
         stage->class_weights[i] = take_bytes(&stage->copied, class_weight_bytes(plan, i));
     }
     stage->sample_weights = take_bytes(&stage->copied, (size_t)plan->options.batch * sizeof(float));
+    stage->step = take_bytes(&stage->copied, sizeof(uint64_t));
     stage->bytes = stage->copied;
     stage->results = take_bytes(&stage->bytes, GG_MAX_FIELDS * sizeof(gg_loss_result));
     for (int i = 0; i < gg_graph_inputs(plan->graph); i++) {
@@ -78,6 +79,22 @@ void *gg_plan_input(gg_plan *plan, int i) {
     return stage->host + stage->input[i];
 }
 
+static const void *stage_copy(gg_plan *plan, size_t at, const void *from, size_t bytes) {
+    gg_plan_stage *stage = &plan->stage;
+    if (from == NULL) return NULL;
+    memcpy(stage->host + at, from, bytes);
+    gg_device_copy(plan->options.device, GG_QUEUE_COMPUTE, stage->device + at, stage->host + at, bytes);
+    return stage->device + at;
+}
+
+const uint64_t *gg_plan_stage_step(gg_plan *plan, uint64_t step) {
+    gg_plan_stage *stage = &plan->stage;
+    plan->step_number = step;
+    if (stage->host == NULL) return &plan->step_number;
+    gg_device_wait(plan->options.device, stage->read);
+    return stage_copy(plan, stage->step, &step, sizeof step);
+}
+
 void gg_plan_stage_inputs(gg_plan *plan) {
     gg_plan_stage *stage = &plan->stage;
     gg_device *device = plan->options.device;
@@ -88,14 +105,6 @@ void gg_plan_stage_inputs(gg_plan *plan) {
         gg_device_copy(device, GG_QUEUE_COMPUTE, plan->input_at[i], stage->host + stage->input[i], input->bytes);
     }
     stage->read = gg_device_mark(device, GG_QUEUE_COMPUTE);
-}
-
-static const void *stage_copy(gg_plan *plan, size_t at, const void *from, size_t bytes) {
-    gg_plan_stage *stage = &plan->stage;
-    if (from == NULL) return NULL;
-    memcpy(stage->host + at, from, bytes);
-    gg_device_copy(plan->options.device, GG_QUEUE_COMPUTE, stage->device + at, stage->host + at, bytes);
-    return stage->device + at;
 }
 
 gg_plan_targets gg_plan_stage_targets(gg_plan *plan, const gg_plan_batch *batch) {

@@ -300,7 +300,7 @@ static gg_status fake_forward(gg_op *op, const gg_op_args *args) {
         fake_forward_sample(desc, &((fake_op *)op)->taps, sample, weight, bias, out + n * count);
     }
     for (int64_t i = 0; desc->kind == GG_OP_DROPOUT && i < desc->batch * count; i++) {
-        float keep = desc->training && !args->evaluate ? fake_keep(desc, args->rank, args->step, i) : 1;
+        float keep = desc->training && !args->evaluate ? fake_keep(desc, args->rank, *args->step, i) : 1;
         ((float *)args->saved)[i] = keep;
         out[i] *= (double)keep;
     }

@@ -159,12 +159,13 @@ static void test_dropout(void) {
             if (op == NULL) return;
             float *x = uniform(n, 1, 2), *dy = uniform(n, 1, 2), *y = floats(n), *dx = floats(n);
             clear_padding(layouts[l], batch, values, dy);
+            const uint64_t step = UINT64_C(1) << 40;
             gg_op_args args = {
-                .input = {x}, .output = y, .grad_output = dy, .grad_input = {dx}, .rank = 3, .step = UINT64_C(1) << 40};
+                .input = {x}, .output = y, .grad_output = dy, .grad_input = {dx}, .rank = 3, .step = &step};
             args.saved = guarded(op->saved_bytes);
             CHECK_OK(gg_op_forward(op, &args));
             CHECK_OK(gg_op_backward(op, &args));
-            const gg_random_key key = {desc.seed, GG_RANDOM_DROPOUT, args.rank, args.step};
+            const gg_random_key key = {desc.seed, GG_RANDOM_DROPOUT, args.rank, step};
             const double scale = 1 / (1 - (double)desc.probability);
             bool good = true;
             int64_t dropped = 0;

@@ -161,7 +161,7 @@ inline void run_on_cpu(const gg_op_desc &given, cpu_run *run) {
     args.scratch = array(floats(op->scratch_bytes / sizeof(float) + 1));
     args.prepared = array(floats(op->prepared_bytes / sizeof(float) + 1));
     args.rank = run->rank;
-    args.step = run->step;
+    args.step = &run->step;
     args.evaluate = run->evaluate;
     if (op->type->prepare != nullptr) CHECK_OK(gg_op_prepare(op, &args, GG_PASS_FORWARD));
     CHECK_OK(gg_op_forward(op, &args));

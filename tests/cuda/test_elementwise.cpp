@@ -168,7 +168,8 @@ void test_dropout(int64_t batch, const gg_shape &s, gg_layout layout, float prob
     args.batch = batch;
     args.features = gg_shape_count(&s);
     args.channels = s.size[0];
-    args.draw = {desc.seed, cpu.step, cpu.rank, probability};
+    buffer<uint64_t> step(std::vector<uint64_t>{cpu.step}, "step");
+    args.draw = {desc.seed, step, cpu.rank, probability};
     args.in = x;
     args.out = y;
     gg_cuda_dropout(nullptr, &args);
@@ -201,7 +202,8 @@ void test_dropout_rows(int64_t rows, int64_t length, int64_t first_row) {
     args.rows = rows;
     args.length = length;
     args.first_row = first_row;
-    args.draw = {11, 9, 2, 0.25f};
+    buffer<uint64_t> step(std::vector<uint64_t>{9}, "step");
+    args.draw = {11, step, 2, 0.25f};
     args.in = x;
     args.out = y;
     gg_cuda_dropout_rows(nullptr, &args);

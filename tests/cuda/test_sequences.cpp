@@ -61,7 +61,8 @@ void test_attention(const attention_case &c) {
     a.causal = c.causal;
     a.scale = 1.0f / sqrtf((float)c.size);
     a.lengths = c.lengths.empty() ? nullptr : lengths.p;
-    a.draw = {desc.seed, cpu.step, cpu.rank, c.probability};
+    buffer<uint64_t> step(std::vector<uint64_t>{cpu.step}, "step");
+    a.draw = {desc.seed, step, cpu.rank, c.probability};
     a.saved = saved;
     a.bad = bad;
     doubles out(n), grad(3 * n);
@@ -156,7 +157,8 @@ void test_long_rows(int64_t positions, int64_t keys, float probability) {
     a.queries = queries;
     a.scale = 0.5f;
     a.lengths = lengths;
-    a.draw = {key.seed, key.step, key.rank, probability};
+    buffer<uint64_t> step(std::vector<uint64_t>{key.step}, "step");
+    a.draw = {key.seed, step, key.rank, probability};
     a.scores = s;
     a.error = d;
     a.saved = saved;

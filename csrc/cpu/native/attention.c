@@ -102,7 +102,7 @@ static void score(const attention_part *p, int64_t begin, int64_t end, int64_t k
 static void drop_row(const attention_part *p, int64_t query, int64_t n, const float *row, float *out) {
     const attention_op *op = p->op;
     const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
-    const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, p->args->rank, p->args->step};
+    const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, p->args->rank, *p->args->step};
     uint8_t *const rows[4] = {p->mask, p->mask + 1, p->mask + 2, p->mask + 3};
     const int64_t first = (p->first_row + query) * op->mask_blocks;
     kernels->dropout_mask(&key, (uint32_t)first, 1, (size_t)(n + 3) / 4, op->threshold, rows, 4);

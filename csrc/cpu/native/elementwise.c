@@ -361,7 +361,7 @@ static void dropout_part(void *context, int thread, int threads) {
     const element_op *op = job->op;
     const gg_op_args *args = job->args;
     const bool plain = op->head.output.layout == GG_LAYOUT_PLAIN;
-    const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, args->rank, args->step};
+    const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, args->rank, *args->step};
     const void *in = job->draw ? args->input[0] : args->grad_output;
     void *out = job->draw ? args->output : args->grad_input[0];
     uint8_t *mask = args->saved;

@@ -162,7 +162,7 @@ static const float *cell_before(const lstm_layer *l, int64_t n, int64_t t) {
 static void drop_states(const lstm_layer *l, int64_t n, int64_t t) {
     const lstm_op *op = l->op;
     const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
-    const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, l->args->rank, l->args->step};
+    const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, l->args->rank, *l->args->step};
     const int64_t row = n * op->positions + t, blocks = op->mask_row / 4;
     uint8_t *mask = l->mask + row * op->mask_row;
     uint8_t *const rows[4] = {mask, mask + 1, mask + 2, mask + 3};

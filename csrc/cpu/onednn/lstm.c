@@ -218,7 +218,7 @@ static void lstm_begin_part(void *context, int thread, int threads) {
 static void drop_row(const lstm_layer *l, int64_t n, int64_t t) {
     const narrow_lstm *op = l->op;
     const gg_cpu_kernels *kernels = gg_cpu_device_kernels(op->device);
-    const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, l->args->rank, l->args->step};
+    const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, l->args->rank, *l->args->step};
     const int64_t row = t * op->batch + n, blocks = op->mask_row / 4;
     uint8_t *mask = l->mask + row * op->mask_row;
     uint8_t *const rows[4] = {mask, mask + 1, mask + 2, mask + 3};

@@ -86,6 +86,7 @@ static gg_status give_op(gg_op *head, const gg_op_args *args, gg_pass pass, bool
     call->args.saved = gg_strict_out(device, args->saved);
     call->args.scratch = gg_strict_out(device, args->scratch);
     call->args.carried = gg_strict_out(device, args->carried);
+    call->args.step = gg_strict_in(device, args->step);
     for (int i = 0; i < parameters_of(&head->desc); ++i) {
         if (args->parameter != NULL) call->parameter[i] = gg_strict_in(device, args->parameter[i]);
         if (backward && args->gradient != NULL) call->gradient[i] = gg_strict_out(device, args->gradient[i]);

@@ -197,7 +197,8 @@ static void sum_channels(gg_cuda_stream stream, const Term &term, int64_t outer,
 
 /* A stream of base/random.h with the purpose of dropout, and what is done with its words. */
 struct gg_drawing {
-    uint64_t seed, step;
+    uint64_t seed;
+    const uint64_t *step;
     uint32_t rank, threshold;
     float scale;
     int none; /* all are zeroed */
@@ -221,8 +222,9 @@ struct gg_words {
 
 /* Block `index` of the stream: Philox4x32-10, gg_random_block. */
 static __device__ inline gg_words random_block(const gg_drawing &d, uint32_t index) {
-    uint32_t c0 = index, c1 = (uint32_t)d.step,
-             c2 = ((uint32_t)(d.step >> 32) & 0xFFFFFFu) | (uint32_t)GG_RANDOM_DROPOUT << 24, c3 = d.rank;
+    const uint64_t step = *d.step;
+    uint32_t c0 = index, c1 = (uint32_t)step,
+             c2 = ((uint32_t)(step >> 32) & 0xFFFFFFu) | (uint32_t)GG_RANDOM_DROPOUT << 24, c3 = d.rank;
     uint32_t k0 = (uint32_t)d.seed, k1 = (uint32_t)(d.seed >> 32);
     for (int round = 0; round < 10; ++round) {
         const uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;

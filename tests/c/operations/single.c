@@ -151,7 +151,7 @@ static gg_status run_guarded(gg_test_devices *d, op_run *run) {
     gg_status status = GG_OK;
     gg_op *op = NULL;
     op_buffers buffers = {.output = {0}};
-    gg_op_args args = {.rank = run->rank, .step = run->step};
+    gg_op_args args = {.rank = run->rank, .step = &run->step};
     GG_TRY(gg_test_op_create(d->wanted, &run->desc, &op));
     GG_TRY(run_forward(d, run, op, &buffers, &args));
     if (run->grad_output != NULL) GG_TRY(run_backward(d, run, op, &buffers, &args));
