@@ -99,9 +99,9 @@ def library(objects: Path) -> Path:
     return _build(objects, "gossipgrad_cuda_standin.so", sources, link, [])
 
 
-def device_program(objects: Path, folder: Path) -> Path:
-    """The tests of the device's memory and queues, which load the library."""
-    return cbuild.build(objects, FOLDER / "test_device.c", folder)
+def device_program(objects: Path, name: str, folder: Path) -> Path:
+    """Tests that load the library: of the device's memory and queues, of operations."""
+    return cbuild.build(objects, FOLDER / f"{name}.c", folder)
 
 
 class Standin:

@@ -103,6 +103,7 @@ static gg_status load_dnn(gg_cuda_api *api) {
     note_path(function, dnn_path);
 #define FIND(result, name, arguments) GG_TRY(find_symbol(handle, #name, &library, &api->name));
     GG_CUDNN_FUNCTIONS(FIND)
+    GG_CUDNN_RNN_FUNCTIONS(FIND)
     const size_t version = api->cudnnGetVersion();
     if (version < 90000 || version >= 100000)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "cuDNN (%s) says that its version is %zu; 9.x is needed: pip install -U %s",

@@ -25,6 +25,9 @@ typedef struct cudnnContext *gg_cudnn_handle;
 typedef struct cudnnTensorStruct *gg_cudnn_tensor;
 typedef struct cudnnFilterStruct *gg_cudnn_filter;
 typedef struct cudnnConvolutionStruct *gg_cudnn_convolution;
+typedef struct cudnnDropoutStruct *gg_cudnn_dropout;
+typedef struct cudnnRNNStruct *gg_cudnn_rnn;
+typedef struct cudnnRNNDataStruct *gg_cudnn_rnn_data;
 typedef struct cublasLtContext *gg_cublas_handle;
 typedef struct gg_cublas_opaque_desc *gg_cublas_desc;
 typedef struct gg_cublas_opaque_layout *gg_cublas_layout;
@@ -62,6 +65,20 @@ enum {
     GG_CUDNN_FMA_MATH = 3,
     GG_CUDNN_CROSS_CORRELATION = 1,
     GG_CUDNN_DETERMINISTIC = 1,
+
+    GG_CUDNN_LEAST_REFUSAL = 3000, /* CUDNN_STATUS_NOT_SUPPORTED, and its kinds below: */
+    GG_CUDNN_MOST_REFUSAL = 3999,
+    GG_CUDNN_RNN_STANDARD = 0,
+    GG_CUDNN_RNN_LSTM = 2,
+    GG_CUDNN_RNN_NO_BIAS = 0,
+    GG_CUDNN_RNN_INPUT_BIAS = 1,
+    GG_CUDNN_RNN_ONE_WAY = 0,
+    GG_CUDNN_RNN_LINEAR_INPUT = 0,
+    GG_CUDNN_RNN_BATCH_MAJOR = 2, /* samples lie one behind the other */
+    GG_CUDNN_RNN_PADDED = 1,      /* what layouts but the packed one need */
+    GG_CUDNN_RNN_INFERENCE = 0,
+    GG_CUDNN_RNN_TRAINING = 1,
+    GG_CUDNN_RNN_ADD = 0, /* gradients are added to what is there */
 
     GG_CUBLAS_SUCCESS = 0,
     GG_CUBLAS_R_32F = 0,
@@ -190,6 +207,49 @@ typedef struct gg_cublas_choice {
        const void *dy, gg_cudnn_convolution convolution, int algorithm, void *workspace, size_t bytes,                 \
        const void *beta, gg_cudnn_filter dw_desc, void *dw))
 
+/* devSeqLengths is NULL for cuDNN 9: the lengths are those of the descriptors. */
+#define GG_CUDNN_RNN_FUNCTIONS(F)                                                                                      \
+    F(int, cudnnSetTensorNdDescriptor,                                                                                 \
+      (gg_cudnn_tensor tensor, int type, int dims, const int *size, const int *stride))                                \
+    F(int, cudnnGetTensorNdDescriptor,                                                                                 \
+      (gg_cudnn_tensor tensor, int asked, int *type, int *dims, int *size, int *stride))                               \
+    F(int, cudnnCreateDropoutDescriptor, (gg_cudnn_dropout * dropout))                                                 \
+    F(int, cudnnDestroyDropoutDescriptor, (gg_cudnn_dropout dropout))                                                  \
+    F(int, cudnnSetDropoutDescriptor,                                                                                  \
+      (gg_cudnn_dropout dropout, gg_cudnn_handle handle, float probability, void *states, size_t bytes,                \
+       unsigned long long seed))                                                                                       \
+    F(int, cudnnCreateRNNDescriptor, (gg_cudnn_rnn * rnn))                                                             \
+    F(int, cudnnDestroyRNNDescriptor, (gg_cudnn_rnn rnn))                                                              \
+    F(int, cudnnSetRNNDescriptor_v8,                                                                                   \
+      (gg_cudnn_rnn rnn, int algorithm, int cell, int bias, int direction, int input, int type, int precision,         \
+       int math, int32_t inputs, int32_t hidden, int32_t projected, int32_t layers, gg_cudnn_dropout dropout,          \
+       uint32_t flags))                                                                                                \
+    F(int, cudnnCreateRNNDataDescriptor, (gg_cudnn_rnn_data * data))                                                   \
+    F(int, cudnnDestroyRNNDataDescriptor, (gg_cudnn_rnn_data data))                                                    \
+    F(int, cudnnSetRNNDataDescriptor,                                                                                  \
+      (gg_cudnn_rnn_data data, int type, int layout, int positions, int batch, int values, const int *lengths,         \
+       void *padding))                                                                                                 \
+    F(int, cudnnGetRNNWeightSpaceSize, (gg_cudnn_handle handle, gg_cudnn_rnn rnn, size_t * bytes))                     \
+    F(int, cudnnGetRNNTempSpaceSizes,                                                                                  \
+      (gg_cudnn_handle handle, gg_cudnn_rnn rnn, int mode, gg_cudnn_rnn_data x, size_t *workspace, size_t *reserve))   \
+    F(int, cudnnGetRNNWeightParams,                                                                                    \
+      (gg_cudnn_handle handle, gg_cudnn_rnn rnn, int32_t layer, size_t bytes, const void *weights, int32_t number,     \
+       gg_cudnn_tensor matrix_desc, void **matrix, gg_cudnn_tensor bias_desc, void **bias))                            \
+    F(int, cudnnRNNForward,                                                                                            \
+      (gg_cudnn_handle handle, gg_cudnn_rnn rnn, int mode, const int32_t *lengths, gg_cudnn_rnn_data x_desc,           \
+       const void *x, gg_cudnn_rnn_data y_desc, void *y, gg_cudnn_tensor h_desc, const void *hx, void *hy,             \
+       gg_cudnn_tensor c_desc, const void *cx, void *cy, size_t weight_bytes, const void *weights, size_t work_bytes,  \
+       void *workspace, size_t reserve_bytes, void *reserve))                                                          \
+    F(int, cudnnRNNBackwardData_v8,                                                                                    \
+      (gg_cudnn_handle handle, gg_cudnn_rnn rnn, const int32_t *lengths, gg_cudnn_rnn_data y_desc, const void *y,      \
+       const void *dy, gg_cudnn_rnn_data x_desc, void *dx, gg_cudnn_tensor h_desc, const void *hx, const void *dhy,    \
+       void *dhx, gg_cudnn_tensor c_desc, const void *cx, const void *dcy, void *dcx, size_t weight_bytes,             \
+       const void *weights, size_t work_bytes, void *workspace, size_t reserve_bytes, void *reserve))                  \
+    F(int, cudnnRNNBackwardWeights_v8,                                                                                 \
+      (gg_cudnn_handle handle, gg_cudnn_rnn rnn, int add, const int32_t *lengths, gg_cudnn_rnn_data x_desc,            \
+       const void *x, gg_cudnn_tensor h_desc, const void *hx, gg_cudnn_rnn_data y_desc, const void *y,                 \
+       size_t weight_bytes, void *weights, size_t work_bytes, void *workspace, size_t reserve_bytes, void *reserve))
+
 #define GG_CUBLAS_FUNCTIONS(F)                                                                                         \
     F(size_t, cublasLtGetVersion, (void))                                                                              \
     F(const char *, cublasLtGetStatusString, (int status))                                                             \
@@ -220,6 +280,7 @@ typedef struct gg_cublas_choice {
 typedef struct gg_cuda_api {
     GG_CUDA_FUNCTIONS(GG_CUDA_MEMBER)
     GG_CUDNN_FUNCTIONS(GG_CUDA_MEMBER)
+    GG_CUDNN_RNN_FUNCTIONS(GG_CUDA_MEMBER)
     GG_CUBLAS_FUNCTIONS(GG_CUDA_MEMBER)
     /* Not a function of the runtime: name (NUL-terminated) and memory of a device, from cudaGetDeviceProperties. */
     int (*device_facts)(int device, char *name, size_t room, size_t *bytes);

@@ -240,6 +240,37 @@ typedef struct gg_cuda_lstm_args {
 void gg_cuda_lstm(gg_cuda_stream stream, const gg_cuda_lstm_args *args);
 void gg_cuda_lstm_backward(gg_cuda_stream stream, const gg_cuda_lstm_args *args);
 
+/* Parameters of an LSTM and a weight space of cuDNN, which has them elsewhere and of another type; bfloat16 rounds to
+ * nearest even. A piece lies at space + at, in elements; `plain` are one or two arrays of float32, the second one NULL
+ * where there is one.
+ * pack: space = plain[0] + plain[1].
+ * unpack: both plain ones = space. */
+#define GG_CUDA_LSTM_PIECES 24
+typedef struct gg_cuda_lstm_piece {
+    const float *from[2]; /* pack */
+    float *to[2];         /* unpack */
+    int64_t at, count;
+} gg_cuda_lstm_piece;
+typedef struct gg_cuda_lstm_pieces {
+    gg_dtype dtype; /* of the space */
+    void *space;
+    int pieces;
+    gg_cuda_lstm_piece piece[GG_CUDA_LSTM_PIECES];
+} gg_cuda_lstm_pieces;
+void gg_cuda_lstm_pack(gg_cuda_stream stream, const gg_cuda_lstm_pieces *args);
+void gg_cuda_lstm_unpack(gg_cuda_stream stream, const gg_cuda_lstm_pieces *args);
+
+/* The state that is carried from batch to batch, (batch, layers, 2, hidden) float32, first states, then cells; and
+ * cuDNN's arrays (layers, batch, hidden) of each, whose layers begin `step` elements from each other. */
+typedef struct gg_cuda_lstm_state_args {
+    int64_t layers, batch, hidden, step;
+    gg_dtype dtype; /* of `states` and `cells` */
+    float *carried;
+    void *states, *cells;
+} gg_cuda_lstm_state_args;
+void gg_cuda_lstm_begin(gg_cuda_stream stream, const gg_cuda_lstm_state_args *args); /* from carried */
+void gg_cuda_lstm_end(gg_cuda_stream stream, const gg_cuda_lstm_state_args *args);   /* to carried */
+
 /* ------------------------------------------------------------------------------------------ tables of rows */
 
 /* EMBEDDING. Tokens outside of 0..numbers-1 give rows of zeros and no gradient, and the first of them is reported in

@@ -1,165 +1,189 @@
-/* LSTM over the positions of a sample: (T, I) gives (T, H), one or more layers, with PyTorch's gates i, f, g, o.
+/* LSTM by cuDNN: (T, I) gives (T, H), one or more layers, with PyTorch's gates i, f, g, o, which are cuDNN's.
  *
- * A layer's gates begin as one product of all samples and positions with the input's weights; then the positions follow
- * each other, each a product with the recurrent weights and the cells' update. The backward pass does the same from the
- * last position, and ends with one product for each gradient.
+ * All layers are one run of cuDNN; with dropout between layers each layer is a run of its own, because dropout draws
+ * the CPU's numbers. `prepare` packs the parameters into cuDNN's weight space, both biases as one, and the gradients
+ * come back from such a space. Samples begin with the state that they carry, or with zeros.
  *
- * For each layer there are, over all samples and positions: the gates, which become their errors; the cells; the hidden
- * states, of the last layer in the output; and what the next layer reads where dropout is between. In training they are
- * saved, else all layers use the same memory. */
+ * In memory that is saved (without training in scratch): the states and cells that all layers begin with, if any are
+ * carried; of each run but the last its states, and what the next one reads; cuDNN's reserve of each run. */
+#include <limits.h>
+
+#include "base/memory.h"
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
-#include "cuda/product.h"
 
-enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH };
+enum { INPUT_GATES = 0, STATE_GATES = 4, GATES = 4 };                /* cuDNN's numbers of the matrices of a layer */
+enum { STATE_ALIGNMENT = 32 };                                       /* elements: 64 bytes at least */
+enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH, MOST_KINDS = 4 }; /* parameters of a layer */
 
-/* Of the first layer, and of all others, whose inputs are states. */
-enum { FIRST = 0, OTHERS, LAYER_KINDS };
+/* Of what is copied between parameters and weight spaces: values [begin, begin + count) of a parameter, and of a
+ * second one where two biases become one. */
+typedef struct lstm_part {
+    int parameter, second; /* second: -1: none */
+    int64_t begin, at, count;
+} lstm_part;
+
+typedef struct lstm_run {
+    int64_t first, layers, inputs;
+    gg_cudnn_rnn rnn;
+    gg_cudnn_rnn_data x, y;
+    gg_cudnn_tensor state; /* (layers, N, H) */
+    size_t weight_bytes, work_bytes, reserve_bytes;
+    size_t weights_at;                        /* in weight spaces */
+    size_t states_at, dropped_at, reserve_at; /* in what is saved; states and dropped of all runs but the last */
+} lstm_run;
 
 typedef struct lstm_op {
     gg_op head;
     gg_cuda_device *device;
+    gg_dtype dtype;
     int64_t batch, positions, inputs, hidden, layers;
-    bool drops; /* in training, between layers */
-    gg_cuda_product of_input[LAYER_KINDS], of_input_weights[LAYER_KINDS], of_input_data[LAYER_KINDS];
-    gg_cuda_product of_first, of_states, of_later, of_state_weights;
-    /* Floats, and where they begin. */
-    size_t layer_floats, gates_at, cells_at, states_at, first_at, dropped_at;
-    size_t bias_at, later_at, cell_error_at, before_at, error_at, work_at; /* in scratch */
+    gg_cudnn_dropout no_dropout;
+    gg_cudnn_tensor matrix, bias; /* what cuDNN says of parameters */
+    int runs, parts;
+    lstm_run *run;
+    lstm_part *part;
+    size_t weights_bytes;                                                 /* of all runs */
+    size_t begin_at[2];                                                   /* states and cells, in what is saved */
+    size_t end_at[2], error_at[2], input_error_at, gradients_at, work_at; /* in scratch */
+    bool refused; /* while it is created: cuDNN does not offer it */
 } lstm_op;
 
-/* One layer of one run. */
-typedef struct lstm_layer {
-    lstm_op *op;
-    const gg_op_args *args;
-    int64_t number;
-    const float *in; /* (N, T, inputs) */
-    float *gates;    /* (N, T, 4H) */
-    float *cells;    /* (N, T, H) */
-    float *states;   /* (N, T, H) */
-    float *first;    /* (N, 2, H): the states and the cells that it begins with */
-    float *dropped;  /* (N, T, H): what the next layer reads; `states` without dropout */
-    void *work;      /* scratch of products and sums */
-    bool drops;
-} lstm_layer;
+static size_t bytes_of(const lstm_op *op, int64_t values) { return (size_t)values * gg_dtype_size(op->dtype); }
 
-static const float *parameter_of(const lstm_layer *l, int which) {
-    return l->args->parameter[l->number * (l->op->head.desc.bias ? 4 : 2) + which];
+/* States of one layer, and of `layers`: where each is a run of its own, each begins aligned. */
+static int64_t state_step(const lstm_op *op) {
+    const int64_t values = op->batch * op->hidden;
+    return op->runs > 1 ? (values + STATE_ALIGNMENT - 1) / STATE_ALIGNMENT * STATE_ALIGNMENT : values;
+}
+static int64_t state_values(const lstm_op *op, int64_t layers) { return layers * state_step(op); }
+
+/* Memory that is saved for the backward pass. */
+static char *base_of(const lstm_op *op, const gg_op_args *args) {
+    return op->head.desc.training ? args->saved : args->scratch;
 }
 
-static float *gradient_of(const lstm_layer *l, int which) {
-    return l->args->gradient[l->number * (l->op->head.desc.bias ? 4 : 2) + which];
+static bool is_last(const lstm_op *op, const lstm_run *run) { return run == &op->run[op->runs - 1]; }
+
+static void *weights_of(const gg_op_args *args, const lstm_run *run) {
+    return (char *)gg_cuda_workspace(args->prepared) + run->weights_at;
 }
 
-static int kind_of(const lstm_layer *l) { return l->number == 0 ? FIRST : OTHERS; }
-
-/* Without training the states of the layer before are still read, so layers alternate. */
-static float *states_of(const lstm_op *op, const gg_op_args *args, float *own, int64_t number) {
-    if (number == op->layers - 1) return args->output;
-    return own + (op->head.desc.training || number % 2 == 0 ? op->states_at : op->dropped_at);
+static void *work_of(const lstm_op *op, const gg_op_args *args, const lstm_run *run) {
+    return run->work_bytes > 0 ? gg_cuda_workspace((char *)args->scratch + op->work_at) : NULL;
 }
 
-static float *own_of(const lstm_op *op, const gg_op_args *args, int64_t number) {
-    float *base = op->head.desc.training ? args->saved : args->scratch;
-    return base + (size_t)(op->head.desc.training ? number : 0) * op->layer_floats;
+static void *reserve_of(const lstm_op *op, const gg_op_args *args, const lstm_run *run) {
+    return run->reserve_bytes > 0 ? gg_cuda_workspace(base_of(op, args) + run->reserve_at) : NULL;
 }
 
-static lstm_layer layer_of(lstm_op *op, const gg_op_args *args, int64_t number) {
-    float *own = own_of(op, args, number);
-    lstm_layer l = {.op = op, .args = args, .number = number, .in = args->input[0]};
-    l.gates = own + op->gates_at;
-    l.cells = own + op->cells_at;
-    l.first = own + op->first_at;
-    l.states = states_of(op, args, own, number);
-    l.drops = op->drops && number < op->layers - 1 && !args->evaluate;
-    l.dropped = l.drops ? own + op->dropped_at : l.states;
-    l.work = (float *)args->scratch + op->work_at;
-    if (number > 0) {
-        float *before = own_of(op, args, number - 1);
-        const bool dropped = op->drops && !args->evaluate;
-        l.in = dropped ? before + op->dropped_at : states_of(op, args, before, number - 1);
-    }
-    return l;
+/* The states (0) or cells (1) that a run begins with; NULL: zeros. */
+static const void *begin_of(const lstm_op *op, const gg_op_args *args, const lstm_run *run, int which) {
+    if (!op->head.desc.stateful) return NULL;
+    return base_of(op, args) + op->begin_at[which] + bytes_of(op, state_values(op, run->first));
 }
 
-static gg_cuda_stream stream_of(const lstm_op *op) { return gg_cuda_compute(op->device); }
-
-/* Rows of `values` floats that lie so many floats from each other. */
-static void copy_rows(const lstm_op *op, int64_t rows, int64_t values, const float *from, int64_t from_row, float *to,
-                      int64_t to_row) {
-    const gg_cuda_copy_args copy = {
-        .axes = 2, .size = {rows, values}, .from_step = {from_row, 1}, .to_step = {to_row, 1}, .from = from, .to = to};
-    gg_cuda_copy_strided(stream_of(op), &copy);
+static void *states_of(const lstm_op *op, const gg_op_args *args, const lstm_run *run) {
+    return is_last(op, run) ? args->output : base_of(op, args) + run->states_at;
 }
 
-static void drop_rows(const lstm_layer *l, const float *in, float *out) {
-    const lstm_op *op = l->op;
+static const void *input_of(const lstm_op *op, const gg_op_args *args, const lstm_run *run) {
+    if (run == op->run) return args->input[0];
+    return base_of(op, args) + (args->evaluate ? run[-1].states_at : run[-1].dropped_at);
+}
+
+static void drop_rows(const lstm_op *op, const gg_op_args *args, const lstm_run *run, const void *in, void *out) {
     const gg_op_desc *desc = &op->head.desc;
     const int64_t rows = op->batch * op->positions;
     const gg_cuda_dropout_rows_args own = {
         .rows = rows,
         .length = op->hidden,
-        .first_row = l->number * rows,
-        .draw = {.seed = desc->seed, .step = l->args->step, .rank = l->args->rank, .probability = desc->probability},
+        .first_row = run->first * rows,
+        .draw = {.seed = desc->seed, .step = args->step, .rank = args->rank, .probability = desc->probability},
         .in = in,
         .out = out};
-    gg_cuda_dropout_rows(stream_of(op), &own);
+    gg_cuda_dropout_rows(gg_cuda_compute(op->device), &own);
 }
 
-/* The cells' update at a position, but for its errors. */
-static gg_cuda_lstm_args cells_args(const lstm_layer *l, int64_t t) {
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, row = op->positions * hidden;
-    return (gg_cuda_lstm_args){.batch = op->batch,
-                               .hidden = hidden,
-                               .gates_row = 4 * row,
-                               .before_row = t == 0 ? 2 * hidden : row,
-                               .cell_row = row,
-                               .state_row = row,
-                               .error_row = row,
-                               .gates = l->gates + t * 4 * hidden,
-                               .before = t == 0 ? l->first + hidden : l->cells + (t - 1) * hidden,
-                               .cell = l->cells + t * hidden,
-                               .state = l->states + t * hidden,
-                               .last = t == op->positions - 1};
-}
+/* ------------------------------------------------------------------------------------------ weight spaces */
 
-/* ------------------------------------------------------------------------------------------ forward */
-
-static float *carried_of(const lstm_layer *l) {
-    const bool carries = l->args->carried != NULL && l->op->head.desc.stateful;
-    return carries ? l->args->carried + l->number * 2 * l->op->hidden : NULL;
-}
-
-static void begin_layer(const lstm_layer *l) {
-    const lstm_op *op = l->op;
-    const int64_t both = 2 * op->hidden;
-    const float *carried = carried_of(l);
-    if (carried != NULL) copy_rows(op, op->batch, both, carried, op->layers * both, l->first, both);
-    else gg_cuda_memory.zero(&op->device->head, GG_QUEUE_COMPUTE, l->first, (size_t)(op->batch * both) * sizeof(float));
-}
-
-static void leave_layer(const lstm_layer *l) {
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, row = op->positions * hidden, last = row - hidden, to = op->layers * 2 * hidden;
-    float *carried = carried_of(l);
-    if (carried == NULL) return;
-    copy_rows(op, op->batch, hidden, l->states + last, row, carried, to);
-    copy_rows(op, op->batch, hidden, l->cells + last, row, carried + hidden, to);
-}
-
-static gg_status run_positions(const lstm_layer *l) {
-    lstm_op *op = l->op;
-    const int64_t hidden = op->hidden;
-    const float *weights = parameter_of(l, WEIGHT_HH);
-    gg_status status = GG_OK;
-    for (int64_t t = 0; t < op->positions; ++t) {
-        const gg_cuda_lstm_args cells = cells_args(l, t);
-        const float *states = t == 0 ? l->first : l->states + (t - 1) * hidden;
-        GG_TRY(gg_cuda_product_run(op->device, t == 0 ? &op->of_first : &op->of_states, states, weights, NULL,
-                                   cells.gates, l->work));
-        gg_cuda_lstm(stream_of(op), &cells);
+/* From the parameters to a space, or from a space to the gradients. */
+static void move_parts(const lstm_op *op, void *space, const gg_op_args *args, bool unpack) {
+    for (int first = 0; first < op->parts; first += GG_CUDA_LSTM_PIECES) {
+        const int left = op->parts - first;
+        gg_cuda_lstm_pieces all = {.dtype = op->dtype, .space = space};
+        all.pieces = left < GG_CUDA_LSTM_PIECES ? left : GG_CUDA_LSTM_PIECES;
+        for (int i = 0; i < all.pieces; ++i) {
+            const lstm_part *part = &op->part[first + i];
+            gg_cuda_lstm_piece *piece = &all.piece[i];
+            *piece = (gg_cuda_lstm_piece){.at = part->at, .count = part->count};
+            const int parameter[2] = {part->parameter, part->second};
+            for (int j = 0; j < 2 && parameter[j] >= 0; ++j) {
+                if (unpack) piece->to[j] = args->gradient[parameter[j]] + part->begin;
+                else piece->from[j] = args->parameter[parameter[j]] + part->begin;
+            }
+        }
+        if (unpack) gg_cuda_lstm_unpack(gg_cuda_compute(op->device), &all);
+        else gg_cuda_lstm_pack(gg_cuda_compute(op->device), &all);
     }
+}
+
+static gg_status lstm_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
+    lstm_op *op = (lstm_op *)head;
+    (void)pass;
+    gg_cuda_enter(op->device);
+    move_parts(op, gg_cuda_workspace(args->prepared), args, false);
+    return gg_cuda_op_done(op->device, "the weights of an LSTM");
+}
+
+/* ------------------------------------------------------------------------------------------ running */
+
+/* The states that all layers begin with are saved, because the backward pass reads them. */
+static void begin_states(const lstm_op *op, const gg_op_args *args) {
+    char *base = base_of(op, args);
+    const gg_cuda_lstm_state_args states = {.layers = op->layers,
+                                            .batch = op->batch,
+                                            .hidden = op->hidden,
+                                            .step = state_step(op),
+                                            .dtype = op->dtype,
+                                            .carried = args->carried,
+                                            .states = base + op->begin_at[0],
+                                            .cells = base + op->begin_at[1]};
+    if (!op->head.desc.stateful) return;
+    if (args->carried != NULL) gg_cuda_lstm_begin(gg_cuda_compute(op->device), &states);
+    else
+        for (int i = 0; i < 2; ++i)
+            gg_cuda_memory.zero(&op->device->head, GG_QUEUE_COMPUTE, base + op->begin_at[i],
+                                bytes_of(op, state_values(op, op->layers)));
+}
+
+static void end_states(const lstm_op *op, const gg_op_args *args) {
+    char *scratch = args->scratch;
+    const gg_cuda_lstm_state_args states = {.layers = op->layers,
+                                            .batch = op->batch,
+                                            .hidden = op->hidden,
+                                            .step = state_step(op),
+                                            .dtype = op->dtype,
+                                            .carried = args->carried,
+                                            .states = scratch + op->end_at[0],
+                                            .cells = scratch + op->end_at[1]};
+    if (op->head.desc.stateful && args->carried != NULL) gg_cuda_lstm_end(gg_cuda_compute(op->device), &states);
+}
+
+static gg_status run_forward(lstm_op *op, const gg_op_args *args, const lstm_run *run) {
+    const gg_cuda_api *api = op->device->api;
+    const bool ends = op->head.desc.stateful && args->carried != NULL;
+    const size_t state_at = bytes_of(op, state_values(op, run->first));
+    char *scratch = args->scratch;
+    void *end[2] = {NULL, NULL};
+    gg_status status = GG_OK;
+    for (int i = 0; i < 2 && ends; ++i) end[i] = scratch + op->end_at[i] + state_at;
+    GG_CUDNN_TRY(api, cudnnRNNForward,
+                 (op->device->dnn, run->rnn, op->head.desc.training ? GG_CUDNN_RNN_TRAINING : GG_CUDNN_RNN_INFERENCE,
+                  NULL, run->x, input_of(op, args, run), run->y, states_of(op, args, run), run->state,
+                  begin_of(op, args, run, 0), end[0], run->state, begin_of(op, args, run, 1), end[1], run->weight_bytes,
+                  weights_of(args, run), run->work_bytes, work_of(op, args, run), run->reserve_bytes,
+                  reserve_of(op, args, run)));
 cleanup:
     return status;
 }
@@ -168,237 +192,305 @@ static gg_status lstm_forward(gg_op *head, const gg_op_args *args) {
     lstm_op *op = (lstm_op *)head;
     gg_status status = GG_OK;
     gg_cuda_enter(op->device);
-    for (int64_t number = 0; number < op->layers; ++number) {
-        const lstm_layer l = layer_of(op, args, number);
-        float *bias = head->desc.bias ? (float *)args->scratch + op->bias_at : NULL;
-        begin_layer(&l);
-        if (bias != NULL) {
-            const gg_cuda_add_args sum = {.n = (size_t)(4 * op->hidden),
-                                          .inputs = 2,
-                                          .input = {parameter_of(&l, BIAS_IH), parameter_of(&l, BIAS_HH)},
-                                          .output = bias};
-            gg_cuda_add(stream_of(op), &sum);
-        }
-        GG_TRY(gg_cuda_product_run(op->device, &op->of_input[kind_of(&l)], l.in, parameter_of(&l, WEIGHT_IH), bias,
-                                   l.gates, l.work));
-        GG_TRY(run_positions(&l));
-        if (l.drops) drop_rows(&l, l.states, l.dropped);
-        leave_layer(&l);
+    begin_states(op, args);
+    for (lstm_run *run = op->run; run < op->run + op->runs; ++run) {
+        GG_TRY(run_forward(op, args, run));
+        if (!is_last(op, run) && !args->evaluate)
+            drop_rows(op, args, run, states_of(op, args, run), base_of(op, args) + run->dropped_at);
     }
+    end_states(op, args);
     GG_TRY(gg_cuda_op_done(op->device, "an LSTM"));
 cleanup:
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------ backward */
-
-static gg_status run_back(const lstm_layer *l, const float *error) {
-    lstm_op *op = l->op;
-    const int64_t hidden = op->hidden;
-    float *scratch = l->args->scratch, *later = scratch + op->later_at;
+/* dy: the error of the run's states; dx: gets that of what it reads. */
+static gg_status run_backward(lstm_op *op, const gg_op_args *args, const lstm_run *run, const void *dy, void *dx) {
+    const gg_cuda_api *api = op->device->api;
+    const void *states = states_of(op, args, run), *begin[2];
+    char *gradients = gg_cuda_workspace((char *)args->scratch + op->gradients_at);
     gg_status status = GG_OK;
-    for (int64_t t = op->positions - 1; t >= 0; --t) {
-        gg_cuda_lstm_args cells = cells_args(l, t);
-        cells.error = error + t * hidden;
-        cells.later = later;
-        cells.cell_error = scratch + op->cell_error_at;
-        if (!cells.last)
-            GG_TRY(gg_cuda_product_run(op->device, &op->of_later, l->gates + (t + 1) * 4 * hidden,
-                                       parameter_of(l, WEIGHT_HH), NULL, later, l->work));
-        gg_cuda_lstm_backward(stream_of(op), &cells);
-    }
-cleanup:
-    return status;
-}
-
-static gg_status weight_gradients(const lstm_layer *l) {
-    lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, gates = 4 * hidden, row = op->positions * hidden;
-    float *before = (float *)l->args->scratch + op->before_at;
-    gg_status status = GG_OK;
-    /* The states before each position side by side. */
-    copy_rows(op, op->batch, hidden, l->first, 2 * hidden, before, row);
-    if (op->positions > 1) copy_rows(op, op->batch, row - hidden, l->states, row, before + hidden, row);
-    GG_TRY(gg_cuda_product_run(op->device, &op->of_input_weights[kind_of(l)], l->gates, l->in, NULL,
-                               gradient_of(l, WEIGHT_IH), l->work));
-    GG_TRY(gg_cuda_product_run(op->device, &op->of_state_weights, l->gates, before, NULL, gradient_of(l, WEIGHT_HH),
-                               l->work));
-    if (!op->head.desc.bias) goto cleanup;
-    const gg_cuda_bias_backward_args bias = {.outer = op->batch * op->positions,
-                                             .channels = gates,
-                                             .inner = 1,
-                                             .grad = l->gates,
-                                             .bias = gradient_of(l, BIAS_IH),
-                                             .scratch = l->work};
-    gg_cuda_bias_backward(stream_of(op), &bias);
-    gg_cuda_memory.copy(&op->device->head, GG_QUEUE_COMPUTE, gradient_of(l, BIAS_HH), gradient_of(l, BIAS_IH),
-                        (size_t)gates * sizeof(float));
+    for (int i = 0; i < 2; ++i) begin[i] = begin_of(op, args, run, i);
+    GG_CUDNN_TRY(api, cudnnRNNBackwardData_v8,
+                 (op->device->dnn, run->rnn, NULL, run->y, states, dy, run->x, dx, run->state, begin[0], NULL, NULL,
+                  run->state, begin[1], NULL, NULL, run->weight_bytes, weights_of(args, run), run->work_bytes,
+                  work_of(op, args, run), run->reserve_bytes, reserve_of(op, args, run)));
+    GG_CUDNN_TRY(api, cudnnRNNBackwardWeights_v8,
+                 (op->device->dnn, run->rnn, GG_CUDNN_RNN_ADD, NULL, run->x, input_of(op, args, run), run->state,
+                  begin[0], run->y, states, run->weight_bytes, gradients + run->weights_at, run->work_bytes,
+                  work_of(op, args, run), run->reserve_bytes, reserve_of(op, args, run)));
 cleanup:
     return status;
 }
 
 static gg_status lstm_backward(gg_op *head, const gg_op_args *args) {
     lstm_op *op = (lstm_op *)head;
-    float *between = (float *)args->scratch + op->error_at;
+    char *scratch = args->scratch;
+    void *dy = args->grad_output;
     gg_status status = GG_OK;
     gg_cuda_enter(op->device);
-    for (int64_t number = op->layers - 1; number >= 0; --number) {
-        const lstm_layer l = layer_of(op, args, number);
-        float *out = number > 0 ? between : args->grad_input[0];
-        if (l.drops) drop_rows(&l, between, between);
-        GG_TRY(run_back(&l, number == op->layers - 1 ? args->grad_output : between));
-        GG_TRY(weight_gradients(&l));
-        if (out != NULL)
-            GG_TRY(gg_cuda_product_run(op->device, &op->of_input_data[kind_of(&l)], l.gates,
-                                       parameter_of(&l, WEIGHT_IH), NULL, out, l.work));
+    gg_cuda_memory.zero(&op->device->head, GG_QUEUE_COMPUTE, gg_cuda_workspace(scratch + op->gradients_at),
+                        op->weights_bytes);
+    for (int r = op->runs - 1; r >= 0; --r) {
+        const lstm_run *run = &op->run[r];
+        void *dx = r > 0 ? scratch + op->error_at[r % 2] : args->grad_input[0];
+        if (dx == NULL) dx = scratch + op->input_error_at;
+        GG_TRY(run_backward(op, args, run, dy, dx));
+        if (r > 0) drop_rows(op, args, run - 1, dx, dx);
+        dy = dx;
     }
+    move_parts(op, gg_cuda_workspace(scratch + op->gradients_at), args, true);
     GG_TRY(gg_cuda_op_done(op->device, "the backward pass of an LSTM"));
 cleanup:
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------ creating */
-
-static void list_products(lstm_op *op, gg_cuda_product *all[10]) {
-    gg_cuda_product *const list[10] = {&op->of_input[0],
-                                       &op->of_input[1],
-                                       &op->of_input_weights[0],
-                                       &op->of_input_weights[1],
-                                       &op->of_input_data[0],
-                                       &op->of_input_data[1],
-                                       &op->of_first,
-                                       &op->of_states,
-                                       &op->of_later,
-                                       &op->of_state_weights};
-    for (int i = 0; i < 10; ++i) all[i] = list[i];
-}
-
 static void lstm_destroy(gg_op *head) {
     lstm_op *op = (lstm_op *)head;
-    gg_cuda_product *all[10];
-    list_products(op, all);
-    for (int i = 0; i < 10; ++i) gg_cuda_product_destroy(op->device, all[i]);
+    const gg_cuda_api *api = op->device->api;
+    for (int r = 0; op->run != NULL && r < op->runs; ++r) {
+        lstm_run *run = &op->run[r];
+        if (run->state != NULL) (void)api->cudnnDestroyTensorDescriptor(run->state);
+        if (run->y != NULL) (void)api->cudnnDestroyRNNDataDescriptor(run->y);
+        if (run->x != NULL) (void)api->cudnnDestroyRNNDataDescriptor(run->x);
+        if (run->rnn != NULL) (void)api->cudnnDestroyRNNDescriptor(run->rnn);
+    }
+    if (op->bias != NULL) (void)api->cudnnDestroyTensorDescriptor(op->bias);
+    if (op->matrix != NULL) (void)api->cudnnDestroyTensorDescriptor(op->matrix);
+    if (op->no_dropout != NULL) (void)api->cudnnDestroyDropoutDescriptor(op->no_dropout);
+    gg_free(op->part);
+    gg_free(op->run);
     gg_cuda_op_free(head);
 }
 
 static const gg_op_class lstm_class = {
-    .forward = lstm_forward, .backward_data = lstm_backward, .destroy = lstm_destroy};
+    .prepare = lstm_prepare, .forward = lstm_forward, .backward_data = lstm_backward, .destroy = lstm_destroy};
 
-static size_t add_room(size_t *used, size_t floats) {
+/* ------------------------------------------------------------------------------------------ creating */
+
+/* A call by which cuDNN may say that it does not offer this network. */
+#define TRY_OFFERED(op, name, arguments)                                                                               \
+    do {                                                                                                               \
+        const int error_of_call = (op)->device->api->name arguments;                                                   \
+        (op)->refused = error_of_call >= GG_CUDNN_LEAST_REFUSAL && error_of_call <= GG_CUDNN_MOST_REFUSAL;             \
+        if (error_of_call != GG_CUDNN_SUCCESS) GG_TRY(gg_cudnn_fail((op)->device->api, error_of_call, #name));         \
+    } while (0)
+
+static int dnn_type(const lstm_op *op) {
+    return op->dtype == GG_BFLOAT16 ? GG_CUDNN_DATA_BFLOAT16 : GG_CUDNN_DATA_FLOAT;
+}
+
+/* All samples have all positions. */
+static gg_status describe_sequences(lstm_op *op, int64_t values, const int *lengths, gg_cudnn_rnn_data *out) {
+    const gg_cuda_api *api = op->device->api;
+    gg_status status = GG_OK;
+    GG_CUDNN_TRY(api, cudnnCreateRNNDataDescriptor, (out));
+    TRY_OFFERED(
+        op, cudnnSetRNNDataDescriptor,
+        (*out, dnn_type(op), GG_CUDNN_RNN_BATCH_MAJOR, (int)op->positions, (int)op->batch, (int)values, lengths, NULL));
+cleanup:
+    return status;
+}
+
+static gg_status describe_run(lstm_op *op, lstm_run *run, const int *lengths) {
+    const gg_cuda_api *api = op->device->api;
+    const gg_op_desc *desc = &op->head.desc;
+    const int hidden = (int)op->hidden, batch = (int)op->batch;
+    const int size[3] = {(int)run->layers, batch, hidden}, stride[3] = {batch * hidden, hidden, 1};
+    gg_status status = GG_OK;
+    GG_CUDNN_TRY(api, cudnnCreateRNNDescriptor, (&run->rnn));
+    TRY_OFFERED(op, cudnnSetRNNDescriptor_v8,
+                (run->rnn, GG_CUDNN_RNN_STANDARD, GG_CUDNN_RNN_LSTM,
+                 desc->bias ? GG_CUDNN_RNN_INPUT_BIAS : GG_CUDNN_RNN_NO_BIAS, GG_CUDNN_RNN_ONE_WAY,
+                 GG_CUDNN_RNN_LINEAR_INPUT, dnn_type(op), GG_CUDNN_DATA_FLOAT,
+                 op->device->fast || op->dtype == GG_BFLOAT16 ? GG_CUDNN_DEFAULT_MATH : GG_CUDNN_FMA_MATH,
+                 (int32_t)run->inputs, hidden, hidden, (int32_t)run->layers, op->no_dropout, GG_CUDNN_RNN_PADDED));
+    GG_TRY(describe_sequences(op, run->inputs, lengths, &run->x));
+    GG_TRY(describe_sequences(op, op->hidden, lengths, &run->y));
+    GG_CUDNN_TRY(api, cudnnCreateTensorDescriptor, (&run->state));
+    TRY_OFFERED(op, cudnnSetTensorNdDescriptor, (run->state, dnn_type(op), 3, size, stride));
+    TRY_OFFERED(op, cudnnGetRNNWeightSpaceSize, (op->device->dnn, run->rnn, &run->weight_bytes));
+    TRY_OFFERED(op, cudnnGetRNNTempSpaceSizes,
+                (op->device->dnn, run->rnn, desc->training ? GG_CUDNN_RNN_TRAINING : GG_CUDNN_RNN_INFERENCE, run->x,
+                 &run->work_bytes, &run->reserve_bytes));
+    if (!desc->training) run->reserve_bytes = 0;
+    run->weights_at = op->weights_bytes;
+    op->weights_bytes +=
+        gg_cuda_workspace_room(run->weight_bytes) / GG_CUDA_WORKSPACE_ALIGNMENT * GG_CUDA_WORKSPACE_ALIGNMENT;
+cleanup:
+    return status;
+}
+
+static gg_status describe(lstm_op *op) {
+    const gg_cuda_api *api = op->device->api;
+    int *lengths = NULL;
+    gg_status status = GG_OK;
+    GG_TRY(gg_calloc((size_t)op->batch, sizeof *lengths, "the lengths of sequences", &lengths));
+    for (int64_t n = 0; n < op->batch; ++n) lengths[n] = (int)op->positions;
+    GG_CUDNN_TRY(api, cudnnCreateDropoutDescriptor, (&op->no_dropout));
+    GG_CUDNN_TRY(api, cudnnSetDropoutDescriptor, (op->no_dropout, op->device->dnn, 0, NULL, 0, 0));
+    GG_CUDNN_TRY(api, cudnnCreateTensorDescriptor, (&op->matrix));
+    GG_CUDNN_TRY(api, cudnnCreateTensorDescriptor, (&op->bias));
+    for (int r = 0; r < op->runs; ++r) GG_TRY(describe_run(op, &op->run[r], lengths));
+cleanup:
+    gg_free(lengths);
+    return status;
+}
+
+/* That cuDNN has an array of the shape of ours. */
+static gg_status check_array(const lstm_op *op, gg_cudnn_tensor tensor, int64_t values, const char *what) {
+    enum { MOST = 8 };
+    int type = 0, dims = 0, size[MOST], stride[MOST];
+    int64_t found = 1;
+    gg_status status = GG_OK;
+    GG_CUDNN_TRY(op->device->api, cudnnGetTensorNdDescriptor, (tensor, MOST, &type, &dims, size, stride));
+    for (int i = 0; i < dims && i < MOST; ++i) found *= size[i];
+    if (dims < 1 || found != values || type != dnn_type(op))
+        GG_FAIL(GG_ERROR_BACKEND, "cuDNN has %lld values of type %d in %d dimensions for the %s of an LSTM, not %lld",
+                (long long)found, type, dims, what, (long long)values);
+cleanup:
+    return status;
+}
+
+/* A part that goes on where the last one ends becomes part of it. */
+static void add_part(lstm_op *op, const lstm_part *part) {
+    lstm_part *last = op->parts > 0 ? &op->part[op->parts - 1] : NULL;
+    if (last != NULL && last->parameter == part->parameter && last->second == part->second &&
+        last->begin + last->count == part->begin && last->at + last->count == part->at)
+        last->count += part->count;
+    else op->part[op->parts++] = *part;
+}
+
+/* Where cuDNN has a gate's matrix, and of the input's its bias, of a layer. */
+static gg_status find_gate(lstm_op *op, const lstm_run *run, int64_t layer, int number) {
+    const gg_cuda_api *api = op->device->api;
+    const bool of_input = number < STATE_GATES, biased = op->head.desc.bias && of_input;
+    const int64_t inputs = of_input && layer == 0 ? run->inputs : op->hidden, gate = number % GATES;
+    const int first = (int)(run->first + layer) * (op->head.desc.bias ? 4 : 2);
+    const size_t bytes = gg_dtype_size(op->dtype);
+    const void *base = op->device->bad; /* only offsets are wanted: any address of the device will do */
+    void *matrix = NULL, *bias = NULL;
+    gg_status status = GG_OK;
+    GG_CUDNN_TRY(api, cudnnGetRNNWeightParams,
+                 (op->device->dnn, run->rnn, (int32_t)layer, run->weight_bytes, base, number, op->matrix, &matrix,
+                  op->bias, &bias));
+    GG_TRY(check_array(op, op->matrix, op->hidden * inputs, "weight"));
+    if (biased) GG_TRY(check_array(op, op->bias, op->hidden, "bias"));
+    const size_t at = run->weights_at + (size_t)((uintptr_t)matrix - (uintptr_t)base);
+    const size_t bias_at = run->weights_at + (size_t)((uintptr_t)bias - (uintptr_t)base);
+    add_part(op, &(lstm_part){.parameter = first + (of_input ? WEIGHT_IH : WEIGHT_HH),
+                              .second = -1,
+                              .begin = gate * op->hidden * inputs,
+                              .at = (int64_t)(at / bytes),
+                              .count = op->hidden * inputs});
+    if (biased)
+        add_part(op, &(lstm_part){.parameter = first + BIAS_IH,
+                                  .second = first + BIAS_HH,
+                                  .begin = gate * op->hidden,
+                                  .at = (int64_t)(bias_at / bytes),
+                                  .count = op->hidden});
+cleanup:
+    return status;
+}
+
+static gg_status find_parts(lstm_op *op) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_calloc((size_t)op->layers * 3 * GATES, sizeof *op->part, "the weights of an LSTM", &op->part));
+    for (int r = 0; r < op->runs; ++r)
+        for (int64_t layer = 0; layer < op->run[r].layers; ++layer)
+            for (int number = INPUT_GATES; number < STATE_GATES + GATES; ++number)
+                GG_TRY(find_gate(op, &op->run[r], layer, number));
+cleanup:
+    return status;
+}
+
+static size_t add_bytes(size_t *used, size_t bytes) {
     const size_t at = *used;
-    *used += (floats + GG_LANES - 1) / GG_LANES * GG_LANES;
+    *used += (bytes + 63) / 64 * 64;
     return at;
 }
 
-/* Room for the layers, and then for what all of them use for a while. */
 static void lay_out(lstm_op *op) {
-    const bool training = op->head.desc.training;
-    const size_t all = (size_t)(op->batch * op->positions), hidden = (size_t)op->hidden;
-    size_t used = 0, scratch = 0, work = 0;
-    gg_cuda_product *products[10];
-    op->gates_at = add_room(&used, 4 * all * hidden);
-    op->cells_at = add_room(&used, all * hidden);
-    op->first_at = add_room(&used, 2 * (size_t)op->batch * hidden);
-    op->states_at = op->layers > 1 ? add_room(&used, all * hidden) : 0;
-    op->dropped_at = op->layers > 1 && (op->drops || !training) ? add_room(&used, all * hidden) : op->states_at;
-    op->layer_floats = used;
-    if (training) op->head.saved_bytes = (size_t)op->layers * used * sizeof(float);
-    else scratch = used;
-    op->bias_at = add_room(&scratch, 4 * hidden);
-    if (training) {
-        op->later_at = add_room(&scratch, (size_t)op->batch * hidden);
-        op->cell_error_at = add_room(&scratch, (size_t)op->batch * hidden);
-        op->error_at = op->layers > 1 ? add_room(&scratch, all * hidden) : 0;
-        op->before_at = add_room(&scratch, all * hidden);
-        if (op->head.desc.bias) work = gg_cuda_bias_backward_scratch((int64_t)all, 4 * op->hidden, 1);
+    const gg_op_desc *desc = &op->head.desc;
+    const size_t state_bytes = bytes_of(op, state_values(op, op->layers));
+    const size_t output_bytes = bytes_of(op, op->batch * op->positions * op->hidden);
+    size_t saved = 0, forward = 0, backward = 0, work = 0;
+    for (int i = 0; i < 2 && desc->stateful; ++i) op->begin_at[i] = add_bytes(&saved, state_bytes);
+    for (int r = 0; r < op->runs; ++r) {
+        lstm_run *run = &op->run[r];
+        if (!is_last(op, run)) {
+            run->states_at = add_bytes(&saved, output_bytes);
+            run->dropped_at = add_bytes(&saved, output_bytes);
+        }
+        run->reserve_at = add_bytes(&saved, gg_cuda_workspace_room(run->reserve_bytes));
+        if (run->work_bytes > work) work = run->work_bytes;
     }
-    op->work_at = scratch;
-    list_products(op, products);
-    for (int i = 0; i < 10; ++i) {
-        const size_t room = gg_cuda_workspace_room(products[i]->workspace);
-        if (room > work) work = room;
+    if (desc->training) op->head.saved_bytes = saved;
+    else forward = saved;
+    for (int i = 0; i < 2 && desc->stateful; ++i) op->end_at[i] = add_bytes(&forward, state_bytes);
+    if (desc->training) {
+        op->gradients_at = add_bytes(&backward, gg_cuda_workspace_room(op->weights_bytes));
+        for (int i = 0; i < 2 && op->runs > 1; ++i) op->error_at[i] = add_bytes(&backward, output_bytes);
+        if (!desc->input_grad)
+            op->input_error_at = add_bytes(&backward, bytes_of(op, op->batch * op->positions * op->inputs));
     }
-    op->head.scratch_bytes = scratch * sizeof(float) + work;
+    op->work_at = forward > backward ? forward : backward;
+    op->head.scratch_bytes = op->work_at + gg_cuda_workspace_room(work);
+    op->head.prepared_bytes = gg_cuda_workspace_room(op->weights_bytes);
 }
 
-/* Of the layers whose inputs are so many. */
-static gg_status create_input_products(lstm_op *op, int kind, int64_t inputs, bool data) {
-    const int64_t rows = op->batch * op->positions, gates = 4 * op->hidden;
-    const gg_cuda_product_shape forward = {.m = rows,
-                                           .n = gates,
-                                           .k = inputs,
-                                           .a_row = inputs,
-                                           .b_row = inputs,
-                                           .c_row = gates,
-                                           .transpose_b = true,
-                                           .bias = op->head.desc.bias};
-    const gg_cuda_product_shape weights = {
-        .m = gates, .n = inputs, .k = rows, .a_row = gates, .b_row = inputs, .c_row = inputs, .transpose_a = true};
-    const gg_cuda_product_shape back = {
-        .m = rows, .n = inputs, .k = gates, .a_row = gates, .b_row = inputs, .c_row = inputs};
+static gg_status make_runs(lstm_op *op) {
+    const gg_op_desc *desc = &op->head.desc;
+    const bool drops = desc->training && desc->probability > 0 && desc->layers > 1;
     gg_status status = GG_OK;
-    GG_TRY(gg_cuda_product_create(op->device, &forward, &op->of_input[kind]));
-    if (!op->head.desc.training) goto cleanup;
-    GG_TRY(gg_cuda_product_create(op->device, &weights, &op->of_input_weights[kind]));
-    if (data) GG_TRY(gg_cuda_product_create(op->device, &back, &op->of_input_data[kind]));
+    op->runs = drops ? (int)op->layers : 1;
+    GG_TRY(gg_calloc((size_t)op->runs, sizeof *op->run, "the layers of an LSTM", &op->run));
+    for (int r = 0; r < op->runs; ++r)
+        op->run[r] =
+            (lstm_run){.first = r, .layers = op->layers / op->runs, .inputs = r == 0 ? op->inputs : op->hidden};
 cleanup:
     return status;
 }
 
-static gg_status create_state_products(lstm_op *op) {
-    const int64_t hidden = op->hidden, gates = 4 * hidden, row = op->positions * hidden;
-    gg_cuda_product_shape forward = {.m = op->batch,
-                                     .n = gates,
-                                     .k = hidden,
-                                     .a_row = 2 * hidden,
-                                     .b_row = hidden,
-                                     .c_row = 4 * row,
-                                     .transpose_b = true,
-                                     .add = true,
-                                     .alignment = hidden % 4 == 0 ? 16 : 4};
-    const gg_cuda_product_shape later = {
-        .m = op->batch, .n = hidden, .k = gates, .a_row = 4 * row, .b_row = hidden, .c_row = hidden, .alignment = 16};
-    const gg_cuda_product_shape weights = {.m = gates,
-                                           .n = hidden,
-                                           .k = op->batch * op->positions,
-                                           .a_row = gates,
-                                           .b_row = hidden,
-                                           .c_row = hidden,
-                                           .transpose_a = true};
-    gg_status status = GG_OK;
-    GG_TRY(gg_cuda_product_create(op->device, &forward, &op->of_first));
-    forward.a_row = row;
-    GG_TRY(gg_cuda_product_create(op->device, &forward, &op->of_states));
-    if (!op->head.desc.training) goto cleanup;
-    GG_TRY(gg_cuda_product_create(op->device, &later, &op->of_later));
-    GG_TRY(gg_cuda_product_create(op->device, &weights, &op->of_state_weights));
-cleanup:
-    return status;
-}
-
-gg_status gg_cuda_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
+/* *refused: cuDNN does not offer it. */
+static gg_status create_by_dnn(gg_device *device, const gg_op_desc *desc, bool *refused, gg_op **out) {
     gg_op *head = NULL;
-    *out = NULL;
+    gg_status status = GG_OK;
     GG_TRY(gg_op_check_lstm(desc));
     GG_TRY(gg_cuda_op_create(desc, &lstm_class, 1, sizeof(lstm_op), &head));
     lstm_op *op = (lstm_op *)head;
-    head->backward_needs_input = 1;
-    head->backward_needs_output = true;
     op->device = gg_cuda_of(device);
+    op->dtype = GG_FLOAT32;
     op->batch = desc->batch;
     op->positions = desc->input[0].size[0];
     op->inputs = desc->input[0].size[1];
     op->hidden = desc->output.size[1];
     op->layers = desc->layers;
-    op->drops = desc->training && desc->probability > 0 && desc->layers > 1;
-    GG_TRY(create_input_products(op, FIRST, op->inputs, desc->input_grad));
-    if (op->layers > 1) GG_TRY(create_input_products(op, OTHERS, op->hidden, true));
-    GG_TRY(create_state_products(op));
+    const int64_t widest = op->inputs > 4 * op->hidden ? op->inputs : 4 * op->hidden;
+    op->refused = op->batch > INT_MAX / widest / op->positions || op->batch > INT_MAX / op->hidden / op->layers;
+    if (op->refused)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "cuDNN's LSTM is for less than %d values, not a batch of %lld", INT_MAX,
+                (long long)op->batch);
+    head->backward_needs_input = 1;
+    head->backward_needs_output = true;
+    gg_cuda_enter(op->device);
+    GG_TRY(make_runs(op));
+    GG_TRY(describe(op));
+    GG_TRY(find_parts(op));
     lay_out(op);
     *out = head;
     head = NULL;
 cleanup:
-    if (head != NULL) lstm_destroy(head);
+    if (head != NULL) {
+        *refused = ((lstm_op *)head)->refused;
+        lstm_destroy(head);
+    }
     return status;
+}
+
+gg_status gg_cuda_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    bool refused = false;
+    *out = NULL;
+    const gg_status status = create_by_dnn(device, desc, &refused, out);
+    return refused ? gg_cuda_own_lstm_create(device, desc, out) : status;
 }

@@ -7,6 +7,22 @@ extern "C" {
 
 namespace {
 
+/* An element as it is stored, float32 or bfloat16. */
+template <typename T> T stored(float v);
+template <> float stored<float>(float v) { return v; }
+template <> uint16_t stored<uint16_t>(float v) {
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+inline float loaded(float v) { return v; }
+inline float loaded(uint16_t v) {
+    const uint32_t bits = (uint32_t)v << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
 /* ------------------------------------------------------------------------------------------ attention */
 
 struct attention_case {
@@ -269,6 +285,67 @@ void test_lstm(int64_t batch, int64_t positions, int64_t inputs, int64_t hidden)
     CHECK_CLEAN();
 }
 
+/* What lies around cuDNN's LSTM: pieces to a space with gaps and back, and carried states. */
+template <typename T> void test_lstm_spaces(gg_dtype dtype) {
+    const int64_t counts[] = {1, 300, 7, 1000};
+    gg_cuda_lstm_pieces a = {};
+    a.dtype = dtype;
+    a.pieces = 4;
+    random_numbers r(5);
+    std::vector<std::unique_ptr<buffer<float>>> from, to;
+    int64_t at = 3;
+    for (int i = 0; i < a.pieces; ++i) {
+        a.piece[i].at = at;
+        a.piece[i].count = counts[i];
+        at += counts[i] + 2;
+        for (int j = 0; j < 1 + i % 2; ++j) {
+            from.push_back(std::make_unique<buffer<float>>(r.floats((size_t)counts[i]), "from"));
+            to.push_back(std::make_unique<buffer<float>>((size_t)counts[i], "to"));
+            a.piece[i].from[j] = from.back()->p;
+            a.piece[i].to[j] = to.back()->p;
+        }
+    }
+    buffer<T> space(std::vector<T>((size_t)at, stored<T>(77)), "space");
+    a.space = space;
+    gg_cuda_lstm_pack(nullptr, &a);
+    gg_cuda_lstm_unpack(nullptr, &a);
+    std::vector<T> wanted((size_t)at, stored<T>(77));
+    for (int i = 0; i < a.pieces; ++i)
+        for (int64_t k = 0; k < counts[i]; ++k) {
+            const gg_cuda_lstm_piece &p = a.piece[i];
+            const float sum = p.from[0][k] + (p.from[1] == nullptr ? 0.0f : p.from[1][k]);
+            wanted[(size_t)(p.at + k)] = stored<T>(sum);
+            for (float *plain : p.to)
+                if (plain != nullptr) CHECK(plain[k] == loaded(stored<T>(sum)));
+        }
+    CHECK(memcmp(space.p, wanted.data(), wanted.size() * sizeof(T)) == 0);
+    CHECK_CLEAN();
+}
+
+template <typename T> void test_lstm_states(gg_dtype dtype, int64_t layers, int64_t batch, int64_t hidden) {
+    gg_cuda_lstm_state_args a = {layers, batch, hidden, batch * hidden + 5, dtype, nullptr, nullptr, nullptr};
+    random_numbers r((uint64_t)hidden);
+    const floats before = r.floats((size_t)(batch * layers * 2 * hidden));
+    buffer<float> carried(before, "carried");
+    buffer<T> states((size_t)(layers * a.step), "states"), cells(states.n, "cells");
+    a.carried = carried;
+    a.states = states;
+    a.cells = cells;
+    gg_cuda_lstm_begin(nullptr, &a);
+    std::fill(carried.p, carried.p + carried.n, 9.0f);
+    gg_cuda_lstm_end(nullptr, &a);
+    for (int64_t n = 0; n < batch; ++n)
+        for (int64_t layer = 0; layer < layers; ++layer)
+            for (int64_t j = 0; j < hidden; ++j) {
+                const size_t from = (size_t)((n * layers + layer) * 2 * hidden + j);
+                const size_t to = (size_t)(layer * a.step + n * hidden + j);
+                CHECK(loaded(states[to]) == loaded(stored<T>(before[from])));
+                CHECK(loaded(cells[to]) == loaded(stored<T>(before[from + (size_t)hidden])));
+                CHECK(carried[from] == loaded(states[to]) && carried[from + (size_t)hidden] == loaded(cells[to]));
+            }
+    CHECK_CLEAN();
+}
+
 /* ------------------------------------------------------------------------------------------ tables of rows */
 
 /* same: all tokens are one. */
@@ -368,6 +445,10 @@ int main() {
     test_lstm(3, 4, 5, 7);
     test_lstm(2, 3, 4, 33);
     test_lstm(15, 2, 3, 40);
+    test_lstm_spaces<float>(GG_FLOAT32);
+    test_lstm_spaces<uint16_t>(GG_BFLOAT16);
+    test_lstm_states<float>(GG_FLOAT32, 3, 2, 5);
+    test_lstm_states<uint16_t>(GG_BFLOAT16, 2, 300, 3);
     test_embedding(1, 1, 1, 1, false);
     test_embedding(3, 7, 5, 4, false);
     test_embedding(2, 300, 17, 3, false);

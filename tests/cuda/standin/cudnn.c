@@ -24,11 +24,13 @@ typedef struct handle {
     int callers;
 } handle;
 
-/* A tensor (N, C, H, W) or a filter (K, C, R, S), without gaps. */
+/* A tensor (N, C, H, W) or a filter (K, C, R, S), without gaps; or a tensor of other dimensions, for recurrent
+ * networks. */
 typedef struct array {
     bool set;
     int type, format;
     int size[4];
+    int others; /* dimensions that are not four; 0: they are */
 } array;
 
 typedef struct convolution {
@@ -121,6 +123,36 @@ static int cudnnSetFilter4dDescriptor(gg_cudnn_filter filter, int type, int form
     return set_array("cudnnSetFilter4dDescriptor", filter_kind, filter, format, type, (int[4]){k, c, h, w});
 }
 
+bool gg_standin_dnn_stream(const char *function, const void *handle_of_caller, gg_cuda_stream *out) {
+    const handle *it = gg_standin_find(function, handle_kind, handle_of_caller);
+    if (it == NULL) return false;
+    if (!it->bound) {
+        gg_standin_violation(BAD_PARAM, "%s: the handle has no stream", function);
+        return false;
+    }
+    *out = it->stream;
+    return true;
+}
+
+int gg_standin_tensor_set(const char *function, void *tensor, int type, int dims, const int *size) {
+    array *it = gg_standin_find(function, tensor_kind, tensor);
+    if (it == NULL) return BAD_PARAM;
+    if (dims < 0 || dims > 4) return gg_standin_violation(NOT_SUPPORTED, "%s: %d dimensions", function, dims);
+    *it = (array){.set = true, .type = type, .format = GG_CUDNN_TENSOR_NCHW, .others = dims == 4 ? 0 : dims};
+    for (int i = 0; i < dims; ++i) it->size[i] = size[i];
+    return 0;
+}
+
+int gg_standin_tensor_get(const char *function, const void *tensor, int *type, int *dims, int size[4]) {
+    const array *it = gg_standin_find(function, tensor_kind, tensor);
+    if (it == NULL) return BAD_PARAM;
+    if (!it->set) return gg_standin_violation(BAD_PARAM, "%s: a tensor descriptor is not set", function);
+    *type = it->type;
+    *dims = it->others != 0 ? it->others : 4;
+    memcpy(size, it->size, sizeof it->size);
+    return 0;
+}
+
 static int cudnnSetConvolution2dDescriptor(gg_cudnn_convolution object, int pad_h, int pad_w, int stride_h,
                                            int stride_w, int dilation_h, int dilation_w, int mode, int type) {
     const char *function = "cudnnSetConvolution2dDescriptor";
@@ -190,6 +222,8 @@ static int check_shapes(const char *function, const void *handle_of_caller, cons
                                     : !to->set     ? "y"
                                     : !filter->set ? "w"
                                                    : "the convolution");
+    if (from->others != 0 || to->others != 0)
+        return gg_standin_violation(BAD_PARAM, "%s: x has %d dimensions, y has %d", function, from->others, to->others);
     *out = (shapes){.x = *from, .w = *filter, .y = *to, .how = *wanted};
     if (from->type != to->type || from->type != filter->type)
         return gg_standin_violation(BAD_PARAM, "%s: x, w and y are of types %d, %d, %d", function, from->type,

@@ -66,8 +66,15 @@ static inline float gg_standin_tf32(float value) {
     return value;
 }
 
+/* cuDNN's objects that several files use. Each says a violation where it fails: the first gives false, the others
+ * cuDNN's status. */
+bool gg_standin_dnn_stream(const char *function, const void *handle, gg_cuda_stream *out);
+int gg_standin_tensor_set(const char *function, void *tensor, int type, int dims, const int *size);
+int gg_standin_tensor_get(const char *function, const void *tensor, int *type, int *dims, int size[4]);
+
 void gg_standin_fill_runtime(gg_cuda_api *api);
 void gg_standin_fill_cudnn(gg_cuda_api *api);
+void gg_standin_fill_cudnn_rnn(gg_cuda_api *api);
 void gg_standin_fill_cublas(gg_cuda_api *api);
 
 #ifdef __cplusplus
