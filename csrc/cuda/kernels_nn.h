@@ -2,8 +2,9 @@
  * in memory that kernels may use, structs and arrays of pointers in them are read before it returns. What an operation
  * means is said in backend/backend.h; the CPU's operations in cpu/native are the reference.
  *
- * All activations are float32. Unless a function says otherwise they may lie in any layout without padding: PLAIN or
- * NHWC. Where a function says "in place", an output may be the array that is named.
+ * Activations and their gradients are of the type `dtype`, float32 or bfloat16, and float32 where there is none; all
+ * that is computed and all parameters are float32. Unless a function says otherwise they may lie in any layout without
+ * padding: PLAIN or NHWC. Where a function says "in place", an output may be the array that is named.
  *
  * No result depends on timing: every sum has an order that the shapes alone fix. Functions named gg_cuda_*_scratch and
  * gg_cuda_*_saved give the bytes that the function of that name wants; both blocks are aligned to 16 bytes.
@@ -29,12 +30,13 @@ extern "C" {
  * from `in` (the forward's output, of GELU and of LEAKY_RELU with a negative slope its input) and grad; in place in
  * either. The two ReLU have the same bits as the CPU. */
 typedef struct gg_cuda_activation_args {
+    gg_dtype dtype;
     gg_op_kind kind;
     float slope;    /* LEAKY_RELU */
     bool tanh_form; /* GELU */
     size_t n;
-    const float *in, *grad;
-    float *out;
+    const void *in, *grad;
+    void *out;
 } gg_cuda_activation_args;
 void gg_cuda_activation(gg_cuda_stream stream, const gg_cuda_activation_args *args);
 void gg_cuda_activation_backward(gg_cuda_stream stream, const gg_cuda_activation_args *args);
@@ -43,13 +45,14 @@ void gg_cuda_activation_backward(gg_cuda_stream stream, const gg_cuda_activation
  * is not NULL gets grad_output, with relu 0 where the output was cut; any of them may be grad_output or output. Same
  * bits as the CPU. */
 typedef struct gg_cuda_add_args {
+    gg_dtype dtype;
     size_t n;
     int inputs;
     bool relu;
-    const float *input[GG_MAX_INPUTS];
-    float *output;
-    const float *grad_output;
-    float *grad[GG_MAX_INPUTS];
+    const void *input[GG_MAX_INPUTS];
+    void *output;
+    const void *grad_output;
+    void *grad[GG_MAX_INPUTS];
 } gg_cuda_add_args;
 void gg_cuda_add(gg_cuda_stream stream, const gg_cuda_add_args *args);
 void gg_cuda_add_backward(gg_cuda_stream stream, const gg_cuda_add_args *args);
@@ -67,11 +70,12 @@ typedef struct gg_cuda_draw {
  * again, so nothing is saved. In place. Masks and results have the same bits as the CPU. NHWC: `channels` of the image;
  * PLAIN: 1 will do. */
 typedef struct gg_cuda_dropout_args {
+    gg_dtype dtype;
     gg_layout layout; /* PLAIN or NHWC */
     int64_t batch, features, channels;
     gg_cuda_draw draw;
-    const float *in;
-    float *out;
+    const void *in;
+    void *out;
 } gg_cuda_dropout_args;
 void gg_cuda_dropout(gg_cuda_stream stream, const gg_cuda_dropout_args *args);
 
@@ -92,18 +96,20 @@ void gg_cuda_dropout_rows(gg_cuda_stream stream, const gg_cuda_dropout_rows_args
 
 /* y = activation(y + bias), in its memory. */
 typedef struct gg_cuda_bias_args {
+    gg_dtype dtype;
     int64_t outer, channels, inner;
     bool relu;
     const float *bias; /* NULL: the activation alone */
-    float *y;
+    void *y;
 } gg_cuda_bias_args;
 void gg_cuda_bias(gg_cuda_stream stream, const gg_cuda_bias_args *args);
 
 /* The error behind the activation, left in grad, and the bias's gradient, its sum over outer and inner. */
 typedef struct gg_cuda_bias_backward_args {
+    gg_dtype dtype;
     int64_t outer, channels, inner;
-    const float *y; /* the output of a ReLU; NULL: no activation, grad stays */
-    float *grad;
+    const void *y; /* the output of a ReLU; NULL: no activation, grad stays */
+    void *grad;
     float *bias; /* the gradient; NULL: not wanted, and no scratch */
     void *scratch;
 } gg_cuda_bias_backward_args;
@@ -116,10 +122,10 @@ void gg_cuda_bias_backward(gg_cuda_stream stream, const gg_cuda_bias_backward_ar
  * maximum in `saved`, if that is not NULL, of gg_cuda_pool_saved bytes; backward reads nothing else but grad_output.
  * Maxima and their gradients have the same bits as the CPU. Not in place. */
 size_t gg_cuda_pool_saved(const gg_op_desc *desc);
-void gg_cuda_pool(gg_cuda_stream stream, const gg_op_desc *desc, gg_layout layout, const float *in, float *out,
+void gg_cuda_pool(gg_cuda_stream stream, const gg_op_desc *desc, gg_format format, const void *in, void *out,
                   void *saved);
-void gg_cuda_pool_backward(gg_cuda_stream stream, const gg_op_desc *desc, gg_layout layout, const float *grad_output,
-                           const void *saved, float *grad_input);
+void gg_cuda_pool_backward(gg_cuda_stream stream, const gg_op_desc *desc, gg_format format, const void *grad_output,
+                           const void *saved, void *grad_input);
 
 /* ------------------------------------------------------------------------------------------ normalisations */
 
@@ -129,12 +135,13 @@ void gg_cuda_pool_backward(gg_cuda_stream stream, const gg_op_desc *desc, gg_lay
  * activation, and may be output or grad_output; where something was added and it is NULL, grad_output does.
  * grad_input, if not NULL, may be grad_output. */
 typedef struct gg_cuda_batch_norm_args {
+    gg_dtype dtype;
     int64_t outer, channels, inner;
     bool relu, batch_statistics;
     float epsilon, momentum;
-    const float *input, *added; /* added: NULL without */
-    float *output;
-    float *grad_output, *grad_input, *grad_added;
+    const void *input, *added; /* added: NULL without */
+    void *output;
+    void *grad_output, *grad_input, *grad_added;
     const float *weight, *bias;                   /* NULL: not affine */
     const float *running_mean, *running_variance; /* NULL: not tracked */
     float *grad_weight, *grad_bias, *grad_mean, *grad_variance;
@@ -149,12 +156,13 @@ void gg_cuda_batch_norm_backward(gg_cuda_stream stream, const gg_cuda_batch_norm
 /* LAYER_NORM of rows of `length` values, PLAIN. In place, forward and backward. backward: grad_weight NULL: no
  * gradients of parameters are wanted; grad_bias NULL: there is no bias. */
 typedef struct gg_cuda_layer_norm_args {
+    gg_dtype dtype;
     int64_t rows, length;
     float epsilon;
-    const float *input;
-    float *output;
-    const float *grad_output;
-    float *grad_input; /* NULL: not wanted */
+    const void *input;
+    void *output;
+    const void *grad_output;
+    void *grad_input; /* NULL: not wanted */
     const float *weight, *bias;
     float *grad_weight, *grad_bias;
     float *saved;
@@ -168,13 +176,14 @@ void gg_cuda_layer_norm_backward(gg_cuda_stream stream, const gg_cuda_layer_norm
 /* LOCAL_RESPONSE_NORM of outer x channels x inner values, as for biases. `saved` (may be NULL without training) gets
  * as many floats as there are values, backward's scratch has as many. Not in place. */
 typedef struct gg_cuda_lrn_args {
+    gg_dtype dtype;
     int64_t outer, channels, inner;
     int64_t size;
     float alpha, beta, k;
-    const float *input;
-    float *output;
-    const float *grad_output;
-    float *grad_input;
+    const void *input;
+    void *output;
+    const void *grad_output;
+    void *grad_input;
     float *saved, *scratch;
 } gg_cuda_lrn_args;
 void gg_cuda_lrn(gg_cuda_stream stream, const gg_cuda_lrn_args *args);
@@ -184,11 +193,12 @@ void gg_cuda_lrn_backward(gg_cuda_stream stream, const gg_cuda_lrn_args *args);
 
 /* SOFTMAX along the middle axis of outer x length x inner values. In place; backward in place of grad_output. */
 typedef struct gg_cuda_softmax_args {
+    gg_dtype dtype;
     int64_t outer, length, inner;
-    const float *input;
-    float *output;
-    const float *grad_output;
-    float *grad_input;
+    const void *input;
+    void *output;
+    const void *grad_output;
+    void *grad_input;
 } gg_cuda_softmax_args;
 void gg_cuda_softmax(gg_cuda_stream stream, const gg_cuda_softmax_args *args);
 void gg_cuda_softmax_backward(gg_cuda_stream stream, const gg_cuda_softmax_args *args);

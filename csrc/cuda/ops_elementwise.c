@@ -5,7 +5,8 @@
 /* ------------------------------------------------------------------------------------------ activations */
 
 static gg_cuda_activation_args activation_args(const gg_op *head) {
-    return (gg_cuda_activation_args){.kind = head->desc.kind,
+    return (gg_cuda_activation_args){.dtype = head->output.dtype,
+                                     .kind = head->desc.kind,
                                      .slope = head->desc.slope,
                                      .tanh_form = head->desc.tanh_form,
                                      .n = ((const gg_cuda_element_op *)head)->n};
@@ -36,7 +37,7 @@ gg_status gg_cuda_activation_create(gg_device *device, const gg_op_desc *desc, g
     gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(gg_cuda_check_same_shapes(desc));
-    GG_TRY(gg_cuda_element_create(device, desc, &activation_class, 0, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &activation_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
     const bool by_input = desc->kind == GG_OP_GELU || (desc->kind == GG_OP_LEAKY_RELU && desc->slope < 0);
     (*out)->in_place = true;
     (*out)->backward_needs_output = !by_input;
@@ -48,7 +49,8 @@ cleanup:
 /* ------------------------------------------------------------------------------------------ sums */
 
 static gg_cuda_add_args add_args(const gg_op *head, const gg_op_args *args) {
-    gg_cuda_add_args own = {.n = ((const gg_cuda_element_op *)head)->n,
+    gg_cuda_add_args own = {.dtype = head->output.dtype,
+                            .n = ((const gg_cuda_element_op *)head)->n,
                             .inputs = head->desc.inputs,
                             .relu = head->desc.activation == GG_ACTIVATION_RELU,
                             .output = args->output,
@@ -80,7 +82,7 @@ gg_status gg_cuda_add_create(gg_device *device, const gg_op_desc *desc, gg_op **
     *out = NULL;
     if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add has at least 2 inputs, not %d", desc->inputs);
     GG_TRY(gg_cuda_check_same_shapes(desc));
-    GG_TRY(gg_cuda_element_create(device, desc, &add_class, 0, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &add_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
     (*out)->in_place = true;
     (*out)->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
     if ((*out)->backward_needs_output && desc->inputs == 2) (*out)->over_output = 1u << 1;
@@ -98,10 +100,11 @@ static gg_status dropout_run(gg_op *head, const gg_op_args *args, const void *in
         return gg_cuda_element_done(head);
     }
     const gg_cuda_dropout_args own = {
-        .layout = GG_LAYOUT_PLAIN,
+        .dtype = head->output.dtype,
+        .layout = head->output.layout,
         .batch = desc->batch,
         .features = gg_shape_count(&desc->output),
-        .channels = 1,
+        .channels = desc->output.size[0],
         .draw = {.seed = desc->seed, .step = args->step, .rank = args->rank, .probability = desc->probability},
         .in = in,
         .out = out};
@@ -130,7 +133,7 @@ gg_status gg_cuda_dropout_create(gg_device *device, const gg_op_desc *desc, gg_o
         GG_FAIL(GG_ERROR_UNSUPPORTED, "dropout: %lld x %lld elements are more than a stream has numbers",
                 (long long)features, (long long)desc->batch);
     GG_TRY(gg_cuda_check_same_shapes(desc));
-    GG_TRY(gg_cuda_element_create(device, desc, &dropout_class, 0, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &dropout_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
     (*out)->in_place = true;
 cleanup:
     return status;

@@ -8,7 +8,8 @@ static gg_cuda_batch_norm_args batch_norm_args(const gg_op *head, const gg_op_ar
     const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
     const gg_op_desc *desc = &head->desc;
     const int mean = desc->affine ? 2 : 0;
-    gg_cuda_batch_norm_args own = {.outer = op->outer,
+    gg_cuda_batch_norm_args own = {.dtype = head->output.dtype,
+                                   .outer = op->outer,
                                    .channels = op->channels,
                                    .inner = op->inner,
                                    .relu = desc->activation == GG_ACTIVATION_RELU,
@@ -75,7 +76,7 @@ gg_status gg_cuda_batch_norm_create(gg_device *device, const gg_op_desc *desc, g
                 "%s has %lld; choose another batch_size, or drop_last=True of fit, which leaves a last batch out that "
                 "is not full",
                 (long long)desc->batch, gg_shape_text(&desc->input[0], in), (long long)values);
-    GG_TRY(gg_cuda_element_create(device, desc, &batch_norm_class, 0, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &batch_norm_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
     const gg_cuda_element_op *op = (const gg_cuda_element_op *)*out;
     gg_op *head = *out;
     head->in_place = true;
@@ -93,7 +94,8 @@ cleanup:
 static gg_cuda_layer_norm_args layer_norm_args(const gg_op *head, const gg_op_args *args) {
     const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
     const gg_op_desc *desc = &head->desc;
-    return (gg_cuda_layer_norm_args){.rows = op->outer,
+    return (gg_cuda_layer_norm_args){.dtype = head->output.dtype,
+                                     .rows = op->outer,
                                      .length = op->inner,
                                      .epsilon = desc->epsilon,
                                      .input = args->input[0],
@@ -130,7 +132,7 @@ gg_status gg_cuda_layer_norm_create(gg_device *device, const gg_op_desc *desc, g
     if (desc->inputs != 1 || desc->axis < 0 || desc->axis >= desc->output.dims)
         GG_FAIL(GG_ERROR_SHAPE, "layer_norm has one input and begins at one of its axes, not at %lld",
                 (long long)desc->axis);
-    GG_TRY(gg_cuda_element_create(device, desc, &layer_norm_class, 0, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &layer_norm_class, GG_CUDA_BFLOAT16, out));
     gg_cuda_element_op *op = (gg_cuda_element_op *)*out;
     op->inner = 1;
     for (int i = (int)desc->axis; i < desc->output.dims; ++i) op->inner *= desc->output.size[i];
@@ -148,7 +150,8 @@ cleanup:
 
 static gg_cuda_lrn_args lrn_args(const gg_op *head, const gg_op_args *args) {
     const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
-    return (gg_cuda_lrn_args){.outer = op->outer,
+    return (gg_cuda_lrn_args){.dtype = head->output.dtype,
+                              .outer = op->outer,
                               .channels = op->channels,
                               .inner = op->inner,
                               .size = head->desc.size,
@@ -186,7 +189,7 @@ gg_status gg_cuda_lrn_create(gg_device *device, const gg_op_desc *desc, gg_op **
     if (desc->inputs != 1 || desc->size < 1)
         GG_FAIL(GG_ERROR_ARGUMENT, "local_response_norm has one input, and its size is at least 1, not %lld",
                 (long long)desc->size);
-    GG_TRY(gg_cuda_element_create(device, desc, &lrn_class, 0, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &lrn_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
     (*out)->backward_needs_input = 1;
     if (desc->training) (*out)->saved_bytes = (*out)->scratch_bytes = ((gg_cuda_element_op *)*out)->n * sizeof(float);
 cleanup:
@@ -197,7 +200,8 @@ cleanup:
 
 static gg_cuda_softmax_args softmax_args(const gg_op *head) {
     const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
-    return (gg_cuda_softmax_args){.outer = op->outer, .length = op->channels, .inner = op->inner};
+    return (gg_cuda_softmax_args){
+        .dtype = head->output.dtype, .outer = op->outer, .length = op->channels, .inner = op->inner};
 }
 
 static gg_status softmax_forward(gg_op *head, const gg_op_args *args) {
@@ -228,7 +232,7 @@ gg_status gg_cuda_softmax_create(gg_device *device, const gg_op_desc *desc, gg_o
     if (desc->inputs != 1 || desc->axis < 0 || desc->axis >= desc->output.dims)
         GG_FAIL(GG_ERROR_SHAPE, "softmax has one input and goes along one of its axes, not %lld",
                 (long long)desc->axis);
-    GG_TRY(gg_cuda_element_create(device, desc, &softmax_class, 0, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &softmax_class, GG_CUDA_BFLOAT16, out));
     gg_cuda_element_op *op = (gg_cuda_element_op *)*out;
     op->channels = desc->output.size[desc->axis];
     op->inner = 1;

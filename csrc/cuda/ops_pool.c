@@ -3,14 +3,14 @@
 #include "cuda/ops.h"
 
 static gg_status pool_forward(gg_op *head, const gg_op_args *args) {
-    gg_cuda_pool(gg_cuda_element_stream(head), &head->desc, GG_LAYOUT_PLAIN, args->input[0], args->output,
+    gg_cuda_pool(gg_cuda_element_stream(head), &head->desc, head->input[0], args->input[0], args->output,
                  head->saved_bytes > 0 ? args->saved : NULL);
     return gg_cuda_element_done(head);
 }
 
 static gg_status pool_backward(gg_op *head, const gg_op_args *args) {
     if (args->grad_input[0] == NULL) return GG_OK;
-    gg_cuda_pool_backward(gg_cuda_element_stream(head), &head->desc, GG_LAYOUT_PLAIN, args->grad_output, args->saved,
+    gg_cuda_pool_backward(gg_cuda_element_stream(head), &head->desc, head->input[0], args->grad_output, args->saved,
                           args->grad_input[0]);
     return gg_cuda_element_done(head);
 }
@@ -47,7 +47,9 @@ gg_status gg_cuda_pool_create(gg_device *device, const gg_op_desc *desc, gg_op *
         GG_FAIL(GG_ERROR_SHAPE, "%s maps one image (C, H, W) to another of as many channels",
                 gg_op_kind_name(desc->kind));
     for (int a = 0; a < 2 && desc->kind != GG_OP_ADAPTIVE_AVG_POOL2D; ++a) GG_TRY(check_pool_axis(desc, a));
-    GG_TRY(gg_cuda_element_create(device, desc, &pool_class, 0, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &pool_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
+    /* One value a channel lies in one way only: what follows need not reorder it. */
+    if (desc->output.size[1] == 1 && desc->output.size[2] == 1) (*out)->output.layout = GG_LAYOUT_PLAIN;
     (*out)->saved_bytes = desc->training ? gg_cuda_pool_saved(desc) : 0;
 cleanup:
     return status;

@@ -39,7 +39,7 @@ floats average_in_double(const gg_op_desc &desc, const floats &x) {
     return out;
 }
 
-void test_pool(const gg_op_desc &desc, gg_layout layout, bool special = false) {
+template <class T> void test_pool_of(const gg_op_desc &desc, gg_layout layout, bool special) {
     const bool max = desc.kind == GG_OP_MAX_POOL2D;
     const size_t inputs = (size_t)desc.batch * count(desc.input[0]), outputs = (size_t)desc.batch * count(desc.output);
     cpu_run cpu;
@@ -49,23 +49,31 @@ void test_pool(const gg_op_desc &desc, gg_layout layout, bool special = false) {
     for (size_t i = 0; max && i < inputs; i += 3) cpu.input[0][i] = (float)(i % 4) / 4;
     cpu.input[0][inputs - 1] = 2; /* at the last place of a window, if one holds it */
     if (special) cpu.input[0][inputs / 2] = cpu.input[0][inputs / 2 + 1] = NAN;
-    cpu.grad_output = r.floats(outputs);
+    cpu.input[0] = rounded<T>(cpu.input[0]);
+    cpu.grad_output = rounded<T>(r.floats(outputs));
     run_on_cpu(desc, &cpu);
-    device_floats x(laid(layout, desc.input[0], desc.batch, cpu.input[0]), "x"), y(outputs, "y"), dx(inputs, "dx");
-    device_floats dy(laid(layout, desc.output, desc.batch, cpu.grad_output), "dy"), again(outputs, "again");
+    const gg_format format = {dtype_of<T>, layout};
+    device_batch<T> x(laid(layout, desc.input[0], desc.batch, cpu.input[0]), "x"), y(outputs, "y"), dx(inputs, "dx");
+    device_batch<T> dy(laid(layout, desc.output, desc.batch, cpu.grad_output), "dy"), again(outputs, "again");
     buffer<uint8_t> saved(gg_cuda_pool_saved(&desc), "saved");
     CHECK(max == (saved.n > 0));
-    gg_cuda_pool(nullptr, &desc, layout, x, y, max ? saved.p : nullptr);
-    gg_cuda_pool(nullptr, &desc, layout, x, again, nullptr);
-    gg_cuda_pool_backward(nullptr, &desc, layout, dy, saved.p, dx);
+    gg_cuda_pool(nullptr, &desc, format, x, y, max ? saved.p : nullptr);
+    gg_cuda_pool(nullptr, &desc, format, x, again, nullptr);
+    gg_cuda_pool_backward(nullptr, &desc, format, dy, saved.p, dx);
     const floats out = plain_of(layout, desc.output, desc.batch, y.all());
     const floats error = plain_of(layout, desc.input[0], desc.batch, dx.all());
     const char *name = gg_op_kind_name(desc.kind);
     CHECK(same(again.all(), y.all(), "without saved places"));
-    CHECK(max ? same(out, cpu.output, name) : near(out, cpu.output, 1e-6, name));
-    CHECK(near(error, cpu.grad_input[0], max ? 0 : 1e-6, name)); /* 0: but for the sign of 0 */
-    if (!max) CHECK(near(out, average_in_double(desc, cpu.input[0]), 1e-6, name));
+    CHECK(max ? same(out, cpu.output, name) : near(out, cpu.output, 1e-6 + rounding_of<T>, name));
+    CHECK(near(error, max ? rounded<T>(cpu.grad_input[0]) : cpu.grad_input[0], max ? 0 : 1e-6 + rounding_of<T>,
+               name)); /* 0: but for the sign of 0 */
+    if (!max) CHECK(near(out, average_in_double(desc, cpu.input[0]), 1e-6 + rounding_of<T>, name));
     CHECK_CLEAN();
+}
+
+void test_pool(const gg_op_desc &desc, gg_layout layout, bool special = false) {
+    test_pool_of<float>(desc, layout, special);
+    test_pool_of<narrow>(desc, layout, special);
 }
 
 gg_window window(int64_t kernel, int64_t stride, int64_t padding, int64_t dilation, bool ceil_mode, bool include_pad) {

@@ -84,8 +84,8 @@ __device__ __forceinline__ void gg_store(gg_bfloat16 *p, float v) { *p = gg_narr
 __device__ __forceinline__ float gg_rounded_as(const float *, float v) { return v; }
 __device__ __forceinline__ float gg_rounded_as(const gg_bfloat16 *, float v) { return gg_widened(gg_narrowed(v)); }
 
-/* Several elements that lie side by side, moved at once: 16 bytes of floats, 8 of bfloat16. The address is aligned to
- * that. */
+/* Several elements that lie side by side, moved at once: 4 or, of bfloat16, 8. The address is aligned to all of them.
+ */
 template <int N> struct gg_pack { float at[N]; };
 __device__ __forceinline__ gg_pack<1> gg_load_pack(const float *p, gg_pack<1> *) { return {{*p}}; }
 __device__ __forceinline__ gg_pack<1> gg_load_pack(const gg_bfloat16 *p, gg_pack<1> *) { return {{gg_widened(*p)}}; }
@@ -96,6 +96,15 @@ __device__ __forceinline__ gg_pack<4> gg_load_pack(const float *p, gg_pack<4> *)
 __device__ __forceinline__ gg_pack<4> gg_load_pack(const gg_bfloat16 *p, gg_pack<4> *) {
     const ushort4 v = *reinterpret_cast<const ushort4 *>(p);
     return {{gg_widened({v.x}), gg_widened({v.y}), gg_widened({v.z}), gg_widened({v.w})}};
+}
+__device__ __forceinline__ gg_pack<8> gg_load_pack(const gg_bfloat16 *p, gg_pack<8> *) {
+    const uint4 v = *reinterpret_cast<const uint4 *>(p);
+    const unsigned words[4] = {v.x, v.y, v.z, v.w};
+    gg_pack<8> out;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        out.at[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+    return out;
 }
 template <int N, class T> __device__ __forceinline__ gg_pack<N> gg_load_pack(const T *p) {
     return gg_load_pack(p, static_cast<gg_pack<N> *>(nullptr));
@@ -108,6 +117,15 @@ __device__ __forceinline__ void gg_store_pack(gg_bfloat16 *p, gg_pack<4> v) {
     *reinterpret_cast<ushort4 *>(p) = make_ushort4(gg_narrowed(v.at[0]).bits, gg_narrowed(v.at[1]).bits,
                                                    gg_narrowed(v.at[2]).bits, gg_narrowed(v.at[3]).bits);
 }
+__device__ __forceinline__ void gg_store_pack(gg_bfloat16 *p, gg_pack<8> v) {
+    unsigned words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        words[i] = gg_narrowed(v.at[2 * i]).bits | (unsigned)gg_narrowed(v.at[2 * i + 1]).bits << 16;
+    *reinterpret_cast<uint4 *>(p) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+/* As many as 16 bytes hold. */
+template <class T> constexpr int GG_WIDE = 16 / (int)sizeof(T);
 
 /* Calls f.run<4>(i) for every fourth element i, or f.run<1>(i) for every one, so that each of n is met once. */
 template <class F, int N> __global__ void __launch_bounds__(GG_BLOCK) gg_each_kernel(int64_t n, F f) {

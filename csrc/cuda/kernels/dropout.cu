@@ -7,7 +7,7 @@ struct dropout_shape {
 };
 
 /* A thread has a feature of four samples, which share a block of words. */
-static __global__ void drop(dropout_shape s, gg_drawing draw, const float *in, float *out) {
+template <class T> static __global__ void drop(dropout_shape s, gg_drawing draw, const T *in, T *out) {
     const int64_t elements = s.features / s.channels;
     for (int64_t i = gg_thread_number(); i < s.blocks * s.features; i += gg_thread_count()) {
         const int64_t block = i / s.features, place = i % s.features;
@@ -15,7 +15,7 @@ static __global__ void drop(dropout_shape s, gg_drawing draw, const float *in, f
         const gg_words words = random_block(draw, (uint32_t)(feature * s.blocks + block));
         for (int w = 0; w < 4 && 4 * block + w < s.batch; ++w) {
             const int64_t at = (4 * block + w) * s.features + place;
-            out[at] = dropped(draw, words.word[w], in[at]);
+            gg_store(out + at, dropped(draw, words.word[w], gg_load(in + at)));
         }
     }
 }
@@ -26,8 +26,12 @@ void gg_cuda_dropout(gg_cuda_stream stream, const gg_cuda_dropout_args *args) {
     s.features = args->features;
     s.blocks = ceil_div(args->batch, 4);
     s.channels = args->layout == GG_LAYOUT_NHWC ? args->channels : 1;
-    GG_LAUNCH(drop, dim3(blocks_for(s.blocks * s.features, GG_BLOCK)), dim3(GG_BLOCK), 0, stream, s,
-              drawing_of(&args->draw), args->in, args->out);
+    const dim3 blocks(blocks_for(s.blocks * s.features, GG_BLOCK)), block(GG_BLOCK);
+    const gg_drawing draw = drawing_of(&args->draw);
+    if (args->dtype == GG_BFLOAT16)
+        GG_LAUNCH((drop<gg_bfloat16>), blocks, block, 0, stream, s, draw, (const gg_bfloat16 *)args->in,
+                  (gg_bfloat16 *)args->out);
+    else GG_LAUNCH((drop<float>), blocks, block, 0, stream, s, draw, (const float *)args->in, (float *)args->out);
 }
 
 static __global__ void drop_rows(int64_t rows, int64_t length, int64_t first_row, gg_drawing draw, const float *in,

@@ -44,39 +44,59 @@ struct gelu_tanh_of {
     }
 };
 
-template <typename F, int V> static __global__ void activate(F f, int64_t n, const float *in, float *out) {
-    for (int64_t i = gg_thread_number(); i < n / V; i += gg_thread_count()) {
-        gg_pack<V> v = gg_load_pack<V>(in + i * V);
-        for (int k = 0; k < V; ++k) v.at[k] = f.value(v.at[k]);
-        gg_store_pack(out + i * V, v);
+/* Each N values from place i on. */
+template <class T, class F> struct activate {
+    F f;
+    const T *in;
+    T *out;
+    template <int N> __device__ void run(int64_t i) const {
+        gg_pack<N> v = gg_load_pack<N>(in + i);
+#pragma unroll
+        for (int k = 0; k < N; ++k) v.at[k] = f.value(v.at[k]);
+        gg_store_pack(out + i, v);
     }
+};
+
+template <class T, class F> struct activate_backward {
+    F f;
+    const T *in, *grad;
+    T *out;
+    template <int N> __device__ void run(int64_t i) const {
+        const gg_pack<N> v = gg_load_pack<N>(in + i);
+        gg_pack<N> d = gg_load_pack<N>(grad + i);
+#pragma unroll
+        for (int k = 0; k < N; ++k) d.at[k] = f.error(v.at[k], d.at[k]);
+        gg_store_pack(out + i, d);
+    }
+};
+
+/* by_many: as many at once as 16 bytes hold; what is left over, one by one. */
+template <class T, class F> static __global__ void __launch_bounds__(GG_BLOCK) each_value(int64_t n, int by_many, F f) {
+    constexpr int N = GG_WIDE<T>;
+    const int64_t whole = by_many ? n / N * N : 0;
+    for (int64_t i = N * gg_thread_number(); i < whole; i += N * gg_thread_count()) f.template run<N>(i);
+    for (int64_t i = whole + gg_thread_number(); i < n; i += gg_thread_count()) f.template run<1>(i);
 }
 
-template <typename F, int V>
-static __global__ void activate_backward(F f, int64_t n, const float *in, const float *grad, float *out) {
-    for (int64_t i = gg_thread_number(); i < n / V; i += gg_thread_count()) {
-        const gg_pack<V> v = gg_load_pack<V>(in + i * V);
-        gg_pack<V> d = gg_load_pack<V>(grad + i * V);
-        for (int k = 0; k < V; ++k) d.at[k] = f.error(v.at[k], d.at[k]);
-        gg_store_pack(out + i * V, d);
-    }
+template <class T, class F> static void run_each(gg_cuda_stream stream, int64_t n, bool by_many, const F &f) {
+    const dim3 blocks(blocks_for(n, by_many ? GG_WIDE<T> * GG_BLOCK : GG_BLOCK));
+    if (n > 0) GG_LAUNCH((each_value<T, F>), blocks, dim3(GG_BLOCK), 0, stream, n, (int)by_many, f);
 }
 
-template <typename F>
-static void run_activation(gg_cuda_stream stream, F f, bool backward, const gg_cuda_activation_args *args) {
+template <class T, class F>
+static void activation_of(gg_cuda_stream stream, F f, bool backward, const gg_cuda_activation_args *args) {
     const int64_t n = (int64_t)args->n;
-    const bool wide =
-        n % 4 == 0 && gg_is_aligned(args->in, 16) && gg_is_aligned(args->out, 16) && gg_is_aligned(args->grad, 16);
-    const unsigned blocks = blocks_for(wide ? n / 4 : n, GG_BLOCK);
-    if (n == 0) return;
-    if (backward && wide)
-        GG_LAUNCH((activate_backward<F, 4>), dim3(blocks), dim3(GG_BLOCK), 0, stream, f, n, args->in, args->grad,
-                  args->out);
-    else if (backward)
-        GG_LAUNCH((activate_backward<F, 1>), dim3(blocks), dim3(GG_BLOCK), 0, stream, f, n, args->in, args->grad,
-                  args->out);
-    else if (wide) GG_LAUNCH((activate<F, 4>), dim3(blocks), dim3(GG_BLOCK), 0, stream, f, n, args->in, args->out);
-    else GG_LAUNCH((activate<F, 1>), dim3(blocks), dim3(GG_BLOCK), 0, stream, f, n, args->in, args->out);
+    const T *in = (const T *)args->in, *grad = (const T *)args->grad;
+    T *out = (T *)args->out;
+    const bool wide = gg_is_aligned(in, 16) && gg_is_aligned(out, 16) && (!backward || gg_is_aligned(grad, 16));
+    if (backward) run_each<T>(stream, n, wide, activate_backward<T, F>{f, in, grad, out});
+    else run_each<T>(stream, n, wide, activate<T, F>{f, in, out});
+}
+
+template <class F>
+static void run_activation(gg_cuda_stream stream, F f, bool backward, const gg_cuda_activation_args *args) {
+    if (args->dtype == GG_BFLOAT16) activation_of<gg_bfloat16>(stream, f, backward, args);
+    else activation_of<float>(stream, f, backward, args);
 }
 
 static void any_activation(gg_cuda_stream stream, bool backward, const gg_cuda_activation_args *args) {
@@ -102,126 +122,144 @@ void gg_cuda_activation_backward(gg_cuda_stream stream, const gg_cuda_activation
 
 /* ------------------------------------------------------------------------------------------ sum */
 
-struct add_arrays {
-    const float *input[GG_MAX_INPUTS];
-    float *grad[GG_MAX_INPUTS];
+template <class T> struct add_all {
+    const T *input[GG_MAX_INPUTS];
     int inputs, relu;
+    T *out;
+    template <int N> __device__ void run(int64_t i) const {
+        gg_pack<N> sum = gg_load_pack<N>(input[0] + i);
+        for (int term = 1; term < inputs; ++term) {
+            const gg_pack<N> v = gg_load_pack<N>(input[term] + i);
+#pragma unroll
+            for (int k = 0; k < N; ++k) sum.at[k] += v.at[k];
+        }
+#pragma unroll
+        for (int k = 0; k < N; ++k) sum.at[k] = relu ? gated(sum.at[k], sum.at[k]) : sum.at[k];
+        gg_store_pack(out + i, sum);
+    }
 };
 
-template <int V> static __global__ void add_all(add_arrays a, int64_t n, float *out) {
-    for (int64_t i = gg_thread_number(); i < n / V; i += gg_thread_count()) {
-        gg_pack<V> sum = gg_load_pack<V>(a.input[0] + i * V);
-        for (int input = 1; input < a.inputs; ++input) {
-            const gg_pack<V> v = gg_load_pack<V>(a.input[input] + i * V);
-            for (int k = 0; k < V; ++k) sum.at[k] += v.at[k];
+template <class T> struct add_all_backward {
+    T *grad[GG_MAX_INPUTS];
+    int inputs, relu;
+    const T *y, *dy;
+    template <int N> __device__ void run(int64_t i) const {
+        gg_pack<N> d = gg_load_pack<N>(dy + i);
+        if (relu) {
+            const gg_pack<N> v = gg_load_pack<N>(y + i);
+#pragma unroll
+            for (int k = 0; k < N; ++k) d.at[k] = gated(v.at[k], d.at[k]);
         }
-        if (a.relu)
-            for (int k = 0; k < V; ++k) sum.at[k] = gated(sum.at[k], sum.at[k]);
-        gg_store_pack(out + i * V, sum);
+        for (int term = 0; term < inputs; ++term) gg_store_pack(grad[term] + i, d);
     }
+};
+
+template <class T> static void add_of(gg_cuda_stream stream, const gg_cuda_add_args *args) {
+    bool wide = gg_is_aligned(args->output, 16);
+    add_all<T> f = {};
+    f.inputs = args->inputs;
+    f.relu = args->relu;
+    f.out = (T *)args->output;
+    for (int i = 0; i < args->inputs; ++i) {
+        f.input[i] = (const T *)args->input[i];
+        wide = wide && gg_is_aligned(args->input[i], 16);
+    }
+    run_each<T>(stream, (int64_t)args->n, wide, f);
 }
 
-template <int V> static __global__ void add_all_backward(add_arrays a, int64_t n, const float *y, const float *dy) {
-    for (int64_t i = gg_thread_number(); i < n / V; i += gg_thread_count()) {
-        gg_pack<V> d = gg_load_pack<V>(dy + i * V);
-        if (a.relu) {
-            const gg_pack<V> v = gg_load_pack<V>(y + i * V);
-            for (int k = 0; k < V; ++k) d.at[k] = gated(v.at[k], d.at[k]);
-        }
-        for (int input = 0; input < a.inputs; ++input)
-            if (a.grad[input] != NULL) gg_store_pack(a.grad[input] + i * V, d);
+template <class T> static void add_backward_of(gg_cuda_stream stream, const gg_cuda_add_args *args) {
+    bool wide = gg_is_aligned(args->output, 16) && gg_is_aligned(args->grad_output, 16);
+    add_all_backward<T> f = {};
+    f.relu = args->relu;
+    f.y = (const T *)args->output;
+    f.dy = (const T *)args->grad_output;
+    for (int i = 0; i < args->inputs; ++i) {
+        if (args->grad[i] == NULL || (args->grad[i] == args->grad_output && !args->relu)) continue;
+        f.grad[f.inputs++] = (T *)args->grad[i];
+        wide = wide && gg_is_aligned(args->grad[i], 16);
     }
+    if (f.inputs > 0) run_each<T>(stream, (int64_t)args->n, wide, f);
 }
 
 void gg_cuda_add(gg_cuda_stream stream, const gg_cuda_add_args *args) {
-    const int64_t n = (int64_t)args->n;
-    bool wide = n % 4 == 0 && gg_is_aligned(args->output, 16);
-    add_arrays a = {};
-    a.inputs = args->inputs;
-    a.relu = args->relu;
-    for (int i = 0; i < args->inputs; ++i) {
-        a.input[i] = args->input[i];
-        wide = wide && gg_is_aligned(args->input[i], 16);
-    }
-    if (n == 0) return;
-    if (wide) GG_LAUNCH((add_all<4>), dim3(blocks_for(n / 4, GG_BLOCK)), dim3(GG_BLOCK), 0, stream, a, n, args->output);
-    else GG_LAUNCH((add_all<1>), dim3(blocks_for(n, GG_BLOCK)), dim3(GG_BLOCK), 0, stream, a, n, args->output);
+    if (args->dtype == GG_BFLOAT16) add_of<gg_bfloat16>(stream, args);
+    else add_of<float>(stream, args);
 }
 
 void gg_cuda_add_backward(gg_cuda_stream stream, const gg_cuda_add_args *args) {
-    const int64_t n = (int64_t)args->n;
-    const float *y = args->output, *dy = args->grad_output;
-    bool wide = n % 4 == 0 && gg_is_aligned(y, 16) && gg_is_aligned(dy, 16);
-    add_arrays a = {};
-    a.relu = args->relu;
-    for (int i = 0; i < args->inputs; ++i) {
-        if (args->grad[i] == NULL || (args->grad[i] == dy && !args->relu)) continue;
-        a.grad[a.inputs++] = args->grad[i];
-        wide = wide && gg_is_aligned(args->grad[i], 16);
-    }
-    if (n == 0 || a.inputs == 0) return;
-    if (wide)
-        GG_LAUNCH((add_all_backward<4>), dim3(blocks_for(n / 4, GG_BLOCK)), dim3(GG_BLOCK), 0, stream, a, n, y, dy);
-    else GG_LAUNCH((add_all_backward<1>), dim3(blocks_for(n, GG_BLOCK)), dim3(GG_BLOCK), 0, stream, a, n, y, dy);
+    if (args->dtype == GG_BFLOAT16) add_backward_of<gg_bfloat16>(stream, args);
+    else add_backward_of<float>(stream, args);
 }
 
 /* ------------------------------------------------------------------------------------------ biases */
 
-template <int V> static __global__ void add_bias(gg_rows r, const float *bias, int relu, float *y) {
-    for (int64_t row = row_first(r.shift); row < r.rows; row += row_step(r.shift)) {
-        for (int64_t i = column_first(r.shift); i < r.length; i += (int64_t)1 << r.shift) {
-            float *at = y + (row * r.length + i) * V;
-            gg_pack<V> v = gg_load_pack<V>(at);
-            for (int k = 0; k < V; ++k) {
-                if (bias != NULL) v.at[k] += bias[channel_of<V>(r, row, i, k)];
-                if (relu) v.at[k] = gated(v.at[k], v.at[k]);
-            }
-            gg_store_pack(at, v);
+template <class T> struct add_bias {
+    const float *bias;
+    int relu;
+    T *y;
+    typedef float local;
+    __device__ float begin(int64_t channel) const { return bias != NULL ? bias[channel] : 0.0f; }
+    template <int V> __device__ void run(const float *l, int64_t i) const {
+        gg_pack<V> v = gg_load_pack<V>(y + i);
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            if (bias != NULL) v.at[k] += l[k];
+            if (relu) v.at[k] = gated(v.at[k], v.at[k]);
         }
+        gg_store_pack(y + i, v);
     }
+};
+
+template <class T> static void bias_of(gg_cuda_stream stream, const gg_cuda_bias_args *args) {
+    const add_bias<T> f = {args->bias, args->relu, (T *)args->y};
+    each_row<GG_WIDE<T>>(stream, args->outer, args->channels, args->inner, gg_is_aligned(args->y, 16), f);
 }
 
 void gg_cuda_bias(gg_cuda_stream stream, const gg_cuda_bias_args *args) {
-    const int64_t length = args->inner == 1 ? args->channels : args->inner;
-    const int v = length % 4 == 0 && gg_is_aligned(args->y, 16) ? 4 : 1;
-    const gg_rows r = rows_of(args->outer, args->channels, args->inner, v);
     if (args->bias == NULL && !args->relu) return;
-    if (v == 4)
-        GG_LAUNCH((add_bias<4>), dim3(blocks_of(&r)), dim3(GG_BLOCK), 0, stream, r, args->bias, (int)args->relu,
-                  args->y);
-    else
-        GG_LAUNCH((add_bias<1>), dim3(blocks_of(&r)), dim3(GG_BLOCK), 0, stream, r, args->bias, (int)args->relu,
-                  args->y);
+    if (args->dtype == GG_BFLOAT16) bias_of<gg_bfloat16>(stream, args);
+    else bias_of<float>(stream, args);
 }
 
-struct error_sum {
-    const float *y;
-    float *grad;
+template <class T> struct error_sum {
+    const T *y;
+    T *grad;
     struct local {};
     __device__ local begin(int64_t) const { return {}; }
-    __device__ void add(const local &, int64_t, int64_t, int64_t index, gg_pair *sum) const {
-        float d = grad[index];
+    template <int V> __device__ void add(const local *, int64_t, int64_t index, gg_pair *sum) const {
+        gg_pack<V> d = gg_load_pack<V>(grad + index);
         if (y != NULL) {
-            d = gated(y[index], d);
-            grad[index] = d;
+            const gg_pack<V> v = gg_load_pack<V>(y + index);
+#pragma unroll
+            for (int k = 0; k < V; ++k) d.at[k] = gated(v.at[k], d.at[k]);
+            gg_store_pack(grad + index, d);
         }
-        sum->first += (double)d;
+#pragma unroll
+        for (int k = 0; k < V; ++k) sum[k].first += (double)d.at[k];
     }
 };
 
 static __global__ void bias_gradient(const gg_pair *partial, int64_t pieces, int64_t channels, float *out) {
-    for (int64_t c = gg_thread_number(); c < channels; c += gg_thread_count())
-        out[c] = (float)sum_of_pieces(partial, pieces, channels, c).first;
+    for (int64_t c = group_first<WARP>(); c < channels; c += group_step<WARP>()) {
+        const gg_pair sum = sum_of_pieces(partial, pieces, channels, c);
+        if (group_place<WARP>() == 0) out[c] = (float)sum.first;
+    }
 }
 
 size_t gg_cuda_bias_backward_scratch(int64_t outer, int64_t channels, int64_t inner) {
     return partial_bytes(outer, channels, inner);
 }
 
+template <class T> static void error_sums(gg_cuda_stream stream, const gg_cuda_bias_backward_args *args) {
+    const error_sum<T> term = {(const T *)args->y, (T *)args->grad};
+    const bool wide = gg_is_aligned(args->y, 16) && gg_is_aligned(args->grad, 16);
+    sum_channels(stream, term, args->outer, args->channels, args->inner, wide, (gg_pair *)args->scratch);
+}
+
 void gg_cuda_bias_backward(gg_cuda_stream stream, const gg_cuda_bias_backward_args *args) {
-    gg_pair *partial = (gg_pair *)args->scratch;
     if (args->bias == NULL) {
         gg_cuda_activation_args gate = {};
+        gate.dtype = args->dtype;
         gate.kind = GG_OP_RELU;
         gate.n = (size_t)(args->outer * args->channels * args->inner);
         gate.in = args->y;
@@ -229,7 +267,9 @@ void gg_cuda_bias_backward(gg_cuda_stream stream, const gg_cuda_bias_backward_ar
         if (args->y != NULL) gg_cuda_activation_backward(stream, &gate);
         return;
     }
-    sum_channels(stream, error_sum{args->y, args->grad}, args->outer, args->channels, args->inner, partial);
-    GG_LAUNCH(bias_gradient, dim3(blocks_for(args->channels, GG_BLOCK)), dim3(GG_BLOCK), 0, stream, partial,
-              pieces_of(args->outer, args->channels, args->inner), args->channels, args->bias);
+    if (args->dtype == GG_BFLOAT16) error_sums<gg_bfloat16>(stream, args);
+    else error_sums<float>(stream, args);
+    GG_LAUNCH(bias_gradient, blocks_of_channels(args->channels), dim3(GG_BLOCK), 0, stream,
+              (const gg_pair *)args->scratch, pieces_of(args->outer, args->channels, args->inner), args->channels,
+              args->bias);
 }

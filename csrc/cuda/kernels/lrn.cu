@@ -14,32 +14,34 @@ static __device__ inline float inverse_power(float beta, float v) {
     return 1.0f / (root * sqrtf(root));
 }
 
-static __global__ void lrn_forward(lrn_shape s, const float *x, float *y, float *saved) {
+template <class T> static __global__ void lrn_forward(lrn_shape s, const T *x, T *y, float *saved) {
     for (int64_t i = gg_thread_number(); i < s.values; i += gg_thread_count()) {
         const int64_t c = i / s.inner % s.channels;
         const int64_t first = c > s.before ? -s.before : -c;
         const int64_t last = c + s.after < s.channels ? s.after : s.channels - 1 - c;
         float sum = 0;
         for (int64_t j = first; j <= last; ++j) {
-            const float v = x[i + j * s.inner];
+            const float v = gg_load(x + i + j * s.inner);
             sum += v * v;
         }
         sum = s.k + s.share * sum;
         if (saved != NULL) saved[i] = sum;
-        y[i] = x[i] * inverse_power(s.beta, sum);
+        gg_store(y + i, gg_load(x + i) * inverse_power(s.beta, sum));
     }
 }
 
 /* What a value gives to the error of each channel whose window it is in the middle of, but for the factor of that. */
-static __global__ void lrn_terms(lrn_shape s, const float *x, const float *saved, const float *dy, float *term) {
+template <class T>
+static __global__ void lrn_terms(lrn_shape s, const T *x, const float *saved, const T *dy, float *term) {
     for (int64_t i = gg_thread_number(); i < s.values; i += gg_thread_count()) {
         const float sum = saved[i];
-        term[i] = dy[i] * inverse_power(s.beta, sum) * x[i] / sum;
+        term[i] = gg_load(dy + i) * inverse_power(s.beta, sum) * gg_load(x + i) / sum;
     }
 }
 
-static __global__ void lrn_gradient(lrn_shape s, const float *x, const float *saved, const float *dy, const float *term,
-                                    float *dx) {
+template <class T>
+static __global__ void lrn_gradient(lrn_shape s, const T *x, const float *saved, const T *dy, const float *term,
+                                    T *dx) {
     const float factor = 2.0f * s.beta * s.share;
     for (int64_t i = gg_thread_number(); i < s.values; i += gg_thread_count()) {
         const int64_t c = i / s.inner % s.channels;
@@ -47,7 +49,7 @@ static __global__ void lrn_gradient(lrn_shape s, const float *x, const float *sa
         const int64_t last = c + s.before < s.channels ? s.before : s.channels - 1 - c;
         float sum = 0;
         for (int64_t j = first; j <= last; ++j) sum += term[i + j * s.inner];
-        dx[i] = dy[i] * inverse_power(s.beta, saved[i]) - factor * x[i] * sum;
+        gg_store(dx + i, gg_load(dy + i) * inverse_power(s.beta, saved[i]) - factor * gg_load(x + i) * sum);
     }
 }
 
@@ -64,17 +66,26 @@ static lrn_shape lrn_shape_of(const gg_cuda_lrn_args *args) {
     return s;
 }
 
-void gg_cuda_lrn(gg_cuda_stream stream, const gg_cuda_lrn_args *args) {
+template <class T> static void lrn_of(gg_cuda_stream stream, const gg_cuda_lrn_args *args) {
     const lrn_shape s = lrn_shape_of(args);
-    GG_LAUNCH(lrn_forward, dim3(blocks_for(s.values, GG_BLOCK)), dim3(GG_BLOCK), 0, stream, s, args->input,
-              args->output, args->saved);
+    GG_LAUNCH((lrn_forward<T>), dim3(blocks_for(s.values, GG_BLOCK)), dim3(GG_BLOCK), 0, stream, s,
+              (const T *)args->input, (T *)args->output, args->saved);
+}
+
+template <class T> static void lrn_backward_of(gg_cuda_stream stream, const gg_cuda_lrn_args *args) {
+    const lrn_shape s = lrn_shape_of(args);
+    const dim3 blocks(blocks_for(s.values, GG_BLOCK)), block(GG_BLOCK);
+    const T *x = (const T *)args->input, *dy = (const T *)args->grad_output;
+    GG_LAUNCH((lrn_terms<T>), blocks, block, 0, stream, s, x, args->saved, dy, args->scratch);
+    GG_LAUNCH((lrn_gradient<T>), blocks, block, 0, stream, s, x, args->saved, dy, args->scratch, (T *)args->grad_input);
+}
+
+void gg_cuda_lrn(gg_cuda_stream stream, const gg_cuda_lrn_args *args) {
+    if (args->dtype == GG_BFLOAT16) lrn_of<gg_bfloat16>(stream, args);
+    else lrn_of<float>(stream, args);
 }
 
 void gg_cuda_lrn_backward(gg_cuda_stream stream, const gg_cuda_lrn_args *args) {
-    const lrn_shape s = lrn_shape_of(args);
-    const dim3 blocks(blocks_for(s.values, GG_BLOCK));
-    GG_LAUNCH(lrn_terms, blocks, dim3(GG_BLOCK), 0, stream, s, args->input, args->saved, args->grad_output,
-              args->scratch);
-    GG_LAUNCH(lrn_gradient, blocks, dim3(GG_BLOCK), 0, stream, s, args->input, args->saved, args->grad_output,
-              args->scratch, args->grad_input);
+    if (args->dtype == GG_BFLOAT16) lrn_backward_of<gg_bfloat16>(stream, args);
+    else lrn_backward_of<float>(stream, args);
 }

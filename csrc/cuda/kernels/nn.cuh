@@ -38,27 +38,31 @@ static __device__ inline float gated(float y, float d) { return y <= 0.0f ? 0.0f
  * units of V values. */
 struct gg_rows {
     int64_t rows, length, channels;
-    int columns; /* a row is over the channels */
     int shift;
 };
 
 static inline int shift_for(int64_t length) {
-    int shift = 2;
+    int shift = 0;
     while (shift < 8 && ((int64_t)1 << shift) < length) ++shift;
     return shift;
 }
 
 static inline gg_rows rows_of(int64_t outer, int64_t channels, int64_t inner, int v) {
     gg_rows r;
-    r.columns = inner == 1;
-    r.rows = r.columns ? outer : outer * channels;
-    r.length = (r.columns ? channels : inner) / v;
+    r.rows = inner == 1 ? outer : outer * channels;
+    r.length = (inner == 1 ? channels : inner) / v;
     r.channels = channels;
     r.shift = shift_for(r.length);
     return r;
 }
 
-static inline unsigned blocks_of(const gg_rows *r) { return blocks_for(r->rows, GG_BLOCK >> r->shift); }
+/* More blocks than keep a large device busy have fewer rows, and load what belongs to the channels more often. */
+static inline unsigned blocks_of(const gg_rows *r) {
+    constexpr int64_t BUSY = 1056, ROWS = 8;
+    const int64_t across = GG_BLOCK >> r->shift, blocks = ceil_div(r->rows, across);
+    const int64_t fewer = ceil_div(blocks, ROWS);
+    return blocks_for(blocks <= BUSY ? blocks : fewer < BUSY ? BUSY : fewer, 1);
+}
 
 static __device__ inline int64_t row_first(int shift) {
     return (int64_t)blockIdx.x * (GG_BLOCK >> shift) + (threadIdx.x >> shift);
@@ -66,8 +70,41 @@ static __device__ inline int64_t row_first(int shift) {
 static __device__ inline int64_t row_step(int shift) { return (int64_t)gridDim.x * (GG_BLOCK >> shift); }
 static __device__ inline int64_t column_first(int shift) { return threadIdx.x & ((1u << shift) - 1); }
 
-template <int V> static __device__ inline int64_t channel_of(const gg_rows &r, int64_t row, int64_t at, int k) {
-    return r.columns ? at * V + k : row % r.channels;
+/* Calls f.run<V>(local, i) for each V values from place i on, with what f.begin(channel) loads for the channel of each.
+ */
+template <int V, class F> static __global__ void __launch_bounds__(GG_BLOCK, 4) rows_of_channels(gg_rows r, F f) {
+    typename F::local local[V];
+    for (int64_t i = column_first(r.shift); i < r.length; i += (int64_t)1 << r.shift) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) local[k] = f.begin(i * V + k);
+#pragma unroll(V > 1 ? 2 : 1)
+        for (int64_t row = row_first(r.shift); row < r.rows; row += row_step(r.shift))
+            f.template run<V>(local, (row * r.length + i) * V);
+    }
+}
+
+template <int V, class F> static __global__ void __launch_bounds__(GG_BLOCK, 4) rows_of_images(gg_rows r, F f) {
+    typename F::local local[V];
+    for (int64_t row = row_first(r.shift); row < r.rows; row += row_step(r.shift)) {
+        local[0] = f.begin(row % r.channels);
+#pragma unroll
+        for (int k = 1; k < V; ++k) local[k] = local[0];
+#pragma unroll(V > 1 ? 2 : 1)
+        for (int64_t i = column_first(r.shift); i < r.length; i += (int64_t)1 << r.shift)
+            f.template run<V>(local, (row * r.length + i) * V);
+    }
+}
+
+/* wide: V values at a time, which all addresses are aligned to; the rows have whole ones. */
+template <int V, class F>
+static void each_row(gg_cuda_stream stream, int64_t outer, int64_t channels, int64_t inner, bool wide, const F &f) {
+    const bool by_many = wide && (inner == 1 ? channels : inner) % V == 0;
+    const gg_rows r = rows_of(outer, channels, inner, by_many ? V : 1);
+    const dim3 blocks(blocks_of(&r)), block(GG_BLOCK);
+    if (inner == 1 && by_many) GG_LAUNCH((rows_of_channels<V, F>), blocks, block, 0, stream, r, f);
+    else if (inner == 1) GG_LAUNCH((rows_of_channels<1, F>), blocks, block, 0, stream, r, f);
+    else if (by_many) GG_LAUNCH((rows_of_images<V, F>), blocks, block, 0, stream, r, f);
+    else GG_LAUNCH((rows_of_images<1, F>), blocks, block, 0, stream, r, f);
 }
 
 /* ------------------------------------------------------------------------------------------ sums
@@ -104,9 +141,12 @@ template <int GROUP> static __device__ inline int group_place() { return (int)(t
  * Two sums of double a channel, over outer and inner, in two steps: blocks sum pieces of the samples, and whoever reads
  * them adds those in their order. How many pieces there are depends on the shapes alone. */
 
+constexpr int SUM_WIDE = 4; /* channels of a thread, where they lie side by side */
+
 static inline int64_t pieces_of(int64_t outer, int64_t channels, int64_t inner) {
-    const int64_t blocks = inner > 1 ? channels : ceil_div(channels, WARP);
-    const int64_t samples = inner > 1 ? ceil_div(2048, inner) : 64; /* that a block is worth */
+    const int64_t side_by_side = channels < WARP * SUM_WIDE ? channels : WARP * SUM_WIDE; /* channels of a block */
+    const int64_t blocks = inner > 1 ? channels : ceil_div(channels, side_by_side);
+    const int64_t samples = inner > 1 ? ceil_div(2048, inner) : ceil_div(4096, side_by_side); /* worth a block */
     const int64_t wanted = ceil_div(ENOUGH_BLOCKS, blocks), most = ceil_div(outer, samples);
     return wanted < most ? wanted : most;
 }
@@ -119,21 +159,25 @@ struct gg_pair {
     double first, second;
 };
 
+/* By a warp, for all of its threads. */
 static __device__ inline gg_pair sum_of_pieces(const gg_pair *partial, int64_t pieces, int64_t channels,
                                                int64_t channel) {
     gg_pair sum = {0, 0};
-    for (int64_t i = 0; i < pieces; ++i) {
+    for (int64_t i = group_place<WARP>(); i < pieces; i += WARP) {
         sum.first += partial[i * channels + channel].first;
         sum.second += partial[i * channels + channel].second;
     }
-    return sum;
+    return {group_sum<WARP>(sum.first), group_sum<WARP>(sum.second)};
 }
 
-/* Term: `typename Term::local begin(channel)` loads what the values of a channel share; `void add(local, channel, row,
- * index, gg_pair *)` adds those of the value `index` of sample or position `row`. */
+/* Blocks of kernels in which a warp has a channel: channels c from group_first<WARP>() on by group_step<WARP>(). */
+static inline dim3 blocks_of_channels(int64_t channels) { return dim3(blocks_for(channels, GG_BLOCK / WARP)); }
+
+/* Term: `typename Term::local begin(channel)` loads what the values of a channel share; `void add<V>(local, row, index,
+ * pairs)` adds the V values from `index` on, of sample or position `row`, each to a pair of its own. */
 template <typename Term>
-static __global__ void sum_images(Term term, int64_t outer, int64_t channels, int64_t inner, int shift,
-                                  gg_pair *partial) {
+static __global__ void __launch_bounds__(GG_BLOCK)
+    sum_images(Term term, int64_t outer, int64_t channels, int64_t inner, int shift, gg_pair *partial) {
     const int64_t piece = blockIdx.y, pieces = gridDim.y, across = GG_BLOCK >> shift, along = (int64_t)1 << shift;
     const int64_t begin = outer * piece / pieces, end = outer * (piece + 1) / pieces;
     for (int64_t channel = blockIdx.x; channel < channels; channel += gridDim.x) {
@@ -141,7 +185,8 @@ static __global__ void sum_images(Term term, int64_t outer, int64_t channels, in
         gg_pair sum = {0, 0};
         for (int64_t n = begin + (threadIdx.x >> shift); n < end; n += across) {
             const int64_t at = (n * channels + channel) * inner;
-            for (int64_t i = column_first(shift); i < inner; i += along) term.add(local, channel, n, at + i, &sum);
+#pragma unroll 2
+            for (int64_t i = column_first(shift); i < inner; i += along) term.template add<1>(&local, n, at + i, &sum);
         }
         sum.first = group_sum<GG_BLOCK>(sum.first);
         sum.second = group_sum<GG_BLOCK>(sum.second);
@@ -149,48 +194,64 @@ static __global__ void sum_images(Term term, int64_t outer, int64_t channels, in
     }
 }
 
-/* The same where channels lie side by side: a warp's threads have a channel each, its eight warps rows. */
-template <typename Term>
-static __global__ void sum_columns(Term term, int64_t outer, int64_t channels, gg_pair *partial) {
-    constexpr int ROWS = GG_BLOCK / WARP;
-    GG_SHARED(double, first, [ROWS][WARP]);
-    GG_SHARED(double, second, [ROWS][WARP]);
-    const int lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP);
+/* The same where channels lie side by side: of a block's threads 1 << shift have V channels each, and the rest other
+ * rows. */
+template <typename Term, int V>
+static __global__ void __launch_bounds__(GG_BLOCK, 4)
+    sum_columns(Term term, int64_t outer, int64_t channels, int shift, gg_pair *partial) {
+    GG_SHARED(double, first, [V][GG_BLOCK]);
+    GG_SHARED(double, second, [V][GG_BLOCK]);
+    const int along = 1 << shift, across = GG_BLOCK >> shift;
+    const int lane = (int)threadIdx.x & (along - 1), own = (int)threadIdx.x >> shift;
     const int64_t piece = blockIdx.y, pieces = gridDim.y;
     const int64_t begin = outer * piece / pieces, end = outer * (piece + 1) / pieces;
-    for (int64_t base = (int64_t)blockIdx.x * WARP; base < channels; base += (int64_t)gridDim.x * WARP) {
-        const int64_t channel = base + lane;
-        gg_pair sum = {0, 0};
+    for (int64_t base = (int64_t)blockIdx.x * along * V; base < channels; base += (int64_t)gridDim.x * along * V) {
+        const int64_t channel = base + lane * V;
+        gg_pair sum[V];
+#pragma unroll
+        for (int k = 0; k < V; ++k) sum[k] = {0, 0};
         if (channel < channels) {
-            const typename Term::local local = term.begin(channel);
-            for (int64_t row = begin + warp; row < end; row += ROWS)
-                term.add(local, channel, row, row * channels + channel, &sum);
+            typename Term::local local[V];
+#pragma unroll
+            for (int k = 0; k < V; ++k) local[k] = term.begin(channel + k);
+#pragma unroll 1
+            for (int64_t row = begin + own; row < end; row += across)
+                term.template add<V>(local, row, row * channels + channel, sum);
         }
-        first[warp][lane] = sum.first;
-        second[warp][lane] = sum.second;
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            first[k][threadIdx.x] = sum[k].first;
+            second[k][threadIdx.x] = sum[k].second;
+        }
         __syncthreads();
-        if (warp == 0 && channel < channels) {
-            sum.first = sum.second = 0;
-            for (int i = 0; i < ROWS; ++i) {
-                sum.first += first[i][lane];
-                sum.second += second[i][lane];
+        for (int i = (int)threadIdx.x; i < along * V; i += GG_BLOCK) {
+            const int k = i >> shift, of = i & (along - 1);
+            gg_pair all = {0, 0};
+#pragma unroll 2
+            for (int row = 0; row < across; ++row) {
+                all.first += first[k][(row << shift) + of];
+                all.second += second[k][(row << shift) + of];
             }
-            partial[piece * channels + channel] = sum;
+            if (base + of * V + k < channels) partial[piece * channels + base + of * V + k] = all;
         }
         __syncthreads();
     }
 }
 
+/* wide: all arrays are aligned to SUM_WIDE values. */
 template <typename Term>
 static void sum_channels(gg_cuda_stream stream, const Term &term, int64_t outer, int64_t channels, int64_t inner,
-                         gg_pair *partial) {
+                         bool wide, gg_pair *partial) {
     const unsigned pieces = (unsigned)pieces_of(outer, channels, inner);
+    const int v = wide && channels % SUM_WIDE == 0 ? SUM_WIDE : 1, most = 5;
+    const int shift = shift_for(channels / v) < most ? shift_for(channels / v) : most;
+    const dim3 block(GG_BLOCK), grid(blocks_for(channels, (int64_t)v << shift), pieces);
     if (inner > 1)
-        GG_LAUNCH((sum_images<Term>), dim3(blocks_for(channels, 1), pieces), dim3(GG_BLOCK), 0, stream, term, outer,
-                  channels, inner, shift_for(inner), partial);
-    else
-        GG_LAUNCH((sum_columns<Term>), dim3(blocks_for(channels, WARP), pieces), dim3(GG_BLOCK), 0, stream, term, outer,
-                  channels, partial);
+        GG_LAUNCH((sum_images<Term>), dim3(blocks_for(channels, 1), pieces), block, 0, stream, term, outer, channels,
+                  inner, shift_for(inner), partial);
+    else if (v > 1)
+        GG_LAUNCH((sum_columns<Term, SUM_WIDE>), grid, block, 0, stream, term, outer, channels, shift, partial);
+    else GG_LAUNCH((sum_columns<Term, 1>), grid, block, 0, stream, term, outer, channels, shift, partial);
 }
 
 /* ------------------------------------------------------------------------------------------ random words */

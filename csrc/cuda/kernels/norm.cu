@@ -7,29 +7,36 @@
 /* What forward leaves for backward, each an array over the channels. */
 enum { SAVED_MEAN = 0, SAVED_INVERSE, SAVED_VARIANCE, SAVED_SCALE, SAVED_OFFSET, SAVED_COUNT };
 
-struct moment_sum {
-    const float *x;
+template <class T> struct moment_sum {
+    const T *x;
     int64_t inner;
     struct local {
-        double pivot;
+        float pivot;
     };
-    __device__ local begin(int64_t channel) const { return {(double)x[channel * inner]}; }
-    __device__ void add(const local &l, int64_t, int64_t, int64_t index, gg_pair *sum) const {
-        const double d = (double)x[index] - l.pivot;
-        sum->first += d;
-        sum->second += d * d;
+    __device__ local begin(int64_t channel) const { return {gg_load(x + channel * inner)}; }
+    template <int V> __device__ void add(const local *l, int64_t, int64_t index, gg_pair *sum) const {
+        const gg_pack<V> v = gg_load_pack<V>(x + index);
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            const double d = (double)(v.at[k] - l[k].pivot);
+            sum[k].first += d;
+            sum[k].second += d * d;
+        }
     }
 };
 
 /* Mean and variances of the batch, or those that have been tracked; scale and offset. */
-static __global__ void norm_statistics(gg_cuda_batch_norm_args a, int64_t pieces) {
+template <class T> static __global__ void norm_statistics(gg_cuda_batch_norm_args a, int64_t pieces) {
     const double values = (double)(a.outer * a.inner);
-    for (int64_t c = gg_thread_number(); c < a.channels; c += gg_thread_count()) {
+    for (int64_t c = group_first<WARP>(); c < a.channels; c += group_step<WARP>()) {
+        gg_pair sum = {0, 0};
         double mean, inverse;
+        if (a.batch_statistics) sum = sum_of_pieces((const gg_pair *)a.scratch, pieces, a.channels, c);
+        if (group_place<WARP>() != 0) continue;
         if (a.batch_statistics) {
-            const gg_pair sum = sum_of_pieces((const gg_pair *)a.scratch, pieces, a.channels, c);
             const double squares = sum.second - sum.first * sum.first / values, all = squares < 0 ? 0 : squares;
-            a.saved[SAVED_MEAN * a.channels + c] = (float)((double)a.input[c * a.inner] + sum.first / values);
+            const double pivot = (double)gg_load((const T *)a.input + c * a.inner);
+            a.saved[SAVED_MEAN * a.channels + c] = (float)(pivot + sum.first / values);
             a.saved[SAVED_INVERSE * a.channels + c] = (float)(1 / sqrt(all / values + (double)a.epsilon));
             a.saved[SAVED_VARIANCE * a.channels + c] = (float)(all / (values - 1));
             mean = (double)a.saved[SAVED_MEAN * a.channels + c];
@@ -47,49 +54,62 @@ static __global__ void norm_statistics(gg_cuda_batch_norm_args a, int64_t pieces
     }
 }
 
-template <int V> static __global__ void norm_apply(gg_rows r, gg_cuda_batch_norm_args a) {
-    const float *scale = a.saved + SAVED_SCALE * a.channels, *offset = a.saved + SAVED_OFFSET * a.channels;
-    for (int64_t row = row_first(r.shift); row < r.rows; row += row_step(r.shift)) {
-        for (int64_t i = column_first(r.shift); i < r.length; i += (int64_t)1 << r.shift) {
-            const int64_t at = (row * r.length + i) * V;
-            gg_pack<V> v = gg_load_pack<V>(a.input + at);
-            for (int k = 0; k < V; ++k) {
-                const int64_t c = channel_of<V>(r, row, i, k);
-                v.at[k] = __fmaf_rn(scale[c], v.at[k], offset[c]);
-            }
-            if (a.added != NULL) {
-                const gg_pack<V> other = gg_load_pack<V>(a.added + at);
-                for (int k = 0; k < V; ++k) v.at[k] += other.at[k];
-            }
-            if (a.relu)
-                for (int k = 0; k < V; ++k) v.at[k] = gated(v.at[k], v.at[k]);
-            gg_store_pack(a.output + at, v);
-        }
-    }
-}
-
-/* Sums of the error behind the activation and of its products with the differences from the mean. Where something was
- * added the output shows what the ReLU has cut, and the error is written; else the input shows it. */
-struct product_sum {
-    const float *x, *y, *dy, *saved;
-    float *passed;
-    int64_t channels;
+template <class T> struct norm_apply {
+    const T *input, *added;
+    T *output;
+    const float *scale, *offset;
     int relu;
     struct local {
         float scale, offset;
-        double mean;
+    };
+    __device__ local begin(int64_t c) const { return {scale[c], offset[c]}; }
+    template <int V> __device__ void run(const local *l, int64_t i) const {
+        gg_pack<V> v = gg_load_pack<V>(input + i);
+#pragma unroll
+        for (int k = 0; k < V; ++k) v.at[k] = __fmaf_rn(l[k].scale, v.at[k], l[k].offset);
+        if (added != NULL) {
+            const gg_pack<V> other = gg_load_pack<V>(added + i);
+#pragma unroll
+            for (int k = 0; k < V; ++k) v.at[k] += other.at[k];
+        }
+#pragma unroll
+        for (int k = 0; k < V; ++k) v.at[k] = relu ? gated(v.at[k], v.at[k]) : v.at[k];
+        gg_store_pack(output + i, v);
+    }
+};
+
+/* Sums of the error behind the activation and of its products with the differences from the mean. Where something was
+ * added the output shows what the ReLU has cut, and the error is written; else the input shows it. */
+template <class T> struct product_sum {
+    const T *x, *y, *dy;
+    T *passed;
+    const float *saved;
+    int64_t channels;
+    int relu;
+    struct local {
+        float scale, offset, mean;
     };
     __device__ local begin(int64_t c) const {
         return {saved[SAVED_SCALE * channels + c], saved[SAVED_OFFSET * channels + c],
-                (double)saved[SAVED_MEAN * channels + c]};
+                saved[SAVED_MEAN * channels + c]};
     }
-    __device__ void add(const local &l, int64_t, int64_t, int64_t index, gg_pair *sum) const {
-        const float v = x[index];
-        float d = dy[index];
-        if (relu) d = gated(y != NULL ? y[index] : __fmaf_rn(l.scale, v, l.offset), d);
-        if (passed != NULL) passed[index] = d;
-        sum->first += (double)d;
-        sum->second += (double)d * ((double)v - l.mean);
+    template <int V> __device__ void add(const local *l, int64_t, int64_t index, gg_pair *sum) const {
+        const gg_pack<V> v = gg_load_pack<V>(x + index);
+        gg_pack<V> d = gg_load_pack<V>(dy + index);
+        if (relu && y != NULL) {
+            const gg_pack<V> out = gg_load_pack<V>(y + index);
+#pragma unroll
+            for (int k = 0; k < V; ++k) d.at[k] = gated(out.at[k], d.at[k]);
+        } else if (relu) {
+#pragma unroll
+            for (int k = 0; k < V; ++k) d.at[k] = gated(__fmaf_rn(l[k].scale, v.at[k], l[k].offset), d.at[k]);
+        }
+        if (passed != NULL) gg_store_pack(passed + index, d);
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            sum[k].first += (double)d.at[k];
+            sum[k].second += (double)d.at[k] * (double)(v.at[k] - l[k].mean);
+        }
     }
 };
 
@@ -100,8 +120,9 @@ static __host__ __device__ inline float *slopes_in(void *scratch, int64_t pieces
 static __global__ void norm_parameters(gg_cuda_batch_norm_args a, int64_t pieces) {
     const double values = (double)(a.outer * a.inner), momentum = (double)a.momentum;
     float *slope = slopes_in(a.scratch, pieces, a.channels);
-    for (int64_t c = gg_thread_number(); c < a.channels; c += gg_thread_count()) {
+    for (int64_t c = group_first<WARP>(); c < a.channels; c += group_step<WARP>()) {
         const gg_pair sum = sum_of_pieces((const gg_pair *)a.scratch, pieces, a.channels, c);
+        if (group_place<WARP>() != 0) continue;
         const double mean = (double)a.saved[SAVED_MEAN * a.channels + c];
         const double inverse = (double)a.saved[SAVED_INVERSE * a.channels + c];
         const double scale = (double)a.saved[SAVED_SCALE * a.channels + c];
@@ -119,27 +140,26 @@ static __global__ void norm_parameters(gg_cuda_batch_norm_args a, int64_t pieces
 }
 
 /* by_input: the ReLU is still to be passed. */
-template <int V>
-static __global__ void __launch_bounds__(GG_BLOCK, 4)
-    norm_gradient(gg_rows r, gg_cuda_batch_norm_args a, int64_t pieces, int by_input, const float *dy) {
-    const float *mean = a.saved + SAVED_MEAN * a.channels, *scale = a.saved + SAVED_SCALE * a.channels;
-    const float *offset = a.saved + SAVED_OFFSET * a.channels;
-    const float *slope = slopes_in(a.scratch, pieces, a.channels), *shift = slope + a.channels;
-    for (int64_t row = row_first(r.shift); row < r.rows; row += row_step(r.shift)) {
-        for (int64_t i = column_first(r.shift); i < r.length; i += (int64_t)1 << r.shift) {
-            const int64_t at = (row * r.length + i) * V;
-            const gg_pack<V> v = gg_load_pack<V>(a.input + at);
-            gg_pack<V> d = gg_load_pack<V>(dy + at);
-            for (int k = 0; k < V; ++k) {
-                const int64_t c = channel_of<V>(r, row, i, k);
-                const float x = v.at[k];
-                if (by_input) d.at[k] = gated(__fmaf_rn(scale[c], x, offset[c]), d.at[k]);
-                d.at[k] = __fmaf_rn(scale[c], d.at[k], __fmaf_rn(slope[c], x - mean[c], shift[c]));
-            }
-            gg_store_pack(a.grad_input + at, d);
+template <class T> struct norm_gradient {
+    const T *x, *dy;
+    T *dx;
+    const float *mean, *scale, *offset, *slope, *shift;
+    int by_input;
+    struct local {
+        float mean, scale, offset, slope, shift;
+    };
+    __device__ local begin(int64_t c) const { return {mean[c], scale[c], offset[c], slope[c], shift[c]}; }
+    template <int V> __device__ void run(const local *l, int64_t i) const {
+        const gg_pack<V> v = gg_load_pack<V>(x + i);
+        gg_pack<V> d = gg_load_pack<V>(dy + i);
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            if (by_input) d.at[k] = gated(__fmaf_rn(l[k].scale, v.at[k], l[k].offset), d.at[k]);
+            d.at[k] = __fmaf_rn(l[k].scale, d.at[k], __fmaf_rn(l[k].slope, v.at[k] - l[k].mean, l[k].shift));
         }
+        gg_store_pack(dx + i, d);
     }
-}
+};
 
 size_t gg_cuda_batch_norm_saved(int64_t channels) { return (size_t)(SAVED_COUNT * channels) * sizeof(float); }
 
@@ -148,59 +168,78 @@ size_t gg_cuda_batch_norm_scratch(int64_t outer, int64_t channels, int64_t inner
 }
 
 static bool norm_is_wide(const gg_cuda_batch_norm_args *a) {
-    return (a->inner == 1 ? a->channels : a->inner) % 4 == 0 && gg_is_aligned(a->input, 16) &&
-           gg_is_aligned(a->added, 16) && gg_is_aligned(a->output, 16) && gg_is_aligned(a->grad_output, 16) &&
-           gg_is_aligned(a->grad_input, 16) && gg_is_aligned(a->grad_added, 16);
+    return gg_is_aligned(a->input, 16) && gg_is_aligned(a->added, 16) && gg_is_aligned(a->output, 16) &&
+           gg_is_aligned(a->grad_output, 16) && gg_is_aligned(a->grad_input, 16) && gg_is_aligned(a->grad_added, 16);
+}
+
+template <class T> static void norm_of(gg_cuda_stream stream, const gg_cuda_batch_norm_args *args) {
+    const int64_t outer = args->outer, channels = args->channels, inner = args->inner;
+    const bool wide = norm_is_wide(args);
+    const T *x = (const T *)args->input;
+    if (args->batch_statistics)
+        sum_channels(stream, moment_sum<T>{x, inner}, outer, channels, inner, wide, (gg_pair *)args->scratch);
+    GG_LAUNCH((norm_statistics<T>), blocks_of_channels(channels), dim3(GG_BLOCK), 0, stream, *args,
+              pieces_of(outer, channels, inner));
+    const norm_apply<T> apply = {x,
+                                 (const T *)args->added,
+                                 (T *)args->output,
+                                 args->saved + SAVED_SCALE * channels,
+                                 args->saved + SAVED_OFFSET * channels,
+                                 args->relu};
+    each_row<GG_WIDE<T>>(stream, outer, channels, inner, wide, apply);
+}
+
+template <class T> static void norm_backward_of(gg_cuda_stream stream, const gg_cuda_batch_norm_args *args) {
+    const int64_t outer = args->outer, channels = args->channels, inner = args->inner;
+    const int64_t pieces = pieces_of(outer, channels, inner);
+    const bool wide = norm_is_wide(args), adds = args->added != NULL;
+    product_sum<T> term = {};
+    term.x = (const T *)args->input;
+    term.y = adds ? (const T *)args->output : NULL;
+    term.dy = (const T *)args->grad_output;
+    term.passed = (T *)(!adds ? NULL : args->grad_added != NULL ? args->grad_added : args->grad_output);
+    term.saved = args->saved;
+    term.channels = channels;
+    term.relu = args->relu;
+    sum_channels(stream, term, outer, channels, inner, wide, (gg_pair *)args->scratch);
+    GG_LAUNCH(norm_parameters, blocks_of_channels(channels), dim3(GG_BLOCK), 0, stream, *args, pieces);
+    if (args->grad_input == NULL) return;
+    norm_gradient<T> gradient = {};
+    gradient.x = term.x;
+    gradient.dy = adds ? term.passed : term.dy;
+    gradient.dx = (T *)args->grad_input;
+    gradient.mean = args->saved + SAVED_MEAN * channels;
+    gradient.scale = args->saved + SAVED_SCALE * channels;
+    gradient.offset = args->saved + SAVED_OFFSET * channels;
+    gradient.slope = slopes_in(args->scratch, pieces, channels);
+    gradient.shift = gradient.slope + channels;
+    gradient.by_input = args->relu && !adds;
+    each_row<4>(stream, outer, channels, inner, wide, gradient);
 }
 
 void gg_cuda_batch_norm(gg_cuda_stream stream, const gg_cuda_batch_norm_args *args) {
-    const int64_t pieces = pieces_of(args->outer, args->channels, args->inner);
-    const bool wide = norm_is_wide(args);
-    const gg_rows r = rows_of(args->outer, args->channels, args->inner, wide ? 4 : 1);
-    const dim3 block(GG_BLOCK);
-    if (args->batch_statistics)
-        sum_channels(stream, moment_sum{args->input, args->inner}, args->outer, args->channels, args->inner,
-                     (gg_pair *)args->scratch);
-    GG_LAUNCH(norm_statistics, dim3(blocks_for(args->channels, GG_BLOCK)), block, 0, stream, *args, pieces);
-    if (wide) GG_LAUNCH((norm_apply<4>), dim3(blocks_of(&r)), block, 0, stream, r, *args);
-    else GG_LAUNCH((norm_apply<1>), dim3(blocks_of(&r)), block, 0, stream, r, *args);
+    if (args->dtype == GG_BFLOAT16) norm_of<gg_bfloat16>(stream, args);
+    else norm_of<float>(stream, args);
 }
 
 void gg_cuda_batch_norm_backward(gg_cuda_stream stream, const gg_cuda_batch_norm_args *args) {
-    const int64_t pieces = pieces_of(args->outer, args->channels, args->inner);
-    const bool wide = norm_is_wide(args), adds = args->added != NULL;
-    const gg_rows r = rows_of(args->outer, args->channels, args->inner, wide ? 4 : 1);
-    const dim3 block(GG_BLOCK);
-    product_sum term = {};
-    term.x = args->input;
-    term.y = adds ? args->output : NULL;
-    term.dy = args->grad_output;
-    term.saved = args->saved;
-    term.passed = !adds ? NULL : args->grad_added != NULL ? args->grad_added : args->grad_output;
-    term.channels = args->channels;
-    term.relu = args->relu;
-    sum_channels(stream, term, args->outer, args->channels, args->inner, (gg_pair *)args->scratch);
-    GG_LAUNCH(norm_parameters, dim3(blocks_for(args->channels, GG_BLOCK)), block, 0, stream, *args, pieces);
-    if (args->grad_input == NULL) return;
-    const float *dy = adds ? term.passed : args->grad_output;
-    const int by_input = args->relu && !adds;
-    if (wide) GG_LAUNCH((norm_gradient<4>), dim3(blocks_of(&r)), block, 0, stream, r, *args, pieces, by_input, dy);
-    else GG_LAUNCH((norm_gradient<1>), dim3(blocks_of(&r)), block, 0, stream, r, *args, pieces, by_input, dy);
+    if (args->dtype == GG_BFLOAT16) norm_backward_of<gg_bfloat16>(stream, args);
+    else norm_backward_of<float>(stream, args);
 }
 
 /* ------------------------------------------------------------------------------------------ layer normalisation */
 
 /* Mean and inverse deviation of each row are saved. A row is of a warp or of a block. */
-template <int GROUP> static __global__ void layer_forward(gg_cuda_layer_norm_args a) {
+template <class T, int GROUP> static __global__ void layer_forward(gg_cuda_layer_norm_args a) {
     const int place = group_place<GROUP>();
     for (int64_t row = group_first<GROUP>(); row < a.rows; row += group_step<GROUP>()) {
-        const float *x = a.input + row * a.length;
-        float *y = a.output + row * a.length;
+        const T *x = (const T *)a.input + row * a.length;
+        T *y = (T *)a.output + row * a.length;
         double sum = 0, squares = 0;
-        for (int64_t i = place; i < a.length; i += GROUP) sum += (double)x[i];
+        for (int64_t i = place; i < a.length; i += GROUP) sum += (double)gg_load(x + i);
         const double center = group_sum<GROUP>(sum) / (double)a.length;
         for (int64_t i = place; i < a.length; i += GROUP) {
-            const double d = (double)x[i] - center;
+            const double d = (double)gg_load(x + i) - center;
             squares += d * d;
         }
         const double variance = group_sum<GROUP>(squares) / (double)a.length;
@@ -210,51 +249,57 @@ template <int GROUP> static __global__ void layer_forward(gg_cuda_layer_norm_arg
             a.saved[2 * row + 1] = inverse;
         }
         for (int64_t i = place; i < a.length; i += GROUP) {
-            float v = (x[i] - mean) * inverse;
+            float v = (gg_load(x + i) - mean) * inverse;
             if (a.weight != NULL) v *= a.weight[i];
             if (a.bias != NULL) v += a.bias[i];
-            y[i] = v;
+            gg_store(y + i, v);
         }
     }
 }
 
-template <int GROUP> static __global__ void layer_backward(gg_cuda_layer_norm_args a) {
+template <class T, int GROUP> static __global__ void layer_backward(gg_cuda_layer_norm_args a) {
     const int place = group_place<GROUP>();
     for (int64_t row = group_first<GROUP>(); row < a.rows; row += group_step<GROUP>()) {
-        const float *x = a.input + row * a.length, *dy = a.grad_output + row * a.length;
+        const T *x = (const T *)a.input + row * a.length, *dy = (const T *)a.grad_output + row * a.length;
         const float mean = a.saved[2 * row], inverse = a.saved[2 * row + 1];
-        float *dx = a.grad_input + row * a.length;
+        T *dx = (T *)a.grad_input + row * a.length;
         double sums = 0, products = 0;
         for (int64_t i = place; i < a.length; i += GROUP) {
-            const float g = a.weight != NULL ? dy[i] * a.weight[i] : dy[i];
+            const float g = gg_load(dy + i) * (a.weight != NULL ? a.weight[i] : 1.0f);
             sums += (double)g;
-            products += (double)g * (double)((x[i] - mean) * inverse);
+            products += (double)g * (double)((gg_load(x + i) - mean) * inverse);
         }
         const float sum = (float)(group_sum<GROUP>(sums) / (double)a.length);
         const float product = (float)(group_sum<GROUP>(products) / (double)a.length);
         for (int64_t i = place; i < a.length; i += GROUP) {
-            const float g = a.weight != NULL ? dy[i] * a.weight[i] : dy[i];
-            dx[i] = inverse * (g - sum - (x[i] - mean) * inverse * product);
+            const float g = gg_load(dy + i) * (a.weight != NULL ? a.weight[i] : 1.0f);
+            gg_store(dx + i, inverse * (g - sum - (gg_load(x + i) - mean) * inverse * product));
         }
     }
 }
 
 /* Gradients of weight and bias: sums over the rows. */
-struct layer_sum {
-    const float *x, *dy, *saved;
+template <class T> struct layer_sum {
+    const T *x, *dy;
+    const float *saved;
     struct local {};
     __device__ local begin(int64_t) const { return {}; }
-    __device__ void add(const local &, int64_t, int64_t row, int64_t index, gg_pair *sum) const {
-        const float d = dy[index];
-        sum->first += (double)(d * ((x[index] - saved[2 * row]) * saved[2 * row + 1]));
-        sum->second += (double)d;
+    template <int V> __device__ void add(const local *, int64_t row, int64_t index, gg_pair *sum) const {
+        const gg_pack<V> v = gg_load_pack<V>(x + index), d = gg_load_pack<V>(dy + index);
+        const float mean = saved[2 * row], inverse = saved[2 * row + 1];
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            sum[k].first += (double)(d.at[k] * ((v.at[k] - mean) * inverse));
+            sum[k].second += (double)d.at[k];
+        }
     }
 };
 
 static __global__ void layer_parameters(const gg_pair *partial, int64_t pieces, int64_t length, float *weight,
                                         float *bias) {
-    for (int64_t i = gg_thread_number(); i < length; i += gg_thread_count()) {
+    for (int64_t i = group_first<WARP>(); i < length; i += group_step<WARP>()) {
         const gg_pair sum = sum_of_pieces(partial, pieces, length, i);
+        if (group_place<WARP>() != 0) continue;
         weight[i] = (float)sum.first;
         if (bias != NULL) bias[i] = (float)sum.second;
     }
@@ -266,24 +311,35 @@ size_t gg_cuda_layer_norm_scratch(int64_t rows, int64_t length) { return partial
 /* Rows of at most so many values are of a warp. */
 enum { SHORT_ROW = 1024 };
 
-void gg_cuda_layer_norm(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args) {
+template <class T> static void layer_of(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args) {
     const dim3 block(GG_BLOCK);
     if (args->length <= SHORT_ROW)
-        GG_LAUNCH((layer_forward<WARP>), dim3(blocks_for(args->rows, GG_BLOCK / WARP)), block, 0, stream, *args);
-    else GG_LAUNCH((layer_forward<GG_BLOCK>), dim3(blocks_for(args->rows, 1)), block, 0, stream, *args);
+        GG_LAUNCH((layer_forward<T, WARP>), blocks_of_channels(args->rows), block, 0, stream, *args);
+    else GG_LAUNCH((layer_forward<T, GG_BLOCK>), dim3(blocks_for(args->rows, 1)), block, 0, stream, *args);
 }
 
-void gg_cuda_layer_norm_backward(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args) {
+template <class T> static void layer_backward_of(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args) {
     const dim3 block(GG_BLOCK);
     gg_pair *partial = (gg_pair *)args->scratch;
     if (args->grad_weight != NULL) {
-        sum_channels(stream, layer_sum{args->input, args->grad_output, args->saved}, args->rows, args->length, 1,
-                     partial);
-        GG_LAUNCH(layer_parameters, dim3(blocks_for(args->length, GG_BLOCK)), block, 0, stream, partial,
+        const layer_sum<T> term = {(const T *)args->input, (const T *)args->grad_output, args->saved};
+        const bool wide = gg_is_aligned(args->input, 16) && gg_is_aligned(args->grad_output, 16);
+        sum_channels(stream, term, args->rows, args->length, 1, wide, partial);
+        GG_LAUNCH(layer_parameters, blocks_of_channels(args->length), block, 0, stream, partial,
                   pieces_of(args->rows, args->length, 1), args->length, args->grad_weight, args->grad_bias);
     }
     if (args->grad_input == NULL) return;
     if (args->length <= SHORT_ROW)
-        GG_LAUNCH((layer_backward<WARP>), dim3(blocks_for(args->rows, GG_BLOCK / WARP)), block, 0, stream, *args);
-    else GG_LAUNCH((layer_backward<GG_BLOCK>), dim3(blocks_for(args->rows, 1)), block, 0, stream, *args);
+        GG_LAUNCH((layer_backward<T, WARP>), blocks_of_channels(args->rows), block, 0, stream, *args);
+    else GG_LAUNCH((layer_backward<T, GG_BLOCK>), dim3(blocks_for(args->rows, 1)), block, 0, stream, *args);
+}
+
+void gg_cuda_layer_norm(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args) {
+    if (args->dtype == GG_BFLOAT16) layer_of<gg_bfloat16>(stream, args);
+    else layer_of<float>(stream, args);
+}
+
+void gg_cuda_layer_norm_backward(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args) {
+    if (args->dtype == GG_BFLOAT16) layer_backward_of<gg_bfloat16>(stream, args);
+    else layer_backward_of<float>(stream, args);
 }

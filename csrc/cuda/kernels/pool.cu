@@ -98,18 +98,18 @@ static __device__ inline int64_t index_of(int64_t plane, int h, int w, int64_t l
 /* ------------------------------------------------------------------------------------------ maximum */
 
 /* The first of the largest in row-major order, or the last NaN, as in PyTorch. */
-template <typename Place> static __global__ void pool_max(pool_shape s, const float *x, float *y, Place *saved) {
+template <class T, typename Place> static __global__ void pool_max(pool_shape s, const T *x, T *y, Place *saved) {
     const int64_t outputs = s.planes * s.out[0] * s.out[1] * s.lanes;
     for (int64_t i = gg_thread_number(); i < outputs; i += gg_thread_count()) {
         const pool_place p = place_of(i, s.lanes, s.out[0], s.out[1]);
         const pool_extent down = extent_of(s, 0, p.h), right = extent_of(s, 1, p.w);
-        const float *corner = x + index_of(p.plane, down.first, right.first, p.lane, s.lanes, s.in[0], s.in[1]);
+        const T *corner = x + index_of(p.plane, down.first, right.first, p.lane, s.lanes, s.in[0], s.in[1]);
         const int64_t row = (int64_t)s.dilation[0] * s.in[1] * s.lanes, column = s.dilation[1] * s.lanes;
-        float best = *corner;
+        float best = gg_load(corner);
         int winner = down.place * s.kernel[1] + right.place;
         for (int h = 0; h < down.count; ++h) {
             for (int w = h == 0 ? 1 : 0; w < right.count; ++w) {
-                const float v = corner[h * row + w * column];
+                const float v = gg_load(corner + h * row + w * column);
                 if (!(v > best || v != v)) continue;
                 best = v;
                 winner = (down.place + h) * s.kernel[1] + right.place + w;
@@ -119,13 +119,13 @@ template <typename Place> static __global__ void pool_max(pool_shape s, const fl
             best = 0.0f;
             winner = s.kernel[0] * s.kernel[1];
         }
-        y[i] = best;
+        gg_store(y + i, best);
         if (saved != NULL) saved[i] = (Place)winner;
     }
 }
 
-template <typename Place>
-static __global__ void pool_max_backward(pool_shape s, const float *dy, const Place *saved, float *dx) {
+template <class T, typename Place>
+static __global__ void pool_max_backward(pool_shape s, const T *dy, const Place *saved, T *dx) {
     const int64_t inputs = s.planes * s.in[0] * s.in[1] * s.lanes;
     for (int64_t i = gg_thread_number(); i < inputs; i += gg_thread_count()) {
         const pool_place p = place_of(i, s.lanes, s.in[0], s.in[1]);
@@ -138,10 +138,10 @@ static __global__ void pool_max_backward(pool_shape s, const float *dy, const Pl
                 const int column = place_in(s, 1, p.w, ow);
                 if (column < 0) continue;
                 const int64_t window = index_of(p.plane, oh, ow, p.lane, s.lanes, s.out[0], s.out[1]);
-                if ((int)saved[window] == row * s.kernel[1] + column) sum += dy[window];
+                if ((int)saved[window] == row * s.kernel[1] + column) sum += gg_load(dy + window);
             }
         }
-        dx[i] = sum;
+        gg_store(dx + i, sum);
     }
 }
 
@@ -151,35 +151,35 @@ static __device__ inline float share_of(const pool_shape &s, int oh, int ow, int
     return 1.0f / (float)((int64_t)counted(s, 0, oh, rows) * counted(s, 1, ow, columns));
 }
 
-static __global__ void pool_average(pool_shape s, const float *x, float *y) {
+template <class T> static __global__ void pool_average(pool_shape s, const T *x, T *y) {
     const int64_t outputs = s.planes * s.out[0] * s.out[1] * s.lanes;
     for (int64_t i = gg_thread_number(); i < outputs; i += gg_thread_count()) {
         const pool_place p = place_of(i, s.lanes, s.out[0], s.out[1]);
         const pool_extent down = extent_of(s, 0, p.h), right = extent_of(s, 1, p.w);
-        const float *corner = x + index_of(p.plane, down.first, right.first, p.lane, s.lanes, s.in[0], s.in[1]);
+        const T *corner = x + index_of(p.plane, down.first, right.first, p.lane, s.lanes, s.in[0], s.in[1]);
         float sum = 0;
         for (int h = 0; h < down.count; ++h)
-            for (int w = 0; w < right.count; ++w) sum += corner[((int64_t)h * s.in[1] + w) * s.lanes];
-        y[i] = sum * share_of(s, p.h, p.w, down.count, right.count);
+            for (int w = 0; w < right.count; ++w) sum += gg_load(corner + ((int64_t)h * s.in[1] + w) * s.lanes);
+        gg_store(y + i, sum * share_of(s, p.h, p.w, down.count, right.count));
     }
 }
 
 /* Large windows of PLAIN images: a warp a window. */
-static __global__ void pool_average_large(pool_shape s, const float *x, float *y) {
+template <class T> static __global__ void pool_average_large(pool_shape s, const T *x, T *y) {
     const int64_t outputs = s.planes * s.out[0] * s.out[1];
     for (int64_t i = group_first<WARP>(); i < outputs; i += group_step<WARP>()) {
         const pool_place p = place_of(i, 1, s.out[0], s.out[1]);
         const pool_extent down = extent_of(s, 0, p.h), right = extent_of(s, 1, p.w);
-        const float *corner = x + index_of(p.plane, down.first, right.first, 0, 1, s.in[0], s.in[1]);
+        const T *corner = x + index_of(p.plane, down.first, right.first, 0, 1, s.in[0], s.in[1]);
         double sum = 0;
         for (int v = group_place<WARP>(); v < down.count * right.count; v += WARP)
-            sum += (double)corner[(int64_t)(v / right.count) * s.in[1] + v % right.count];
+            sum += (double)gg_load(corner + (int64_t)(v / right.count) * s.in[1] + v % right.count);
         sum = group_sum<WARP>(sum);
-        if (group_place<WARP>() == 0) y[i] = (float)sum * share_of(s, p.h, p.w, down.count, right.count);
+        if (group_place<WARP>() == 0) gg_store(y + i, (float)sum * share_of(s, p.h, p.w, down.count, right.count));
     }
 }
 
-static __global__ void pool_average_backward(pool_shape s, const float *dy, float *dx) {
+template <class T> static __global__ void pool_average_backward(pool_shape s, const T *dy, T *dx) {
     const int64_t inputs = s.planes * s.in[0] * s.in[1] * s.lanes;
     for (int64_t i = gg_thread_number(); i < inputs; i += gg_thread_count()) {
         const pool_place p = place_of(i, s.lanes, s.in[0], s.in[1]);
@@ -188,11 +188,11 @@ static __global__ void pool_average_backward(pool_shape s, const float *dy, floa
         for (int oh = down.begin; oh < down.end; ++oh) {
             const int rows = extent_of(s, 0, oh).count;
             for (int ow = right.begin; ow < right.end; ++ow) {
-                const float d = dy[index_of(p.plane, oh, ow, p.lane, s.lanes, s.out[0], s.out[1])];
+                const float d = gg_load(dy + index_of(p.plane, oh, ow, p.lane, s.lanes, s.out[0], s.out[1]));
                 sum = __fmaf_rn(d, share_of(s, oh, ow, rows, extent_of(s, 1, ow).count), sum);
             }
         }
-        dx[i] = sum;
+        gg_store(dx + i, sum);
     }
 }
 
@@ -216,39 +216,56 @@ static int64_t average_elements(const pool_shape *s) {
     return ceil_div(s->in[0], s->out[0]) * ceil_div(s->in[1], s->out[1]);
 }
 
-void gg_cuda_pool(gg_cuda_stream stream, const gg_op_desc *desc, gg_layout layout, const float *in, float *out,
-                  void *saved) {
+template <class T>
+static void pool_of(gg_cuda_stream stream, const gg_op_desc *desc, gg_layout layout, const T *in, T *out, void *saved) {
     const pool_shape s = pool_shape_of(desc, layout);
     const int64_t outputs = s.planes * s.out[0] * s.out[1] * s.lanes;
     const dim3 blocks(blocks_for(outputs, GG_BLOCK)), block(GG_BLOCK);
     if (desc->kind != GG_OP_MAX_POOL2D) {
         if (s.lanes == 1 && average_elements(&s) >= 2 * WARP)
-            GG_LAUNCH(pool_average_large, dim3(blocks_for(outputs, GG_BLOCK / WARP)), block, 0, stream, s, in, out);
-        else GG_LAUNCH(pool_average, blocks, block, 0, stream, s, in, out);
+            GG_LAUNCH((pool_average_large<T>), dim3(blocks_for(outputs, GG_BLOCK / WARP)), block, 0, stream, s, in,
+                      out);
+        else GG_LAUNCH((pool_average<T>), blocks, block, 0, stream, s, in, out);
         return;
     }
     switch (place_bytes(&s)) {
-    case 1: GG_LAUNCH((pool_max<uint8_t>), blocks, block, 0, stream, s, in, out, (uint8_t *)saved); break;
-    case 2: GG_LAUNCH((pool_max<uint16_t>), blocks, block, 0, stream, s, in, out, (uint16_t *)saved); break;
-    default: GG_LAUNCH((pool_max<uint32_t>), blocks, block, 0, stream, s, in, out, (uint32_t *)saved);
+    case 1: GG_LAUNCH((pool_max<T, uint8_t>), blocks, block, 0, stream, s, in, out, (uint8_t *)saved); break;
+    case 2: GG_LAUNCH((pool_max<T, uint16_t>), blocks, block, 0, stream, s, in, out, (uint16_t *)saved); break;
+    default: GG_LAUNCH((pool_max<T, uint32_t>), blocks, block, 0, stream, s, in, out, (uint32_t *)saved);
     }
 }
 
-void gg_cuda_pool_backward(gg_cuda_stream stream, const gg_op_desc *desc, gg_layout layout, const float *grad_output,
-                           const void *saved, float *grad_input) {
+template <class T>
+static void pool_backward_of(gg_cuda_stream stream, const gg_op_desc *desc, gg_layout layout, const T *dy,
+                             const void *saved, T *dx) {
     const pool_shape s = pool_shape_of(desc, layout);
     const dim3 blocks(blocks_for(s.planes * s.in[0] * s.in[1] * s.lanes, GG_BLOCK)), block(GG_BLOCK);
     if (desc->kind != GG_OP_MAX_POOL2D) {
-        GG_LAUNCH(pool_average_backward, blocks, block, 0, stream, s, grad_output, grad_input);
+        GG_LAUNCH((pool_average_backward<T>), blocks, block, 0, stream, s, dy, dx);
         return;
     }
-    const float *dy = grad_output;
-    float *dx = grad_input;
     switch (place_bytes(&s)) {
-    case 1: GG_LAUNCH((pool_max_backward<uint8_t>), blocks, block, 0, stream, s, dy, (const uint8_t *)saved, dx); break;
-    case 2:
-        GG_LAUNCH((pool_max_backward<uint16_t>), blocks, block, 0, stream, s, dy, (const uint16_t *)saved, dx);
+    case 1:
+        GG_LAUNCH((pool_max_backward<T, uint8_t>), blocks, block, 0, stream, s, dy, (const uint8_t *)saved, dx);
         break;
-    default: GG_LAUNCH((pool_max_backward<uint32_t>), blocks, block, 0, stream, s, dy, (const uint32_t *)saved, dx);
+    case 2:
+        GG_LAUNCH((pool_max_backward<T, uint16_t>), blocks, block, 0, stream, s, dy, (const uint16_t *)saved, dx);
+        break;
+    default: GG_LAUNCH((pool_max_backward<T, uint32_t>), blocks, block, 0, stream, s, dy, (const uint32_t *)saved, dx);
     }
+}
+
+void gg_cuda_pool(gg_cuda_stream stream, const gg_op_desc *desc, gg_format format, const void *in, void *out,
+                  void *saved) {
+    if (format.dtype == GG_BFLOAT16)
+        pool_of(stream, desc, format.layout, (const gg_bfloat16 *)in, (gg_bfloat16 *)out, saved);
+    else pool_of(stream, desc, format.layout, (const float *)in, (float *)out, saved);
+}
+
+void gg_cuda_pool_backward(gg_cuda_stream stream, const gg_op_desc *desc, gg_format format, const void *grad_output,
+                           const void *saved, void *grad_input) {
+    if (format.dtype == GG_BFLOAT16)
+        pool_backward_of(stream, desc, format.layout, (const gg_bfloat16 *)grad_output, saved,
+                         (gg_bfloat16 *)grad_input);
+    else pool_backward_of(stream, desc, format.layout, (const float *)grad_output, saved, (float *)grad_input);
 }
