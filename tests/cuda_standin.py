@@ -29,6 +29,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wno-unknown-pragmas"]
 INCLUDES = ["csrc", "tests/cuda", "tests/cuda/standin", "tests/cuda/emulation", "tests/c"]
 COMMON = [
     *["-O2", "-g", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-DGG_CUDA_STANDIN"],
+    "-DGG_CUDA_ATTENTION_BYTES=2048",  # so that small attention is computed in several blocks
     *[*WARNINGS, *(word for path in INCLUDES for word in ("-I", str(ROOT / path)))],
 ]
 C = ["-std=gnu11", "-Wstrict-prototypes"]

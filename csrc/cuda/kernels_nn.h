@@ -206,11 +206,12 @@ void gg_cuda_softmax_backward(gg_cuda_stream stream, const gg_cuda_softmax_args 
 /* Rows of attention weights between the two products, for the queries [first, first + queries) of the heads
  * [first_head, first_head + count), where head h of sample n is number n*heads + h. Matrix i of scores, of head
  * first_head + i, begins at scores + i*matrix, and its row q, of query first + q, at q*row more; `positions` keys each.
- * forward: scores = query*key products, become weights: softmax(scale*score) over the keys that the query sees, dropout
- *   applied, 0 for all other keys. `saved` (NULL: no backward follows) gets two floats a row, at 2*(number*positions +
- *   query).
- * backward: scores, computed again, become the weights that met the values; error, of these weights, becomes that of
- *   the scores, with the scale, 0 for keys that the query does not see.
+ * The weights, and in `dtype` what both products behind it read, lie alike.
+ * forward: weights = softmax(scale*score) over the keys that the query sees, dropout applied, 0 for all other keys.
+ *   `saved` (NULL: no backward follows) gets two floats a row, at 2*(number*positions + query).
+ * backward: from scores, computed again, the weights that met the values; from error, of these weights, score_error,
+ *   that of the scores, with the scale, 0 for keys that the query does not see.
+ * In float32 weights may be scores, and score_error may be error.
  * Dropout draws as the CPU does: key j of a row draws word j%4 of block (number*positions + query)*((positions + 3)/4)
  * + j/4. Lengths outside of 1..positions are clamped, and the first sample with such a one is reported in *bad. */
 typedef struct gg_cuda_attention_args {
@@ -221,12 +222,26 @@ typedef struct gg_cuda_attention_args {
     float scale;
     const int32_t *lengths; /* of the samples; NULL: all see all positions */
     gg_cuda_draw draw;      /* probability 0: no dropout */
-    float *scores, *error, *saved;
+    gg_dtype dtype;
+    const float *scores, *error;
+    void *weights, *score_error;
+    float *saved;
     uint32_t
         *bad; /* becomes the least of itself and the sample's number; set it to UINT32_MAX first. NULL: no report */
 } gg_cuda_attention_args;
 void gg_cuda_attention(gg_cuda_stream stream, const gg_cuda_attention_args *args);
 void gg_cuda_attention_backward(gg_cuda_stream stream, const gg_cuda_attention_args *args);
+
+/* Between (samples, positions, parts, heads, size), as linear layers have them, and (parts, samples, heads, positions,
+ * size), where each head's rows follow each other. split: from the first to the second. */
+typedef struct gg_cuda_heads_args {
+    int64_t samples, positions, parts, heads, size;
+    bool split;
+    gg_dtype dtype;
+    const void *from;
+    void *to;
+} gg_cuda_heads_args;
+void gg_cuda_heads(gg_cuda_stream stream, const gg_cuda_heads_args *args);
 
 /* ------------------------------------------------------------------------------------------ LSTM */
 

@@ -146,8 +146,11 @@ static bool run_on(gg_device *device, const problem *p, answer *out) {
     float *dy = calloc((size_t)(outputs + behind), sizeof *dy);
     memcpy(dy, p->grad_output, (size_t)outputs * sizeof *dy);
     void *error = BLOCK(outputs + behind, op->output.dtype, dy);
+    uint64_t *step = BLOCK(sizeof *step / sizeof(float), GG_FLOAT32, NULL);
+    args.step = step;
     for (int run = 0; run < RUNS; ++run) {
-        args.step = 1000 + (uint64_t)run;
+        const uint64_t number = 1000 + (uint64_t)run;
+        CHECK_OK(gg_device_write(device, step, &number, sizeof number));
         args.evaluate = p->evaluate && run == 0;
         args.carried = p->carried_count > 0 && !p->no_carried ? carried : NULL;
         args.prepared = forward;
@@ -376,6 +379,98 @@ static void test_refused_lstm(void) {
     standin_begin(1);
 }
 
+/* ------------------------------------------------------------------------------------------------ attention */
+
+typedef struct attention_case {
+    const char *name;
+    int64_t batch, positions, heads, size;
+    bool causal, lengths;
+    float probability;
+    bool evaluate, inference, no_input_grad;
+} attention_case;
+
+static void add_lengths(problem *p, int64_t positions) {
+    p->desc.inputs = 2;
+    p->desc.input[1] = (gg_shape){1, {1}};
+    p->desc.offered[1] = (gg_format){GG_INT32, GG_LAYOUT_PLAIN};
+    p->numbers = malloc((size_t)p->desc.batch * sizeof *p->numbers);
+    for (int64_t n = 0; n < p->desc.batch; ++n) p->numbers[n] = 1 + (int32_t)(n * 5 % positions);
+}
+
+static problem attention_problem(const attention_case *c, bool projections) {
+    const int64_t all = c->heads * c->size, outer = projections ? all + 3 : 3 * all;
+    problem p =
+        make_problem(c->name, projections ? GG_OP_MULTI_HEAD : GG_OP_ATTENTION, c->batch,
+                     (gg_shape){2, {c->positions, outer}}, (gg_shape){2, {c->positions, projections ? outer : all}});
+    if (projections) {
+        add_parameter(&p, 3 * all * outer, 0.5f);
+        add_parameter(&p, 3 * all, 0.5f);
+        add_parameter(&p, all * outer, 0.5f);
+        add_parameter(&p, outer, 0.5f);
+    }
+    p.desc.heads = c->heads;
+    p.desc.head_size = c->size;
+    p.desc.causal = c->causal;
+    p.desc.probability = c->probability;
+    p.desc.seed = 99;
+    p.desc.training = !c->inference;
+    p.desc.input_grad = !c->inference && !c->no_input_grad;
+    p.evaluate = c->evaluate;
+    if (c->lengths) add_lengths(&p, c->positions);
+    return p;
+}
+
+static const attention_case attentions[] = {
+    {.name = "one key", .batch = 1, .positions = 1, .heads = 1, .size = 1},
+    {.name = "short", .batch = 2, .positions = 3, .heads = 2, .size = 4},
+    {.name = "groups", .batch = 3, .positions = 9, .heads = 4, .size = 3, .causal = true},
+    {.name = "groups and lengths",
+     .batch = 5,
+     .positions = 8,
+     .heads = 3,
+     .size = 4,
+     .lengths = true,
+     .probability = 0.3f},
+    {.name = "blocks",
+     .batch = 2,
+     .positions = 40,
+     .heads = 2,
+     .size = 5,
+     .causal = true,
+     .probability = 0.3f,
+     .evaluate = true},
+    {.name = "blocks and lengths", .batch = 3, .positions = 70, .heads = 1, .size = 8, .causal = true, .lengths = true},
+    {.name = "blocks of one", .batch = 1, .positions = 530, .heads = 1, .size = 2, .probability = 0.1f},
+    {.name = "attention alone",
+     .batch = 3,
+     .positions = 9,
+     .heads = 2,
+     .size = 4,
+     .lengths = true,
+     .inference = true,
+     .probability = 0.3f},
+    {.name = "no error", .batch = 3, .positions = 9, .heads = 2, .size = 4, .no_input_grad = true},
+};
+
+static void test_attention(bool projections) {
+    for (size_t i = 0; i < sizeof attentions / sizeof *attentions; ++i) {
+        problem p = attention_problem(&attentions[i], projections);
+        compare(&p, 2e-6);
+        free_problem(&p);
+    }
+}
+
+/* One call for each product, whatever heads and samples there are. */
+static void test_calls_of_attention(void) {
+    const attention_case few = {.name = "few", .batch = 3, .positions = 3, .heads = 4, .size = 2};
+    problem p = attention_problem(&few, false);
+    answer got;
+    standin_begin(1);
+    CHECK(run_on(cuda, &p, &got));
+    CHECK_INT(standin_count("cublasLtMatmul"), RUNS * (2 + 5));
+    free_problem(&p);
+}
+
 int main(void) {
     void *handle = dlopen(getenv("GOSSIPGRAD_CUDA_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
@@ -396,6 +491,9 @@ int main(void) {
     cuda->table = library->backend;
     test_lstm();
     test_refused_lstm();
+    test_attention(false);
+    test_attention(true);
+    test_calls_of_attention();
     library->backend->close(cuda);
     native->table->close(native);
     char text[1 << 12] = "";

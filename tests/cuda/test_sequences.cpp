@@ -106,6 +106,8 @@ void test_attention(const attention_case &c) {
                         }
                 a.scores = scores;
                 a.error = error;
+                a.weights = scores;
+                a.score_error = error;
                 if (backward) gg_cuda_attention_backward(nullptr, &a);
                 else gg_cuda_attention(nullptr, &a);
                 for (int64_t i = 0; i < a.count; ++i)
@@ -146,6 +148,7 @@ void test_bad_lengths() {
     a.scale = 1;
     a.lengths = lengths;
     a.scores = scores;
+    a.weights = scores;
     a.bad = bad;
     gg_cuda_attention(nullptr, &a);
     const float third = 1.0f / 3;
@@ -177,9 +180,12 @@ void test_long_rows(int64_t positions, int64_t keys, float probability) {
     a.draw = {key.seed, step, key.rank, probability};
     a.scores = s;
     a.error = d;
+    a.weights = s;
+    a.score_error = d;
     a.saved = saved;
     gg_cuda_attention(nullptr, &a);
     a.scores = again;
+    a.weights = again;
     gg_cuda_attention_backward(nullptr, &a);
     CHECK(near(again.all(), s.all(), 1e-7, "weights, again"));
     for (int64_t q = 0; q < queries; ++q) {

@@ -1,5 +1,5 @@
 /* The rows of weights between the two products of ATTENTION: softmax over the keys that a query sees, dropout, and the
- * errors of both. */
+ * errors of both; and heads moved together. */
 #include "cuda/kernels/nn.cuh"
 
 /* One row of weights. */
@@ -34,12 +34,15 @@ static __device__ inline float weight_of(const gg_cuda_attention_args &a, float 
     return expf((score - top) * a.scale);
 }
 
-template <int GROUP, bool DROPS> static __global__ void attention_forward(gg_cuda_attention_args a, gg_drawing draw) {
+template <typename T, int GROUP, bool DROPS>
+static __global__ void attention_forward(gg_cuda_attention_args a, gg_drawing draw) {
     constexpr int EACH = DROPS ? KEYS : 1;
     const int place = group_place<GROUP>();
     for (int64_t row = group_first<GROUP>(); row < a.count * a.queries; row += group_step<GROUP>()) {
         const attention_row r = row_of(a, row, place);
-        float *score = a.scores + r.at, top = -INFINITY;
+        const float *score = a.scores + r.at;
+        T *out = static_cast<T *>(a.weights) + r.at;
+        float top = -INFINITY;
         double sum = 0;
         for (int64_t first = (int64_t)place * EACH; first < r.keys; first += GROUP * EACH)
             for (int64_t j = first; j < first + EACH && j < r.keys; ++j) top = score[j] > top ? score[j] : top;
@@ -57,18 +60,20 @@ template <int GROUP, bool DROPS> static __global__ void attention_forward(gg_cud
             for (int k = 0; k < EACH && first + k < a.positions; ++k) {
                 float weight = 0;
                 if (first + k < r.keys) weight = weight_of(a, score[first + k], top) * share;
-                score[first + k] = DROPS ? dropped(draw, words.word[k], weight) : weight;
+                gg_store(out + first + k, DROPS ? dropped(draw, words.word[k], weight) : weight);
             }
         }
     }
 }
 
-template <int GROUP, bool DROPS> static __global__ void attention_backward(gg_cuda_attention_args a, gg_drawing draw) {
+template <typename T, int GROUP, bool DROPS>
+static __global__ void attention_backward(gg_cuda_attention_args a, gg_drawing draw) {
     constexpr int EACH = DROPS ? KEYS : 1;
     const int place = group_place<GROUP>();
     for (int64_t row = group_first<GROUP>(); row < a.count * a.queries; row += group_step<GROUP>()) {
         const attention_row r = row_of(a, row, place);
-        float *score = a.scores + r.at, *error = a.error + r.at;
+        const float *score = a.scores + r.at, *error = a.error + r.at;
+        T *out = static_cast<T *>(a.weights) + r.at, *score_error = static_cast<T *>(a.score_error) + r.at;
         const float top = a.saved[2 * r.number], share = a.saved[2 * r.number + 1];
         double sum = 0;
         for (int64_t first = (int64_t)place * EACH; first < r.keys; first += GROUP * EACH) {
@@ -92,8 +97,8 @@ template <int GROUP, bool DROPS> static __global__ void attention_backward(gg_cu
                     d = DROPS ? dropped(draw, words.word[k], error[j]) : error[j];
                     d = weight * (d - dot) * a.scale;
                 }
-                score[j] = met;
-                error[j] = d;
+                gg_store(out + j, met);
+                gg_store(score_error + j, d);
             }
         }
     }
@@ -102,22 +107,58 @@ template <int GROUP, bool DROPS> static __global__ void attention_backward(gg_cu
 /* Rows of at most so many keys are of a warp. */
 enum { SHORT_ROW = 512 };
 
-void gg_cuda_attention(gg_cuda_stream stream, const gg_cuda_attention_args *args) {
+template <typename T, int GROUP, bool DROPS>
+static void launch_rows(gg_cuda_stream stream, bool backward, const gg_cuda_attention_args *args) {
     const gg_drawing draw = drawing_of(&args->draw);
+    const dim3 block(GG_BLOCK), blocks(blocks_for(args->count * args->queries, GG_BLOCK / GROUP));
+    if (backward) GG_LAUNCH((attention_backward<T, GROUP, DROPS>), blocks, block, 0, stream, *args, draw);
+    else GG_LAUNCH((attention_forward<T, GROUP, DROPS>), blocks, block, 0, stream, *args, draw);
+}
+
+template <typename T> static void run_rows(gg_cuda_stream stream, bool backward, const gg_cuda_attention_args *args) {
     const bool drops = args->draw.probability > 0, narrow = args->positions <= SHORT_ROW;
-    const dim3 block(GG_BLOCK), blocks(blocks_for(args->count * args->queries, narrow ? GG_BLOCK / WARP : 1));
-    if (narrow && drops) GG_LAUNCH((attention_forward<WARP, true>), blocks, block, 0, stream, *args, draw);
-    else if (narrow) GG_LAUNCH((attention_forward<WARP, false>), blocks, block, 0, stream, *args, draw);
-    else if (drops) GG_LAUNCH((attention_forward<GG_BLOCK, true>), blocks, block, 0, stream, *args, draw);
-    else GG_LAUNCH((attention_forward<GG_BLOCK, false>), blocks, block, 0, stream, *args, draw);
+    if (narrow && drops) launch_rows<T, WARP, true>(stream, backward, args);
+    else if (narrow) launch_rows<T, WARP, false>(stream, backward, args);
+    else if (drops) launch_rows<T, GG_BLOCK, true>(stream, backward, args);
+    else launch_rows<T, GG_BLOCK, false>(stream, backward, args);
+}
+
+void gg_cuda_attention(gg_cuda_stream stream, const gg_cuda_attention_args *args) {
+    if (args->dtype == GG_BFLOAT16) run_rows<gg_bfloat16>(stream, false, args);
+    else run_rows<float>(stream, false, args);
 }
 
 void gg_cuda_attention_backward(gg_cuda_stream stream, const gg_cuda_attention_args *args) {
-    const gg_drawing draw = drawing_of(&args->draw);
-    const bool drops = args->draw.probability > 0, narrow = args->positions <= SHORT_ROW;
-    const dim3 block(GG_BLOCK), blocks(blocks_for(args->count * args->queries, narrow ? GG_BLOCK / WARP : 1));
-    if (narrow && drops) GG_LAUNCH((attention_backward<WARP, true>), blocks, block, 0, stream, *args, draw);
-    else if (narrow) GG_LAUNCH((attention_backward<WARP, false>), blocks, block, 0, stream, *args, draw);
-    else if (drops) GG_LAUNCH((attention_backward<GG_BLOCK, true>), blocks, block, 0, stream, *args, draw);
-    else GG_LAUNCH((attention_backward<GG_BLOCK, false>), blocks, block, 0, stream, *args, draw);
+    if (args->dtype == GG_BFLOAT16) run_rows<gg_bfloat16>(stream, true, args);
+    else run_rows<float>(stream, true, args);
+}
+
+/* ------------------------------------------------------------------------------------------ heads
+ *
+ * A row is one head of one position: in the order of the packed side. */
+
+template <typename T, int V> static __global__ void move_heads(gg_rows r, gg_cuda_heads_args a) {
+    const T *from = static_cast<const T *>(a.from);
+    T *to = static_cast<T *>(a.to);
+    for (int64_t row = row_first(r.shift); row < r.rows; row += row_step(r.shift)) {
+        const int64_t head = row % a.heads, part = row / a.heads % a.parts, place = row / a.heads / a.parts;
+        const int64_t position = place % a.positions, sample = place / a.positions;
+        const int64_t apart = ((part * a.samples + sample) * a.heads + head) * a.positions + position;
+        const int64_t from_row = a.split ? row : apart, to_row = a.split ? apart : row;
+        for (int64_t i = column_first(r.shift); i < r.length; i += (int64_t)1 << r.shift)
+            gg_store_pack(to + (to_row * r.length + i) * V, gg_load_pack<V>(from + (from_row * r.length + i) * V));
+    }
+}
+
+template <typename T> static void run_heads(gg_cuda_stream stream, const gg_cuda_heads_args *args) {
+    const bool wide =
+        args->size % 4 == 0 && gg_is_aligned(args->from, 4 * sizeof(T)) && gg_is_aligned(args->to, 4 * sizeof(T));
+    const gg_rows r = rows_of(args->samples * args->positions * args->parts * args->heads, args->size, 1, wide ? 4 : 1);
+    if (wide) GG_LAUNCH((move_heads<T, 4>), dim3(blocks_of(&r)), dim3(GG_BLOCK), 0, stream, r, *args);
+    else GG_LAUNCH((move_heads<T, 1>), dim3(blocks_of(&r)), dim3(GG_BLOCK), 0, stream, r, *args);
+}
+
+void gg_cuda_heads(gg_cuda_stream stream, const gg_cuda_heads_args *args) {
+    if (args->dtype == GG_BFLOAT16) run_heads<gg_bfloat16>(stream, args);
+    else run_heads<float>(stream, args);
 }
