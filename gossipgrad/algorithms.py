@@ -1,9 +1,11 @@
 """Which algorithm computes each pass of each convolution: measured once on a machine, and the same on all ranks.
 
-A convolution is described by ten numbers: batch, channels, height and width of its input, channels of its output, both
-paddings, whether it has a bias and a ReLU, and its window. Rank 0 measures those that neither the checkpoint nor the
-cache knows: of a training step all passes, those with the most operations first, within SECONDS; of an evaluation the
-forward pass, and only where so many batches follow that it pays. What has not been measured is chosen by fixed rules.
+A convolution is described by sixteen numbers: batch, channels, height and width of its input, channels of its output,
+both paddings, whether it has a bias and a ReLU, its window, strides, dilations and groups. On a CPU those with windows
+of 3 x 3 or 5 x 5 are measured, on a GPU all of them, by the algorithms that cuDNN has for them in this precision.
+Rank 0 measures those that neither the checkpoint nor the cache knows: of a training step all passes, those with the
+most operations first, within SECONDS; of an evaluation the forward pass, and only where so many batches follow that it
+pays. What has not been measured is chosen by fixed rules.
 
 Before that, which of two tables is asked first for all operations of a training step, and so in which layout its
 activations lie, is measured as a whole, reorders included: a few steps with each order, within SECONDS. Where that does
@@ -35,7 +37,8 @@ SECONDS = 20.0  # for the order of tables; and after which no further convolutio
 PATIENCE = 0.25  # of a timeout of the ranks that wait meanwhile, at most
 PAYS = 100  # full batches of an evaluation: measuring runs each candidate about ten times
 _IMAGE = ("batch", "channels", "height", "width")
-_FIELDS = (*_IMAGE, "filters", "padding_height", "padding_width", "bias", "relu", "window")
+_WINDOW = ("window", "window_width", "stride_height", "stride_width", "dilation_height", "dilation_width", "groups")
+_FIELDS = (*_IMAGE, "filters", "padding_height", "padding_width", "bias", "relu", *_WINDOW)
 
 
 def cache_path() -> str:
@@ -64,6 +67,14 @@ def machine(isa: str, backend: str, threads: int) -> str:
             found.setdefault(name.strip(), value.strip())
         cpu = " ".join(found.get(key, "") for key in ("model name", "cpu family", "model", "stepping"))
     return f"gossipgrad {environment.VERSION}, kernels {KERNELS}, {cpu}, {isa}, {backend}, threads {threads}"
+
+
+def gpu(facts: Record, device: str, dtype: str, precision: str) -> str:
+    """The same of a GPU. facts: what `gossipgrad info` says of the GPUs and their libraries."""
+    number = device.partition(":")[2] or "0"
+    name = str(facts.get(f"cuda:{number}", "unknown")).partition(", peer access")[0]
+    libraries = f"cuDNN {facts.get('cudnn', 'unknown')}, CUDA {facts.get('runtime', 'unknown')}"
+    return f"gossipgrad {environment.VERSION}, kernels {KERNELS}, {name}, {libraries}, {dtype}, {precision}"
 
 
 def _text(key: Key) -> str:
@@ -185,8 +196,10 @@ def report(found: Measured) -> list[dict[str, Any]]:
 
 
 def _key(one: dict[str, Any]) -> Key:
-    """Of an entry of a report. Reports of before there was Winograd for 5 x 5 do not name the window: 3 x 3."""
-    return tuple(int(one.get(field, 3) if field == "window" else one[field]) for field in _FIELDS)
+    """Of an entry of a report. Older ones do not name all of a window: 3 x 3, or square, and else all 1."""
+    size = one.get("window", 3)
+    window = dict.fromkeys(_WINDOW, 1) | {"window": size, "window_width": size}
+    return tuple(int((window | one)[field]) for field in _FIELDS)
 
 
 def known(described: Iterable[dict[str, Any]]) -> Measured:

@@ -255,18 +255,21 @@ class Replicas:
         }
 
     def _dtype_of(self, given: DType) -> DType:
-        """In which the network computes: "auto" is bfloat16 where every rank's CPU has instructions for it. Collective.
+        """In which the network computes: "auto" is bfloat16 where every rank's CPU has instructions for it, and on GPUs
+        with precision "fast". Collective.
 
-        A rule and no measurement, so that a run's bits follow from the machine alone.
+        A rule and no measurement, so that a run's bits follow from the machine and the options alone.
         """
         info = environment.core_info()
         backend = self.backend or os.environ.get("GOSSIPGRAD_BACKEND")
         has_it = bool(info["bfloat16"] and info["onednn"]) and info["isa"] == "avx512"
         own = has_it and backend != "native" and self.device == "cpu"
+        if self.device.startswith("cuda"):  # no GPU that can be opened is without
+            own = False
         if given == "auto":
             fast = agreement.gather(self.team, b"1" if own else b"", "Trainer")
             return "bfloat16" if all(fast) else "float32"
-        if given == "bfloat16":
+        if given == "bfloat16" and self.device == "cpu":
             notices.slow_bfloat16(self.team.rank, info)
         return given
 
@@ -643,7 +646,10 @@ class Replicas:
         def steps(size: int) -> tuple[dict[str, float], str]:
             return self.core.measure_tables(size, seconds)
 
-        where = algorithms.machine(self.core.isa, self.core.backend, self.threads)
+        if self.device.startswith("cuda"):
+            where = algorithms.gpu(environment.devices()["gpu"], self.device, self.dtype, self.precision)
+        else:
+            where = algorithms.machine(self.core.isa, self.core.backend, self.threads)
         path, own = algorithms.cache_path(), algorithms.known(self.algorithms)
         orders = algorithms.ordered(self.algorithms)
         if training and self.dtype == "float32":  # in bfloat16 one table has the operations

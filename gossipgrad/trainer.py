@@ -90,20 +90,20 @@ class Trainer(Replicas):
     dtype      in which the network computes. "bfloat16": activations, their gradients and what products read of the
                weights are bfloat16 (8 bits of precision), rounded to nearest; sums, statistics, losses, the weights
                themselves, their gradients, the optimiser and what ranks exchange stay float32, so that checkpoints and
-               strategies are those of float32. It needs oneDNN and a CPU with AVX-512 (an error says so) and is faster
-               where the CPU has instructions for it (AVX512_BF16, AMX); a warning says where it has none. Operations
-               without a form for it compute in float32. "auto": bfloat16 where the CPU of every rank has the
-               instructions, else "float32"; trainer.dtype, the report and the command line say which. The default is
-               "float32".
+               strategies are those of float32. On a CPU it needs oneDNN and AVX-512 (an error says so) and is faster
+               where there are instructions for it (AVX512_BF16, AMX); a warning says where there are none. On a GPU
+               gradients of the weights of convolutions are rounded to bfloat16, too. Operations without a form for it
+               compute in float32. "auto": bfloat16 where the CPU of every rank has the instructions, or with
+               precision="fast" on a GPU, else "float32"; trainer.dtype, the report and the command line say which. The
+               default is "float32".
     device     what computes: "cpu"; "cuda", an NVIDIA GPU, where the build has the library for it ('gossipgrad info'
                says so): the ranks of a node are spread over its GPUs, and "cuda:1" is one of several. Several ranks may
-               share one. On a GPU networks compute in float32, and compression is not offered yet; an error says what
-               is missing. None: $GOSSIPGRAD_DEVICE, else "cpu"; and "cpu" where a backend is asked for, which is the
-               CPU's.
+               share one. Compression is not offered on a GPU yet, which an error says. None: $GOSSIPGRAD_DEVICE, else
+               "cpu"; and "cpu" where a backend is asked for, which is the CPU's.
     precision  of products and convolutions on a GPU. "exact": fused multiply-adds in float32 and deterministic
                algorithms, so that a run's bits do not depend on timing. "fast": products may read their factors as
-               TF32 (10 bits of precision), and the libraries may choose algorithms that add in any order. A CPU
-               computes exactly.
+               TF32 (10 bits of precision), images lie with their channels last, and the libraries may choose
+               algorithms that add in any order. A CPU computes exactly.
     trace      how many spans a rank stores for write_trace; 0: none.
     timeout    seconds that a rank waits for another's message before it fails (CommunicationError with the step, the
                layers and the other rank); 0: for ever. It must be longer than any step, callback or write of a file,

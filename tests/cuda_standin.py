@@ -105,6 +105,11 @@ def device_program(objects: Path, name: str, folder: Path) -> Path:
     return cbuild.build(objects, FOLDER / f"{name}.c", folder)
 
 
+def convolution_program(objects: Path, folder: Path) -> Path:
+    """The tests of convolutions, which load the library."""
+    return cbuild.build(objects, FOLDER / "test_convolution.c", folder)
+
+
 class Standin:
     """The functions of standin.h in the library that this process has loaded, or loads now."""
 

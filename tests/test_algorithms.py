@@ -10,7 +10,8 @@ from gossipgrad import _core, algorithms, bench
 
 PASSES = algorithms.PASSES
 CANDIDATES = {"direct", "winograd4", "winograd2", "winograd6"}
-KEY = (8, 16, 10, 9, 20, 1, 1, 1, 1, 3)  # of the second convolution of network(), with batches of 8
+PLAIN = (1, 1, 1, 1, 1)  # strides, dilations, groups
+KEY = (8, 16, 10, 9, 20, 1, 1, 1, 1, 3, 3, *PLAIN)  # of the second convolution of network(), with batches of 8
 SECONDS = {
     "forward": {"direct": 3.0, "winograd4": 2.0, "winograd2": 1.0},
     "weights": {"direct": 1.0, "winograd4": 2.0},
@@ -140,7 +141,7 @@ def test_the_fastest_of_each_pass():
 
 
 def test_the_core_measures_every_candidate():
-    first = (8, 5, 10, 9, 16, 1, 1, 1, 1, 3)
+    first = (8, 5, 10, 9, 16, 1, 1, 1, 1, 3, 3, *PLAIN)
     with gg.Trainer(network(), backend="native") as trainer:
         keys = trainer.core.convolutions(8, True)
         assert keys == [KEY, first]  # the one with more operations first

@@ -15,6 +15,7 @@ import pytest
 from conftest import run_group
 
 import gossipgrad as gg
+from gossipgrad import algorithms
 
 pytestmark = pytest.mark.skipif(shutil.which(cuda_build.CXX) is None, reason="no g++ here")
 
@@ -38,6 +39,12 @@ def library(objects):
 @pytest.mark.parametrize("name", ["test_device", "test_device_operations"])
 def test_programs_that_load_the_library(objects, library, tmp_path, name):
     program = cuda_standin.device_program(objects, name, tmp_path)
+    done = run_group([str(program)], env={**os.environ, "GOSSIPGRAD_CUDA_LIBRARY": str(library)})
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_convolutions(objects, library, tmp_path):
+    program = cuda_standin.convolution_program(objects, tmp_path)
     done = run_group([str(program)], env={**os.environ, "GOSSIPGRAD_CUDA_LIBRARY": str(library)})
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
@@ -267,3 +274,73 @@ def test_a_call_that_fails(cuda, function):
         else:
             assert cuda.count(function) - called < nth, "the error was swallowed"
         assert cuda.violations() == [] and cuda.leaks() == []
+
+
+def images_in_batches(n=12):
+    rng = np.random.default_rng(5)
+    return rng.standard_normal((n, 1, 16, 16), np.float32), rng.integers(3, size=n).astype(np.int32)
+
+
+PASSES = algorithms.PASSES
+
+
+def fitted(ranks=1, tune=True, **options):
+    """A trainer of a small LeNet after an epoch of three steps."""
+    make, _ = SMALLEST["lenet"]
+    comm = gg.VirtualCluster(ranks)
+    trainer = gg.Trainer(make(), comm=comm, device="cuda", tune=tune, strategy=gg.NoExchange(), **options)
+    trainer.fit(*images_in_batches(12 * ranks), epochs=1, batch_size=4, progress=False)
+    return trainer
+
+
+def numbered(trainer):
+    """The numbers of the algorithms of each convolution, by passes."""
+    return [{p: name for p, (_, name) in one.items()} for one in trainer.core.node_algorithms() if one]
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_algorithms_are_measured(cuda, monkeypatch, tmp_path, precision):
+    """Once for a GPU, its libraries and a precision: rank 0 measures for all, then they are in the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    runs = []
+    measure = algorithms.measured
+
+    def measured(wanted, passes, ask, where, path, own):
+        def asked(missing):
+            runs.append(where)
+            return ask(missing)
+
+        return measure(wanted, passes, asked, where, path, own)
+
+    monkeypatch.setattr(algorithms, "measured", measured)
+    with fitted(2, precision=precision) as trainer:
+        described = trainer.algorithms
+        assert len(described) == 2 and len(runs) == 1
+        assert "stand-in 0" in runs[0] and "cuDNN 9.19.0" in runs[0] and runs[0].endswith(precision)
+        for one in described:
+            # Two of the stand-in's have no exact form, or none for the window: 5 x 5 is not for Winograd's.
+            wanted = {"exact": {"cudnn0", "cudnn1", "cudnn2"}, "fast": {"cudnn0", "cudnn1"}}[precision]
+            assert set(one["seconds"]["forward"]) == wanted
+            assert all(one["algorithms"][p] in times for p, times in one["seconds"].items())
+        for used, one in zip(numbered(trainer), sorted(described, key=lambda d: d["channels"]), strict=True):
+            assert {p: used[p] for p in one["seconds"]} == {p: one["algorithms"][p] for p in one["seconds"]}
+    with fitted(precision=precision) as trainer:
+        assert trainer.algorithms == described and len(runs) == 1
+    other = {"exact": "fast", "fast": "exact"}[precision]
+    with fitted(precision=other) as trainer:
+        assert len(runs) == 2 and runs[1].endswith(other)
+
+
+def test_a_resumed_run_has_the_algorithms_of_its_checkpoint(cuda, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(algorithms, "fastest", lambda seconds: tuple(max(seconds.get(p, ["direct"])) for p in PASSES))
+    with fitted() as trainer:
+        # The highest numbers; the second layer's, of which all passes are run.
+        assert numbered(trainer)[1] == {"forward": "cudnn2", "weights": "cudnn1", "data": "cudnn1"}
+        trainer.save(tmp_path / "checkpoint")
+        chosen = trainer.algorithms
+    monkeypatch.setattr(algorithms, "measured", None)
+    with gg.Trainer.load(tmp_path / "checkpoint", comm=gg.VirtualCluster(1), device="cuda") as trainer:
+        trainer.fit(*images_in_batches(), epochs=2, batch_size=4, progress=False)
+        assert trainer.algorithms == chosen
+        assert numbered(trainer)[1] == {"forward": "cudnn2", "weights": "cudnn1", "data": "cudnn1"}

@@ -76,10 +76,13 @@ typedef enum gg_algorithm {
     GG_ALGORITHM_WINOGRAD4, /* F(4x4,3x3), F(4x4,5x5) */
     GG_ALGORITHM_WINOGRAD2, /* F(2x2,3x3), F(2x2,5x5) */
     GG_ALGORITHM_WINOGRAD6, /* F(6x6,3x3) */
+    /* cuDNN's, by the numbers that it gives them in each pass; DIRECT is then what it says to be the fastest. */
+    GG_ALGORITHM_CUDNN0,
+    GG_ALGORITHM_CUDNN7 = GG_ALGORITHM_CUDNN0 + 7,
     GG_ALGORITHM_COUNT
 } gg_algorithm;
 
-/* "direct", "winograd4", "winograd2", "winograd6" */
+/* "direct", "winograd4", "winograd2", "winograd6", "cudnn0" to "cudnn7" */
 const char *gg_algorithm_name(gg_algorithm algorithm);
 
 /* The runs of an operation of which each may have an algorithm of its own. */
@@ -361,7 +364,8 @@ typedef struct gg_weight_gradient_args {
 
 typedef struct gg_backend {
     const char *name;
-    bool fills_lanes; /* operations compute in BATCH_LAST, whose padding is all that small batches cost */
+    bool fills_lanes;         /* operations compute in BATCH_LAST, whose padding is all that small batches cost */
+    bool numbered_algorithms; /* a library computes all convolutions, by algorithms of its own that have numbers */
     gg_status (*open)(const gg_device_options *options, gg_device **out);
     void (*close)(gg_device *device);
     const gg_memory_table *memory; /* NULL: the host's, and work is done when a call returns */

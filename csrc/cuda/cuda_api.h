@@ -28,6 +28,7 @@ typedef struct cudnnConvolutionStruct *gg_cudnn_convolution;
 typedef struct cudnnDropoutStruct *gg_cudnn_dropout;
 typedef struct cudnnRNNStruct *gg_cudnn_rnn;
 typedef struct cudnnRNNDataStruct *gg_cudnn_rnn_data;
+typedef struct cudnnActivationStruct *gg_cudnn_activation;
 typedef struct cublasLtContext *gg_cublas_handle;
 typedef struct gg_cublas_opaque_desc *gg_cublas_desc;
 typedef struct gg_cublas_opaque_layout *gg_cublas_layout;
@@ -62,9 +63,13 @@ enum {
     GG_CUDNN_DATA_FLOAT = 0,
     GG_CUDNN_DATA_BFLOAT16 = 9,
     GG_CUDNN_DEFAULT_MATH = 0, /* float32: TF32 is allowed */
+    GG_CUDNN_TENSOR_OP_MATH = 1,
     GG_CUDNN_FMA_MATH = 3,
     GG_CUDNN_CROSS_CORRELATION = 1,
     GG_CUDNN_DETERMINISTIC = 1,
+    GG_CUDNN_ACTIVATION_RELU = 1,
+    GG_CUDNN_ACTIVATION_IDENTITY = 5,
+    GG_CUDNN_NOT_PROPAGATE_NAN = 0,
 
     GG_CUDNN_LEAST_REFUSAL = 3000, /* CUDNN_STATUS_NOT_SUPPORTED, and its kinds below: */
     GG_CUDNN_MOST_REFUSAL = 3999,
@@ -198,6 +203,14 @@ typedef struct gg_cublas_choice {
       (gg_cudnn_handle handle, const void *alpha, gg_cudnn_tensor x_desc, const void *x, gg_cudnn_filter w_desc,       \
        const void *w, gg_cudnn_convolution convolution, int algorithm, void *workspace, size_t bytes,                  \
        const void *beta, gg_cudnn_tensor y_desc, void *y))                                                             \
+    F(int, cudnnCreateActivationDescriptor, (gg_cudnn_activation * activation))                                        \
+    F(int, cudnnDestroyActivationDescriptor, (gg_cudnn_activation activation))                                         \
+    F(int, cudnnSetActivationDescriptor, (gg_cudnn_activation activation, int mode, int nan, double ceiling))          \
+    F(int, cudnnConvolutionBiasActivationForward,                                                                      \
+      (gg_cudnn_handle handle, const void *alpha, gg_cudnn_tensor x_desc, const void *x, gg_cudnn_filter w_desc,       \
+       const void *w, gg_cudnn_convolution convolution, int algorithm, void *workspace, size_t bytes,                  \
+       const void *beta, gg_cudnn_tensor z_desc, const void *z, gg_cudnn_tensor bias_desc, const void *bias,           \
+       gg_cudnn_activation activation, gg_cudnn_tensor y_desc, void *y))                                               \
     F(int, cudnnConvolutionBackwardData,                                                                               \
       (gg_cudnn_handle handle, const void *alpha, gg_cudnn_filter w_desc, const void *w, gg_cudnn_tensor dy_desc,      \
        const void *dy, gg_cudnn_convolution convolution, int algorithm, void *workspace, size_t bytes,                 \

@@ -1,4 +1,7 @@
-/* Convolution by cuDNN, NCHW; bias and activation by own kernels. */
+/* Convolution by cuDNN, with its bias and activation: in bfloat16 and in float32 by TF32 as NHWC, else as NCHW.
+ *
+ * As NHWC cuDNN reads the weight as (O, kH, kW, I), in the type of the activations: `prepare` writes it so, and its
+ * gradient, which cuDNN writes so, is brought back. */
 #include <limits.h>
 
 #include "cuda/kernels_nn.h"
@@ -7,40 +10,101 @@
 enum { MOST_ALGORITHMS = 16 };
 /* A workspace above which an algorithm is not used. */
 #define MOST_WORKSPACE ((size_t)1 << 30)
+/* The only algorithm that adds a bias without an activation. */
+enum { PRECOMPUTED_PRODUCTS = 1 };
 
 typedef struct conv_op {
     gg_op head;
     gg_cuda_device *device;
-    gg_cudnn_tensor input, output;
+    gg_cudnn_tensor input, output, bias;
     gg_cudnn_filter filter;
+    gg_cudnn_activation activation;
     /* Of each pass, because the math may differ. */
     gg_cudnn_convolution convolution[GG_PASS_COUNT];
     int algorithm[GG_PASS_COUNT];
     size_t workspace[GG_PASS_COUNT];
+    int64_t outputs, inputs, taps; /* of the weight; inputs of a group */
+    size_t weight_bytes;           /* of the weight as cuDNN reads it, with its alignment; 0: as it is trained */
+    bool fused;                    /* cuDNN adds the bias, until it refuses to */
 } conv_op;
 
 static const float zero = 0, one = 1;
 
+static bool is_unsupported(int error) {
+    return error >= GG_CUDNN_LEAST_REFUSAL && error <= GG_CUDNN_MOST_REFUSAL;
+}
+
+static size_t aligned(size_t bytes) {
+    const size_t step = GG_CUDA_WORKSPACE_ALIGNMENT;
+    return (bytes + step - 1) / step * step;
+}
+
+static bool is_narrow(const conv_op *op) { return op->head.output.dtype == GG_BFLOAT16; }
+
 /* ------------------------------------------------------------------------------------------------ running */
 
-static gg_cuda_bias_args bias_of(const conv_op *op, const gg_op_args *args) {
-    const gg_op_desc *desc = &op->head.desc;
-    return (gg_cuda_bias_args){.outer = desc->batch,
-                               .channels = desc->output.size[0],
-                               .inner = desc->output.size[1] * desc->output.size[2],
-                               .relu = desc->activation == GG_ACTIVATION_RELU,
-                               .bias = desc->bias ? args->parameter[GG_PARAMETER_BIAS] : NULL,
-                               .y = args->output};
+/* What cuDNN reads of the weight and of the bias lies behind each other. */
+static const void *weight_of(const conv_op *op, const gg_op_args *args) {
+    return op->weight_bytes > 0 ? args->prepared : args->parameter[GG_PARAMETER_WEIGHT];
+}
+
+static void *narrow_bias(const conv_op *op, const gg_op_args *args) {
+    return (char *)args->prepared + op->weight_bytes;
+}
+
+static gg_status conv_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
+    conv_op *op = (conv_op *)head;
+    gg_cuda_enter(op->device);
+    gg_cuda_transpose_batched(gg_cuda_compute(op->device), op->outputs, op->inputs, op->taps, GG_FLOAT32,
+                              head->output.dtype, args->parameter[GG_PARAMETER_WEIGHT], args->prepared);
+    if (pass == GG_PASS_FORWARD && op->fused && is_narrow(op))
+        gg_cuda_narrow(gg_cuda_compute(op->device), (size_t)op->outputs, args->parameter[GG_PARAMETER_BIAS],
+                       narrow_bias(op, args));
+    return gg_cuda_op_done(op->device, "the weight of a convolution");
+}
+
+/* The batch as kernels of biases see it. */
+static int64_t outer_of(const gg_op *head) {
+    const gg_op_desc *desc = &head->desc;
+    const int64_t area = desc->output.size[1] * desc->output.size[2];
+    return head->output.layout == GG_LAYOUT_NHWC ? desc->batch * area : desc->batch;
+}
+
+static int64_t inner_of(const gg_op *head) {
+    return head->output.layout == GG_LAYOUT_NHWC ? 1 : head->desc.output.size[1] * head->desc.output.size[2];
+}
+
+/* *fused: false where cuDNN has no such form. */
+static gg_status forward_with_bias(conv_op *op, const gg_op_args *args, bool *fused) {
+    const gg_cuda_api *api = op->device->api;
+    const void *bias = is_narrow(op) ? narrow_bias(op, args) : args->parameter[GG_PARAMETER_BIAS];
+    gg_status status = GG_OK;
+    const int error = api->cudnnConvolutionBiasActivationForward(
+        op->device->dnn, &one, op->input, args->input[0], op->filter, weight_of(op, args),
+        op->convolution[GG_PASS_FORWARD], op->algorithm[GG_PASS_FORWARD], gg_cuda_workspace(args->scratch),
+        op->workspace[GG_PASS_FORWARD], &zero, op->output, args->output, op->bias, bias, op->activation, op->output,
+        args->output);
+    *fused = !is_unsupported(error);
+    if (*fused && error != GG_CUDNN_SUCCESS) GG_TRY(gg_cudnn_fail(api, error, "cudnnConvolutionBiasActivationForward"));
+cleanup:
+    return status;
 }
 
 static gg_status conv_forward(gg_op *head, const gg_op_args *args) {
     conv_op *op = (conv_op *)head;
     const gg_cuda_api *api = op->device->api;
-    const gg_cuda_bias_args bias = bias_of(op, args);
+    const gg_cuda_bias_args bias = {.outer = outer_of(head),
+                                    .channels = head->desc.output.size[0],
+                                    .inner = inner_of(head),
+                                    .relu = head->desc.activation == GG_ACTIVATION_RELU,
+                                    .bias = head->desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL,
+                                    .y = args->output};
     gg_status status = GG_OK;
     gg_cuda_enter(op->device);
+    if (op->fused) GG_TRY(forward_with_bias(op, args, &op->fused));
+    if (op->fused) goto cleanup;
     GG_CUDNN_TRY(api, cudnnConvolutionForward,
-                 (op->device->dnn, &one, op->input, args->input[0], op->filter, args->parameter[GG_PARAMETER_WEIGHT],
+                 (op->device->dnn, &one, op->input, args->input[0], op->filter, weight_of(op, args),
                   op->convolution[GG_PASS_FORWARD], op->algorithm[GG_PASS_FORWARD], gg_cuda_workspace(args->scratch),
                   op->workspace[GG_PASS_FORWARD], &zero, op->output, args->output));
     if (bias.bias != NULL || bias.relu) gg_cuda_bias(gg_cuda_compute(op->device), &bias);
@@ -49,28 +113,37 @@ cleanup:
     return status;
 }
 
+static gg_status bias_backward(conv_op *op, const gg_op_args *args) {
+    const gg_op_desc *desc = &op->head.desc;
+    const bool relu = desc->activation == GG_ACTIVATION_RELU;
+    const gg_cuda_bias_backward_args bias = {.outer = outer_of(&op->head),
+                                             .channels = desc->output.size[0],
+                                             .inner = inner_of(&op->head),
+                                             .y = relu ? args->output : NULL,
+                                             .grad = args->grad_output,
+                                             .bias = desc->bias ? args->gradient[GG_PARAMETER_BIAS] : NULL,
+                                             .scratch = args->scratch};
+    if (!relu && !desc->bias) return GG_OK;
+    gg_cuda_bias_backward(gg_cuda_compute(op->device), &bias);
+    return gg_cuda_op_done(op->device, "the backward pass of a bias");
+}
+
 static gg_status conv_backward_weights(gg_op *head, const gg_op_args *args) {
     conv_op *op = (conv_op *)head;
     const gg_cuda_api *api = op->device->api;
-    const gg_op_desc *desc = &head->desc;
-    const bool relu = desc->activation == GG_ACTIVATION_RELU;
+    char *const scratch = gg_cuda_workspace(args->scratch);
+    void *const gradient = op->weight_bytes > 0 ? (void *)scratch : args->gradient[GG_PARAMETER_WEIGHT];
     gg_status status = GG_OK;
     gg_cuda_enter(op->device);
-    if (relu || desc->bias) {
-        const gg_cuda_bias_backward_args bias = {.outer = desc->batch,
-                                                 .channels = desc->output.size[0],
-                                                 .inner = desc->output.size[1] * desc->output.size[2],
-                                                 .y = relu ? args->output : NULL,
-                                                 .grad = args->grad_output,
-                                                 .bias = desc->bias ? args->gradient[GG_PARAMETER_BIAS] : NULL,
-                                                 .scratch = args->scratch};
-        gg_cuda_bias_backward(gg_cuda_compute(op->device), &bias);
-        GG_TRY(gg_cuda_op_done(op->device, "the backward pass of a bias"));
-    }
+    GG_TRY(bias_backward(op, args));
     GG_CUDNN_TRY(api, cudnnConvolutionBackwardFilter,
                  (op->device->dnn, &one, op->input, args->input[0], op->output, args->grad_output,
-                  op->convolution[GG_PASS_WEIGHTS], op->algorithm[GG_PASS_WEIGHTS], gg_cuda_workspace(args->scratch),
-                  op->workspace[GG_PASS_WEIGHTS], &zero, op->filter, args->gradient[GG_PARAMETER_WEIGHT]));
+                  op->convolution[GG_PASS_WEIGHTS], op->algorithm[GG_PASS_WEIGHTS], scratch + op->weight_bytes,
+                  op->workspace[GG_PASS_WEIGHTS], &zero, op->filter, gradient));
+    if (op->weight_bytes == 0) goto cleanup;
+    gg_cuda_transpose_batched(gg_cuda_compute(op->device), op->outputs, op->taps, op->inputs, head->output.dtype,
+                              GG_FLOAT32, gradient, args->gradient[GG_PARAMETER_WEIGHT]);
+    GG_TRY(gg_cuda_op_done(op->device, "the gradient of a convolution's weight"));
 cleanup:
     return status;
 }
@@ -82,10 +155,9 @@ static gg_status conv_backward_data(gg_op *head, const gg_op_args *args) {
     if (args->grad_input[0] == NULL) goto cleanup;
     gg_cuda_enter(op->device);
     GG_CUDNN_TRY(api, cudnnConvolutionBackwardData,
-                 (op->device->dnn, &one, op->filter, args->parameter[GG_PARAMETER_WEIGHT], op->output,
-                  args->grad_output, op->convolution[GG_PASS_DATA], op->algorithm[GG_PASS_DATA],
-                  gg_cuda_workspace(args->scratch), op->workspace[GG_PASS_DATA], &zero, op->input,
-                  args->grad_input[0]));
+                 (op->device->dnn, &one, op->filter, weight_of(op, args), op->output, args->grad_output,
+                  op->convolution[GG_PASS_DATA], op->algorithm[GG_PASS_DATA], gg_cuda_workspace(args->scratch),
+                  op->workspace[GG_PASS_DATA], &zero, op->input, args->grad_input[0]));
 cleanup:
     return status;
 }
@@ -95,25 +167,50 @@ static void conv_destroy(gg_op *head) {
     const gg_cuda_api *api = op->device->api;
     for (int pass = 0; pass < GG_PASS_COUNT; ++pass)
         if (op->convolution[pass] != NULL) (void)api->cudnnDestroyConvolutionDescriptor(op->convolution[pass]);
+    if (op->activation != NULL) (void)api->cudnnDestroyActivationDescriptor(op->activation);
+    if (op->bias != NULL) (void)api->cudnnDestroyTensorDescriptor(op->bias);
     if (op->filter != NULL) (void)api->cudnnDestroyFilterDescriptor(op->filter);
     if (op->output != NULL) (void)api->cudnnDestroyTensorDescriptor(op->output);
     if (op->input != NULL) (void)api->cudnnDestroyTensorDescriptor(op->input);
     gg_cuda_op_free(head);
 }
 
-static const gg_op_class conv_class = {.forward = conv_forward,
+static const gg_op_class conv_class = {.prepare = conv_prepare,
+                                       .forward = conv_forward,
                                        .backward_weights = conv_backward_weights,
                                        .backward_data = conv_backward_data,
                                        .destroy = conv_destroy};
 
 /* ------------------------------------------------------------------------------------------------ creating */
 
-static gg_status describe_tensor(const gg_cuda_api *api, int64_t batch, const gg_shape *shape, gg_cudnn_tensor *out) {
+static gg_status describe_tensor(const gg_cuda_api *api, gg_format format, int64_t batch, const gg_shape *shape,
+                                 gg_cudnn_tensor *out) {
+    const int order = format.layout == GG_LAYOUT_NHWC ? GG_CUDNN_TENSOR_NHWC : GG_CUDNN_TENSOR_NCHW;
+    const int type = format.dtype == GG_BFLOAT16 ? GG_CUDNN_DATA_BFLOAT16 : GG_CUDNN_DATA_FLOAT;
     gg_status status = GG_OK;
     GG_CUDNN_TRY(api, cudnnCreateTensorDescriptor, (out));
     GG_CUDNN_TRY(api, cudnnSetTensor4dDescriptor,
-                 (*out, GG_CUDNN_TENSOR_NCHW, GG_CUDNN_DATA_FLOAT, (int)batch, (int)shape->size[0], (int)shape->size[1],
-                  (int)shape->size[2]));
+                 (*out, order, type, (int)batch, (int)shape->size[0], (int)shape->size[1], (int)shape->size[2]));
+cleanup:
+    return status;
+}
+
+/* What the convolution adds up in, and how its factors may be rounded. */
+static int math_of(const conv_op *op) {
+    return is_narrow(op) ? GG_CUDNN_TENSOR_OP_MATH : op->device->fast ? GG_CUDNN_DEFAULT_MATH : GG_CUDNN_FMA_MATH;
+}
+
+static gg_status describe_convolution(conv_op *op, gg_pass pass) {
+    const gg_cuda_api *api = op->device->api;
+    const gg_window *w = &op->head.desc.window;
+    gg_cudnn_convolution *made = &op->convolution[pass];
+    gg_status status = GG_OK;
+    GG_CUDNN_TRY(api, cudnnCreateConvolutionDescriptor, (made));
+    GG_CUDNN_TRY(api, cudnnSetConvolution2dDescriptor,
+                 (*made, (int)w->padding[0], (int)w->padding[1], (int)w->stride[0], (int)w->stride[1],
+                  (int)w->dilation[0], (int)w->dilation[1], GG_CUDNN_CROSS_CORRELATION, GG_CUDNN_DATA_FLOAT));
+    GG_CUDNN_TRY(api, cudnnSetConvolutionGroupCount, (*made, (int)op->head.desc.groups));
+    GG_CUDNN_TRY(api, cudnnSetConvolutionMathType, (*made, math_of(op)));
 cleanup:
     return status;
 }
@@ -121,42 +218,62 @@ cleanup:
 static gg_status describe(conv_op *op) {
     const gg_cuda_api *api = op->device->api;
     const gg_op_desc *desc = &op->head.desc;
-    const gg_window *w = &desc->window;
+    const gg_format format = op->head.output;
+    const int order = format.layout == GG_LAYOUT_NHWC ? GG_CUDNN_TENSOR_NHWC : GG_CUDNN_TENSOR_NCHW;
     gg_status status = GG_OK;
-    GG_TRY(describe_tensor(api, desc->batch, &desc->input[0], &op->input));
-    GG_TRY(describe_tensor(api, desc->batch, &desc->output, &op->output));
+    GG_TRY(describe_tensor(api, format, desc->batch, &desc->input[0], &op->input));
+    GG_TRY(describe_tensor(api, format, desc->batch, &desc->output, &op->output));
     GG_CUDNN_TRY(api, cudnnCreateFilterDescriptor, (&op->filter));
     GG_CUDNN_TRY(api, cudnnSetFilter4dDescriptor,
-                 (op->filter, GG_CUDNN_DATA_FLOAT, GG_CUDNN_TENSOR_NCHW, (int)desc->output.size[0],
-                  (int)(desc->input[0].size[0] / desc->groups), (int)w->kernel[0], (int)w->kernel[1]));
-    for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {
-        GG_CUDNN_TRY(api, cudnnCreateConvolutionDescriptor, (&op->convolution[pass]));
-        GG_CUDNN_TRY(api, cudnnSetConvolution2dDescriptor,
-                     (op->convolution[pass], (int)w->padding[0], (int)w->padding[1], (int)w->stride[0],
-                      (int)w->stride[1], (int)w->dilation[0], (int)w->dilation[1], GG_CUDNN_CROSS_CORRELATION,
-                      GG_CUDNN_DATA_FLOAT));
-        GG_CUDNN_TRY(api, cudnnSetConvolutionGroupCount, (op->convolution[pass], (int)desc->groups));
-        GG_CUDNN_TRY(api, cudnnSetConvolutionMathType,
-                     (op->convolution[pass], op->device->fast ? GG_CUDNN_DEFAULT_MATH : GG_CUDNN_FMA_MATH));
-    }
+                 (op->filter, is_narrow(op) ? GG_CUDNN_DATA_BFLOAT16 : GG_CUDNN_DATA_FLOAT, order, (int)op->outputs,
+                  (int)op->inputs, (int)desc->window.kernel[0], (int)desc->window.kernel[1]));
+    for (int pass = 0; pass < GG_PASS_COUNT; ++pass) GG_TRY(describe_convolution(op, (gg_pass)pass));
+cleanup:
+    return status;
+}
+
+/* cuDNN adds the bias in the convolution's own kernel. Exactly, the own kernel does, with the bits of the CPU. */
+static gg_status describe_bias(conv_op *op) {
+    const gg_cuda_api *api = op->device->api;
+    const gg_op_desc *desc = &op->head.desc;
+    const bool relu = desc->activation == GG_ACTIVATION_RELU;
+    const gg_shape channels = {.dims = 3, .size = {op->outputs, 1, 1}};
+    gg_status status = GG_OK;
+    if (!desc->bias || !gg_op_has_pass(desc, GG_PASS_FORWARD)) goto cleanup;
+    if (!op->device->fast && !is_narrow(op)) goto cleanup;
+    if (!relu && op->algorithm[GG_PASS_FORWARD] != PRECOMPUTED_PRODUCTS) goto cleanup;
+    GG_TRY(describe_tensor(api, op->head.output, 1, &channels, &op->bias));
+    GG_CUDNN_TRY(api, cudnnCreateActivationDescriptor, (&op->activation));
+    GG_CUDNN_TRY(api, cudnnSetActivationDescriptor,
+                 (op->activation, relu ? GG_CUDNN_ACTIVATION_RELU : GG_CUDNN_ACTIVATION_IDENTITY,
+                  GG_CUDNN_NOT_PROPAGATE_NAN, 0.0));
+    op->fused = true;
 cleanup:
     return status;
 }
 
 static gg_status ask_algorithms(const conv_op *op, gg_pass pass, int *got, gg_cudnn_algorithm *found) {
+    static const char *const calls[GG_PASS_COUNT] = {
+        [GG_PASS_FORWARD] = "cudnnGetConvolutionForwardAlgorithm_v7",
+        [GG_PASS_WEIGHTS] = "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
+        [GG_PASS_DATA] = "cudnnGetConvolutionBackwardDataAlgorithm_v7",
+    };
     const gg_cuda_api *api = op->device->api;
     gg_cudnn_handle dnn = op->device->dnn;
     gg_cudnn_convolution convolution = op->convolution[pass];
+    int error = GG_CUDNN_SUCCESS;
     gg_status status = GG_OK;
     if (pass == GG_PASS_FORWARD)
-        GG_CUDNN_TRY(api, cudnnGetConvolutionForwardAlgorithm_v7,
-                     (dnn, op->input, op->filter, convolution, op->output, MOST_ALGORITHMS, got, found));
+        error = api->cudnnGetConvolutionForwardAlgorithm_v7(dnn, op->input, op->filter, convolution, op->output,
+                                                            MOST_ALGORITHMS, got, found);
     if (pass == GG_PASS_WEIGHTS)
-        GG_CUDNN_TRY(api, cudnnGetConvolutionBackwardFilterAlgorithm_v7,
-                     (dnn, op->input, op->output, convolution, op->filter, MOST_ALGORITHMS, got, found));
+        error = api->cudnnGetConvolutionBackwardFilterAlgorithm_v7(dnn, op->input, op->output, convolution, op->filter,
+                                                                   MOST_ALGORITHMS, got, found);
     if (pass == GG_PASS_DATA)
-        GG_CUDNN_TRY(api, cudnnGetConvolutionBackwardDataAlgorithm_v7,
-                     (dnn, op->filter, op->output, convolution, op->input, MOST_ALGORITHMS, got, found));
+        error = api->cudnnGetConvolutionBackwardDataAlgorithm_v7(dnn, op->filter, op->output, convolution, op->input,
+                                                                 MOST_ALGORITHMS, got, found);
+    if (is_unsupported(error)) *got = 0;
+    else if (error != GG_CUDNN_SUCCESS) GG_TRY(gg_cudnn_fail(api, error, calls[pass]));
 cleanup:
     return status;
 }
@@ -189,27 +306,36 @@ static bool is_transforming(gg_pass pass, int algorithm) {
     return algorithm >= 0 && algorithm < 32 && (numbers[pass] >> algorithm & 1u) != 0;
 }
 
-/* The first algorithm of cuDNN's list, which has the fastest first, that is allowed here. */
+static bool is_allowed(const conv_op *op, gg_pass pass, const gg_cudnn_algorithm *found) {
+    /* Lists may say "default" of what has no other form: the descriptor's math is what rules out TF32. Products of
+     * bfloat16 are exact in any form. */
+    const bool plain = is_narrow(op) || found->math == GG_CUDNN_FMA_MATH || found->math == GG_CUDNN_DEFAULT_MATH;
+    const bool exact =
+        found->determinism == GG_CUDNN_DETERMINISTIC && plain && !is_transforming(pass, found->algorithm);
+    return found->status == GG_CUDNN_SUCCESS && found->memory <= MOST_WORKSPACE && (op->device->fast || exact);
+}
+
+/* The first algorithm of cuDNN's list, which has the fastest first, that is allowed here, or the one that is asked for.
+ */
 static gg_status choose_algorithm(conv_op *op, gg_pass pass) {
     const gg_cuda_api *api = op->device->api;
-    const bool fast = op->device->fast;
+    const gg_op_desc *desc = &op->head.desc;
+    const int wanted = (int)desc->algorithm - GG_ALGORITHM_CUDNN0;
     gg_cudnn_algorithm found[MOST_ALGORITHMS];
     int got = 0, chosen = -1;
     gg_status status = GG_OK;
     GG_TRY(ask_algorithms(op, pass, &got, found));
     for (int i = 0; i < got && chosen < 0; ++i) {
-        /* Lists may say "default" of what has no other form: the descriptor's math is what rules out TF32. */
-        const bool plain = found[i].math == GG_CUDNN_FMA_MATH || found[i].math == GG_CUDNN_DEFAULT_MATH;
-        const bool exact =
-            found[i].determinism == GG_CUDNN_DETERMINISTIC && plain && !is_transforming(pass, found[i].algorithm);
-        if (found[i].status == GG_CUDNN_SUCCESS && found[i].memory <= MOST_WORKSPACE && (fast || exact)) chosen = i;
+        const bool meant = desc->algorithm == GG_ALGORITHM_DIRECT || found[i].algorithm == wanted;
+        if (meant && is_allowed(op, pass, &found[i])) chosen = i;
     }
     if (chosen < 0)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "cuDNN has no %salgorithm for the %s pass of this convolution",
-                fast ? "" : "deterministic ", gg_pass_name(pass));
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "cuDNN has no %salgorithm%s%s for the %s pass of this convolution",
+                op->device->fast ? "" : "deterministic ", desc->algorithm == GG_ALGORITHM_DIRECT ? "" : " ",
+                desc->algorithm == GG_ALGORITHM_DIRECT ? "" : gg_algorithm_name(desc->algorithm), gg_pass_name(pass));
     op->algorithm[pass] = found[chosen].algorithm;
     GG_CUDNN_TRY(api, cudnnSetConvolutionMathType,
-                 (op->convolution[pass], fast ? found[chosen].math : GG_CUDNN_FMA_MATH));
+                 (op->convolution[pass], op->device->fast ? found[chosen].math : math_of(op)));
     GG_TRY(ask_workspace(op, pass, op->algorithm[pass], &op->workspace[pass]));
 cleanup:
     return status;
@@ -226,8 +352,9 @@ static gg_status check_conv(const gg_op_desc *desc) {
         if (gg_window_output(&desc->window, a, in->size[1 + a], false) != out->size[1 + a])
             GG_FAIL(GG_ERROR_SHAPE, "conv2d: windows over %lld elements do not give %lld outputs",
                     (long long)in->size[1 + a], (long long)out->size[1 + a]);
-    if (desc->algorithm != GG_ALGORITHM_DIRECT)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "conv2d on a GPU: cuDNN chooses the algorithm; '%s' cannot be asked for",
+    if (desc->algorithm != GG_ALGORITHM_DIRECT &&
+        (desc->algorithm < GG_ALGORITHM_CUDNN0 || desc->algorithm > GG_ALGORITHM_CUDNN7))
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "conv2d on a GPU: '%s' is an algorithm of the CPU; cuDNN has its own",
                 gg_algorithm_name(desc->algorithm));
     if (desc->batch > INT_MAX / gg_shape_count(in) || desc->batch > INT_MAX / gg_shape_count(out))
         GG_FAIL(GG_ERROR_UNSUPPORTED, "conv2d on a GPU: a batch of %lld has more than %d values",
@@ -236,31 +363,60 @@ cleanup:
     return status;
 }
 
-gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+/* How the weight lies for cuDNN, and what is needed for that. */
+static void place_weights(conv_op *op) {
+    const gg_op_desc *desc = &op->head.desc;
+    op->outputs = desc->output.size[0];
+    op->inputs = desc->input[0].size[0] / desc->groups;
+    op->taps = desc->window.kernel[0] * desc->window.kernel[1];
+    const size_t size = gg_dtype_size(op->head.output.dtype);
+    const bool turned = op->head.output.layout == GG_LAYOUT_NHWC && op->inputs > 1 && op->taps > 1;
+    if (turned || is_narrow(op)) op->weight_bytes = aligned((size_t)(op->outputs * op->inputs * op->taps) * size);
+    op->head.prepared_bytes = op->weight_bytes;
+    if (is_narrow(op)) op->head.prepared_bytes += (size_t)op->outputs * size;
+}
+
+static gg_status create_as(gg_device *device, const gg_op_desc *desc, gg_format format, gg_op **out) {
     gg_op *head = NULL;
     gg_status status = GG_OK;
-    *out = NULL;
-    GG_TRY(check_conv(desc));
     GG_TRY(gg_cuda_op_create(desc, &conv_class, 1, sizeof(conv_op), &head));
     conv_op *op = (conv_op *)head;
     op->device = gg_cuda_of(device);
+    head->input[0] = head->output = format;
+    place_weights(op);
     gg_cuda_enter(op->device);
     GG_TRY(describe(op));
-    head->backward_needs_input = 1;
-    head->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
-    if (desc->training && desc->bias)
-        head->scratch_bytes = gg_cuda_bias_backward_scratch(desc->batch, desc->output.size[0],
-                                                            desc->output.size[1] * desc->output.size[2]);
+    head->backward_needs_input = gg_op_has_pass(desc, GG_PASS_WEIGHTS);
+    head->backward_needs_output = gg_op_has_pass(desc, GG_PASS_WEIGHTS) && desc->activation == GG_ACTIVATION_RELU;
+    if (desc->training && desc->bias && gg_op_has_pass(desc, GG_PASS_WEIGHTS))
+        head->scratch_bytes = gg_cuda_bias_backward_scratch(outer_of(head), desc->output.size[0], inner_of(head));
     for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {
         const bool run = pass == GG_PASS_FORWARD || (desc->training && (pass == GG_PASS_WEIGHTS || desc->input_grad));
         if (!run || !gg_op_has_pass(desc, (gg_pass)pass)) continue;
         GG_TRY(choose_algorithm(op, (gg_pass)pass));
-        const size_t room = op->workspace[pass] + GG_CUDA_WORKSPACE_ALIGNMENT;
+        const size_t gradient = pass == GG_PASS_WEIGHTS ? op->weight_bytes : 0;
+        const size_t room = gradient + op->workspace[pass] + GG_CUDA_WORKSPACE_ALIGNMENT;
         if (room > head->scratch_bytes) head->scratch_bytes = room;
     }
+    GG_TRY(describe_bias(op));
     *out = head;
     head = NULL;
 cleanup:
     if (head != NULL) conv_destroy(head);
+    return status;
+}
+
+/* In the first of these formats in which cuDNN has all passes. */
+gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    const gg_format formats[3] = {
+        {GG_BFLOAT16, GG_LAYOUT_NHWC}, {GG_FLOAT32, GG_LAYOUT_NHWC}, {GG_FLOAT32, GG_LAYOUT_PLAIN}};
+    const bool possible[3] = {false, gg_cuda_of(device)->fast, true};
+    gg_status status = GG_OK;
+    *out = NULL;
+    GG_TRY(check_conv(desc));
+    status = GG_ERROR_UNSUPPORTED;
+    for (int i = 0; i < 3 && status == GG_ERROR_UNSUPPORTED; ++i)
+        if (possible[i]) status = create_as(device, desc, formats[i], out);
+cleanup:
     return status;
 }

@@ -69,13 +69,17 @@ gg_conv_key gg_conv_key_of(const gg_op_desc *desc) {
                        .output = desc->output.size[0],
                        .bias = desc->bias,
                        .relu = desc->activation == GG_ACTIVATION_RELU,
-                       .window = desc->window.kernel[0]};
+                       .groups = desc->groups};
+    const gg_window *w = &desc->window;
     memcpy(key.input, desc->input[0].size, sizeof key.input);
-    memcpy(key.padding, desc->window.padding, sizeof key.padding);
+    memcpy(key.padding, w->padding, sizeof key.padding);
+    memcpy(key.kernel, w->kernel, sizeof key.kernel);
+    memcpy(key.stride, w->stride, sizeof key.stride);
+    memcpy(key.dilation, w->dilation, sizeof key.dilation);
     return key;
 }
 
-bool gg_choose_winograd_possible(const gg_op_desc *desc) {
+static bool winograd_possible(const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     const int64_t taps = w->kernel[0];
     if (desc->kind != GG_OP_CONV2D || desc->groups != 1 || desc->dtype != GG_FLOAT32 || (taps != 3 && taps != 5))
@@ -85,6 +89,11 @@ bool gg_choose_winograd_possible(const gg_op_desc *desc) {
             return false;
     }
     return true;
+}
+
+bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op_desc *desc) {
+    if (desc->kind != GG_OP_CONV2D) return false;
+    return options->device->table->numbered_algorithms || winograd_possible(desc);
 }
 
 /* Where Winograd's was faster, measured with AVX-512: transforms cost as much for each channel, and products gain with
@@ -104,13 +113,14 @@ static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
 }
 
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
-    const bool possible = options->conv_algorithm != GG_CONV_DIRECT && gg_choose_winograd_possible(desc);
+    const bool measured = options->conv_algorithm == GG_CONV_AUTO && gg_choose_has_algorithms(options, desc);
+    const bool possible = options->conv_algorithm != GG_CONV_DIRECT && winograd_possible(desc);
     const gg_conv_key key = gg_conv_key_of(desc);
     for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
         const bool faster = options->conv_algorithm == GG_CONV_WINOGRAD || winograd_by_rule(desc, (gg_pass)pass);
         out[pass] = possible && faster ? GG_ALGORITHM_WINOGRAD4 : GG_ALGORITHM_DIRECT;
     }
-    for (int i = 0; possible && options->conv_algorithm == GG_CONV_AUTO && i < options->conv_choices; i++) {
+    for (int i = 0; measured && i < options->conv_choices; i++) {
         const gg_conv_choice *choice = &options->conv_choice[i];
         if (memcmp(&choice->key, &key, sizeof key) == 0) memcpy(out, choice->algorithm, sizeof choice->algorithm);
     }

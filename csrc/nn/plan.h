@@ -69,7 +69,7 @@ void gg_plan_memory_release(gg_plan_memory *memory);
 typedef enum gg_conv_algorithm {
     GG_CONV_AUTO = 0, /* of each the one that was measured to be faster, or by a rule */
     GG_CONV_DIRECT,
-    GG_CONV_WINOGRAD, /* F(4x4,3x3) or F(4x4,5x5) wherever it is possible */
+    GG_CONV_WINOGRAD, /* F(4x4,3x3) or F(4x4,5x5) wherever a table has it */
     GG_CONV_ALGORITHMS
 } gg_conv_algorithm;
 
@@ -77,7 +77,7 @@ typedef enum gg_conv_algorithm {
 typedef struct gg_conv_key {
     int64_t batch, input[3], output, padding[2];
     int64_t bias, relu;
-    int64_t window; /* 3: of 3 x 3; 5 */
+    int64_t kernel[2], stride[2], dilation[2], groups;
 } gg_conv_key;
 
 /* The algorithms of one convolution. */

@@ -264,32 +264,49 @@ static gg_status create_beside(gg_plan *plan, const gg_op *first, gg_algorithm a
     return GG_OK;
 }
 
+/* The passes that have this algorithm, or are not run, as bits; 0: all have. */
+static unsigned passes_with(const gg_algorithm algorithm[GG_PASS_COUNT], gg_algorithm one, bool input_grad) {
+    const unsigned all = (1u << GG_PASS_COUNT) - 1;
+    unsigned passes = 1u << GG_PASS_FORWARD;
+    for (int pass = GG_PASS_WEIGHTS; pass < GG_PASS_COUNT; pass++)
+        if (algorithm[pass] == one || (pass == GG_PASS_DATA && !input_grad)) passes |= 1u << pass;
+    return passes != all ? passes : 0;
+}
+
 /* The operations of a group's passes; *group becomes what they compute. A convolution may have another algorithm for
- * each pass. */
+ * each pass; where no table has that, the direct one. */
 static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_COUNT]) {
     gg_status status = GG_OK;
     gg_algorithm algorithm[GG_PASS_COUNT] = {GG_ALGORITHM_DIRECT}, first;
     gg_op_desc desc;
-    unsigned beside = 0;
     plan_describe(plan, group, &desc);
     if (desc.kind == GG_OP_CONV2D) gg_choose_algorithms(&plan->options, &desc, algorithm);
     first = algorithm[GG_PASS_FORWARD];
-    status = create_group(plan, group, first, 0, &out[GG_PASS_FORWARD]);
+    unsigned passes = plan->options.training ? passes_with(algorithm, first, desc.input_grad) : 0;
+    status = create_group(plan, group, first, passes, &out[GG_PASS_FORWARD]);
     if (status == GG_ERROR_UNSUPPORTED && first != GG_ALGORITHM_DIRECT) {
         first = GG_ALGORITHM_DIRECT;
-        status = create_group(plan, group, first, 0, &out[GG_PASS_FORWARD]);
+        passes = plan->options.training ? passes_with(algorithm, first, desc.input_grad) : 0;
+        status = create_group(plan, group, first, passes, &out[GG_PASS_FORWARD]);
     }
-    if (status != GG_OK || desc.kind != GG_OP_CONV2D || !plan->options.training) goto cleanup;
+    if (status != GG_OK || passes == 0) goto cleanup;
+    unsigned missing = 0;
     for (int pass = GG_PASS_WEIGHTS; pass < GG_PASS_COUNT; pass++) {
-        if (algorithm[pass] == first || (pass == GG_PASS_DATA && !desc.input_grad)) continue;
+        if ((passes >> pass & 1u) != 0) continue;
         GG_TRY(create_beside(plan, out[GG_PASS_FORWARD], algorithm[pass], (gg_pass)pass, &out[pass]));
-        if (out[pass] != NULL) beside |= 1u << pass;
+        if (out[pass] == NULL && first != GG_ALGORITHM_DIRECT)
+            GG_TRY(create_beside(plan, out[GG_PASS_FORWARD], GG_ALGORITHM_DIRECT, (gg_pass)pass, &out[pass]));
+        if (out[pass] == NULL) missing |= 1u << pass;
     }
-    if (beside == 0) goto cleanup;
-    /* The first one again, without what the others are run for. */
+    if (missing == 0) goto cleanup;
+    /* The first one again, for what no other is there for, too. */
     gg_op_destroy(out[GG_PASS_FORWARD]);
     out[GG_PASS_FORWARD] = NULL;
-    GG_TRY(create_group(plan, group, first, ((1u << GG_PASS_COUNT) - 1) & ~beside, &out[GG_PASS_FORWARD]));
+    status = create_group(plan, group, first, passes | missing, &out[GG_PASS_FORWARD]);
+    if (status != GG_ERROR_UNSUPPORTED || first == GG_ALGORITHM_DIRECT) goto cleanup;
+    destroy_ops(out);
+    memset(out, 0, GG_PASS_COUNT * sizeof *out);
+    status = create_group(plan, group, GG_ALGORITHM_DIRECT, 0, &out[GG_PASS_FORWARD]);
 cleanup:
     return status;
 }

@@ -162,32 +162,50 @@ static PyObject *py_trainer_tuning(PyObject *self, PyObject *unused) {
 
 /* ---- algorithms of convolutions ---- */
 
-/* Of a key: batch, channels, height and width of the input, channels of the output, padding, bias?, ReLU?, window. */
-#define KEY_FORMAT "LLLLLLLLLL"
+/* Of a key: batch, channels, height and width of the input, channels of the output, padding, bias?, ReLU?, window,
+ * stride, dilation, groups. */
+enum { KEY_NUMBERS = 16 };
+
+static void key_numbers(const gg_conv_key *k, int64_t n[KEY_NUMBERS]) {
+    const int64_t all[KEY_NUMBERS] = {
+        k->batch, k->input[0],  k->input[1],  k->input[2],  k->output,    k->padding[0],  k->padding[1],  k->bias,
+        k->relu,  k->kernel[0], k->kernel[1], k->stride[0], k->stride[1], k->dilation[0], k->dilation[1], k->groups};
+    memcpy(n, all, sizeof all);
+}
 
 static PyObject *key_tuple(const gg_conv_key *k) {
-    return Py_BuildValue("(" KEY_FORMAT ")", (long long)k->batch, (long long)k->input[0], (long long)k->input[1],
-                         (long long)k->input[2], (long long)k->output, (long long)k->padding[0],
-                         (long long)k->padding[1], (long long)k->bias, (long long)k->relu, (long long)k->window);
+    int64_t n[KEY_NUMBERS];
+    key_numbers(k, n);
+    PyObject *tuple = PyTuple_New(KEY_NUMBERS);
+    for (int i = 0; tuple != NULL && i < KEY_NUMBERS; ++i) {
+        PyObject *one = PyLong_FromLongLong(n[i]);
+        if (one == NULL) Py_CLEAR(tuple);
+        else PyTuple_SET_ITEM(tuple, i, one);
+    }
+    return tuple;
 }
 
 static int read_key(PyObject *tuple, gg_conv_key *out) {
-    long long n[10];
-    if (!PyTuple_Check(tuple)) {
-        PyErr_Format(PyExc_TypeError, "a convolution is described by a tuple of 10 integers, not %s",
-                     Py_TYPE(tuple)->tp_name);
+    int64_t n[KEY_NUMBERS];
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != KEY_NUMBERS) {
+        PyErr_Format(PyExc_TypeError, "a convolution is described by a tuple of %d integers, not %R", KEY_NUMBERS,
+                     tuple);
         return -1;
     }
-    if (!PyArg_ParseTuple(tuple, KEY_FORMAT ":a convolution", &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7],
-                          &n[8], &n[9]))
-        return -1;
+    for (int i = 0; i < KEY_NUMBERS; ++i) {
+        n[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
+        if (n[i] == -1 && PyErr_Occurred()) return -1;
+    }
     *out = (gg_conv_key){.batch = n[0],
                          .input = {n[1], n[2], n[3]},
                          .output = n[4],
                          .padding = {n[5], n[6]},
                          .bias = n[7],
                          .relu = n[8],
-                         .window = n[9]};
+                         .kernel = {n[9], n[10]},
+                         .stride = {n[11], n[12]},
+                         .dilation = {n[13], n[14]},
+                         .groups = n[15]};
     return 0;
 }
 

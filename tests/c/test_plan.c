@@ -971,8 +971,16 @@ static void test_algorithms(void) {
     conv_algorithm = GG_CONV_AUTO;
     conv_choices = 1;
     memset(conv_choice, 0, sizeof conv_choice);
-    conv_choice[0].key = (gg_conv_key){
-        .batch = 3, .input = {18, 9, 7}, .output = 17, .padding = {1, 1}, .bias = true, .relu = true, .window = 3};
+    conv_choice[0].key = (gg_conv_key){.batch = 3,
+                                       .input = {18, 9, 7},
+                                       .output = 17,
+                                       .padding = {1, 1},
+                                       .bias = true,
+                                       .relu = true,
+                                       .kernel = {3, 3},
+                                       .stride = {1, 1},
+                                       .dilation = {1, 1},
+                                       .groups = 1};
     for (int mix = 0; mix < 27; mix++) {
         const gg_algorithm wanted[GG_PASS_COUNT] = {(gg_algorithm)(mix % 3), (gg_algorithm)(mix / 3 % 3),
                                                     (gg_algorithm)(mix / 9)};

@@ -13,9 +13,13 @@ enum {
     NOT_SUPPORTED = 3000,
     ALIGNED = 16,            /* tensors */
     ALIGNED_WORKSPACE = 256, /* as cudaMalloc gives it */
+    /* Algorithms of the forward pass: */
+    PRECOMPUTED_PRODUCT = 1, /* adds a bias without an activation */
+    EXPLICIT_PRODUCT = 2,    /* not as NHWC */
 };
 
 static const char handle_kind[] = "cudnnHandle", tensor_kind[] = "cudnnTensorDescriptor";
+static const char activation_kind[] = "cudnnActivationDescriptor";
 static const char filter_kind[] = "cudnnFilterDescriptor", convolution_kind[] = "cudnnConvolutionDescriptor";
 
 typedef struct handle {
@@ -38,6 +42,11 @@ typedef struct convolution {
     int pad[2], stride[2], dilation[2];
     int groups, math;
 } convolution;
+
+typedef struct activation {
+    bool set;
+    int mode;
+} activation;
 
 /* What a call is about, checked. */
 typedef struct shapes {
@@ -94,6 +103,27 @@ static int cudnnCreateConvolutionDescriptor(gg_cudnn_convolution *out) {
 }
 static int cudnnDestroyConvolutionDescriptor(gg_cudnn_convolution it) {
     return gg_standin_unmake("cudnnDestroyConvolutionDescriptor", convolution_kind, it, BAD_PARAM);
+}
+
+static int cudnnCreateActivationDescriptor(gg_cudnn_activation *out) {
+    return gg_standin_make("cudnnCreateActivationDescriptor", activation_kind, sizeof(activation), out);
+}
+static int cudnnDestroyActivationDescriptor(gg_cudnn_activation it) {
+    return gg_standin_unmake("cudnnDestroyActivationDescriptor", activation_kind, it, BAD_PARAM);
+}
+
+static int cudnnSetActivationDescriptor(gg_cudnn_activation object, int mode, int nan, double ceiling) {
+    const char *function = "cudnnSetActivationDescriptor";
+    const int planted = gg_standin_enter(function);
+    if (planted != 0) return planted;
+    activation *it = gg_standin_find(function, activation_kind, object);
+    if (it == NULL) return BAD_PARAM;
+    if (mode < 0 || mode > 6 || nan < 0 || nan > 1 || isnan(ceiling))
+        return gg_standin_violation(BAD_PARAM, "%s: mode %d, NaN %d, ceiling %g", function, mode, nan, ceiling);
+    if ((mode != GG_CUDNN_ACTIVATION_RELU && mode != GG_CUDNN_ACTIVATION_IDENTITY) || nan != GG_CUDNN_NOT_PROPAGATE_NAN)
+        return gg_standin_violation(NOT_SUPPORTED, "%s: mode %d, NaN %d: nothing here uses these", function, mode, nan);
+    *it = (activation){.set = true, .mode = mode};
+    return 0;
 }
 
 static int set_array(const char *function, const char *kind, void *object, int format, int type, const int size[4]) {
@@ -281,7 +311,9 @@ static int place_of(pass which, const shapes *of, int algorithm) {
         if (known[which][i].algorithm != algorithm || !known[which][i].supported) continue;
         const bool small = of->w.size[2] == 3 && of->w.size[3] == 3 && of->how.stride[0] == 1 &&
                            of->how.stride[1] == 1 && of->how.dilation[0] == 1 && of->how.dilation[1] == 1;
-        return known[which][i].winograd && !(small && of->how.groups == 1) ? -1 : i;
+        const bool packed = of->x.format == GG_CUDNN_TENSOR_NHWC, narrow = of->x.type != GG_CUDNN_DATA_FLOAT;
+        if (known[which][i].winograd && (narrow || !small || of->how.groups != 1)) return -1;
+        return packed && which == FORWARD && algorithm == EXPLICIT_PRODUCT ? -1 : i;
     }
     return -1;
 }
@@ -376,6 +408,9 @@ typedef struct running {
     void *x, *w, *y; /* of these one is written */
     void *workspace;
     size_t bytes;
+    bool biased, relu; /* behind the sums */
+    array bias_of;
+    void *bias;
 } running;
 
 static size_t place_in(const array *it, int a, int b, int c, int d) {
@@ -440,6 +475,15 @@ static void do_row(pass which, int first, int end, int stride, double value, con
         for (int o = first; o < end; ++o) *sum += (double)x[o * stride] * (double)y[o];
 }
 
+/* alpha is 1 with a bias. */
+static void add_bias(const running *it, double *out) {
+    const int64_t plane = (int64_t)it->of.y.size[2] * it->of.y.size[3];
+    for (int64_t i = 0; i < elements_of(&it->of.y); ++i) {
+        out[i] += (double)read_at(&it->bias_of, it->bias, (size_t)(i / plane % it->of.y.size[1]));
+        if (it->relu && !(out[i] > 0)) out[i] = 0;
+    }
+}
+
 static void run_convolution(void *packet) {
     const running *it = packet;
     const shapes *of = &it->of;
@@ -480,6 +524,7 @@ static void run_convolution(void *packet) {
                         }
                     }
             }
+    if (it->biased) add_bias(it, out);
     write_all(result, written, out, it->alpha, it->beta);
     free((void *)x), free((void *)w), free((void *)y), free(out);
 }
@@ -488,13 +533,51 @@ static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes
     return (const char *)a < (const char *)b + b_bytes && (const char *)b < (const char *)a + a_bytes;
 }
 
+/* What a convolution with a bias has besides. */
+typedef struct epilogue {
+    const void *z_desc, *z, *bias_desc, *bias, *activation;
+} epilogue;
+
+static int check_epilogue(const char *function, const epilogue *more, int algorithm, const float *alpha,
+                          const float *beta, const void *y, running *made) {
+    const array *bias = gg_standin_find(function, tensor_kind, more->bias_desc);
+    const array *z = gg_standin_find(function, tensor_kind, more->z_desc);
+    const activation *then = gg_standin_find(function, activation_kind, more->activation);
+    if (bias == NULL || z == NULL || then == NULL) return BAD_PARAM;
+    if (!bias->set || !z->set || !then->set)
+        return gg_standin_violation(BAD_PARAM, "%s: the descriptor of %s is not set", function,
+                                    !bias->set ? "the bias"
+                                    : !z->set  ? "z"
+                                               : "the activation");
+    const array *to = &made->of.y;
+    if (bias->type != to->type || bias->size[0] != 1 || bias->size[1] != to->size[1] || bias->size[2] != 1 ||
+        bias->size[3] != 1)
+        return gg_standin_violation(NOT_SUPPORTED,
+                                    "%s: the bias is (%d, %d, %d, %d) of type %d, y has %d channels of "
+                                    "type %d",
+                                    function, bias->size[0], bias->size[1], bias->size[2], bias->size[3], bias->type,
+                                    to->size[1], to->type);
+    if (memcmp(z, to, sizeof *z) != 0) return gg_standin_violation(NOT_SUPPORTED, "%s: z is not as y is", function);
+    if (alpha == NULL || *alpha != 1 || beta == NULL || *beta != 0 || more->z != y)
+        return gg_standin_violation(NOT_SUPPORTED,
+                                    "%s: alpha is not 1, z is added, or is not y: nothing here uses that", function);
+    if (then->mode == GG_CUDNN_ACTIVATION_IDENTITY && algorithm != PRECOMPUTED_PRODUCT)
+        return gg_standin_violation(NOT_SUPPORTED, "%s: without an activation algorithm %d is not possible", function,
+                                    algorithm);
+    made->biased = true;
+    made->relu = then->mode == GG_CUDNN_ACTIVATION_RELU;
+    made->bias_of = *bias;
+    return 0;
+}
+
 static int run(const char *function, pass which, const void *handle_of_caller, const float *alpha, const void *x_desc,
                const void *x, const void *w_desc, const void *w, const void *how, int algorithm, void *workspace,
-               size_t bytes, const float *beta, const void *y_desc, const void *y) {
+               size_t bytes, const float *beta, const void *y_desc, const void *y, const epilogue *more) {
     running made = {.which = which};
     gg_standin_uses uses = {0};
     int status = gg_standin_enter(function);
     if (status == 0) status = check_shapes(function, handle_of_caller, x_desc, w_desc, how, y_desc, &made.of);
+    if (status == 0 && more != NULL) status = check_epilogue(function, more, algorithm, alpha, beta, y, &made);
     if (status != 0) return status;
     handle *it = gg_standin_find(function, handle_kind, handle_of_caller);
     if (!it->bound) return gg_standin_violation(BAD_PARAM, "%s: the handle has no stream", function);
@@ -513,6 +596,9 @@ static int run(const char *function, pass which, const void *handle_of_caller, c
     if (!gg_standin_operand(&uses, function, "x", x, size[0], ALIGNED, &made.x) ||
         !gg_standin_operand(&uses, function, "w", w, size[1], ALIGNED, &made.w) ||
         !gg_standin_operand(&uses, function, "y", y, size[2], ALIGNED, &made.y))
+        return MISALIGNED;
+    if (made.biased &&
+        !gg_standin_operand(&uses, function, "the bias", more->bias, bytes_of(&made.bias_of), ALIGNED, &made.bias))
         return MISALIGNED;
     if (made.bytes > 0 && !gg_standin_operand(&uses, function, "the workspace", workspace, made.bytes,
                                               ALIGNED_WORKSPACE, &made.workspace))
@@ -543,7 +629,19 @@ static int cudnnConvolutionForward(gg_cudnn_handle handle_of_caller, const void 
                                    int algorithm, void *workspace, size_t bytes, const void *beta,
                                    gg_cudnn_tensor y_desc, void *y) {
     return run("cudnnConvolutionForward", FORWARD, handle_of_caller, alpha, x_desc, x, w_desc, w, how, algorithm,
-               workspace, bytes, beta, y_desc, y);
+               workspace, bytes, beta, y_desc, y, NULL);
+}
+
+static int cudnnConvolutionBiasActivationForward(gg_cudnn_handle handle_of_caller, const void *alpha,
+                                                 gg_cudnn_tensor x_desc, const void *x, gg_cudnn_filter w_desc,
+                                                 const void *w, gg_cudnn_convolution how, int algorithm,
+                                                 void *workspace, size_t bytes, const void *beta,
+                                                 gg_cudnn_tensor z_desc, const void *z, gg_cudnn_tensor bias_desc,
+                                                 const void *bias, gg_cudnn_activation then, gg_cudnn_tensor y_desc,
+                                                 void *y) {
+    const epilogue more = {.z_desc = z_desc, .z = z, .bias_desc = bias_desc, .bias = bias, .activation = then};
+    return run("cudnnConvolutionBiasActivationForward", FORWARD, handle_of_caller, alpha, x_desc, x, w_desc, w, how,
+               algorithm, workspace, bytes, beta, y_desc, y, &more);
 }
 
 static int cudnnConvolutionBackwardData(gg_cudnn_handle handle_of_caller, const void *alpha, gg_cudnn_filter w_desc,
@@ -551,7 +649,7 @@ static int cudnnConvolutionBackwardData(gg_cudnn_handle handle_of_caller, const 
                                         gg_cudnn_convolution how, int algorithm, void *workspace, size_t bytes,
                                         const void *beta, gg_cudnn_tensor dx_desc, void *dx) {
     return run("cudnnConvolutionBackwardData", BACKWARD_DATA, handle_of_caller, alpha, dx_desc, dx, w_desc, w, how,
-               algorithm, workspace, bytes, beta, dy_desc, dy);
+               algorithm, workspace, bytes, beta, dy_desc, dy, NULL);
 }
 
 static int cudnnConvolutionBackwardFilter(gg_cudnn_handle handle_of_caller, const void *alpha, gg_cudnn_tensor x_desc,
@@ -559,7 +657,7 @@ static int cudnnConvolutionBackwardFilter(gg_cudnn_handle handle_of_caller, cons
                                           gg_cudnn_convolution how, int algorithm, void *workspace, size_t bytes,
                                           const void *beta, gg_cudnn_filter dw_desc, void *dw) {
     return run("cudnnConvolutionBackwardFilter", BACKWARD_FILTER, handle_of_caller, alpha, x_desc, x, dw_desc, dw, how,
-               algorithm, workspace, bytes, beta, dy_desc, dy);
+               algorithm, workspace, bytes, beta, dy_desc, dy, NULL);
 }
 
 void gg_standin_fill_cudnn(gg_cuda_api *api) {

@@ -1,0 +1,358 @@
+/* Convolutions of the device "cuda" on the stand-in, which GOSSIPGRAD_CUDA_LIBRARY names: every form that they have,
+ * forward and backward, beside sums in double. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "backend/library.h"
+#include "check.h"
+#include "cuda/cuda_api.h"
+
+/* The stand-in's functions, of the library that is loaded. */
+static void (*standin_begin)(uint64_t seed);
+static void (*standin_plant)(const char *function, int nth, int code, bool lost, bool late);
+static long (*standin_count)(const char *what);
+static int (*standin_violations)(char *text, size_t bytes);
+static int (*standin_leaks)(char *text, size_t bytes);
+
+static const gg_backend_library *library;
+
+static void find(void *handle, const char *name, void *function) {
+    void *found = dlsym(handle, name);
+    if (!CHECK(found != NULL)) exit(1);
+    memcpy(function, &found, sizeof found);
+}
+
+static gg_device *open_device(bool fast) {
+    gg_device *device = NULL;
+    CHECK_OK(library->backend->open(&(gg_device_options){.threads = 1, .fast = fast}, &device));
+    if (device == NULL) exit(1);
+    device->table = library->backend;
+    return device;
+}
+
+static void is_clean(int line) {
+    char text[1 << 12] = "";
+    const int wrong = standin_violations(text, sizeof text);
+    if (!check_count(wrong == 0, __FILE__, line)) fprintf(stderr, "violations: %s\n", text);
+    const int left = standin_leaks(text, sizeof text);
+    if (!check_count(left == 0, __FILE__, line)) fprintf(stderr, "left: %s\n", text);
+    standin_begin(0);
+}
+
+/* ------------------------------------------------------------------------------------------------------- numbers */
+
+static uint16_t narrowed(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+static float widened(uint16_t value) {
+    const uint32_t bits = (uint32_t)value << 16;
+    float out;
+    memcpy(&out, &bits, sizeof out);
+    return out;
+}
+
+static float rounded(gg_dtype dtype, float value) { return dtype == GG_BFLOAT16 ? widened(narrowed(value)) : value; }
+
+static float drawn(uint32_t *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return (float)(*state >> 8) / (float)(1 << 24) - 0.5f;
+}
+
+/* An array in the order (N, C, H, W), and the same on the device in a format. */
+typedef struct array {
+    gg_format format;
+    int64_t batch, channels, area;
+    float *at;
+    void *there;
+} array;
+
+static int64_t count_of(const array *a) { return a->batch * a->channels * a->area; }
+
+static size_t bytes_of(const array *a) { return (size_t)count_of(a) * gg_dtype_size(a->format.dtype); }
+
+static int64_t place_of(const array *a, int64_t i) {
+    const int64_t n = i / (a->channels * a->area), c = i / a->area % a->channels, p = i % a->area;
+    return a->format.layout == GG_LAYOUT_NHWC ? (n * a->area + p) * a->channels + c : i;
+}
+
+static void to_device(gg_device *device, array *a) {
+    char *block = calloc(1, bytes_of(a));
+    for (int64_t i = 0; i < count_of(a); ++i) {
+        if (a->format.dtype == GG_BFLOAT16) ((uint16_t *)block)[place_of(a, i)] = narrowed(a->at[i]);
+        else ((float *)block)[place_of(a, i)] = a->at[i];
+    }
+    CHECK_OK(gg_device_write(device, a->there, block, bytes_of(a)));
+    free(block);
+}
+
+static void from_device(gg_device *device, array *a) {
+    char *block = calloc(1, bytes_of(a));
+    CHECK_OK(gg_device_read(device, block, a->there, bytes_of(a)));
+    for (int64_t i = 0; i < count_of(a); ++i)
+        a->at[i] = a->format.dtype == GG_BFLOAT16 ? widened(((uint16_t *)block)[place_of(a, i)])
+                                                  : ((float *)block)[place_of(a, i)];
+    free(block);
+}
+
+static array make_array(gg_device *device, gg_format format, int64_t batch, int64_t channels, int64_t area,
+                        uint32_t *state) {
+    array made = {.format = format, .batch = batch, .channels = channels, .area = area};
+    made.at = calloc((size_t)count_of(&made), sizeof *made.at);
+    for (int64_t i = 0; i < count_of(&made); ++i) made.at[i] = rounded(format.dtype, drawn(state));
+    CHECK_OK(gg_device_alloc(device, bytes_of(&made), "an array", &made.there));
+    to_device(device, &made);
+    return made;
+}
+
+static void free_array(gg_device *device, array *a) {
+    gg_device_free(device, a->there);
+    free(a->at);
+}
+
+/* ----------------------------------------------------------------------------------------------------- reference */
+
+typedef struct sum {
+    double value, size; /* size: of the absolute values */
+} sum;
+
+static void add(sum *to, double term) {
+    to->value += term;
+    to->size += fabs(term);
+}
+
+typedef struct problem {
+    const char *name;
+    int64_t batch, in, out, groups;
+    int64_t height, width, kernel[2], stride[2], padding[2], dilation[2];
+    bool bias, relu;
+} problem;
+
+static gg_op_desc desc_of(const problem *p, gg_dtype dtype) {
+    gg_op_desc desc = {.kind = GG_OP_CONV2D,
+                       .batch = p->batch,
+                       .inputs = 1,
+                       .input = {{.dims = 3, .size = {p->in, p->height, p->width}}},
+                       .offered = {{dtype, GG_LAYOUT_PLAIN}},
+                       .dtype = dtype,
+                       .groups = p->groups,
+                       .bias = p->bias,
+                       .activation = p->relu ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE,
+                       .training = true,
+                       .input_grad = true};
+    memcpy(desc.window.kernel, p->kernel, sizeof p->kernel);
+    memcpy(desc.window.stride, p->stride, sizeof p->stride);
+    memcpy(desc.window.padding, p->padding, sizeof p->padding);
+    memcpy(desc.window.dilation, p->dilation, sizeof p->dilation);
+    desc.output = (gg_shape){.dims = 3, .size = {p->out}};
+    for (int a = 0; a < 2; ++a)
+        desc.output.size[1 + a] = gg_window_output(&desc.window, a, desc.input[0].size[1 + a], false);
+    return desc;
+}
+
+/* Calls `each` with the places of every product of the convolution. */
+typedef void product(void *context, int64_t x, int64_t w, int64_t y);
+static void all_products(const gg_op_desc *d, product *each, void *context) {
+    const int64_t *in = d->input[0].size, *out = d->output.size, *kernel = d->window.kernel;
+    const int64_t of_group = in[0] / d->groups, outs = out[0] / d->groups;
+    for (int64_t n = 0; n < d->batch; ++n)
+        for (int64_t o = 0; o < out[0]; ++o)
+            for (int64_t i = 0; i < of_group; ++i)
+                for (int64_t k = 0; k < kernel[0] * kernel[1]; ++k)
+                    for (int64_t p = 0; p < out[1] * out[2]; ++p) {
+                        const int64_t row = p / out[2] * d->window.stride[0] + k / kernel[1] * d->window.dilation[0] -
+                                            d->window.padding[0];
+                        const int64_t column = p % out[2] * d->window.stride[1] +
+                                               k % kernel[1] * d->window.dilation[1] - d->window.padding[1];
+                        if (row < 0 || row >= in[1] || column < 0 || column >= in[2]) continue;
+                        each(context, ((n * in[0] + o / outs * of_group + i) * in[1] + row) * in[2] + column,
+                             (o * of_group + i) * kernel[0] * kernel[1] + k, (n * out[0] + o) * out[1] * out[2] + p);
+                    }
+}
+
+typedef struct reference {
+    const float *x, *w, *dy;
+    sum *y, *dx, *dw;
+} reference;
+
+static void one_product(void *context, int64_t x, int64_t w, int64_t y) {
+    const reference *r = context;
+    if (r->y != NULL) add(&r->y[y], (double)r->x[x] * (double)r->w[w]);
+    if (r->dx != NULL) add(&r->dx[x], (double)r->dy[y] * (double)r->w[w]);
+    if (r->dw != NULL) add(&r->dw[w], (double)r->dy[y] * (double)r->x[x]);
+}
+
+/* |got - wanted| <= of_sum*sum of absolute values + of_value*|wanted| everywhere. */
+static bool agrees(const float *got, const sum *wanted, int64_t count, double of_sum, double of_value, const char *what,
+                   const char *name) {
+    for (int64_t i = 0; i < count; ++i) {
+        const double error = fabs((double)got[i] - wanted[i].value);
+        if (error <= of_sum * wanted[i].size + of_value * fabs(wanted[i].value) + 1e-12) continue;
+        fprintf(stderr, "%s, %s: element %lld of %lld is %.9g, wanted %.9g\n", name, what, (long long)i,
+                (long long)count, (double)got[i], wanted[i].value);
+        return false;
+    }
+    return true;
+}
+
+/* --------------------------------------------------------------------------------------------------------- tests */
+
+/* Runs an operation and compares. narrow_bias: the bias is read as bfloat16. */
+static void check_op(gg_device *device, gg_op *op, bool narrow_bias, const char *name) {
+    const gg_op_desc *d = &op->desc;
+    const gg_format format = op->output, flat = {GG_FLOAT32, GG_LAYOUT_PLAIN};
+    const int64_t area = d->input[0].size[1] * d->input[0].size[2], area_out = d->output.size[1] * d->output.size[2];
+    const int64_t weights =
+        d->output.size[0] * (d->input[0].size[0] / d->groups) * d->window.kernel[0] * d->window.kernel[1];
+    const bool narrow = format.dtype == GG_BFLOAT16;
+    uint32_t state = 7;
+    array x = make_array(device, format, d->batch, d->input[0].size[0], area, &state);
+    array y = make_array(device, format, d->batch, d->output.size[0], area_out, &state);
+    array dy = make_array(device, format, d->batch, d->output.size[0], area_out, &state);
+    array dx = make_array(device, format, d->batch, d->input[0].size[0], area, &state);
+    array w = make_array(device, flat, 1, 1, weights, &state), dw = make_array(device, flat, 1, 1, weights, &state);
+    array b = make_array(device, flat, 1, 1, d->output.size[0], &state);
+    array db = make_array(device, flat, 1, 1, d->output.size[0], &state);
+    void *prepared = NULL, *scratch = NULL;
+    CHECK_OK(gg_device_alloc(device, op->prepared_bytes, "prepared weights", &prepared));
+    CHECK_OK(gg_device_alloc(device, op->scratch_bytes, "scratch", &scratch));
+    const float *parameter[2] = {w.there, b.there};
+    float *gradient[2] = {dw.there, db.there};
+    const gg_op_args args = {.input = {x.there},
+                             .output = y.there,
+                             .grad_output = dy.there,
+                             .grad_input = {dx.there},
+                             .parameter = parameter,
+                             .gradient = gradient,
+                             .prepared = prepared,
+                             .scratch = scratch};
+    if (op->prepared_bytes > 0) CHECK_OK(gg_op_prepare(op, &args, GG_PASS_FORWARD));
+    CHECK_OK(gg_op_forward(op, &args));
+    from_device(device, &y);
+    if (op->prepared_bytes > 0) CHECK_OK(gg_op_prepare(op, &args, GG_PASS_DATA));
+    CHECK_OK(gg_op_backward(op, &args));
+    from_device(device, &dx);
+    from_device(device, &dw);
+    from_device(device, &db);
+
+    sum *wanted_y = calloc((size_t)count_of(&y), sizeof(sum)), *wanted_dx = calloc((size_t)count_of(&x), sizeof(sum));
+    sum *wanted_dw = calloc((size_t)weights, sizeof(sum)), *wanted_db = calloc((size_t)count_of(&b), sizeof(sum));
+    float *read_w = calloc((size_t)weights, sizeof *read_w);
+    for (int64_t i = 0; i < weights; ++i) read_w[i] = rounded(format.dtype, w.at[i]);
+    all_products(d, one_product, &(reference){.x = x.at, .w = read_w, .y = wanted_y});
+    for (int64_t i = 0; i < count_of(&y); ++i) {
+        const int64_t channel = i / area_out % d->output.size[0];
+        if (d->bias) add(&wanted_y[i], (double)(narrow_bias ? rounded(GG_BFLOAT16, b.at[channel]) : b.at[channel]));
+        if (d->activation != GG_ACTIVATION_RELU) continue;
+        if (wanted_y[i].value < 0) wanted_y[i].value = 0;
+        if (!(y.at[i] > 0)) dy.at[i] = 0;
+    }
+    for (int64_t i = 0; i < count_of(&y); ++i) add(&wanted_db[i / area_out % d->output.size[0]], (double)dy.at[i]);
+    all_products(d, one_product, &(reference){.x = x.at, .w = read_w, .dy = dy.at, .dx = wanted_dx, .dw = wanted_dw});
+
+    /* Factors of TF32 have 11 bits, a result of bfloat16 has 8. */
+    const bool tf32 = !narrow && standin_count("tf32") > 0;
+    const double of_sum = tf32 ? 1.0 / 1024 : 1e-6, of_value = narrow ? 1.0 / 250 : 1e-6;
+    CHECK(agrees(y.at, wanted_y, count_of(&y), of_sum, of_value, "y", name));
+    CHECK(agrees(dx.at, wanted_dx, count_of(&dx), of_sum, of_value, "dx", name));
+    CHECK(agrees(dw.at, wanted_dw, weights, of_sum, of_value, "dw", name));
+    if (d->bias) CHECK(agrees(db.at, wanted_db, count_of(&db), 1e-6, 1e-6, "db", name));
+    free(wanted_y), free(wanted_dx), free(wanted_dw), free(wanted_db), free(read_w);
+    array *const all[] = {&x, &y, &dy, &dx, &w, &dw, &b, &db};
+    for (size_t i = 0; i < sizeof all / sizeof *all; ++i) free_array(device, all[i]);
+    gg_device_free(device, prepared);
+    gg_device_free(device, scratch);
+}
+
+static const problem problems[] = {
+    {"3x3", 2, 5, 6, 1, 7, 6, {3, 3}, {1, 1}, {1, 1}, {1, 1}, true, true},
+    {"1x1, stride 2", 3, 4, 7, 1, 5, 5, {1, 1}, {2, 2}, {0, 0}, {1, 1}, true, false},
+    {"one channel", 2, 1, 3, 1, 9, 8, {5, 5}, {1, 1}, {0, 0}, {1, 1}, true, true},
+    {"groups", 2, 6, 4, 2, 6, 7, {3, 2}, {2, 1}, {1, 0}, {1, 2}, false, true},
+    {"by channels", 2, 4, 4, 4, 5, 6, {3, 3}, {1, 1}, {1, 1}, {1, 1}, false, false},
+};
+
+static void test_problem(const problem *p, gg_dtype dtype, bool fast) {
+    const gg_layout wanted = dtype == GG_BFLOAT16 || fast ? GG_LAYOUT_NHWC : GG_LAYOUT_PLAIN;
+    gg_device *device = open_device(fast);
+    for (int algorithm = 0; algorithm < GG_ALGORITHM_COUNT; ++algorithm) {
+        gg_op_desc desc = desc_of(p, dtype);
+        gg_op *op = NULL;
+        char name[64];
+        standin_begin((uint64_t)algorithm + 3);
+        snprintf(name, sizeof name, "%s, %s%s, %s", p->name, gg_dtype_name(dtype), fast ? ", fast" : "",
+                 gg_algorithm_name((gg_algorithm)algorithm));
+        desc.algorithm = (gg_algorithm)algorithm;
+        if (algorithm != GG_ALGORITHM_DIRECT && algorithm < GG_ALGORITHM_CUDNN0) {
+            CHECK_FAILS(library->backend->create[GG_OP_CONV2D](device, &desc, &op), GG_ERROR_UNSUPPORTED, "of the CPU");
+            continue;
+        }
+        /* Each pass alone: numbers mean other algorithms in other passes. */
+        bool all = true;
+        for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {
+            desc.passes = 1u << pass;
+            const gg_status status = library->backend->create[GG_OP_CONV2D](device, &desc, &op);
+            all = all && status == GG_OK;
+            if (status == GG_OK) CHECK(op->output.dtype == dtype || op->output.layout != wanted);
+            else CHECK_FAILS(status, GG_ERROR_UNSUPPORTED, "algorithm");
+            gg_op_destroy(op);
+            op = NULL;
+        }
+        desc.passes = 0;
+        if (!all) continue;
+        CHECK_OK(library->backend->create[GG_OP_CONV2D](device, &desc, &op));
+        if (algorithm == GG_ALGORITHM_DIRECT) {
+            CHECK_INT(op->output.layout, wanted);
+            CHECK_INT(op->output.dtype, dtype);
+        }
+        check_op(device, op, op->output.dtype == GG_BFLOAT16 && standin_count("cudnnSetActivationDescriptor") > 0,
+                 name);
+        CHECK(gg_device_check(device) == GG_OK);
+        if (!fast) CHECK_INT(standin_count("tf32") + standin_count("nondeterministic"), 0);
+        gg_op_destroy(op);
+    }
+    library->backend->close(device);
+    is_clean(__LINE__);
+}
+
+/* cuDNN adds a bias with a ReLU in one call; where it refuses to, at its first run, the bias is added as before. */
+static void test_bias(gg_dtype dtype) {
+    gg_device *device = open_device(true);
+    for (int refused = 0; refused < 2; ++refused) {
+        gg_op_desc desc = desc_of(&problems[0], dtype);
+        gg_op *op = NULL;
+        standin_begin(5);
+        CHECK_OK(library->backend->create[GG_OP_CONV2D](device, &desc, &op));
+        if (refused) standin_plant("cudnnConvolutionBiasActivationForward", 1, 3007, false, false);
+        check_op(device, op, !refused && dtype == GG_BFLOAT16, refused ? "bias, refused" : "bias");
+        CHECK_INT(standin_count("cudnnConvolutionForward"), refused);
+        check_op(device, op, !refused && dtype == GG_BFLOAT16, refused ? "bias, refused before" : "bias, again");
+        CHECK_INT(standin_count("cudnnConvolutionBiasActivationForward"), refused ? 1 : 2);
+        gg_op_destroy(op);
+    }
+    library->backend->close(device);
+    is_clean(__LINE__);
+}
+
+int main(void) {
+    void *handle = dlopen(getenv("GOSSIPGRAD_CUDA_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
+    if (!CHECK(handle != NULL)) return CHECK_RESULT;
+    find(handle, "gg_standin_begin", &standin_begin);
+    find(handle, "gg_standin_plant", &standin_plant);
+    find(handle, "gg_standin_count", &standin_count);
+    find(handle, "gg_standin_violations", &standin_violations);
+    find(handle, "gg_standin_leaks", &standin_leaks);
+    CHECK_OK(gg_backend_library_load("_cuda.so", "GOSSIPGRAD_CUDA_LIBRARY", &library));
+    if (library == NULL) return CHECK_RESULT;
+    for (size_t i = 0; i < sizeof problems / sizeof *problems; ++i) {
+        test_problem(&problems[i], GG_FLOAT32, false);
+        test_problem(&problems[i], GG_FLOAT32, true);
+    }
+    test_bias(GG_FLOAT32);
+    return CHECK_RESULT;
+}
