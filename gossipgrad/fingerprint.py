@@ -24,7 +24,7 @@ from gossipgrad.progress import ProgressBar
 # Of the samples of a set at most so many rows and bytes are compared; of the targets all.
 ROWS, BYTES = 64, 1 << 20
 # Variables by which ranks agree on who exchanges with whom, and how.
-VARIABLES = ("GOSSIPGRAD_RANKS_PER_NODE", "GOSSIPGRAD_SHARED")
+VARIABLES = ("GOSSIPGRAD_RANKS_PER_NODE", "GOSSIPGRAD_SHARED", "GOSSIPGRAD_MPI_CUDA")
 # Callbacks that do something on one rank alone, or the same whether others have them.
 _OF_ONE_RANK = (ProgressBar, CSVLogger, JSONLLogger, StopOnNaN)
 

@@ -22,8 +22,8 @@ from gossipgrad.strategies import GossipGraD, Strategy
 
 # Settings that may differ between a run and its resume without changing what is learnt, or that are no options.
 _FREE = {
-    *("epochs", "threads", "backend", "device", "comm", "virtual_ranks", "virtual_cluster", "validate_replicas"),
-    *("tune", "validation_samples", "dataset", "model", "exchange", "metrics", "final_mix", "precision"),
+    *("epochs", "threads", "backend", "comm", "virtual_ranks", "virtual_cluster", "validate_replicas"),
+    *("tune", "validation_samples", "dataset", "model", "exchange", "metrics", "final_mix"),
     *("straggler_probability", "straggler_delay", "latency", "bandwidth"),
 }
 

@@ -11,6 +11,7 @@ import os
 import cuda_standin
 import numpy as np
 import pytest
+from conftest import ROOT
 from test_strict import NETWORKS, SMALL, STRATEGIES, trained
 
 import gossipgrad as gg
@@ -136,3 +137,26 @@ def test_what_the_device_has_not(standin):
     ):
         with pytest.raises(ValueError, match=words):
             gg.Trainer(gg.models.lenet(), **{**options, **wrong})
+
+
+def by_mpi():
+    """Hashes of weights of a few strategies."""
+    make, batch, _ = NETWORKS["convolutions"]
+    found = []
+    for name in ("gossipgrad-late", "gossipgrad-push-sum", "allreduce", "overlapped-fc", "diloco-fragments"):
+        with gg.Trainer(make(), device="cuda", strategy=STRATEGIES[name], tune=False) as trainer:
+            for step in range(3):
+                trainer.train_step(*batch(np.random.default_rng([trainer.rank, step]), 3 + trainer.rank))
+            found.append(trainer.weights_sha256())
+    return found
+
+
+@pytest.mark.skipif(GPU, reason="on a GPU MPI must be built for CUDA")
+def test_messages_in_memory_of_the_gpu(standin, mpirun):
+    """An MPI library that reads it moves them, and gives the bits that host memory gives."""
+    script = f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport test_cuda_training as t\nprint(t.by_mpi())"
+    lines = [
+        mpirun(2, script, env={"GOSSIPGRAD_MPI_CUDA": own, "GOSSIPGRAD_STANDIN_OPEN": "1"}).stdout.splitlines()
+        for own in ("off", "on")
+    ]
+    assert lines[0] == lines[1] and len(lines[0]) == 2

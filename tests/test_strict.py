@@ -169,9 +169,18 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.parametrize("messages", ["off", "on"])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_strategies_have_the_bits_of_the_cpu(name):
+def test_strategies_have_the_bits_of_the_cpu(name, messages, monkeypatch):
+    """With messages in the host's memory, and in the device's own, which the host may not touch."""
+    monkeypatch.setenv("GOSSIPGRAD_MPI_CUDA", messages)
     agree(strategy=STRATEGIES[name])
+
+
+def test_a_wrong_place_of_messages_is_named(monkeypatch):
+    monkeypatch.setenv("GOSSIPGRAD_MPI_CUDA", "yes")
+    with pytest.raises(ValueError, match="GOSSIPGRAD_MPI_CUDA: 'yes'; allowed are auto, on, off"):
+        gg.Trainer(convolutions(), comm=gg.VirtualCluster(RANKS), device="strict")
 
 
 @pytest.mark.parametrize("seed", range(1, 4))

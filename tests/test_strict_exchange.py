@@ -203,14 +203,14 @@ def mpi_rank(ranks, folder):
     return {form: names for form, names in found.items() if names}
 
 
-@pytest.mark.parametrize(("ranks", "shared"), [(2, "1"), (3, "0")])
-def test_the_bits_of_the_cpu_over_mpi(ranks, shared, mpirun, tmp_path):
-    """Messages through shared memory, and as MPI sends them; every buffer that is in flight is checked."""
+@pytest.mark.parametrize(("ranks", "shared", "own"), [(2, "1", "off"), (3, "0", "off"), (2, "1", "on"), (3, "1", "on")])
+def test_the_bits_of_the_cpu_over_mpi(ranks, shared, own, mpirun, tmp_path):
+    """Messages through shared memory, as MPI sends them, and from the device's own memory; buffers are checked."""
     text = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\n"
         "import test_strict_exchange as test\n"
         f"print('differs:', test.mpi_rank({ranks}, {str(tmp_path)!r}))\n"
     )
-    env = {"GOSSIPGRAD_CHECK_BUFFERS": "1", "GOSSIPGRAD_SHARED": shared}
+    env = {"GOSSIPGRAD_CHECK_BUFFERS": "1", "GOSSIPGRAD_SHARED": shared, "GOSSIPGRAD_MPI_CUDA": own}
     done = mpirun(ranks, ["-W", "ignore", "-c", text], env=env)
     assert done.stdout.count("differs: {}") == ranks, done.stdout

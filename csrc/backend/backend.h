@@ -416,12 +416,14 @@ struct gg_device {
     const gg_backend *table;
     gg_isa isa;  /* CPU */
     int threads; /* of the CPU that compute; 1 where it does not */
-    /* Host memory that a separate device shares; backend/device.c's. */
+    /* Host memory that a separate device shares, and its own that messages use; backend/device.c's. */
     struct gg_shared_block {
         const char *begin;
         size_t bytes;
+        bool own;
     } * shared;
     int shared_blocks, shared_room;
+    bool own_messages; /* gg_device_send_own's */
 };
 
 #endif

@@ -41,8 +41,16 @@ cleanup:
 }
 
 /* There is room. */
-static void note_shared(gg_device *device, const void *block, size_t bytes) {
-    device->shared[device->shared_blocks++] = (struct gg_shared_block){block, bytes};
+static void note_shared(gg_device *device, const void *block, size_t bytes, bool own) {
+    device->shared[device->shared_blocks++] = (struct gg_shared_block){block, bytes, own};
+}
+
+static const struct gg_shared_block *find_shared(const gg_device *device, const void *at) {
+    for (int i = 0; i < device->shared_blocks; ++i) {
+        const struct gg_shared_block *block = &device->shared[i];
+        if ((uintptr_t)at - (uintptr_t)block->begin < block->bytes) return block;
+    }
+    return NULL;
 }
 
 /* NULL: no block. Without one the list is freed. */
@@ -58,12 +66,19 @@ static void forget_shared(gg_device *device, const void *block) {
     device->shared_room = 0;
 }
 
-bool gg_device_shares(const gg_device *device, const void *at) {
-    for (int i = 0; i < device->shared_blocks; ++i) {
-        const struct gg_shared_block *block = &device->shared[i];
-        if ((uintptr_t)at - (uintptr_t)block->begin < block->bytes) return true;
-    }
-    return false;
+bool gg_device_shares(const gg_device *device, const void *at) { return find_shared(device, at) != NULL; }
+
+void gg_device_send_own(gg_device *device) { device->own_messages = true; }
+bool gg_device_sends_own(const gg_device *device) { return device->own_messages; }
+
+bool gg_device_owns_message(const gg_device *device, const void *at) {
+    const struct gg_shared_block *block = device->own_messages ? find_shared(device, at) : NULL;
+    return block != NULL && block->own;
+}
+
+void *gg_device_address(gg_device *device, void *at) {
+    if (!gg_device_owns_message(device, at) || memory_of(device)->address == NULL) return at;
+    return memory_of(device)->address(device, at);
 }
 
 gg_status(gg_device_alloc_host)(gg_device *device, size_t bytes, const char *what, void *out) {
@@ -74,7 +89,23 @@ gg_status(gg_device_alloc_host)(gg_device *device, size_t bytes, const char *wha
     } else if (bytes > 0) {
         GG_TRY(make_room_for_shared(device));
         GG_TRY(memory_of(device)->alloc_host(device, bytes, what, &block));
-        note_shared(device, block, bytes);
+        note_shared(device, block, bytes, false);
+    }
+cleanup:
+    if (status != GG_OK) forget_shared(device, NULL);
+    memcpy(out, &block, sizeof block);
+    return status;
+}
+
+gg_status(gg_device_alloc_message)(gg_device *device, size_t bytes, const char *what, void *out) {
+    void *block = NULL;
+    gg_status status = GG_OK;
+    if (!device->own_messages) {
+        GG_TRY(gg_device_alloc_host(device, bytes, what, &block));
+    } else if (bytes > 0) {
+        GG_TRY(make_room_for_shared(device));
+        GG_TRY(gg_device_alloc(device, bytes, what, &block));
+        note_shared(device, block, bytes, true);
     }
 cleanup:
     if (status != GG_OK) forget_shared(device, NULL);
@@ -85,7 +116,7 @@ cleanup:
 gg_status(gg_device_alloc_landing)(gg_device *device, size_t bytes, const char *what, void *out) {
     void *block = NULL;
     gg_status status = GG_OK;
-    if (gg_device_is_separate(device)) GG_TRY(gg_device_alloc_host(device, bytes, what, &block));
+    if (gg_device_is_separate(device)) GG_TRY(gg_device_alloc_message(device, bytes, what, &block));
     else GG_TRY(gg_alloc(bytes, what, &block));
 cleanup:
     memcpy(out, &block, sizeof block);
@@ -97,7 +128,8 @@ void gg_device_free_host(gg_device *device, void *block) {
     if (memory_of(device) == NULL) {
         gg_free(block);
     } else {
-        memory_of(device)->free_host(device, block);
+        if (gg_device_owns_message(device, block)) gg_device_free(device, block);
+        else memory_of(device)->free_host(device, block);
         forget_shared(device, block);
     }
 }
@@ -107,7 +139,7 @@ gg_status gg_device_share(gg_device *device, void *block, size_t bytes) {
     if (memory_of(device) == NULL || bytes == 0) goto cleanup;
     GG_TRY(make_room_for_shared(device));
     GG_TRY(memory_of(device)->share(device, block, bytes));
-    note_shared(device, block, bytes);
+    note_shared(device, block, bytes, false);
 cleanup:
     if (status != GG_OK) forget_shared(device, NULL);
     return status;

@@ -10,6 +10,8 @@
  *   of gg_device_alloc_host, or any for which gg_device_share has been called. Kernels may read and write it. The
  *   host may write it when no work that has been given to the device uses it any more, and read it when the work that
  *   writes it is done: both are asked by a mark.
+ * - Messages that the host never touches lie in memory of gg_device_alloc_message: host memory as well, or the device's
+ *   own, where what moves them reads and writes that (comm/device_order.h).
  * - All entries of gg_backend that work on arrays only give work to GG_QUEUE_COMPUTE, but those that return a value,
  *   which wait for it. Structs and arrays of pointers that are passed to them are read before the call returns.
  * - What is freed is no longer used by work that was given before: freeing waits.
@@ -47,8 +49,8 @@ typedef struct gg_mark {
     gg_queue queue;
 } gg_mark;
 
-/* Of a device with memory of its own; every entry is filled. Allocations are counted as those of base/memory.h, whose
- * messages they give. */
+/* Of a device with memory of its own; every entry but `address` is filled. Allocations are counted as those of
+ * base/memory.h, whose messages they give. */
 typedef struct gg_memory_table {
     gg_status (*alloc)(gg_device *device, size_t bytes, const char *what, void **out);
     void (*free)(gg_device *device, void *block);
@@ -63,6 +65,8 @@ typedef struct gg_memory_table {
     void (*wait)(gg_device *device, gg_mark mark);
     void (*follow)(gg_device *device, gg_queue queue, gg_mark mark);
     gg_status (*check)(gg_device *device);
+    /* Where a library that reads and writes the device's memory by itself finds it; NULL: at its own address. */
+    void *(*address)(gg_device *device, void *at);
 } gg_memory_table;
 
 /* Whether the device has memory of its own and does its work later. */
@@ -81,12 +85,26 @@ gg_status gg_device_alloc_host(gg_device *device, size_t bytes, const char *what
 gg_status gg_device_alloc_landing(gg_device *device, size_t bytes, const char *what, void *out);
 #define gg_device_alloc_landing(device, bytes, what, out)                                                              \
     gg_device_alloc_landing(device, bytes, what, GG_POINTER_OUT(out))
+/* Zeroed memory, aligned to 64 bytes, for messages that only work of the device and a transport touch: host memory that
+ * the device shares, or memory of the device after gg_device_send_own. gg_device_free_host frees it. */
+gg_status gg_device_alloc_message(gg_device *device, size_t bytes, const char *what, void *out);
+#define gg_device_alloc_message(device, bytes, what, out)                                                              \
+    gg_device_alloc_message(device, bytes, what, GG_POINTER_OUT(out))
 void gg_device_free_host(gg_device *device, void *block); /* waits for all work; NULL is fine */
+/* What moves messages reads and writes memory of the device, which must be separate: from here on
+ * gg_device_alloc_message and gg_device_alloc_landing give such. */
+void gg_device_send_own(gg_device *device);
+bool gg_device_sends_own(const gg_device *device);
+/* Whether `at` lies in memory of the device of gg_device_alloc_message. Never waits. */
+bool gg_device_owns_message(const gg_device *device, const void *at);
+/* Where a transport finds memory of the device; host memory: `at`. */
+void *gg_device_address(gg_device *device, void *at);
 /* The device shares a block of other host memory, until gg_device_unshare, which waits for all work. Several devices
  * may share one block. */
 gg_status gg_device_share(gg_device *device, void *block, size_t bytes);
 void gg_device_unshare(gg_device *device, void *block);
-/* Whether `at` lies in host memory that a separate device shares: its work may read or write it. Never waits. */
+/* Whether `at` lies in host memory that a separate device shares, or in memory of gg_device_alloc_message: its work may
+ * read or write it. Never waits. */
 bool gg_device_shares(const gg_device *device, const void *at);
 
 /* Between memory of the device, and host memory that it shares, in any direction. Blocks do not overlap. */

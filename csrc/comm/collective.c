@@ -300,7 +300,7 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
         if (made->form.displaces) {
             /* The same size on every rank, and enough for the largest slice. */
             size_t elements = count + p * GG_LANES;
-            GG_TRY(gg_message_alloc(transport, elements * size, "displacements", &made->reply));
+            GG_TRY(gg_message_alloc_device(transport, elements * size, "displacements", &made->reply));
         }
         if (made->form.displaces || made->form.rest != NULL)
             GG_TRY(gg_device_alloc(device, made->own * sizeof(float), "exact sum", &made->exact));

@@ -1,6 +1,7 @@
 #include "comm/device_order.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -24,6 +25,7 @@ typedef struct device_order {
     gg_transport *inner, *next; /* of inner->holding */
     gg_device *device;
     gg_request *first, *last; /* held back, in the order of the calls */
+    bool sends_own;           /* messages lie in memory of the device, where the host finds nothing */
 } device_order;
 
 static device_order *order_of(gg_transport *transport) { return (device_order *)transport; }
@@ -37,16 +39,20 @@ static gg_status pass_on(device_order *own, gg_request *request, gg_sums *sums) 
     gg_status status = GG_OK;
     const gg_request given = *request;
     request->state = GG_REQUEST_IDLE;
+    own->inner->as_it_is = own->sends_own;
+    void *const at = gg_device_address(
+        own->device, given.state == GG_REQUEST_RECEIVING ? given.landing : (void *)(uintptr_t)given.data);
     if (given.state == GG_REQUEST_SENDING) {
-        GG_TRY(gg_send(own->inner, given.data, given.bytes, given.peer, given.tag, request));
+        GG_TRY(gg_send(own->inner, at, given.bytes, given.peer, given.tag, request));
     } else if (given.state == GG_REQUEST_RECEIVING) {
-        GG_TRY(gg_receive(own->inner, given.landing, given.capacity, given.peer, given.tag, request));
+        GG_TRY(gg_receive(own->inner, at, given.capacity, given.peer, given.tag, request));
         request->exact = given.exact;
+        request->own_landing = given.landing;
     } else {
-        float *data = (float *)(uintptr_t)given.data;
-        GG_TRY(gg_sum(own->inner, sums, data, given.bytes / sizeof *data, request));
+        GG_TRY(gg_sum(own->inner, sums, at, given.bytes / sizeof(float), request));
     }
 cleanup:
+    own->inner->as_it_is = false;
     return status;
 }
 
@@ -121,6 +127,17 @@ cleanup:
     return status;
 }
 
+static gg_status order_alloc_device(gg_transport *transport, size_t bytes, const char *what, void **out) {
+    gg_status status = GG_OK, made;
+    device_order *own = order_of(transport);
+    if (!own->sends_own) return gg_message_alloc(transport, bytes, what, out);
+    made = gg_device_alloc_message(own->device, bytes, what, out);
+    status = order_agree(own, made, what);
+    if (made != GG_OK) status = made;
+    else if (status != GG_OK) gg_device_free_host(own->device, *out), *out = NULL;
+    return status;
+}
+
 static gg_status order_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
     gg_status status = GG_OK, shared;
     device_order *own = order_of(transport);
@@ -141,6 +158,10 @@ cleanup:
 
 static void order_free(gg_transport *transport, void *block) {
     device_order *own = order_of(transport);
+    if (gg_device_owns_message(own->device, block)) {
+        gg_device_free_host(own->device, block);
+        return;
+    }
     gg_device_unshare(own->device, block);
     gg_message_free(own->inner, block);
 }
@@ -190,17 +211,28 @@ static gg_status order_test(gg_transport *transport, gg_request *request, bool *
     GG_TRY(pass_reached(own));
     if (request->awaits_device) goto cleanup;
     GG_TRY(gg_test(own->inner, request, done));
-    if (request->state != GG_REQUEST_ARRIVED || request->data == request->landing) goto cleanup;
-    if (!gg_device_shares(own->device, request->landing)) goto cleanup; /* nothing of the device's reads it */
-    memcpy(request->landing, request->data, request->bytes);
+    if (request->state != GG_REQUEST_ARRIVED) goto cleanup;
+    const bool landed = request->data == request->landing;
+    void *const at = request->landing; /* where the host finds it */
+    request->landing = request->own_landing;
+    if (!landed && !gg_device_shares(own->device, request->landing)) goto cleanup; /* no work of the device reads it */
+    if (!landed) memcpy(at, request->data, request->bytes);
     request->data = request->landing;
 cleanup:
     return status;
 }
 
+/* The inner transport finds what has arrived where it put it. */
+static void order_hand_back(device_order *own, gg_request *request) {
+    if (request->state != GG_REQUEST_ARRIVED || !gg_device_owns_message(own->device, request->landing)) return;
+    request->landing = gg_device_address(own->device, request->landing);
+    request->data = request->landing;
+}
+
 static gg_status order_release(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
     GG_TRY(pass_reached(order_of(transport)));
+    order_hand_back(order_of(transport), request);
     GG_TRY(gg_release(order_inner(transport), request));
 cleanup:
     return status;
@@ -208,7 +240,7 @@ cleanup:
 
 static void order_cancel(gg_transport *transport, gg_request *request) {
     if (request->awaits_device) order_forget(order_of(transport), request);
-    else gg_cancel(order_inner(transport), request);
+    else order_hand_back(order_of(transport), request), gg_cancel(order_inner(transport), request);
 }
 
 /* What is held back is nothing that the inner transport knows. */
@@ -272,6 +304,7 @@ static gg_transport_table order_table(const gg_transport_table *inner) {
         .stands = inner->stands,
         .destroy = order_destroy,
         .alloc = order_alloc,
+        .alloc_device = order_alloc_device,
         .free = order_free,
         .recycle = order_recycle,
         .send = order_send,
@@ -296,6 +329,23 @@ static gg_transport_table order_table(const gg_transport_table *inner) {
     return table;
 }
 
+/* Whether messages lie in memory of the device: MPI says that it reads it, or $GOSSIPGRAD_MPI_CUDA. Where a device
+ * gives libraries addresses, which the host reads as well, any transport may, if it is asked for. */
+static gg_status order_sends_own(const gg_transport *inner, const gg_device *device, bool *sends_own) {
+    gg_status status = GG_OK;
+    const char *choice = getenv("GOSSIPGRAD_MPI_CUDA");
+    const bool addresses = device->table->memory->address != NULL;
+    if (choice == NULL || *choice == '\0') choice = "auto";
+    const bool on = strcmp(choice, "on") == 0;
+    if (!on && strcmp(choice, "auto") != 0 && strcmp(choice, "off") != 0)
+        GG_FAIL(GG_ERROR_ARGUMENT, "GOSSIPGRAD_MPI_CUDA: '%s'; allowed are auto, on, off", choice);
+    if (addresses) *sends_own = on;
+    else if (inner->check_buffers || strcmp(choice, "off") == 0) *sends_own = false; /* checks read on the host */
+    else *sends_own = inner->reads_devices || (on && inner->may_read_devices);
+cleanup:
+    return status;
+}
+
 gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_transport **out) {
     gg_status status = GG_OK;
     device_order *made = NULL;
@@ -311,12 +361,16 @@ gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_tran
                                      .timeout = inner->timeout,
                                      .check_buffers = inner->check_buffers,
                                      .reports_stalls = inner->reports_stalls};
+    GG_TRY(order_sends_own(inner, device, &made->sends_own));
+    if (made->sends_own) gg_device_send_own(device);
     made->inner = inner;
     made->device = device;
     made->next = inner->holding;
     inner->holding = &made->transport;
     *out = &made->transport;
+    made = NULL;
 cleanup:
+    gg_free(made);
     return status;
 }
 

@@ -27,6 +27,11 @@
  * and landings of gg_device_alloc_landing. What is sent from, or lands in, other host memory waits for no work; it goes
  * at once, unless an older message in the same direction with its peer and tag is still held back.
  *
+ * Memory of gg_message_alloc_device, and landings of gg_device_alloc_landing and gg_device_alloc_message, lie in memory
+ * of the device itself where what moves them reads it: where MPI says that it does (MPIX_Query_cuda_support), and by
+ * $GOSSIPGRAD_MPI_CUDA=on; "off" never, "auto" is the default. All messages of this transport are then sent as they
+ * are, none through memory that the ranks of a node share.
+ *
  * Strategies must not write, by the host, memory that they have sent or that work uses; they copy and clear by
  * gg_device_copy and gg_device_zero. Work on GG_QUEUE_COPY that writes what is sent must be followed by the compute
  * queue before.

@@ -22,6 +22,10 @@ static gg_status subgroup_alloc(gg_transport *transport, size_t bytes, const cha
     return gg_message_alloc(subgroup_whole_of(transport), bytes, what, out);
 }
 
+static gg_status subgroup_alloc_device(gg_transport *transport, size_t bytes, const char *what, void **out) {
+    return gg_message_alloc_device(subgroup_whole_of(transport), bytes, what, out);
+}
+
 static void subgroup_free_block(gg_transport *transport, void *block) {
     gg_message_free(subgroup_whole_of(transport), block);
 }
@@ -94,6 +98,7 @@ static const gg_transport_table table = {
     .name = "subgroup",
     .destroy = subgroup_destroy,
     .alloc = subgroup_alloc,
+    .alloc_device = subgroup_alloc_device,
     .free = subgroup_free_block,
     .send = subgroup_send,
     .receive = subgroup_receive,

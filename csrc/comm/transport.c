@@ -57,6 +57,16 @@ gg_status(gg_message_alloc)(gg_transport *transport, size_t bytes, const char *w
     return status;
 }
 
+gg_status(gg_message_alloc_device)(gg_transport *transport, size_t bytes, const char *what, void *out) {
+    void *block = NULL;
+    gg_status status = GG_OK;
+    if (transport->table->alloc_device == NULL) GG_TRY(gg_message_alloc(transport, bytes, what, &block));
+    else if (bytes > 0) GG_TRY(transport->table->alloc_device(transport, bytes, what, &block));
+cleanup:
+    memcpy(out, &block, sizeof block);
+    return status;
+}
+
 void gg_message_free(gg_transport *transport, void *block) {
     if (block) transport->table->free(transport, block);
 }

@@ -41,6 +41,7 @@ typedef struct gg_request {
     int64_t epoch;    /* of the transport when it began */
     const void *data; /* ARRIVED: the message; SENDING: what is sent; SUMMING: the values */
     void *landing;
+    void *own_landing;    /* comm/device_order.h's */
     double when;          /* ARRIVED: the clock at which it arrived */
     uint64_t checksum;    /* of data, while it must not be written; only where buffers are checked */
     bool held;            /* comm/network.h's */
@@ -73,6 +74,7 @@ typedef struct gg_transport_table {
     bool stands; /* while a rank waits for something outside of the group, the clock and the other ranks stand still */
     void (*destroy)(gg_transport *transport);
     gg_status (*alloc)(gg_transport *transport, size_t bytes, const char *what, void **out);
+    gg_status (*alloc_device)(gg_transport *transport, size_t bytes, const char *what, void **out); /* NULL: alloc */
     void (*free)(gg_transport *transport, void *block);
     void (*recycle)(gg_transport *transport, bool on); /* NULL: to allocate costs little */
     gg_status (*send)(gg_transport *transport, const void *data, size_t bytes, int peer, int tag, gg_request *request);
@@ -116,6 +118,10 @@ struct gg_transport {
     gg_transport
         *holding;       /* the first that holds messages back before it gives them to this one; comm/device_order.h's */
     gg_service service; /* set by gg_transport_set_service alone */
+    bool reads_devices; /* sends from, and receives in, memory of a GPU as in that of the host; says so by itself */
+    bool may_read_devices; /* a library that may, even if it does not say so */
+    bool as_it_is; /* of what is sent and received while it is set nothing is read by the host: set by both sides of a
+                      message, by comm/device_order.h alone, where the transport reads_devices */
     int64_t bytes_sent, messages_sent; /* by this rank, since creation: payloads as the caller counts them */
     double timeout; /* seconds a wait may take, since this rank last served, before it fails naming the peer; 0: for
                        ever */
@@ -134,6 +140,11 @@ struct gg_transport {
  * is the address of a pointer of any type (see gg_alloc). */
 gg_status gg_message_alloc(gg_transport *transport, size_t bytes, const char *what, void *out);
 #define gg_message_alloc(transport, bytes, what, out) gg_message_alloc(transport, bytes, what, GG_POINTER_OUT(out))
+/* The same for messages that the host never touches, only work of a device (comm/device_order.h): they may lie in the
+ * device's memory. */
+gg_status gg_message_alloc_device(gg_transport *transport, size_t bytes, const char *what, void *out);
+#define gg_message_alloc_device(transport, bytes, what, out)                                                           \
+    gg_message_alloc_device(transport, bytes, what, GG_POINTER_OUT(out))
 void gg_message_free(gg_transport *transport, void *block); /* collective as well; NULL is fine */
 /* Between on and off, what is freed is held and serves allocations that it is large enough for, as shared memory takes
  * long to make. Collective: all ranks switch it on before they free, and off after they have allocated. */

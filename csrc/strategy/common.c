@@ -69,7 +69,7 @@ gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
         gg_arena *arena = &state->arena[i];
         const size_t bytes = arena_elements(state, arena) * sizeof(float);
         if (arena->memory == GG_MEMORY_MESSAGE)
-            GG_TRY(gg_message_alloc(env->transport, bytes, arena->name, &arena->data));
+            GG_TRY(gg_message_alloc_device(env->transport, bytes, arena->name, &arena->data));
         else if (arena->memory == GG_MEMORY_PRIVATE)
             GG_TRY(gg_device_alloc(env->device, bytes, arena->name, &arena->data));
     }

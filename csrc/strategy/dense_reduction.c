@@ -43,7 +43,8 @@ gg_status gg_dense_reduction_create(gg_strategy *owner, const gg_strategy_option
     made->head = (gg_reduction){.table = &table, .bytes = run->count * codec->size};
     made->owner = owner;
     if (!codec->exact && run->group->size > 1)
-        GG_TRY(gg_message_alloc(owner->env.transport, run->count * codec->size, "values that travel", &made->memory));
+        GG_TRY(gg_message_alloc_device(owner->env.transport, run->count * codec->size, "values that travel",
+                                       &made->memory));
     GG_TRY(gg_allreduce_create(run->group, owner->env.device, run->count, run->tag,
                                &(gg_allreduce_form){.codec = codec,
                                                     .memory = made->memory,

@@ -65,8 +65,8 @@ static gg_status diloco_create(const gg_strategy_options *options, const gg_stra
     GG_TRY(gg_outer_init(&made->outer, &rule, options, env));
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", &made->equal_share));
     for (int i = 0; i < p; ++i) made->equal_share[i] = 1.0f / (float)p;
-    GG_TRY(gg_message_alloc(env->transport, env->state->count * sizeof(float), "moves of the weights",
-                            &made->outer.moved));
+    GG_TRY(gg_message_alloc_device(env->transport, env->state->count * sizeof(float), "moves of the weights",
+                                   &made->outer.moved));
     GG_TRY(gg_calloc((size_t)options->fragments, sizeof(gg_reduction *), "reductions", &made->reduction));
     for (int f = 0; f < options->fragments; ++f) {
         const gg_fragment *fragment = &made->outer.fragment[f];

@@ -130,7 +130,7 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     s->period = options->period;
     s->alpha = alpha;
     GG_TRY(gg_state_create(env, 0));
-    GG_TRY(gg_message_alloc(env->transport, env->state->count * sizeof(float), "elastic force", &s->pull));
+    GG_TRY(gg_message_alloc_device(env->transport, env->state->count * sizeof(float), "elastic force", &s->pull));
     GG_TRY(gg_device_alloc(env->device, env->state->count * sizeof(float), "centre", &s->centre));
     GG_TRY(gg_calloc((size_t)p, sizeof(float), "shares", &s->ones));
     for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;

@@ -169,8 +169,8 @@ static gg_status make_room(gg_fc_exchange *x, gg_fc *fc, int64_t room) {
     for (int what = 0; what < GG_FC_WHATS; ++what) {
         size_t values = (size_t)(room * packed_values(x, fc, what));
         size_t landed = (size_t)(room * landed_values(x, fc, what)) * (size_t)ranks_of(x);
-        GG_TRY(gg_message_alloc(x->owner->env.transport, values * sizeof(float) + GG_READ_BEHIND, names[what],
-                                &fc->packed[what]));
+        GG_TRY(gg_message_alloc_device(x->owner->env.transport, values * sizeof(float) + GG_READ_BEHIND, names[what],
+                                       &fc->packed[what]));
         if (own_slice(x, fc)->count > 0)
             GG_TRY(gg_device_alloc_landing(x->owner->env.device, landed * sizeof(float) + GG_READ_BEHIND, names[what],
                                            &fc->landing[what]));

@@ -127,8 +127,8 @@ static gg_status noloco_create(const gg_strategy_options *options, const gg_stra
     GG_TRY(gg_calloc(fragments * most, sizeof(gg_request), "send requests", &n->sends));
     GG_TRY(gg_calloc(fragments * most, sizeof(gg_request), "receive requests", &n->receives));
     if (p == 1) goto cleanup;
-    GG_TRY(gg_message_alloc(env->transport, count * n->codec->size, "exchanged arena", &n->message));
-    GG_TRY(gg_device_alloc_host(env->device, (most - 1) * count * n->codec->size, "landing arenas", &n->landing));
+    GG_TRY(gg_message_alloc_device(env->transport, count * n->codec->size, "exchanged arena", &n->message));
+    GG_TRY(gg_device_alloc_message(env->device, (most - 1) * count * n->codec->size, "landing arenas", &n->landing));
 cleanup:
     if (status != GG_OK && n != NULL) noloco_destroy(&n->outer.head), n = NULL;
     *out = n != NULL ? &n->outer.head : NULL;

@@ -489,9 +489,10 @@ static gg_status overlapped_create(const gg_strategy_options *options, const gg_
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT));
     if (p > 1) {
         if (!s->codec->exact)
-            GG_TRY(
-                gg_message_alloc(env->transport, env->state->count * s->codec->size, "values that travel", &s->memory));
-        GG_TRY(gg_message_alloc(env->transport, s->partition.most * sizeof(float), "updated slices", &s->snapshot));
+            GG_TRY(gg_message_alloc_device(env->transport, env->state->count * s->codec->size, "values that travel",
+                                           &s->memory));
+        GG_TRY(
+            gg_message_alloc_device(env->transport, s->partition.most * sizeof(float), "updated slices", &s->snapshot));
     }
     GG_TRY(create_sums(s));
     if (s->fc.count > 0) GG_TRY(create_computed(s, gg_chunk_elements(options->chunk_bytes)));

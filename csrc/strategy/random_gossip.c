@@ -581,9 +581,9 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
     GG_TRY(gg_buckets_check_tags(&s->cut, GG_TAG_LIMIT - TAG_CHUNK));
     GG_TRY(gg_calloc(ranks, sizeof *s->peer, "states of peers", &s->peer));
     for (int i = 0; i < SNAPSHOTS; ++i)
-        GG_TRY(gg_message_alloc(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes,
-                                "snapshot of the weights",
-                                &s->snapshot[i])); /* while settling the first holds the shift */
+        GG_TRY(gg_message_alloc_device(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes,
+                                       "snapshot of the weights",
+                                       &s->snapshot[i])); /* while settling the first holds the shift */
     if (!s->codec->exact)
         GG_TRY(gg_device_alloc(env->device, s->cut.chunk[0].count * sizeof(float), "a chunk", &s->wide));
     for (int i = 0; i < DELIVERIES; ++i)

@@ -17,10 +17,10 @@ gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int in
 
     GG_TRY(gg_buckets_check_tags(buckets, (GG_TAG_LIMIT - GG_TAG_USER) / (index + 1)));
     for (int i = 0; i < arenas; ++i) {
-        GG_TRY(gg_message_alloc(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
+        GG_TRY(gg_message_alloc_device(owner->env.transport, bytes, "exchanged arena", &made.arena[i]));
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &made.sent[i]));
     }
-    GG_TRY(gg_device_alloc_host(owner->env.device, bytes, "landing arena", &made.landing));
+    GG_TRY(gg_device_alloc_message(owner->env.device, bytes, "landing arena", &made.landing));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &made.received));
     GG_TRY(gg_calloc((size_t)buckets->count, sizeof *made.flights, "flights", &made.flights));
 cleanup:

@@ -15,6 +15,9 @@ void gg_mpi_pause(int round);
 /* A process that was forked from the one that started MPI has no part in it. */
 bool gg_mpi_is_ours(void);
 
+/* Whether the library says that it reads and writes memory of GPUs. */
+bool gg_mpi_reads_devices(void);
+
 /* Messages by which a rank that has waited for long learns that another has ended. Open: collective over the world,
  * after MPI_Init where it was called here; without it no rank is ever found to have ended. */
 gg_status gg_mpi_questions_open(void);

@@ -111,6 +111,14 @@ static void set_defaults(void) {
 #endif
 }
 
+bool gg_mpi_reads_devices(void) {
+#if defined(OMPI_HAVE_MPI_EXT_CUDA) || defined(MPIX_CUDA_AWARE_SUPPORT)
+    return MPIX_Query_cuda_support() == 1;
+#else
+    return false;
+#endif
+}
+
 static gg_status mpi_alive(bool *initialised, bool *finalised) {
     gg_status status = GG_OK;
     int flag = 0;
@@ -216,9 +224,7 @@ gg_status gg_mpi_query(gg_mpi_info *info) {
     GG_TRY_MPI(MPI_Comm_size, MPI_COMM_WORLD, &info->size);
     GG_TRY_MPI(MPI_Query_thread, &level);
     info->thread_level = portable_level(level);
-#ifdef OMPI_HAVE_MPI_EXT_CUDA
-    info->cuda = MPIX_Query_cuda_support() == 1;
-#endif
+    info->cuda = gg_mpi_reads_devices();
 cleanup:
     return status;
 }

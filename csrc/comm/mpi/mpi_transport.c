@@ -20,6 +20,7 @@
 /* What a request's private words hold. */
 typedef struct __attribute__((may_alias)) request_link {
     MPI_Request mpi;
+    bool as_it_is;                   /* it is neither described nor read */
     bool described;                  /* the message is a descriptor, of which the following is the content */
     gg_shared_descriptor descriptor; /* lives here until MPI has sent it */
 } request_link;
@@ -123,8 +124,9 @@ static gg_status mpi_send(gg_transport *transport, const void *data, size_t byte
     gg_status status = GG_OK;
     extent e;
     (void)tag; /* the request's */
-    *link = (request_link){.mpi = MPI_REQUEST_NULL};
-    GG_TRY(gg_shared_describe(own->shared, peer, data, bytes, &link->described, &link->descriptor));
+    *link = (request_link){.mpi = MPI_REQUEST_NULL, .as_it_is = transport->as_it_is};
+    if (!link->as_it_is)
+        GG_TRY(gg_shared_describe(own->shared, peer, data, bytes, &link->described, &link->descriptor));
     if (link->described) {
         data = &link->descriptor;
         bytes = sizeof link->descriptor;
@@ -144,7 +146,7 @@ static gg_status mpi_receive(gg_transport *transport, void *landing, size_t capa
     gg_status status = GG_OK;
     extent e;
     (void)tag; /* the request's */
-    *link = (request_link){.mpi = MPI_REQUEST_NULL};
+    *link = (request_link){.mpi = MPI_REQUEST_NULL, .as_it_is = transport->as_it_is};
     GG_TRY(extent_make(transport, capacity, &e)); /* MPI fills as much of it as comes */
     status =
         mpi_check(transport, MPI_Irecv(landing, e.count, e.type, peer, wire_tag(own, request), own->comm, &link->mpi),
@@ -170,7 +172,7 @@ static gg_status mpi_arrived(gg_transport *transport, gg_request *request, const
     status = mpi_check(transport, MPI_Get_elements_x(result, MPI_BYTE, &count), "MPI_Get_elements_x", request);
     if (status != GG_OK) goto cleanup;
     request->data = request->landing;
-    if (gg_shared_is_descriptor(own->shared, request->peer, request->landing, (size_t)count)) {
+    if (!link->as_it_is && gg_shared_is_descriptor(own->shared, request->peer, request->landing, (size_t)count)) {
         memcpy(&link->descriptor, request->landing, sizeof link->descriptor);
         GG_TRY(gg_shared_locate(own->shared, request->peer, &link->descriptor, &request->data));
         if (link->descriptor.bytes > request->capacity) {
@@ -391,6 +393,8 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     made->most = INT_MAX;
     made->transport.reports_stalls = true;
     made->comm = MPI_COMM_NULL;
+    made->transport.reads_devices = gg_mpi_reads_devices();
+    made->transport.may_read_devices = true;
     GG_TRY(gg_mpi_meet(given, timeout, "making the group", false));
     gg_mpi_set_stop_timeout(timeout);
     GG_TRY_MPI(MPI_Comm_dup, given, &made->comm);

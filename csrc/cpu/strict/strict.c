@@ -347,6 +347,8 @@ cleanup:
     return status;
 }
 
+static void *strict_library_address(gg_device *device, void *at) { return strict_address(strict_of(device), at); }
+
 const gg_memory_table gg_strict_memory = {
     .alloc = strict_alloc,
     .free = strict_free,
@@ -361,6 +363,7 @@ const gg_memory_table gg_strict_memory = {
     .wait = strict_wait,
     .follow = strict_follow,
     .check = strict_check,
+    .address = strict_library_address,
 };
 
 /* ---- opening and closing ---- */

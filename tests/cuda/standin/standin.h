@@ -10,6 +10,9 @@
  * descriptors that are not set, not alive or not destroyed, shapes, strides, alignment and workspace that do not fit:
  * each is a violation. The call then fails with the code that the real library would give.
  *
+ * With GOSSIPGRAD_STANDIN_OPEN in the environment the host, and so a library that sends messages, may touch memory of the
+ * device, as an MPI library does that is built for CUDA. What is done too early is then wrong, and no error.
+ *
  * Functions of this header may be called by any thread; tests call them through ctypes, too. */
 #ifndef GG_STANDIN_H
 #define GG_STANDIN_H
