@@ -51,7 +51,9 @@ def run_op(
     parameters are those of the layer in its order; weight= and bias= are another way to give the first two, whose
     gradients are then grad_weight and grad_bias as well. Every buffer stands between guard bytes; a damaged guard is an
     error. carried: state of each sample, (n, ...), which the operation changes. bias: with parameters, whether they
-    have one. options: the names of the table run_options in tests/c/operations/single.c.
+    have one. backend "cuda", "cuda-fast" (precision "fast"): what GOSSIPGRAD_CUDA_LIBRARY names. formats: type and
+    layout of the first input and of the output. options: the names of the table run_options in
+    tests/c/operations/single.c.
     """
     if parameters is None:
         parameters = [one for one in (weight, bias) if one is not None and not isinstance(one, bool)]

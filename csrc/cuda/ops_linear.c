@@ -1,7 +1,8 @@
 /* The linear layer over the last axis: the positions of all samples are rows of one matrix,
  *   Y = X W^T + b,   dX = dY W,   dW = dY^T X.
- * Exactly, dW is the sum that weight_gradient of the table gives, whose runs have the same bits; fast, a product of
- * cuBLASLt. */
+ * Exactly and in float32, dW is the sum that weight_gradient of the table gives, whose runs have the same bits; else a
+ * product of cuBLASLt. In bfloat16 the products read a weight and a bias that `prepare` has rounded; the gradients of
+ * both are float32. */
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 #include "cuda/product.h"
@@ -9,15 +10,44 @@
 typedef struct linear_op {
     gg_op head;
     gg_cuda_device *device;
+    gg_dtype dtype; /* of the activations */
     int64_t rows, in, out;
     gg_cuda_product forward, weights, data;
 } linear_op;
 
+/* Bytes of the weight in `prepared`; the bias lies behind it. */
+static size_t narrow_weight_bytes(const linear_op *op) {
+    const size_t step = GG_CUDA_WORKSPACE_ALIGNMENT;
+    return ((size_t)(op->out * op->in) * sizeof(uint16_t) + step - 1) / step * step;
+}
+
+static gg_status linear_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
+    const linear_op *op = (const linear_op *)head;
+    uint16_t *weight = args->prepared, *bias = (uint16_t *)((char *)args->prepared + narrow_weight_bytes(op));
+    if (pass == GG_PASS_DATA && args->grad_input[0] == NULL) return GG_OK;
+    gg_cuda_enter(op->device);
+    gg_cuda_narrow(gg_cuda_compute(op->device), (size_t)(op->out * op->in), args->parameter[GG_PARAMETER_WEIGHT],
+                   weight);
+    if (head->desc.bias && pass == GG_PASS_FORWARD)
+        gg_cuda_narrow(gg_cuda_compute(op->device), (size_t)op->out, args->parameter[GG_PARAMETER_BIAS], bias);
+    return gg_cuda_op_done(op->device, "the rounding of a linear layer's weight");
+}
+
+/* What the products read. */
+static const void *linear_weight(const linear_op *op, const gg_op_args *args) {
+    return op->dtype == GG_BFLOAT16 ? args->prepared : args->parameter[GG_PARAMETER_WEIGHT];
+}
+
+static const void *linear_bias(const linear_op *op, const gg_op_args *args) {
+    if (!op->head.desc.bias) return NULL;
+    return op->dtype == GG_BFLOAT16 ? (const char *)args->prepared + narrow_weight_bytes(op)
+                                    : (const void *)args->parameter[GG_PARAMETER_BIAS];
+}
+
 static gg_status linear_forward(gg_op *head, const gg_op_args *args) {
     linear_op *op = (linear_op *)head;
-    return gg_cuda_product_run(op->device, &op->forward, args->input[0], args->parameter[GG_PARAMETER_WEIGHT],
-                               head->desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL, args->output,
-                               args->scratch);
+    return gg_cuda_product_run(op->device, &op->forward, args->input[0], linear_weight(op, args), linear_bias(op, args),
+                               args->output, args->scratch);
 }
 
 static gg_status linear_backward_weights(gg_op *head, const gg_op_args *args) {
@@ -25,7 +55,8 @@ static gg_status linear_backward_weights(gg_op *head, const gg_op_args *args) {
     const bool relu = head->desc.activation == GG_ACTIVATION_RELU;
     gg_status status = GG_OK;
     if (relu || head->desc.bias) {
-        const gg_cuda_bias_backward_args bias = {.outer = op->rows,
+        const gg_cuda_bias_backward_args bias = {.dtype = op->dtype,
+                                                 .outer = op->rows,
                                                  .channels = op->out,
                                                  .inner = 1,
                                                  .y = relu ? args->output : NULL,
@@ -37,7 +68,7 @@ static gg_status linear_backward_weights(gg_op *head, const gg_op_args *args) {
         GG_TRY(gg_cuda_op_done(op->device, "the backward pass of a bias"));
     }
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) goto cleanup;
-    if (!op->device->fast) {
+    if (op->weights.desc == NULL) {
         const gg_weight_gradient_args weights = {.batch = op->rows,
                                                  .in = op->in,
                                                  .error = args->grad_output,
@@ -58,7 +89,7 @@ cleanup:
 static gg_status linear_backward_data(gg_op *head, const gg_op_args *args) {
     linear_op *op = (linear_op *)head;
     if (args->grad_input[0] == NULL) return GG_OK;
-    return gg_cuda_product_run(op->device, &op->data, args->grad_output, args->parameter[GG_PARAMETER_WEIGHT], NULL,
+    return gg_cuda_product_run(op->device, &op->data, args->grad_output, linear_weight(op, args), NULL,
                                args->grad_input[0], args->scratch);
 }
 
@@ -70,7 +101,8 @@ static void linear_destroy(gg_op *head) {
     gg_cuda_op_free(head);
 }
 
-static const gg_op_class linear_class = {.forward = linear_forward,
+static const gg_op_class linear_class = {.prepare = linear_prepare,
+                                         .forward = linear_forward,
                                          .backward_weights = linear_backward_weights,
                                          .backward_data = linear_backward_data,
                                          .destroy = linear_destroy};
@@ -82,6 +114,8 @@ static gg_status create_products(linear_op *op) {
     const gg_cuda_product_shape forward = {.m = rows,
                                            .n = out,
                                            .k = in,
+                                           .in = op->dtype,
+                                           .out = op->dtype,
                                            .a_row = in,
                                            .b_row = in,
                                            .c_row = out,
@@ -91,9 +125,11 @@ static gg_status create_products(linear_op *op) {
     GG_TRY(gg_cuda_product_create(op->device, &forward, &op->forward));
     if (!desc->training) goto cleanup;
     const gg_cuda_product_shape weights = {
-        .m = out, .n = in, .k = rows, .a_row = out, .b_row = in, .c_row = in, .transpose_a = true};
-    const gg_cuda_product_shape data = {.m = rows, .n = in, .k = out, .a_row = out, .b_row = in, .c_row = in};
-    if (op->device->fast) GG_TRY(gg_cuda_product_create(op->device, &weights, &op->weights));
+        .m = out, .n = in, .k = rows, .in = op->dtype, .a_row = out, .b_row = in, .c_row = in, .transpose_a = true};
+    const gg_cuda_product_shape data = {
+        .m = rows, .n = in, .k = out, .in = op->dtype, .out = op->dtype, .a_row = out, .b_row = in, .c_row = in};
+    if (op->device->fast || op->dtype == GG_BFLOAT16)
+        GG_TRY(gg_cuda_product_create(op->device, &weights, &op->weights));
     if (desc->input_grad) GG_TRY(gg_cuda_product_create(op->device, &data, &op->data));
 cleanup:
     return status;
@@ -116,6 +152,10 @@ gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->in = desc->input[0].size[last];
     op->out = desc->output.size[desc->output.dims - 1];
     op->rows = desc->batch * (gg_shape_count(&desc->input[0]) / op->in);
+    op->dtype = desc->dtype;
+    head->input[0].dtype = head->output.dtype = op->dtype;
+    if (op->dtype == GG_BFLOAT16)
+        head->prepared_bytes = narrow_weight_bytes(op) + (desc->bias ? (size_t)op->out * sizeof(uint16_t) : 0);
     head->backward_needs_input = 1;
     head->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
     GG_TRY(create_products(op));

@@ -3,16 +3,17 @@
 
 /* ------------------------------------------------------------------------------------------ activations */
 
-/* Each has the value at x, and the derivative from y or x times d. */
+/* Each has the value at x, and the derivative from y or x times d. They are parts of arguments of kernels and have no
+ * bytes that mean nothing. */
 struct relu_of {
     __device__ float value(float x) const { return gated(x, x); }
     __device__ float error(float y, float d) const { return gated(y, d); }
 };
 
 struct leaky_relu_of {
-    float slope;
-    __device__ float value(float x) const { return x <= 0.0f ? slope * x : x; }
-    __device__ float error(float sign, float d) const { return sign <= 0.0f ? slope * d : d; }
+    double slope; /* of float32 */
+    __device__ float value(float x) const { return x <= 0.0f ? (float)slope * x : x; }
+    __device__ float error(float sign, float d) const { return sign <= 0.0f ? (float)slope * d : d; }
 };
 
 struct tanh_of {
@@ -45,27 +46,25 @@ struct gelu_tanh_of {
 };
 
 /* Each N values from place i on. */
-template <class T, class F> struct activate {
-    F f;
+template <class T, class F> struct activate : F {
     const T *in;
     T *out;
     template <int N> __device__ void run(int64_t i) const {
         gg_pack<N> v = gg_load_pack<N>(in + i);
 #pragma unroll
-        for (int k = 0; k < N; ++k) v.at[k] = f.value(v.at[k]);
+        for (int k = 0; k < N; ++k) v.at[k] = F::value(v.at[k]);
         gg_store_pack(out + i, v);
     }
 };
 
-template <class T, class F> struct activate_backward {
-    F f;
+template <class T, class F> struct activate_backward : F {
     const T *in, *grad;
     T *out;
     template <int N> __device__ void run(int64_t i) const {
         const gg_pack<N> v = gg_load_pack<N>(in + i);
         gg_pack<N> d = gg_load_pack<N>(grad + i);
 #pragma unroll
-        for (int k = 0; k < N; ++k) d.at[k] = f.error(v.at[k], d.at[k]);
+        for (int k = 0; k < N; ++k) d.at[k] = F::error(v.at[k], d.at[k]);
         gg_store_pack(out + i, d);
     }
 };
@@ -89,8 +88,8 @@ static void activation_of(gg_cuda_stream stream, F f, bool backward, const gg_cu
     const T *in = (const T *)args->in, *grad = (const T *)args->grad;
     T *out = (T *)args->out;
     const bool wide = gg_is_aligned(in, 16) && gg_is_aligned(out, 16) && (!backward || gg_is_aligned(grad, 16));
-    if (backward) run_each<T>(stream, n, wide, activate_backward<T, F>{f, in, grad, out});
-    else run_each<T>(stream, n, wide, activate<T, F>{f, in, out});
+    if (backward) run_each<T>(stream, n, wide, activate_backward<T, F>{{f}, in, grad, out});
+    else run_each<T>(stream, n, wide, activate<T, F>{{f}, in, out});
 }
 
 template <class F>
@@ -103,7 +102,7 @@ static void any_activation(gg_cuda_stream stream, bool backward, const gg_cuda_a
     switch (args->kind) {
     case GG_OP_TANH: run_activation(stream, tanh_of{}, backward, args); break;
     case GG_OP_SIGMOID: run_activation(stream, sigmoid_of{}, backward, args); break;
-    case GG_OP_LEAKY_RELU: run_activation(stream, leaky_relu_of{args->slope}, backward, args); break;
+    case GG_OP_LEAKY_RELU: run_activation(stream, leaky_relu_of{(double)args->slope}, backward, args); break;
     case GG_OP_GELU:
         if (args->tanh_form) run_activation(stream, gelu_tanh_of{}, backward, args);
         else run_activation(stream, gelu_of{}, backward, args);
@@ -195,8 +194,8 @@ void gg_cuda_add_backward(gg_cuda_stream stream, const gg_cuda_add_args *args) {
 
 template <class T> struct add_bias {
     const float *bias;
-    int relu;
     T *y;
+    int64_t relu;
     typedef float local;
     __device__ float begin(int64_t channel) const { return bias != NULL ? bias[channel] : 0.0f; }
     template <int V> __device__ void run(const float *l, int64_t i) const {
@@ -211,7 +210,7 @@ template <class T> struct add_bias {
 };
 
 template <class T> static void bias_of(gg_cuda_stream stream, const gg_cuda_bias_args *args) {
-    const add_bias<T> f = {args->bias, args->relu, (T *)args->y};
+    const add_bias<T> f = {args->bias, (T *)args->y, args->relu};
     each_row<GG_WIDE<T>>(stream, args->outer, args->channels, args->inner, gg_is_aligned(args->y, 16), f);
 }
 

@@ -58,7 +58,7 @@ template <class T> struct norm_apply {
     const T *input, *added;
     T *output;
     const float *scale, *offset;
-    int relu;
+    int64_t relu;
     struct local {
         float scale, offset;
     };
@@ -85,7 +85,7 @@ template <class T> struct product_sum {
     T *passed;
     const float *saved;
     int64_t channels;
-    int relu;
+    int64_t relu;
     struct local {
         float scale, offset, mean;
     };
@@ -144,7 +144,7 @@ template <class T> struct norm_gradient {
     const T *x, *dy;
     T *dx;
     const float *mean, *scale, *offset, *slope, *shift;
-    int by_input;
+    int64_t by_input;
     struct local {
         float mean, scale, offset, slope, shift;
     };

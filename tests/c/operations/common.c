@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/library.h"
 #include "base/memory.h"
 
 #define GUARD 256
@@ -31,7 +32,26 @@ gg_status gg_test_guarded_check(const gg_test_guarded *g, const char *what) {
     return GG_OK;
 }
 
+gg_status gg_test_guarded_send(gg_test_guarded *g, gg_device *device, void *at) {
+    gg_status status = GG_OK;
+    void *where = g->data;
+    if (gg_device_is_separate(device) && g->block != NULL) {
+        if (g->there == NULL) GG_TRY(gg_device_alloc(device, g->bytes + 2 * GUARD, "copy of a buffer", &g->there));
+        g->device = device;
+        GG_TRY(gg_device_write(device, g->there, g->block, g->bytes + 2 * GUARD));
+        where = g->there + GUARD;
+    }
+    memcpy(at, &where, sizeof where);
+cleanup:
+    return status;
+}
+
+gg_status gg_test_guarded_fetch(gg_test_guarded *g) {
+    return g->there != NULL ? gg_device_read(g->device, g->block, g->there, g->bytes + 2 * GUARD) : GG_OK;
+}
+
 void gg_test_guarded_free(gg_test_guarded *g) {
+    if (g->there != NULL) gg_device_free(g->device, g->there);
     gg_free(g->block);
     memset(g, 0, sizeof *g);
 }
@@ -50,9 +70,16 @@ cleanup:
 gg_status gg_test_devices_open(const char *backend, gg_isa isa, int threads, gg_test_devices *out) {
     gg_status status = GG_OK;
     const gg_backend *table = strcmp(backend, "onednn") == 0 ? gg_cpu_onednn() : &gg_backend_native;
+    const bool fast = strcmp(backend, "cuda-fast") == 0;
+    if (fast || strcmp(backend, "cuda") == 0) {
+        const gg_backend_library *library;
+        GG_TRY(gg_backend_library_load(GG_CUDA_LIBRARY, GG_CUDA_LIBRARY_VARIABLE, &library));
+        table = library->backend;
+    }
     if (table == NULL) GG_TRY(gg_fail(GG_ERROR_UNSUPPORTED, "backend: 'onednn'; this build has no oneDNN"));
     GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = threads, .isa = isa}, &out->native));
-    GG_TRY(table->open(&(gg_device_options){.threads = threads, .isa = isa}, &out->wanted));
+    GG_TRY(table->open(&(gg_device_options){.threads = threads, .isa = isa, .fast = fast}, &out->wanted));
+    out->wanted->table = table;
 cleanup:
     return status;
 }
@@ -158,7 +185,9 @@ gg_status gg_test_convert(gg_test_devices *d, const gg_shape *shape, int64_t bat
         memcpy(out, in, gg_format_bytes(from, shape, batch));
         return GG_OK;
     }
-    if (gg_test_op_create(d->wanted, &desc, &op) != GG_OK && gg_test_op_create(d->native, &desc, &op) != GG_OK) {
+    const bool separate = gg_device_is_separate(d->wanted); /* the values are in the host's memory */
+    if ((separate || gg_test_op_create(d->wanted, &desc, &op) != GG_OK) &&
+        gg_test_op_create(d->native, &desc, &op) != GG_OK) {
         convert_slowly(shape, batch, from, to, in, out);
         return GG_OK;
     }

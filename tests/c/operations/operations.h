@@ -9,16 +9,23 @@
 #include "cpu/cpu_backend.h"
 #include "python/python.h"
 
-/* `bytes` bytes at `data` with guard bytes on both sides; all zero: none. */
+/* `bytes` bytes at `data` with guard bytes on both sides; all zero: none. A device with memory of its own has a copy of
+ * all of it. */
 typedef struct gg_test_guarded {
     unsigned char *block;
     void *data;
     size_t bytes;
+    gg_device *device;
+    unsigned char *there;
 } gg_test_guarded;
 
 gg_status gg_test_guarded_make(gg_test_guarded *g, size_t bytes);
 /* Makes one with a copy of `data`; does nothing where `data` is NULL. */
 gg_status gg_test_guarded_copy(gg_test_guarded *g, const void *data, size_t bytes);
+/* Where the device has what is in `data` now: there, or in a copy that is made of it. `at` is a pointer. */
+gg_status gg_test_guarded_send(gg_test_guarded *g, gg_device *device, void *at);
+/* What the device has in its copy comes back, guards and all. */
+gg_status gg_test_guarded_fetch(gg_test_guarded *g);
 /* GG_ERROR_BACKEND naming the buffer if a guard byte has changed. */
 gg_status gg_test_guarded_check(const gg_test_guarded *g, const char *what);
 void gg_test_guarded_free(gg_test_guarded *g);
@@ -28,7 +35,7 @@ typedef struct gg_test_devices {
     gg_device *wanted, *native;
 } gg_test_devices;
 
-/* Close them after a failure, too. */
+/* backend: "native", "onednn", "cuda", "cuda-fast". Close them after a failure, too. */
 gg_status gg_test_devices_open(const char *backend, gg_isa isa, int threads, gg_test_devices *out);
 void gg_test_devices_close(gg_test_devices *d);
 

@@ -21,14 +21,15 @@ typedef struct op_run {
     bool over_output; /* gradients of inputs lie over the output, where they may */
     float *carried;   /* as many a sample as its layer says; NULL: none */
     size_t carried_count;
-    bool lanes; /* float32 inputs are offered BATCH_LAST */
+    bool lanes;          /* float32 inputs are offered BATCH_LAST */
+    gg_format chosen[2]; /* out: of the first input and of the output */
 } op_run;
 
 /* The buffers of one run. */
 typedef struct op_buffers {
     gg_test_guarded input[GG_MAX_INPUTS], grad_input[GG_MAX_INPUTS];
     gg_test_guarded parameter[MOST_PARAMETERS], gradient[MOST_PARAMETERS];
-    gg_test_guarded output, grad_output, prepared, saved, scratch, carried;
+    gg_test_guarded output, grad_output, prepared, saved, scratch, carried, step;
     const float *parameter_at[MOST_PARAMETERS];
     float *gradient_at[MOST_PARAMETERS];
 } op_buffers;
@@ -54,26 +55,46 @@ static gg_status run_forward(gg_test_devices *d, op_run *run, gg_op *op, op_buff
     GG_TRY(gg_test_guarded_make(&b->output, gg_format_bytes(op->output, &desc->output, desc->batch)));
     for (int i = 0; i < run->parameters; ++i) {
         GG_TRY(gg_test_guarded_copy(&b->parameter[i], run->parameter[i], run->parameter_count[i] * sizeof(float)));
-        b->parameter_at[i] = b->parameter[i].data;
+        GG_TRY(gg_test_guarded_send(&b->parameter[i], d->wanted, &b->parameter_at[i]));
     }
     for (int i = 0; i < desc->inputs; ++i) {
         GG_TRY(make_input(d, run, op, i, &b->input[i]));
-        args->input[i] = b->input[i].data;
+        GG_TRY(gg_test_guarded_send(&b->input[i], d->wanted, &args->input[i]));
     }
-    args->output = b->output.data;
     args->parameter = b->parameter_at;
-    args->prepared = b->prepared.data;
-    args->saved = b->saved.data;
-    args->scratch = b->scratch.data;
+    GG_TRY(gg_test_guarded_copy(&b->step, &run->step, sizeof run->step));
+    GG_TRY(gg_test_guarded_send(&b->output, d->wanted, &args->output));
+    GG_TRY(gg_test_guarded_send(&b->prepared, d->wanted, &args->prepared));
+    GG_TRY(gg_test_guarded_send(&b->saved, d->wanted, &args->saved));
+    GG_TRY(gg_test_guarded_send(&b->scratch, d->wanted, &args->scratch));
+    GG_TRY(gg_test_guarded_send(&b->step, d->wanted, &args->step));
     args->evaluate = run->evaluate;
     GG_TRY(gg_test_guarded_copy(&b->carried, run->carried, run->carried_count * sizeof(float)));
-    args->carried = run->carried != NULL ? b->carried.data : NULL;
+    GG_TRY(gg_test_guarded_send(&b->carried, d->wanted, &args->carried));
     GG_TRY(gg_op_prepare(op, args, GG_PASS_FORWARD));
     GG_TRY(gg_op_forward(op, args));
     GG_TRY(gg_test_padding_check(&desc->output, desc->batch, op->output, b->output.data, false, "output"));
+    GG_TRY(gg_test_guarded_fetch(&b->carried));
+    GG_TRY(gg_test_guarded_fetch(&b->output));
     if (run->carried != NULL) memcpy(run->carried, b->carried.data, b->carried.bytes);
     args->carried = NULL;
     GG_TRY(gg_test_convert(d, &desc->output, desc->batch, op->output, gg_test_plain, b->output.data, run->output));
+cleanup:
+    return status;
+}
+
+static gg_status fetch_all(op_buffers *b) {
+    gg_status status = GG_OK;
+    gg_test_guarded *const single[] = {&b->output, &b->grad_output, &b->prepared, &b->saved, &b->scratch, &b->carried};
+    for (size_t i = 0; i < sizeof single / sizeof *single; ++i) GG_TRY(gg_test_guarded_fetch(single[i]));
+    for (int i = 0; i < GG_MAX_INPUTS; ++i) {
+        GG_TRY(gg_test_guarded_fetch(&b->input[i]));
+        GG_TRY(gg_test_guarded_fetch(&b->grad_input[i]));
+    }
+    for (int i = 0; i < MOST_PARAMETERS; ++i) {
+        GG_TRY(gg_test_guarded_fetch(&b->parameter[i]));
+        GG_TRY(gg_test_guarded_fetch(&b->gradient[i]));
+    }
 cleanup:
     return status;
 }
@@ -87,26 +108,30 @@ static gg_status run_backward(gg_test_devices *d, op_run *run, gg_op *op, op_buf
                            b->grad_output.data));
     for (int i = 0; i < run->parameters; ++i) {
         GG_TRY(gg_test_guarded_make(&b->gradient[i], b->parameter[i].bytes));
-        b->gradient_at[i] = b->gradient[i].data;
+        GG_TRY(gg_test_guarded_send(&b->gradient[i], d->wanted, &b->gradient_at[i]));
     }
     for (int i = 0; i < desc->inputs; ++i) {
         if ((op->backward_needs_input >> i & 1u) == 0) args->input[i] = NULL;
         if (run->grad_input[i] == NULL) continue;
         GG_TRY(gg_test_guarded_make(&b->grad_input[i], b->input[i].bytes));
-        args->grad_input[i] = b->grad_input[i].data;
+        GG_TRY(gg_test_guarded_send(&b->grad_input[i], d->wanted, &args->grad_input[i]));
         if (run->over_output && (op->over_output >> i & 1u) != 0) args->grad_input[i] = args->output;
     }
     if (!op->backward_needs_output) args->output = NULL;
     memset(b->scratch.data, 0xFF, b->scratch.bytes);
-    args->grad_output = b->grad_output.data;
+    if (b->scratch.there != NULL) GG_TRY(gg_test_guarded_send(&b->scratch, d->wanted, &args->scratch));
+    GG_TRY(gg_test_guarded_send(&b->grad_output, d->wanted, &args->grad_output));
     args->gradient = b->gradient_at;
+    const void *const output = args->output;
     GG_TRY(gg_op_backward(op, args));
+    GG_TRY(fetch_all(b));
     for (int i = 0; i < desc->inputs; ++i) {
         if (run->grad_input[i] == NULL) continue;
+        const bool over = output != NULL && args->grad_input[i] == output;
+        const void *found = over ? b->output.data : b->grad_input[i].data;
+        GG_TRY(gg_test_padding_check(&desc->input[i], desc->batch, op->input[i], found, true, "grad_input"));
         GG_TRY(
-            gg_test_padding_check(&desc->input[i], desc->batch, op->input[i], args->grad_input[i], true, "grad_input"));
-        GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, op->input[i], gg_test_plain, args->grad_input[i],
-                               run->grad_input[i]));
+            gg_test_convert(d, &desc->input[i], desc->batch, op->input[i], gg_test_plain, found, run->grad_input[i]));
     }
     for (int i = 0; i < run->parameters; ++i)
         if (run->parameter_count[i] > 0) memcpy(run->gradient[i], b->gradient[i].data, b->gradient[i].bytes);
@@ -143,7 +168,8 @@ static void op_buffers_free(op_buffers *b) {
         gg_test_guarded_free(&b->parameter[i]);
         gg_test_guarded_free(&b->gradient[i]);
     }
-    gg_test_guarded *const all[] = {&b->output, &b->grad_output, &b->prepared, &b->saved, &b->scratch, &b->carried};
+    gg_test_guarded *const all[] = {&b->output,  &b->grad_output, &b->prepared, &b->saved,
+                                    &b->scratch, &b->carried,     &b->step};
     for (size_t i = 0; i < sizeof all / sizeof *all; ++i) gg_test_guarded_free(all[i]);
 }
 
@@ -153,6 +179,8 @@ static gg_status run_guarded(gg_test_devices *d, op_run *run) {
     op_buffers buffers = {.output = {0}};
     gg_op_args args = {.rank = run->rank, .step = &run->step};
     GG_TRY(gg_test_op_create(d->wanted, &run->desc, &op));
+    run->chosen[0] = op->input[0];
+    run->chosen[1] = op->output;
     GG_TRY(run_forward(d, run, op, &buffers, &args));
     if (run->grad_output != NULL) GG_TRY(run_backward(d, run, op, &buffers, &args));
     GG_TRY(check_guards(run, &buffers));
@@ -431,8 +459,12 @@ static PyObject *list_of(int count, PyArrayObject *const *array) {
 }
 
 static PyObject *op_result(const op_arrays *a, const op_run *run) {
-    if (a->grad_output == NULL) return Py_BuildValue("{sO}", "output", a->output);
-    return Py_BuildValue("{sOsNsN}", "output", a->output, "grad_inputs",
+    PyObject *formats =
+        Py_BuildValue("(ssss)", gg_dtype_name(run->chosen[0].dtype), gg_layout_name(run->chosen[0].layout),
+                      gg_dtype_name(run->chosen[1].dtype), gg_layout_name(run->chosen[1].layout));
+    if (formats == NULL) return NULL;
+    if (a->grad_output == NULL) return Py_BuildValue("{sOsN}", "output", a->output, "formats", formats);
+    return Py_BuildValue("{sOsNsNsN}", "output", a->output, "formats", formats, "grad_inputs",
                          list_of(run->desc.input_grad ? run->desc.inputs : 0, a->grad_input), "gradients",
                          list_of(run->parameters, a->gradient));
 }
@@ -440,7 +472,7 @@ static PyObject *op_result(const op_arrays *a, const op_run *run) {
 PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"backend", "isa",     "kind",    "inputs", "output_shape", "parameters", "grad_output",
                             "threads", "options", "carried", NULL};
-    static const char *const backends[] = {"native", "onednn"};
+    static const char *const backends[] = {"native", "onednn", "cuda", "cuda-fast"};
     const char *backend, *isa_name = NULL, *kind;
     PyObject *inputs, *output_shape, *parameters, *grad_output, *options, *carried = Py_None, *result = NULL;
     int threads = 1, kind_number = -1;
@@ -462,7 +494,7 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
                                      &threads, &PyDict_Type, &options, &carried))
         return NULL;
     for (int i = 0; i < GG_OP_COUNT; ++i) kind_names[i] = gg_op_kind_name((gg_op_kind)i);
-    if (gg_py_choice("backend", backend, backends, 2) < 0 || gg_test_isa_of(isa_name, &isa) < 0) return NULL;
+    if (gg_py_choice("backend", backend, backends, 4) < 0 || gg_test_isa_of(isa_name, &isa) < 0) return NULL;
     if ((kind_number = gg_py_choice("kind", kind, kind_names, GG_OP_COUNT)) < 0) return NULL;
     if (PyList_GET_SIZE(inputs) < 1 || PyList_GET_SIZE(inputs) > GG_MAX_INPUTS)
         return PyErr_Format(PyExc_ValueError, "inputs: must be a list of 1 to %d arrays", GG_MAX_INPUTS);
