@@ -265,7 +265,7 @@ class Replicas:
         has_it = bool(info["bfloat16"] and info["onednn"]) and info["isa"] == "avx512"
         own = has_it and backend != "native" and self.device == "cpu"
         if self.device.startswith("cuda"):  # no GPU that can be opened is without
-            own = False
+            own = self.precision == "fast"
         if given == "auto":
             fast = agreement.gather(self.team, b"1" if own else b"", "Trainer")
             return "bfloat16" if all(fast) else "float32"

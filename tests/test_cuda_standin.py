@@ -185,6 +185,33 @@ def test_fast_products(cuda):
     assert 1e-6 < difference(exact, fast) < 1e-2
 
 
+@pytest.mark.parametrize("name", ["lenet", "cifar_quick", "resnet20"])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_bfloat16(cuda, name, precision):
+    """Activations have 8 bits, and so have the gradients of weights of convolutions."""
+    options = {"strategy": gg.NoExchange()}
+    wide = step_of(*SMALLEST[name], "cpu", backend="native", **options)
+    narrow = step_of(*SMALLEST[name], "cuda", dtype="bfloat16", precision=precision, **options)
+    assert difference(wide[0], narrow[0]) < 0.02
+    assert 1e-3 < difference(wide[1][0]["gradient"], narrow[1][0]["gradient"]) < 0.2
+    assert cuda.count("nondeterministic") == 0 or precision == "fast"
+
+
+@pytest.mark.parametrize("name", ["cifar_quick", "resnet20"])
+def test_fast_images(cuda, name):
+    options = {"strategy": gg.NoExchange()}
+    exact = step_of(*SMALLEST[name], "cpu", backend="native", **options)
+    assert difference(exact, step_of(*SMALLEST[name], "cuda", precision="fast", **options)) < 2e-2
+
+
+def test_the_type_by_itself(cuda):
+    with gg.Trainer(models.lenet(), comm=gg.VirtualCluster(1), device="cuda", dtype="auto") as trainer:
+        assert trainer.dtype == "float32"
+    options = {"comm": gg.VirtualCluster(2), "device": "cuda", "dtype": "auto", "precision": "fast", "tune": False}
+    with gg.Trainer(SMALLEST["lenet"][0](), **options) as trainer:
+        assert trainer.dtype == "bfloat16" and trainer.settings()["dtype"] == "bfloat16"
+
+
 def test_warm_steps_allocate_nothing(cuda):
     make, batch = SMALLEST["lenet"]
     counted = ["cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cudaFree", "cudaEventCreateWithFlags", "pageable"]

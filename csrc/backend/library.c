@@ -124,8 +124,6 @@ static gg_status open_cuda(const gg_devices_options *options, gg_devices *out) {
     const gg_backend_library *library;
     if (strcmp(options->backend, "auto") != 0 && strcmp(options->backend, "cuda") != 0)
         GG_FAIL(GG_ERROR_ARGUMENT, "backend: '%s'; device 'cuda' has its own: None", options->backend);
-    if (options->dtype != GG_FLOAT32)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "dtype: '%s'; device 'cuda' computes in float32", gg_dtype_name(options->dtype));
     library = cuda_library(&status);
     if (library == NULL) goto cleanup;
     GG_TRY(library->backend->open(&options->device, &out->device));

@@ -30,9 +30,7 @@ typedef struct conv_op {
 
 static const float zero = 0, one = 1;
 
-static bool is_unsupported(int error) {
-    return error >= GG_CUDNN_LEAST_REFUSAL && error <= GG_CUDNN_MOST_REFUSAL;
-}
+static bool is_unsupported(int error) { return error >= GG_CUDNN_LEAST_REFUSAL && error <= GG_CUDNN_MOST_REFUSAL; }
 
 static size_t aligned(size_t bytes) {
     const size_t step = GG_CUDA_WORKSPACE_ALIGNMENT;
@@ -93,7 +91,8 @@ cleanup:
 static gg_status conv_forward(gg_op *head, const gg_op_args *args) {
     conv_op *op = (conv_op *)head;
     const gg_cuda_api *api = op->device->api;
-    const gg_cuda_bias_args bias = {.outer = outer_of(head),
+    const gg_cuda_bias_args bias = {.dtype = head->output.dtype,
+                                    .outer = outer_of(head),
                                     .channels = head->desc.output.size[0],
                                     .inner = inner_of(head),
                                     .relu = head->desc.activation == GG_ACTIVATION_RELU,
@@ -116,7 +115,8 @@ cleanup:
 static gg_status bias_backward(conv_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->head.desc;
     const bool relu = desc->activation == GG_ACTIVATION_RELU;
-    const gg_cuda_bias_backward_args bias = {.outer = outer_of(&op->head),
+    const gg_cuda_bias_backward_args bias = {.dtype = op->head.output.dtype,
+                                             .outer = outer_of(&op->head),
                                              .channels = desc->output.size[0],
                                              .inner = inner_of(&op->head),
                                              .y = relu ? args->output : NULL,
@@ -410,7 +410,7 @@ cleanup:
 gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     const gg_format formats[3] = {
         {GG_BFLOAT16, GG_LAYOUT_NHWC}, {GG_FLOAT32, GG_LAYOUT_NHWC}, {GG_FLOAT32, GG_LAYOUT_PLAIN}};
-    const bool possible[3] = {false, gg_cuda_of(device)->fast, true};
+    const bool possible[3] = {desc->dtype == GG_BFLOAT16, gg_cuda_of(device)->fast, true};
     gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(check_conv(desc));
