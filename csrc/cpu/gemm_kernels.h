@@ -146,6 +146,9 @@ extern const gg_gemm_kernels gg_gemm_kernels_avx512;
 /* The kernels of a level; NULL if this build has none for it. Whether the CPU runs them is gg_cpu_supports. */
 const gg_gemm_kernels *gg_gemm_kernels_for(gg_isa isa);
 
+/* So many terms, and no fewer than half as many, are summed at a time where there are more. */
+#define GG_SGEMM_TERMS 256
+
 /* General product of row-major matrices, C = op(A)*op(B), on top of C (add) or of a bias: op(A) is m x k, op(B) k x n,
  * C m x n; op transposes where asked, and lda, ldb, ldc are the distances of rows as stored. Parts of both are packed
  * into scratch of gg_sgemm_scratch bytes, 64-byte aligned. The bits do not depend on the number of threads. */

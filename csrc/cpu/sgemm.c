@@ -7,7 +7,7 @@
 #include "cpu/gemm_kernels.h"
 
 /* Terms of a part: a panel of so many stays in the first-level cache. */
-#define PART_TERMS 256
+#define PART_TERMS GG_SGEMM_TERMS
 /* The most columns that are packed at a time, and the most floats. */
 #define STRIP_COLS 512
 #define STRIP_FLOATS (1024 * 1024)

@@ -2,8 +2,9 @@
  *
  *     y = W x + b,   dx = W^T dy
  *
- * are matrix products that read weights and activations in place. dW = dy x^T sums over lanes: both are transposed
- * first, which costs little compared with the product. */
+ * are matrix products that read weights and activations in place. dW = dy x^T sums over lanes, so x is packed first. Of
+ * batches that gg_sgemm sums in parts, both are transposed instead, since any part of dW must have the bits that
+ * gg_cpu_weight_gradient gives it. */
 #include "backend/backend.h"
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
@@ -15,6 +16,7 @@ typedef struct linear_op {
     int threads;
     int64_t batch, lanes, in, out;
     int64_t in_padded, out_padded; /* rows of the transposed activations */
+    bool packs;                    /* dW by gg_sgemm */
 } linear_op;
 
 typedef struct job {
@@ -72,7 +74,7 @@ static void turn_part(void *context, int thread, int threads) {
         const float sum = linear->kernels->mask_sum(lanes, y, dy + (int64_t)i * lanes);
         if (bias) args->gradient[GG_PARAMETER_BIAS][i] = sum;
     }
-    if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return;
+    if (args->gradient[GG_PARAMETER_WEIGHT] == NULL || linear->packs) return;
     if (begin < end) {
         const int64_t rows = (int64_t)(end - begin);
         const int64_t padded = (int64_t)end == linear->out ? linear->out_padded - (int64_t)begin : rows;
@@ -86,6 +88,19 @@ static void turn_part(void *context, int thread, int threads) {
         linear->kernels->transpose(rows, linear->batch, (const float *)args->input[0] + (int64_t)begin * lanes, lanes,
                                    padded, turned_input(args) + begin, linear->in_padded);
     }
+}
+
+static gg_sgemm weight_product(const linear_op *linear, const gg_op_args *args) {
+    return (gg_sgemm){.m = linear->out,
+                      .n = linear->in,
+                      .k = linear->batch,
+                      .a = args->grad_output,
+                      .b = args->input[0],
+                      .c = args->gradient != NULL ? args->gradient[GG_PARAMETER_WEIGHT] : NULL,
+                      .lda = linear->lanes,
+                      .ldb = linear->lanes,
+                      .ldc = linear->in,
+                      .transpose_b = true};
 }
 
 static void native_linear_weights_part(void *context, int thread, int threads) {
@@ -136,8 +151,15 @@ static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
 
 static gg_status native_linear_backward_weights(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
-    gg_parallel_run(j.linear->threads, turn_part, &j);
-    if (args->gradient[GG_PARAMETER_WEIGHT] != NULL) gg_parallel_run(j.linear->threads, native_linear_weights_part, &j);
+    const linear_op *linear = j.linear;
+    gg_parallel_run(linear->threads, turn_part, &j);
+    if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return GG_OK;
+    if (linear->packs) {
+        const gg_sgemm product = weight_product(linear, args);
+        gg_sgemm_run(linear->kernels, &product, linear->threads, args->scratch);
+        return GG_OK;
+    }
+    gg_parallel_run(linear->threads, native_linear_weights_part, &j);
     return GG_OK;
 }
 
@@ -182,8 +204,14 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     linear->out_padded = (linear->out + 15) / 16 * 16;
     if (linear->in_padded % 256 == 0) linear->in_padded += 32;
     if (linear->out_padded % 256 == 0) linear->out_padded += 16;
-    if (desc->training)
-        linear->op.scratch_bytes = (size_t)(linear->batch * (linear->in_padded + linear->out_padded)) * sizeof(float);
+    linear->packs = linear->batch <= GG_SGEMM_TERMS;
+    if (desc->training) {
+        const gg_op_args none = {0};
+        const gg_sgemm product = weight_product(linear, &none);
+        linear->op.scratch_bytes =
+            linear->packs ? gg_sgemm_scratch(kernels, &product, device->threads)
+                          : (size_t)(linear->batch * (linear->in_padded + linear->out_padded)) * sizeof(float);
+    }
     *out = &linear->op;
 cleanup:
     return status;
