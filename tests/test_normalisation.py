@@ -326,6 +326,28 @@ VECTORS = [(3, 7), (17, 5, 33), (1, 1), (2, 3, 128), (37, 4, 3, 5), (16, 16), (5
 
 
 @isas
+def test_layer_norm_of_any_threads(isa):
+    """Gradients of the parameters are sums over rows in parts that do not depend on the threads."""
+    rng = seeded("threads")
+    x, grad = float32(rng, 709, 130), float32(rng, 709, 130)
+    parameters = [float32(rng, 130), float32(rng, 130)]
+    found = [
+        operations.run_op(
+            *("native", isa, "layer_norm", [x], x.shape[1:]),
+            parameters=parameters, grad_output=grad, sample_axis=0, affine=True, bias=True, layout="plain", threads=n,
+        )
+        for n in (1, 2, 5)
+    ]  # fmt: skip
+    for other in found[1:]:
+        for a, b in zip(found[0]["gradients"], other["gradients"], strict=True):
+            assert np.array_equal(a, b)
+        assert np.array_equal(found[0]["grad_inputs"][0], other["grad_inputs"][0])
+    normal = (x - x.mean(1, keepdims=True, dtype=np.float64)) / np.sqrt(x.var(1, keepdims=True, dtype=np.float64))
+    exact = (normal * grad).sum(0)
+    assert np.max(np.abs(found[0]["gradients"][0] - exact)) < 1e-4 * np.max(np.abs(exact))
+
+
+@isas
 @pytest.mark.parametrize("layout", ["plain", "batch_last"])
 @pytest.mark.parametrize("shape", VECTORS, ids=str)
 def test_layer_norm(isa, layout, shape):

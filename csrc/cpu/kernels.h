@@ -112,15 +112,12 @@ typedef struct gg_cpu_rows {
     /* y = (x - mean)*inverse*weight + bias */
     void (*row_apply)(size_t n, const float *x, float mean, float inverse, const float *weight, const float *bias,
                       float *y);
-    /* Sums of dy*weight and of dy*weight*(x - mean)*inverse. */
-    void (*row_sums)(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
-                     double *sum, double *product);
-    /* weight += dy*(x - mean)*inverse, bias += dy */
-    void (*row_parameters)(size_t n, const float *x, const float *dy, float mean, float inverse, double *weight,
-                           double *bias);
-    /* dx = inverse*(dy*weight - sum - (x - mean)*inverse*product) */
-    void (*row_gradient)(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
-                         float sum, float product, float *dx);
+    /* The mean, and the sum of the squares of the distances from it. */
+    void (*row_moments)(size_t n, const float *x, double *mean, double *squares);
+    /* With v = (x - mean)*inverse: adds dy*v to grad_weight and dy to grad_bias, unless they are NULL;
+     * dx = inverse*(dy*weight - the mean of dy*weight - v*(the mean of dy*weight*v)); NULL: not wanted. */
+    void (*row_backward)(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
+                         float *grad_weight, float *grad_bias, float *dx);
     void (*lanes_apply)(size_t n, size_t step, const float *x, const float *mean, const float *inverse,
                         const float *weight, const float *bias, float *y);
     /* And adds to the gradients of weight and bias, if they are given. */

@@ -253,6 +253,24 @@ static inline void lanes_store_u8(uint8_t *p, lanes_i v) { EACH_LANE p[i] = (uin
 
 #endif
 
+/* The sum of all lanes: halves, quarters and so on are added to each other, at every level the same. */
+#if defined(__AVX512F__)
+static inline float lanes_total(lanes_f v) { return _mm512_reduce_add_ps(v); }
+#elif defined(__AVX2__)
+static inline float lanes_total(lanes_f v) {
+    const __m256 eight = _mm256_add_ps(v.half[0], v.half[1]);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+#else
+static inline float lanes_total(lanes_f v) {
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) v.lane[i] += v.lane[i + width];
+    return v.lane[0];
+}
+#endif
+
 /* Wider places are rare (windows of more than 256 elements): one plain form serves all levels. */
 static inline void lanes_store_wide(void *p, size_t at, int bytes, lanes_i v) {
     int32_t lane[16];

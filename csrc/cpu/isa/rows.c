@@ -43,44 +43,72 @@ static void row_apply(size_t n, const float *x, float mean, float inverse, const
     }
 }
 
-static void row_sums(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
-                     double *sum, double *product) {
+/* The vector at x + i of a row that ends at x + end; zeros behind it. */
+static inline lanes_f lanes_of_row(const float *x, size_t i, size_t end) {
+    return end - i < GG_LANES ? lanes_load_part(x + i, (int)(end - i)) : lanes_load_any(x + i);
+}
+
+static inline void lanes_to_row(float *x, size_t i, size_t end, lanes_f v) {
+    if (end - i < GG_LANES) lanes_store_part(x + i, (int)(end - i), v);
+    else lanes_store_any(x + i, v);
+}
+
+/* A first mean, then the sums of what is left: they are small, so their squares lose no digits. */
+static void row_moments(size_t n, const float *x, double *mean, double *squares) {
+    double sum = 0, rest = 0, square = 0;
+    for (size_t at = 0; at < n; at += ROW_PIECE) {
+        const size_t end = n - at < ROW_PIECE ? n : at + ROW_PIECE;
+        lanes_f s = lanes_set(0);
+        for (size_t i = at; i < end; i += GG_LANES) s = lanes_add(s, lanes_of_row(x, i, end));
+        sum += (double)lanes_total(s);
+    }
+    const float first = (float)(sum / (double)n);
+    const lanes_f center = lanes_set(first);
+    for (size_t at = 0; at < n; at += ROW_PIECE) {
+        const size_t end = n - at < ROW_PIECE ? n : at + ROW_PIECE;
+        lanes_f s = lanes_set(0), q = lanes_set(0);
+        for (size_t i = at; i < end; i += GG_LANES) {
+            lanes_f d = lanes_subtract(lanes_of_row(x, i, end), center);
+            if (end - i < GG_LANES) d = lanes_first((int)(end - i), d);
+            s = lanes_add(s, d);
+            q = lanes_multiply_add(d, d, q);
+        }
+        rest += (double)lanes_total(s);
+        square += (double)lanes_total(q);
+    }
+    *mean = (double)first + rest / (double)n;
+    *squares = square - rest * rest / (double)n;
+}
+
+static void row_backward(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
+                         float *grad_weight, float *grad_bias, float *dx) {
     const lanes_f center = lanes_set(mean), factor = lanes_set(inverse);
-    *sum = *product = 0;
+    double sum = 0, product = 0;
     for (size_t at = 0; at < n; at += ROW_PIECE) {
         const size_t end = n - at < ROW_PIECE ? n : at + ROW_PIECE;
         lanes_f s = lanes_set(0), p = lanes_set(0);
         for (size_t i = at; i < end; i += GG_LANES) {
-            const int count = end - i < GG_LANES ? (int)(end - i) : GG_LANES;
-            lanes_f g = count == GG_LANES ? lanes_load_any(dy + i) : lanes_load_part(dy + i, count);
-            const lanes_f v = count == GG_LANES ? lanes_load_any(x + i) : lanes_load_part(x + i, count);
-            if (weight != NULL)
-                g = lanes_multiply(g,
-                                   count == GG_LANES ? lanes_load_any(weight + i) : lanes_load_part(weight + i, count));
+            lanes_f g = lanes_of_row(dy, i, end);
+            const lanes_f v = lanes_multiply(lanes_subtract(lanes_of_row(x, i, end), center), factor);
+            if (grad_weight != NULL) {
+                lanes_to_row(grad_weight, i, end, lanes_multiply_add(g, v, lanes_of_row(grad_weight, i, end)));
+                lanes_to_row(grad_bias, i, end, lanes_add(g, lanes_of_row(grad_bias, i, end)));
+            }
+            if (weight != NULL) g = lanes_multiply(g, lanes_of_row(weight, i, end));
             s = lanes_add(s, g);
-            p = lanes_multiply_add(g, lanes_multiply(lanes_subtract(v, center), factor), p);
+            p = lanes_multiply_add(g, v, p);
         }
-        *sum += lanes_sum(s);
-        *product += lanes_sum(p);
+        sum += (double)lanes_total(s);
+        product += (double)lanes_total(p);
     }
-}
-
-static void row_parameters(size_t n, const float *x, const float *dy, float mean, float inverse, double *weight,
-                           double *bias) {
-    GG_INDEPENDENT
-    for (size_t i = 0; i < n; ++i) weight[i] += (double)(dy[i] * ((x[i] - mean) * inverse));
-    GG_INDEPENDENT
-    for (size_t i = 0; i < n; ++i) bias[i] += (double)dy[i];
-}
-
-static void row_gradient(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
-                         float sum, float product, float *dx) {
-    if (weight == NULL) {
-        GG_INDEPENDENT
-        for (size_t i = 0; i < n; ++i) dx[i] = inverse * (dy[i] - sum - (x[i] - mean) * inverse * product);
-    } else {
-        GG_INDEPENDENT
-        for (size_t i = 0; i < n; ++i) dx[i] = inverse * (dy[i] * weight[i] - sum - (x[i] - mean) * inverse * product);
+    if (dx == NULL) return;
+    const lanes_f all = lanes_set((float)(sum / (double)n)), along = lanes_set((float)(product / (double)n));
+    for (size_t i = 0; i < n; i += GG_LANES) {
+        lanes_f g = lanes_of_row(dy, i, n);
+        const lanes_f v = lanes_multiply(lanes_subtract(lanes_of_row(x, i, n), center), factor);
+        if (weight != NULL) g = lanes_multiply(g, lanes_of_row(weight, i, n));
+        g = lanes_subtract(lanes_subtract(g, all), lanes_multiply(v, along));
+        lanes_to_row(dx, i, n, lanes_multiply(factor, g));
     }
 }
 
@@ -203,9 +231,8 @@ static void softmax_lanes_backward(size_t n, size_t step, size_t width, const fl
 
 const gg_cpu_rows GG_VARIANT(gg_cpu_rows) = {
     .row_apply = row_apply,
-    .row_sums = row_sums,
-    .row_parameters = row_parameters,
-    .row_gradient = row_gradient,
+    .row_moments = row_moments,
+    .row_backward = row_backward,
     .lanes_apply = lanes_apply,
     .lanes_sums = lanes_sums,
     .lanes_gradient = lanes_gradient,

@@ -86,19 +86,10 @@ static const float *layer_norm_parameter(const rows_op *op, const gg_op_args *ar
 }
 
 static void measure_row(const rows_op *op, const float *x, float *stats) {
-    const gg_norm_runs runs = {.runs = 1, .vectors = op->length / GG_LANES, .tail = (int)(op->length % GG_LANES)};
-    double mean[GG_LANES], squares[GG_LANES], center = 0, all = 0, count = 0;
-    gg_cpu_device_kernels(op->device)->norm->moments(&runs, x, mean, squares);
-    for (int lane = 0; lane < GG_LANES; ++lane) {
-        const double n = (double)(runs.vectors + (lane < runs.tail));
-        if (n == 0) break;
-        const double distance = mean[lane] - center, share = n / (count + n);
-        all += squares[lane] + distance * distance * share * count;
-        center += distance * share;
-        count += n;
-    }
-    stats[0] = (float)center;
-    stats[1] = (float)(1 / sqrt(all / count + (double)op->head.desc.epsilon));
+    double mean, squares;
+    kernels_of(op)->row_moments((size_t)op->length, x, &mean, &squares);
+    stats[0] = (float)mean;
+    stats[1] = (float)(1 / sqrt(squares / (double)op->length + (double)op->head.desc.epsilon));
 }
 
 /* Lanes behind the batch get the factor 0, so that nothing of them is infinite. */
@@ -141,22 +132,27 @@ static gg_status layer_norm_forward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
+/* Rows whose part of the gradients of weight and bias is summed in float32, before it is added to sums of double. The
+ * same rows for any number of threads. */
+#define SUM_ROWS 32
+
 /* Sums of the two gradients of one thread: weight, then bias. */
 static double *sums_at(const rows_op *op, const gg_op_args *args, int thread) {
-    return (double *)args->scratch + (size_t)thread * 2 * (size_t)op->length;
+    return (double *)args->scratch + (size_t)thread * 3 * (size_t)op->length;
 }
 
-static void row_backward(const rows_op *op, const rows_job *job, int64_t unit, size_t at, double *sums) {
+/* Behind them: those of a few rows. */
+static float *part_sums_at(const rows_op *op, const gg_op_args *args, int thread) {
+    return (float *)(sums_at(op, args, thread) + 2 * op->length);
+}
+
+static void row_backward(const rows_op *op, const rows_job *job, int64_t unit, size_t at, float *sums) {
     const gg_op_args *args = job->args;
     const float *weight = layer_norm_parameter(op, args, GG_PARAMETER_WEIGHT), *stats = stats_at(op, args, unit);
     const float *x = (const float *)args->input[0] + at, *dy = (const float *)args->grad_output + at;
     const size_t n = (size_t)op->length;
-    double sum, product;
-    if (sums != NULL) kernels_of(op)->row_parameters(n, x, dy, stats[0], stats[1], sums, sums + n);
-    if (args->grad_input[0] == NULL) return;
-    kernels_of(op)->row_sums(n, x, dy, stats[0], stats[1], weight, &sum, &product);
-    kernels_of(op)->row_gradient(n, x, dy, stats[0], stats[1], weight, (float)(sum / (double)n),
-                                 (float)(product / (double)n), (float *)args->grad_input[0] + at);
+    kernels_of(op)->row_backward(n, x, dy, stats[0], stats[1], weight, sums, sums != NULL ? sums + n : NULL,
+                                 args->grad_input[0] != NULL ? (float *)args->grad_input[0] + at : NULL);
 }
 
 static void lanes_backward(const rows_op *op, const rows_job *job, int64_t unit, size_t at, double *sums) {
@@ -181,11 +177,22 @@ static void layer_norm_backward_part(void *context, int thread, int threads) {
     const rows_job *job = context;
     const rows_op *op = job->op;
     double *sums = op->head.desc.affine ? sums_at(op, job->args, thread) : NULL;
+    float *part = sums != NULL ? part_sums_at(op, job->args, thread) : NULL;
+    const size_t count = 2 * (size_t)op->length;
     size_t begin, end, width;
-    gg_parallel_split((size_t)op->units, 1, thread, threads, &begin, &end);
-    if (sums != NULL) memset(sums, 0, 2 * (size_t)op->length * sizeof(double));
-    for (int64_t unit = (int64_t)begin; unit < (int64_t)end; ++unit)
-        (op->side_by_side ? lanes_backward : row_backward)(op, job, unit, unit_at(op, unit, &width), sums);
+    gg_parallel_split((size_t)op->units, op->side_by_side ? 1 : SUM_ROWS, thread, threads, &begin, &end);
+    if (sums != NULL) memset(sums, 0, count * sizeof *sums);
+    for (int64_t unit = (int64_t)begin; unit < (int64_t)end; ++unit) {
+        const size_t at = unit_at(op, unit, &width);
+        if (op->side_by_side) {
+            lanes_backward(op, job, unit, at, sums);
+            continue;
+        }
+        if (part != NULL && unit % SUM_ROWS == 0) memset(part, 0, count * sizeof *part);
+        row_backward(op, job, unit, at, part);
+        if (part == NULL || (unit % SUM_ROWS != SUM_ROWS - 1 && unit + 1 < (int64_t)end)) continue;
+        for (size_t i = 0; i < count; ++i) sums[i] += (double)part[i];
+    }
 }
 
 static gg_status layer_norm_backward(gg_op *head, const gg_op_args *args) {
@@ -217,7 +224,7 @@ gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc,
     rows_place(op, length, 1);
     head->backward_needs_input = 1;
     head->saved_bytes = (size_t)(op->units * 2 * (op->side_by_side ? GG_LANES : 1)) * sizeof(float);
-    if (desc->training && desc->affine) head->scratch_bytes = (size_t)(op->threads * 2 * length) * sizeof(double);
+    if (desc->training && desc->affine) head->scratch_bytes = (size_t)(op->threads * 3 * length) * sizeof(double);
     *out = head;
 cleanup:
     return status;
