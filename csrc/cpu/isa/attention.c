@@ -1,67 +1,77 @@
 /* Rows of attention weights: softmax, the same again from what was saved of it, and its error. */
 #include "cpu/isa/isa.h"
+#include "cpu/isa/lanes.h"
 #include "cpu/isa/math.h"
 
-static float largest_of(int64_t n, const float *row) {
-    float best[GG_LANES], top = row[0];
-    int64_t j = 0;
-    for (int i = 0; i < GG_LANES; ++i) best[i] = row[0];
-    for (; j + GG_LANES <= n; j += GG_LANES)
-        for (int i = 0; i < GG_LANES; ++i) best[i] = row[j + i] > best[i] ? row[j + i] : best[i];
-    for (; j < n; ++j) top = row[j] > top ? row[j] : top;
-    for (int i = 0; i < GG_LANES; ++i) top = best[i] > top ? best[i] : top;
-    return top;
+/* Up to the next whole vector: rows have room for it, and a loop over it needs no remainder. */
+static inline size_t padded(int64_t n) { return ((size_t)n + GG_LANES - 1) & ~(size_t)(GG_LANES - 1); }
+
+/* The vector at row + j of n values; behind the last, `other`. */
+static inline lanes_f vector_of(const float *row, int64_t j, int64_t n, lanes_f other) {
+    const lanes_f v = lanes_load_any(row + j);
+    return n - j < GG_LANES ? lanes_first_or((int)(n - j), v, other) : v;
 }
 
-/* Sixteen partial sums: one long chain would lose digits, and the compiler may not reorder it. */
+/* What lies behind the row becomes its first value, so that its exponentials are finite. */
+static float largest_of(int64_t n, float *row) {
+    const lanes_f first = lanes_set(row[0]);
+    lanes_f best = first;
+    for (int64_t j = 0; j < n; j += GG_LANES) {
+        const lanes_f v = vector_of(row, j, n, first);
+        best = lanes_max(best, v);
+        lanes_store_any(row + j, v);
+    }
+    return lanes_largest(best);
+}
+
+/* Values whose sixteen sums are float32: a longer chain would lose digits. */
+#define PIECE 2048
+
 static float sum_of(int64_t n, const float *row) {
-    float sum[GG_LANES] = {0};
     double total = 0;
-    int64_t j = 0;
-    for (; j + GG_LANES <= n; j += GG_LANES)
-        for (int i = 0; i < GG_LANES; ++i) sum[i] += row[j + i];
-    for (; j < n; ++j) total += (double)row[j];
-    for (int i = 0; i < GG_LANES; ++i) total += (double)sum[i];
+    for (int64_t at = 0; at < n; at += PIECE) {
+        const int64_t end = n - at < PIECE ? n : at + PIECE;
+        lanes_f sum = lanes_set(0);
+        for (int64_t j = at; j < end; j += GG_LANES) sum = lanes_add(sum, vector_of(row, j, end, lanes_set(0)));
+        total += (double)lanes_total(sum);
+    }
     return (float)total;
 }
 
 static float dot_of(int64_t n, const float *a, const float *b) {
-    float sum[GG_LANES] = {0};
+    const lanes_f zeros = lanes_set(0);
     double total = 0;
-    int64_t j = 0;
-    for (; j + GG_LANES <= n; j += GG_LANES)
-        for (int i = 0; i < GG_LANES; ++i) sum[i] += a[j + i] * b[j + i];
-    for (; j < n; ++j) total += (double)a[j] * (double)b[j];
-    for (int i = 0; i < GG_LANES; ++i) total += (double)sum[i];
+    for (int64_t at = 0; at < n; at += PIECE) {
+        const int64_t end = n - at < PIECE ? n : at + PIECE;
+        lanes_f sum = zeros;
+        for (int64_t j = at; j < end; j += GG_LANES)
+            sum = lanes_multiply_add(vector_of(a, j, end, zeros), vector_of(b, j, end, zeros), sum);
+        total += (double)lanes_total(sum);
+    }
     return (float)total;
 }
 
-static void exponentials(int64_t n, float scale, float top, float *row) {
-    GG_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) row[j] = exp_of_negative((row[j] - top) * scale);
-}
-
-static void times(int64_t n, float factor, float *row) {
-    GG_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) row[j] *= factor;
-}
-
 static void attention_softmax(int64_t n, float scale, float *row, float saved[2]) {
-    saved[0] = largest_of(n, row);
-    exponentials(n, scale, saved[0], row);
-    saved[1] = 1.0f / sum_of(n, row);
-    times(n, saved[1], row);
+    const float top = largest_of(n, row);
+    GG_INDEPENDENT
+    for (size_t j = 0; j < padded(n); ++j) row[j] = exp_of_negative((row[j] - top) * scale);
+    const float share = 1.0f / sum_of(n, row);
+    GG_INDEPENDENT
+    for (size_t j = 0; j < padded(n); ++j) row[j] *= share;
+    saved[0] = top;
+    saved[1] = share;
 }
 
 static void attention_again(int64_t n, float scale, const float saved[2], float *row) {
-    exponentials(n, scale, saved[0], row);
-    times(n, saved[1], row);
+    const float top = saved[0], share = saved[1];
+    GG_INDEPENDENT
+    for (size_t j = 0; j < padded(n); ++j) row[j] = exp_of_negative((row[j] - top) * scale) * share;
 }
 
 static void attention_error(int64_t n, float scale, const float *p, float *d) {
     const float dot = dot_of(n, p, d);
     GG_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) d[j] = p[j] * (d[j] - dot) * scale;
+    for (size_t j = 0; j < padded(n); ++j) d[j] = p[j] * (d[j] - dot) * scale;
 }
 
 const gg_cpu_attention GG_VARIANT(gg_cpu_attention) = {
