@@ -11,13 +11,18 @@
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
 
-#define BLOCK 64 /* queries */
+/* Queries of a block. With a causal mask, small blocks multiply fewer keys that are masked; of long samples these are
+ * few, and large blocks have longer sums. */
+#define BLOCK 64
+#define CAUSAL_BLOCK 16
+#define LONG_SAMPLE 256
 
 typedef struct attention_op {
     gg_op head;
     gg_device *device;
     const gg_gemm_kernels *kernels;
     int64_t batch, positions, heads, size; /* size: features of one head */
+    int64_t block;                         /* queries at a time */
     int64_t row;                           /* floats of a row of weights, padded */
     int64_t mask_blocks;                   /* of four random words, for a row */
     float scale, keep_scale;
@@ -73,9 +78,9 @@ static attention_part part_of(const attention_job *j, int64_t number, int thread
     p.key_turned = scratch;
     p.value_turned = p.key_turned + op->size * op->row;
     p.weights = p.value_turned + op->size * op->row;
-    p.error = p.weights + BLOCK * op->row;
-    p.dropped = j->drops ? p.error + BLOCK * op->row : NULL;
-    p.mask = (uint8_t *)(p.error + 2 * BLOCK * op->row);
+    p.error = p.weights + op->block * op->row;
+    p.dropped = j->drops ? p.error + op->block * op->row : NULL;
+    p.mask = (uint8_t *)(p.error + 2 * op->block * op->row);
     p.saved = (float *)j->args->saved + 2 * p.first_row;
     return p;
 }
@@ -146,8 +151,8 @@ static void attention_forward_part(void *context, int thread, int threads) {
     for (size_t number = begin; number < end; ++number) {
         const attention_part p = part_of(j, (int64_t)number, thread);
         turn(&p, p.key, p.key_turned);
-        for (int64_t i = 0; i < op->positions; i += BLOCK)
-            forward_block(&p, i, i + BLOCK < op->positions ? i + BLOCK : op->positions);
+        for (int64_t i = 0; i < op->positions; i += op->block)
+            forward_block(&p, i, i + op->block < op->positions ? i + op->block : op->positions);
     }
 }
 
@@ -223,8 +228,8 @@ static void attention_backward_part(void *context, int thread, int threads) {
         for (int64_t i = 0; i < op->positions; ++i)
             for (int64_t what = 1; what < 3; ++what)
                 memset(grad + i * p.in_row + what * p.out_row, 0, (size_t)op->size * sizeof(float));
-        for (int64_t i = 0; i < op->positions; i += BLOCK)
-            backward_block(&p, error, grad, i, i + BLOCK < op->positions ? i + BLOCK : op->positions);
+        for (int64_t i = 0; i < op->positions; i += op->block)
+            backward_block(&p, error, grad, i, i + op->block < op->positions ? i + op->block : op->positions);
     }
 }
 
@@ -287,12 +292,13 @@ gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, 
     op->heads = desc->heads;
     op->size = desc->output.size[1] / desc->heads;
     op->row = (op->positions + 31) / 32 * 32;
+    op->block = desc->causal && op->positions <= LONG_SAMPLE ? CAUSAL_BLOCK : BLOCK;
     if (op->row % 256 == 0) op->row += 32;
     op->mask_blocks = (op->positions + 3) / 4;
     op->scale = 1.0f / __builtin_sqrtf((float)op->size);
     op->threshold = (uint32_t)((double)desc->probability * 0x1p32);
     op->keep_scale = (float)(1.0 / (1.0 - (double)desc->probability));
-    op->thread_floats = (size_t)(op->row * (2 * op->size + 3 * BLOCK + 1));
+    op->thread_floats = (size_t)(op->row * (2 * op->size + 3 * op->block + 1));
     head->scratch_bytes = (size_t)device->threads * op->thread_floats * sizeof(float);
     if (desc->training) head->saved_bytes = (size_t)(2 * op->batch * op->heads * op->positions) * sizeof(float);
     *out = head;
