@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 
+import cbuild
 import cuda_build
 import cuda_standin
 import numpy as np
@@ -46,6 +47,13 @@ def test_programs_that_load_the_library(objects, library, tmp_path, name):
 def test_convolutions(objects, library, tmp_path):
     program = cuda_standin.convolution_program(objects, tmp_path)
     done = run_group([str(program)], env={**os.environ, "GOSSIPGRAD_CUDA_LIBRARY": str(library)})
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_failures_name_their_step(objects, library, tmp_path):
+    """Although later steps have been given to the device when a failure is found."""
+    program = cbuild.build(objects, cbuild.ROOT / "tests" / "c" / "test_outstanding.c", tmp_path)
+    done = run_group([str(program), "cuda"], env={**os.environ, "GOSSIPGRAD_CUDA_LIBRARY": str(library)})
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 

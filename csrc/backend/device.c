@@ -163,16 +163,20 @@ void gg_device_zero(gg_device *device, gg_queue queue, void *at, size_t bytes) {
     else memory_of(device)->zero(device, queue, at, bytes);
 }
 
+static gg_status finish_and_report(gg_device *device) {
+    const gg_mark report = gg_device_report(device);
+    gg_device_finish(device);
+    return gg_device_check_report(device, report);
+}
+
 gg_status gg_device_read(gg_device *device, void *host, const void *from, size_t bytes) {
     gg_device_copy(device, GG_QUEUE_COMPUTE, host, from, bytes);
-    gg_device_finish(device);
-    return gg_device_check(device);
+    return finish_and_report(device);
 }
 
 gg_status gg_device_write(gg_device *device, void *to, const void *host, size_t bytes) {
     gg_device_copy(device, GG_QUEUE_COMPUTE, to, host, bytes);
-    gg_device_finish(device);
-    return gg_device_check(device);
+    return finish_and_report(device);
 }
 
 gg_mark gg_device_mark(gg_device *device, gg_queue queue) {
@@ -197,5 +201,13 @@ void gg_device_finish(gg_device *device) {
 }
 
 gg_status gg_device_check(gg_device *device) {
-    return memory_of(device) == NULL ? GG_OK : memory_of(device)->check(device);
+    return memory_of(device) == NULL ? GG_OK : memory_of(device)->check(device, (gg_mark){0});
+}
+
+gg_mark gg_device_report(gg_device *device) {
+    return memory_of(device) == NULL ? (gg_mark){0} : memory_of(device)->report(device);
+}
+
+gg_status gg_device_check_report(gg_device *device, gg_mark report) {
+    return memory_of(device) == NULL ? GG_OK : memory_of(device)->check(device, report);
 }

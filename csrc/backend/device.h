@@ -64,7 +64,8 @@ typedef struct gg_memory_table {
     bool (*reached)(gg_device *device, gg_mark mark);
     void (*wait)(gg_device *device, gg_mark mark);
     void (*follow)(gg_device *device, gg_queue queue, gg_mark mark);
-    gg_status (*check)(gg_device *device);
+    gg_mark (*report)(gg_device *device);
+    gg_status (*check)(gg_device *device, gg_mark report);
     /* Where a library that reads and writes the device's memory by itself finds it; NULL: at its own address. */
     void *(*address)(gg_device *device, void *at);
 } gg_memory_table;
@@ -122,7 +123,14 @@ void gg_device_wait(gg_device *device, gg_mark mark);
 void gg_device_follow(gg_device *device, gg_queue queue, gg_mark mark);
 /* Waits for everything that the device has been given. */
 void gg_device_finish(gg_device *device);
-/* The first failure of work that was done late, after which its results are worthless; GG_OK: none so far. */
+/* The first failure of work that was done late, after which its results are worthless, as far as it is known; GG_OK:
+ * none so far. What kernels find wrong in the numbers that they read is known by a report alone. */
 gg_status gg_device_check(gg_device *device);
+/* A mark of GG_QUEUE_COMPUTE behind which the device says how the work before it went; and, once it is reached, what it
+ * says: the first failure of that work. A failure that a device cannot tell the place of may belong to later work. Of
+ * so many reports each can be read. */
+#define GG_MOST_REPORTS 16
+gg_mark gg_device_report(gg_device *device);
+gg_status gg_device_check_report(gg_device *device, gg_mark report);
 
 #endif

@@ -22,6 +22,7 @@ const gg_memory_table gg_cuda_memory = {
     .reached = gg_cuda_memory_reached,
     .wait = gg_cuda_memory_wait,
     .follow = gg_cuda_memory_follow,
+    .report = gg_cuda_memory_report,
     .check = gg_cuda_memory_check,
 };
 
@@ -68,7 +69,7 @@ static gg_status open_results(gg_cuda_device *device) {
     device->results = block;
     GG_TRY(gg_cuda_memory_alloc(&device->head, GG_CUDA_BAD_COUNT * sizeof(uint32_t), "a device's reports", &block));
     device->bad = block;
-    if (gg_cuda_reduction(device, LEAST_REDUCTION) == NULL) GG_TRY(gg_cuda_memory_check(&device->head));
+    if (gg_cuda_reduction(device, LEAST_REDUCTION) == NULL) GG_TRY(gg_cuda_memory_check(&device->head, (gg_mark){0}));
     gg_cuda_forget_bad_numbers(device);
     GG_CUDA_TRY(device->api, cudaStreamSynchronize, (gg_cuda_compute(device)));
 cleanup:

@@ -26,7 +26,7 @@ typedef struct gg_cuda_results {
     double sum;
     uint64_t count;
     int32_t flag;
-    uint32_t bad[GG_CUDA_BAD_COUNT];
+    uint32_t bad[GG_MOST_REPORTS][GG_CUDA_BAD_COUNT]; /* of each report */
 } gg_cuda_results;
 
 typedef struct gg_cuda_device {
@@ -39,9 +39,11 @@ typedef struct gg_cuda_device {
     gg_cublas_handle blas;
     gg_cuda_block *blocks; /* all allocations, for the counts */
     gg_cuda_results *results;
-    uint32_t *bad;   /* of the device: the first bad number of each kind; UINT32_MAX: none */
-    void *reduction; /* of the device: scratch of kernels that sum or choose */
-    size_t reduced;  /* its bytes */
+    int64_t report[GG_MOST_REPORTS]; /* the numbers of their marks: report i is at i modulo so many, */
+    int64_t reports;                 /* of so many that have been made */
+    uint32_t *bad;                   /* of the device: the first bad number of each kind; UINT32_MAX: none */
+    void *reduction;                 /* of the device: scratch of kernels that sum or choose */
+    size_t reduced;                  /* its bytes */
     int64_t bad_positions[GG_CUDA_BAD_COUNT], bad_numbers[GG_CUDA_BAD_COUNT]; /* of the operation of each kind that
                                                                                 reported last, for the message */
     gg_status failed; /* the first failure of work that was given or done late */
@@ -68,10 +70,10 @@ void gg_cuda_refuse(gg_cuda_device *device, const char *why);
 /* After launches of own kernels: the same with what the launch left. */
 void gg_cuda_launched(gg_cuda_device *device, const char *kernel);
 
-/* Where a kernel reports the place of the first bad number, and the copy of it to where gg_device_check reads it.
- * positions: numbers of a sample; allowed: see the message. */
+/* Where a kernel says the place of the first bad number, which the next gg_device_report brings to the host; and what
+ * the message wants. positions: numbers of a sample. */
 uint32_t *gg_cuda_bad(gg_cuda_device *device, gg_cuda_bad_kind kind);
-void gg_cuda_report_bad(gg_cuda_device *device, gg_cuda_bad_kind kind, int64_t positions, int64_t allowed);
+void gg_cuda_explain_bad(gg_cuda_device *device, gg_cuda_bad_kind kind, int64_t positions, int64_t allowed);
 /* Scratch of at least so many bytes, for one kernel after another of GG_QUEUE_COMPUTE; NULL where the GPU has no memory
  * for it, which is remembered for gg_device_check. */
 void *gg_cuda_reduction(gg_cuda_device *device, size_t bytes);

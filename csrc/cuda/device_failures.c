@@ -38,20 +38,31 @@ void gg_cuda_forget_bad_numbers(gg_cuda_device *device) {
 
 uint32_t *gg_cuda_bad(gg_cuda_device *device, gg_cuda_bad_kind kind) { return device->bad + kind; }
 
-void gg_cuda_report_bad(gg_cuda_device *device, gg_cuda_bad_kind kind, int64_t positions, int64_t allowed) {
+void gg_cuda_explain_bad(gg_cuda_device *device, gg_cuda_bad_kind kind, int64_t positions, int64_t allowed) {
     device->bad_positions[kind] = positions;
     device->bad_numbers[kind] = allowed;
+}
+
+/* What kernels have found until here is copied to the host. */
+gg_mark gg_cuda_memory_report(gg_device *head) {
+    gg_cuda_device *device = gg_cuda_of(head);
+    const int64_t at = device->reports++ % GG_MOST_REPORTS;
+    gg_cuda_enter(device);
     gg_cuda_note(device,
-                 device->api->cudaMemcpyAsync(&device->results->bad[kind], device->bad + kind, sizeof(uint32_t),
+                 device->api->cudaMemcpyAsync(device->results->bad[at], device->bad, sizeof device->results->bad[at],
                                               GG_CUDA_MEMCPY_DEFAULT, gg_cuda_compute(device)),
                  "cudaMemcpyAsync");
+    const gg_mark mark = gg_cuda_memory_mark(head, GG_QUEUE_COMPUTE);
+    device->report[at] = mark.number;
+    return mark;
 }
 
 /* What was reported is forgotten: the next batch may be right. */
-static gg_status check_numbers(gg_cuda_device *device) {
-    uint32_t bad[GG_CUDA_BAD_COUNT];
+static gg_status check_numbers(gg_cuda_device *device, gg_mark report) {
+    uint32_t bad[GG_CUDA_BAD_COUNT] = {UINT32_MAX, UINT32_MAX};
     gg_status status = GG_OK;
-    memcpy(bad, device->results->bad, sizeof bad);
+    for (int i = 0; i < GG_MOST_REPORTS; ++i)
+        if (device->report[i] == report.number) memcpy(bad, device->results->bad[i], sizeof bad);
     const uint32_t token = bad[GG_CUDA_BAD_TOKEN], sample = bad[GG_CUDA_BAD_LENGTH];
     if (token == UINT32_MAX && sample == UINT32_MAX) goto cleanup;
     gg_cuda_note(device, device->api->cudaStreamSynchronize(gg_cuda_compute(device)), "cudaStreamSynchronize");
@@ -69,11 +80,11 @@ cleanup:
     return status;
 }
 
-gg_status gg_cuda_memory_check(gg_device *head) {
+gg_status gg_cuda_memory_check(gg_device *head, gg_mark report) {
     gg_cuda_device *device = gg_cuda_of(head);
     gg_status status = GG_OK;
     if (device->failed != GG_OK) GG_FAIL(device->failed, "%s", device->failure);
-    GG_TRY(check_numbers(device));
+    if (report.number > 0) GG_TRY(check_numbers(device, report));
 cleanup:
     return status;
 }

@@ -5,7 +5,8 @@
 #include "cuda/device.h"
 
 /* device_failures.c */
-gg_status gg_cuda_memory_check(gg_device *head);
+gg_mark gg_cuda_memory_report(gg_device *head);
+gg_status gg_cuda_memory_check(gg_device *head, gg_mark report);
 void gg_cuda_forget_bad_numbers(gg_cuda_device *device); /* none have been seen */
 
 /* device_marks.c */

@@ -33,7 +33,7 @@ void gg_cuda_op_free(gg_op *op) { gg_free(op); }
 
 gg_status gg_cuda_op_done(gg_cuda_device *device, const char *kernel) {
     gg_cuda_launched(device, kernel);
-    return device->failed == GG_OK ? GG_OK : gg_cuda_memory.check(&device->head);
+    return device->failed == GG_OK ? GG_OK : gg_cuda_memory.check(&device->head, (gg_mark){0});
 }
 
 /* ------------------------------------------------------------------------------------------ one kernel */

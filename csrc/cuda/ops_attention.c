@@ -161,7 +161,7 @@ static gg_status attention_forward(gg_op *head, const gg_op_args *args) {
     move_heads(op, ARRAYS, true, args->input[0], scratch + op->packed_at);
     GG_TRY(run_blocks(op, args, block_forward));
     move_heads(op, 1, false, scratch + op->mixed_at, args->output);
-    if (head->desc.inputs > 1) gg_cuda_report_bad(op->device, GG_CUDA_BAD_LENGTH, 1, op->positions);
+    if (head->desc.inputs > 1) gg_cuda_explain_bad(op->device, GG_CUDA_BAD_LENGTH, 1, op->positions);
     GG_TRY(gg_cuda_op_done(op->device, "attention"));
 cleanup:
     return status;

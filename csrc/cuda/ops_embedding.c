@@ -18,7 +18,7 @@ static gg_status embedding_forward(gg_op *head, const gg_op_args *args) {
     own.output = args->output;
     own.bad = gg_cuda_bad(op->device, GG_CUDA_BAD_TOKEN);
     gg_cuda_embedding(gg_cuda_element_stream(head), &own);
-    gg_cuda_report_bad(op->device, GG_CUDA_BAD_TOKEN, op->channels, head->desc.numbers);
+    gg_cuda_explain_bad(op->device, GG_CUDA_BAD_TOKEN, op->channels, head->desc.numbers);
     return gg_cuda_element_done(head);
 }
 

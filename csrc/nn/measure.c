@@ -360,7 +360,7 @@ static gg_status time_steps(step_bench *b, bool fallback_first) {
     const double begin = gg_clock_now();
     double before = begin;
     for (int step = 0;; step++) {
-        GG_TRY(gg_plan_train(plan, b->weights, b->gradients, &b->batch, 0, &hooks, NULL));
+        GG_TRY(gg_plan_train(plan, b->weights, b->gradients, &b->batch, 0, &hooks, NULL, NULL));
         gg_device_finish(own.device);
         const double now = gg_clock_now(), spent = now - begin;
         if (now - before < b->shortest[fallback_first]) b->shortest[fallback_first] = now - before;

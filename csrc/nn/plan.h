@@ -130,11 +130,12 @@ void *gg_plan_input(gg_plan *plan, int i);
 gg_format gg_plan_input_format(const gg_plan *plan, int i);
 
 /* Forward, losses and backward of the batch in the plan's inputs. `weights` is read, `gradients` written, both arenas
- * in the graph's order, where the device can work on them. The losses are complete afterwards, the backward pass is
- * given to the device; the gradient is that of the sum of the heads' mean losses, each times its weight. sums: one a
- * head; NULL: not wanted. */
+ * in the graph's order, where the device can work on them. The gradient is that of the sum of the heads' mean losses,
+ * each times its weight. All of it is given to the device, and not waited for. sums: one a head, host memory that the
+ * device shares, complete when the report (gg_device_report) is reached, whose check says whether the step went well;
+ * both NULL: not wanted. */
 gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const gg_plan_batch *batch,
-                        uint64_t step, const gg_plan_hooks *hooks, gg_loss_sums *sums);
+                        uint64_t step, const gg_plan_hooks *hooks, gg_loss_sums *sums, gg_mark *report);
 /* Forward and losses. version: a number that the caller gives to these weights. What operations have prepared of them
  * is used again in a call with the number of the last call on this plan; 0: the weights may have changed. */
 gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, uint64_t version, const gg_plan_batch *batch,
@@ -144,7 +145,7 @@ gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, uint64_t version
 gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version, int64_t n, float *const *output);
 
 /* The sum of the heads' mean losses, each times its weight, of `samples` samples: times that number. */
-double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums, int64_t samples);
+double gg_heads_total_loss(const gg_head_options *head, int heads, const gg_loss_sums *sums, int64_t samples);
 
 size_t gg_plan_bytes(const gg_plan *plan);
 /* What operations prepare of the weights. In a plan without training it shares no memory with anything else. */

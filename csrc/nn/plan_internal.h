@@ -111,7 +111,7 @@ typedef struct gg_node_state {
 /* What goes between the host and a device with memory of its own (plan_stage.c). Offsets are in bytes. */
 typedef struct gg_plan_stage {
     char *host;   /* that the device shares; NULL: the device has no memory of its own */
-    char *device; /* of the first `copied` bytes, what is copied from the host and class weights */
+    char *device; /* of the first `copied` bytes, what is copied from the host and class weights; then the results */
     size_t copied, bytes;
     size_t target[GG_MAX_FIELDS], class_weights[GG_MAX_FIELDS]; /* of heads */
     size_t sample_weights, step, results;
@@ -184,15 +184,16 @@ gg_status gg_plan_layout(gg_plan *plan);
 /* After the layout: the host memory of a device with memory of its own. */
 gg_status gg_plan_stage_create(gg_plan *plan);
 void gg_plan_stage_destroy(gg_plan *plan);
-/* Where operations find the number of the training step from here on: in memory of the device. */
-const uint64_t *gg_plan_stage_step(gg_plan *plan, uint64_t step);
-/* Gives the device the inputs that the host has written; and a batch's targets and weights, and where they are then. */
-void gg_plan_stage_inputs(gg_plan *plan);
-gg_plan_targets gg_plan_stage_targets(gg_plan *plan, const gg_plan_batch *batch);
-/* Where losses write their results, one a head; and the same in `sums` (NULL: not wanted), once the mark behind the
- * losses is reached. */
+/* Gives the device the inputs that the host has written, a batch's targets and weights (NULL: none), and the number of
+ * the training step. Returns where operations find that, in memory of the device; and where losses read the others. */
+const uint64_t *gg_plan_stage_give(gg_plan *plan, const gg_plan_batch *batch, uint64_t step);
+gg_plan_targets gg_plan_stage_targets(const gg_plan *plan, const gg_plan_batch *batch);
+/* Where losses write their results, one a head, of which those of heads that the plan has not are 0; and how they come
+ * from there to `sums`, host memory that the device shares. */
 gg_loss_result *gg_plan_stage_results(gg_plan *plan, gg_loss_sums *sums);
-gg_status gg_plan_stage_finish(gg_plan *plan, gg_mark losses, gg_loss_sums *sums);
+void gg_plan_stage_fetch(gg_plan *plan, gg_loss_sums *sums);
+/* The same for any memory of the host, and waits. */
+gg_status gg_plan_stage_finish(gg_plan *plan, gg_loss_sums *sums);
 /* Whether the losses can read the outputs of the heads that are used. */
 gg_status gg_plan_check_losses(const gg_plan *plan);
 

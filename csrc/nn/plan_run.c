@@ -357,18 +357,17 @@ static void run_loss(gg_plan *plan, int number, const gg_plan_targets *targets, 
     if (training) add_gradients(plan, head->first_sum, head->sums);
 }
 
-/* Gives the mark behind the losses, where results have their place then (gg_plan_stage_finish). */
-static gg_mark run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training, gg_loss_sums *sums) {
+/* In the host's memory the results are in `sums` then; else gg_plan_stage_fetch brings them. */
+static void run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training, gg_loss_sums *sums) {
     gg_loss_sums unwanted[GG_MAX_FIELDS];
     const double begin = timing_begins(plan);
     const gg_plan_targets targets = gg_plan_stage_targets(plan, batch);
     gg_loss_result *results = gg_plan_stage_results(plan, sums != NULL ? sums : unwanted);
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
-        results[i] = (gg_loss_result){0};
+        if (plan->stage.host == NULL) results[i] = (gg_loss_result){0};
         if (plan->head[i].used) run_loss(plan, i, &targets, training, &results[i]);
     }
     timing_ends(plan, begin, &plan->loss_seconds);
-    return gg_device_mark(plan->options.device, GG_QUEUE_COMPUTE);
 }
 
 static gg_status check_batch(const gg_plan *plan, const gg_plan_batch *batch) {
@@ -390,18 +389,18 @@ static gg_status check_arena(const gg_plan *plan, const void *arena, const char 
 }
 
 gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const gg_plan_batch *batch,
-                        uint64_t step, const gg_plan_hooks *hooks, gg_loss_sums *sums) {
+                        uint64_t step, const gg_plan_hooks *hooks, gg_loss_sums *sums, gg_mark *report) {
     gg_status status = GG_OK;
     if (!plan->options.training) GG_FAIL(GG_ERROR_STATE, "this plan was not made for training");
     GG_TRY(check_batch(plan, batch));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(check_arena(plan, gradients, "gradients"));
-    const uint64_t *step_at = gg_plan_stage_step(plan, step);
-    gg_plan_stage_inputs(plan);
+    const uint64_t *step_at = gg_plan_stage_give(plan, batch, step);
     GG_TRY(run_forward(plan, weights, 0, step_at, true, batch, hooks));
-    const gg_mark losses = run_losses(plan, batch, true, sums);
+    run_losses(plan, batch, true, sums);
     GG_TRY(run_backward(plan, gradients, step_at, hooks));
-    GG_TRY(gg_plan_stage_finish(plan, losses, sums));
+    gg_plan_stage_fetch(plan, sums);
+    if (report != NULL) *report = gg_device_report(plan->options.device);
 cleanup:
     return status;
 }
@@ -412,10 +411,10 @@ gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, uint64_t version
     GG_TRY(check_batch(plan, batch));
     GG_TRY(gg_plan_check_losses(plan));
     GG_TRY(check_arena(plan, weights, "weights"));
-    gg_plan_stage_inputs(plan);
+    gg_plan_stage_give(plan, batch, 0);
     GG_TRY(run_forward(plan, weights, version, NULL, false, batch, NULL));
-    const gg_mark losses = run_losses(plan, batch, false, sums);
-    GG_TRY(gg_plan_stage_finish(plan, losses, sums));
+    run_losses(plan, batch, false, sums);
+    GG_TRY(gg_plan_stage_finish(plan, sums));
 cleanup:
     return status;
 }
@@ -437,7 +436,7 @@ gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version,
         GG_FAIL(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld", (long long)plan->options.batch,
                 (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
-    gg_plan_stage_inputs(plan);
+    gg_plan_stage_give(plan, NULL, 0);
     GG_TRY(run_forward(plan, weights, version, NULL, false, NULL, NULL));
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (plan->head[i].used && output[i] != NULL) GG_TRY(predict_head(plan, &plan->head[i], n, output[i]));
@@ -463,13 +462,12 @@ void gg_loss_sums_add(gg_loss_sums *to, const gg_loss_sums *more) {
     to->counted += more->counted;
 }
 
-double gg_plan_total_loss(const gg_plan *plan, const gg_loss_sums *sums, int64_t samples) {
+double gg_heads_total_loss(const gg_head_options *head, int heads, const gg_loss_sums *sums, int64_t samples) {
     double total = 0;
-    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
+    for (int i = 0; i < heads; i++) {
         const double divisor = sums[i].divisor, n = (double)samples;
         if (divisor <= 0) continue; /* nothing counts */
-        total +=
-            (double)plan->options.head[i].weight * (divisor == n ? sums[i].loss_sum : sums[i].loss_sum / divisor * n);
+        total += (double)head[i].weight * (divisor == n ? sums[i].loss_sum : sums[i].loss_sum / divisor * n);
     }
     return total;
 }

@@ -6,6 +6,8 @@
 #include "base/memory.h"
 #include "nn/plan_internal.h"
 
+#define RESULTS_BYTES (GG_MAX_FIELDS * sizeof(gg_loss_result))
+
 static size_t in_lines(size_t bytes) { return (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT; }
 
 static bool head_has_classes(const gg_plan *plan, int head) {
@@ -44,7 +46,7 @@ static void place_stage(gg_plan *plan) {
     stage->sample_weights = take_bytes(&stage->copied, (size_t)plan->options.batch * sizeof(float));
     stage->step = take_bytes(&stage->copied, sizeof(uint64_t));
     stage->bytes = stage->copied;
-    stage->results = take_bytes(&stage->bytes, GG_MAX_FIELDS * sizeof(gg_loss_result));
+    stage->results = take_bytes(&stage->bytes, RESULTS_BYTES);
     for (int i = 0; i < gg_graph_inputs(plan->graph); i++) {
         const gg_value *input = input_value(plan, i);
         if (input != NULL) stage->input[i] = take_bytes(&stage->bytes, input->bytes);
@@ -58,7 +60,7 @@ gg_status gg_plan_stage_create(gg_plan *plan) {
     if (!gg_device_is_separate(device)) goto cleanup;
     place_stage(plan);
     GG_TRY(gg_device_alloc_host(device, stage->bytes, "batch of the plan", &stage->host));
-    GG_TRY(gg_device_alloc(device, stage->copied, "batch of the plan", &stage->device));
+    GG_TRY(gg_device_alloc(device, stage->results + RESULTS_BYTES, "batch of the plan", &stage->device));
     for (int i = 0; i < gg_graph_heads(plan->graph); i++)
         if (plan->head[i].used)
             GG_TRY(gg_device_write(device, stage->device + stage->class_weights[i],
@@ -79,67 +81,71 @@ void *gg_plan_input(gg_plan *plan, int i) {
     return stage->host + stage->input[i];
 }
 
-static const void *stage_copy(gg_plan *plan, size_t at, const void *from, size_t bytes) {
+static void give_to_device(gg_plan *plan, size_t at, const void *from, size_t bytes) {
     gg_plan_stage *stage = &plan->stage;
-    if (from == NULL) return NULL;
+    if (from == NULL) return;
     memcpy(stage->host + at, from, bytes);
     gg_device_copy(plan->options.device, GG_QUEUE_COMPUTE, stage->device + at, stage->host + at, bytes);
-    return stage->device + at;
 }
 
-const uint64_t *gg_plan_stage_step(gg_plan *plan, uint64_t step) {
-    gg_plan_stage *stage = &plan->stage;
-    plan->step_number = step;
-    if (stage->host == NULL) return &plan->step_number;
-    gg_device_wait(plan->options.device, stage->read);
-    return stage_copy(plan, stage->step, &step, sizeof step);
-}
-
-void gg_plan_stage_inputs(gg_plan *plan) {
+const uint64_t *gg_plan_stage_give(gg_plan *plan, const gg_plan_batch *batch, uint64_t step) {
     gg_plan_stage *stage = &plan->stage;
     gg_device *device = plan->options.device;
-    if (stage->host == NULL) return;
+    plan->step_number = step;
+    if (stage->host == NULL) return &plan->step_number;
+    gg_device_wait(device, stage->read); /* what the batch before has here may be overwritten */
     for (int i = 0; i < gg_graph_inputs(plan->graph); i++) {
         const gg_value *input = input_value(plan, i);
         if (input == NULL) continue;
         gg_device_copy(device, GG_QUEUE_COMPUTE, plan->input_at[i], stage->host + stage->input[i], input->bytes);
     }
+    for (int i = 0; batch != NULL && i < gg_graph_heads(plan->graph); i++) {
+        if (plan->head[i].used)
+            give_to_device(plan, stage->target[i], batch->target[plan->options.head[i].target], target_bytes(plan, i));
+    }
+    if (batch != NULL)
+        give_to_device(plan, stage->sample_weights, batch->sample_weights, (size_t)plan->options.batch * sizeof(float));
+    give_to_device(plan, stage->step, &step, sizeof step);
     stage->read = gg_device_mark(device, GG_QUEUE_COMPUTE);
+    return (void *)(stage->device + stage->step);
 }
 
-gg_plan_targets gg_plan_stage_targets(gg_plan *plan, const gg_plan_batch *batch) {
-    gg_plan_stage *stage = &plan->stage;
+gg_plan_targets gg_plan_stage_targets(const gg_plan *plan, const gg_plan_batch *batch) {
+    const gg_plan_stage *stage = &plan->stage;
+    const bool staged = stage->host != NULL;
     gg_plan_targets out = {.sample_weights = batch->sample_weights};
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         const gg_head_options *head = &plan->options.head[i];
         if (!plan->head[i].used) continue;
-        out.target[i] = batch->target[head->target];
+        out.target[i] = staged ? stage->device + stage->target[i] : batch->target[head->target];
         out.class_weights[i] = head->loss.class_weights;
+        if (staged && out.class_weights[i] != NULL)
+            out.class_weights[i] = (void *)(stage->device + stage->class_weights[i]);
     }
-    if (stage->host == NULL) return out;
-    gg_device_wait(plan->options.device, stage->read); /* what the batch before has here may be overwritten */
-    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
-        if (!plan->head[i].used) continue;
-        out.target[i] = stage_copy(plan, stage->target[i], out.target[i], target_bytes(plan, i));
-        if (out.class_weights[i] != NULL) out.class_weights[i] = (void *)(stage->device + stage->class_weights[i]);
-    }
-    out.sample_weights =
-        stage_copy(plan, stage->sample_weights, batch->sample_weights, (size_t)plan->options.batch * sizeof(float));
-    stage->read = gg_device_mark(plan->options.device, GG_QUEUE_COMPUTE);
+    if (staged && out.sample_weights != NULL) out.sample_weights = (void *)(stage->device + stage->sample_weights);
     return out;
 }
 
 gg_loss_result *gg_plan_stage_results(gg_plan *plan, gg_loss_sums *sums) {
     gg_plan_stage *stage = &plan->stage;
-    return stage->host == NULL ? sums : (void *)(stage->host + stage->results);
+    return stage->host == NULL ? sums : (void *)(stage->device + stage->results);
 }
 
-gg_status gg_plan_stage_finish(gg_plan *plan, gg_mark losses, gg_loss_sums *sums) {
+void gg_plan_stage_fetch(gg_plan *plan, gg_loss_sums *sums) {
+    const gg_plan_stage *stage = &plan->stage;
+    if (stage->host == NULL || sums == NULL) return;
+    gg_device_copy(plan->options.device, GG_QUEUE_COMPUTE, sums, stage->device + stage->results,
+                   (size_t)gg_graph_heads(plan->graph) * sizeof *sums);
+}
+
+gg_status gg_plan_stage_finish(gg_plan *plan, gg_loss_sums *sums) {
     gg_plan_stage *stage = &plan->stage;
     gg_device *device = plan->options.device;
     if (stage->host == NULL) return GG_OK;
-    gg_device_wait(device, losses);
-    const gg_loss_result *results = (void *)(stage->host + stage->results);
-    if (sums != NULL) memcpy(sums, results, (size_t)gg_graph_heads(plan->graph) * sizeof *sums);
-    return gg_device_check(device);
+    gg_loss_sums *fetched = (void *)(stage->host + stage->results);
+    gg_plan_stage_fetch(plan, fetched);
+    const gg_mark report = gg_device_report(device);
+    gg_device_wait(device, report);
+    if (sums != NULL) memcpy(sums, fetched, (size_t)gg_graph_heads(plan->graph) * sizeof *sums);
+    return gg_device_check_report(device, report);
 }

@@ -106,8 +106,11 @@ int64_t gg_replica_next(const gg_replica *replica); /* the step of the epoch tha
 /* done: the replica's, of as many ranks as train, until its data or batches change; NULL before there is data. */
 gg_position gg_replica_position(const gg_replica *replica);
 int gg_replica_workers(const gg_replica *replica); /* the first ranks, which train */
-/* Up to `steps` more steps of the epoch. Every rank must ask for the same number. Allocates nothing. */
+/* Up to `steps` more steps of the epoch. Every rank must ask for the same number. Allocates nothing. A device that does
+ * its work later may not have completed the last ones when it returns: a failure of theirs is that of a later call, and
+ * names the step. The epoch's last step, and settling, wait for it. */
 gg_status gg_replica_run(gg_replica *replica, int64_t steps);
+/* Of steps, samples and losses those that the device has completed. */
 void gg_replica_counts(const gg_replica *replica, gg_progress_counts *out);
 /* Counting goes on from these, as gg_replica_counts gave them. */
 void gg_replica_set_counts(gg_replica *replica, const gg_progress_counts *counts);

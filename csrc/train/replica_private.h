@@ -4,6 +4,7 @@
 
 #include "train/batches.h"
 #include "train/exchange.h"
+#include "train/outstanding.h"
 #include "train/plans.h"
 #include "train/replica.h"
 
@@ -32,11 +33,12 @@ struct gg_replica {
     double clock_offset;
 
     gg_batches data;
-    int64_t batch;             /* samples of the step under way */
-    double charged;            /* of the backward pass of the layer under way, to the virtual clock */
-    int64_t *batches;          /* samples of each rank in this step */
-    gg_progress_counts counts; /* for the report; what others count is added when it is asked for */
-    gg_other_counts before;    /* what they had counted when it was last added or the epoch began */
+    gg_outstanding outstanding; /* steps that `counts` lacks yet */
+    int64_t batch;              /* samples of the step under way */
+    double charged;             /* of the backward pass of the layer under way, to the virtual clock */
+    int64_t *batches;           /* samples of each rank in this step */
+    gg_progress_counts counts;  /* for the report; what others count is added when it is asked for */
+    gg_other_counts before;     /* what they had counted when it was last added or the epoch began */
 
     int64_t carried_numbers; /* of state that a sample carries, in all layers */
     float *carried;          /* as in gg_plan_batch; NULL: none */
@@ -61,7 +63,14 @@ void gg_replica_set_hooks(gg_replica *r);
  * gg_plan_batch wants them. */
 int64_t gg_replica_carried_before(const gg_replica *r, int node);
 gg_plan_batch gg_replica_plan_batch(const gg_batch *batch);
-gg_other_counts gg_replica_other_counts(const gg_replica *r); /* as they are now */
+
+/* counts.c. What others count, as it is now. */
+gg_other_counts gg_replica_other_counts(const gg_replica *r);
+/* gg_outstanding_read, and the mean loss of what is trained on the step's samples times `samples`. */
+gg_status gg_replica_read_step(gg_replica *r, int most, const gg_outstanding_step **out);
+double gg_replica_step_loss(const gg_replica *r, const gg_outstanding_step *step, int64_t samples);
+/* Counts the steps that the device has completed, and waits until at most so many are outstanding. */
+gg_status gg_replica_count_steps(gg_replica *r, int most);
 
 /* costs.c. The modelled times of the layers; and what sizes of buckets and chunks are tuned by: `forward` has one
  * number a layer. */

@@ -19,6 +19,7 @@ gg_status gg_replica_settle(gg_replica *r) {
         GG_FAIL(GG_ERROR_STATE, "this replica could not be reshaped; it can only be destroyed");
     GG_TRY(gg_exchange_settle(r->exchange));
     GG_TRY(settle_samples(r));
+    GG_TRY(gg_replica_count_steps(r, 0));
 cleanup:
     if (status != GG_OK) r->failed = true;
     return status;

@@ -215,10 +215,13 @@ cleanup:
 
 /* Trains on the batch that lies in the plan's inputs; r->batches is set. plan NULL: this rank has no
  * batch, it only serves. */
-static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch *batch, gg_loss_sums *sums) {
+static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch *batch, gg_outstanding_step *out) {
     gg_status status = GG_OK;
     gg_state *state = gg_exchange_state(r->exchange);
     double begin = gg_transport_now(r->options.transport);
+    out->step = state->step;
+    out->samples = n;
+    out->report = (gg_mark){0};
     r->batch = n;
     r->plans.pinned = plan;
     if (plan != NULL) GG_TRY(replica_straggle(r));
@@ -227,7 +230,7 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch 
     GG_TRY(gg_exchange_begin(r->exchange, r->batches));
     if (plan != NULL)
         GG_TRY(gg_plan_train(plan, gg_state_weights(state), gg_state_gradients(state), batch, (uint64_t)state->step,
-                             &r->hooks, sums));
+                             &r->hooks, out->sums, &out->report));
     if (plan != NULL && gg_exchange_updates_wait(r->exchange)) {
         const double measured = gg_transport_now(r->options.transport);
         GG_TRY(gg_exchange_ready_all(r->exchange));
@@ -255,7 +258,6 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
     for (; steps > 0 && r->data.next < total; --steps) {
         int64_t t = r->data.next, n = gg_loader_batch(r->data.loader, r->options.transport->rank, t);
-        gg_loss_sums sums[GG_MAX_FIELDS] = {0};
         gg_plan *plan = NULL;
         for (int rank = 0; rank < workers; ++rank) r->batches[rank] = gg_loader_batch(r->data.loader, rank, t);
         if (n > 0) {
@@ -263,13 +265,11 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
             GG_TRY(read_batch(r, plan, t));
         }
         gg_plan_batch batch = gg_replica_plan_batch(&r->data.batch);
-        GG_TRY(step_on(r, plan, n, &batch, sums));
+        GG_TRY(gg_replica_count_steps(r, GG_MOST_OUTSTANDING - 1));
+        GG_TRY(step_on(r, plan, n, &batch, gg_outstanding_next(&r->outstanding)));
+        gg_outstanding_add(&r->outstanding);
         r->data.next++;
-        r->counts.steps++;
-        r->counts.samples += n;
-        if (plan != NULL) r->counts.loss_sum += gg_plan_total_loss(plan, sums, n);
-        r->counts.correct += sums[0].correct;
-        r->counts.counted += sums[0].counted;
+        GG_TRY(gg_replica_count_steps(r, r->data.next < total ? GG_MOST_OUTSTANDING : 0));
     }
 cleanup:
     r->counts.seconds += gg_clock_now() - begin;
@@ -281,17 +281,20 @@ gg_status gg_replica_step(gg_replica *r, const gg_given *given, const int64_t *b
     gg_status status = GG_OK;
     gg_plan *plan = NULL;
     gg_plan_batch batch = {0};
-    gg_loss_sums sums[GG_MAX_FIELDS];
+    const gg_outstanding_step *done = NULL;
 
     for (int rank = 0; rank < gg_exchange_workers(r->exchange); ++rank)
         r->batches[rank] = batches ? batches[rank] : given->n;
     memcpy(batch.target, given->target, sizeof batch.target);
+    GG_TRY(gg_replica_count_steps(r, 0));
     if (gg_replica_trains(r)) {
         GG_TRY(training_plan(r, given->n, &plan));
         read_given(r, plan, given, 0, given->n);
     }
-    GG_TRY(step_on(r, plan, given->n, &batch, sums));
-    *loss = plan != NULL ? gg_plan_total_loss(plan, sums, 1) : NAN;
+    GG_TRY(step_on(r, plan, given->n, &batch, gg_outstanding_next(&r->outstanding)));
+    gg_outstanding_add(&r->outstanding);
+    GG_TRY(gg_replica_read_step(r, 0, &done));
+    *loss = plan != NULL ? gg_replica_step_loss(r, done, 1) : NAN;
 cleanup:
     return status;
 }
@@ -330,13 +333,6 @@ int64_t gg_replica_epoch_steps(const gg_replica *r) { return r->data.loader ? gg
 
 int64_t gg_replica_next(const gg_replica *r) { return r->data.next; }
 
-gg_other_counts gg_replica_other_counts(const gg_replica *r) {
-    gg_other_counts now = {0};
-    gg_exchange_counted(r->exchange, &now.exchange);
-    if (r->data.ring != NULL) gg_sample_ring_sent(r->data.ring, &now.sample_bytes, &now.sample_messages);
-    return now;
-}
-
 gg_position gg_replica_position(const gg_replica *r) {
     gg_position at = {.epoch = r->data.epoch, .next = r->data.next};
     if (r->data.loader == NULL) return at;
@@ -360,6 +356,7 @@ cleanup:
 gg_status gg_replica_epoch(gg_replica *r, const gg_position *at) {
     gg_status status = GG_OK;
     const bool planned = gg_loader_begun(r->data.loader) == 0 && at->begun == 0;
+    GG_TRY(gg_replica_count_steps(r, 0));
     memset(&r->counts, 0, sizeof r->counts);
     gg_replica_reset_carried(r);
     if (at->done == NULL) GG_TRY(gg_batches_seek(&r->data, at->epoch, at->next));
@@ -369,34 +366,6 @@ gg_status gg_replica_epoch(gg_replica *r, const gg_position *at) {
 cleanup:
     if (status != GG_OK) r->failed = true;
     return status;
-}
-
-void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
-    const gg_other_counts all = gg_replica_other_counts(r);
-    const gg_exchange_counts *now = &all.exchange, *before = &r->before.exchange;
-    gg_state *state = gg_exchange_state(r->exchange);
-    const int64_t sample_bytes = all.sample_bytes - r->before.sample_bytes;
-    const int64_t sample_messages = all.sample_messages - r->before.sample_messages;
-    *out = r->counts;
-    out->exposed_seconds += now->exposed_seconds - before->exposed_seconds;
-    out->compute_seconds = out->clock_seconds - out->exposed_seconds - out->data_seconds;
-    out->sample_bytes_sent += sample_bytes;
-    out->sample_messages_sent += sample_messages;
-    out->bytes_sent += now->bytes - before->bytes - sample_bytes;
-    out->messages_sent += now->messages - before->messages - sample_messages;
-    out->skipped += now->skipped - before->skipped;
-    out->optimizer_bytes = gg_state_moment_bytes(state, false);
-    out->optimizer_bytes_saved = gg_state_moment_bytes(state, true) - out->optimizer_bytes;
-    if (!gg_exchange_compresses(r->exchange)) return;
-    gg_compression_counts sent = now->compression;
-    gg_compression_counts_subtract(&sent, &before->compression);
-    gg_compression_counts_add(&out->compression, &sent);
-    out->compresses = 1;
-}
-
-void gg_replica_set_counts(gg_replica *r, const gg_progress_counts *counts) {
-    r->counts = *counts;
-    r->before = gg_replica_other_counts(r);
 }
 
 gg_status gg_replica_end_epoch(gg_replica *r) {

@@ -96,7 +96,10 @@ static void late_wait(gg_device *device, gg_mark mark) {
 
 static void late_follow(gg_device *device, gg_queue queue, gg_mark mark) { (void)device, (void)queue, (void)mark; }
 
-static gg_status late_check(gg_device *device) {
+static gg_mark late_report(gg_device *device) { return late_mark(device, GG_QUEUE_COMPUTE); }
+
+static gg_status late_check(gg_device *device, gg_mark report) {
+    (void)report;
     return late_of(device)->lost ? gg_fail(GG_ERROR_BACKEND, "the device is lost") : GG_OK;
 }
 
@@ -112,6 +115,7 @@ static const gg_memory_table late_memory = {.alloc = late_alloc,
                                             .reached = late_reached,
                                             .wait = late_wait,
                                             .follow = late_follow,
+                                            .report = late_report,
                                             .check = late_check};
 
 static const gg_backend late_backend = {.name = "late", .memory = &late_memory};

@@ -459,9 +459,10 @@ static bool compare(const problem *p, const tables *t, bool dropout, double tole
         fill_input(plan, p);
         for (int again = 0; again < 2; again++) {
             for (size_t i = 0; i < arena; i++) p->gradients[i] = 0;
-            CHECK_OK(gg_plan_train(plan, p->weights, p->gradients, &batch, step, NULL, sums));
+            CHECK_OK(gg_plan_train(plan, p->weights, p->gradients, &batch, step, NULL, sums, NULL));
             check_sums(p, sums, &train, true, tolerance);
-            CHECK_NEAR(gg_plan_total_loss(plan, sums, p->batch), total(p, &train), 4 * tolerance * (double)p->batch);
+            CHECK_NEAR(gg_heads_total_loss(p->head, gg_graph_heads(p->graph), sums, p->batch), total(p, &train),
+                       4 * tolerance * (double)p->batch);
             CHECK_NEAR(distance(p->gradients, train.gradient, arena), 0, tolerance);
         }
         CHECK_OK(gg_plan_evaluate(plan, p->weights, 0, &batch, sums));
@@ -780,7 +781,7 @@ static void test_hooks(void) {
         int layers = gg_graph_layers(p.graph);
         CHECK_OK(make(&p, fakes[t].device, fakes[t].fallback, false, true, &plan));
         fill_input(plan, &p);
-        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, &hooks, NULL));
+        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, &hooks, NULL, NULL));
         CHECK_INT(seen.needs, layers);
         CHECK_INT(seen.readies, layers);
         for (int i = 0; i < layers; i++) {
@@ -789,13 +790,14 @@ static void test_hooks(void) {
         }
         CHECK(seen.polls > 2 * layers);
         seen.fail_at = seen.polls + 3;
-        CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, &hooks, NULL), GG_ERROR_CANCELLED, "enough");
+        CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, &hooks, NULL, NULL), GG_ERROR_CANCELLED,
+                    "enough");
         hooks = (gg_plan_hooks){0};
-        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, &hooks, NULL));
+        CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, &hooks, NULL, NULL));
 
         int64_t made = gg_memory_allocations();
         gg_plan_set_timing(plan, true);
-        for (int i = 0; i < 3; i++) CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, NULL, NULL));
+        for (int i = 0; i < 3; i++) CHECK_OK(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, NULL, NULL, NULL));
         CHECK_INT(gg_memory_allocations(), made);
         check_profile(plan, p.graph, true);
         gg_plan_set_timing(plan, true);
@@ -828,7 +830,7 @@ static void check_step(const problem *p, gg_plan *plan, const float *wanted) {
     const gg_plan_batch batch = batch_of(p);
     CHECK_OK(gg_plan_activate(plan));
     fill_input(plan, p);
-    CHECK_OK(gg_plan_train(plan, p->weights, p->gradients, &batch, 7, NULL, NULL));
+    CHECK_OK(gg_plan_train(plan, p->weights, p->gradients, &batch, 7, NULL, NULL, NULL));
     CHECK(memcmp(p->gradients, wanted, gg_graph_arena_count(p->graph) * sizeof(float)) == 0);
 }
 
@@ -848,7 +850,7 @@ static void test_shared_memory(void) {
             CHECK_OK(make(&p[i], device, &fake_plain, false, true, &plan[i]));
             fill_input(plan[i], &p[i]);
             memset(p[i].gradients, 0, bytes);
-            CHECK_OK(gg_plan_train(plan[i], p[i].weights, p[i].gradients, &batch, 7, NULL, NULL));
+            CHECK_OK(gg_plan_train(plan[i], p[i].weights, p[i].gradients, &batch, 7, NULL, NULL, NULL));
             wanted[i] = malloc(bytes);
             memcpy(wanted[i], p[i].gradients, bytes);
             gg_plan_destroy(plan[i]);
@@ -936,7 +938,7 @@ static void test_prepared(void) {
     for (int i = 0; i < 2; i++) {
         const int before = fake_prepares;
         fill_input(training, &p);
-        CHECK_OK(gg_plan_train(training, p.weights, p.gradients, &batch, 1, NULL, NULL));
+        CHECK_OK(gg_plan_train(training, p.weights, p.gradients, &batch, 1, NULL, NULL, NULL));
         CHECK_INT(fake_prepares - before, 4); /* for forward and for backward */
     }
     for (int i = 0; i < 2; i++) gg_plan_destroy(plan[i]);
@@ -1039,7 +1041,7 @@ static void test_refusals(void) {
     gg_plan_destroy(plan);
     table.create[GG_OP_ADD] = create_broken;
     CHECK_OK(make(&p, &device, NULL, false, true, &plan));
-    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, NULL, NULL), GG_ERROR_BACKEND,
+    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, NULL, NULL, NULL), GG_ERROR_BACKEND,
                 "(add), backward: smoke");
     gg_plan_destroy(plan);
     table = fake_plain_table;
@@ -1049,7 +1051,8 @@ static void test_refusals(void) {
                 "from float32 batch_last to float32 plain: a pity");
 
     CHECK_OK(make(&p, &fake_plain, NULL, false, false, &plan));
-    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, NULL, NULL), GG_ERROR_STATE, "not made for");
+    CHECK_FAILS(gg_plan_train(plan, p.weights, p.gradients, &batch, 1, NULL, NULL, NULL), GG_ERROR_STATE,
+                "not made for");
     CHECK_FAILS(gg_plan_evaluate(plan, p.weights, 0, &(gg_plan_batch){0}, NULL), GG_ERROR_ARGUMENT, "no targets");
     CHECK_FAILS(gg_plan_evaluate(plan, NULL, 0, &batch, NULL), GG_ERROR_ARGUMENT, "no weights");
     CHECK_FAILS(gg_plan_predict(plan, p.weights, 0, 4, &out), GG_ERROR_ARGUMENT, "0 to the plan's batch of 3, got 4");

@@ -15,10 +15,12 @@
 
 static gg_strict *strict_of(gg_device *device) { return (gg_strict *)device; }
 
-static void record_failure(gg_strict *device, gg_status status, const char *message) {
+/* Of the work of this number. */
+static void record_failure(gg_strict *device, gg_mark work, gg_status status, const char *message) {
     pthread_mutex_lock(&device->mutex);
     if (device->failure == GG_OK) {
         device->failure = status;
+        device->failed = work;
         (void)snprintf(device->message, sizeof device->message, "%s", message);
     }
     pthread_mutex_unlock(&device->mutex);
@@ -130,7 +132,9 @@ static void *strict_thread(void *context) {
         gg_strict_work *work = &queue->work[queue->done % GG_STRICT_MOST_WORKS];
         pthread_mutex_unlock(&device->mutex);
         const gg_status status = work->run != NULL ? work->run(device, work) : GG_OK;
-        if (status != GG_OK) record_failure(device, status, gg_error_message());
+        if (status != GG_OK)
+            record_failure(device, (gg_mark){.number = queue->done + 1, .queue = (gg_queue)chosen}, status,
+                           gg_error_message());
         pthread_mutex_lock(&device->mutex);
         queue->done++;
         pthread_cond_broadcast(&device->done);
@@ -160,8 +164,14 @@ gg_strict_work *gg_strict_work_new(gg_strict *device, gg_queue queue) {
     return &it->work[it->given % GG_STRICT_MOST_WORKS];
 }
 
+static gg_status run_nothing(gg_strict *device, gg_strict_work *work) {
+    (void)device, (void)work;
+    return GG_OK;
+}
+
 void gg_strict_give(gg_strict *device, gg_queue queue, const char *what) {
     char message[256];
+    gg_strict_queue *it = &device->queue[queue];
     if (device->invalid) {
         if (device->too_many)
             (void)snprintf(message, sizeof message, "strict device: %s has more sources than %d", what,
@@ -171,11 +181,11 @@ void gg_strict_give(gg_strict *device, gg_queue queue, const char *what) {
                            "strict device: %s has an address that is neither in its memory nor in host memory that it "
                            "shares",
                            what);
-        record_failure(device, GG_ERROR_BACKEND, message);
-        return;
+        record_failure(device, (gg_mark){.number = it->given + 1, .queue = queue}, GG_ERROR_BACKEND, message);
+        it->work[it->given % GG_STRICT_MOST_WORKS].run = run_nothing;
     }
     pthread_mutex_lock(&device->mutex);
-    device->queue[queue].given++;
+    it->given++;
     pthread_cond_broadcast(&device->given);
     pthread_mutex_unlock(&device->mutex);
 }
@@ -334,12 +344,16 @@ static void strict_follow(gg_device *head, gg_queue queue, gg_mark mark) {
     gg_strict_give(device, queue, "follow");
 }
 
-static gg_status strict_check(gg_device *head) {
+static gg_mark strict_report(gg_device *head) { return strict_mark(head, GG_QUEUE_COMPUTE); }
+
+static gg_status strict_check(gg_device *head, gg_mark report) {
     gg_status status = GG_OK;
     char message[sizeof strict_of(head)->message];
     gg_strict *device = strict_of(head);
     pthread_mutex_lock(&device->mutex);
-    const gg_status failure = device->failure;
+    const bool later =
+        report.number != 0 && device->failed.queue == report.queue && device->failed.number > report.number;
+    const gg_status failure = later ? GG_OK : device->failure;
     memcpy(message, device->message, sizeof message);
     pthread_mutex_unlock(&device->mutex);
     if (failure != GG_OK) GG_FAIL(failure, "%s", message);
@@ -362,6 +376,7 @@ const gg_memory_table gg_strict_memory = {
     .reached = strict_reached,
     .wait = strict_wait,
     .follow = strict_follow,
+    .report = strict_report,
     .check = strict_check,
     .address = strict_library_address,
 };

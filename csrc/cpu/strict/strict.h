@@ -98,7 +98,8 @@ struct gg_strict {
     int waiting;           /* calls of the host that wait: nothing is late meanwhile */
     pthread_mutex_t mutex; /* of the queues' counts and all that follows */
     pthread_cond_t given, done;
-    gg_status failure;
+    gg_status failure; /* the first one, */
+    gg_mark failed;    /* which the work with this number had; its number is 0 while there is none */
     char message[512];
 };
 
@@ -109,7 +110,7 @@ void gg_strict_close(gg_device *device);
 
 /* A free record of a queue, to be filled and given. */
 gg_strict_work *gg_strict_work_new(gg_strict *device, gg_queue queue);
-/* A record with an invalid pointer is not given, and a failure. what: the name of the entry. */
+/* A record with an invalid pointer does nothing, and is a failure. what: the name of the entry. */
 void gg_strict_give(gg_strict *device, gg_queue queue, const char *what);
 void gg_strict_wait_all(gg_strict *device, gg_queue queue);
 /* Where the thread has what the host has here; NULL stays NULL. What is nowhere makes the record invalid. */

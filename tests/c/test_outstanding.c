@@ -1,0 +1,169 @@
+/* A rank goes on while its device computes: it gives steps that have not been done, a few and not more, counts them
+ * when they are, and a failure names its own step. On the strict device, whose work a gate holds back; or on the device
+ * that the program's argument names. */
+#include <semaphore.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "backend/library.h"
+#include "base/memory.h"
+#include "check.h"
+#include "comm/local.h"
+#include "cpu/strict/strict.h"
+#include "train/replica_private.h"
+
+enum { SAMPLES = 14, BATCH = 3, STEPS = 5, LENGTH = 3, WORDS = 7, CLASSES = 4, HANG = 60 };
+
+static gg_graph *make_graph(void) {
+    gg_graph *graph = NULL;
+    int node = 0;
+    gg_layer_desc input = {.kind = GG_LAYER_INPUT, .name = "tokens", .dtype = GG_INT32};
+    gg_layer_desc table = {.kind = GG_LAYER_EMBEDDING, .name = "table", .outputs = 2, .numbers = WORDS};
+    gg_layer_desc flat = {.kind = GG_LAYER_FLATTEN, .name = "flat"};
+    gg_layer_desc last = {.kind = GG_LAYER_LINEAR, .name = "last", .outputs = CLASSES, .bias = true};
+    CHECK_OK(gg_graph_create(&graph));
+    CHECK_OK(gg_graph_add(graph, &input, &(gg_shape){.dims = 1, .size = {LENGTH}}, 0, NULL, &node));
+    gg_layer_desc *behind[] = {&table, &flat, &last};
+    for (int i = 0; i < 3; ++i) CHECK_OK(gg_graph_add(graph, behind[i], NULL, 1, (int[]){node}, &node));
+    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
+    return graph;
+}
+
+/* Of tokens, in the order of the set. wrong: a sample of which one is no row of the table; -1: none. */
+static void make_set(int wrong, gg_dataset *out) {
+    *out = (gg_dataset){.count = SAMPLES, .inputs = 1, .targets = 1};
+    out->field[0] = (gg_field){.dtype = GG_UINT8, .tokens = true, .scale = 1, .shape = {.dims = 1, .size = {LENGTH}}};
+    out->field[1] = (gg_field){.dtype = GG_INT32, .scale = 1};
+    CHECK_OK(gg_storage_create(SAMPLES * LENGTH, "samples", &out->memory[0]));
+    CHECK_OK(gg_storage_create(SAMPLES * sizeof(int32_t), "targets", &out->memory[1]));
+    uint8_t *tokens = gg_storage_data(out->memory[0]);
+    for (int i = 0; i < SAMPLES * LENGTH; ++i) tokens[i] = (uint8_t)(i * i % WORDS);
+    for (int i = 0; i < SAMPLES; ++i) ((int32_t *)gg_storage_data(out->memory[1]))[i] = (int32_t)(i * 5 % CLASSES);
+    if (wrong >= 0) tokens[wrong * LENGTH + 1] = WORDS;
+}
+
+typedef struct run {
+    gg_graph *graph;
+    gg_transport *transport;
+    gg_dataset set;
+    gg_replica *replica;
+} run;
+
+static void begin(run *it, const char *device, int wrong) {
+    *it = (run){.graph = make_graph()};
+    CHECK_OK(gg_local_transport_create(&it->transport));
+    const gg_replica_options options = {.graph = it->graph,
+                                        .transport = it->transport,
+                                        .head = {{.weight = 1}},
+                                        .optimizer = {.rate = {.lr = 0.1}, .momentum = 0.9f},
+                                        .strategy = {.kind = GG_STRATEGY_NO_EXCHANGE},
+                                        .threads = 1,
+                                        .device = device,
+                                        .backend = strcmp(device, "cuda") != 0 ? "native" : NULL};
+    const gg_data_options data = {.batch = BATCH, .shard = GG_SHARD_INTERLEAVED};
+    make_set(wrong, &it->set);
+    CHECK_OK(gg_replica_create(&options, &it->replica));
+    CHECK_OK(gg_replica_begin(it->replica, &it->set, &data));
+    CHECK_OK(gg_replica_plan_epoch(it->replica));
+    CHECK_OK(gg_replica_epoch(it->replica, &(gg_position){0}));
+    CHECK_INT(gg_replica_epoch_steps(it->replica), STEPS);
+}
+
+static void end(run *it) {
+    gg_replica_destroy(it->replica);
+    gg_graph_destroy(it->graph);
+    gg_transport_destroy(it->transport);
+    gg_dataset_release(&it->set);
+}
+
+static gg_progress_counts counted(const run *it) {
+    gg_progress_counts counts;
+    gg_replica_counts(it->replica, &counts);
+    return counts;
+}
+
+static gg_progress_counts wanted(void) {
+    run it;
+    begin(&it, "cpu", -1);
+    for (int64_t step = 1; step <= STEPS; ++step) {
+        CHECK_OK(gg_replica_run(it.replica, 1));
+        CHECK_INT(counted(&it).steps, step);
+    }
+    const gg_progress_counts counts = counted(&it);
+    end(&it);
+    return counts;
+}
+
+static void check_counts(const run *it, const gg_progress_counts *all) {
+    const gg_progress_counts counts = counted(it);
+    CHECK_INT(counts.steps, STEPS);
+    CHECK_INT(counts.samples, SAMPLES);
+    CHECK_INT(counts.correct, all->correct);
+    CHECK_INT(counts.counted, SAMPLES);
+    CHECK(counts.loss_sum == all->loss_sum);
+}
+
+/* ---- work that is held back ---- */
+
+static sem_t gate;
+
+static gg_status run_gate(gg_strict *device, gg_strict_work *work) {
+    (void)device, (void)work;
+    sem_wait(&gate);
+    return GG_OK;
+}
+
+static void close_gate(const run *it) {
+    gg_strict *strict = (gg_strict *)it->replica->device;
+    gg_strict_work_new(strict, GG_QUEUE_COMPUTE)->run = run_gate;
+    gg_strict_give(strict, GG_QUEUE_COMPUTE, "gate");
+}
+
+static void test_steps_are_given_before_others_are_done(const char *device) {
+    const gg_progress_counts all = wanted();
+    run it;
+    begin(&it, device, -1);
+    close_gate(&it);
+    CHECK_OK(gg_replica_run(it.replica, 1));
+    CHECK_INT(counted(&it).steps, 0);
+    CHECK_INT(counted(&it).samples, 0);
+    sem_post(&gate);
+    CHECK_OK(gg_replica_run(it.replica, 1));
+    CHECK_OK(gg_replica_settle(it.replica));
+    CHECK_INT(counted(&it).steps, 2);
+    CHECK_OK(gg_replica_run(it.replica, STEPS)); /* the last step of the epoch waits */
+    check_counts(&it, &all);
+    end(&it);
+}
+
+/* Whether a failure is that of its own step. */
+static void test_failures_name_their_step(const char *device) {
+    for (int step = 0; step < STEPS; ++step) {
+        run it;
+        char text[64];
+        begin(&it, device, step * BATCH + 1);
+        snprintf(text, sizeof text, "step %d: ", step);
+        CHECK_FAILS(gg_replica_run(it.replica, STEPS), GG_ERROR_ARGUMENT, text);
+        CHECK(gg_replica_failed(it.replica));
+        end(&it);
+    }
+}
+
+int main(int count, char **word) {
+    gg_cpu_register();
+    alarm(HANG);
+    if (count > 1) {
+        gg_cuda_register();
+        test_failures_name_their_step(word[1]);
+        CHECK(gg_memory_live_bytes() == 0);
+        return CHECK_RESULT;
+    }
+    for (int seed = 0; seed < 3; ++seed) {
+        char device[16];
+        snprintf(device, sizeof device, "strict:%d", seed);
+        test_steps_are_given_before_others_are_done(device);
+        test_failures_name_their_step(device);
+    }
+    CHECK(gg_memory_live_bytes() == 0);
+    return CHECK_RESULT;
+}
