@@ -220,12 +220,14 @@ def test_the_type_by_itself(cuda):
         assert trainer.dtype == "bfloat16" and trainer.settings()["dtype"] == "bfloat16"
 
 
-def test_warm_steps_allocate_nothing(cuda):
+@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16", "precision": "fast"}], ids=["exact", "bfloat16"])
+def test_warm_steps_allocate_nothing(cuda, how):
     make, batch = SMALLEST["lenet"]
     counted = ["cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cudaFree", "cudaEventCreateWithFlags", "pageable"]
     counted += ["cublasLtMatmulAlgoGetHeuristic", "cudnnGetConvolutionForwardAlgorithm_v7"]
     rng = np.random.default_rng(0)
-    with gg.Trainer(make(), comm=gg.VirtualCluster(2), strategy=gg.GossipGraD(), device="cuda", tune=False) as trainer:
+    options = {"comm": gg.VirtualCluster(2), "strategy": gg.GossipGraD(), "device": "cuda", "tune": False}
+    with gg.Trainer(make(), **options, **how) as trainer:
         counts = []
         for _ in range(5):
             pairs = [batch(rng) for _ in range(2)]

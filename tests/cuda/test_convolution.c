@@ -16,6 +16,8 @@ static long (*standin_count)(const char *what);
 static int (*standin_violations)(char *text, size_t bytes);
 static int (*standin_leaks)(char *text, size_t bytes);
 
+static const gg_cuda_api *(*standin_api)(void);
+
 static const gg_backend_library *library;
 
 static void find(void *handle, const char *name, void *function) {
@@ -355,12 +357,100 @@ static void test_other_formats(void) {
     is_clean(__LINE__);
 }
 
+/* The call gives this code, and is the one violation since the last; its text contains `text`. */
+#define VIOLATES(call, code, text)                                                                                     \
+    do {                                                                                                               \
+        CHECK_INT(call, code);                                                                                         \
+        is_seen(text, __LINE__);                                                                                       \
+    } while (0)
+
+static void is_seen(const char *text, int line) {
+    char seen[1 << 12];
+    const int count = standin_violations(seen, sizeof seen);
+    if (!check_count(count == 1 && strstr(seen, text) != NULL, __FILE__, line))
+        fprintf(stderr, "%d violations: %swanted: %s\n", count, seen, text);
+    standin_begin(0);
+}
+
+/* A convolution of (1, 1, 4, 4) by (1, 1, 1, 1) with a bias, as the library's function of that name wants it. */
+typedef struct biased {
+    gg_cudnn_tensor x, y, bias;
+    gg_cudnn_filter w;
+    gg_cudnn_convolution how;
+    gg_cudnn_activation then;
+    float *at; /* of the device: x, w, bias and y, 64 floats each */
+    float alpha, beta;
+    int algorithm, z; /* z: where it begins, behind y */
+} biased;
+
+static int forward(const gg_cuda_api *api, gg_cudnn_handle handle, const biased *it) {
+    float *const y = it->at + 192;
+    return api->cudnnConvolutionBiasActivationForward(handle, &it->alpha, it->x, it->at, it->w, it->at + 64, it->how,
+                                                      it->algorithm, NULL, 0, &it->beta, it->y, y + it->z, it->bias,
+                                                      it->at + 128, it->then, it->y, y);
+}
+
+/* What the stand-in sees of a bias that is added in the convolution's call. */
+static void test_bias_contract(void) {
+    const gg_cuda_api *api = standin_api();
+    const int refused = GG_CUDNN_LEAST_REFUSAL;
+    gg_device *device = open_device(false);
+    gg_cudnn_handle handle;
+    gg_cuda_stream stream;
+    biased it = {.alpha = 1}, other;
+    standin_begin(0);
+    CHECK_OK(gg_device_alloc(device, 256 * sizeof(float), "arrays", &it.at));
+    CHECK_INT(api->cudaStreamCreateWithFlags(&stream, GG_CUDA_STREAM_NON_BLOCKING), 0);
+    CHECK_INT(api->cudnnCreate(&handle), 0);
+    CHECK_INT(api->cudnnSetStream(handle, stream), 0);
+    gg_cudnn_tensor *const tensors[3] = {&it.x, &it.y, &it.bias};
+    for (int i = 0; i < 3; ++i) CHECK_INT(api->cudnnCreateTensorDescriptor(tensors[i]), 0);
+    for (int i = 0; i < 2; ++i) CHECK_INT(api->cudnnSetTensor4dDescriptor(*tensors[i], 1, 0, 1, 1, 4, 4), 0);
+    CHECK_INT(api->cudnnCreateFilterDescriptor(&it.w), 0);
+    CHECK_INT(api->cudnnSetFilter4dDescriptor(it.w, 0, 1, 1, 1, 1, 1), 0);
+    CHECK_INT(api->cudnnCreateConvolutionDescriptor(&it.how), 0);
+    CHECK_INT(api->cudnnSetConvolution2dDescriptor(it.how, 0, 0, 1, 1, 1, 1, GG_CUDNN_CROSS_CORRELATION, 0), 0);
+    CHECK_INT(api->cudnnCreateActivationDescriptor(&it.then), 0);
+    VIOLATES(forward(api, handle, &it), 2000, "descriptor of the bias is not set");
+    CHECK_INT(api->cudnnSetTensor4dDescriptor(it.bias, 1, 0, 1, 1, 1, 1), 0);
+    VIOLATES(forward(api, handle, &it), 2000, "descriptor of the activation is not set");
+    VIOLATES(api->cudnnSetActivationDescriptor(it.then, 3, GG_CUDNN_NOT_PROPAGATE_NAN, 0), refused, "mode 3");
+    VIOLATES(api->cudnnSetActivationDescriptor(it.then, GG_CUDNN_ACTIVATION_RELU, 2, 0), 2000, "NaN 2");
+    CHECK_INT(api->cudnnSetActivationDescriptor(it.then, GG_CUDNN_ACTIVATION_RELU, GG_CUDNN_NOT_PROPAGATE_NAN, 0), 0);
+    CHECK_INT(forward(api, handle, &it), 0);
+    other = it, other.alpha = 2;
+    VIOLATES(forward(api, handle, &other), refused, "alpha is not 1");
+    other = it, other.beta = 1;
+    VIOLATES(forward(api, handle, &other), refused, "z is added");
+    other = it, other.z = 16;
+    VIOLATES(forward(api, handle, &other), refused, "is not y");
+    CHECK_INT(api->cudnnSetTensor4dDescriptor(it.bias, 1, GG_CUDNN_DATA_BFLOAT16, 1, 1, 1, 1), 0);
+    VIOLATES(forward(api, handle, &it), refused, "of type 9, y has 1 channels of type 0");
+    CHECK_INT(api->cudnnSetTensor4dDescriptor(it.bias, 1, 0, 1, 1, 4, 1), 0);
+    VIOLATES(forward(api, handle, &it), refused, "the bias is (1, 1, 4, 1)");
+    CHECK_INT(api->cudnnSetTensor4dDescriptor(it.bias, 1, 0, 1, 1, 1, 1), 0);
+    CHECK_INT(api->cudnnSetActivationDescriptor(it.then, GG_CUDNN_ACTIVATION_IDENTITY, GG_CUDNN_NOT_PROPAGATE_NAN, 0),
+              0);
+    VIOLATES(forward(api, handle, &it), refused, "without an activation algorithm 0");
+    CHECK_INT(api->cudaStreamSynchronize(stream), 0);
+    CHECK_INT(api->cudnnDestroyActivationDescriptor(it.then), 0);
+    CHECK_INT(api->cudnnDestroyConvolutionDescriptor(it.how), 0);
+    CHECK_INT(api->cudnnDestroyFilterDescriptor(it.w), 0);
+    for (int i = 0; i < 3; ++i) CHECK_INT(api->cudnnDestroyTensorDescriptor(*tensors[i]), 0);
+    CHECK_INT(api->cudnnDestroy(handle), 0);
+    CHECK_INT(api->cudaStreamDestroy(stream), 0);
+    gg_device_free(device, it.at);
+    library->backend->close(device);
+    is_clean(__LINE__);
+}
+
 int main(void) {
     void *handle = dlopen(getenv("GOSSIPGRAD_CUDA_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
     if (!CHECK(handle != NULL)) return CHECK_RESULT;
     find(handle, "gg_standin_begin", &standin_begin);
     find(handle, "gg_standin_plant", &standin_plant);
+    find(handle, "gg_standin_api", &standin_api);
     find(handle, "gg_standin_count", &standin_count);
     find(handle, "gg_standin_violations", &standin_violations);
     find(handle, "gg_standin_leaks", &standin_leaks);
@@ -375,5 +465,6 @@ int main(void) {
     test_bias(GG_FLOAT32);
     test_bias(GG_BFLOAT16);
     test_other_formats();
+    test_bias_contract();
     return CHECK_RESULT;
 }
