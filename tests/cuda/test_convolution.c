@@ -203,6 +203,13 @@ static bool agrees(const float *got, const sum *wanted, int64_t count, double of
 
 /* --------------------------------------------------------------------------------------------------------- tests */
 
+/* How many passes of convolutions have been run by the algorithm. */
+static long runs_of(gg_algorithm algorithm) {
+    char name[32];
+    snprintf(name, sizeof name, "algorithm %d", (int)algorithm - GG_ALGORITHM_CUDNN0);
+    return standin_count(name);
+}
+
 /* Runs an operation and compares. narrow_bias: the bias is read as bfloat16. */
 static void check_op(gg_device *device, gg_op *op, bool narrow_bias, const char *name) {
     const gg_op_desc *d = &op->desc;
@@ -315,6 +322,7 @@ static void test_problem(const problem *p, gg_dtype dtype, bool fast) {
         check_op(device, op, op->output.dtype == GG_BFLOAT16 && standin_count("cudnnSetActivationDescriptor") > 0,
                  name);
         CHECK(gg_device_check(device) == GG_OK);
+        if (algorithm != GG_ALGORITHM_DIRECT) CHECK_INT(runs_of((gg_algorithm)algorithm), GG_PASS_COUNT);
         if (!fast) CHECK_INT(standin_count("tf32") + standin_count("nondeterministic"), 0);
         gg_op_destroy(op);
     }

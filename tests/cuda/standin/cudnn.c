@@ -621,6 +621,9 @@ static int run(const char *function, pass which, const void *handle_of_caller, c
     made.tf32 = made.of.how.math != GG_CUDNN_FMA_MATH && made.of.x.type == GG_CUDNN_DATA_FLOAT;
     if (made.tf32) gg_standin_count_one("tf32");
     if (!known[which][place].deterministic) gg_standin_count_one("nondeterministic");
+    static const char *const numbers[8] = {"algorithm 0", "algorithm 1", "algorithm 2", "algorithm 3",
+                                           "algorithm 4", "algorithm 5", "algorithm 6", "algorithm 7"};
+    gg_standin_count_one(numbers[algorithm]);
     return gg_standin_submit(function, it->stream, run_convolution, &made, sizeof made, &uses) == 0 ? 0 : BAD_PARAM;
 }
 

@@ -10,8 +10,8 @@
  * descriptors that are not set, not alive or not destroyed, shapes, strides, alignment and workspace that do not fit:
  * each is a violation. The call then fails with the code that the real library would give.
  *
- * With GOSSIPGRAD_STANDIN_OPEN in the environment the host, and so a library that sends messages, may touch memory of the
- * device, as an MPI library does that is built for CUDA. What is done too early is then wrong, and no error.
+ * With GOSSIPGRAD_STANDIN_OPEN in the environment the host, and so a library that sends messages, may touch memory of
+ * the device, as an MPI library does that is built for CUDA. What is done too early is then wrong, and no error.
  *
  * Functions of this header may be called by any thread; tests call them through ctypes, too. */
 #ifndef GG_STANDIN_H
@@ -45,7 +45,7 @@ GG_STANDIN_PUBLIC void gg_standin_devices(int count);
 GG_STANDIN_PUBLIC void gg_standin_plant(const char *function, int nth, int code, bool lost, bool late);
 /* How often the function was called since gg_standin_begin; "kernel": kernels that were launched; "kernel NAME": that
  * one; "pageable": copies from or to host memory that is not pinned; "nondeterministic", "tf32": convolutions and
- * products that were run so. */
+ * products that were run so; "algorithm 3": convolutions of any pass that were run by the one with this number. */
 GG_STANDIN_PUBLIC long gg_standin_count(const char *what);
 /* Writes the texts of violations since gg_standin_begin, a line each, and gives their number. */
 GG_STANDIN_PUBLIC int gg_standin_violations(char *text, size_t bytes);
