@@ -78,7 +78,7 @@ VARIANT_LINK = {
 
 CUDA_LIBRARY = "_cuda.so"
 # Objects of the core that the library of CUDA has, too: pure functions.
-CUDA_SHARES = ["tensor/tensor.o", "backend/backend.o", "backend/device.o", "base/random.o"]
+CUDA_SHARES = ["tensor/tensor.o", "backend/backend.o", "backend/device.o", "backend/multi_head.o", "base/random.o"]
 
 
 # ---------------------------------------------------------------------------------------------- finding

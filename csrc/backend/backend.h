@@ -211,6 +211,9 @@ struct gg_op {
 gg_status gg_op_check_lstm(const gg_op_desc *desc);
 gg_status gg_op_check_attention(const gg_op_desc *desc);
 
+/* MULTI_HEAD of any table that has LINEAR and ATTENTION, from these. */
+gg_status gg_multi_head_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+
 /* Destroys any operation; NULL is fine. */
 void gg_op_destroy(gg_op *op);
 /* The runs that an operation has. Backward: of the weights, then, prepared, of the data. */

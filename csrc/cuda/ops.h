@@ -53,7 +53,6 @@ void gg_cuda_element_copy(const gg_op *head, void *to, const void *from);
 gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-gg_status gg_cuda_multi_head_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* By cuDNN, or where it refuses the own one. */
 gg_status gg_cuda_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_own_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

@@ -153,7 +153,7 @@ const gg_backend gg_backend_cuda = {
             [GG_OP_PAD] = gg_cuda_rearrange_create,
             [GG_OP_ATTENTION] = gg_cuda_attention_create,
             [GG_OP_LSTM] = gg_cuda_lstm_create,
-            [GG_OP_MULTI_HEAD] = gg_cuda_multi_head_create,
+            [GG_OP_MULTI_HEAD] = gg_multi_head_create,
         },
     .update = table_update,
     .loss = table_loss,

@@ -47,7 +47,6 @@ gg_status gg_native_position_embedding_create(gg_device *device, const gg_op_des
 gg_status gg_native_rearrange_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* PLAIN. */
 gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-gg_status gg_native_multi_head_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* Between PLAIN and BATCH_LAST. */
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

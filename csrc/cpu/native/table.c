@@ -37,7 +37,7 @@ const gg_backend gg_backend_native = {
             [GG_OP_PAD] = gg_native_rearrange_create,
             [GG_OP_ATTENTION] = gg_native_attention_create,
             [GG_OP_LSTM] = gg_native_lstm_create,
-            [GG_OP_MULTI_HEAD] = gg_native_multi_head_create,
+            [GG_OP_MULTI_HEAD] = gg_multi_head_create,
         },
     .loss = gg_cpu_loss,
     .update = gg_cpu_update,
