@@ -84,8 +84,9 @@ void gg_cuda_dropout(gg_cuda_stream stream, const gg_cuda_dropout_args *args);
 typedef struct gg_cuda_dropout_rows_args {
     int64_t rows, length, first_row;
     gg_cuda_draw draw;
-    const float *in;
-    float *out;
+    gg_dtype dtype;
+    const void *in;
+    void *out;
 } gg_cuda_dropout_rows_args;
 void gg_cuda_dropout_rows(gg_cuda_stream stream, const gg_cuda_dropout_rows_args *args);
 

@@ -5,7 +5,9 @@
  * come back from such a space. Samples begin with the state that they carry, or with zeros.
  *
  * In memory that is saved (without training in scratch): the states and cells that all layers begin with, if any are
- * carried; of each run but the last its states, and what the next one reads; cuDNN's reserve of each run. */
+ * carried; of each run but the last its states, and what the next one reads; cuDNN's reserve of each run.
+ *
+ * In bfloat16 cuDNN has weights, their gradients and states in it; those that are carried are float32. */
 #include <limits.h>
 
 #include "base/memory.h"
@@ -100,6 +102,7 @@ static void drop_rows(const lstm_op *op, const gg_op_args *args, const lstm_run 
         .length = op->hidden,
         .first_row = run->first * rows,
         .draw = {.seed = desc->seed, .step = args->step, .rank = args->rank, .probability = desc->probability},
+        .dtype = op->dtype,
         .in = in,
         .out = out};
     gg_cuda_dropout_rows(gg_cuda_compute(op->device), &own);
@@ -460,7 +463,7 @@ static gg_status create_by_dnn(gg_device *device, const gg_op_desc *desc, bool *
     GG_TRY(gg_cuda_op_create(desc, &lstm_class, 1, sizeof(lstm_op), &head));
     lstm_op *op = (lstm_op *)head;
     op->device = gg_cuda_of(device);
-    op->dtype = GG_FLOAT32;
+    op->dtype = head->input[0].dtype = head->output.dtype = desc->dtype;
     op->batch = desc->batch;
     op->positions = desc->input[0].size[0];
     op->inputs = desc->input[0].size[1];
