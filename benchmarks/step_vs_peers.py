@@ -16,7 +16,7 @@ torch.compile where --compiled says so, and JAX for the mlp. Who cannot be impor
 --device cuda: on a GPU, with its own batches and floors. PyTorch as it is, captured as one CUDA graph, compiled, and
 compiled and captured; its batch lies in the GPU's memory, while ours goes up with every step. A figure is the mean step
 of the fastest block, with the wait for the GPU at its end. float32 is --precision fast unless said otherwise: both may
-use TF32.
+use TF32. Each contestant runs alone, as all of them together need more memory than a GPU has.
 
 --memory: what a process with a network needs while it trains (or, with --evaluate, computes) at most, without what
 importing the library took, each in a process that makes a few steps and does nothing else.
@@ -319,26 +319,34 @@ def started(who: str, name: str, threads: int, dtype: str, arguments: argparse.N
     return None
 
 
+def rounds(running: list[Process], count: int, steps: int | None = None) -> None:
+    """So many blocks of each in turn; steps None: as many as take BLOCK_SECONDS."""
+    for _ in range(count):
+        for process in running:
+            step = min(process.seconds or process.built["warm"])  # type: ignore[index]
+            process.turn(steps or max(1, min(200, int(BLOCK_SECONDS / step))))
+
+
 def compare(name: str, threads: int, dtype: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Blocks of steps in turn; with --memory each alone."""
+    """Blocks of steps in turn; each alone with --memory, and on a GPU, whose memory they would share."""
     running: list[Process] = []
-    records = []
+    records: list[dict[str, Any]] = []
+    parameters: set[int | None] = set()
+    alone = arguments.memory or arguments.device != "cpu"
     try:
         for who in contestants(name, arguments):
             process = started(who, name, threads, dtype, arguments)
             if process is None:
                 continue
             running.append(process)
-            if arguments.memory:
-                process.turn(3)
+            parameters.add(process.built["parameters"] if process.built else None)
+            if alone:
+                rounds(running, 1 if arguments.memory else arguments.rounds, 3 if arguments.memory else None)
                 records.append(running.pop().record())
                 process.close()
-        if len({process.built["parameters"] for process in running if process.built}) > 1:
-            raise SystemExit(f"{name}: the networks differ in parameters: {[(p.who, p.built) for p in running]}")
-        for _ in range(arguments.rounds if running else 0):
-            for process in running:
-                step = min(process.seconds or process.built["warm"])  # type: ignore[index]
-                process.turn(max(1, min(200, int(BLOCK_SECONDS / step))))
+            if len(parameters) > 1:
+                raise SystemExit(f"{name}: the networks differ in parameters: {who} has {process.built}")
+        rounds(running, arguments.rounds)
         records += [process.record() for process in running]
     finally:
         for process in running:
