@@ -14,7 +14,7 @@
 /* A strip of so many stays in the second-level cache. */
 #define NEAR_FLOATS (128 * 1024)
 /* Blocks of rows that are multiplied with all panels of a part before the next. */
-#define GROUP_BLOCKS 24
+#define GROUP_BLOCKS 8
 /* Row of a copied block of A: 17 lines, so that rows lie in different sets of the first-level cache. */
 #define BLOCK_ROW (PART_TERMS + 16)
 /* Rows of A that are closer than this are read where they lie. */
