@@ -93,6 +93,22 @@ def test_linear(shape):
     near(found["grad_bias"], error.sum(0), np.abs(error).sum(0), 0, "grad_bias")
 
 
+@pytest.mark.parametrize(("rows", "outputs", "wide"), [(64, 1024, True), (65, 1024, False), (64, 1008, False)])
+def test_few_rows_over_many_weights_compute_in_float32(rows, outputs, wide):
+    rng = np.random.default_rng(rows)
+    x, grad = held(rng, rows, 1024), held(rng, rows, outputs)
+    weight, bias = rng.standard_normal((outputs, 1024), np.float32), rng.standard_normal(outputs, np.float32)
+    found, exact = (
+        operations.run_op(
+            "onednn", None, "linear", [x], grad.shape[1:], weight=weight, bias=bias, grad_output=grad, dtype=dtype
+        )
+        for dtype in ("bfloat16", "float32")
+    )
+    assert np.array_equal(found["output"], exact["output"]) == wide
+    assert np.array_equal(found["output"], narrow(found["output"])) != wide
+    assert np.array_equal(found["grad_inputs"][0], exact["grad_inputs"][0]) == wide
+
+
 @pytest.mark.parametrize("name", sequences.LSTM)
 def test_lstm(name):
     """By lengths of whole arrays: errors of states travel through positions. The states are those of PyTorch's gates,

@@ -124,10 +124,21 @@ cleanup:
     return status;
 }
 
+/* Of a linear layer with few rows and more weights than caches hold, float32 is faster: bfloat16 weights are prepared
+ * in each step, for both directions, which moves more bytes than reading the float32 weights. */
+#define FEW_ROWS 64
+#define MANY_WEIGHTS (1024 * 1024)
+
+static bool is_bound_by_weights(const gg_op_desc *desc) {
+    if (desc->kind != GG_OP_LINEAR || desc->input[0].dims < 1 || desc->output.dims < 1) return false;
+    const int64_t in = desc->input[0].size[desc->input[0].dims - 1], out = desc->output.size[desc->output.dims - 1];
+    return desc->batch * gg_shape_count(&desc->output) / out <= FEW_ROWS && in * out >= MANY_WEIGHTS;
+}
+
 /* The element type of an operation's activations. Products gain by bfloat16 whatever comes before them; where nothing
  * is multiplied, a conversion in front would cost more than it saves. oneDNN has no bfloat16 without AVX-512. */
 static gg_dtype dtype_of(const gg_device *device, const gg_op_desc *desc) {
-    if (desc->dtype != GG_BFLOAT16 || device->isa != GG_ISA_AVX512) return GG_FLOAT32;
+    if (desc->dtype != GG_BFLOAT16 || device->isa != GG_ISA_AVX512 || is_bound_by_weights(desc)) return GG_FLOAT32;
     if (desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR) return GG_BFLOAT16;
     for (int i = 0; i < desc->inputs; i++)
         if (desc->offered[i].dtype != GG_BFLOAT16) return GG_FLOAT32;
