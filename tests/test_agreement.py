@@ -397,7 +397,8 @@ for name in ("there", "there.state"):
         text += f"attempt({name!r}, {work})\n"
     # callbacks that act on one rank alone may differ, and so may progress, threads and backend
     text += "attempt('none', lambda: fit(callbacks=[Fails('on_x')] if odd else [], progress=False if rank else True))\n"
-    text += "attempt('hardware', lambda: gg.Trainer(small_net(), backend='native' if odd else None, threads=1 + odd))\n"
+    text += "hardware = {'device': 'cpu', 'backend': 'native' if odd else None, 'threads': 1 + odd}\n"
+    text += "attempt('hardware', lambda: gg.Trainer(small_net(), **hardware))\n"
     text += (
         "attempt('at last', lambda: print(f'bits|{trainer.weights_sha256()[0]}||', trainer.predict(data[0]).shape))\n"
     )

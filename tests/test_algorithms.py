@@ -312,6 +312,7 @@ def test_the_order_of_tables_is_in_the_cache(tmp_path):
     assert found(8) == wanted and asked == [8]
 
 
+@pytest.mark.cpu("which of its tables is asked first")
 @both_tables
 @pytest.mark.parametrize("first", ["native", "onednn"])
 def test_fit_asks_the_table_first_that_was_faster(injected, monkeypatch, tmp_path, first):
@@ -335,6 +336,7 @@ def test_fit_asks_the_table_first_that_was_faster(injected, monkeypatch, tmp_pat
         assert names(trainer) == {first} and history.weights_sha256 == wanted and history.algorithms[0] == entry
 
 
+@pytest.mark.cpu("which of its tables is asked first")
 @both_tables
 def test_measuring_steps_changes_nothing():
     x, y = data(8)
@@ -395,6 +397,7 @@ def test_a_measurement_is_given_the_first_table():
                 call()
 
 
+@pytest.mark.cpu("which of its tables is asked first")
 @both_tables
 def test_without_time_the_rule_chooses_the_order_of_tables(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

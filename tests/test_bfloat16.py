@@ -13,9 +13,12 @@ import test_sequences as sequences
 import gossipgrad as gg
 from gossipgrad import _core
 
-pytestmark = pytest.mark.skipif(
-    not _core.info()["onednn"] or _core.info()["isa"] != "avx512", reason="bfloat16 needs oneDNN and AVX-512"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not _core.info()["onednn"] or _core.info()["isa"] != "avx512", reason="bfloat16 needs oneDNN and AVX-512"
+    ),
+    pytest.mark.cpu("what oneDNN computes in bfloat16, and where"),
+]
 
 ROUNDING = 2.0**-8  # of one number
 SUMS = 2.0**-18  # of a float32 sum of up to some thousand products, of the sum of their sizes

@@ -164,6 +164,7 @@ def test_refusals():
         trainer.train_step(samples, {"a": [0, 1], "c": [0, 1]})
 
 
+@pytest.mark.cpu("the words of its memory")
 def test_a_batch_that_does_not_fit_is_refused():
     """Before anything is allocated, with the figures; the trainer goes on with smaller ones."""
     x = gg.Input((1,))
