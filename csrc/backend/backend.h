@@ -313,11 +313,13 @@ typedef struct gg_gather_args {
     int64_t values;        /* elements in a sample */
     const uint32_t *index; /* n row numbers; NULL: rows 0..n-1 */
     int64_t n;             /* samples; the batch is padded with zeros where the layout pads */
-    gg_dtype wanted;       /* GG_FLOAT32; or GG_INT32: the numbers of uint8 or int32, PLAIN */
+    gg_dtype wanted;       /* GG_FLOAT32; or GG_INT32: the numbers of uint8 or int32, PLAIN; GPU: or GG_BFLOAT16, which
+                              GG_FLOAT32 is rounded to, PLAIN or NHWC */
     float scale, shift;    /* GG_FLOAT32: value = scale*element + shift */
     int64_t runs;          /* > 0: the sample is so many equal runs, and each has its own: */
     const float *scales;   /* a scale for each run, then a shift for each; NULL where runs is 0 */
-    gg_layout layout;      /* PLAIN or BATCH_LAST */
+    gg_layout layout;      /* PLAIN or BATCH_LAST; GPU: or NHWC, into which it brings samples (channels, ...) */
+    int64_t channels;      /* NHWC */
     void *out;
 } gg_gather_args;
 

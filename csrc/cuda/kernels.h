@@ -58,7 +58,7 @@ size_t gg_cuda_choose_scratch(size_t n, size_t bin);
 void gg_cuda_choose(gg_cuda_stream stream, const gg_choose_args *args, uint32_t *scratch, uint64_t *count);
 
 /* ------------------------------------------------------------------------------------------------ layout.cu
- * The CPU's bits, in PLAIN and BATCH_LAST. */
+ * The CPU's bits, in PLAIN and BATCH_LAST; and gather's in NHWC and rounded to bfloat16. */
 void gg_cuda_gather(gg_cuda_stream stream, const gg_gather_args *args);
 void gg_cuda_columns(gg_cuda_stream stream, const gg_vectors *from, int64_t first, int64_t count, float *out);
 void gg_cuda_transpose(gg_cuda_stream stream, int64_t n, int64_t values, bool to_lanes, const float *in, float *out);

@@ -1,5 +1,5 @@
 /* Samples into batches, columns, and transposition: the CPU's bits. */
-#include "check_kernels.h"
+#include "check_operations.h"
 
 namespace {
 
@@ -46,7 +46,53 @@ void check_gather(gg_dtype dtype, int64_t n, int64_t values, int64_t runs, gg_dt
                 (int)layout);
 }
 
+/* Images of float32 as the CPU gathers them, in another layout or rounded. */
+template <class T, class To>
+void check_images(gg_dtype dtype, int64_t n, const gg_shape &s, gg_layout layout, int runs) {
+    const size_t rows = 5, values = count(s), size = (size_t)n * values;
+    std::vector<T> all(rows * values);
+    for (T &x : all) x = dtype == GG_FLOAT32 ? (T)numbers.uniform(-1, 1) : (T)(numbers.next() % 256);
+    buffer<T> set(all, "rows");
+    lanes<T> set_cpu(all);
+    buffer<uint32_t> index((size_t)n, "index");
+    for (size_t i = 0; i < index.n; ++i) index[i] = numbers.next() % rows;
+    buffer<float> scales(numbers.floats((size_t)(2 * runs)), "scales");
+    device_batch<To> out(size, "out");
+    lanes<float> out_cpu((std::vector<float>(size)));
+    gg_gather_args a = {};
+    a.dtype = dtype;
+    a.rows = set_cpu.p;
+    a.values = (int64_t)values;
+    a.index = runs > 0 ? index.p : nullptr;
+    a.n = n;
+    a.scale = 1.0f / 255;
+    a.shift = -0.3f;
+    a.runs = runs;
+    a.scales = runs > 0 ? scales.p : nullptr;
+    a.out = out_cpu.p;
+    gg_backend_native.gather(cpu, &a);
+    a.rows = set.p;
+    a.wanted = dtype_of<To>;
+    a.layout = layout;
+    a.channels = s.size[0];
+    a.out = out.p;
+    gg_cuda_gather(nullptr, &a);
+    CHECK(same(out.all(), rounded<To>(laid(layout, s, n, out_cpu.all())), "gather of images"));
+}
+
+template <class T, class To> void test_images(gg_dtype dtype) {
+    for (gg_layout layout : {GG_LAYOUT_PLAIN, GG_LAYOUT_NHWC}) {
+        check_images<T, To>(dtype, 5, shape({3, 7, 5}), layout, 0);
+        check_images<T, To>(dtype, 6, shape({3, 8, 8}), layout, 3);
+        check_images<T, To>(dtype, 4, shape({1, 6, 6}), layout, 0);
+        check_images<T, To>(dtype, 2, shape({24, 1, 1}), layout, 24);
+        check_images<T, To>(dtype, 1, shape({4, 30, 30}), layout, 4);
+    }
+}
+
 template <class T> void test_gather(gg_dtype dtype) {
+    test_images<T, float>(dtype);
+    test_images<T, narrow>(dtype);
     for (gg_layout layout : {GG_LAYOUT_PLAIN, GG_LAYOUT_BATCH_LAST})
         for (int64_t values : {1, 3, 12, 24, 48})
             for (int64_t n : {1, 5, 7})

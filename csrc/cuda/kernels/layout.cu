@@ -59,6 +59,8 @@ template <class T, int N> struct gather_of {
     int64_t each; /* values of a run */
     __device__ __forceinline__ void put(int64_t i, int64_t value, T element) const {
         if (a.wanted == GG_INT32) static_cast<int32_t *>(a.out)[i] = (int32_t)element;
+        else if (a.wanted == GG_BFLOAT16)
+            gg_store(static_cast<gg_bfloat16 *>(a.out) + i, gather_scaled(a, each, value, (float)element));
         else static_cast<float *>(a.out)[i] = gather_scaled(a, each, value, (float)element);
     }
     /* Element i of the batch and those behind it. */
@@ -71,9 +73,11 @@ template <class T, int N> struct gather_of {
                 *reinterpret_cast<int4 *>(static_cast<int32_t *>(a.out) + i) =
                     make_int4((int)v.x, (int)v.y, (int)v.z, (int)v.w);
             } else {
-                *reinterpret_cast<float4 *>(static_cast<float *>(a.out) + i) =
-                    make_float4(gather_scaled(a, each, value, (float)v.x), gather_scaled(a, each, value, (float)v.y),
-                                gather_scaled(a, each, value, (float)v.z), gather_scaled(a, each, value, (float)v.w));
+                const gg_pack<4> scaled = {
+                    {gather_scaled(a, each, value, (float)v.x), gather_scaled(a, each, value, (float)v.y),
+                     gather_scaled(a, each, value, (float)v.z), gather_scaled(a, each, value, (float)v.w)}};
+                if (a.wanted == GG_BFLOAT16) gg_store_pack(static_cast<gg_bfloat16 *>(a.out) + i, scaled);
+                else gg_store_pack(static_cast<float *>(a.out) + i, scaled);
             }
         } else {
             put(i, value, *from);
@@ -99,12 +103,31 @@ __global__ void __launch_bounds__(GG_BLOCK) gather_lanes_kernel(gg_gather_args a
     }
 }
 
+/* Images as NHWC, whose channels are few: a thread has a pixel. */
+template <class T, class To>
+__global__ void __launch_bounds__(GG_BLOCK) gather_pixels_kernel(gg_gather_args a, int64_t each, int64_t area) {
+    for (int64_t i = gg_thread_number(); i < a.n * area; i += gg_thread_count()) {
+        const int64_t sample = i / area, at = i % area;
+        const T *from = static_cast<const T *>(a.rows) + gather_row(a, sample) * a.values + at;
+#pragma unroll 1
+        for (int64_t c = 0; c < a.channels; ++c)
+            gg_store(static_cast<To *>(a.out) + i * a.channels + c,
+                     gather_scaled(a, each, c * area + at, (float)from[c * area]));
+    }
+}
+
 template <class T> void gather_launch(gg_cuda_stream stream, const gg_gather_args *args) {
     const int64_t each = args->runs > 0 ? args->values / args->runs : args->values, n = args->n * args->values;
     if (args->layout == GG_LAYOUT_BATCH_LAST) {
         const int64_t padded = padded_lanes(args->n);
         GG_LAUNCH((gather_lanes_kernel<T>), gg_blocks_for(padded * args->values), GG_BLOCK, 0, stream, *args, each,
                   padded);
+    } else if (args->layout == GG_LAYOUT_NHWC && args->channels > 1 && args->channels < args->values) {
+        const int64_t area = args->values / args->channels;
+        const unsigned blocks = gg_blocks_for(args->n * area);
+        if (args->wanted == GG_BFLOAT16)
+            GG_LAUNCH((gather_pixels_kernel<T, gg_bfloat16>), blocks, GG_BLOCK, 0, stream, *args, each, area);
+        else GG_LAUNCH((gather_pixels_kernel<T, float>), blocks, GG_BLOCK, 0, stream, *args, each, area);
     } else if (args->values % 4 == 0 && each % 4 == 0 && gg_is_aligned(args->rows, 4 * sizeof(T)) &&
                gg_is_aligned(args->out, 16)) {
         const gather_of<T, 4> f = {*args, each};
