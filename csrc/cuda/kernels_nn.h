@@ -300,19 +300,21 @@ void gg_cuda_lstm_end(gg_cuda_stream stream, const gg_cuda_lstm_state_args *args
 /* ------------------------------------------------------------------------------------------ tables of rows */
 
 /* EMBEDDING. Tokens outside of 0..numbers-1 give rows of zeros and no gradient, and the first of them is reported in
- * *bad. backward: each row of the gradient is the sum of its tokens' errors in their order: same bits as the CPU. */
+ * *bad. The table and its gradient are float32. backward: each row of the gradient is the sum of its tokens' errors, in
+ * an order that depends on the tokens alone; those of up to some dozens of tokens in their order. */
 typedef struct gg_cuda_embedding_args {
     int64_t tokens, features, numbers; /* tokens of the batch, less than 2^31 */
+    gg_dtype dtype;                     /* of output and grad_output */
     const int32_t *token;
     const float *table;
-    float *output;
-    const float *grad_output;
+    void *output;
+    const void *grad_output;
     float *grad_table;
     void *scratch; /* backward */
     uint32_t *bad; /* forward: becomes the least of itself and the token's place; set it to UINT32_MAX first; may be
                       NULL */
 } gg_cuda_embedding_args;
-size_t gg_cuda_embedding_scratch(int64_t tokens);
+size_t gg_cuda_embedding_scratch(int64_t tokens, int64_t features);
 void gg_cuda_embedding(gg_cuda_stream stream, const gg_cuda_embedding_args *args);
 void gg_cuda_embedding_backward(gg_cuda_stream stream, const gg_cuda_embedding_args *args);
 
@@ -320,9 +322,11 @@ void gg_cuda_embedding_backward(gg_cuda_stream stream, const gg_cuda_embedding_a
  * written wholly, summed over samples in their order; that of the input is grad_output itself. Same bits as the CPU. */
 typedef struct gg_cuda_position_embedding_args {
     int64_t samples, positions, features, numbers;
-    const float *input, *table;
-    float *output;
-    const float *grad_output;
+    gg_dtype dtype; /* of all but the table and its gradient, which are float32 */
+    const void *input;
+    const float *table;
+    void *output;
+    const void *grad_output;
     float *grad_table;
 } gg_cuda_position_embedding_args;
 void gg_cuda_position_embedding(gg_cuda_stream stream, const gg_cuda_position_embedding_args *args);

@@ -7,6 +7,7 @@ static gg_cuda_embedding_args embedding_args(const gg_op *head, const gg_op_args
     return (gg_cuda_embedding_args){.tokens = op->outer,
                                     .features = op->inner,
                                     .numbers = head->desc.numbers,
+                                    .dtype = head->output.dtype,
                                     .token = args->input[0],
                                     .scratch = args->scratch};
 }
@@ -52,7 +53,8 @@ gg_status gg_cuda_embedding_create(gg_device *device, const gg_op_desc *desc, gg
     op->outer = tokens;
     op->n = (size_t)(tokens * op->inner);
     head->backward_needs_input = 1;
-    if (desc->training) head->scratch_bytes = gg_cuda_embedding_scratch(tokens);
+    head->output.dtype = desc->dtype;
+    if (desc->training) head->scratch_bytes = gg_cuda_embedding_scratch(tokens, op->inner);
     *out = head;
 cleanup:
     return status;
@@ -62,7 +64,8 @@ static gg_cuda_position_embedding_args position_args(const gg_op *head) {
     return (gg_cuda_position_embedding_args){.samples = head->desc.batch,
                                              .positions = head->desc.input[0].size[0],
                                              .features = head->desc.input[0].size[1],
-                                             .numbers = head->desc.numbers};
+                                             .numbers = head->desc.numbers,
+                                             .dtype = head->output.dtype};
 }
 
 static gg_status position_embedding_forward(gg_op *head, const gg_op_args *args) {
@@ -98,7 +101,7 @@ gg_status gg_cuda_position_embedding_create(gg_device *device, const gg_op_desc 
     if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->numbers < desc->input[0].size[0])
         GG_FAIL(GG_ERROR_SHAPE, "positions are added to one input (positions, features) of at most %lld positions",
                 (long long)desc->numbers);
-    GG_TRY(gg_cuda_element_create(device, desc, &position_embedding_class, 0, out));
+    GG_TRY(gg_cuda_element_create(device, desc, &position_embedding_class, GG_CUDA_BFLOAT16, out));
     (*out)->in_place = true;
 cleanup:
     return status;

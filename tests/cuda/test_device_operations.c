@@ -473,6 +473,32 @@ static void test_calls_of_attention(void) {
     free_problem(&p);
 }
 
+/* ------------------------------------------------------------------------------------------------ embeddings */
+
+static void test_embedding(int64_t batch, int64_t positions, int64_t numbers, int64_t features, bool narrow_one) {
+    problem p = make_problem("embedding", GG_OP_EMBEDDING, batch, (gg_shape){1, {positions}},
+                             (gg_shape){2, {positions, features}});
+    p.desc.offered[0].dtype = GG_INT32;
+    p.desc.numbers = numbers;
+    p.desc.input_grad = false;
+    add_parameter(&p, numbers * features, 1);
+    p.numbers = malloc((size_t)(batch * positions) * sizeof *p.numbers);
+    for (int64_t i = 0; i < batch * positions; ++i) p.numbers[i] = (int32_t)draw(0, (float)numbers - 0.01f);
+    if (narrow_one) make_narrow(&p);
+    compare(&p, narrow_one ? 4e-3 : 1e-6);
+    free_problem(&p);
+}
+
+static void test_positions(int64_t batch, int64_t positions, int64_t numbers, int64_t features, bool narrow_one) {
+    const gg_shape shape = {2, {positions, features}};
+    problem p = make_problem("position embedding", GG_OP_POSITION_EMBEDDING, batch, shape, shape);
+    p.desc.numbers = numbers;
+    add_parameter(&p, numbers * features, 1);
+    if (narrow_one) make_narrow(&p);
+    compare(&p, narrow_one ? 4e-3 : 1e-6);
+    free_problem(&p);
+}
+
 int main(void) {
     void *handle = dlopen(getenv("GOSSIPGRAD_CUDA_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
@@ -497,7 +523,15 @@ int main(void) {
     test_attention(false, false);
     test_attention(false, true);
     test_attention(true, false);
+    test_attention(true, true);
     test_calls_of_attention();
+    for (int narrow_one = 0; narrow_one < 2; ++narrow_one) {
+        test_embedding(1, 1, 1, 1, narrow_one != 0);
+        test_embedding(3, 40, 5, 4, narrow_one != 0);
+        test_embedding(10, 250, 70, 3, narrow_one != 0);
+        test_positions(1, 1, 1, 1, narrow_one != 0);
+        test_positions(3, 5, 7, 4, narrow_one != 0);
+    }
     library->backend->close(cuda);
     native->table->close(native);
     char text[1 << 12] = "";
