@@ -443,7 +443,7 @@ class BuildCore(build_ext):
                 own, hidden, salt = ["-Wno-missing-prototypes"], python, self._salt()  # PyInit__core has none
             elif room == "base/parallel.c":
                 own = ["-fopenmp"]
-            elif room.startswith("compress/") or room == "cpu/isa/choose.c":
+            elif room.startswith("compress/") or room in ("cpu/isa/choose.c", "cpu/pack.c"):
                 own = ["-ffp-contract=off"]  # with fused products machines would choose different elements
             if room.startswith("cpu/isa/"):
                 for isa in self._isas():

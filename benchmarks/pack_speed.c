@@ -44,7 +44,9 @@ int main(int arguments, char **argument) {
     gg_status status = GG_OK;
     gg_device *device = NULL;
     float *gradient[GRADIENTS] = {NULL}, *residue = NULL, *out = NULL, *copy = NULL;
-    void *message = NULL, *scratch = NULL;
+    void *message = NULL;
+    gg_pack_room *room = NULL;
+    gg_pack_sizes sizes = {0};
     double *seconds = NULL;
     gg_isa isa;
     if (arguments != 7) return 2;
@@ -62,7 +64,8 @@ int main(int arguments, char **argument) {
     GG_TRY(gg_alloc(n * sizeof(float), "out", &out));
     GG_TRY(gg_alloc(n * sizeof(float), "copy", &copy));
     GG_TRY(gg_alloc(gg_packed_capacity(&segment, 1, &options), "message", &message));
-    GG_TRY(gg_alloc(gg_pack_scratch_bytes(&segment, 1), "scratch", &scratch));
+    gg_pack_sizes_add(&sizes, device, &segment, 1);
+    GG_TRY(gg_pack_room_create(device, &sizes, &room));
     GG_TRY(gg_calloc((size_t)rounds * 3, sizeof *seconds, "seconds", &seconds));
     for (uint32_t g = 0; g < GRADIENTS; ++g) {
         GG_TRY(gg_alloc(n * sizeof(float), "gradient", &gradient[g]));
@@ -71,19 +74,15 @@ int main(int arguments, char **argument) {
     memset(residue, 0, n * sizeof(float));
     memset(out, 0, n * sizeof(float));
     memset(copy, 0, n * sizeof(float));
-    const gg_packing packing = {.compression = &options,
-                                .device = device,
-                                .segment = &segment,
-                                .segments = 1,
-                                .scratch = scratch,
-                                .counts = &counts};
+    const gg_packing packing = {
+        .compression = &options, .device = device, .segment = &segment, .segments = 1, .room = room, .counts = &counts};
     const size_t inner = n < 4000000 ? 4000000 / n : 1; /* a round is not shorter than the clock sees */
     int step = 0;
     size_t bytes = 0;
     gg_parallel_enter();
     for (; step < WARM_STEPS; ++step) {
         GG_TRY(gg_pack(&packing, 0.5f, gradient[step % GRADIENTS], residue, message, &bytes));
-        GG_TRY(gg_unpack_add(&segment, 1, message, bytes, 1, out));
+        GG_TRY(gg_unpack_add(&packing, message, bytes, 1, out));
     }
     counts = (gg_compression_counts){0};
     for (int r = 0; r < rounds; ++r) {
@@ -95,7 +94,7 @@ int main(int arguments, char **argument) {
             const double copied = cpu_seconds();
             GG_TRY(gg_pack(&packing, 0.5f, g, residue, message, &bytes));
             const double packed = cpu_seconds();
-            GG_TRY(gg_unpack_add(&segment, 1, message, bytes, 1, out));
+            GG_TRY(gg_unpack_add(&packing, message, bytes, 1, out));
             const double unpacked = cpu_seconds();
             own[0] += (copied - begin) / (double)inner;
             own[rounds] += (packed - copied) / (double)inner;
@@ -114,7 +113,7 @@ cleanup:
     gg_free(out);
     gg_free(copy);
     gg_free(message);
-    gg_free(scratch);
+    gg_pack_room_destroy(room);
     gg_free(seconds);
     if (device != NULL) device->table->close(device);
     return status == GG_OK ? 0 : 1;

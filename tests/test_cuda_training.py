@@ -12,7 +12,7 @@ import cuda_standin
 import numpy as np
 import pytest
 from conftest import ROOT
-from test_strict import NETWORKS, SMALL, STRATEGIES, trained
+from test_strict import COMPRESSED, NETWORKS, SMALL, STRATEGIES, trained
 
 import gossipgrad as gg
 from gossipgrad import _core
@@ -78,6 +78,14 @@ def test_strategies(standin, name):
     # What is rounded to bfloat16 may be rounded to the neighbour, 2^-8 of it away.
     rounded = name.endswith(("bfloat16", "fragments")) or name == "push-sum"
     assert_near(strategy=STRATEGIES[name], bound=2e-3 if rounded else 2e-5)
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compression(standin, name):
+    strategy, compression = COMPRESSED[name]
+    network = "resnet" if name == "allreduce-large" else "convolutions"  # which has a layer that is large and dense
+    rounded = compression.values == "bfloat16"
+    assert_near(network, strategy=strategy, compression=compression, bound=1e-3 if rounded else 2e-5)
 
 
 @pytest.mark.parametrize("seed", [2, 3])

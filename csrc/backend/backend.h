@@ -327,25 +327,66 @@ typedef struct gg_gather_args {
 #define GG_MOST_CHOSEN_BIN 16384
 enum { GG_CHOSEN_FIRST = 0x8000, GG_CHOSEN_NEGATIVE = 0x4000, GG_CHOSEN_PLACE = 0x3fff };
 
-/* AdaComp's choice (compress/compression.h) in n elements, bins of `bin` of them, the last one shorter. Either
+/* What is sent of a parameter. */
+typedef enum gg_pack_kind {
+    GG_PACK_NONE = 0, /* nothing: the residue gets what is new */
+    GG_PACK_ALL,      /* every value, as float32 */
+    GG_PACK_CHOICE,   /* which elements are chosen; they are not sent yet */
+    GG_PACK_SIGNS,    /* of these the sign: each stands for +scale or -scale */
+    GG_PACK_VALUES    /* of these the value */
+} gg_pack_kind;
+
+/* What the host has to know of a parameter that is packed. */
+typedef struct gg_pack_result {
+    uint64_t entries;  /* of `place` */
+    uint32_t greatest; /* the bits of max |G| of all bins: finite only if all elements are */
+    float scale;       /* but for NONE and ALL: the mean of max |G| over the bins, added in double in their order */
+} gg_pack_result;
+
+/* AdaComp (compress/compression.h) in one parameter of n elements, bins of `bin` of them, the last one shorter. Either
  *   d = scale*gradient   G = residue + d (and residue = G)   H = G + (factor - 1)*d      or, where residue is NULL,
  *   d = value - known    G = d                               H = d + (factor - 1)*d
- * each product and sum rounded to float32, at every instruction set. Chosen is |H| >= max |G| of the bin, where that is
- * neither 0, infinite nor NaN, and G is not 0. Absolute values are compared by their bits, so the greatest of a bin is
- * finite only if all are. Arrays need not be aligned. */
-typedef struct gg_choose_args {
+ * each product and sum rounded to float32, on every device and at every instruction set. Chosen is |H| >= max |G| of
+ * the bin, where that is neither 0, infinite nor NaN, and G is not 0. Absolute values are compared by their bits. Left
+ * out of the choice is, where it is `safe`, |G| < scale/2, and of SIGNS everything where the scale is 0.
+ * What is sent is then removed: residue -= sent, or known += sent. Where result->greatest is not finite, nothing is
+ * removed but by ALL, and place, chosen and entries are undefined. Arrays need not be aligned. */
+typedef struct gg_pack_args {
     size_t n, bin;
+    gg_pack_kind kind;
+    gg_dtype dtype; /* VALUES: GG_FLOAT32; or GG_BFLOAT16, finite also where rounding to nearest would give infinity */
+    bool safe;
     float scale, factor;
     const float *gradient; /* NULL: zeros */
     float *clear;          /* the gradient, which becomes zero; NULL: it stays */
     float *residue;
-    const float *value, *known; /* residue NULL */
-    uint32_t *greatest;         /* out: of each bin the bits of max |G| */
-    uint16_t *place;            /* out: of each bin the places in it that are chosen, in order, the first of them with
-                                   GG_CHOSEN_FIRST added, and those with G < 0 with GG_CHOSEN_NEGATIVE. Room for n;
-                                   NULL: nothing is chosen */
-    uint16_t *chosen;           /* out, with place: how many these are of each bin */
-} gg_choose_args;
+    const float *value; /* residue NULL, */
+    float *known;       /* likewise */
+    uint32_t *greatest; /* memory of the device, of which the content is lost: one a bin */
+    /* Out, host memory that the device shares: */
+    gg_pack_result *result;
+    uint16_t *place;  /* but for NONE and ALL: of each bin the places in it that are sent, in order, the first of them
+                         with GG_CHOSEN_FIRST added, and those with G < 0 with GG_CHOSEN_NEGATIVE. Room for n */
+    uint16_t *chosen; /* likewise: how many these are of each bin */
+    void *values;     /* ALL: n float32; VALUES: one an entry, room for n */
+    /* NULL: none. Else it is called, by the calling thread and before the entry returns, for runs of whole lanes that
+     * cover [offset, offset + n), each before the gradient there is read; it may write the gradient, or give work that
+     * does. */
+    void (*prepare)(void *context, size_t at, size_t count);
+    void *context;
+    size_t offset;
+} gg_pack_args;
+
+/* Elements one by one. */
+#define GG_ELEMENT_NEGATIVE 0x80000000u
+typedef struct gg_elements_args {
+    size_t n;
+    const uint32_t *element; /* n different ones, with GG_ELEMENT_NEGATIVE added or not; NULL: 0 to n - 1 */
+    gg_dtype dtype;          /* of values: GG_FLOAT32 or GG_BFLOAT16 */
+    void *values;            /* n values; NULL: each is 1, or -1 where it is negative */
+    float factor;
+    float *at; /* element 0 */
+} gg_elements_args;
 
 /* A batch of vectors as it lies: float32, PLAIN or BATCH_LAST, or bfloat16, PLAIN. */
 typedef struct gg_vectors {
@@ -405,8 +446,13 @@ typedef struct gg_backend {
     double (*sum_squares)(gg_device *device, size_t n, const float *a, const float *b);
     /* True if no element is NaN or infinite. */
     bool (*all_finite)(gg_device *device, size_t n, const float *a);
-    /* Gives how many entries `place` has got. */
-    size_t (*choose)(gg_device *device, const gg_choose_args *args);
+
+    /* What packed messages say of `count` parameters, in their order; they may share nothing but `greatest`. */
+    void (*pack)(gg_device *device, int count, const gg_pack_args *args);
+    /* at[element] += factor*value: the product is rounded, then the sum. */
+    void (*add_elements)(gg_device *device, const gg_elements_args *args);
+    /* values = at[element] as `dtype`, rounded as gg_pack_args says, and at[element] -= what the value holds. */
+    void (*take_elements)(gg_device *device, const gg_elements_args *args);
 
     void (*gather)(gg_device *device, const gg_gather_args *args);
     void (*weight_gradient)(gg_device *device, const gg_weight_gradient_args *args);

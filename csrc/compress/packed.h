@@ -1,7 +1,8 @@
 /* Packed messages: AdaComp's choice of elements (compression.h), written into a message and added again elsewhere.
  *
  * Segments are given in the order of the arenas, a whole parameter each; arrays are given by their element 0, to which
- * the offsets of segments count. Nothing here allocates. All calculations are in float32, without fused products:
+ * the offsets of segments count. Nothing here allocates but a room. All calculations are in float32, without fused
+ * products:
  *
  *     d = scale*g      G = R + d      H = G + (factor - 1)*d
  *
@@ -36,7 +37,16 @@
  *     all ones, flags 1     the next 2 + n bins are, where n is the next unit
  *     all ones, flags 2     the next n bins are, where n is the next 4 bytes
  *
- * Bins behind the last that is mentioned are empty. */
+ * Bins behind the last that is mentioned are empty.
+ *
+ * ---- Who does what ----
+ * Three entries of the backend's table compute: `pack` chooses from a parameter, leaves in the residue what is not sent
+ * and gives places and values as lists in host memory; `add_elements` and `take_elements` add to elements of an arena
+ * and take values from them. They know nothing of messages, and arenas are read and written by them alone, so these may
+ * lie in memory of a device. The host does the rest: it makes the message of the lists, counts, and checks what
+ * arrives; of a message that has been read it gives the device checked elements. On the CPU elements are added where
+ * they are read. A message is complete, and its length is known, when the call that makes it returns: on a device it
+ * waits for the lists. Messages and values lie in host memory that the device shares. */
 #ifndef GG_COMPRESS_PACKED_H
 #define GG_COMPRESS_PACKED_H
 
@@ -46,22 +56,33 @@
 /* A part's elements at most, since its bytes are counted in 32 bits. */
 #define GG_MOST_PACKED ((size_t)1 << 29)
 
+/* Memory that packing works in. One packing or unpacking at a time; its content is lost between calls. */
+typedef struct gg_pack_room gg_pack_room;
+
+/* What the longest of several messages needs of a room; all zero: no message. */
+typedef struct gg_pack_sizes {
+    size_t segments, bins, places, elements;
+} gg_pack_sizes;
+
+void gg_pack_sizes_add(gg_pack_sizes *sizes, const gg_device *device, const gg_segment *segment, int segments);
+gg_status gg_pack_room_create(gg_device *device, const gg_pack_sizes *sizes, gg_pack_room **out);
+void gg_pack_room_destroy(gg_pack_room *room); /* waits for the device's work; NULL is fine */
+
 typedef struct gg_packing {
-    const gg_compression *compression;
+    const gg_compression *compression; /* of what is packed */
     gg_device *device;
     const gg_segment *segment;
     int segments;
-    void *scratch;                 /* gg_pack_scratch_bytes, aligned to 64; its content is lost between calls */
+    gg_pack_room *room;            /* with room for these segments, and of this device */
     gg_compression_counts *counts; /* what is sent is added to it; NULL: not counted */
-    /* NULL: none. Else it is called once with every run of elements, whole lanes, right before their gradient is read,
-     * and may write the gradient: what it works on is still in cache then. */
+    /* NULL: none. Else it is called with runs of elements, whole lanes, that cover each segment once, before their
+     * gradient is read, and may write the gradient. On the CPU what it works on is still in cache then. */
     void (*prepare)(void *context, size_t offset, size_t count);
     void *context;
 } gg_packing;
 
 /* Bytes of the longest message that these segments can make, whatever its form. */
 size_t gg_packed_capacity(const gg_segment *segment, int segments, const gg_compression *compression);
-size_t gg_pack_scratch_bytes(const gg_segment *segment, int segments);
 
 /* residue += scale*gradient; what is sent goes into `message`, of gg_packed_capacity bytes and aligned to 4, and leaves
  * the residue: residue + sent is exact, element by element, but for float32's rounding of R + d and of the remainder.
@@ -85,9 +106,9 @@ bool gg_packed_fits(const gg_segment *segment, int segments, const void *message
 
 /* out += factor*what the message says: the product is rounded, then the sum. GG_ERROR_COMM says what is wrong with a
  * message that is not whole, or not of these segments; parts before the wrong one may have been added then, and nothing
- * outside of the segments is ever written, whatever the bytes. `message` is aligned to 4. */
-gg_status gg_unpack_add(const gg_segment *segment, int segments, const void *message, size_t bytes, float factor,
-                        float *out);
+ * outside of the segments is ever written, whatever the bytes. `message` is aligned to 4, any host memory, and no
+ * longer read when the call returns. */
+gg_status gg_unpack_add(const gg_packing *packing, const void *message, size_t bytes, float factor, float *out);
 
 /* ---- One rank chooses for all ---- */
 
@@ -105,8 +126,8 @@ gg_status gg_choice_values(const gg_segment *segment, int segments, const void *
  * counted by who wrote it. */
 void gg_pack_values(const gg_packing *packing, const void *choice, gg_dtype dtype, float *residue, void *values);
 /* out += factor*values, at their places. */
-void gg_unpack_values_add(const gg_segment *segment, int segments, const void *choice, gg_dtype dtype,
-                          const void *values, float factor, float *out);
+void gg_unpack_values_add(const gg_packing *packing, const void *choice, gg_dtype dtype, const void *values,
+                          float factor, float *out);
 
 /* Counts the segments as sent dense (warm-up). */
 void gg_compression_count_dense(const gg_segment *segment, int segments, gg_compression_counts *counts);

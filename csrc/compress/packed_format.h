@@ -141,4 +141,10 @@ static inline message_part trusted_part(const unsigned char **at) {
     return part;
 }
 
+static inline void count_bytes(gg_compression_counts *counts, const gg_segment *segment, size_t dense, size_t sent) {
+    if (counts == NULL) return;
+    counts->dense_bytes[segment->family] += (int64_t)dense;
+    counts->sent_bytes[segment->family] += (int64_t)sent;
+}
+
 #endif

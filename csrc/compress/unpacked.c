@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "compress/packed_format.h"
+#include "compress/packed_room.h"
 
 static gg_status read_header(const gg_segment *segment, int segments, const unsigned char *message, size_t bytes,
                              message_form *form) {
@@ -82,6 +83,81 @@ cleanup:
     return status;
 }
 
+/* Codes that are read at once, since nothing about them can be predicted. */
+#define BLOCK ((size_t)64)
+
+_Static_assert(GG_MOST_PACKED < GG_ELEMENT_NEGATIVE, "the highest bit of an element is free");
+
+/* A whole block of codes, none of which stands for empty bins; false: that is not what it is, and the reader stays. */
+GG_INLINE bool read_whole(code_reader *r, const bool wide, uint32_t *out) {
+    const size_t unit = wide ? 2 : 1;
+    const uint32_t bin = (uint32_t)r->bin;
+    const unsigned char *const at = r->at;
+    uint32_t start = (uint32_t)r->start, least = (uint32_t)r->least, wrong = 0, element = 0;
+    if ((size_t)(r->end - at) < BLOCK * unit) return false;
+    for (size_t i = 0; i < BLOCK; ++i) {
+        const uint32_t code = unit_at(at + i * unit, wide), flags = code >> flags_shift(wide);
+        const uint32_t place = code & empty_mark(wide), first = -(flags / FLAG_FIRST);
+        start += bin & first;
+        least &= ~first;
+        wrong |= place - least >= bin - least; /* also the mark of empty bins, which is no place in a bin */
+        least = place + 1;
+        element = start + place;
+        out[i] = element | flags << 31;
+    }
+    if (wrong != 0 || element >= r->count) return false; /* they ascend */
+    r->at = at + BLOCK * unit;
+    r->start = start;
+    r->least = least;
+    return true;
+}
+
+GG_INLINE read_result read_singly(code_reader *r, const bool wide, size_t room, uint32_t *out, size_t *count) {
+    read_result result = READ_ELEMENT;
+    code_reader own = *r; /* in registers */
+    size_t element, n = 0;
+    uint32_t negative;
+    while (n < room && (result = next_element(&own, wide, &element, &negative)) == READ_ELEMENT)
+        out[n++] = (uint32_t)element | negative * GG_ELEMENT_NEGATIVE;
+    *r = own;
+    *count = n;
+    return result;
+}
+
+GG_INLINE bool read_units(code_reader *r, const bool wide, size_t room, uint32_t *out, size_t *count) {
+    read_result result = READ_ELEMENT;
+    size_t n = 0;
+    while (n < room && result == READ_ELEMENT) {
+        const size_t left = room - n < BLOCK ? room - n : BLOCK;
+        size_t more = BLOCK;
+        if (left < BLOCK || !read_whole(r, wide, out + n)) result = read_singly(r, wide, left, out + n, &more);
+        n += more;
+    }
+    *count = n;
+    return result != READ_WRONG;
+}
+
+/* The next elements, `room` at most, fewer at the end; false: a code is wrong. */
+static bool read_elements(code_reader *r, size_t room, uint32_t *out, size_t *count) {
+    return r->bin < WIDE_FROM ? read_units(r, false, room, out, count) : read_units(r, true, room, out, count);
+}
+
+static bool any_negative(const uint32_t *element, size_t count) {
+    uint32_t all = 0;
+    for (size_t i = 0; i < count; ++i) all |= element[i];
+    return (all & GG_ELEMENT_NEGATIVE) != 0;
+}
+
+/* Whether codes name elements of the segment, without signs, and as many as the part says. */
+static bool check_choice(const gg_segment *segment, const message_part *part) {
+    code_reader reader = reader_of(segment, part->codes, part->bytes);
+    uint32_t element[BLOCK];
+    size_t n = 0, count = BLOCK;
+    for (; count == BLOCK; n += count)
+        if (!read_elements(&reader, BLOCK, element, &count) || any_negative(element, count)) return false;
+    return n == part->elements;
+}
+
 GG_INLINE float value_at(const unsigned char *values, gg_dtype dtype, size_t n) {
     uint16_t narrow;
     if (dtype != GG_BFLOAT16) return read_float(values + n * sizeof(float));
@@ -89,61 +165,9 @@ GG_INLINE float value_at(const unsigned char *values, gg_dtype dtype, size_t n) 
     return widened(narrow);
 }
 
-/* Elements of long bins that are read at once, so that what lies in memory is requested early. */
-#define BLOCK 64
-#define NEGATIVE 0x80000000u
-
-_Static_assert(GG_MOST_PACKED < NEGATIVE, "the highest bit of an element is free");
-
-typedef struct element_block {
-    size_t count;
-    uint32_t element[BLOCK]; /* and NEGATIVE, where it is */
-} element_block;
-
-/* A whole block of codes, none of which stands for empty bins; false: that is not what it is, and the reader stays. */
-static bool read_whole(code_reader *r, element_block *block) {
-    const size_t unit = sizeof(uint16_t), bin = r->bin;
-    const unsigned char *const at = r->at;
-    size_t start = r->start, least = r->least, wrong = 0, element = 0;
-    if ((size_t)(r->end - at) < BLOCK * unit) return false;
-    for (size_t i = 0; i < BLOCK; ++i) {
-        const uint32_t code = unit_at(at + i * unit, true), flags = code >> flags_shift(true);
-        const size_t place = code & empty_mark(true), first = -(size_t)(flags / FLAG_FIRST);
-        start += bin & first;
-        least &= ~first;
-        wrong |= place - least >= bin - least; /* also the mark of empty bins, which is no place in a bin */
-        least = place + 1;
-        element = start + place;
-        block->element[i] = (uint32_t)element | flags % FLAG_FIRST * NEGATIVE;
-    }
-    if (wrong != 0 || element >= r->count) return false; /* they ascend */
-    r->at = at + BLOCK * unit;
-    r->start = start;
-    r->least = least;
-    block->count = BLOCK;
-    return true;
-}
-
-/* The next elements, none at the end; false: a code is wrong. out: where they will be added; NULL: nowhere. */
-static bool read_block(code_reader *r, const float *out, element_block *block) {
-    size_t element;
-    uint32_t negative;
-    read_result result = READ_ELEMENT;
-    if (!read_whole(r, block)) {
-        for (block->count = 0; block->count < BLOCK; ++block->count) {
-            result = next_element(r, true, &element, &negative);
-            if (result != READ_ELEMENT) break;
-            block->element[block->count] = (uint32_t)element | negative * NEGATIVE;
-        }
-    }
-    for (size_t i = 0; i < block->count && out != NULL; ++i) __builtin_prefetch(out + block->element[i] % NEGATIVE, 1);
-    return result != READ_WRONG;
-}
-
-/* out: of the segment; NULL: only checks and counts. Of short bins most cache lines have an element, and the hardware
- * requests them by itself. */
-GG_INLINE bool add_short(const gg_segment *segment, const message_part *part, const bool signs, gg_dtype dtype,
-                         float factor, float *out) {
+/* Adds elements where they are read, in the host's memory: of short bins there are many. */
+GG_INLINE bool add_here(const gg_segment *segment, const message_part *part, const bool signs, gg_dtype dtype,
+                        float factor, float *out) {
     code_reader reader = reader_of(segment, part->codes, part->bytes);
     const float plus = factor * part->scale, both[2] = {plus, -plus};
     size_t j, n = 0;
@@ -155,107 +179,144 @@ GG_INLINE bool add_short(const gg_segment *segment, const message_part *part, co
             continue;
         }
         if (negative || n == part->elements) return false;
-        if (out != NULL) out[j] += factor * value_at(part->values, dtype, n);
+        out[j] += factor * value_at(part->values, dtype, n);
         ++n;
     }
     return result == READ_END && (signs || n == part->elements);
 }
 
-/* The same of bins of WIDE_FROM elements and more. */
-GG_INLINE bool add_long(const gg_segment *segment, const message_part *part, const bool signs, gg_dtype dtype,
-                        float factor, float *out) {
+/* Adds what a part says to `out`, the segment's element 0. Elements go to the device when they have been checked. */
+static bool add_part(const gg_packing *packing, const gg_segment *segment, const message_part *part, bool signs,
+                     gg_dtype dtype, float factor, float *out) {
+    gg_pack_room *room = packing->room;
     code_reader reader = reader_of(segment, part->codes, part->bytes);
-    const float plus = factor * part->scale, both[2] = {plus, -plus};
-    element_block block[2];
-    size_t n = 0;
-    bool right = read_block(&reader, out, &block[0]);
-    for (int which = 0; right && block[which].count > 0; which ^= 1) {
-        const element_block *b = &block[which];
-        right = read_block(&reader, out, &block[which ^ 1]);
+    const size_t size = gg_dtype_size(dtype);
+    size_t n = 0, count = room->stage_room;
+    if (segment->bin < WIDE_FROM && !gg_device_is_separate(packing->device))
+        return signs ? add_here(segment, part, true, dtype, factor, out)
+                     : add_here(segment, part, false, dtype, factor, out);
+    for (; count == room->stage_room; n += count) {
+        pack_stage *stage = gg_pack_stage_next(room);
+        gg_elements_args args = {.element = stage->element, .dtype = dtype, .at = out};
+        if (!read_elements(&reader, room->stage_room, stage->element, &count)) return false;
+        args.n = count;
         if (signs) {
-            for (size_t i = 0; i < b->count; ++i) out[b->element[i] % NEGATIVE] += both[b->element[i] / NEGATIVE];
-            continue;
+            args.factor = factor * part->scale;
+        } else {
+            if (any_negative(stage->element, count) || count > part->elements - n) return false;
+            memcpy(stage->values, part->values + n * size, count * size);
+            args.values = stage->values;
+            args.factor = factor;
         }
-        uint32_t negative = 0;
-        for (size_t i = 0; i < b->count; ++i) negative |= b->element[i] & NEGATIVE;
-        if (negative != 0 || b->count > part->elements - n) return false;
-        for (size_t i = 0; i < b->count && out != NULL; ++i)
-            out[b->element[i]] += factor * value_at(part->values, dtype, n + i);
-        n += b->count;
+        if (count > 0) packing->device->table->add_elements(packing->device, &args);
+        gg_pack_stage_given(room, stage);
     }
-    return right && (signs || n == part->elements);
+    return signs || n == part->elements;
 }
 
-static bool add_part(const gg_segment *segment, const message_part *part, bool signs, gg_dtype dtype, float factor,
-                     float *out) {
-    if (segment->bin >= WIDE_FROM)
-        return signs ? add_long(segment, part, true, dtype, factor, out)
-                     : add_long(segment, part, false, dtype, factor, out);
-    return signs ? add_short(segment, part, true, dtype, factor, out)
-                 : add_short(segment, part, false, dtype, factor, out);
-}
-
-static void add_dense(size_t count, const unsigned char *values, gg_dtype dtype, float factor, float *out) {
-    if (dtype == GG_BFLOAT16)
-        for (size_t j = 0; j < count; ++j) out[j] += factor * value_at(values, GG_BFLOAT16, j);
-    else
-        for (size_t j = 0; j < count; ++j) out[j] += factor * value_at(values, GG_FLOAT32, j);
+/* All of a segment's values. */
+static void add_dense(const gg_packing *packing, size_t count, const unsigned char *values, float factor, float *out) {
+    gg_pack_room *room = packing->room;
+    for (size_t at = 0, n; at < count; at += n) {
+        pack_stage *stage = gg_pack_stage_next(room);
+        n = count - at < room->stage_room ? count - at : room->stage_room;
+        memcpy(stage->values, values + at * sizeof(float), n * sizeof(float));
+        packing->device->table->add_elements(
+            packing->device,
+            &(gg_elements_args){
+                .n = n, .dtype = GG_FLOAT32, .values = stage->values, .factor = factor, .at = out + at});
+        gg_pack_stage_given(room, stage);
+    }
 }
 
 /* choice: a choice is wanted, and nothing is added; else anything but one. */
-static gg_status read_message(const gg_segment *segment, int segments, const unsigned char *message, size_t bytes,
-                              bool choice, float factor, float *out, size_t *values) {
+static gg_status read_message(const gg_packing *packing, const unsigned char *message, size_t bytes, bool choice,
+                              float factor, float *out, size_t *values) {
     gg_status status = GG_OK;
     message_form form = FORM_SCALE;
-    GG_TRY(read_header(segment, segments, message, bytes, &form));
+    const gg_segment *segment = packing->segment;
+    GG_TRY(read_header(segment, packing->segments, message, bytes, &form));
     if (choice != (form == FORM_CHOICE))
         GG_FAIL(GG_ERROR_COMM, "packed message: form %d, expected %s", (int)form,
                 choice ? "1 (a choice)" : "0, 2 or 3 (with values)");
     const unsigned char *at = message + HEADER_BYTES, *const end = message + bytes;
-    for (int i = 0; i < segments; ++i) {
+    const gg_dtype dtype = form == FORM_NARROW ? GG_BFLOAT16 : GG_FLOAT32;
+    for (int i = 0; i < packing->segments; ++i) {
         message_part part;
-        float *into = choice ? NULL : out + segment[i].offset;
+        bool right = true;
         GG_TRY(read_part(&segment[i], i, form, &at, end, &part));
-        if (segment[i].bin == 0) {
-            if (!choice) add_dense(segment[i].count, part.values, GG_FLOAT32, factor, into);
-            *values += segment[i].count;
-            continue;
-        }
-        if (!add_part(&segment[i], &part, form == FORM_SCALE, form == FORM_NARROW ? GG_BFLOAT16 : GG_FLOAT32, factor,
-                      into))
-            GG_TRY(wrong_part(&segment[i], i, "a code names none of its elements, or not as many as it says"));
-        *values += part.elements;
+        *values += segment[i].bin == 0 ? segment[i].count : part.elements;
+        if (choice) right = segment[i].bin == 0 || check_choice(&segment[i], &part);
+        else if (segment[i].bin == 0)
+            add_dense(packing, segment[i].count, part.values, factor, out + segment[i].offset);
+        else right = add_part(packing, &segment[i], &part, form == FORM_SCALE, dtype, factor, out + segment[i].offset);
+        if (!right) GG_TRY(wrong_part(&segment[i], i, "a code names none of its elements, or not as many as it says"));
     }
     if (at != end) GG_FAIL(GG_ERROR_COMM, "packed message: %zu bytes behind its last parameter", (size_t)(end - at));
 cleanup:
     return status;
 }
 
-gg_status gg_unpack_add(const gg_segment *segment, int segments, const void *message, size_t bytes, float factor,
-                        float *out) {
+gg_status gg_unpack_add(const gg_packing *packing, const void *message, size_t bytes, float factor, float *out) {
     size_t values = 0;
-    return read_message(segment, segments, message, bytes, false, factor, out, &values);
+    return read_message(packing, message, bytes, false, factor, out, &values);
 }
 
 gg_status gg_choice_values(const gg_segment *segment, int segments, const void *choice, size_t bytes, size_t *values) {
+    const gg_packing reads = {.segment = segment, .segments = segments};
     *values = 0;
-    return read_message(segment, segments, choice, bytes, true, 0, NULL, values);
+    return read_message(&reads, choice, bytes, true, 0, NULL, values);
 }
 
-void gg_unpack_values_add(const gg_segment *segment, int segments, const void *choice, gg_dtype dtype,
-                          const void *values, float factor, float *out) {
-    const unsigned char *at = (const unsigned char *)choice + HEADER_BYTES, *from = values;
-    for (int i = 0; i < segments; ++i) {
-        size_t count = segment[i].count;
-        float *into = out + segment[i].offset;
-        if (segment[i].bin == 0) {
-            add_dense(count, from, dtype, factor, into);
-        } else {
-            message_part part = trusted_part(&at);
-            part.values = from;
-            count = part.elements;
-            add_part(&segment[i], &part, false, dtype, factor, into);
-        }
-        from += count * gg_dtype_size(dtype);
+/* ---- values of a choice, which is trusted ---- */
+
+typedef void (*elements_entry)(gg_device *device, const gg_elements_args *args);
+
+/* What `entry` does with the chosen elements of a segment and their values; how many bytes these are. */
+static size_t for_chosen(const gg_packing *packing, const gg_segment *segment, const unsigned char **at,
+                         elements_entry entry, gg_elements_args args) {
+    gg_pack_room *room = packing->room;
+    const size_t size = gg_dtype_size(args.dtype);
+    if (segment->bin == 0) {
+        args.n = segment->count;
+        entry(packing->device, &args);
+        return segment->count * size;
+    }
+    const message_part part = trusted_part(at);
+    code_reader reader = reader_of(segment, part.codes, part.bytes);
+    unsigned char *const values = args.values;
+    size_t n = 0, count = room->stage_room;
+    for (; count == room->stage_room; n += count) {
+        pack_stage *stage = gg_pack_stage_next(room);
+        (void)read_elements(&reader, room->stage_room, stage->element, &count);
+        args.n = count;
+        args.element = stage->element;
+        args.values = values + n * size;
+        if (count > 0) entry(packing->device, &args);
+        gg_pack_stage_given(room, stage);
+    }
+    return n * size;
+}
+
+void gg_pack_values(const gg_packing *packing, const void *choice, gg_dtype dtype, float *residue, void *values) {
+    const unsigned char *at = (const unsigned char *)choice + HEADER_BYTES;
+    unsigned char *into = values;
+    for (int i = 0; i < packing->segments; ++i) {
+        const gg_segment *segment = &packing->segment[i];
+        const gg_elements_args args = {.dtype = dtype, .values = into, .at = residue + segment->offset};
+        const size_t bytes = for_chosen(packing, segment, &at, packing->device->table->take_elements, args);
+        count_bytes(packing->counts, segment, segment->count * sizeof(float), bytes);
+        into += bytes;
+    }
+}
+
+void gg_unpack_values_add(const gg_packing *packing, const void *choice, gg_dtype dtype, const void *values,
+                          float factor, float *out) {
+    const unsigned char *at = (const unsigned char *)choice + HEADER_BYTES;
+    unsigned char *from = (unsigned char *)(uintptr_t)values; /* is only read */
+    for (int i = 0; i < packing->segments; ++i) {
+        const gg_segment *segment = &packing->segment[i];
+        const gg_elements_args args = {.dtype = dtype, .values = from, .factor = factor, .at = out + segment->offset};
+        from += for_chosen(packing, segment, &at, packing->device->table->add_elements, args);
     }
 }

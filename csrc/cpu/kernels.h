@@ -208,6 +208,18 @@ typedef struct gg_cpu_lstm {
                      const float *later, float *cell_error);
 } gg_cpu_lstm;
 
+/* The choice of gg_pack_args in a run of whole bins of a parameter, with the same names. */
+typedef struct gg_choose_args {
+    size_t n, bin;
+    float scale, factor;
+    const float *gradient; /* NULL: zeros */
+    float *clear;          /* the gradient, which becomes zero; NULL: it stays */
+    float *residue;
+    const float *value, *known; /* residue NULL */
+    uint32_t *greatest;         /* out: of each bin the bits of max |G| */
+    uint16_t *place, *chosen;   /* out: `place` has room for n; NULL: nothing is chosen */
+} gg_choose_args;
+
 typedef struct gg_cpu_kernels {
     gg_isa isa;
     const gg_cpu_elementwise *elementwise;
@@ -217,7 +229,7 @@ typedef struct gg_cpu_kernels {
     const gg_cpu_lrn *lrn;
     const gg_cpu_loss_kernels *loss;
     const gg_cpu_arena *arena;
-    size_t (*choose)(const gg_choose_args *args); /* as in gg_backend */
+    size_t (*choose)(const gg_choose_args *args); /* gives how many entries `place` has got */
     const gg_cpu_layout *layout;
     const gg_cpu_attention *attention;
     const gg_cpu_lstm *lstm;

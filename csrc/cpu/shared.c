@@ -410,57 +410,6 @@ bool gg_cpu_all_finite_narrow(gg_device *device, size_t n, const uint16_t *a) {
     return finite;
 }
 
-typedef struct choose_call {
-    gg_cpu_device *device;
-    const gg_choose_args *args;
-    size_t bins;
-} choose_call;
-
-/* A thread has whole bins. It writes what it chooses from the place of its first element on. */
-static size_t choose_begin(const choose_call *c, int thread, int threads, size_t *end) {
-    size_t first, behind;
-    gg_parallel_split(c->bins, 1, thread, threads, &first, &behind);
-    *end = behind * c->args->bin < c->args->n ? behind * c->args->bin : c->args->n;
-    return first;
-}
-
-static void choose_part(void *context, int thread, int threads) {
-    const choose_call *c = context;
-    gg_choose_args args = *c->args;
-    size_t end;
-    const size_t first = choose_begin(c, thread, threads, &end), begin = first * args.bin;
-    c->device->partial_count[thread] = 0;
-    if (begin >= end) return;
-    args.n = end - begin;
-    if (args.gradient != NULL) args.gradient += begin;
-    if (args.clear != NULL) args.clear += begin;
-    if (args.residue != NULL) args.residue += begin;
-    if (args.value != NULL) args.value += begin;
-    if (args.known != NULL) args.known += begin;
-    args.greatest += first;
-    if (args.place != NULL) {
-        args.place += begin;
-        args.chosen += first;
-    }
-    c->device->partial_count[thread] = (int64_t)c->device->kernels->choose(&args);
-}
-
-size_t gg_cpu_choose(gg_device *device, const gg_choose_args *args) {
-    choose_call call = {.device = (gg_cpu_device *)device, .args = args, .bins = (args->n + args->bin - 1) / args->bin};
-    const int threads = gg_cpu_threads_for(device, args->n);
-    gg_parallel_run(threads, choose_part, &call);
-    size_t chosen = 0;
-    for (int i = 0; i < threads; ++i) {
-        const size_t count = (size_t)call.device->partial_count[i];
-        size_t end;
-        const size_t begin = choose_begin(&call, i, threads, &end) * args->bin;
-        if (count > 0 && begin > chosen)
-            memmove(args->place + chosen, args->place + begin, count * sizeof *args->place);
-        chosen += count;
-    }
-    return chosen;
-}
-
 typedef struct gather_call {
     gg_cpu_device *device;
     const gg_gather_args *args;

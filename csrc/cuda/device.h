@@ -24,7 +24,6 @@ typedef enum gg_cuda_bad_kind { GG_CUDA_BAD_TOKEN = 0, GG_CUDA_BAD_LENGTH, GG_CU
 /* Host memory that the device shares. */
 typedef struct gg_cuda_results {
     double sum;
-    uint64_t count;
     int32_t flag;
     uint32_t bad[GG_MOST_REPORTS][GG_CUDA_BAD_COUNT]; /* of each report */
 } gg_cuda_results;

@@ -91,12 +91,21 @@ static bool table_all_finite(gg_device *device, size_t n, const float *a) {
     return wait_for_results(own)->flag != 0;
 }
 
-static size_t table_choose(gg_device *device, const gg_choose_args *args) {
-    gg_cuda_device *own = gg_cuda_of(device);
-    uint32_t *scratch = gg_cuda_reduction(own, gg_cuda_choose_scratch(args->n, args->bin) * sizeof(uint32_t));
-    if (scratch == NULL) return 0;
-    LAUNCH(device, choose, args, scratch, &own->results->count);
-    return (size_t)wait_for_results(own)->count;
+/* ------------------------------------------------------------------------------------------ packed messages */
+
+static void table_pack(gg_device *device, int count, const gg_pack_args *args) {
+    for (int i = 0; i < count; ++i)
+        if (args[i].prepare != NULL)
+            args[i].prepare(args[i].context, args[i].offset, (args[i].n + GG_LANES - 1) / GG_LANES * GG_LANES);
+    const size_t words = gg_cuda_pack_scratch(count, args);
+    uint32_t *scratch = gg_cuda_reduction(gg_cuda_of(device), words * sizeof(uint32_t));
+    if (scratch != NULL) LAUNCH(device, pack, count, args, scratch);
+}
+
+static void table_add_elements(gg_device *device, const gg_elements_args *args) { LAUNCH(device, add_elements, args); }
+
+static void table_take_elements(gg_device *device, const gg_elements_args *args) {
+    LAUNCH(device, take_elements, args);
 }
 
 /* ------------------------------------------------------------------------------------------ batches */
@@ -167,7 +176,9 @@ const gg_backend gg_backend_cuda = {
     .narrow_difference = table_narrow_difference,
     .sum_squares = table_sum_squares,
     .all_finite = table_all_finite,
-    .choose = table_choose,
+    .pack = table_pack,
+    .add_elements = table_add_elements,
+    .take_elements = table_take_elements,
     .gather = table_gather,
     .weight_gradient = table_weight_gradient,
     .columns = table_columns,

@@ -76,9 +76,9 @@ gg_status gg_centre_read(gg_centre *s, const gg_centre_run *run, const void *mes
                          float *out) {
     gg_device *device = s->head.env.device;
     if (s->packs) {
-        int count;
-        const gg_segment *segment = segments_of(s, run->chunk, says_all(s, run->chunk, message, bytes), &count);
-        return gg_unpack_add(segment, count, message, bytes, factor, out);
+        gg_packing packing = s->packing;
+        packing.segment = segments_of(s, run->chunk, says_all(s, run->chunk, message, bytes), &packing.segments);
+        return gg_unpack_add(&packing, message, bytes, factor, out);
     }
     if (factor == 1) {
         s->codec->add(device, run->count, message, out);
@@ -365,18 +365,12 @@ static void find_base(gg_centre *s) {
     s->base_known = true;
 }
 
-static bool all_zero(const float *data, size_t count) {
-    for (size_t i = 0; i < count; ++i)
-        if (data[i] != 0) return false;
-    return true;
-}
-
 /* A checkpoint loads the weights first; one that has no base gives zeros for it. */
 static void centre_loaded(gg_strategy *strategy, int arena) {
     gg_centre *s = (gg_centre *)strategy;
     const gg_state *state = strategy->env.state;
     if (arena == GG_WEIGHTS) s->base_known = false;
-    else if (state->arena[arena].data == s->base) s->base_known = !all_zero(s->base, state->count);
+    else if (state->arena[arena].data == s->base) s->base_known = !gg_strategy_all_zero(strategy, arena);
     s->introduces = true;
 }
 
@@ -457,8 +451,9 @@ static void show_residue(gg_centre *s) {
         const gg_segment *segment = segments_of(s, chunk, false, &count);
         for (int i = 0; i < count; ++i)
             if (segment[i].bin == 0)
-                memset(residue + s->buckets.chunk[chunk].offset + segment[i].offset, 0,
-                       segment[i].count * sizeof *residue);
+                gg_device_zero(s->head.env.device, GG_QUEUE_COMPUTE,
+                               residue + s->buckets.chunk[chunk].offset + segment[i].offset,
+                               segment[i].count * sizeof *residue);
     }
 }
 
@@ -520,8 +515,8 @@ void gg_centre_destroy(gg_strategy *strategy) {
     if (!s->packs) gg_device_free(device, s->base);
     gg_segments_destroy(&s->segments);
     gg_segments_destroy(&s->whole);
-    gg_free(s->packing.scratch);
-    gg_free(s->target);
+    gg_pack_room_destroy(s->packing.room);
+    gg_device_free(device, s->target);
     gg_free(s->place);
     gg_free(s->asked);
     gg_free(s->answered);
@@ -608,21 +603,25 @@ static void count_from_chunks(const gg_centre *s, gg_segments *segments) {
 static gg_status make_packing(gg_centre *s) {
     gg_status status = GG_OK;
     const gg_compression none = {0};
-    size_t most = 0, scratch = 0;
+    gg_device *device = s->head.env.device;
+    gg_pack_sizes sizes = {0};
+    size_t most = 0;
     GG_TRY(gg_segments_create(s->head.env.layout, &s->compression, &s->segments));
     GG_TRY(gg_segments_create(s->head.env.layout, &none, &s->whole));
     count_from_chunks(s, &s->segments);
     count_from_chunks(s, &s->whole);
     for (int chunk = 0; chunk < s->buckets.chunk_count; ++chunk) {
-        int count;
-        const gg_segment *segment = segments_of(s, chunk, false, &count);
-        const size_t bytes = gg_pack_scratch_bytes(segment, count), elements = s->buckets.chunk[chunk].count;
-        if (bytes > scratch) scratch = bytes;
+        const size_t elements = s->buckets.chunk[chunk].count;
+        for (int whole = 0; whole < 2; ++whole) {
+            int count;
+            const gg_segment *segment = segments_of(s, chunk, whole, &count);
+            gg_pack_sizes_add(&sizes, device, segment, count);
+        }
         if (elements > most) most = elements;
     }
-    s->packing = (gg_packing){.compression = &s->compression, .device = s->head.env.device, .counts = &s->counts};
-    GG_TRY(gg_alloc(scratch, "scratch of packing", &s->packing.scratch));
-    GG_TRY(gg_alloc(most * sizeof *s->target, "target of a chunk", &s->target));
+    s->packing = (gg_packing){.compression = &s->compression, .device = device, .counts = &s->counts};
+    GG_TRY(gg_pack_room_create(device, &sizes, &s->packing.room));
+    GG_TRY(gg_device_alloc(device, most * sizeof *s->target, "target of a chunk", &s->target));
     s->head.compression_counts = &s->counts;
     s->head.loaded = centre_loaded;
 cleanup:

@@ -87,6 +87,11 @@ void gg_state_destroy(const gg_strategy_env *env) {
     }
 }
 
+bool gg_strategy_all_zero(gg_strategy *strategy, int arena) {
+    const gg_strategy_env *env = &strategy->env;
+    return env->device->table->sum_squares(env->device, env->state->count, env->state->arena[arena].data, NULL) == 0;
+}
+
 gg_status gg_strategy_nothing(gg_strategy *strategy) {
     (void)strategy;
     return GG_OK;

@@ -35,6 +35,9 @@ gg_status gg_strategy_accumulate(const gg_strategy_options *options, const gg_st
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared);
 void gg_state_destroy(const gg_strategy_env *env);
 
+/* Whether an arena, given by its place in the state's list, is all zero: waits for the device. */
+bool gg_strategy_all_zero(gg_strategy *strategy, int arena);
+
 /* Entries of a strategy's table that do nothing: without and with a layer. */
 gg_status gg_strategy_nothing(gg_strategy *strategy);
 gg_status gg_strategy_no_layer(gg_strategy *strategy, int layer);

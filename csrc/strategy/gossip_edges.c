@@ -147,26 +147,20 @@ static gg_status create_copies(gossip_edges *g) {
     for (int i = 0; i < g->edges; ++i) {
         gg_arena *arena = &state->arena[state->arenas];
         *arena = (gg_arena){.name = name[i], .kind = GG_ARENA_COPY};
-        GG_TRY(gg_calloc(state->count, sizeof(float), "copy of the weights", &arena->data));
+        GG_TRY(gg_device_alloc(g->gossip.head.env.device, state->count * sizeof(float), "copy of the weights",
+                               &arena->data));
         state->arenas++;
     }
 cleanup:
     return status;
 }
 
-static bool all_zero(const float *data, size_t count) {
-    for (size_t i = 0; i < count; ++i)
-        if (data[i] != 0) return false;
-    return true;
-}
-
 /* Copies that are loaded after the weights go on. Where there are none, they are zero. */
 static void gossip_edges_loaded(gg_strategy *strategy, int arena) {
     gossip_edges *g = (gossip_edges *)strategy;
-    const gg_state *state = strategy->env.state;
     const int edge = arena - g->first;
     if (arena == GG_WEIGHTS) memset(g->known, 0, (size_t)g->edges * sizeof *g->known);
-    else if (edge >= 0 && edge < g->edges) g->known[edge] = !all_zero(state->arena[arena].data, state->count);
+    else if (edge >= 0 && edge < g->edges) g->known[edge] = !gg_strategy_all_zero(strategy, arena);
 }
 
 /* ---- messages ---- */
@@ -192,23 +186,32 @@ static const gg_segment *segments_of(const gossip_edges *g, int bucket, form wha
     return all->segment + first;
 }
 
+static gg_packing packing_of(const gossip_edges *g, int bucket, form what) {
+    gg_packing packing = g->packing;
+    packing.segment = segments_of(g, bucket, what, &packing.segments);
+    return packing;
+}
+
 /* Packs and sends to one partner. The copy itself does not change before both messages are there. */
 static gg_status post_end(gossip_edges *g, int bucket, edge_end *end) {
     gg_status status = GG_OK;
     gg_strategy *head = &g->gossip.head;
     gg_transport *transport = head->env.transport;
+    gg_device *device = head->env.device;
     const gg_chunk *run = run_of(g, bucket);
     size_t bytes = 0;
     end->edge = g->edge_of[end->peer];
     end->what = !g->known[end->edge] ? ANEW : head->step < g->compression.warmup ? WHOLE : PACKED;
     const uint32_t word = (uint32_t)end->what;
+    const gg_packing packing = packing_of(g, bucket, end->what);
     GG_TRY(gg_receive(transport, end->landing, g->exchange[bucket].capacity, end->peer, GG_TAG_USER + bucket,
                       &end->received));
-    if (end->what == ANEW) memset(g->scratch, 0, run->count * sizeof *g->scratch);
-    else memcpy(g->scratch, copy_of(g, end->edge) + run->offset, run->count * sizeof *g->scratch);
+    if (end->what == ANEW) gg_device_zero(device, GG_QUEUE_COMPUTE, g->scratch, run->count * sizeof *g->scratch);
+    else
+        gg_device_copy(device, GG_QUEUE_COMPUTE, g->scratch, copy_of(g, end->edge) + run->offset,
+                       run->count * sizeof *g->scratch);
     memcpy(end->message, &word, sizeof word);
-    g->packing.segment = segments_of(g, bucket, end->what, &g->packing.segments);
-    GG_TRY(gg_pack_difference(&g->packing, gg_state_weights(head->env.state), g->scratch - run->offset,
+    GG_TRY(gg_pack_difference(&packing, gg_state_weights(head->env.state), g->scratch - run->offset,
                               end->message + HEADER_BYTES, &bytes));
     end->bytes = HEADER_BYTES + bytes;
     GG_TRY(gg_send(transport, end->message, end->bytes, end->peer, GG_TAG_USER + bucket, &end->sent));
@@ -252,16 +255,14 @@ cleanup:
 
 /* out += factor * the message of this end, and of its partner. */
 static gg_status add_sent(const gossip_edges *g, int bucket, const edge_end *end, float factor, float *out) {
-    int n;
-    const gg_segment *segment = segments_of(g, bucket, end->what, &n);
-    return gg_unpack_add(segment, n, end->message + HEADER_BYTES, end->bytes - HEADER_BYTES, factor, out);
+    const gg_packing packing = packing_of(g, bucket, end->what);
+    return gg_unpack_add(&packing, end->message + HEADER_BYTES, end->bytes - HEADER_BYTES, factor, out);
 }
 
 static gg_status add_received(const gossip_edges *g, int bucket, const edge_end *end, form what, float factor,
                               float *out) {
-    int n;
-    const gg_segment *segment = segments_of(g, bucket, what, &n);
-    gg_status status = gg_unpack_add(segment, n, (const char *)end->received.data + HEADER_BYTES,
+    const gg_packing packing = packing_of(g, bucket, what);
+    gg_status status = gg_unpack_add(&packing, (const char *)end->received.data + HEADER_BYTES,
                                      end->received.bytes - HEADER_BYTES, factor, out);
     return gg_error_prefix(status, "message of rank %d: ", end->peer);
 }
@@ -292,7 +293,8 @@ static gg_status mix_end(gossip_edges *g, int bucket, edge_end *end) {
     float *weights = gg_state_weights(env->state);
     form theirs = PACKED;
     GG_TRY(gg_error_prefix(read_form(&end->received, &theirs), "message of rank %d: ", end->peer));
-    if (end->what == ANEW || theirs == ANEW) memset(copy_of(g, end->edge) + run->offset, 0, run->count * sizeof(float));
+    if (end->what == ANEW || theirs == ANEW)
+        gg_device_zero(env->device, GG_QUEUE_COMPUTE, copy_of(g, end->edge) + run->offset, run->count * sizeof(float));
     if ((end->what == ANEW) != (theirs == ANEW)) {
         GG_TRY(begin_copy(g, bucket, end, theirs));
     } else {
@@ -422,8 +424,8 @@ static void gossip_edges_destroy(gg_strategy *strategy) {
         }
     gg_message_free(transport, g->messages);
     gg_free(g->exchange);
-    gg_free(g->packing.scratch);
-    gg_free(g->scratch);
+    gg_pack_room_destroy(g->packing.room);
+    gg_device_free(strategy->env.device, g->scratch);
     gg_free(g->known);
     gg_free(g->edge_of);
     gg_segments_destroy(&g->packed);
@@ -440,7 +442,9 @@ static const gg_strategy_table table = {gossip_edges_begin, gossip_edges_need,  
 static gg_status create_messages(gossip_edges *g) {
     gg_status status = GG_OK;
     const int buckets = g->gossip.buckets.count;
-    size_t bytes = 0, scratch = 0, elements = 0;
+    gg_device *device = g->gossip.head.env.device;
+    gg_pack_sizes sizes = {0};
+    size_t bytes = 0, elements = 0;
     GG_TRY(gg_calloc((size_t)buckets, sizeof *g->exchange, "exchanges", &g->exchange));
     for (int bucket = 0; bucket < buckets; ++bucket) {
         exchange *x = &g->exchange[bucket];
@@ -448,9 +452,8 @@ static gg_status create_messages(gossip_edges *g) {
             int n;
             const gg_segment *segment = segments_of(g, bucket, (form)what, &n);
             const size_t capacity = HEADER_BYTES + gg_packed_capacity(segment, n, &g->compression);
-            const size_t needed = gg_pack_scratch_bytes(segment, n);
             if (capacity > x->capacity) x->capacity = capacity;
-            if (needed > scratch) scratch = needed;
+            gg_pack_sizes_add(&sizes, device, segment, n);
         }
         if (run_of(g, bucket)->count > elements) elements = run_of(g, bucket)->count;
         x->capacity = (x->capacity + 63) / 64 * 64;
@@ -465,8 +468,8 @@ static gg_status create_messages(gossip_edges *g) {
             g->exchange[bucket].end[i].message = g->messages + bytes;
             bytes += g->exchange[bucket].capacity;
         }
-    GG_TRY(gg_alloc(scratch, "scratch of packing", &g->packing.scratch));
-    GG_TRY(gg_alloc(elements * sizeof *g->scratch, "scratch of packing", &g->scratch));
+    GG_TRY(gg_pack_room_create(device, &sizes, &g->packing.room));
+    GG_TRY(gg_device_alloc(device, elements * sizeof *g->scratch, "copy that packing changes", &g->scratch));
 cleanup:
     return status;
 }

@@ -69,6 +69,7 @@ typedef struct packed_reduction {
     gg_allreduce *whole_sum; /* of the parameters that travel whole; NULL: there are none */
     float *whole;            /* message memory: their values, one parameter after the other, then the sum */
     size_t whole_count;
+    int64_t loads; /* of the owner: since so many the residues of these are 0 */
 } packed_reduction;
 
 static gg_status packed_reach(packed_reduction *s, gg_request *request, bool wait, bool *done) {
@@ -118,62 +119,82 @@ static bool is_whole(const packed_reduction *s, const gg_segment *one) {
     return one->bin == 0 && (s->compression.selection == GG_SELECTION_CYCLIC || one->count >= LARGE);
 }
 
-static bool is_zero(const float *data, size_t count) {
+/* A residue that was loaded with a parameter that travels whole, as where a unit that leaves has gone into biases,
+ * travels with it, from its place in the memory where the data are summed. */
+static gg_status send_loaded(packed_reduction *s, const gg_segment *one, float scale, float *at) {
+    gg_status status = GG_OK;
+    gg_device *device = s->owner->env.device;
+    const size_t bytes = one->count * sizeof *at;
+    float *residue = NULL;
     bool any = false;
-    for (size_t i = 0; i < count; ++i) any |= data[i] != 0;
-    return !any;
+    GG_TRY(gg_alloc(bytes, "residue of a parameter that travels whole", &residue));
+    GG_TRY(gg_device_read(device, residue, s->residue + one->offset, bytes));
+    for (size_t i = 0; i < one->count; ++i) any |= residue[i] != 0;
+    for (size_t i = 0; i < one->count && any; ++i) at[i] += residue[i] / scale;
+    gg_device_zero(device, GG_QUEUE_COMPUTE, s->residue + one->offset, any ? bytes : 0);
+cleanup:
+    gg_free(residue);
+    return status;
 }
 
-/* To the memory where the data are summed, each times `scale`. A residue that was loaded with a parameter that travels
- * whole, as where a unit that leaves has gone into biases, travels with it. */
-static void copy_whole(packed_reduction *s, float scale) {
+/* To the memory where the data are summed, each times `scale`. */
+static gg_status copy_whole(packed_reduction *s, float scale) {
+    gg_status status = GG_OK;
     float *at = s->whole;
     for (int i = s->n; i < s->in_run; ++i) {
         const gg_segment *one = &s->sorted[i];
-        float *residue = s->residue + one->offset;
         if (s->equal_share != NULL) accumulate(s, one->offset, (one->count + GG_LANES - 1) / GG_LANES * GG_LANES);
-        memcpy(at, packed_base(s) + one->offset, one->count * sizeof *at);
-        if (scale > 0 && !is_zero(residue, one->count)) {
-            for (size_t j = 0; j < one->count; ++j) at[j] += residue[j] / scale;
-            memset(residue, 0, one->count * sizeof *residue);
-        }
+        gg_device_copy(s->owner->env.device, GG_QUEUE_COMPUTE, at, packed_base(s) + one->offset,
+                       one->count * sizeof *at);
+        if (scale > 0 && s->loads != s->owner->loads) GG_TRY(send_loaded(s, one, scale, at));
         at += one->count;
     }
+    if (scale > 0) s->loads = s->owner->loads;
+cleanup:
+    return status;
 }
 
 static void copy_whole_back(packed_reduction *s) {
     const float *at = s->whole;
     for (int i = s->n; i < s->in_run; ++i) {
-        memcpy(packed_base(s) + s->sorted[i].offset, at, s->sorted[i].count * sizeof *at);
+        gg_device_copy(s->owner->env.device, GG_QUEUE_COMPUTE, packed_base(s) + s->sorted[i].offset, at,
+                       s->sorted[i].count * sizeof *at);
         at += s->sorted[i].count;
     }
 }
 
 static void apply_whole(packed_reduction *s, float scale) {
-    const float *at = s->whole;
-    for (int i = s->n; i < s->in_run; ++i)
-        for (size_t j = 0; j < s->sorted[i].count; ++j)
-            s->applied[s->sorted[i].offset - s->offset + j] += scale * *at++;
+    gg_device *device = s->owner->env.device;
+    float *at = s->whole;
+    for (int i = s->n; i < s->in_run; ++i) {
+        device->table->add_elements(device, &(gg_elements_args){.n = s->sorted[i].count,
+                                                                .dtype = GG_FLOAT32,
+                                                                .values = at,
+                                                                .factor = scale,
+                                                                .at = s->applied + s->sorted[i].offset - s->offset});
+        at += s->sorted[i].count;
+    }
 }
 
 /* The sum begins at zero. Packing has cleared the segments of messages with LOCAL. */
 static void clear_data(packed_reduction *s) {
+    gg_device *device = s->owner->env.device;
     size_t at = 0;
     for (int i = 0; i < s->in_run && s->compression.selection == GG_SELECTION_LOCAL; ++i) {
         const gg_segment *one = &s->run[i];
         const size_t begin = one->offset - s->offset;
         if (is_whole(s, one)) continue;
-        memset(s->data + at, 0, (begin - at) * sizeof *s->data);
+        gg_device_zero(device, GG_QUEUE_COMPUTE, s->data + at, (begin - at) * sizeof *s->data);
         at = begin + one->count;
     }
-    memset(s->data + at, 0, (s->count - at) * sizeof *s->data);
+    gg_device_zero(device, GG_QUEUE_COMPUTE, s->data + at, (s->count - at) * sizeof *s->data);
 }
 
 /* The messages have been started. What else the data hold is in the residue. */
 static gg_status start_whole(packed_reduction *s, const float *share) {
     gg_status status = GG_OK;
     s->stage = ADDING_WHOLE;
-    if (s->whole_sum != NULL) copy_whole(s, share[s->group->rank]);
+    if (s->whole_sum != NULL) GG_TRY(copy_whole(s, share[s->group->rank]));
     clear_data(s);
     if (s->whole_sum == NULL) goto cleanup;
     gg_compression_count_dense(s->sorted + s->n, s->in_run - s->n, s->packing.counts);
@@ -201,7 +222,7 @@ static gg_status start_local(packed_reduction *s, float scale) {
     gg_status status = GG_OK;
     const int p = s->group->size, rank = s->group->rank;
     GG_TRY(gg_pack_and_clear(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
-    if (s->applied != NULL) GG_TRY(gg_unpack_add(s->sorted, s->n, s->message, s->size, 1.0f, s->applied - s->offset));
+    if (s->applied != NULL) GG_TRY(gg_unpack_add(&s->packing, s->message, s->size, 1.0f, s->applied - s->offset));
     for (int i = 1; i < p; ++i) {
         const int from = (rank - i + p) % p;
         GG_TRY(gg_receive(s->group, s->landing + (size_t)from * s->capacity, s->capacity, from, s->tag,
@@ -222,7 +243,7 @@ static gg_status collect_next(packed_reduction *s, bool wait, bool *done) {
     gg_request *request = &s->arrived[from];
     if (!own) GG_TRY(packed_reach(s, request, wait, done));
     if (!*done) goto cleanup;
-    status = gg_unpack_add(s->sorted, s->n, own ? s->message : request->data, own ? s->size : request->bytes, 1.0f,
+    status = gg_unpack_add(&s->packing, own ? s->message : request->data, own ? s->size : request->bytes, 1.0f,
                            packed_base(s));
     GG_TRY(gg_error_prefix(status, "message of rank %d: ", from));
     if (!own) GG_TRY(gg_release(s->group, request));
@@ -265,9 +286,10 @@ static gg_status start_values(packed_reduction *s, bool wait, bool *done) {
     const size_t padded = (s->chosen + GG_LANES - 1) / GG_LANES * GG_LANES;
     void *values = s->travelling != NULL ? s->travelling : s->values;
     gg_pack_values(&s->packing, choice_of(s), s->codec->dtype, s->residue, values);
-    memset((char *)values + s->chosen * s->codec->size, 0, (padded - s->chosen) * s->codec->size);
+    gg_device_zero(s->owner->env.device, GG_QUEUE_COMPUTE, (char *)values + s->chosen * s->codec->size,
+                   (padded - s->chosen) * s->codec->size);
     if (s->applied != NULL)
-        gg_unpack_values_add(s->sorted, s->n, choice_of(s), s->codec->dtype, values, 1.0f, s->applied - s->offset);
+        gg_unpack_values_add(&s->packing, choice_of(s), s->codec->dtype, values, 1.0f, s->applied - s->offset);
     if (s->travelling != NULL) s->codec->decode(s->owner->env.device, padded, values, s->values);
     s->head.bytes += padded * s->codec->size;
     GG_TRY(gg_allreduce_start_some(s->sum, s->values, padded, s->ones));
@@ -281,7 +303,7 @@ static gg_status add_values(packed_reduction *s, bool wait, bool *done) {
     if (wait) GG_TRY(gg_allreduce_wait(s->sum));
     else GG_TRY(gg_allreduce_poll(s->sum, done));
     if (!*done) goto cleanup;
-    gg_unpack_values_add(s->sorted, s->n, choice_of(s), GG_FLOAT32, s->values, 1.0f, packed_base(s));
+    gg_unpack_values_add(&s->packing, choice_of(s), GG_FLOAT32, s->values, 1.0f, packed_base(s));
     GG_TRY(gg_release(s->group, &s->arrived[s->next]));
     s->stage = DELIVERED;
 cleanup:
@@ -382,7 +404,7 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_free(s->landing);
     gg_free(s->sent);
     gg_free(s->arrived);
-    gg_free(s->packing.scratch);
+    gg_pack_room_destroy(s->packing.room);
     gg_free(s->sorted);
     gg_segments_destroy(&s->segments);
     gg_free(s);
@@ -432,8 +454,10 @@ cleanup:
 static gg_status create_messages(packed_reduction *s) {
     gg_status status = GG_OK;
     const bool cyclic = s->compression.selection == GG_SELECTION_CYCLIC;
+    gg_pack_sizes sizes = {0};
     s->capacity = (gg_packed_capacity(s->sorted, s->n, &s->compression) + 63) / 64 * 64;
-    GG_TRY(gg_alloc(gg_pack_scratch_bytes(s->sorted, s->n), "scratch of packing", &s->packing.scratch));
+    gg_pack_sizes_add(&sizes, s->owner->env.device, s->sorted, s->n);
+    GG_TRY(gg_pack_room_create(s->owner->env.device, &sizes, &s->packing.room));
     GG_TRY(gg_message_alloc(s->owner->env.transport, s->capacity, "packed message", &s->message));
     GG_TRY(gg_alloc((size_t)(cyclic ? 1 : s->group->size) * s->capacity, "landing of packed messages", &s->landing));
     if (cyclic) GG_TRY(create_cyclic(s));

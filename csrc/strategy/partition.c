@@ -163,5 +163,6 @@ void gg_strategy_load(gg_strategy *strategy, int arena, const float *whole) {
         gg_device_copy(device, GG_QUEUE_COMPUTE, to->data, whole, state->count * sizeof(float));
     else pack_owned(strategy->partition, device, strategy->env.transport->rank, whole, to->data);
     gg_device_finish(device); /* a failure is reported by what uses the device next */
+    strategy->loads++;
     if (strategy->loaded != NULL) strategy->loaded(strategy, arena);
 }

@@ -104,18 +104,12 @@ static gg_status periodic_settle(gg_strategy *strategy) {
     return GG_OK;
 }
 
-static bool is_zero(const float *data, size_t count) {
-    for (size_t i = 0; i < count; ++i)
-        if (data[i] != 0) return false;
-    return true;
-}
-
 /* A checkpoint loads the weights first; one that has no base gives zeros for it. */
 static void periodic_loaded(gg_strategy *strategy, int arena) {
     periodic_allreduce *s = (periodic_allreduce *)strategy;
     const gg_state *state = strategy->env.state;
     if (arena == GG_WEIGHTS) s->base_state = BASE_UNKNOWN;
-    if (state->arena[arena].data == s->base && !is_zero(s->base, state->count)) s->base_state = BASE_KNOWN;
+    if (state->arena[arena].data == s->base && !gg_strategy_all_zero(strategy, arena)) s->base_state = BASE_KNOWN;
 }
 
 static void periodic_destroy(gg_strategy *strategy) {

@@ -51,11 +51,6 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
     gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(gg_strategy_check(options, env->transport->size));
-    if (options->compression.active && gg_device_is_separate(env->device))
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "compression: packed messages are made by the CPU in its own memory, and the device '%s' has another; "
-                "allowed there is compression=None",
-                env->device->table->name);
     GG_TRY(types[options->kind]->create(options, env, out));
     if ((*out)->table->need == gg_strategy_no_layer) (*out)->current_at_end = true;
     GG_TRY(check_compressed(options, *out));

@@ -152,6 +152,7 @@ struct gg_strategy {
     bool only_applies_gradients;
     /* After an arena, given by its place in the state's list, has been loaded; NULL: nothing to do. */
     void (*loaded)(gg_strategy *strategy, int arena);
+    int64_t loads; /* of arenas, since creation */
     /* Which slices of the summed gradient and of the optimiser's arenas each rank owns; NULL: every rank has all. */
     const struct gg_partition *partition;
     const gg_compression_counts *compression_counts; /* of this rank; NULL: it compresses nothing */

@@ -66,77 +66,6 @@ void test_column_sums() {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ choose */
-
-enum source { GRADIENT, CLEARED, RESIDUE, DIFFERENCE };
-
-void check_choose(size_t n, size_t bin, source from, bool places, float factor, unsigned strange) {
-    const size_t bins = (n + bin - 1) / bin;
-    auto values = [&] {
-        std::vector<float> v = numbers.floats(n);
-        for (float &x : v) { /* zeros, equals, infinities and NaN */
-            const uint32_t r = numbers.next() % 64;
-            if (r == 0) x = 0;
-            else if (r == 1) x = -0.0f;
-            else if (r == 2) x = 0.9999999f;
-            else if (r == 3 && strange == 1) x = INFINITY;
-            else if (r == 3 && strange == 2) x = NAN;
-        }
-        return v;
-    };
-    const std::vector<float> gradient = values();
-    std::vector<float> residue = values();
-    for (size_t i = 5; i < n; i += 17) /* G = 0, but H is not */
-        residue[i] = from == DIFFERENCE ? gradient[i] : -(0.7f * gradient[i]);
-    buffer<float> g(gradient, "gradient"), r(residue, "residue");
-    buffer<uint32_t> greatest(bins, "greatest"), scratch(gg_cuda_choose_scratch(n, bin), "scratch");
-    buffer<uint16_t> place(n, "place"), chosen(bins, "chosen");
-    buffer<uint64_t> count(1, "count");
-    lanes<float> g_cpu(gradient), r_cpu(residue);
-    std::vector<uint32_t> greatest_cpu(bins);
-    std::vector<uint16_t> place_cpu(n, 0xffff), chosen_cpu(bins, 0xffff);
-    gg_choose_args a = {};
-    a.n = n;
-    a.bin = bin;
-    a.scale = 0.7f;
-    a.factor = factor;
-    gg_choose_args c = a;
-    if (from == DIFFERENCE) {
-        a.value = g, c.value = g_cpu;
-        a.known = r, c.known = r_cpu;
-    } else {
-        a.residue = r, c.residue = r_cpu;
-        if (from != RESIDUE) a.gradient = g, c.gradient = g_cpu;
-        if (from == CLEARED) a.clear = g, c.clear = g_cpu;
-    }
-    a.greatest = greatest, c.greatest = greatest_cpu.data();
-    if (places) {
-        a.place = place, c.place = place_cpu.data();
-        a.chosen = chosen, c.chosen = chosen_cpu.data();
-    }
-    gg_cuda_choose(nullptr, &a, scratch, count);
-    const size_t wanted = gg_backend_native.choose(cpu, &c);
-    CHECK_INT(count[0], places ? wanted : 0);
-    for (size_t i = wanted; i < n; ++i) place_cpu[i] = 0xffff; /* behind the entries the CPU may write */
-    bool good = same(r.all(), r_cpu.all(), "residue") && same(g.all(), g_cpu.all(), "gradient") &&
-                same(greatest.all(), greatest_cpu, "greatest") && same(place.all(), place_cpu, "place") &&
-                same(chosen.all(), chosen_cpu, "chosen");
-    if (!CHECK(good)) fprintf(stderr, "n %zu, bin %zu, source %d\n", n, bin, (int)from);
-}
-
-void test_choose() {
-    for (source from : {GRADIENT, CLEARED, RESIDUE, DIFFERENCE}) {
-        check_choose(1, 1, from, true, 2, 0);
-        check_choose(1000, 50, from, true, 2, 0);
-        check_choose(1003, 37, from, true, 1.5f, 1);
-        check_choose(1003, 500, from, true, 3, 2);
-        check_choose(3000, 16384, from, true, 2, 0);
-        check_choose(300, 3, from, true, 2, 0);
-        check_choose(700, 64, from, false, 2, 0);
-    }
-    check_choose(0, 10, GRADIENT, true, 2, 0);
-}
-
 /* ------------------------------------------------------------------------------------------------ products */
 
 void check_weight_gradient(int64_t batch, int64_t out, int64_t in, int64_t first, int64_t count) {
@@ -174,7 +103,6 @@ int main() {
     test_sum_squares();
     test_all_finite();
     test_column_sums();
-    test_choose();
     test_weight_gradient();
     CHECK_CLEAN();
     gg_backend_native.close(cpu);

@@ -63,7 +63,8 @@ struct gg_strict_work {
         gg_strict_arrays arrays;
         gg_loss_args loss;
         gg_update_args update;
-        gg_choose_args choose;
+        gg_pack_args pack;
+        gg_elements_args elements;
         gg_gather_args gather;
         gg_weight_gradient_args weight_gradient;
         gg_strict_columns columns;

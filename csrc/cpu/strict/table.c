@@ -340,33 +340,64 @@ static bool strict_all_finite(gg_device *head, size_t n, const float *a) {
     return finite;
 }
 
-typedef struct choice {
-    gg_choose_args args;
-    size_t count;
-} choice;
+/* ---- packed messages ---- */
 
-static gg_status run_choose(gg_strict *device, gg_strict_work *work) {
-    choice *own = work->as.arrays.out[0];
-    own->count = native_of(device)->choose(device->native, &own->args);
+static gg_status run_pack(gg_strict *device, gg_strict_work *work) {
+    native_of(device)->pack(device->native, 1, &work->as.pack);
     return GG_OK;
 }
 
-static size_t strict_choose(gg_device *head, const gg_choose_args *args) {
+static void pack_one(gg_device *head, const gg_pack_args *args) {
     gg_strict *device = table_device(head);
-    choice own = {.args = *args};
-    gg_strict_work *work = new_work(head, run_choose);
-    own.args.gradient = gg_strict_in(device, args->gradient);
-    own.args.clear = gg_strict_out(device, args->clear);
-    own.args.residue = gg_strict_out(device, args->residue);
-    own.args.value = gg_strict_in(device, args->value);
-    own.args.known = gg_strict_in(device, args->known);
-    own.args.greatest = gg_strict_out(device, args->greatest);
-    own.args.place = gg_strict_out(device, args->place);
-    own.args.chosen = gg_strict_out(device, args->chosen);
-    work->as.arrays.out[0] = &own;
-    give_work(head, "choose");
-    gg_strict_wait_all(device, GG_QUEUE_COMPUTE);
-    return own.count;
+    if (args->prepare != NULL)
+        args->prepare(args->context, args->offset, (args->n + GG_LANES - 1) / GG_LANES * GG_LANES);
+    gg_pack_args *own = &new_work(head, run_pack)->as.pack;
+    *own = *args;
+    own->gradient = gg_strict_in(device, args->gradient);
+    own->clear = gg_strict_out(device, args->clear);
+    own->residue = gg_strict_out(device, args->residue);
+    own->value = gg_strict_in(device, args->value);
+    own->known = gg_strict_out(device, args->known);
+    own->greatest = gg_strict_out(device, args->greatest);
+    own->result = gg_strict_out(device, args->result);
+    own->place = gg_strict_out(device, args->place);
+    own->chosen = gg_strict_out(device, args->chosen);
+    own->values = gg_strict_out(device, args->values);
+    own->prepare = NULL;
+    give_work(head, "pack");
+}
+
+static void strict_pack(gg_device *head, int count, const gg_pack_args *args) {
+    for (int i = 0; i < count; ++i) pack_one(head, &args[i]);
+}
+
+static void give_elements(gg_device *head, gg_status (*run)(gg_strict *device, gg_strict_work *work),
+                          const gg_elements_args *args, const char *what) {
+    gg_strict *device = table_device(head);
+    gg_elements_args *own = &new_work(head, run)->as.elements;
+    *own = *args;
+    own->element = gg_strict_in(device, args->element);
+    own->values = gg_strict_out(device, args->values);
+    own->at = gg_strict_out(device, args->at);
+    give_work(head, what);
+}
+
+static gg_status run_add_elements(gg_strict *device, gg_strict_work *work) {
+    native_of(device)->add_elements(device->native, &work->as.elements);
+    return GG_OK;
+}
+
+static void strict_add_elements(gg_device *head, const gg_elements_args *args) {
+    give_elements(head, run_add_elements, args, "add_elements");
+}
+
+static gg_status run_take_elements(gg_strict *device, gg_strict_work *work) {
+    native_of(device)->take_elements(device->native, &work->as.elements);
+    return GG_OK;
+}
+
+static void strict_take_elements(gg_device *head, const gg_elements_args *args) {
+    give_elements(head, run_take_elements, args, "take_elements");
 }
 
 /* ---- batches ---- */
@@ -484,7 +515,9 @@ const gg_backend gg_backend_strict = {
     .narrow_difference = strict_narrow_difference,
     .sum_squares = strict_sum_squares,
     .all_finite = strict_all_finite,
-    .choose = strict_choose,
+    .pack = strict_pack,
+    .add_elements = strict_add_elements,
+    .take_elements = strict_take_elements,
     .gather = strict_gather,
     .weight_gradient = strict_weight_gradient,
     .columns = strict_columns,

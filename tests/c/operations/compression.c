@@ -88,7 +88,9 @@ PyObject *gg_test_pack(PyObject *module, PyObject *args, PyObject *kwargs) {
     PyObject *rows, *first, *second, *result = NULL;
     int mode, narrow, counted, threads, count = 0;
     float factor, scale;
-    gg_test_guarded arrays[2] = {0}, message = {0}, scratch = {0};
+    gg_test_guarded arrays[2] = {0}, message = {0};
+    gg_pack_room *room = NULL;
+    gg_pack_sizes sizes = {0};
     gg_segment *segment = NULL;
     gg_device *device = NULL;
     gg_compression_counts counts = {0};
@@ -108,12 +110,13 @@ PyObject *gg_test_pack(PyObject *module, PyObject *args, PyObject *kwargs) {
     for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.factor[family] = factor;
     GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = threads, .isa = isa}, &device));
     GG_TRY(gg_test_guarded_make(&message, gg_packed_capacity(segment, count, &options)));
-    GG_TRY(gg_test_guarded_make(&scratch, gg_pack_scratch_bytes(segment, count)));
+    gg_pack_sizes_add(&sizes, device, segment, count);
+    GG_TRY(gg_pack_room_create(device, &sizes, &room));
     const gg_packing packing = {.compression = &options,
                                 .device = device,
                                 .segment = segment,
                                 .segments = count,
-                                .scratch = scratch.data,
+                                .room = room,
                                 .counts = counted ? &counts : NULL};
     const gg_float_mode former = gg_parallel_enter();
     if (strcmp(what, "pack") == 0)
@@ -128,18 +131,34 @@ PyObject *gg_test_pack(PyObject *module, PyObject *args, PyObject *kwargs) {
     GG_TRY(gg_test_guarded_check(&arrays[0], "first"));
     GG_TRY(gg_test_guarded_check(&arrays[1], "second"));
     GG_TRY(gg_test_guarded_check(&message, "message"));
-    GG_TRY(gg_test_guarded_check(&scratch, "scratch"));
     result =
         Py_BuildValue("y#NN", (const char *)message.data, (Py_ssize_t)bytes, array_of(&arrays[1]), counts_of(&counts));
 cleanup:
     if (status != GG_OK) gg_py_raise(status);
+    gg_pack_room_destroy(room);
     if (device != NULL) device->table->close(device);
     gg_test_guarded_free(&arrays[0]);
     gg_test_guarded_free(&arrays[1]);
     gg_test_guarded_free(&message);
-    gg_test_guarded_free(&scratch);
     gg_free(segment);
     return result;
+}
+
+/* What reads messages of these segments, on a device of its own. */
+static gg_status reader_make(const gg_segment *segment, int count, gg_compression_counts *counts, gg_packing *out) {
+    gg_status status = GG_OK;
+    gg_pack_sizes sizes = {0};
+    *out = (gg_packing){.segment = segment, .segments = count, .counts = counts};
+    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &out->device));
+    gg_pack_sizes_add(&sizes, out->device, segment, count);
+    GG_TRY(gg_pack_room_create(out->device, &sizes, &out->room));
+cleanup:
+    return status;
+}
+
+static void reader_free(gg_packing *reader) {
+    gg_pack_room_destroy(reader->room);
+    if (reader->device != NULL) reader->device->table->close(reader->device);
 }
 
 /* A message of pack or difference, added to a copy of `out`. */
@@ -149,6 +168,7 @@ PyObject *gg_test_unpack(PyObject *module, PyObject *args) {
     float factor;
     int count = 0;
     gg_test_guarded out = {0}, message = {0};
+    gg_packing reader = {0};
     gg_segment *segment = NULL;
     gg_status status = GG_OK;
     (void)module;
@@ -156,14 +176,16 @@ PyObject *gg_test_unpack(PyObject *module, PyObject *args) {
     if ((segment = segments_of(rows, &count)) == NULL || floats_of(into, "out", extent_of(segment, count), &out) < 0)
         goto cleanup;
     GG_TRY(gg_test_guarded_copy(&message, given.buf, (size_t)given.len));
+    GG_TRY(reader_make(segment, count, NULL, &reader));
     const gg_float_mode former = gg_parallel_enter();
-    status = gg_unpack_add(segment, count, message.data, (size_t)given.len, factor, out.data);
+    status = gg_unpack_add(&reader, message.data, (size_t)given.len, factor, out.data);
     gg_parallel_leave(former);
     GG_TRY(status);
     GG_TRY(gg_test_guarded_check(&out, "out"));
     result = array_of(&out);
 cleanup:
     if (status != GG_OK) gg_py_raise(status);
+    reader_free(&reader);
     gg_test_guarded_free(&out);
     gg_test_guarded_free(&message);
     gg_free(segment);
@@ -180,6 +202,7 @@ PyObject *gg_test_choice(PyObject *module, PyObject *args) {
     int narrow, count = 0;
     size_t values = 0;
     gg_test_guarded residue = {0}, out = {0}, choice = {0}, moved = {0};
+    gg_packing reader = {0};
     gg_segment *segment = NULL;
     gg_compression_counts counts = {0};
     gg_status status = GG_OK;
@@ -192,10 +215,10 @@ PyObject *gg_test_choice(PyObject *module, PyObject *args) {
     GG_TRY(gg_test_guarded_copy(&choice, given.buf, (size_t)given.len));
     GG_TRY(gg_choice_values(segment, count, choice.data, (size_t)given.len, &values));
     GG_TRY(gg_test_guarded_make(&moved, values * gg_dtype_size(dtype)));
-    const gg_packing packing = {.segment = segment, .segments = count, .counts = &counts};
+    GG_TRY(reader_make(segment, count, &counts, &reader));
     const gg_float_mode former = gg_parallel_enter();
-    gg_pack_values(&packing, choice.data, dtype, residue.data, moved.data);
-    gg_unpack_values_add(segment, count, choice.data, dtype, moved.data, factor, out.data);
+    gg_pack_values(&reader, choice.data, dtype, residue.data, moved.data);
+    gg_unpack_values_add(&reader, choice.data, dtype, moved.data, factor, out.data);
     gg_parallel_leave(former);
     GG_TRY(gg_test_guarded_check(&residue, "residue"));
     GG_TRY(gg_test_guarded_check(&out, "out"));
@@ -204,6 +227,7 @@ PyObject *gg_test_choice(PyObject *module, PyObject *args) {
                            array_of(&residue), array_of(&out), counts_of(&counts));
 cleanup:
     if (status != GG_OK) gg_py_raise(status);
+    reader_free(&reader);
     gg_test_guarded_free(&residue);
     gg_test_guarded_free(&out);
     gg_test_guarded_free(&choice);

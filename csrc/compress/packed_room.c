@@ -1,0 +1,103 @@
+#include "compress/packed_room.h"
+
+#include "base/memory.h"
+
+/* Elements of a stage: on the CPU they stay in the first cache; on a device they are part of a message that is as
+ * sparse as is usual, or several follow each other. */
+#define HOST_STAGE ((size_t)1024)
+#define LEAST_STAGE ((size_t)4096)
+#define MOST_STAGE ((size_t)1 << 18)
+#define STAGE_SHARE 64
+
+static size_t list_bins(const gg_segment *segment) {
+    const size_t bin = segment->bin > 0 ? (size_t)segment->bin : PACK_DENSE_BIN;
+    return (segment->count + bin - 1) / bin;
+}
+
+static size_t list_places(const gg_segment *segment) { return segment->bin > 0 ? segment->count : 0; }
+
+static size_t greater(size_t a, size_t b) { return a > b ? a : b; }
+
+void gg_pack_sizes_add(gg_pack_sizes *sizes, const gg_device *device, const gg_segment *segment, int segments) {
+    gg_pack_sizes all = {0}, most = {0};
+    for (int i = 0; i < segments; ++i) {
+        most.bins = greater(most.bins, list_bins(&segment[i]));
+        most.places = greater(most.places, list_places(&segment[i]));
+        all.bins += list_bins(&segment[i]);
+        all.places += list_places(&segment[i]);
+        all.elements += segment[i].count;
+    }
+    all.segments = (size_t)segments;
+    most.segments = segments > 0;
+    const gg_pack_sizes *own = gg_device_is_separate(device) ? &all : &most;
+    sizes->segments = greater(sizes->segments, own->segments);
+    sizes->bins = greater(sizes->bins, own->bins);
+    sizes->places = greater(sizes->places, own->places);
+    sizes->elements = greater(sizes->elements, own->elements);
+}
+
+void gg_pack_lists_advance(pack_lists *lists, const gg_segment *segment) {
+    lists->greatest += list_bins(segment);
+    lists->chosen += list_bins(segment);
+    lists->place += list_places(segment);
+    lists->result += 1;
+}
+
+static size_t stage_of(const gg_device *device, size_t elements) {
+    const size_t part = elements / STAGE_SHARE;
+    if (!gg_device_is_separate(device)) return HOST_STAGE;
+    return part < LEAST_STAGE ? LEAST_STAGE : part > MOST_STAGE ? MOST_STAGE : part;
+}
+
+gg_status gg_pack_room_create(gg_device *device, const gg_pack_sizes *sizes, gg_pack_room **out) {
+    gg_status status = GG_OK;
+    gg_pack_room *room = NULL;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *room, "room for packing", &room));
+    room->device = device;
+    room->batch = (int)sizes->segments;
+    room->stages = gg_device_is_separate(device) ? PACK_STAGES : 1;
+    room->stage_room = stage_of(device, sizes->elements);
+    GG_TRY(gg_calloc(sizes->segments, sizeof *room->args, "room for packing", &room->args));
+    GG_TRY(gg_device_alloc(device, sizes->bins * sizeof(uint32_t), "room for packing", &room->lists.greatest));
+    GG_TRY(gg_device_alloc_landing(device, sizes->segments * sizeof(gg_pack_result), "room for packing",
+                                   &room->lists.result));
+    GG_TRY(gg_device_alloc_landing(device, sizes->bins * sizeof(uint16_t), "room for packing", &room->lists.chosen));
+    GG_TRY(gg_device_alloc_landing(device, sizes->places * sizeof(uint16_t), "room for packing", &room->lists.place));
+    for (int i = 0; i < room->stages; ++i) {
+        pack_stage *stage = &room->stage[i];
+        GG_TRY(gg_device_alloc_landing(device, room->stage_room * sizeof(uint32_t), "elements of messages",
+                                       &stage->element));
+        GG_TRY(gg_device_alloc_landing(device, room->stage_room * sizeof(float), "values of messages", &stage->values));
+    }
+    *out = room;
+    room = NULL;
+cleanup:
+    gg_pack_room_destroy(room);
+    return status;
+}
+
+void gg_pack_room_destroy(gg_pack_room *room) {
+    if (room == NULL) return;
+    for (int i = 0; i < room->stages; ++i) {
+        gg_device_free_host(room->device, room->stage[i].element);
+        gg_device_free_host(room->device, room->stage[i].values);
+    }
+    gg_device_free_host(room->device, room->lists.place);
+    gg_device_free_host(room->device, room->lists.chosen);
+    gg_device_free_host(room->device, room->lists.result);
+    gg_device_free(room->device, room->lists.greatest);
+    gg_free(room->args);
+    gg_free(room);
+}
+
+pack_stage *gg_pack_stage_next(gg_pack_room *room) {
+    pack_stage *stage = &room->stage[room->next];
+    room->next = (room->next + 1) % room->stages;
+    gg_device_wait(room->device, stage->mark);
+    return stage;
+}
+
+void gg_pack_stage_given(gg_pack_room *room, pack_stage *stage) {
+    stage->mark = gg_device_mark(room->device, GG_QUEUE_COMPUTE);
+}
