@@ -208,8 +208,10 @@ COMPRESSED = {
 }
 
 
+@pytest.mark.parametrize("messages", ["off", "on"])
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_compression_has_the_bits_of_the_cpu(name):
+def test_compression_has_the_bits_of_the_cpu(name, messages, monkeypatch):
+    monkeypatch.setenv("GOSSIPGRAD_MPI_CUDA", messages)
     strategy, compression = COMPRESSED[name]
     agree("resnet", strategy=strategy, compression=compression, steps=5, ranks=3)
 

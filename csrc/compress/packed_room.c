@@ -49,6 +49,12 @@ static size_t stage_of(const gg_device *device, size_t elements) {
     return part < LEAST_STAGE ? LEAST_STAGE : part > MOST_STAGE ? MOST_STAGE : part;
 }
 
+/* Host memory that the device shares. On the CPU it is not cleared: pages that are never touched cost nothing. */
+static gg_status alloc_shared(gg_device *device, size_t bytes, void *out) {
+    return gg_device_is_separate(device) ? (gg_device_alloc_host)(device, bytes, "room for packing", out)
+                                         : (gg_alloc)(bytes, "room for packing", out);
+}
+
 gg_status gg_pack_room_create(gg_device *device, const gg_pack_sizes *sizes, gg_pack_room **out) {
     gg_status status = GG_OK;
     gg_pack_room *room = NULL;
@@ -60,15 +66,12 @@ gg_status gg_pack_room_create(gg_device *device, const gg_pack_sizes *sizes, gg_
     room->stage_room = stage_of(device, sizes->elements);
     GG_TRY(gg_calloc(sizes->segments, sizeof *room->args, "room for packing", &room->args));
     GG_TRY(gg_device_alloc(device, sizes->bins * sizeof(uint32_t), "room for packing", &room->lists.greatest));
-    GG_TRY(gg_device_alloc_landing(device, sizes->segments * sizeof(gg_pack_result), "room for packing",
-                                   &room->lists.result));
-    GG_TRY(gg_device_alloc_landing(device, sizes->bins * sizeof(uint16_t), "room for packing", &room->lists.chosen));
-    GG_TRY(gg_device_alloc_landing(device, sizes->places * sizeof(uint16_t), "room for packing", &room->lists.place));
+    GG_TRY(alloc_shared(device, sizes->segments * sizeof(gg_pack_result), &room->lists.result));
+    GG_TRY(alloc_shared(device, sizes->bins * sizeof(uint16_t), &room->lists.chosen));
+    GG_TRY(alloc_shared(device, sizes->places * sizeof(uint16_t), &room->lists.place));
     for (int i = 0; i < room->stages; ++i) {
-        pack_stage *stage = &room->stage[i];
-        GG_TRY(gg_device_alloc_landing(device, room->stage_room * sizeof(uint32_t), "elements of messages",
-                                       &stage->element));
-        GG_TRY(gg_device_alloc_landing(device, room->stage_room * sizeof(float), "values of messages", &stage->values));
+        GG_TRY(alloc_shared(device, room->stage_room * sizeof(uint32_t), &room->stage[i].element));
+        GG_TRY(alloc_shared(device, room->stage_room * sizeof(float), &room->stage[i].values));
     }
     *out = room;
     room = NULL;

@@ -553,15 +553,22 @@ cleanup:
     return status;
 }
 
+/* Packed messages are written and read by the host. */
+static gg_status alloc_host_or_message(const gg_centre *s, size_t bytes, const char *what, char **out) {
+    return s->packs ? gg_device_alloc_host(s->head.env.device, bytes, what, out)
+                    : gg_device_alloc_message(s->head.env.device, bytes, what, out);
+}
+
 static gg_status make_worker(gg_centre *s) {
     gg_status status = GG_OK;
     size_t count = s->head.env.state->count, chunks = (size_t)s->buckets.chunk_count,
            buckets = (size_t)s->buckets.count;
     const size_t bytes = s->place[chunks], floats = count * sizeof(float); /* to itself a rank sends float32 */
-    GG_TRY(gg_message_alloc_device(s->head.env.transport, bytes > floats ? bytes : floats, "messages to the centre",
-                                   &s->message));
+    const size_t most = bytes > floats ? bytes : floats;
+    if (s->packs) GG_TRY(gg_message_alloc(s->head.env.transport, most, "messages to the centre", &s->message));
+    else GG_TRY(gg_message_alloc_device(s->head.env.transport, most, "messages to the centre", &s->message));
     GG_TRY(gg_device_alloc(s->head.env.device, GG_CENTRE_PIECE * sizeof(float), "a piece", &s->piece));
-    GG_TRY(gg_device_alloc_message(s->head.env.device, bytes, "landing arena", &s->landing));
+    GG_TRY(alloc_host_or_message(s, bytes, "landing arena", &s->landing));
     if (s->packs) s->base = s->head.env.state->arena[gg_state_find(s->head.env.state, "base")].data;
     else if (s->rule->accumulates || sends_differences(s))
         GG_TRY(gg_device_alloc(s->head.env.device, count * sizeof(float), "weights of the last answer", &s->base));
@@ -581,8 +588,8 @@ static gg_status make_server(gg_centre *s) {
     gg_device *device = s->head.env.device;
     const size_t workers = (size_t)s->workers;
     GG_TRY(gg_device_alloc(device, s->count * sizeof(float), "centre", &s->weight));
-    GG_TRY(gg_device_alloc_message(device, workers * (s->place[s->end_chunk] - s->place[s->first_chunk]),
-                                   "answers of the centre", &s->room));
+    GG_TRY(alloc_host_or_message(s, workers * (s->place[s->end_chunk] - s->place[s->first_chunk]),
+                                 "answers of the centre", &s->room));
     if (sends_differences(s))
         GG_TRY(gg_device_alloc(device, workers * s->count * sizeof(float), "copies of the workers' bases", &s->known));
     GG_TRY(gg_calloc(workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request), "requests of a server",
