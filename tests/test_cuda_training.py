@@ -12,7 +12,7 @@ import cuda_standin
 import numpy as np
 import pytest
 from conftest import ROOT
-from test_strict import COMPRESSED, NETWORKS, SMALL, STRATEGIES, trained
+from test_strict import COMPRESSED, NETWORKS, SMALL, STRATEGIES, convolutions, set_of, trained, trained_on
 
 import gossipgrad as gg
 from gossipgrad import _core
@@ -116,6 +116,29 @@ def test_memory(standin):
         gc.collect()
         assert _core.memory()[0] <= live
     assert counts[0] == counts[1] and counts[0][0] == 0
+
+
+@pytest.mark.parametrize("kind", ["channels", "source"])
+def test_batches_go_up_as_the_set_has_them(standin, kind, monkeypatch):
+    monkeypatch.setenv("GOSSIPGRAD_TUNE", "0")
+    wanted, got = (np.array(numbers(trained_on(d, kind, b))) for d, b in DEVICES)
+    assert np.abs(got - wanted).max() <= (5e-4 if GPU else 2e-5) * np.abs(wanted).max()
+
+
+def test_warm_epochs_allocate_nothing(standin):
+    """Neither memory nor events; and no copy waits for host memory of the caller."""
+    made = []
+    calls = ("cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cudaEventCreateWithFlags", "pageable")
+
+    class Watch(gg.Callback):
+        every = 4
+
+        def on_step(self, trainer, step):
+            made.append([standin.count(name) if standin else 0 for name in calls])
+
+    with gg.Trainer(convolutions(), comm=gg.VirtualCluster(1), device="cuda", tune=False) as trainer:
+        trainer.fit(set_of("bytes", 96), epochs=1, batch_size=6, progress=False, callbacks=[Watch()])
+    assert len(made) == 4 and made[1] == made[2] == made[3]
 
 
 @pytest.mark.skipif(GPU, reason="a GPU machine has as many as it has")

@@ -254,6 +254,45 @@ def test_epochs_evaluations_and_checkpoints(name, tmp_path, untuned):
     assert same(*(fitted(device, tmp_path / f"{device}.gg", strategy=strategy) for device in ("cpu", "strict")))
 
 
+class Bytes(gg.data.Source):
+    """Images that are made when they are read."""
+
+    shape, dtype, scale, shift = (3, 12, 12), np.dtype(np.uint8), 1 / 255, -0.5
+
+    def __len__(self):
+        return 40
+
+    def read(self, rows, epoch, samples, targets):
+        samples[:] = np.random.default_rng(3).integers(256, size=(40, 3, 12, 12), dtype=np.uint8)[rows]
+
+
+def set_of(kind, n=40):
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(256, size=(n, 3, 12, 12), dtype=np.uint8), rng.integers(4, size=n)
+    channels = np.array([0.5, 1, 2], np.float32)
+    how = {
+        "bytes": {"scale": 1 / 255, "shift": -0.5},
+        "channels": {"scale": 0.01 * channels, "shift": -channels},
+        "elements": {"scale": 0.01, "shift": -rng.random((3, 12, 12), np.float32)},
+        "weights": {"scale": 1 / 255, "sample_weight": rng.random(n, np.float32)},
+    }
+    return gg.Dataset(Bytes(), y) if kind == "source" else gg.Dataset(x, y, **how[kind])
+
+
+def trained_on(device, kind, backend="native", **options):
+    with gg.Trainer(
+        convolutions(), comm=gg.VirtualCluster(RANKS), device=device, backend=backend, **options
+    ) as trainer:
+        losses = [one["train_loss"] for one in trainer.fit(set_of(kind), epochs=2, batch_size=6, progress=False).epochs]
+        return [losses, trainer.weights(), trainer.evaluate(set_of(kind), batch_size=16)]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "channels", "elements", "weights", "source"])
+def test_batches_go_up_as_the_set_has_them(kind, untuned):
+    strategy = gg.GossipGraD(shuffle_samples=kind in ("channels", "weights", "source"))
+    assert same(*(trained_on(device, kind, strategy=strategy) for device in ("cpu", "strict")))
+
+
 def test_a_checkpoint_goes_on_another_device(tmp_path, untuned):
     found = []
     for first, second in (("cpu", "strict"), ("strict", "cpu")):

@@ -5,8 +5,10 @@
 #include "backend/backend.h"
 
 typedef struct gg_batch_input {
-    gg_format format; /* float32 PLAIN or BATCH_LAST, or int32 PLAIN */
-    void *data;       /* the plan's memory; NULL: it does not read this input */
+    gg_format format;       /* float32 PLAIN or BATCH_LAST, or int32 PLAIN */
+    void *data;             /* the plan's memory; NULL: it does not read this input */
+    gg_gather_args *gather; /* NULL; or the samples are written to `data` as the set has them, whatever the format, and
+                               this says what is to be made of them: all but what is made */
 } gg_batch_input;
 
 /* The memory is the caller's and has room for the batch. */

@@ -390,6 +390,16 @@ typedef struct chosen {
     void *const *read; /* of each field, in place of memory; NULL: all are in memory */
 } chosen;
 
+static void copy_input(const gg_gather_args *args, size_t bytes, const gg_batch_input *to) {
+    for (int64_t i = 0; i < args->n; ++i) {
+        const size_t row = args->index != NULL ? args->index[i] : (size_t)i;
+        memcpy((char *)to->data + (size_t)i * bytes, (const char *)args->rows + row * bytes, bytes);
+    }
+    *to->gather = *args;
+    to->gather->rows = to->data;
+    to->gather->index = NULL;
+}
+
 static void read_input(gg_device *device, const chosen *c, int f, const gg_batch_input *to) {
     const gg_field *field = &c->set->field[f];
     const bool in_memory = c->set->memory[f] != NULL;
@@ -409,7 +419,8 @@ static void read_input(gg_device *device, const chosen *c, int f, const gg_batch
         .layout = to->format.layout,
         .out = to->data,
     };
-    device->table->gather(device, &args);
+    if (to->gather == NULL) device->table->gather(device, &args);
+    else copy_input(&args, gg_field_bytes(field), to);
 }
 
 static void read_target(const chosen *c, int f, void *to) {

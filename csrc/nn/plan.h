@@ -40,8 +40,11 @@ typedef gg_loss_result gg_loss_sums;
 
 void gg_loss_sums_add(gg_loss_sums *to, const gg_loss_sums *more);
 
-/* What belongs to a batch beside its inputs. */
+/* A batch. With a device that has memory of its own targets and weights lie there, and have been read when what the
+ * device was given with the batch is done. */
 typedef struct gg_plan_batch {
+    const gg_gather_args *input;       /* with such a device: of each input of the graph, its rows in memory of the
+                                          device and how they become numbers; else NULL: gg_plan_input's memory has it */
     const void *target[GG_MAX_FIELDS]; /* by the heads' numbers, as in gg_loss_args */
     const float *sample_weights;       /* one a sample; NULL: all 1 */
     /* The state that layers carry from batch to batch: for each node that has some, in their order,
@@ -123,8 +126,7 @@ void gg_plan_destroy(gg_plan *plan);
 gg_status gg_plan_activate(gg_plan *plan);
 
 /* Where input i of the next batch is to be written, and how: float32, PLAIN or BATCH_LAST, or int32, PLAIN. NULL: the
- * plan does without this input, which leads to heads for training only. It lies in the host's memory. With a
- * device that has its own, gg_plan_input waits until the batch before has been read. */
+ * plan does without this input, which leads to heads for training only, or its device has memory of its own. */
 int gg_plan_inputs(const gg_plan *plan);
 void *gg_plan_input(gg_plan *plan, int i);
 gg_format gg_plan_input_format(const gg_plan *plan, int i);
@@ -140,9 +142,10 @@ gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, c
  * is used again in a call with the number of the last call on this plan; 0: the weights may have changed. */
 gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, uint64_t version, const gg_plan_batch *batch,
                            gg_loss_sums *sums);
-/* Forward, every sample with a state of zero; of each head whose output is not NULL, that of the first n samples is
- * written plain: n x its shape. */
-gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version, int64_t n, float *const *output);
+/* Forward of the batch's inputs, every sample with a state of zero; of each head whose output is not NULL, that of the
+ * first n samples is written plain: n x its shape. */
+gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version, const gg_plan_batch *batch, int64_t n,
+                          float *const *output);
 
 /* The sum of the heads' mean losses, each times its weight, of `samples` samples: times that number. */
 double gg_heads_total_loss(const gg_head_options *head, int heads, const gg_loss_sums *sums, int64_t samples);

@@ -108,15 +108,18 @@ typedef struct gg_node_state {
     const char *backend;
 } gg_node_state;
 
+#define GG_STAGED_STEPS 4
+
 /* What goes between the host and a device with memory of its own (plan_stage.c). Offsets are in bytes. */
 typedef struct gg_plan_stage {
-    char *host;   /* that the device shares; NULL: the device has no memory of its own */
-    char *device; /* of the first `copied` bytes, what is copied from the host and class weights; then the results */
-    size_t copied, bytes;
+    char *device; /* at fixed places what losses and operations read and write; NULL: the device has no memory of its
+                     own */
+    char *host;   /* that the device shares: results, and the numbers of GG_STAGED_STEPS steps */
+    size_t bytes;
     size_t target[GG_MAX_FIELDS], class_weights[GG_MAX_FIELDS]; /* of heads */
     size_t sample_weights, step, results;
-    size_t input[GG_MAX_FIELDS];
-    gg_mark read; /* the device has read what lies here */
+    gg_mark read[GG_STAGED_STEPS]; /* the number has been read */
+    int next;                      /* number to be written */
 } gg_plan_stage;
 
 /* Of a batch, where losses read them: by heads. */
@@ -184,8 +187,8 @@ gg_status gg_plan_layout(gg_plan *plan);
 /* After the layout: the host memory of a device with memory of its own. */
 gg_status gg_plan_stage_create(gg_plan *plan);
 void gg_plan_stage_destroy(gg_plan *plan);
-/* Gives the device the inputs that the host has written, a batch's targets and weights (NULL: none), and the number of
- * the training step. Returns where operations find that, in memory of the device; and where losses read the others. */
+/* Gives the device a batch, of which only its inputs may be there, and the number of the training step. Returns where
+ * operations find that, in memory of the device; and where losses read the others. */
 const uint64_t *gg_plan_stage_give(gg_plan *plan, const gg_plan_batch *batch, uint64_t step);
 gg_plan_targets gg_plan_stage_targets(const gg_plan *plan, const gg_plan_batch *batch);
 /* Where losses write their results, one a head, of which those of heads that the plan has not are 0; and how they come

@@ -364,7 +364,7 @@ static void run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training,
     const gg_plan_targets targets = gg_plan_stage_targets(plan, batch);
     gg_loss_result *results = gg_plan_stage_results(plan, sums != NULL ? sums : unwanted);
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
-        if (plan->stage.host == NULL) results[i] = (gg_loss_result){0};
+        if (plan->stage.device == NULL) results[i] = (gg_loss_result){0};
         if (plan->head[i].used) run_loss(plan, i, &targets, training, &results[i]);
     }
     timing_ends(plan, begin, &plan->loss_seconds);
@@ -430,13 +430,14 @@ static gg_status predict_head(gg_plan *plan, const gg_plan_head *head, int64_t n
     return gg_device_read(plan->options.device, output, from, (size_t)n * (size_t)values * sizeof(float));
 }
 
-gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version, int64_t n, float *const *output) {
+gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version, const gg_plan_batch *batch, int64_t n,
+                          float *const *output) {
     gg_status status = GG_OK;
     if (n < 0 || n > plan->options.batch)
         GG_FAIL(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld", (long long)plan->options.batch,
                 (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
-    gg_plan_stage_give(plan, NULL, 0);
+    gg_plan_stage_give(plan, &(gg_plan_batch){.input = batch->input}, 0);
     GG_TRY(run_forward(plan, weights, version, NULL, false, NULL, NULL));
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (plan->head[i].used && output[i] != NULL) GG_TRY(predict_head(plan, &plan->head[i], n, output[i]));

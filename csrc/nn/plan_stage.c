@@ -38,19 +38,14 @@ static size_t take_bytes(size_t *used, size_t bytes) {
 
 static void place_stage(gg_plan *plan) {
     gg_plan_stage *stage = &plan->stage;
+    stage->results = take_bytes(&stage->bytes, RESULTS_BYTES);
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (!plan->head[i].used) continue;
-        stage->target[i] = take_bytes(&stage->copied, target_bytes(plan, i));
-        stage->class_weights[i] = take_bytes(&stage->copied, class_weight_bytes(plan, i));
+        stage->target[i] = take_bytes(&stage->bytes, target_bytes(plan, i));
+        stage->class_weights[i] = take_bytes(&stage->bytes, class_weight_bytes(plan, i));
     }
-    stage->sample_weights = take_bytes(&stage->copied, (size_t)plan->options.batch * sizeof(float));
-    stage->step = take_bytes(&stage->copied, sizeof(uint64_t));
-    stage->bytes = stage->copied;
-    stage->results = take_bytes(&stage->bytes, RESULTS_BYTES);
-    for (int i = 0; i < gg_graph_inputs(plan->graph); i++) {
-        const gg_value *input = input_value(plan, i);
-        if (input != NULL) stage->input[i] = take_bytes(&stage->bytes, input->bytes);
-    }
+    stage->sample_weights = take_bytes(&stage->bytes, (size_t)plan->options.batch * sizeof(float));
+    stage->step = take_bytes(&stage->bytes, sizeof(uint64_t));
 }
 
 gg_status gg_plan_stage_create(gg_plan *plan) {
@@ -59,8 +54,9 @@ gg_status gg_plan_stage_create(gg_plan *plan) {
     gg_device *device = plan->options.device;
     if (!gg_device_is_separate(device)) goto cleanup;
     place_stage(plan);
-    GG_TRY(gg_device_alloc_host(device, stage->bytes, "batch of the plan", &stage->host));
-    GG_TRY(gg_device_alloc(device, stage->results + RESULTS_BYTES, "batch of the plan", &stage->device));
+    GG_TRY(gg_device_alloc_host(device, RESULTS_BYTES + GG_STAGED_STEPS * sizeof(uint64_t), "results of the plan",
+                                &stage->host));
+    GG_TRY(gg_device_alloc(device, stage->bytes, "batch of the plan", &stage->device));
     for (int i = 0; i < gg_graph_heads(plan->graph); i++)
         if (plan->head[i].used)
             GG_TRY(gg_device_write(device, stage->device + stage->class_weights[i],
@@ -75,44 +71,52 @@ void gg_plan_stage_destroy(gg_plan *plan) {
 }
 
 void *gg_plan_input(gg_plan *plan, int i) {
-    gg_plan_stage *stage = &plan->stage;
-    if (stage->host == NULL || input_value(plan, i) == NULL) return plan->input_at[i];
-    gg_device_wait(plan->options.device, stage->read);
-    return stage->host + stage->input[i];
+    return gg_device_is_separate(plan->options.device) ? NULL : plan->input_at[i];
 }
 
-static void give_to_device(gg_plan *plan, size_t at, const void *from, size_t bytes) {
+static void copy_to_stage(gg_plan *plan, size_t at, const void *from, size_t bytes) {
+    if (from != NULL) gg_device_copy(plan->options.device, GG_QUEUE_COMPUTE, plan->stage.device + at, from, bytes);
+}
+
+/* Into memory of the device that is the same in each step. */
+static void stage_step(gg_plan *plan, uint64_t step) {
     gg_plan_stage *stage = &plan->stage;
-    if (from == NULL) return;
-    memcpy(stage->host + at, from, bytes);
-    gg_device_copy(plan->options.device, GG_QUEUE_COMPUTE, stage->device + at, stage->host + at, bytes);
+    gg_device *device = plan->options.device;
+    uint64_t *number = (uint64_t *)(void *)(stage->host + RESULTS_BYTES) + stage->next;
+    gg_device_wait(device, stage->read[stage->next]);
+    *number = step;
+    copy_to_stage(plan, stage->step, number, sizeof *number);
+    stage->read[stage->next] = gg_device_mark(device, GG_QUEUE_COMPUTE);
+    stage->next = (stage->next + 1) % GG_STAGED_STEPS;
 }
 
 const uint64_t *gg_plan_stage_give(gg_plan *plan, const gg_plan_batch *batch, uint64_t step) {
     gg_plan_stage *stage = &plan->stage;
     gg_device *device = plan->options.device;
     plan->step_number = step;
-    if (stage->host == NULL) return &plan->step_number;
-    gg_device_wait(device, stage->read); /* what the batch before has here may be overwritten */
+    if (stage->device == NULL) return &plan->step_number;
     for (int i = 0; i < gg_graph_inputs(plan->graph); i++) {
         const gg_value *input = input_value(plan, i);
         if (input == NULL) continue;
-        gg_device_copy(device, GG_QUEUE_COMPUTE, plan->input_at[i], stage->host + stage->input[i], input->bytes);
+        gg_gather_args args = batch->input[i];
+        args.n = plan->options.batch;
+        args.wanted = input->format.dtype;
+        args.layout = input->format.layout;
+        args.out = plan->input_at[i];
+        device->table->gather(device, &args);
     }
-    for (int i = 0; batch != NULL && i < gg_graph_heads(plan->graph); i++) {
+    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (plan->head[i].used)
-            give_to_device(plan, stage->target[i], batch->target[plan->options.head[i].target], target_bytes(plan, i));
+            copy_to_stage(plan, stage->target[i], batch->target[plan->options.head[i].target], target_bytes(plan, i));
     }
-    if (batch != NULL)
-        give_to_device(plan, stage->sample_weights, batch->sample_weights, (size_t)plan->options.batch * sizeof(float));
-    give_to_device(plan, stage->step, &step, sizeof step);
-    stage->read = gg_device_mark(device, GG_QUEUE_COMPUTE);
+    copy_to_stage(plan, stage->sample_weights, batch->sample_weights, (size_t)plan->options.batch * sizeof(float));
+    stage_step(plan, step);
     return (void *)(stage->device + stage->step);
 }
 
 gg_plan_targets gg_plan_stage_targets(const gg_plan *plan, const gg_plan_batch *batch) {
     const gg_plan_stage *stage = &plan->stage;
-    const bool staged = stage->host != NULL;
+    const bool staged = stage->device != NULL;
     gg_plan_targets out = {.sample_weights = batch->sample_weights};
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         const gg_head_options *head = &plan->options.head[i];
@@ -128,12 +132,12 @@ gg_plan_targets gg_plan_stage_targets(const gg_plan *plan, const gg_plan_batch *
 
 gg_loss_result *gg_plan_stage_results(gg_plan *plan, gg_loss_sums *sums) {
     gg_plan_stage *stage = &plan->stage;
-    return stage->host == NULL ? sums : (void *)(stage->device + stage->results);
+    return stage->device == NULL ? sums : (void *)(stage->device + stage->results);
 }
 
 void gg_plan_stage_fetch(gg_plan *plan, gg_loss_sums *sums) {
     const gg_plan_stage *stage = &plan->stage;
-    if (stage->host == NULL || sums == NULL) return;
+    if (stage->device == NULL || sums == NULL) return;
     gg_device_copy(plan->options.device, GG_QUEUE_COMPUTE, sums, stage->device + stage->results,
                    (size_t)gg_graph_heads(plan->graph) * sizeof *sums);
 }
@@ -141,8 +145,8 @@ void gg_plan_stage_fetch(gg_plan *plan, gg_loss_sums *sums) {
 gg_status gg_plan_stage_finish(gg_plan *plan, gg_loss_sums *sums) {
     gg_plan_stage *stage = &plan->stage;
     gg_device *device = plan->options.device;
-    if (stage->host == NULL) return GG_OK;
-    gg_loss_sums *fetched = (void *)(stage->host + stage->results);
+    if (stage->device == NULL) return GG_OK;
+    gg_loss_sums *fetched = (void *)stage->host;
     gg_plan_stage_fetch(plan, fetched);
     const gg_mark report = gg_device_report(device);
     gg_device_wait(device, report);

@@ -12,11 +12,6 @@ static gg_status batches_at(const gg_batches *b, const char *what, gg_status sta
     return gg_error_prefix(status, "step %lld, %s: ", (long long)*b->step, what);
 }
 
-void gg_batches_into(gg_plan *plan, gg_batch *batch) {
-    for (int i = 0; i < gg_plan_inputs(plan); ++i)
-        batch->input[i] = (gg_batch_input){.format = gg_plan_input_format(plan, i), .data = gg_plan_input(plan, i)};
-}
-
 typedef struct wanted_step {
     gg_loader *loader;
     int64_t step;
@@ -31,12 +26,13 @@ gg_status gg_batches_wait(gg_transport *transport, gg_loader *loader, int64_t st
     return gg_transport_attend(transport, step_is_read, &(wanted_step){.loader = loader, .step = step});
 }
 
-gg_status gg_batches_read(gg_batches *b, gg_plan *plan, int64_t t) {
+gg_status gg_batches_read(gg_batches *b, gg_plan *plan, int64_t t, gg_plan_batch *out) {
     gg_status status = GG_OK;
+    const int64_t n = gg_loader_batch(b->loader, shard_rank(b), t);
     if (b->ring != NULL) GG_TRY(batches_at(b, "shuffle", gg_sample_ring_finish(b->ring)));
-    gg_batches_into(plan, &b->batch);
     GG_TRY(gg_batches_wait(b->transport, b->loader, t));
-    GG_TRY(batches_at(b, "samples", gg_loader_read(b->loader, b->device, t, &b->batch)));
+    GG_TRY(batches_at(b, "samples",
+                      gg_uploads_read(b->uploads, b->loader, b->device, &b->set, t, n, plan, &b->batch, out)));
     if (b->ring != NULL) GG_TRY(batches_at(b, "shuffle", gg_sample_ring_begin(b->ring)));
     ++b->exchanges;
 cleanup:

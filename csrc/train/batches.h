@@ -8,13 +8,14 @@
 #include "base/trace.h"
 #include "comm/sample_ring.h"
 #include "data/loader.h"
-#include "nn/plan.h"
+#include "train/uploads.h"
 
 /* Zero-initialised: there is no data. */
 typedef struct gg_batches {
     /* Set by the owner before the first call. The devices, the transport and what the pointers point at outlive it. */
     gg_transport *transport;
-    gg_device *device;
+    gg_device *device; /* of the host's memory */
+    gg_uploads *uploads;
     int workers; /* the first ranks, which train */
     uint64_t seed;
     bool shuffle_samples;
@@ -52,9 +53,8 @@ gg_status gg_batches_check(const gg_batches *batches, int workers, int64_t batch
 /* Goes on in batches of so many samples: in the middle of an epoch with those that have not been read in it. Settled;
  * gg_batches_check allows it. On a failure there is no data. Collective. */
 gg_status gg_batches_rebatch(gg_batches *batches, int64_t batch);
-/* Puts batch t of the epoch into the plan's inputs and into `batch`, and starts what happens to samples under the step.
- */
-gg_status gg_batches_read(gg_batches *batches, gg_plan *plan, int64_t t);
+/* Reads batch t of the epoch for the plan (gg_uploads_read), and starts what happens to samples under the step. */
+gg_status gg_batches_read(gg_batches *batches, gg_plan *plan, int64_t t, gg_plan_batch *out);
 gg_status gg_batches_poll(gg_batches *batches);   /* lets samples move */
 gg_status gg_batches_settle(gg_batches *batches); /* completes the exchange of samples; collective */
 bool gg_batches_is_idle(const gg_batches *batches);
@@ -64,8 +64,6 @@ int64_t gg_batches_sample_id(const gg_batches *batches, int64_t slot);
 /* Counts the samples of all ranks. Settled. Collective. */
 gg_status gg_batches_audit(gg_batches *batches, gg_sample_audit *out);
 
-/* The batch's inputs are to be written where this plan reads them. */
-void gg_batches_into(gg_plan *plan, gg_batch *batch);
 /* Waits until the loader can read the step without waiting; messages move meanwhile. */
 gg_status gg_batches_wait(gg_transport *transport, gg_loader *loader, int64_t step);
 

@@ -10,6 +10,7 @@
 typedef struct range {
     gg_plans *plans;
     int64_t numbers; /* of state that a sample carries, in all layers */
+    gg_dataset set;  /* the loader's, of which it holds what is used */
     gg_loader *loader;
     gg_batch batch;
     float *carried; /* as in gg_plan_batch; NULL: none */
@@ -36,6 +37,7 @@ static gg_status range_open(gg_replica *r, gg_plans *plans, const gg_dataset *se
     gg_status status = GG_OK;
     const gg_dataset limited = gg_limited_set(plans->graph, targets ? r->options.head : NULL, set);
     out->plans = plans;
+    out->set = limited;
     plans->weights_version++; /* the weights stay as they are until the range's end */
     for (int i = 0; i < gg_graph_nodes(plans->graph); ++i) out->numbers += gg_graph_node_carried(plans->graph, i);
     GG_TRY(gg_loader_create_range(&limited, begin, end, batch, &out->loader));
@@ -62,10 +64,9 @@ static gg_status range_read(gg_replica *r, range *samples, int64_t t, gg_plan **
         GG_TRY(gg_device_alloc(r->device, (size_t)(samples->rows * samples->numbers) * sizeof(float), "carried state",
                                &samples->carried));
     }
-    gg_batches_into(*plan, &samples->batch);
     GG_TRY(gg_batches_wait(r->options.transport, samples->loader, t));
-    GG_TRY(gg_loader_read(samples->loader, r->devices.host, t, &samples->batch));
-    *out = gg_replica_plan_batch(&samples->batch);
+    GG_TRY(gg_uploads_read(&r->uploads, samples->loader, r->devices.host, &samples->set, t, n, *plan, &samples->batch,
+                           out));
     out->carried = samples->carried;
     out->carried_rows = samples->rows;
 cleanup:
@@ -85,6 +86,7 @@ static gg_status evaluate_range(gg_replica *r, gg_plans *plans, const float *wei
         gg_plan_batch own;
         GG_TRY(range_read(r, &samples, t, &plan, &own));
         GG_TRY(gg_plan_evaluate(plan, weights, plans->weights_version, &own, sums));
+        gg_uploads_done(&r->uploads);
         for (int h = 0; h < gg_graph_heads(plans->graph); ++h) gg_loss_sums_add(&out->head[h], &sums[h]);
         out->samples += gg_loader_batch(samples.loader, 0, t);
     }
@@ -132,7 +134,8 @@ gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_datas
         gg_plan *plan = NULL;
         gg_plan_batch own;
         GG_TRY(range_read(r, &samples, t, &plan, &own));
-        GG_TRY(gg_plan_predict(plan, weights, r->plans.weights_version, n, at));
+        GG_TRY(gg_plan_predict(plan, weights, r->plans.weights_version, &own, n, at));
+        gg_uploads_done(&r->uploads);
         for (int h = 0; h < gg_graph_heads(graph); ++h)
             if (at[h] != NULL) at[h] += n * gg_shape_count(&gg_graph_node(graph, gg_graph_head(graph, h)->node)->shape);
     }

@@ -91,6 +91,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
         GG_FAIL(GG_ERROR_ARGUMENT, "straggler: probability %g, delay %g s; must be 0 to 1, and at least 0",
                 options->straggler.probability, options->straggler.delay);
     GG_TRY(open_devices(r));
+    gg_uploads_open(r->device, &r->uploads);
     GG_TRY(gg_outstanding_create(r->device, &r->outstanding));
     GG_TRY(gg_device_order_create(options->transport, r->device, &r->order));
     if (r->order != NULL) r->options.transport = r->order;
@@ -102,6 +103,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     GG_TRY(gg_replica_assemble(r));
     r->data = (gg_batches){.transport = r->options.transport,
                            .device = r->devices.host,
+                           .uploads = &r->uploads,
                            .workers = gg_exchange_workers(r->exchange),
                            .seed = options->seed,
                            .shuffle_samples = options->strategy.shuffle_samples,
@@ -121,6 +123,7 @@ void gg_replica_destroy(gg_replica *r) {
     gg_batches_clear(&r->data);
     gg_device_free(r->device, r->carried);
     gg_outstanding_clear(&r->outstanding);
+    gg_uploads_close(&r->uploads);
     gg_free(r->batches);
     gg_trace_destroy(r->trace);
     gg_transport_destroy(r->order);

@@ -32,6 +32,7 @@ struct gg_replica {
     double node_begin;
     double clock_offset;
 
+    gg_uploads uploads;
     gg_batches data;
     gg_outstanding outstanding; /* steps that `counts` lacks yet */
     int64_t batch;              /* samples of the step under way */
@@ -62,7 +63,6 @@ void gg_replica_set_hooks(gg_replica *r);
 /* Numbers of state that a sample carries in the nodes before this one: each node's rows lie behind one another, as
  * gg_plan_batch wants them. */
 int64_t gg_replica_carried_before(const gg_replica *r, int node);
-gg_plan_batch gg_replica_plan_batch(const gg_batch *batch);
 
 /* counts.c. What others count, as it is now. */
 gg_other_counts gg_replica_other_counts(const gg_replica *r);

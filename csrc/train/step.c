@@ -114,35 +114,12 @@ cleanup:
     return status;
 }
 
-static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t) {
+static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t, gg_plan_batch *out) {
     double begin = gg_transport_now(r->options.transport);
-    gg_status status = gg_batches_read(&r->data, plan, t);
+    gg_status status = gg_batches_read(&r->data, plan, t, out);
     if (status == GG_OK) gg_replica_spent_on_data(r, "batch", begin);
     else r->failed = true;
     return status;
-}
-
-/* Puts a caller's rows, from row `begin` on, into the plan's inputs. */
-static void read_given(gg_replica *r, gg_plan *plan, const gg_given *given, int64_t begin, int64_t n) {
-    for (int i = 0; i < gg_plan_inputs(plan); ++i) {
-        const gg_format format = gg_plan_input_format(plan, i);
-        const int64_t values =
-            gg_shape_count(&gg_graph_node(r->options.graph, gg_graph_input(r->options.graph, i))->shape);
-        const size_t row = (size_t)values * gg_dtype_size(format.dtype);
-        const char *rows = (const char *)given->input[i] + (size_t)begin * row;
-        if (gg_plan_input(plan, i) == NULL) continue;
-        if (format.dtype == GG_INT32) {
-            memcpy(gg_plan_input(plan, i), rows, (size_t)n * row);
-            continue;
-        }
-        r->devices.host->table->gather(r->devices.host, &(gg_gather_args){.dtype = GG_FLOAT32,
-                                                                          .rows = rows,
-                                                                          .values = values,
-                                                                          .n = n,
-                                                                          .scale = 1.0f,
-                                                                          .layout = format.layout,
-                                                                          .out = gg_plan_input(plan, i)});
-    }
 }
 
 /* ---- state that layers carry from batch to batch ---- */
@@ -231,6 +208,7 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch 
     if (plan != NULL)
         GG_TRY(gg_plan_train(plan, gg_state_weights(state), gg_state_gradients(state), batch, (uint64_t)state->step,
                              &r->hooks, out->sums, &out->report));
+    if (plan != NULL) gg_uploads_done(&r->uploads);
     if (plan != NULL && gg_exchange_updates_wait(r->exchange)) {
         const double measured = gg_transport_now(r->options.transport);
         GG_TRY(gg_exchange_ready_all(r->exchange));
@@ -244,13 +222,6 @@ cleanup:
     return status;
 }
 
-/* What goes with a batch, for the plan. */
-gg_plan_batch gg_replica_plan_batch(const gg_batch *batch) {
-    gg_plan_batch made = {.sample_weights = batch->sample_weights, .begins = batch->begins};
-    for (int i = 0; i < GG_MAX_FIELDS; ++i) made.target[i] = batch->target[i];
-    return made;
-}
-
 gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     gg_status status = GG_OK;
     int64_t total = gg_replica_epoch_steps(r);
@@ -259,12 +230,12 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     for (; steps > 0 && r->data.next < total; --steps) {
         int64_t t = r->data.next, n = gg_loader_batch(r->data.loader, r->options.transport->rank, t);
         gg_plan *plan = NULL;
+        gg_plan_batch batch = {0};
         for (int rank = 0; rank < workers; ++rank) r->batches[rank] = gg_loader_batch(r->data.loader, rank, t);
         if (n > 0) {
             GG_TRY(training_plan(r, n, &plan));
-            GG_TRY(read_batch(r, plan, t));
+            GG_TRY(read_batch(r, plan, t, &batch));
         }
-        gg_plan_batch batch = gg_replica_plan_batch(&r->data.batch);
         GG_TRY(gg_replica_count_steps(r, GG_MOST_OUTSTANDING - 1));
         GG_TRY(step_on(r, plan, n, &batch, gg_outstanding_next(&r->outstanding)));
         gg_outstanding_add(&r->outstanding);
@@ -285,11 +256,11 @@ gg_status gg_replica_step(gg_replica *r, const gg_given *given, const int64_t *b
 
     for (int rank = 0; rank < gg_exchange_workers(r->exchange); ++rank)
         r->batches[rank] = batches ? batches[rank] : given->n;
-    memcpy(batch.target, given->target, sizeof batch.target);
     GG_TRY(gg_replica_count_steps(r, 0));
     if (gg_replica_trains(r)) {
         GG_TRY(training_plan(r, given->n, &plan));
-        read_given(r, plan, given, 0, given->n);
+        GG_TRY(gg_uploads_give(&r->uploads, r->devices.host, r->options.graph, r->options.head, given->n, given->input,
+                               given->target, plan, &batch));
     }
     GG_TRY(step_on(r, plan, given->n, &batch, gg_outstanding_next(&r->outstanding)));
     gg_outstanding_add(&r->outstanding);
@@ -313,13 +284,23 @@ cleanup:
 
 gg_status gg_replica_plan_batch_of(gg_replica *r, int64_t n) {
     gg_plan *plan;
-    return gg_replica_trains(r) ? training_plan(r, n, &plan) : GG_OK;
+    gg_status status = GG_OK;
+    if (!gg_replica_trains(r)) goto cleanup;
+    GG_TRY(training_plan(r, n, &plan));
+    GG_TRY(gg_uploads_reserve_given(&r->uploads, r->options.graph, r->options.head, n));
+cleanup:
+    return status;
 }
 
 gg_status gg_replica_plan_epoch(gg_replica *r) {
     gg_status status = GG_OK;
-    for (int64_t t = gg_loader_begun(r->data.loader); t < gg_loader_steps(r->data.loader); ++t)
-        GG_TRY(gg_replica_plan_batch_of(r, gg_loader_batch(r->data.loader, r->options.transport->rank, t)));
+    gg_plan *plan;
+    for (int64_t t = gg_loader_begun(r->data.loader); gg_replica_trains(r) && t < gg_loader_steps(r->data.loader);
+         ++t) {
+        const int64_t n = gg_loader_batch(r->data.loader, r->options.transport->rank, t);
+        GG_TRY(training_plan(r, n, &plan));
+        GG_TRY(gg_uploads_reserve_set(&r->uploads, &r->data.set, n));
+    }
 cleanup:
     return status;
 }

@@ -303,7 +303,7 @@ static inline float *run_network(const gg_graph *graph, const float *weights, ui
         for (int64_t n = 0; n < RUN_BATCH; n++)
             for (int64_t i = 0; i < values; i++)
                 to[format.layout == GG_LAYOUT_BATCH_LAST ? i * lanes + n : n * values + i] = x[n * values + i];
-        CHECK_OK(gg_plan_predict(plan, weights, 0, RUN_BATCH, head));
+        CHECK_OK(gg_plan_predict(plan, weights, 0, &(gg_plan_batch){0}, RUN_BATCH, head));
     }
     gg_plan_destroy(plan);
     free(x);

@@ -1,8 +1,7 @@
 /* A rank goes on while its device computes: it gives steps that have not been done, a few and not more, counts them
  * when they are, and a failure names its own step. On the strict device, whose work a gate holds back; or on the device
  * that the program's argument names. */
-#include <semaphore.h>
-#include <stdlib.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include "backend/library.h"
@@ -105,32 +104,52 @@ static void check_counts(const run *it, const gg_progress_counts *all) {
 
 /* ---- work that is held back ---- */
 
-static sem_t gate;
+/* A record behind a mark that is never reached. */
+typedef struct gate {
+    gg_strict *device;
+    gg_strict_work *work;
+} gate;
 
-static gg_status run_gate(gg_strict *device, gg_strict_work *work) {
-    (void)device, (void)work;
-    sem_wait(&gate);
-    return GG_OK;
-}
-
-static void close_gate(const run *it) {
+/* Holds a queue back; the other one goes on. */
+static gate close_gate(const run *it, gg_queue queue) {
     gg_strict *strict = (gg_strict *)it->replica->device;
-    gg_strict_work_new(strict, GG_QUEUE_COMPUTE)->run = run_gate;
-    gg_strict_give(strict, GG_QUEUE_COMPUTE, "gate");
+    gg_strict_work *work = gg_strict_work_new(strict, queue);
+    work->run = NULL;
+    work->behind = (gg_mark){.number = INT64_MAX, .queue = queue == GG_QUEUE_COPY ? GG_QUEUE_COMPUTE : GG_QUEUE_COPY};
+    gg_strict_give(strict, queue, "gate");
+    return (gate){strict, work};
 }
 
-static void test_steps_are_given_before_others_are_done(const char *device) {
+static void *open_gate_late(void *context) {
+    const gate *it = context;
+    usleep(20000); /* mostly after the call that waits for it has begun */
+    pthread_mutex_lock(&it->device->mutex);
+    it->work->behind.number = 0;
+    pthread_cond_broadcast(&it->device->given);
+    pthread_mutex_unlock(&it->device->mutex);
+    return NULL;
+}
+
+static void test_steps_are_given_before_others_are_done(const char *device, gg_queue queue) {
+    pthread_t opener;
     const gg_progress_counts all = wanted();
     run it;
     begin(&it, device, -1);
-    close_gate(&it);
-    CHECK_OK(gg_replica_run(it.replica, 1));
+    gate held = close_gate(&it, queue);
+    for (int step = 0; step < GG_MOST_OUTSTANDING; ++step) CHECK_OK(gg_replica_run(it.replica, 1));
     CHECK_INT(counted(&it).steps, 0);
     CHECK_INT(counted(&it).samples, 0);
-    sem_post(&gate);
-    CHECK_OK(gg_replica_run(it.replica, 1));
+    for (int i = 0; queue == GG_QUEUE_COMPUTE && i < GG_UPLOADS; ++i) /* batches have gone up nevertheless */
+        gg_device_wait(it.replica->device, it.replica->uploads.upload[i].sent);
+    CHECK(it.replica->uploads.upload[1].sent.number > 0);
+    CHECK_INT(it.replica->uploads.room, 2 * GG_ALIGNMENT); /* bytes of tokens, and targets */
+    CHECK(!gg_device_reached(it.replica->device, it.replica->uploads.upload[0].used));
+    CHECK(pthread_create(&opener, NULL, open_gate_late, &held) == 0);
+    CHECK_OK(gg_replica_run(it.replica, 1)); /* waits for one of those */
+    CHECK(counted(&it).steps >= 1);
+    CHECK(pthread_join(opener, NULL) == 0);
     CHECK_OK(gg_replica_settle(it.replica));
-    CHECK_INT(counted(&it).steps, 2);
+    CHECK_INT(counted(&it).steps, GG_MOST_OUTSTANDING + 1);
     CHECK_OK(gg_replica_run(it.replica, STEPS)); /* the last step of the epoch waits */
     check_counts(&it, &all);
     end(&it);
@@ -161,7 +180,8 @@ int main(int count, char **word) {
     for (int seed = 0; seed < 3; ++seed) {
         char device[16];
         snprintf(device, sizeof device, "strict:%d", seed);
-        test_steps_are_given_before_others_are_done(device);
+        test_steps_are_given_before_others_are_done(device, GG_QUEUE_COMPUTE);
+        test_steps_are_given_before_others_are_done(device, GG_QUEUE_COPY);
         test_failures_name_their_step(device);
     }
     CHECK(gg_memory_live_bytes() == 0);

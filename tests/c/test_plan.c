@@ -434,7 +434,7 @@ static void check_outputs(const problem *p, gg_plan *plan, const answer *wanted,
         output[h] = malloc(count * sizeof(float));
         for (size_t i = 0; i < count; i++) output[h][i] = -77;
     }
-    CHECK_OK(gg_plan_predict(plan, p->weights, 0, some, output));
+    CHECK_OK(gg_plan_predict(plan, p->weights, 0, &(gg_plan_batch){0}, some, output));
     for (int h = 0; h < gg_graph_heads(p->graph); h++) {
         const int64_t rows = gg_graph_head(p->graph, h)->training_only ? 0 : some;
         const size_t values = (size_t)head_values(p, h);
@@ -1055,7 +1055,8 @@ static void test_refusals(void) {
                 "not made for");
     CHECK_FAILS(gg_plan_evaluate(plan, p.weights, 0, &(gg_plan_batch){0}, NULL), GG_ERROR_ARGUMENT, "no targets");
     CHECK_FAILS(gg_plan_evaluate(plan, NULL, 0, &batch, NULL), GG_ERROR_ARGUMENT, "no weights");
-    CHECK_FAILS(gg_plan_predict(plan, p.weights, 0, 4, &out), GG_ERROR_ARGUMENT, "0 to the plan's batch of 3, got 4");
+    CHECK_FAILS(gg_plan_predict(plan, p.weights, 0, &(gg_plan_batch){0}, 4, &out), GG_ERROR_ARGUMENT,
+                "0 to the plan's batch of 3, got 4");
     gg_plan_destroy(plan);
     problem_free(&p);
 
