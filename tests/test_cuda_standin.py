@@ -205,6 +205,18 @@ def test_bfloat16(cuda, name, precision):
     assert cuda.count("nondeterministic") == 0 or precision == "fast"
 
 
+@pytest.mark.skipif(not gg._core.info()["onednn"] or gg._core.info()["isa"] != "avx512", reason="no bfloat16 here")
+@pytest.mark.parametrize("name", ["alexnet", "char_gpt", "resnet20", "resnet50", "vgg11_bn"])
+def test_bfloat16_is_that_of_the_cpu(cuda, name):
+    """Both round what these networks compute at the same places: they are nearer to each other than to float32."""
+    make, batch = SMALLEST[name]
+    options = {"strategy": gg.NoExchange(), "dtype": "bfloat16"}
+    losses, arenas = step_of(make, batch, "cpu", **options)
+    losses_there, arenas_there = step_of(make, batch, "cuda", **options)
+    assert difference(losses, losses_there) < 2e-3
+    assert difference(arenas[0]["gradient"], arenas_there[0]["gradient"]) < 2e-2
+
+
 @pytest.mark.parametrize("name", ["cifar_quick", "resnet20"])
 def test_fast_images(cuda, name):
     options = {"strategy": gg.NoExchange()}
