@@ -775,6 +775,150 @@ static void test_leaks(void) {
     CHECK_INT(api->cudaFree(block), 0);
 }
 
+/* -------------------------------------------------------------------------------------------- recurrent networks */
+
+/* An LSTM of 3 inputs, 5 states and 2 layers, over batches (2, 4). */
+typedef struct network {
+    gg_cudnn_handle handle;
+    gg_cudnn_dropout none;
+    gg_cudnn_rnn rnn;
+    gg_cudnn_rnn_data x_desc, y_desc;
+    gg_cudnn_tensor state;
+    float *x, *y, *begin, *end, *weights, *work, *reserve;
+    size_t weight_bytes, work_bytes, reserve_bytes;
+} network;
+
+static int set_network(const network *it, int projected, int math, uint32_t flags) {
+    return api->cudnnSetRNNDescriptor_v8(it->rnn, GG_CUDNN_RNN_STANDARD, GG_CUDNN_RNN_LSTM, GG_CUDNN_RNN_INPUT_BIAS,
+                                         GG_CUDNN_RNN_ONE_WAY, GG_CUDNN_RNN_LINEAR_INPUT, GG_CUDNN_DATA_FLOAT,
+                                         GG_CUDNN_DATA_FLOAT, math, 3, 5, projected, 2, it->none, flags);
+}
+
+static int set_sequences(gg_cudnn_rnn_data desc, int values, int second) {
+    return api->cudnnSetRNNDataDescriptor(desc, GG_CUDNN_DATA_FLOAT, GG_CUDNN_RNN_BATCH_MAJOR, 4, 2, values,
+                                          (int[2]){4, second}, NULL);
+}
+
+static int set_states(const network *it, int layers) {
+    return api->cudnnSetTensorNdDescriptor(it->state, GG_CUDNN_DATA_FLOAT, 3, (int[3]){layers, 2, 5},
+                                           (int[3]){10, 5, 1});
+}
+
+static network make_network(void) {
+    network it = {.x = device_floats(2 * 4 * 3), .y = device_floats(2 * 4 * 5 + 4)};
+    CHECK_INT(api->cudnnCreate(&it.handle), 0);
+    CHECK_INT(api->cudnnSetStream(it.handle, compute), 0);
+    CHECK_INT(api->cudnnCreateDropoutDescriptor(&it.none), 0);
+    CHECK_INT(api->cudnnCreateRNNDescriptor(&it.rnn), 0);
+    CHECK_INT(api->cudnnCreateRNNDataDescriptor(&it.x_desc), 0);
+    CHECK_INT(api->cudnnCreateRNNDataDescriptor(&it.y_desc), 0);
+    CHECK_INT(api->cudnnCreateTensorDescriptor(&it.state), 0);
+    VIOLATES(set_network(&it, 5, GG_CUDNN_FMA_MATH, GG_CUDNN_RNN_PADDED), 2000, "dropout descriptor is not set");
+    CHECK_INT(api->cudnnSetDropoutDescriptor(it.none, it.handle, 0, NULL, 0, 0), 0);
+    CHECK_INT(set_network(&it, 5, GG_CUDNN_FMA_MATH, GG_CUDNN_RNN_PADDED), 0);
+    CHECK_INT(set_sequences(it.x_desc, 3, 4), 0);
+    CHECK_INT(set_sequences(it.y_desc, 5, 4), 0);
+    CHECK_INT(set_states(&it, 2), 0);
+    CHECK_INT(api->cudnnGetRNNWeightSpaceSize(it.handle, it.rnn, &it.weight_bytes), 0);
+    CHECK_INT(api->cudnnGetRNNTempSpaceSizes(it.handle, it.rnn, GG_CUDNN_RNN_TRAINING, it.x_desc, &it.work_bytes,
+                                             &it.reserve_bytes),
+              0);
+    CHECK(it.weight_bytes >= 4 * 4 * (5 * 3 + 3 * 5 * 5 + 2 * 5) && it.work_bytes > 0 && it.reserve_bytes > 0);
+    it.begin = device_floats(2 * 2 * 5);
+    it.end = device_floats(2 * 2 * 5);
+    it.weights = device_floats((int)it.weight_bytes / 4 + 1);
+    it.work = device_floats((int)it.work_bytes / 4 + 1);
+    it.reserve = device_floats((int)it.reserve_bytes / 4 + 1);
+    fill(it.x, 2 * 4 * 3, 1);
+    fill(it.y, 2 * 4 * 5, 2);
+    fill(it.begin, 20, 3);
+    fill(it.weights, (int)it.weight_bytes / 4, 4);
+    return it;
+}
+
+static int network_forward(const network *it) {
+    return api->cudnnRNNForward(it->handle, it->rnn, GG_CUDNN_RNN_TRAINING, NULL, it->x_desc, it->x, it->y_desc, it->y,
+                                it->state, it->begin, it->end, it->state, NULL, NULL, it->weight_bytes, it->weights,
+                                it->work_bytes, it->work, it->reserve_bytes, it->reserve);
+}
+
+static int network_backward(const network *it, float *dx, const void *end_error) {
+    return api->cudnnRNNBackwardData_v8(it->handle, it->rnn, NULL, it->y_desc, it->y, it->y, it->x_desc, dx, it->state,
+                                        it->begin, end_error, NULL, it->state, NULL, NULL, NULL, it->weight_bytes,
+                                        it->weights, it->work_bytes, it->work, it->reserve_bytes, it->reserve);
+}
+
+static int network_gradients(const network *it, int add, float *gradients) {
+    return api->cudnnRNNBackwardWeights_v8(it->handle, it->rnn, add, NULL, it->x_desc, it->x, it->state, it->begin,
+                                           it->y_desc, it->y, it->weight_bytes, gradients, it->work_bytes, it->work,
+                                           it->reserve_bytes, it->reserve);
+}
+
+static void test_network_contract(void) {
+    network it = make_network();
+    float *dx = device_floats(2 * 4 * 3), *gradients = device_floats((int)it.weight_bytes / 4 + 1);
+    fill(gradients, (int)it.weight_bytes / 4, 5);
+    CHECK_INT(network_forward(&it), 0);
+    CHECK_INT(network_backward(&it, dx, NULL), 0);
+    CHECK_INT(network_gradients(&it, GG_CUDNN_RNN_ADD, gradients), 0);
+    finish();
+    CHECK(isnan(*values(it.work, 1)) && isfinite(*values(dx, 1)) && isfinite(*values(it.end, 1)));
+    NOTHING_VIOLATED();
+    /* The order of passes is seen when they are run. */
+    CHECK_INT(network_backward(&it, dx, NULL), 0);
+    finish();
+    is_seen("the reserve is not what the pass before it has left", __LINE__);
+    CHECK_INT(network_forward(&it), 0);
+    CHECK_INT(network_gradients(&it, GG_CUDNN_RNN_ADD, gradients), 0);
+    finish();
+    is_seen("cudnnRNNBackwardWeights_v8: the reserve", __LINE__);
+    network other = it;
+    other.weight_bytes += 4;
+    VIOLATES(network_forward(&other), 2000, "the weight space has");
+    other = it;
+    other.work_bytes -= 1;
+    VIOLATES(network_forward(&other), 2000, "bytes of workspace and");
+    other = it;
+    other.reserve_bytes -= 1;
+    VIOLATES(network_forward(&other), 2000, "of reserve are needed");
+    other = it;
+    other.work += 4;
+    VIOLATES(network_forward(&other), 2003, "the workspace is not aligned to 256");
+    other = it;
+    other.y += 1;
+    VIOLATES(network_forward(&other), 2003, "y is not aligned to 16");
+    other = it;
+    other.end = it.begin;
+    VIOLATES(network_forward(&other), 2000, "hy overlaps with hx");
+    other = it;
+    other.x_desc = it.y_desc;
+    VIOLATES(network_forward(&other), 2008, "by (3, 5)");
+    VIOLATES(network_backward(&it, NULL, NULL), 2000, "dx is NULL");
+    VIOLATES(network_backward(&it, it.x, it.end), 3000, "errors of the states");
+    VIOLATES(network_gradients(&it, 1, gradients), 3000, "added to what is there");
+    CHECK_INT(set_states(&it, 2), 0);
+    VIOLATES(api->cudnnSetTensorNdDescriptor(it.state, 0, 3, (int[3]){2, 2, 5}, (int[3]){5, 10, 1}), 2000, "apart");
+    CHECK_INT(api->cudnnSetTensorNdDescriptor(it.state, 0, 3, (int[3]){1, 2, 5}, (int[3]){10, 5, 1}), 0);
+    VIOLATES(network_forward(&it), 2008, "the states are not (2, 2, 5)");
+    CHECK_INT(set_states(&it, 2), 0);
+    VIOLATES(set_sequences(it.x_desc, 3, 3), 3000, "sample 1 has 3 of 4 positions");
+    VIOLATES(set_network(&it, 0, GG_CUDNN_FMA_MATH, GG_CUDNN_RNN_PADDED), 3000, "projected to 0");
+    VIOLATES(set_network(&it, 5, GG_CUDNN_FMA_MATH, 0), 2000, "samples one by one are padded");
+    VIOLATES(api->cudnnSetDropoutDescriptor(it.none, it.handle, 0.5f, NULL, 0, 0), 3000, "probability 0.5");
+    CHECK_INT(set_network(&it, 5, GG_CUDNN_DEFAULT_MATH, GG_CUDNN_RNN_PADDED), 0);
+    CHECK_INT(network_forward(&it), 0);
+    CHECK_INT(gg_standin_count("tf32"), 1);
+    finish();
+    CHECK_INT(api->cudnnDestroyTensorDescriptor(it.state), 0);
+    CHECK_INT(api->cudnnDestroyRNNDataDescriptor(it.y_desc), 0);
+    CHECK_INT(api->cudnnDestroyRNNDataDescriptor(it.x_desc), 0);
+    CHECK_INT(api->cudnnDestroyRNNDescriptor(it.rnn), 0);
+    CHECK_INT(api->cudnnDestroyDropoutDescriptor(it.none), 0);
+    CHECK_INT(api->cudnnDestroy(it.handle), 0);
+    float *const all[] = {it.x, it.y, it.begin, it.end, it.weights, it.work, it.reserve, dx, gradients};
+    for (size_t i = 0; i < sizeof all / sizeof *all; ++i) CHECK_INT(api->cudaFree(all[i]), 0);
+}
+
 int main(void) {
     api = gg_standin_api();
     gg_standin_begin(0);
@@ -790,6 +934,7 @@ int main(void) {
     test_convolution_contract();
     test_products();
     test_product_contract();
+    test_network_contract();
     test_leaks();
     return CHECK_RESULT;
 }
