@@ -193,7 +193,7 @@ def test_fast_products(cuda):
     assert 1e-6 < difference(exact, fast) < 1e-2
 
 
-@pytest.mark.parametrize("name", ["lenet", "cifar_quick", "resnet20"])
+@pytest.mark.parametrize("name", ["lenet", "cifar_quick", "resnet20", "char_lstm", "char_gpt"])
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 def test_bfloat16(cuda, name, precision):
     """Activations have 8 bits, and so have the gradients of weights of convolutions."""
