@@ -180,8 +180,8 @@ typedef struct gg_op gg_op;
 /* The runs of an operation, in the order in which they follow each other. */
 typedef struct gg_op_class {
     /* Turns the current weights into what forward, or backward_data, reads: reads args->parameter, writes
-     * args->prepared. Run before that pass, if the weights have changed since or another pass has been prepared, and
-     * only if op->prepared_bytes > 0. NULL: they are read as they are. */
+     * args->prepared. Run before that pass, if the weights have changed since or another pass has been prepared (but
+     * see prepared_once), and only if op->prepared_bytes > 0. NULL: they are read as they are. */
     gg_status (*prepare)(gg_op *op, const gg_op_args *args, gg_pass pass);
     gg_status (*forward)(gg_op *op, const gg_op_args *args);
     /* The gradients of the parameters; leaves the error behind the activation in grad_output. NULL: the operation has
@@ -200,6 +200,8 @@ struct gg_op {
     gg_format input[GG_MAX_INPUTS]; /* what it reads; the plan reorders where it differs from desc.offered */
     gg_format output;               /* what it gives. Gradients lie as their activations do. */
     size_t prepared_bytes, saved_bytes, scratch_bytes;
+    bool prepared_once;            /* what is prepared for forward is what backward_data reads, of any such operation
+                                      with the same formats: it is not run again in between */
     bool in_place;                 /* output may be input[0]'s buffer, and grad_input[0] grad_output's */
     unsigned backward_needs_input; /* bit i: backward reads args->input[i] */
     bool backward_needs_output;    /* backward reads args->output */

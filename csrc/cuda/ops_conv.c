@@ -52,6 +52,7 @@ static void *narrow_bias(const conv_op *op, const gg_op_args *args) {
 
 static gg_status conv_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
     conv_op *op = (conv_op *)head;
+    if (pass == GG_PASS_DATA && args->grad_input[0] == NULL) return GG_OK;
     gg_cuda_enter(op->device);
     gg_cuda_transpose_batched(gg_cuda_compute(op->device), op->outputs, op->inputs, op->taps, GG_FLOAT32,
                               head->output.dtype, args->parameter[GG_PARAMETER_WEIGHT], args->prepared);
@@ -383,6 +384,7 @@ static gg_status create_as(gg_device *device, const gg_op_desc *desc, gg_format 
     conv_op *op = (conv_op *)head;
     op->device = gg_cuda_of(device);
     head->input[0] = head->output = format;
+    head->prepared_once = true;
     place_weights(op);
     gg_cuda_enter(op->device);
     GG_TRY(describe(op));

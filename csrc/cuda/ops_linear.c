@@ -153,6 +153,7 @@ gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->out = desc->output.size[desc->output.dims - 1];
     op->rows = desc->batch * (gg_shape_count(&desc->input[0]) / op->in);
     op->dtype = desc->dtype;
+    head->prepared_once = true;
     head->input[0].dtype = head->output.dtype = op->dtype;
     if (op->dtype == GG_BFLOAT16)
         head->prepared_bytes = narrow_weight_bytes(op) + (desc->bias ? (size_t)op->out * sizeof(uint16_t) : 0);

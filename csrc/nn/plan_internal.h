@@ -77,7 +77,7 @@ typedef struct gg_step {
     bool backward;
     int first_slot, parameters;      /* of the plan's slots: its layers' parameters, in their order */
     bool skip_weight_gradient;       /* in the current step the strategy computes the gradient of its weight */
-    int prepared[GG_PASS_COUNT];     /* buffers, of forward and data */
+    int prepared[GG_PASS_COUNT];     /* buffers, of forward and data; the same: prepared for both at once */
     int saved;                       /* buffer */
     int64_t carried, carried_before; /* numbers of state that a sample carries here, and in nodes before this one */
     gg_place grad_input[GG_MAX_INPUTS];

@@ -249,12 +249,18 @@ static gg_status place_others(gg_plan *plan) {
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
         const int last = step->backward ? gg_plan_backward_time(plan, s) : s;
-        /* Evaluation finds prepared weights again in the next batch. Training prepares them just before each pass. */
-        const int begin = plan->options.training ? s : 0, end = plan->options.training ? s : end_of_time(plan);
+        const gg_op *data_op = step->pass[GG_PASS_DATA];
+        const bool once = step->backward && step->op->prepared_once && data_op->prepared_once &&
+                          data_op->prepared_bytes == step->op->prepared_bytes;
+        /* Evaluation finds prepared weights again in the next batch. Training prepares them just before each pass, or
+         * before the first of both. */
+        const int begin = plan->options.training ? s : 0;
+        const int end = !plan->options.training ? end_of_time(plan) : once ? last : s;
         if (step->op->saved_bytes > 0) GG_TRY(add_buffer(plan, step->op->saved_bytes, s, last, &step->saved));
-        const size_t forward = step->op->prepared_bytes, data = step->pass[GG_PASS_DATA]->prepared_bytes;
+        const size_t forward = step->op->prepared_bytes, data = data_op->prepared_bytes;
         if (forward > 0) GG_TRY(add_buffer(plan, forward, begin, end, &step->prepared[GG_PASS_FORWARD]));
-        if (data > 0 && step->backward) GG_TRY(add_buffer(plan, data, last, last, &step->prepared[GG_PASS_DATA]));
+        if (once) step->prepared[GG_PASS_DATA] = step->prepared[GG_PASS_FORWARD];
+        else if (data > 0 && step->backward) GG_TRY(add_buffer(plan, data, last, last, &step->prepared[GG_PASS_DATA]));
     }
     /* One scratch buffer for all steps, so that it stays in the caches. */
     plan->scratch_buffer = GG_NONE;

@@ -278,7 +278,8 @@ static gg_status step_backward(const gg_plan *plan, gg_step *step) {
     if (data->type->backward_data == NULL) goto cleanup;
     begin = timing_begins(plan);
     args->prepared = step->prepared_at[GG_PASS_DATA];
-    GG_TRY(gg_op_prepare(data, args, GG_PASS_DATA));
+    if (step->prepared[GG_PASS_DATA] != step->prepared[GG_PASS_FORWARD])
+        GG_TRY(gg_op_prepare(data, args, GG_PASS_DATA));
     GG_TRY(data->type->backward_data(data, args));
     timing_ends(plan, begin, &step->seconds[GG_PASS_DATA]);
 cleanup:
@@ -477,11 +478,11 @@ size_t gg_plan_bytes(const gg_plan *plan) { return plan->block_bytes; }
 
 size_t gg_plan_prepared_bytes(const gg_plan *plan) {
     size_t bytes = 0;
-    for (int s = 0; s < plan->steps; s++)
-        for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
-            const int buffer = plan->step[s].prepared[pass];
-            if (buffer != GG_NONE) bytes += plan->buffer[buffer].bytes;
-        }
+    for (int s = 0; s < plan->steps; s++) {
+        const int forward = plan->step[s].prepared[GG_PASS_FORWARD], data = plan->step[s].prepared[GG_PASS_DATA];
+        if (forward != GG_NONE) bytes += plan->buffer[forward].bytes;
+        if (data != GG_NONE && data != forward) bytes += plan->buffer[data].bytes;
+    }
     return bytes;
 }
 

@@ -269,6 +269,7 @@ typedef struct fake_op {
 
 /* Weights are read where they were prepared: a convolution's not at all after that. */
 static int fake_prepares;
+static bool fake_prepared_once; /* of operations that are made from here on */
 
 static gg_status fake_prepare(gg_op *op, const gg_op_args *args, gg_pass pass) {
     CHECK(pass == GG_PASS_FORWARD || pass == GG_PASS_DATA);
@@ -387,6 +388,7 @@ static gg_status fake_make(const gg_op_desc *desc, gg_layout in, gg_layout out, 
     for (int k = 0; k < desc->inputs; k++) op->head.input[k] = (gg_format){GG_FLOAT32, in};
     op->head.output = (gg_format){GG_FLOAT32, out};
     op->head.scratch_bytes = desc->kind == GG_OP_LINEAR ? 192 : desc->kind == GG_OP_CONV2D ? 1024 : 0;
+    op->head.prepared_once = fake_prepared_once;
     if (desc->kind == GG_OP_CONV2D)
         op->head.prepared_bytes = (size_t)(desc->output.size[0] * desc->input[0].size[0] / desc->groups *
                                            desc->window.kernel[0] * desc->window.kernel[1]) *

@@ -941,6 +941,19 @@ static void test_prepared(void) {
         CHECK_OK(gg_plan_train(training, p.weights, p.gradients, &batch, 1, NULL, NULL, NULL));
         CHECK_INT(fake_prepares - before, 4); /* for forward and for backward */
     }
+    const size_t bytes = gg_graph_arena_count(graph) * sizeof(float);
+    float *wanted = malloc(bytes);
+    memcpy(wanted, p.gradients, bytes);
+    gg_plan_destroy(training);
+    fake_prepared_once = true;
+    CHECK_OK(make(&p, &fake_plain, NULL, false, true, &training)); /* once for both passes */
+    fake_prepared_once = false;
+    const int before = fake_prepares;
+    fill_input(training, &p);
+    CHECK_OK(gg_plan_train(training, p.weights, p.gradients, &batch, 1, NULL, NULL, NULL));
+    CHECK_INT(fake_prepares - before, 2);
+    CHECK(memcmp(wanted, p.gradients, bytes) == 0);
+    free(wanted);
     for (int i = 0; i < 2; i++) gg_plan_destroy(plan[i]);
     gg_plan_destroy(training);
     gg_plan_memory_release(&memory);
