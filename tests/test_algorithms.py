@@ -157,7 +157,7 @@ def test_the_core_measures_every_candidate():
             (KEY, "forward")
         }
         assert trainer.core.measure_algorithms(8, True, keys, 0.0) == []  # no time
-    with gg.Trainer(network()) as trainer:  # whichever layouts the tables choose
+    with gg.Trainer(network(), device="cpu") as trainer:  # whichever layouts its tables choose
         keys = trainer.core.convolutions(8, True)
         assert all(name in CANDIDATES for *_, name, _ in trainer.core.measure_algorithms(8, True, keys, 100.0))
     with gg.Trainer(gg.models.mlp(), loss="binary_cross_entropy") as trainer:
