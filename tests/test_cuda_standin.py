@@ -362,6 +362,7 @@ def test_algorithms_are_measured(cuda, monkeypatch, tmp_path, precision):
         return measure(wanted, passes, asked, where, path, own)
 
     monkeypatch.setattr(algorithms, "measured", measured)
+    monkeypatch.setattr(algorithms, "budget", lambda timeout: 600.0)
     with fitted(2, precision=precision) as trainer:
         described = trainer.algorithms
         assert len(described) == 2 and len(runs) == 1
@@ -378,6 +379,14 @@ def test_algorithms_are_measured(cuda, monkeypatch, tmp_path, precision):
     other = {"exact": "fast", "fast": "exact"}[precision]
     with fitted(precision=other) as trainer:
         assert len(runs) == 2 and runs[1].endswith(other)
+
+
+def test_what_memory_does_not_suffice_for_is_not_measured(cuda):
+    with fitted(tune=False) as trainer:
+        large, small = trainer.core.convolutions(4, True)
+        cuda.plant("cudaMalloc", 1, 2)
+        assert {row[0] for row in trainer.core.measure_algorithms(4, True, [large, small], 600.0)} == {small}
+        assert {row[0] for row in trainer.core.measure_algorithms(4, True, [large, small], 600.0)} == {large, small}
 
 
 def test_a_resumed_run_has_the_algorithms_of_its_checkpoint(cuda, monkeypatch, tmp_path):

@@ -19,7 +19,8 @@ gg_status gg_measured_convolutions(const gg_graph *graph, const gg_plan_options 
 
 /* Measures the candidates of these convolutions, in the layouts of a plan with these options: of all passes of a
  * training plan, else of forward alone. The candidates of a pass run alternately. After so many seconds no further
- * convolution is begun: the last of `wanted` may be missing. *out is owned by the caller (gg_free). */
+ * convolution is begun: the last of `wanted` may be missing, as may those for which memory does not suffice. *out is
+ * owned by the caller (gg_free). */
 gg_status gg_measure_algorithms(const gg_graph *graph, const gg_plan_options *options, const gg_conv_key *wanted,
                                 int wants, double seconds, gg_conv_timing **out, int *count);
 
