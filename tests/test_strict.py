@@ -239,7 +239,7 @@ def fitted(device, path, **options):
         history = trainer.fit(train, validation=test, epochs=2, batch_size=10, progress=False)
         trainer.save(path)
         found = [trainer.weights(), trainer.evaluate(test), trainer.predict(test), trainer.weights_sha256()]
-        found += [[epoch["train_loss"], epoch["validation"]] for epoch in history.epochs]
+        found += [[epoch["train_loss"], epoch["validation"], epoch.get("compression")] for epoch in history.epochs]
     where = {key: how[key] for key in ("comm", "device", "backend")}
     with gg.Trainer.load(path, **where) as again:
         found += [again.weights(), [again.core.arena(name, 1) for name in again.core.arenas()]]
@@ -293,6 +293,13 @@ def test_batches_go_up_as_the_set_has_them(kind, untuned):
     assert same(*(trained_on(device, kind, strategy=strategy) for device in ("cpu", "strict")))
 
 
+@pytest.mark.parametrize("name", ["layerwise-float32", "allreduce-momentum", "gossipgrad", "server"])
+def test_residues_and_copies_in_checkpoints(name, tmp_path, untuned):
+    strategy, compression = COMPRESSED[name]
+    how = {"strategy": strategy, "compression": compression, "optimizer": gg.SGD(0.05, momentum=0.9)}
+    assert same(*(fitted(device, tmp_path / f"{device}.gg", **how) for device in ("cpu", "strict")))
+
+
 def test_a_checkpoint_goes_on_another_device(tmp_path, untuned):
     found = []
     for first, second in (("cpu", "strict"), ("strict", "cpu")):
@@ -309,13 +316,16 @@ def test_a_checkpoint_goes_on_another_device(tmp_path, untuned):
     assert same(*found)
 
 
-def test_warm_steps_allocate_nothing():
+@pytest.mark.parametrize("compressed", [None, "layerwise-bfloat16", "layerwise-cyclic", "gossipgrad"])
+def test_warm_steps_allocate_nothing(compressed):
     """But what a step does on the CPU, too: the caller's batches are checked."""
+    strategy, compression = COMPRESSED[compressed] if compressed else (None, None)
     made = []
     x, y = images(np.random.default_rng(1), N)
     for device in ("cpu", "strict"):
-        with gg.Trainer(convolutions(), comm=gg.VirtualCluster(RANKS), device=device) as trainer:
-            for _ in range(2):
+        how = {"device": device, "strategy": strategy, "compression": compression}
+        with gg.Trainer(convolutions(), comm=gg.VirtualCluster(RANKS), **how) as trainer:
+            for _ in range(4):
                 trainer.train_step([x] * RANKS, [y] * RANKS)
             before = _core.memory()
             for _ in range(5):
@@ -354,10 +364,14 @@ def test_wrong_devices_are_named(options, words):
 def by_mpi():
     """Hashes of a few strategies' weights on all ranks, of processes."""
     found = {}
-    for name in ("gossipgrad-late", "gossipgrad-push-sum", "allreduce", "overlapped-fc", "diloco-fragments", "noloco"):
+    named = ("gossipgrad-late", "gossipgrad-push-sum", "allreduce", "overlapped-fc", "diloco-fragments", "noloco")
+    chosen = {name: {"strategy": STRATEGIES[name]} for name in named}
+    for name in ("layerwise-cyclic", "allreduce-safe", "gossipgrad"):
+        chosen[f"packed {name}"] = dict(zip(("strategy", "compression"), COMPRESSED[name], strict=True))
+    for name, options in chosen.items():
         make, batch, loss = NETWORKS["convolutions"]
         for device in ("cpu", "strict"):
-            how = {"optimizer": gg.SGD(0.05, momentum=0.9), "strategy": STRATEGIES[name], "tune": False}
+            how = {"optimizer": gg.SGD(0.05, momentum=0.9), "tune": False} | options
             with gg.Trainer(make(), loss=loss, device=device, backend="native", **how) as trainer:
                 for step in range(4):
                     trainer.train_step(*batch(np.random.default_rng([trainer.rank, step]), N + trainer.rank))
@@ -370,7 +384,7 @@ def test_processes_have_the_bits_of_the_cpu(mpirun):
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport test_strict\n"
         "found = test_strict.by_mpi()\n"
         "wrong = [name for name, device in found if found[name, 'cpu'] != found[name, 'strict']]\n"
-        "assert not wrong and len(found) == 12, wrong\n"
+        "assert not wrong and len(found) == 18, wrong\n"
     )
     mpirun(2, script)
 

@@ -364,7 +364,7 @@ typedef struct gg_pack_args {
     float *residue;
     const float *value; /* residue NULL, */
     float *known;       /* likewise */
-    uint32_t *greatest; /* memory of the device, of which the content is lost: one a bin */
+    uint32_t *scratch;  /* memory of the device, of which the content is lost: gg_pack_scratch numbers */
     /* Out, host memory that the device shares: */
     gg_pack_result *result;
     uint16_t *place;  /* but for NONE and ALL: of each bin the places in it that are sent, in order, the first of them
@@ -378,6 +378,12 @@ typedef struct gg_pack_args {
     void *context;
     size_t offset;
 } gg_pack_args;
+
+/* For a parameter of n elements in bins of `bin`. */
+static inline size_t gg_pack_scratch(size_t n, size_t bin) {
+    const size_t bins = (n + bin - 1) / bin, words = (bin + 31) / 32;
+    return 4 + bins * (3 + 2 * words);
+}
 
 /* Elements one by one. */
 #define GG_ELEMENT_NEGATIVE 0x80000000u
@@ -449,7 +455,7 @@ typedef struct gg_backend {
     /* True if no element is NaN or infinite. */
     bool (*all_finite)(gg_device *device, size_t n, const float *a);
 
-    /* What packed messages say of `count` parameters, in their order; they may share nothing but `greatest`. */
+    /* What packed messages say of `count` parameters, in their order; they share nothing. */
     void (*pack)(gg_device *device, int count, const gg_pack_args *args);
     /* at[element] += factor*value: the product is rounded, then the sum. */
     void (*add_elements)(gg_device *device, const gg_elements_args *args);

@@ -61,7 +61,7 @@ typedef struct gg_pack_room gg_pack_room;
 
 /* What the longest of several messages needs of a room; all zero: no message. */
 typedef struct gg_pack_sizes {
-    size_t segments, bins, places, elements;
+    size_t segments, scratch, bins, places, elements;
 } gg_pack_sizes;
 
 void gg_pack_sizes_add(gg_pack_sizes *sizes, const gg_device *device, const gg_segment *segment, int segments);

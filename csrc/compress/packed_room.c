@@ -9,10 +9,13 @@
 #define MOST_STAGE ((size_t)1 << 18)
 #define STAGE_SHARE 64
 
+static size_t list_bin(const gg_segment *segment) { return segment->bin > 0 ? (size_t)segment->bin : PACK_DENSE_BIN; }
+
 static size_t list_bins(const gg_segment *segment) {
-    const size_t bin = segment->bin > 0 ? (size_t)segment->bin : PACK_DENSE_BIN;
-    return (segment->count + bin - 1) / bin;
+    return (segment->count + list_bin(segment) - 1) / list_bin(segment);
 }
+
+static size_t list_scratch(const gg_segment *segment) { return gg_pack_scratch(segment->count, list_bin(segment)); }
 
 static size_t list_places(const gg_segment *segment) { return segment->bin > 0 ? segment->count : 0; }
 
@@ -21,8 +24,10 @@ static size_t greater(size_t a, size_t b) { return a > b ? a : b; }
 void gg_pack_sizes_add(gg_pack_sizes *sizes, const gg_device *device, const gg_segment *segment, int segments) {
     gg_pack_sizes all = {0}, most = {0};
     for (int i = 0; i < segments; ++i) {
+        most.scratch = greater(most.scratch, list_scratch(&segment[i]));
         most.bins = greater(most.bins, list_bins(&segment[i]));
         most.places = greater(most.places, list_places(&segment[i]));
+        all.scratch += list_scratch(&segment[i]);
         all.bins += list_bins(&segment[i]);
         all.places += list_places(&segment[i]);
         all.elements += segment[i].count;
@@ -31,13 +36,14 @@ void gg_pack_sizes_add(gg_pack_sizes *sizes, const gg_device *device, const gg_s
     most.segments = segments > 0;
     const gg_pack_sizes *own = gg_device_is_separate(device) ? &all : &most;
     sizes->segments = greater(sizes->segments, own->segments);
+    sizes->scratch = greater(sizes->scratch, own->scratch);
     sizes->bins = greater(sizes->bins, own->bins);
     sizes->places = greater(sizes->places, own->places);
     sizes->elements = greater(sizes->elements, own->elements);
 }
 
 void gg_pack_lists_advance(pack_lists *lists, const gg_segment *segment) {
-    lists->greatest += list_bins(segment);
+    lists->scratch += list_scratch(segment);
     lists->chosen += list_bins(segment);
     lists->place += list_places(segment);
     lists->result += 1;
@@ -65,7 +71,7 @@ gg_status gg_pack_room_create(gg_device *device, const gg_pack_sizes *sizes, gg_
     room->stages = gg_device_is_separate(device) ? PACK_STAGES : 1;
     room->stage_room = stage_of(device, sizes->elements);
     GG_TRY(gg_calloc(sizes->segments, sizeof *room->args, "room for packing", &room->args));
-    GG_TRY(gg_device_alloc(device, sizes->bins * sizeof(uint32_t), "room for packing", &room->lists.greatest));
+    GG_TRY(gg_device_alloc(device, sizes->scratch * sizeof(uint32_t), "room for packing", &room->lists.scratch));
     GG_TRY(alloc_shared(device, sizes->segments * sizeof(gg_pack_result), &room->lists.result));
     GG_TRY(alloc_shared(device, sizes->bins * sizeof(uint16_t), &room->lists.chosen));
     GG_TRY(alloc_shared(device, sizes->places * sizeof(uint16_t), &room->lists.place));
@@ -89,7 +95,7 @@ void gg_pack_room_destroy(gg_pack_room *room) {
     gg_device_free_host(room->device, room->lists.place);
     gg_device_free_host(room->device, room->lists.chosen);
     gg_device_free_host(room->device, room->lists.result);
-    gg_device_free(room->device, room->lists.greatest);
+    gg_device_free(room->device, room->lists.scratch);
     gg_free(room->args);
     gg_free(room);
 }

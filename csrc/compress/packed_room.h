@@ -9,7 +9,7 @@
 
 /* Where a segment's lists lie (gg_pack_args). */
 typedef struct pack_lists {
-    uint32_t *greatest;
+    uint32_t *scratch;
     gg_pack_result *result;
     uint16_t *place, *chosen;
 } pack_lists;

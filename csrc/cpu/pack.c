@@ -90,7 +90,7 @@ static size_t choose_all(gg_device *device, const gg_pack_args *a) {
                                           .residue = a->residue != NULL ? a->residue + at : NULL,
                                           .value = a->value != NULL ? a->value + at : NULL,
                                           .known = a->known != NULL ? a->known + at : NULL,
-                                          .greatest = a->greatest + at / a->bin,
+                                          .greatest = a->scratch + at / a->bin,
                                           .place = chooses ? a->place + entries : NULL,
                                           .chosen = chooses ? a->chosen + at / a->bin : NULL,
                                       });
@@ -264,10 +264,10 @@ static void pack_one(gg_device *device, const gg_pack_args *a) {
     const size_t bins = (a->n + a->bin - 1) / a->bin;
     size_t entries = choose_all(device, a);
     gg_pack_result *result = a->result;
-    *result = (gg_pack_result){.greatest = greatest_of(a->greatest, bins)};
+    *result = (gg_pack_result){.greatest = greatest_of(a->scratch, bins)};
     if (a->kind == GG_PACK_ALL) move_all(a);
     if (a->kind == GG_PACK_ALL || a->kind == GG_PACK_NONE || result->greatest >= INFINITE) return;
-    const float scale = result->scale = scale_of(a->greatest, bins);
+    const float scale = result->scale = scale_of(a->scratch, bins);
     /* Without a scale nothing is large enough. Bits of sizes ascend as they do. */
     const float least = a->kind == GG_PACK_SIGNS && !(scale > 0) ? INFINITY : a->safe ? scale / 2 : 0;
     uint32_t bits;

@@ -52,10 +52,8 @@ void gg_cuda_all_finite(gg_cuda_stream stream, size_t n, const float *a, double 
 void gg_cuda_column_sums(gg_cuda_stream stream, int64_t rows, int64_t columns, const float *in, float *out);
 
 /* ------------------------------------------------------------------------------------------------ pack.cu
- * The CPU's bits. scratch: gg_cuda_pack_scratch words of device memory, lost. `prepare` of the arguments has been
- * called. Host memory of the results and lists is written when the work is done. */
-size_t gg_cuda_pack_scratch(int count, const gg_pack_args *args);
-void gg_cuda_pack(gg_cuda_stream stream, int count, const gg_pack_args *args, uint32_t *scratch);
+ * The CPU's bits. `prepare` of the arguments has been called. Results and lists are written when the work is done. */
+void gg_cuda_pack(gg_cuda_stream stream, int count, const gg_pack_args *args);
 void gg_cuda_add_elements(gg_cuda_stream stream, const gg_elements_args *args);
 void gg_cuda_take_elements(gg_cuda_stream stream, const gg_elements_args *args);
 

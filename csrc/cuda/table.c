@@ -97,9 +97,7 @@ static void table_pack(gg_device *device, int count, const gg_pack_args *args) {
     for (int i = 0; i < count; ++i)
         if (args[i].prepare != NULL)
             args[i].prepare(args[i].context, args[i].offset, (args[i].n + GG_LANES - 1) / GG_LANES * GG_LANES);
-    const size_t words = gg_cuda_pack_scratch(count, args);
-    uint32_t *scratch = gg_cuda_reduction(gg_cuda_of(device), words * sizeof(uint32_t));
-    if (scratch != NULL) LAUNCH(device, pack, count, args, scratch);
+    LAUNCH(device, pack, count, args);
 }
 
 static void table_add_elements(gg_device *device, const gg_elements_args *args) { LAUNCH(device, add_elements, args); }

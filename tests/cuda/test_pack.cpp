@@ -16,20 +16,20 @@ struct parameter {
     source from;
     buffer<float> first, own;
     buffer<uint16_t> values; /* halves of float32, where these are */
-    buffer<uint32_t> greatest;
+    buffer<uint32_t> scratch;
     buffer<uint16_t> place, chosen;
     buffer<gg_pack_result> result;
     lanes<float> first_cpu, own_cpu;
     std::vector<float> values_cpu;
-    std::vector<uint32_t> greatest_cpu;
+    std::vector<uint32_t> scratch_cpu;
     std::vector<uint16_t> place_cpu, chosen_cpu;
     gg_pack_result result_cpu;
 
     parameter(size_t count, size_t bin, source kind, const std::vector<float> &one, const std::vector<float> &two)
         : n(count), bins((count + bin - 1) / bin), from(kind), first(one, "first"), own(two, "own"),
-          values(2 * count, "values"), greatest(bins, "greatest"), place(count, "place"), chosen(bins, "chosen"),
-          result(1, "result"), first_cpu(one), own_cpu(two), values_cpu(count), greatest_cpu(bins), place_cpu(count),
-          chosen_cpu(bins), result_cpu() {}
+          values(2 * count, "values"), scratch(gg_pack_scratch(count, bin), "scratch"), place(count, "place"),
+          chosen(bins, "chosen"), result(1, "result"), first_cpu(one), own_cpu(two), values_cpu(count),
+          scratch_cpu(gg_pack_scratch(count, bin)), place_cpu(count), chosen_cpu(bins), result_cpu() {}
 
     gg_pack_args args(bool on_cpu, size_t bin, gg_pack_kind kind, bool safe, gg_dtype dtype, float factor) {
         gg_pack_args a = {};
@@ -42,7 +42,7 @@ struct parameter {
             if (from != RESIDUE) a.gradient = g;
             if (from == CLEARED) a.clear = g;
         }
-        a.greatest = on_cpu ? greatest_cpu.data() : greatest;
+        a.scratch = on_cpu ? scratch_cpu.data() : scratch;
         a.result = on_cpu ? &result_cpu : result;
         const bool lists = kind != GG_PACK_NONE && kind != GG_PACK_ALL;
         if (lists) a.place = on_cpu ? place_cpu.data() : place, a.chosen = on_cpu ? chosen_cpu.data() : chosen;
@@ -105,8 +105,7 @@ void check_pack(const std::vector<shape> &shapes, source from, gg_pack_kind kind
         args.push_back(made.back()->args(false, s.bin, own_kind, safe, dtype, factor));
         args_cpu.push_back(made.back()->args(true, s.bin, own_kind, safe, dtype, factor));
     }
-    buffer<uint32_t> scratch(gg_cuda_pack_scratch((int)args.size(), args.data()), "scratch");
-    gg_cuda_pack(nullptr, (int)args.size(), args.data(), scratch);
+    gg_cuda_pack(nullptr, (int)args.size(), args.data());
     gg_backend_native.pack(cpu, (int)args.size(), args_cpu.data());
     for (size_t i = 0; i < made.size(); ++i)
         if (!CHECK(made[i]->agrees(args_cpu[i])))
@@ -144,8 +143,7 @@ void test_no_scale() {
     parameter p(900, 1, RESIDUE, first, first);
     const gg_pack_args a = p.args(false, 1, GG_PACK_SIGNS, false, GG_FLOAT32, 2);
     const gg_pack_args c = p.args(true, 1, GG_PACK_SIGNS, false, GG_FLOAT32, 2);
-    buffer<uint32_t> scratch(gg_cuda_pack_scratch(1, &a), "scratch");
-    gg_cuda_pack(nullptr, 1, &a, scratch);
+    gg_cuda_pack(nullptr, 1, &a);
     gg_backend_native.pack(cpu, 1, &c);
     CHECK(p.agrees(c));
     CHECK_INT(p.result[0].entries, 0);

@@ -358,7 +358,7 @@ static void pack_one(gg_device *head, const gg_pack_args *args) {
     own->residue = gg_strict_out(device, args->residue);
     own->value = gg_strict_in(device, args->value);
     own->known = gg_strict_out(device, args->known);
-    own->greatest = gg_strict_out(device, args->greatest);
+    own->scratch = gg_strict_out(device, args->scratch);
     own->result = gg_strict_out(device, args->result);
     own->place = gg_strict_out(device, args->place);
     own->chosen = gg_strict_out(device, args->chosen);

@@ -14,12 +14,14 @@ constexpr int WARPS = GG_BLOCK / 32;
 /* Parameters of a launch: they are arguments of the kernels, which have 4 KiB. */
 constexpr int BATCH = 16;
 
-/* Of a parameter, between two kernels. */
+/* Of a parameter, between two kernels: the first of its scratch. */
 struct found {
     uint32_t least; /* bits: what is smaller is left out */
     uint32_t nothing;
     float scale;
 };
+
+static_assert(sizeof(found) <= 4 * sizeof(uint32_t), "gg_pack_scratch has room for it");
 
 struct parameter {
     int64_t n, bin, bins, words; /* words of 32 elements in a bin; 0: nothing is chosen */
@@ -288,13 +290,7 @@ template <class T> __global__ void __launch_bounds__(GG_BLOCK) take_kernel(gg_el
     }
 }
 
-/* Words of scratch for one parameter. */
-size_t scratch_of(const gg_pack_args &a) {
-    const size_t bins = (size_t)bins_of(a), words = (size_t)words_of(a);
-    return words == 0 ? 0 : sizeof(found) / sizeof(uint32_t) + 2 * bins * (1 + words);
-}
-
-parameter parameter_from(const gg_pack_args &a, int64_t first_bin, uint32_t *scratch) {
+parameter parameter_from(const gg_pack_args &a, int64_t first_bin) {
     parameter p = {};
     p.n = (int64_t)a.n;
     p.bin = (int64_t)a.bin;
@@ -311,13 +307,13 @@ parameter parameter_from(const gg_pack_args &a, int64_t first_bin, uint32_t *scr
     p.clear = a.clear;
     p.residue = a.residue;
     p.known = a.known;
-    p.greatest = a.greatest;
     p.result = a.result;
     p.place = a.place;
     p.chosen = a.chosen;
     p.values = a.values;
-    p.out = reinterpret_cast<found *>(scratch);
-    p.count = scratch + sizeof(found) / sizeof(uint32_t);
+    p.out = reinterpret_cast<found *>(a.scratch);
+    p.greatest = a.scratch + 4;
+    p.count = p.greatest + p.bins;
     p.begin = p.count + p.bins;
     p.marks = p.begin + p.bins;
     p.negative = p.marks + p.bins * p.words;
@@ -326,27 +322,15 @@ parameter parameter_from(const gg_pack_args &a, int64_t first_bin, uint32_t *scr
 
 } // namespace
 
-size_t gg_cuda_pack_scratch(int count, const gg_pack_args *args) {
-    size_t most = 0;
-    for (int first = 0; first < count; first += BATCH) {
-        size_t words = 0;
-        for (int i = first; i < count && i < first + BATCH; ++i) words += scratch_of(args[i]);
-        most = words > most ? words : most;
-    }
-    return most;
-}
-
-void gg_cuda_pack(gg_cuda_stream stream, int count, const gg_pack_args *args, uint32_t *scratch) {
+void gg_cuda_pack(gg_cuda_stream stream, int count, const gg_pack_args *args) {
     for (int first = 0; first < count; first += BATCH) {
         batch b = {};
         bool chosen = false, safe = false;
-        uint32_t *free = scratch;
         for (int i = first; i < count && i < first + BATCH; ++i) {
-            b.of[b.count] = parameter_from(args[i], b.bins, free);
+            b.of[b.count] = parameter_from(args[i], b.bins);
             chosen = chosen || b.of[b.count].words > 0;
             safe = safe || (args[i].safe && b.of[b.count].words > 0);
             b.bins += b.of[b.count++].bins;
-            free += scratch_of(args[i]);
         }
         const int64_t blocks = (b.bins + WARPS - 1) / WARPS;
         const unsigned grid = (unsigned)(blocks < 1 ? 1 : blocks < GG_MOST_BLOCKS ? blocks : GG_MOST_BLOCKS);
