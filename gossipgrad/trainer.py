@@ -101,8 +101,8 @@ class Trainer(Replicas):
                default is "float32".
     device     what computes: "cpu"; "cuda", an NVIDIA GPU, where the build has the library for it ('gossipgrad info'
                says so): the ranks of a node are spread over its GPUs, and "cuda:1" is one of several. Several ranks may
-               share one. Compression is not offered on a GPU yet, which an error says. None: $GOSSIPGRAD_DEVICE, else
-               "cpu"; and "cpu" where a backend is asked for, which is the CPU's.
+               share one. None: $GOSSIPGRAD_DEVICE, else "cpu"; and "cpu" where a backend is asked for, which is the
+               CPU's.
     precision  of products and convolutions on a GPU. "exact": fused multiply-adds in float32 and deterministic
                algorithms, so that a run's bits do not depend on timing. "fast": products may read their factors as
                TF32 (10 bits of precision), images lie with their channels last, and the libraries may choose
