@@ -304,7 +304,7 @@ void gg_cuda_lstm_end(gg_cuda_stream stream, const gg_cuda_lstm_state_args *args
  * an order that depends on the tokens alone; those of up to some dozens of tokens in their order. */
 typedef struct gg_cuda_embedding_args {
     int64_t tokens, features, numbers; /* tokens of the batch, less than 2^31 */
-    gg_dtype dtype;                     /* of output and grad_output */
+    gg_dtype dtype;                    /* of output and grad_output */
     const int32_t *token;
     const float *table;
     void *output;

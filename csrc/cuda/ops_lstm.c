@@ -476,6 +476,7 @@ static gg_status create_by_dnn(gg_device *device, const gg_op_desc *desc, bool *
                 (long long)op->batch);
     head->backward_needs_input = 1;
     head->backward_needs_output = true;
+    head->prepared_once = true;
     gg_cuda_enter(op->device);
     GG_TRY(make_runs(op));
     GG_TRY(describe(op));
