@@ -4,7 +4,9 @@ A process a rank, with three lanes: "compute" (each step; in it forward, backwar
 waits, whose sum is the rank's exposed seconds), "exchange" (each bucket of layers, from sent and asked for, over
 arrived, to used; with its bytes and peer) and "data" ("batch" and "settle", whose sum is the rank's data seconds; in
 them each "wait" for samples that are shuffled; and these samples' own way, from sent, over arrived, to in their
-places). Times are in microseconds since the first span of all, on rank 0's clock.
+places). A GPU has two more, by its own clock: "GPU compute" (of each step "forward and backward", with what of the
+exchange falls into them, and "end", what follows) and "GPU copy" (each "batch" on its way). Times are in microseconds
+since the first span of all, on rank 0's clock.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import Any
 from gossipgrad import _core, _stall, agreement
 from gossipgrad.files import write_atomically
 
-LANES = ("compute", "exchange", "data")
+LANES = ("compute", "exchange", "data", "GPU compute", "GPU copy")
+_GPU = 3  # the first of those that only a device with times of its own has
 _EXCHANGE = 1
 
 Span = tuple[float, float, str, int, int, int, int, int, float, int]
@@ -47,7 +50,8 @@ def events(
     about = {"ph": "M", "pid": rank}
     yield about | {"name": "process_name", "args": {"name": f"rank {rank}"}}
     yield about | {"name": "process_sort_index", "args": {"sort_index": rank}}
-    for lane, title in enumerate(LANES):
+    own_times = any(span[4] >= _GPU for span in spans)
+    for lane, title in enumerate(LANES if own_times else LANES[:_GPU]):
         yield about | {"name": "thread_name", "tid": lane, "args": {"name": title}}
     # By time, an outer span before what it holds; on a virtual clock many begin at once, the end of a step among them.
     for number, span in enumerate(sorted(spans, key=lambda one: (one[0], one[3], -one[1]))):

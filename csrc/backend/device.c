@@ -195,6 +195,13 @@ void gg_device_follow(gg_device *device, gg_queue queue, gg_mark mark) {
     if (mark.number != 0) memory_of(device)->follow(device, queue, mark);
 }
 
+int64_t gg_device_time(gg_device *device, gg_queue queue) {
+    const gg_memory_table *memory = memory_of(device);
+    return memory == NULL || memory->time == NULL ? 0 : memory->time(device, queue);
+}
+
+double gg_device_read_time(gg_device *device, int64_t time) { return memory_of(device)->read_time(device, time); }
+
 void gg_device_finish(gg_device *device) {
     for (int queue = 0; queue < GG_QUEUE_COUNT; ++queue)
         gg_device_wait(device, gg_device_mark(device, (gg_queue)queue));

@@ -49,8 +49,8 @@ typedef struct gg_mark {
     gg_queue queue;
 } gg_mark;
 
-/* Of a device with memory of its own; every entry but `address` is filled. Allocations are counted as those of
- * base/memory.h, whose messages they give. */
+/* Of a device with memory of its own; every entry is filled, unless it says what NULL is. Allocations are counted as
+ * those of base/memory.h, whose messages they give. */
 typedef struct gg_memory_table {
     gg_status (*alloc)(gg_device *device, size_t bytes, const char *what, void **out);
     void (*free)(gg_device *device, void *block);
@@ -64,6 +64,9 @@ typedef struct gg_memory_table {
     bool (*reached)(gg_device *device, gg_mark mark);
     void (*wait)(gg_device *device, gg_mark mark);
     void (*follow)(gg_device *device, gg_queue queue, gg_mark mark);
+    /* Both NULL: the device has no times of its own. */
+    int64_t (*time)(gg_device *device, gg_queue queue);
+    double (*read_time)(gg_device *device, int64_t time);
     gg_mark (*report)(gg_device *device);
     gg_status (*check)(gg_device *device, gg_mark report);
     /* Where a library that reads and writes the device's memory by itself finds it; NULL: at its own address. */
@@ -121,6 +124,11 @@ bool gg_device_reached(gg_device *device, gg_mark mark); /* never waits */
 void gg_device_wait(gg_device *device, gg_mark mark);
 /* What `queue` is given from here on begins when the mark, of another queue, is reached. The host does not wait. */
 void gg_device_follow(gg_device *device, gg_queue queue, gg_mark mark);
+/* For traces: asks when `queue` gets here; 0: the device has no such times. Of the last GG_MOST_TIMES each can be read,
+ * once: it waits, and gives seconds of gg_clock_now. */
+#define GG_MOST_TIMES 64
+int64_t gg_device_time(gg_device *device, gg_queue queue);
+double gg_device_read_time(gg_device *device, int64_t time);
 /* Waits for everything that the device has been given. */
 void gg_device_finish(gg_device *device);
 /* The first failure of work that was done late, after which its results are worthless, as far as it is known; GG_OK:

@@ -10,7 +10,15 @@
 
 #include "base/status.h"
 
-typedef enum gg_trace_lane { GG_LANE_COMPUTE = 0, GG_LANE_EXCHANGE, GG_LANE_DATA, GG_LANE_COUNT } gg_trace_lane;
+/* GPU: what a device with times of its own does in its two queues, and when. */
+typedef enum gg_trace_lane {
+    GG_LANE_COMPUTE = 0,
+    GG_LANE_EXCHANGE,
+    GG_LANE_DATA,
+    GG_LANE_GPU_COMPUTE,
+    GG_LANE_GPU_COPY,
+    GG_LANE_COUNT
+} gg_trace_lane;
 
 typedef struct gg_trace_span {
     double begin, end; /* seconds on the recorder's clock */

@@ -158,6 +158,7 @@ typedef struct gg_cublas_choice {
     F(int, cudaEventCreateWithFlags, (gg_cuda_event * event, unsigned flags))                                          \
     F(int, cudaEventDestroy, (gg_cuda_event event))                                                                    \
     F(int, cudaEventRecord, (gg_cuda_event event, gg_cuda_stream stream))                                              \
+    F(int, cudaEventElapsedTime, (float *milliseconds, gg_cuda_event begin, gg_cuda_event end))                        \
     F(int, cudaEventQuery, (gg_cuda_event event))                                                                      \
     F(int, cudaEventSynchronize, (gg_cuda_event event))                                                                \
     F(int, cudaDeviceSynchronize, (void))

@@ -22,6 +22,8 @@ const gg_memory_table gg_cuda_memory = {
     .reached = gg_cuda_memory_reached,
     .wait = gg_cuda_memory_wait,
     .follow = gg_cuda_memory_follow,
+    .time = gg_cuda_memory_time,
+    .read_time = gg_cuda_memory_read_time,
     .report = gg_cuda_memory_report,
     .check = gg_cuda_memory_check,
 };
@@ -119,6 +121,7 @@ void gg_cuda_device_close(gg_device *head) {
     if (device->results != NULL) gg_cuda_memory_free_host(head, device->results);
     if (device->dnn != NULL) (void)device->api->cudnnDestroy(device->dnn);
     if (device->blas != NULL) (void)device->api->cublasLtDestroy(device->blas);
+    gg_cuda_forget_times(device);
     for (int i = 0; i < GG_QUEUE_COUNT; ++i) close_queue(device, &device->queue[i]);
     gg_free(device);
 }

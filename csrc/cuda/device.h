@@ -34,7 +34,10 @@ typedef struct gg_cuda_device {
     int number;
     bool fast, several; /* several: this machine has more than one GPU */
     gg_cuda_queue queue[GG_QUEUE_COUNT];
-    gg_cudnn_handle dnn; /* on the stream of GG_QUEUE_COMPUTE */
+    gg_cuda_event time[GG_MOST_TIMES + 1]; /* timed; time i has event i % GG_MOST_TIMES; the last: the base of all */
+    int64_t times;                         /* that have been asked for; the events are made with the first */
+    double base_seconds;                   /* the base's, on the host's clock */
+    gg_cudnn_handle dnn;                   /* on the stream of GG_QUEUE_COMPUTE */
     gg_cublas_handle blas;
     gg_cuda_block *blocks; /* all allocations, for the counts */
     gg_cuda_results *results;

@@ -16,6 +16,11 @@ void gg_cuda_memory_wait(gg_device *head, gg_mark mark);
 void gg_cuda_memory_follow(gg_device *head, gg_queue queue, gg_mark mark);
 void gg_cuda_wait_for_all_work(gg_cuda_device *device);
 
+/* device_times.c */
+int64_t gg_cuda_memory_time(gg_device *head, gg_queue queue);
+double gg_cuda_memory_read_time(gg_device *head, int64_t number);
+void gg_cuda_forget_times(gg_cuda_device *device);
+
 /* device_memory.c */
 gg_status gg_cuda_memory_alloc(gg_device *head, size_t bytes, const char *what, void **out);
 void gg_cuda_memory_free(gg_device *head, void *at);

@@ -45,6 +45,7 @@ extern "C" void gg_cuda_runtime_fill(gg_cuda_api *api) {
     USE(cudaEventCreateWithFlags, cudaError_t, (cudaEvent_t *, unsigned));
     USE(cudaEventDestroy, cudaError_t, (cudaEvent_t));
     USE(cudaEventRecord, cudaError_t, (cudaEvent_t, cudaStream_t));
+    USE(cudaEventElapsedTime, cudaError_t, (float *, cudaEvent_t, cudaEvent_t));
     USE(cudaEventQuery, cudaError_t, (cudaEvent_t));
     USE(cudaEventSynchronize, cudaError_t, (cudaEvent_t));
     USE(cudaDeviceSynchronize, cudaError_t, ());

@@ -4,6 +4,7 @@
 gg_status gg_replica_read_step(gg_replica *r, int most, const gg_outstanding_step **out) {
     const gg_status status = gg_outstanding_read(&r->outstanding, most, out);
     if (status != GG_OK) r->failed = true;
+    else if (*out != NULL) gg_replica_record_gpu(r, *out);
     return status;
 }
 
@@ -17,6 +18,7 @@ gg_status gg_replica_count_steps(gg_replica *r, int most) {
     for (;;) {
         GG_TRY(gg_replica_read_step(r, most, &done));
         if (done == NULL) break;
+        if (!done->counted) continue;
         r->counts.steps++;
         r->counts.samples += done->samples;
         if (done->samples == 0) continue;

@@ -15,6 +15,10 @@ typedef struct gg_outstanding_step {
     int64_t samples;    /* of this rank; 0: it only serves */
     gg_mark report;     /* as gg_plan_train gives it */
     gg_loss_sums *sums; /* GG_MAX_FIELDS; host memory that the device shares */
+    bool counted;       /* it belongs to an epoch */
+    /* With a trace, as gg_device_time gives them, 0 where there are none: before the batch's copy and behind it; before
+     * the step's work, behind the losses and gradients, and behind the end of the exchange. */
+    int64_t copy[2], compute[3];
 } gg_outstanding_step;
 
 /* Zero-initialised: there is nothing, and no device. */

@@ -99,6 +99,8 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     if (options->trace > 0) {
         GG_TRY(gg_trace_create(options->trace, &r->trace));
         GG_TRY(gg_clock_offset(r->options.transport, &r->clock_offset));
+        /* A clock that is virtual knows nothing of the device's. */
+        r->uploads.timed = gg_device_is_separate(r->device) && !options->transport->table->stands;
     }
     GG_TRY(gg_replica_assemble(r));
     r->data = (gg_batches){.transport = r->options.transport,

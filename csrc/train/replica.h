@@ -119,8 +119,10 @@ gg_status gg_replica_end_epoch(gg_replica *replica);
 
 /* One step on a caller's batch; loss: what is trained, the mean over the batch. `batches`: samples of every rank in
  * this step; NULL: all given->n. A rank that only serves does not read its samples, and its loss is NaN. State that
- * layers carry goes on from the batch before. */
+ * layers carry goes on from the batch before. loss NULL: not wanted, and not waited for, as in gg_replica_run. */
 gg_status gg_replica_step(gg_replica *replica, const gg_given *given, const int64_t *batches, double *loss);
+/* Waits until the device has done all that it has been given. */
+gg_status gg_replica_complete(gg_replica *replica);
 
 /* The state that a node's layer carries from batch to batch: so many rows of gg_graph_node_carried numbers; 0: none
  * yet, or the layer carries none. All of them are read; the first `rows` are written, and room for more is made. At

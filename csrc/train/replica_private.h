@@ -58,6 +58,9 @@ void gg_replica_record(gg_replica *r, const char *name, double begin, int index)
 /* The same, counted as time spent on data. */
 void gg_replica_spent_on_data(gg_replica *r, const char *name, double begin);
 
+/* What the device did for a step that it has completed, and when, where its times were asked for. */
+void gg_replica_record_gpu(gg_replica *r, const gg_outstanding_step *step);
+
 /* step.c. Sets the calls that a plan makes of the strategy and the trace; the strategy is there. */
 void gg_replica_set_hooks(gg_replica *r);
 /* Numbers of state that a sample carries in the nodes before this one: each node's rows lie behind one another, as

@@ -25,6 +25,16 @@ cleanup:
     return status;
 }
 
+gg_status gg_replica_complete(gg_replica *r) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_replica_count_steps(r, 0));
+    gg_device_finish(r->device);
+    GG_TRY(gg_device_check(r->device));
+cleanup:
+    if (status != GG_OK) r->failed = true;
+    return status;
+}
+
 gg_status gg_replica_gather(gg_replica *r, int arena, float *whole) {
     gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));

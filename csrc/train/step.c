@@ -190,6 +190,12 @@ cleanup:
     return status;
 }
 
+static void ask_time(gg_replica *r, gg_outstanding_step *out, int which) {
+    if (!r->uploads.timed) return;
+    memcpy(out->copy, r->uploads.time, sizeof out->copy);
+    out->compute[which] = gg_device_time(r->device, GG_QUEUE_COMPUTE);
+}
+
 /* Trains on the batch that lies in the plan's inputs; r->batches is set. plan NULL: this rank has no
  * batch, it only serves. */
 static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch *batch, gg_outstanding_step *out) {
@@ -199,22 +205,28 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch 
     out->step = state->step;
     out->samples = n;
     out->report = (gg_mark){0};
+    memset(out->compute, 0, sizeof out->compute);
     r->batch = n;
     r->plans.pinned = plan;
     if (plan != NULL) GG_TRY(replica_straggle(r));
     batch->carried = r->carried;
     batch->carried_rows = r->carried_rows;
     GG_TRY(gg_exchange_begin(r->exchange, r->batches));
+    if (plan != NULL) ask_time(r, out, 0);
     if (plan != NULL)
         GG_TRY(gg_plan_train(plan, gg_state_weights(state), gg_state_gradients(state), batch, (uint64_t)state->step,
                              &r->hooks, out->sums, &out->report));
-    if (plan != NULL) gg_uploads_done(&r->uploads);
+    if (plan != NULL) {
+        gg_uploads_done(&r->uploads);
+        ask_time(r, out, 1);
+    }
     if (plan != NULL && gg_exchange_updates_wait(r->exchange)) {
         const double measured = gg_transport_now(r->options.transport);
         GG_TRY(gg_exchange_ready_all(r->exchange));
         gg_replica_record(r, "update", measured, -1);
     }
     GG_TRY(gg_exchange_end(r->exchange));
+    if (plan != NULL) ask_time(r, out, 2);
     gg_replica_record(r, "step", begin, -1);
     state->step++;
 cleanup:
@@ -238,6 +250,7 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
         }
         GG_TRY(gg_replica_count_steps(r, GG_MOST_OUTSTANDING - 1));
         GG_TRY(step_on(r, plan, n, &batch, gg_outstanding_next(&r->outstanding)));
+        gg_outstanding_next(&r->outstanding)->counted = true;
         gg_outstanding_add(&r->outstanding);
         r->data.next++;
         GG_TRY(gg_replica_count_steps(r, r->data.next < total ? GG_MOST_OUTSTANDING : 0));
@@ -256,14 +269,16 @@ gg_status gg_replica_step(gg_replica *r, const gg_given *given, const int64_t *b
 
     for (int rank = 0; rank < gg_exchange_workers(r->exchange); ++rank)
         r->batches[rank] = batches ? batches[rank] : given->n;
-    GG_TRY(gg_replica_count_steps(r, 0));
+    GG_TRY(gg_replica_count_steps(r, loss != NULL ? 0 : GG_MOST_OUTSTANDING - 1));
     if (gg_replica_trains(r)) {
         GG_TRY(training_plan(r, given->n, &plan));
         GG_TRY(gg_uploads_give(&r->uploads, r->devices.host, r->options.graph, r->options.head, given->n, given->input,
                                given->target, plan, &batch));
     }
     GG_TRY(step_on(r, plan, given->n, &batch, gg_outstanding_next(&r->outstanding)));
+    gg_outstanding_next(&r->outstanding)->counted = false;
     gg_outstanding_add(&r->outstanding);
+    if (loss == NULL) goto cleanup;
     GG_TRY(gg_replica_read_step(r, 0, &done));
     *loss = plan != NULL ? gg_replica_step_loss(r, done, 1) : NAN;
 cleanup:

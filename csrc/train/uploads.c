@@ -109,7 +109,9 @@ static const void *uploaded(const gg_uploads *u, const void *host) {
 static void send_upload(gg_uploads *u, gg_plan_batch *out) {
     gg_upload *it = &u->upload[u->next];
     gg_device_follow(u->device, GG_QUEUE_COPY, it->used);
+    if (u->timed) u->time[0] = gg_device_time(u->device, GG_QUEUE_COPY);
     gg_device_copy(u->device, GG_QUEUE_COPY, it->device, it->host, u->filled);
+    if (u->timed) u->time[1] = gg_device_time(u->device, GG_QUEUE_COPY);
     it->sent = gg_device_mark(u->device, GG_QUEUE_COPY);
     gg_device_follow(u->device, GG_QUEUE_COMPUTE, it->sent);
     for (int i = 0; i < GG_MAX_FIELDS; ++i) {

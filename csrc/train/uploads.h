@@ -22,6 +22,8 @@ typedef struct gg_uploads {
     gg_device *device; /* NULL: the rank's device works in the host's memory, and there is nothing to upload */
     gg_upload upload[GG_UPLOADS];
     int next;                             /* that is written now, or next */
+    bool timed;                           /* with a trace: the copies' times are asked for */
+    int64_t time[2];                      /* of the last copy, before and behind */
     size_t room, filled;                  /* bytes of each; of it written */
     gg_gather_args gather[GG_MAX_FIELDS]; /* of the batch that is written: its inputs */
 } gg_uploads;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "backend/library.h"
+#include "base/clock.h"
 #include "base/memory.h"
 #include "check.h"
 #include "comm/local.h"
@@ -12,6 +13,9 @@
 #include "train/replica_private.h"
 
 enum { SAMPLES = 14, BATCH = 3, STEPS = 5, LENGTH = 3, WORDS = 7, CLASSES = 4, HANG = 60 };
+
+/* Seconds: by which a device's times are rounded, and within which they are on the host's clock. */
+static const double CLOCKS = 1e-5, ABOUT = 5;
 
 static gg_graph *make_graph(void) {
     gg_graph *graph = NULL;
@@ -57,6 +61,7 @@ static void begin(run *it, const char *device, int wrong) {
                                         .optimizer = {.rate = {.lr = 0.1}, .momentum = 0.9f},
                                         .strategy = {.kind = GG_STRATEGY_NO_EXCHANGE},
                                         .threads = 1,
+                                        .trace = 200,
                                         .device = device,
                                         .backend = strcmp(device, "cuda") != 0 ? "native" : NULL};
     const gg_data_options data = {.batch = BATCH, .shard = GG_SHARD_INTERLEAVED};
@@ -168,12 +173,45 @@ static void test_failures_name_their_step(const char *device) {
     }
 }
 
+/* The device's own times are in the trace: a step's batch goes up before its work begins, and steps follow each other.
+ */
+static void test_the_trace_has_the_times_of_the_device(const char *device) {
+    static const char *const names[] = {"batch", "forward and backward", "end"};
+    gg_trace_span found[STEPS][3] = {0};
+    int spans[3] = {0};
+    run it;
+    begin(&it, device, -1);
+    const double before = gg_clock_now();
+    CHECK_OK(gg_replica_run(it.replica, STEPS));
+    const double after = gg_clock_now();
+    for (size_t i = 0; i < gg_trace_count(it.replica->trace); ++i) {
+        const gg_trace_span *span = gg_trace_get(it.replica->trace, i);
+        if (span->lane < GG_LANE_GPU_COMPUTE) continue;
+        for (int k = 0; k < 3; ++k) {
+            if (strcmp(span->name, names[k]) != 0 || span->step >= STEPS) continue;
+            CHECK_INT(span->lane, k == 0 ? GG_LANE_GPU_COPY : GG_LANE_GPU_COMPUTE);
+            found[span->step][k] = *span;
+            ++spans[k];
+        }
+    }
+    for (int k = 0; k < 3; ++k) CHECK_INT(spans[k], STEPS);
+    for (int step = 0; step < STEPS; ++step) {
+        const gg_trace_span *it_has = found[step];
+        for (int k = 0; k < 3; ++k) CHECK(it_has[k].begin <= it_has[k].end);
+        CHECK(it_has[0].end <= it_has[1].begin + CLOCKS && it_has[1].end == it_has[2].begin);
+        CHECK(it_has[0].begin >= before - ABOUT && it_has[2].end <= after + ABOUT);
+        if (step > 0) CHECK(found[step - 1][2].end <= it_has[1].begin + CLOCKS);
+    }
+    end(&it);
+}
+
 int main(int count, char **word) {
     gg_cpu_register();
     alarm(HANG);
     if (count > 1) {
         gg_cuda_register();
         test_failures_name_their_step(word[1]);
+        test_the_trace_has_the_times_of_the_device(word[1]);
         CHECK(gg_memory_live_bytes() == 0);
         return CHECK_RESULT;
     }
@@ -183,6 +221,7 @@ int main(int count, char **word) {
         test_steps_are_given_before_others_are_done(device, GG_QUEUE_COMPUTE);
         test_steps_are_given_before_others_are_done(device, GG_QUEUE_COPY);
         test_failures_name_their_step(device);
+        test_the_trace_has_the_times_of_the_device(device);
     }
     CHECK(gg_memory_live_bytes() == 0);
     return CHECK_RESULT;

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "base/random.h"
@@ -344,6 +345,29 @@ static void strict_follow(gg_device *head, gg_queue queue, gg_mark mark) {
     gg_strict_give(device, queue, "follow");
 }
 
+static gg_status run_time(gg_strict *device, gg_strict_work *work) {
+    (void)device;
+    *(double *)work->as.arrays.out[0] = gg_clock_now();
+    return GG_OK;
+}
+
+static int64_t strict_time(gg_device *head, gg_queue queue) {
+    gg_strict *device = strict_of(head);
+    const int64_t number = ++device->times;
+    gg_strict_work *work = gg_strict_work_new(device, queue);
+    work->run = run_time;
+    work->as.arrays.out[0] = &device->time[number % GG_MOST_TIMES];
+    gg_strict_give(device, queue, "time");
+    device->time_mark[number % GG_MOST_TIMES] = strict_mark(head, queue);
+    return number;
+}
+
+static double strict_read_time(gg_device *head, int64_t time) {
+    gg_strict *device = strict_of(head);
+    strict_wait(head, device->time_mark[time % GG_MOST_TIMES]);
+    return device->time[time % GG_MOST_TIMES];
+}
+
 static gg_mark strict_report(gg_device *head) { return strict_mark(head, GG_QUEUE_COMPUTE); }
 
 static gg_status strict_check(gg_device *head, gg_mark report) {
@@ -376,6 +400,8 @@ const gg_memory_table gg_strict_memory = {
     .reached = strict_reached,
     .wait = strict_wait,
     .follow = strict_follow,
+    .time = strict_time,
+    .read_time = strict_read_time,
     .report = strict_report,
     .check = strict_check,
     .address = strict_library_address,

@@ -92,8 +92,11 @@ struct gg_strict {
     gg_strict_queue *queue; /* GG_QUEUE_COUNT */
     uint64_t seed;
     int64_t drawn;
-    bool invalid;  /* the record that is being made has a pointer to nowhere, */
-    bool too_many; /* or more sources than there is room for */
+    bool invalid;               /* the record that is being made has a pointer to nowhere, */
+    bool too_many;              /* or more sources than there is room for */
+    double time[GG_MOST_TIMES]; /* when marks were reached: time i is at i % GG_MOST_TIMES */
+    gg_mark time_mark[GG_MOST_TIMES];
+    int64_t times;
     pthread_t thread;
     bool started, closing;
     int waiting;           /* calls of the host that wait: nothing is late meanwhile */

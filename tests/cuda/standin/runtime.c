@@ -63,19 +63,29 @@ typedef struct work {
 } work;
 
 /* A stream is a place in a table that is never used again; its handle is an object. */
+#define DONE_TIMES 1024
+
 typedef struct stream {
     bool alive;
     int device;
     long given, done;
+    double done_at[DONE_TIMES]; /* seconds, of the last pieces, by their numbers */
     work *first, *last;
 } stream;
+
+static double seconds_now(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
 
 typedef struct stream_handle {
     int place;
 } stream_handle;
 
 typedef struct event_handle {
-    bool recorded;
+    bool recorded, timed;
+    double recorded_at; /* a queue without work gets there at once */
     int device, place;
     long position;
 } event_handle;
@@ -502,6 +512,7 @@ static void do_first(stream *from) {
     from->first = it->next;
     if (from->first == NULL) from->last = NULL;
     ++from->done;
+    from->done_at[from->done % DONE_TIMES] = seconds_now();
     for (int i = 0; i < it->uses.count; ++i) {
         gg_standin_block *block = it->uses.block[i];
         if (--block->pending == 0 && !block->alive) free(block);
@@ -1070,6 +1081,7 @@ static int cudaEventCreateWithFlags(gg_cuda_event *out, unsigned flags) {
     if ((flags & ~3u) != 0) FAIL(violation(INVALID_VALUE, "cudaEventCreateWithFlags: flags %u", flags));
     event_handle *made = create_object("cudaEvent", sizeof *made);
     made->device = current_device;
+    made->timed = (flags & GG_CUDA_EVENT_DISABLE_TIMING) == 0;
     *out = (gg_cuda_event)(void *)made;
     LEAVE;
 }
@@ -1092,6 +1104,26 @@ static int cudaEventRecord(gg_cuda_event handle, gg_cuda_stream stream_of_caller
     event->recorded = true;
     event->place = place;
     event->position = state.stream[place].given;
+    event->recorded_at = seconds_now();
+    LEAVE;
+}
+
+static int cudaEventElapsedTime(float *milliseconds, gg_cuda_event begin, gg_cuda_event end) {
+    ENTER("cudaEventElapsedTime");
+    const event_handle *event[2] = {find_object("cudaEventElapsedTime", "cudaEvent", begin),
+                                    find_object("cudaEventElapsedTime", "cudaEvent", end)};
+    double at[2];
+    for (int i = 0; i < 2; ++i) {
+        if (event[i] == NULL) FAIL(INVALID_HANDLE);
+        if (!event[i]->timed || !event[i]->recorded)
+            FAIL(violation(INVALID_HANDLE, "cudaEventElapsedTime: an event that was %s",
+                           event[i]->recorded ? "made without times" : "never recorded"));
+        const stream *queue = &state.stream[event[i]->place];
+        if (queue->done < event[i]->position) FAIL(GG_CUDA_ERROR_NOT_READY);
+        const double done_at = queue->done_at[event[i]->position % DONE_TIMES];
+        at[i] = done_at > event[i]->recorded_at ? done_at : event[i]->recorded_at;
+    }
+    *milliseconds = (float)(1e3 * (at[1] - at[0]));
     LEAVE;
 }
 
