@@ -165,10 +165,24 @@ def test_nodes_of_two(exchange, tmp_path):
     assert both(tmp_path, make, 4) == []
 
 
-def test_compression_is_refused():
-    comm = gg.VirtualCluster(2)
-    with pytest.raises(NotImplementedError, match=r"compression: .* the device 'strict' .* compression=None"):
-        gg.Trainer(network(), comm=comm, device="strict", backend="native", compression=gg.AdaComp())
+# Weights are loaded in between: bases and edges begin anew.
+@pytest.mark.parametrize(
+    ("form", "optimizer"),
+    [
+        ("layerwise", "adam"),
+        ("gossipgrad", "clipped"),
+        ("gossipgrad-ring", "adam"),
+        ("periodic", "adam"),
+        ("elastic-servers", "momentum"),
+        ("parameter-server-dedicated", "momentum"),
+    ],
+)
+def test_compressed(form, optimizer, tmp_path):
+    own = form == "layerwise"
+    bins = {"bin_size": {"conv": 9, "linear": 70, "recurrent": 50, "other": 7}, "dense_below": 10}
+    compression = gg.AdaComp(mode="safe" if own else None, local_momentum=own, warmup=2, **bins)
+    make = (FORMS | TIMED)[form]
+    assert both(tmp_path, make, 3, optimizer=optimizer, compression=compression) == []
 
 
 # ---- over MPI

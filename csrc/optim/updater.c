@@ -166,24 +166,20 @@ void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_sta
     else each_piece(updater, device, state, update, apply_piece);
 }
 
-/* Elements that are worked on at once, in cache. */
-#define BLOCK ((size_t)2048)
-
 /* Adam's direction takes the gradient's place: an update of weights that are zero. */
 static void accumulate_adam(const gg_updater *updater, const gg_group *group, gg_device *device, const gg_state *state,
                             const gg_accumulation *work, size_t at, size_t count) {
     const gg_optimizer *optimizer = updater->optimizer;
     const float decay = optimizer->decoupled ? 0.0f : optimizer->weight_decay * group->decay_factor;
     const float factor[2] = {work->scale, decay};
-    float decayed[BLOCK] __attribute__((aligned(GG_ALIGNMENT)));
-    gg_update_args args = {.grad = decayed};
+    gg_update_args args = {.grad = work->room};
     gg_optimizer_direction(optimizer, work->ranks, work->step, &args);
     args.lr = -args.lr;
     for (const size_t end = at + count; at < end; at += args.n) {
         float *own = work->gradient + (at - work->offset);
         const float *const source[2] = {own, gg_state_weights(state) + at};
-        args.n = end - at < BLOCK ? end - at : BLOCK;
-        device->table->weighted_sum(device, args.n, decay != 0 ? 2 : 1, source, factor, decayed);
+        args.n = end - at < work->room_count ? end - at : work->room_count;
+        device->table->weighted_sum(device, args.n, decay != 0 ? 2 : 1, source, factor, work->room);
         gg_device_zero(device, GG_QUEUE_COMPUTE, own, args.n * sizeof *own);
         args.weight = own;
         args.momentum = gg_state_moment(state, 0) + at;

@@ -57,6 +57,8 @@ typedef struct gg_accumulation {
     size_t offset, count; /* elements of the arenas, whole lanes */
     float scale;          /* ranks * this rank's share of the samples */
     float *gradient;      /* of the first element */
+    float *room;       /* Adam: memory of the device for so many elements, whole lanes, that are worked on at once; */
+    size_t room_count; /* its content is lost */
 } gg_accumulation;
 
 /* The first half of an update whose second half, gg_updater_apply, comes when the gradient has been summed over ranks.

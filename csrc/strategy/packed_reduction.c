@@ -26,6 +26,9 @@
 /* Elements of a parameter that travels whole, from which on it is not part of a message. */
 #define LARGE ((size_t)1024)
 
+/* Elements that gg_updater_accumulate works on at once on the CPU, in cache. */
+#define ACCUMULATED_AT_ONCE ((size_t)2048)
+
 /* What is waited for: nothing; a dense sum of all; the sum of whole parameters; the next rank's message; which elements
  * are chosen; their sum; with DELIVERED the data hold the sum, but peers may still read. */
 typedef enum stage { IDLE = 0, DENSE, ADDING_WHOLE, COLLECTING, CHOOSING, SUMMING, DELIVERED } stage;
@@ -41,8 +44,10 @@ typedef struct packed_reduction {
     int64_t period;     /* steps from one sum to the next */
     float *equal_share; /* where data are accumulated: the weights of what all ranks have; else NULL */
     float own_scale;    /* where data are accumulated: of this rank's gradient in this step */
-    float *residue;     /* an arena, by its element 0 */
-    float *applied;     /* of the run's first element; NULL: not wanted */
+    float *room;        /* likewise: gg_accumulation's */
+    size_t room_count;
+    float *residue; /* an arena, by its element 0 */
+    float *applied; /* of the run's first element; NULL: not wanted */
     gg_segments segments;
     const gg_segment *run; /* those of this run, `in_run` of them */
     int in_run;
@@ -98,7 +103,9 @@ static void accumulate(void *context, size_t offset, size_t count) {
                                              .offset = offset,
                                              .count = count,
                                              .scale = s->own_scale,
-                                             .gradient = packed_base(s) + offset});
+                                             .gradient = packed_base(s) + offset,
+                                             .room = s->room,
+                                             .room_count = s->room_count});
 }
 
 /* Peers are visited from the next rank on, so that not all of them send to one. */
@@ -405,6 +412,7 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_free(s->sent);
     gg_free(s->arrived);
     gg_pack_room_destroy(s->packing.room);
+    gg_device_free(s->owner->env.device, s->room);
     gg_free(s->sorted);
     gg_segments_destroy(&s->segments);
     gg_free(s);
@@ -493,7 +501,11 @@ gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_optio
     GG_TRY(gg_segments_create(owner->env.layout, &s->compression, &s->segments));
     s->residue = run->residue;
     s->applied = run->applied;
-    if (run->accumulates) GG_TRY(gg_calloc(p, sizeof *s->equal_share, "shares", &s->equal_share));
+    if (run->accumulates) {
+        GG_TRY(gg_calloc(p, sizeof *s->equal_share, "shares", &s->equal_share));
+        s->room_count = gg_device_is_separate(owner->env.device) ? s->count : ACCUMULATED_AT_ONCE;
+        GG_TRY(gg_device_alloc(owner->env.device, s->room_count * sizeof *s->room, "gradients with decay", &s->room));
+    }
     for (size_t i = 0; i < p && run->accumulates; ++i) s->equal_share[i] = 1.0f / (float)p;
     GG_TRY(find_segments(s));
     if (s->n == 0) s->compression.warmup = INT64_MAX; /* all travels whole, always */
