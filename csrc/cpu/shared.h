@@ -34,7 +34,7 @@ void gg_cpu_narrow_difference(gg_device *device, size_t n, const float *a, const
 double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const float *b);
 bool gg_cpu_all_finite(gg_device *device, size_t n, const float *a);
 bool gg_cpu_all_finite_narrow(gg_device *device, size_t n, const uint16_t *a); /* of any number of bfloat16 */
-void gg_cpu_pack(gg_device *device, int count, const gg_pack_args *args); /* these three: pack.c */
+void gg_cpu_pack(gg_device *device, int count, const gg_pack_args *args);      /* these three: pack.c */
 void gg_cpu_add_elements(gg_device *device, const gg_elements_args *args);
 void gg_cpu_take_elements(gg_device *device, const gg_elements_args *args);
 void gg_cpu_gather(gg_device *device, const gg_gather_args *args);
