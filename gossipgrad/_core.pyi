@@ -191,6 +191,7 @@ class Trainer:
         dtype: str = "float32",  # "bfloat16"
         device: str = "cpu",  # as find_device has them
         fast: bool = False,  # products and algorithms of a GPU
+        graphs: bool = True,  # where the device captures work
     ) -> None: ...
     @property
     def backend(self) -> str:
@@ -220,6 +221,9 @@ class Trainer:
         sizes, on the local ranks; between steps. In place of those given before."""
     def node_algorithms(self) -> list[dict[str, tuple[str, str]] | None]:
         """Of each node that is a convolution {pass: (table, algorithm)}, else None; after the first step."""
+    def graphs(self) -> dict[str, Any] | None:
+        """How the last training step was given to a device that captures work: "pieces", those "replayed", and why nothing
+        is captured ("failure", or None). None: it does not capture, or before the first step."""
     def partitioned_fc(self) -> list[str]: ...
     def compressed_families(self) -> list[str]: ...
     def bytes(self) -> int: ...

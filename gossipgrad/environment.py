@@ -85,6 +85,11 @@ def default_device(backend: str | None = None) -> str:
     return (os.environ.get("GOSSIPGRAD_DEVICE") or "cpu") if backend == "auto" else "cpu"
 
 
+def wants_graphs() -> bool:
+    """Whether $GOSSIPGRAD_CUDA_GRAPHS asks for graphs, which it does unless it is 0."""
+    return os.environ.get("GOSSIPGRAD_CUDA_GRAPHS", "1") != "0"
+
+
 def local_rank() -> int:
     """Which of the ranks of its node a process is, as the launcher says; 0 where none does."""
     names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")

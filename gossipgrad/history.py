@@ -175,6 +175,7 @@ class History:
         tuning: Record | None = None,
         apoptosis: Record | None = None,
         algorithms: list[Record] | None = None,
+        graphs: Record | None = None,
     ) -> None:
         self.settings = settings or {}
         self.environment = environment or {}
@@ -185,6 +186,7 @@ class History:
         self.tuning = tuning or {}
         self.apoptosis = apoptosis or {}
         self.algorithms = algorithms or []
+        self.graphs = graphs or {}
         self.epochs = epochs if epochs is not None else []
         self.weights_sha256 = weights_sha256 or []
 
@@ -224,6 +226,7 @@ class History:
             "partitioned_fc": self.partitioned_fc,
             "tuning": self.tuning,
             "algorithms": self.algorithms,
+            "graphs": self.graphs,
             "apoptosis": self.apoptosis,
             "epochs": self.epochs,
             "weights_sha256": self.weights_sha256,

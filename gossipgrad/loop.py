@@ -209,6 +209,7 @@ class Loop:
         if self.apoptosis is not None:
             record |= self.apoptosis.end_epoch(record)
         trainer.history.partitioned_fc = trainer.core.partitioned_fc()
+        trainer.history.graphs = trainer.core.graphs() or {}
         for key in ("bytes", "messages"):
             record[f"{key}_per_rank_step"] = record[f"{key}_sent"] / (trainer.size * record["steps"])
         if "compression" in record:

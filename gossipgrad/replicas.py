@@ -51,7 +51,7 @@ RESIDUE = "residue"  # of rank_state, where something is compressed
 _FIXED = frozenset(
     {
         *("net", "loss", "heads", "optimizer", "strategy", "compression", "apoptosis", "seed", "comm", "team"),
-        *("threads", "backend", "conv_algorithm", "tune", "dtype", "device", "precision", "trace"),
+        *("threads", "backend", "conv_algorithm", "tune", "dtype", "device", "precision", "graphs", "trace"),
         *("straggler", "network", "compute_time", "metrics"),
     }
 )
@@ -138,6 +138,7 @@ class Replicas:
         dtype: DType = "float32",
         device: str | None = None,
         precision: Precision = "exact",
+        graphs: bool | None = None,
         trace: int = 0,
         timeout: float = 0.0,
         straggler: cluster.Straggler | None = None,
@@ -167,6 +168,7 @@ class Replicas:
             choice("dtype", dtype, DTYPES)
             self.device = _checked_device(device, self.backend)
             self.precision: Precision = _checked_precision(precision, self.device)
+            self.graphs = environment.wants_graphs() if graphs is None else flag("graphs", graphs)
             self.trace = integer("trace", trace, 0)
             self.metrics = parse(metrics, self.heads[0].loss, net.output_shape)
             self.comm = cluster.with_circumstances(comm, straggler, network)
@@ -390,6 +392,7 @@ class Replicas:
             dtype=self.dtype,
             device=self.device,
             fast=self.precision == "fast",
+            graphs=self.graphs,
         )
         self._core.set_algorithms(algorithms.choices(self.algorithms), algorithms.first_tables(self.algorithms))
         if state is not None:
@@ -698,6 +701,7 @@ class Replicas:
             "dtype": self.dtype,
             "device": self.device,
             "precision": self.precision,
+            "graphs": self.graphs,
             "comm": self.team.kind,
             "virtual_ranks": None if virtual is None else self.size,
             "virtual_cluster": virtual,

@@ -107,6 +107,9 @@ class Trainer(Replicas):
                algorithms, so that a run's bits do not depend on timing. "fast": products may read their factors as
                TF32 (10 bits of precision), images lie with their channels last, and the libraries may choose
                algorithms that add in any order. A CPU computes exactly.
+    graphs     whether a step on a GPU is recorded and given again as a whole (CUDA graphs), in pieces between which the
+               strategy does something: few calls a step, with the same bits. The report ("graphs") says how many pieces
+               the last step had. None: True, unless $GOSSIPGRAD_CUDA_GRAPHS is 0. A CPU has none.
     trace      how many spans a rank stores for write_trace; 0: none.
     timeout    seconds that a rank waits for another's message before it fails (CommunicationError with the step, the
                layers and the other rank); 0: for ever. It must be longer than any step, callback or write of a file,

@@ -99,14 +99,16 @@ def test_the_order_of_work_makes_no_difference(standin, seed):
 
 
 def test_memory(standin):
-    """A warm step allocates what it does on the CPU, on neither side more; what was allocated is given back."""
+    """A warm step allocates what it does on the CPU, on neither side more; what was allocated is given back. The second
+    step captures."""
     make, batch, _ = NETWORKS["convolutions"]
     x, y = batch(np.random.default_rng(0), 6)
     counts = []
     for device, backend in DEVICES:
         live = _core.memory()[0]
         with gg.Trainer(make(), comm=gg.VirtualCluster(2), device=device, backend=backend, tune=False) as trainer:
-            trainer.train_step([x, x], [y, y])
+            for _ in range(2):
+                trainer.train_step([x, x], [y, y])
             before = _core.memory()
             assert before[0] > live + 50_000
             for _ in range(3):

@@ -483,6 +483,7 @@ struct gg_device {
     } * shared;
     int shared_blocks, shared_room;
     bool own_messages; /* gg_device_send_own's */
+    int64_t freed;     /* gg_device_freed; likewise */
 };
 
 #endif

@@ -22,6 +22,7 @@ void gg_device_free(gg_device *device, void *block) {
     if (block == NULL) return;
     if (memory_of(device) == NULL) gg_free(block);
     else memory_of(device)->free(device, block);
+    device->freed++;
 }
 
 /* ---- host memory that the device shares ---- */
@@ -132,6 +133,7 @@ void gg_device_free_host(gg_device *device, void *block) {
         else memory_of(device)->free_host(device, block);
         forget_shared(device, block);
     }
+    device->freed++;
 }
 
 gg_status gg_device_share(gg_device *device, void *block, size_t bytes) {
@@ -149,6 +151,7 @@ void gg_device_unshare(gg_device *device, void *block) {
     if (memory_of(device) == NULL || block == NULL) return;
     memory_of(device)->unshare(device, block);
     forget_shared(device, block);
+    device->freed++;
 }
 
 void gg_device_copy(gg_device *device, gg_queue queue, void *to, const void *from, size_t bytes) {
@@ -218,3 +221,24 @@ gg_mark gg_device_report(gg_device *device) {
 gg_status gg_device_check_report(gg_device *device, gg_mark report) {
     return memory_of(device) == NULL ? GG_OK : memory_of(device)->check(device, report);
 }
+
+/* ---- capturing ---- */
+
+bool gg_device_captures(const gg_device *device) {
+    return memory_of(device) != NULL && memory_of(device)->capture_begin != NULL;
+}
+
+gg_status gg_device_capture_begin(gg_device *device) { return memory_of(device)->capture_begin(device); }
+
+gg_status gg_device_capture_end(gg_device *device, gg_device_graph **out) {
+    *out = NULL;
+    return memory_of(device)->capture_end(device, out);
+}
+
+void gg_device_replay(gg_device *device, gg_device_graph *graph) { memory_of(device)->replay(device, graph); }
+
+void gg_device_destroy_graph(gg_device *device, gg_device_graph *graph) {
+    if (graph != NULL) memory_of(device)->destroy_graph(device, graph);
+}
+
+int64_t gg_device_freed(const gg_device *device) { return device->freed; }

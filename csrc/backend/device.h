@@ -15,6 +15,7 @@
  * - All entries of gg_backend that work on arrays only give work to GG_QUEUE_COMPUTE, but those that return a value,
  *   which wait for it. Structs and arrays of pointers that are passed to them are read before the call returns.
  * - What is freed is no longer used by work that was given before: freeing waits.
+ * - Work can be captured once and given again as a whole, at the cost of one call: gg_device_capture_begin.
  *
  * A device belongs to one rank and is called by one thread at a time. */
 #ifndef GG_BACKEND_DEVICE_H
@@ -49,6 +50,9 @@ typedef struct gg_mark {
     gg_queue queue;
 } gg_mark;
 
+/* Work that has been captured. */
+typedef struct gg_device_graph gg_device_graph;
+
 /* Of a device with memory of its own; every entry is filled, unless it says what NULL is. Allocations are counted as
  * those of base/memory.h, whose messages they give. */
 typedef struct gg_memory_table {
@@ -71,6 +75,11 @@ typedef struct gg_memory_table {
     gg_status (*check)(gg_device *device, gg_mark report);
     /* Where a library that reads and writes the device's memory by itself finds it; NULL: at its own address. */
     void *(*address)(gg_device *device, void *at);
+    /* Capturing; NULL: not offered. */
+    gg_status (*capture_begin)(gg_device *device);
+    gg_status (*capture_end)(gg_device *device, gg_device_graph **out);
+    void (*replay)(gg_device *device, gg_device_graph *graph);
+    void (*destroy_graph)(gg_device *device, gg_device_graph *graph);
 } gg_memory_table;
 
 /* Whether the device has memory of its own and does its work later. */
@@ -140,5 +149,19 @@ gg_status gg_device_check(gg_device *device);
 #define GG_MOST_REPORTS 16
 gg_mark gg_device_report(gg_device *device);
 gg_status gg_device_check_report(gg_device *device, gg_mark report);
+
+/* What GG_QUEUE_COMPUTE is given between capture_begin and capture_end is not done, but becomes a graph; replaying it
+ * gives the device all of that work, with the same arguments, in one call. Meanwhile only operations are run, only
+ * entries of gg_backend called that return no value, and gg_device_copy and gg_device_zero on memory of the device or
+ * host memory that it shares: no memory is allocated or freed, no mark is made or asked for. What is captured while
+ * something of this fails, or is not allowed, gives an error in capture_end, and the device is as before. A graph is
+ * worthless when memory that it uses has been freed: gg_device_freed. */
+bool gg_device_captures(const gg_device *device); /* whether the device offers it */
+gg_status gg_device_capture_begin(gg_device *device);
+gg_status gg_device_capture_end(gg_device *device, gg_device_graph **out); /* *out is NULL after a failure */
+void gg_device_replay(gg_device *device, gg_device_graph *graph);
+void gg_device_destroy_graph(gg_device *device, gg_device_graph *graph); /* waits for all work; NULL is fine */
+/* How many blocks have been freed or are shared no more: where this changes, addresses may mean other memory. */
+int64_t gg_device_freed(const gg_device *device);
 
 #endif

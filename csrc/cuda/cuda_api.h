@@ -21,6 +21,8 @@ extern "C" {
 
 typedef struct CUstream_st *gg_cuda_stream;
 typedef struct CUevent_st *gg_cuda_event;
+typedef struct CUgraph_st *gg_cuda_graph;
+typedef struct CUgraphExec_st *gg_cuda_graph_exec;
 typedef struct cudnnContext *gg_cudnn_handle;
 typedef struct cudnnTensorStruct *gg_cudnn_tensor;
 typedef struct cudnnFilterStruct *gg_cudnn_filter;
@@ -44,12 +46,15 @@ enum {
     GG_CUDA_ERROR_NO_KERNEL_IMAGE = 209,
     GG_CUDA_ERROR_NOT_READY = 600,
     GG_CUDA_ERROR_ALREADY_REGISTERED = 712,
+    GG_CUDA_ERROR_CAPTURE_UNSUPPORTED = 900,
+    GG_CUDA_ERROR_CAPTURE_INVALIDATED = 901,
 
     GG_CUDA_HOST_PORTABLE = 1,
     GG_CUDA_HOST_MAPPED = 2,
     GG_CUDA_STREAM_NON_BLOCKING = 1,
     GG_CUDA_EVENT_DISABLE_TIMING = 2,
     GG_CUDA_MEMCPY_DEFAULT = 4,
+    GG_CUDA_CAPTURE_THREAD_LOCAL = 1,
 
     GG_CUDA_ATTRIBUTE_PROCESSORS = 16,
     GG_CUDA_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
@@ -162,6 +167,15 @@ typedef struct gg_cublas_choice {
     F(int, cudaEventQuery, (gg_cuda_event event))                                                                      \
     F(int, cudaEventSynchronize, (gg_cuda_event event))                                                                \
     F(int, cudaDeviceSynchronize, (void))
+
+/* Captured work. */
+#define GG_CUDA_GRAPH_FUNCTIONS(F)                                                                                     \
+    F(int, cudaStreamBeginCapture, (gg_cuda_stream stream, int mode))                                                  \
+    F(int, cudaStreamEndCapture, (gg_cuda_stream stream, gg_cuda_graph * graph))                                       \
+    F(int, cudaGraphInstantiate, (gg_cuda_graph_exec * exec, gg_cuda_graph graph, unsigned long long flags))           \
+    F(int, cudaGraphLaunch, (gg_cuda_graph_exec exec, gg_cuda_stream stream))                                          \
+    F(int, cudaGraphExecDestroy, (gg_cuda_graph_exec exec))                                                            \
+    F(int, cudaGraphDestroy, (gg_cuda_graph graph))
 
 #define GG_CUDNN_FUNCTIONS(F)                                                                                          \
     F(size_t, cudnnGetVersion, (void))                                                                                 \
@@ -293,6 +307,7 @@ typedef struct gg_cublas_choice {
 #define GG_CUDA_MEMBER(result, name, arguments) result(*name) arguments;
 typedef struct gg_cuda_api {
     GG_CUDA_FUNCTIONS(GG_CUDA_MEMBER)
+    GG_CUDA_GRAPH_FUNCTIONS(GG_CUDA_MEMBER)
     GG_CUDNN_FUNCTIONS(GG_CUDA_MEMBER)
     GG_CUDNN_RNN_FUNCTIONS(GG_CUDA_MEMBER)
     GG_CUBLAS_FUNCTIONS(GG_CUDA_MEMBER)

@@ -26,6 +26,10 @@ const gg_memory_table gg_cuda_memory = {
     .read_time = gg_cuda_memory_read_time,
     .report = gg_cuda_memory_report,
     .check = gg_cuda_memory_check,
+    .capture_begin = gg_cuda_memory_capture_begin,
+    .capture_end = gg_cuda_memory_capture_end,
+    .replay = gg_cuda_memory_replay,
+    .destroy_graph = gg_cuda_memory_destroy_graph,
 };
 
 static gg_status check_capability(const gg_cuda_api *api, int number) {

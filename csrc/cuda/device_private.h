@@ -33,6 +33,12 @@ gg_status gg_cuda_memory_share(gg_device *head, void *at, size_t bytes);
 void gg_cuda_memory_unshare(gg_device *head, void *at);
 void gg_cuda_memory_copy(gg_device *head, gg_queue queue, void *to, const void *from, size_t bytes);
 
+/* device_graph.c */
+gg_status gg_cuda_memory_capture_begin(gg_device *head);
+gg_status gg_cuda_memory_capture_end(gg_device *head, gg_device_graph **out);
+void gg_cuda_memory_replay(gg_device *head, gg_device_graph *graph);
+void gg_cuda_memory_destroy_graph(gg_device *head, gg_device_graph *graph);
+
 /* device_describe.c. Fails with a message where there is no driver, no device, or too old a driver. */
 gg_status gg_cuda_count_devices(const gg_cuda_api *api, int *out);
 

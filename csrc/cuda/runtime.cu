@@ -49,6 +49,13 @@ extern "C" void gg_cuda_runtime_fill(gg_cuda_api *api) {
     USE(cudaEventQuery, cudaError_t, (cudaEvent_t));
     USE(cudaEventSynchronize, cudaError_t, (cudaEvent_t));
     USE(cudaDeviceSynchronize, cudaError_t, ());
+    USE(cudaStreamBeginCapture, cudaError_t, (cudaStream_t, cudaStreamCaptureMode));
+    USE(cudaStreamEndCapture, cudaError_t, (cudaStream_t, cudaGraph_t *));
+    USE(cudaGraphInstantiate, cudaError_t, (cudaGraphExec_t *, cudaGraph_t, unsigned long long));
+    USE(cudaGraphLaunch, cudaError_t, (cudaGraphExec_t, cudaStream_t));
+    USE(cudaGraphExecDestroy, cudaError_t, (cudaGraphExec_t));
+    USE(cudaGraphDestroy, cudaError_t, (cudaGraph_t));
     GG_CUDA_FUNCTIONS(FILL)
+    GG_CUDA_GRAPH_FUNCTIONS(FILL)
     api->device_facts = device_facts;
 }

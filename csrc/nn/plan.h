@@ -21,6 +21,10 @@ typedef struct gg_plan_hooks {
      * vectors before they return. */
     gg_status (*input)(void *context, int layer, const gg_vectors *input, bool *skip_weight_gradient);
     gg_status (*error)(void *context, int layer, const gg_vectors *error);
+    /* Of each layer the bucket that the strategy has it in: it does something before the first layer of a bucket goes
+     * forward, and behind the one that goes backward last. All other calls may come with these. NULL: one bucket. It is
+     * as long-lived as the hooks. */
+    const int *bucket;
     /* For tracing; NULL: off. Around each operation of a node, with its need or ready; what: "forward", "backward",
      * "reorder". */
     void (*enter)(void *context, int node);
@@ -113,6 +117,7 @@ typedef struct gg_plan_options {
                        a form for it. Weights, their gradients and what losses read are float32 */
     uint64_t seed;  /* dropout */
     uint32_t rank;  /* dropout */
+    bool graphs;    /* where the device offers it, steps are captured and replayed */
     gg_plan_memory *memory; /* NULL: the plan has its own */
 } gg_plan_options;
 
@@ -157,6 +162,15 @@ size_t gg_plan_prepared_bytes(const gg_plan *plan);
 const char *gg_plan_node_backend(const gg_plan *plan, int node);
 /* The table and the algorithm of a pass of a node that is a convolution; false: it is none, or has no such pass. */
 bool gg_plan_node_algorithm(const gg_plan *plan, int node, gg_pass pass, const char **backend, gg_algorithm *algorithm);
+
+/* How the plan's last run was given to a device that captures. */
+typedef struct gg_graphs_report {
+    bool captures;        /* it does, and is wanted to */
+    int pieces, replayed; /* of the run; those that were replayed */
+    const char *why;      /* NULL; or why nothing is captured any more. Owned by the plan */
+} gg_graphs_report;
+
+gg_graphs_report gg_plan_graphs_report(const gg_plan *plan);
 
 /* Profiling. One pass of an operation: */
 typedef struct gg_pass_profile {

@@ -129,6 +129,47 @@ typedef struct gg_plan_targets {
     const float *sample_weights;
 } gg_plan_targets;
 
+/* Runs in pieces that the device captures and replays (plan_graphs.c). */
+
+typedef struct gg_piece_cut {
+    int begin;  /* time */
+    bool eager; /* what is read and given in it is asked for by hooks: it is never captured */
+} gg_piece_cut;
+
+typedef struct gg_piece {
+    gg_piece_cut cut;
+    gg_device_graph *graph; /* NULL: not captured yet */
+} gg_piece;
+
+/* All that captured work depends on, beside where the run is cut. Compared as memory. */
+typedef struct gg_run_key {
+    const void *block, *weights, *gradients, *carried, *step;
+    int64_t carried_rows, freed;
+    int end;
+    bool training, fresh, weighted;
+} gg_run_key;
+
+typedef struct gg_run_variant {
+    gg_run_key key;
+    gg_piece *piece;
+    int pieces;
+    int64_t runs, used; /* runs 0: none */
+} gg_run_variant;
+
+#define GG_RUN_VARIANTS 4
+
+typedef struct gg_plan_graphs {
+    gg_run_variant *variant; /* GG_RUN_VARIANTS; NULL: the device does not capture, or nobody wants it */
+    gg_piece *piece;         /* of all variants */
+    gg_piece_cut *cut;       /* of the current run */
+    int *first_step;         /* likewise: of each bucket */
+    int layers;
+    int64_t uses;
+    int replayed; /* pieces of the last run */
+    bool failed;  /* something could not be captured: */
+    char why[256];
+} gg_plan_graphs;
+
 struct gg_plan {
     const gg_graph *graph;
     gg_plan_options options;
@@ -158,6 +199,7 @@ struct gg_plan {
     gg_device *loss_device, *sum_device, *transpose_device;
     uint64_t step_number;      /* of the current run, where the device's memory is the host's */
     uint64_t prepared_version; /* of the weights that lie prepared, as in gg_plan_evaluate; 0: none do */
+    gg_plan_graphs graphs;
     bool timing;
     double loss_seconds; /* while it is timed */
 };

@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "nn/plan_internal.h"
+#include "nn/plan_pieces.h"
 
 /* Creating -------------------------------------------------------------------------------------------------- */
 
@@ -122,6 +122,7 @@ gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, 
     GG_TRY(gg_plan_make(graph, options, &plan));
     GG_TRY(gg_plan_layout(plan));
     GG_TRY(gg_plan_stage_create(plan));
+    GG_TRY(gg_plan_graphs_create(plan));
     *out = plan;
     plan = NULL;
 cleanup:
@@ -131,6 +132,7 @@ cleanup:
 
 void gg_plan_destroy(gg_plan *plan) {
     if (plan == NULL) return;
+    gg_plan_graphs_destroy(plan);
     for (int i = 0; i < plan->steps; i++) {
         for (int pass = GG_PASS_COUNT - 1; pass >= 0; pass--)
             if (gg_step_own_op(&plan->step[i], pass)) gg_op_destroy(plan->step[i].pass[pass]);
@@ -151,224 +153,14 @@ void gg_plan_destroy(gg_plan *plan) {
 
 /* Running --------------------------------------------------------------------------------------------------- */
 
-static gg_status plan_poll(const gg_plan_hooks *hooks, const gg_step *step) {
-    /* Reorders belong to the node behind them, or to the loss. */
-    if (hooks == NULL || hooks->poll == NULL || step->op->desc.kind == GG_OP_REORDER) return GG_OK;
-    return hooks->poll(hooks->context);
-}
-
-static void plan_enter(const gg_plan_hooks *hooks, const gg_step *step) {
-    if (hooks != NULL && hooks->enter != NULL) hooks->enter(hooks->context, step->node);
-}
-
-static void plan_leave(const gg_plan_hooks *hooks, const gg_step *step, const char *what) {
-    if (hooks == NULL || hooks->leave == NULL) return;
-    hooks->leave(hooks->context, step->node, step->op->desc.kind == GG_OP_REORDER ? "reorder" : what);
-}
-
-static gg_status name_failure(const gg_plan *plan, const gg_step *step, gg_status status, const char *pass) {
-    const gg_node *node = gg_graph_node(plan->graph, step->node);
-    return gg_error_prefix(status, "layer '%s' (%s), %s: ", node->desc.name, gg_layer_type_of(node->desc.kind)->name,
-                           pass);
-}
-
-static gg_vectors plan_vectors(gg_format format, const gg_shape *shape, int64_t batch, const void *data) {
-    return (gg_vectors){.data = data,
-                        .dtype = format.dtype,
-                        .layout = format.layout,
-                        .batch = batch,
-                        .features = gg_shape_count(shape)};
-}
-
-static gg_status plan_offer_input(const gg_plan *plan, gg_step *step, const gg_plan_hooks *hooks) {
-    const gg_op *op = step->op;
-    const gg_vectors input =
-        plan_vectors(op->input[0], &op->desc.input[0], plan->options.batch, step->forward_args.input[0]);
-    step->skip_weight_gradient = false;
-    /* One that is applied to each position of a sample is never computed elsewhere. */
-    if (op->desc.kind != GG_OP_LINEAR || op->desc.input[0].dims != 1 || !step->backward) return GG_OK;
-    if (hooks == NULL || hooks->input == NULL) return GG_OK;
-    return hooks->input(hooks->context, step->layer[0], &input, &step->skip_weight_gradient);
-}
-
-static gg_status give_error(const gg_plan *plan, const gg_step *step, const gg_plan_hooks *hooks) {
-    const gg_op *op = step->op;
-    const gg_vectors error =
-        plan_vectors(op->output, &op->desc.output, plan->options.batch, step->backward_args.grad_output);
-    return step->skip_weight_gradient ? hooks->error(hooks->context, step->layer[0], &error) : GG_OK;
-}
-
-/* Where a step's parameter lies in every arena. */
-static size_t plan_offset(const gg_plan *plan, const gg_step *step, int parameter) {
-    return gg_graph_parameter(plan->graph, plan->slot[step->first_slot + parameter])->offset;
-}
-
-/* The state with which the samples of a batch begin; it lies behind that of the steps before. */
-static float *carried_state(const gg_plan *plan, const gg_step *step, const gg_plan_batch *batch) {
-    const int64_t numbers = step->carried;
-    if (numbers == 0 || batch == NULL || batch->carried == NULL) return NULL;
-    float *rows = batch->carried + step->carried_before * batch->carried_rows;
-    for (int64_t i = 0; batch->begins != NULL && i < plan->options.batch; i++) {
-        if (batch->begins[i])
-            gg_device_zero(plan->options.device, GG_QUEUE_COMPUTE, rows + i * numbers, (size_t)numbers * sizeof(float));
-    }
-    return rows;
-}
-
-static double timing_begins(const gg_plan *plan) {
-    if (plan->timing) gg_device_finish(plan->options.device);
-    return plan->timing ? gg_clock_now() : 0;
-}
-
-static void timing_ends(const gg_plan *plan, double begin, double *seconds) {
-    if (plan->timing) gg_device_finish(plan->options.device);
-    if (plan->timing) *seconds += gg_clock_now() - begin;
-}
-
-/* fresh: the weights are not those that lie prepared. */
-static gg_status step_forward(gg_plan *plan, gg_step *step, const float *weights, const uint64_t *step_number,
-                              bool training, bool fresh, const gg_plan_batch *batch) {
-    gg_status status = GG_OK;
-    gg_op_args *args = &step->forward_args;
-    for (int i = 0; i < step->parameters; i++)
-        plan->parameter_at[step->first_slot + i] = weights + plan_offset(plan, step, i);
-    args->step = step_number;
-    args->evaluate = !training;
-    args->carried = carried_state(plan, step, batch);
-    if (fresh) GG_TRY(gg_op_prepare(step->op, args, GG_PASS_FORWARD));
-    GG_TRY(gg_op_forward(step->op, args));
-cleanup:
-    return status;
-}
-
-/* version: as in gg_plan_evaluate. batch: whose carried state is used; NULL: none. */
-static gg_status run_forward(gg_plan *plan, const float *weights, uint64_t version, const uint64_t *step_number,
-                             bool training, const gg_plan_batch *batch, const gg_plan_hooks *hooks) {
-    gg_status status = GG_OK;
-    const bool fresh = version == 0 || version != plan->prepared_version;
+/* What operations prepare of the weights stays prepared where nothing overwrites it. version: as in gg_plan_evaluate.
+ */
+static gg_status run_version(gg_plan *plan, gg_run *run, uint64_t version) {
+    run->fresh = version == 0 || version != plan->prepared_version;
     plan->prepared_version = 0;
-    for (int s = 0; s < plan->steps; s++) {
-        gg_step *step = &plan->step[s];
-        plan_enter(hooks, step);
-        GG_TRY(plan_offer_input(plan, step, hooks));
-        for (int i = 0; hooks != NULL && hooks->need != NULL && i < step->layers; i++)
-            GG_TRY(hooks->need(hooks->context, step->layer[i]));
-        const double begin = timing_begins(plan);
-        status = step_forward(plan, step, weights, step_number, training, fresh, batch);
-        timing_ends(plan, begin, &step->seconds[GG_PASS_FORWARD]);
-        if (status != GG_OK) {
-            status = name_failure(plan, step, status, "forward");
-            goto cleanup;
-        }
-        plan_leave(hooks, step, "forward");
-        GG_TRY(plan_poll(hooks, step));
-    }
-    if (!plan->options.training) plan->prepared_version = version;
-cleanup:
+    const gg_status status = gg_plan_run_all(plan, run);
+    if (status == GG_OK && !plan->options.training) plan->prepared_version = version;
     return status;
-}
-
-static gg_status step_backward(const gg_plan *plan, gg_step *step) {
-    gg_status status = GG_OK;
-    gg_op_args *args = &step->backward_args;
-    gg_op *weights = step->pass[GG_PASS_WEIGHTS], *data = step->pass[GG_PASS_DATA];
-    double begin = timing_begins(plan);
-    if (weights->type->backward_weights != NULL) GG_TRY(weights->type->backward_weights(weights, args));
-    timing_ends(plan, begin, &step->seconds[GG_PASS_WEIGHTS]);
-    if (data->type->backward_data == NULL) goto cleanup;
-    begin = timing_begins(plan);
-    args->prepared = step->prepared_at[GG_PASS_DATA];
-    if (step->prepared[GG_PASS_DATA] != step->prepared[GG_PASS_FORWARD])
-        GG_TRY(gg_op_prepare(data, args, GG_PASS_DATA));
-    GG_TRY(data->type->backward_data(data, args));
-    timing_ends(plan, begin, &step->seconds[GG_PASS_DATA]);
-cleanup:
-    return status;
-}
-
-static void add_gradients(const gg_plan *plan, int first, int count) {
-    gg_device *device = plan->sum_device;
-    const float scale[2] = {1, 1};
-    for (int i = first; i < first + count; i++) {
-        const gg_sum *sum = &plan->sum[i];
-        const int skip = sum->add ? 0 : 1;
-        if (sum->dtype == GG_BFLOAT16) {
-            const uint16_t *source[2] = {sum->target_at, sum->term_at};
-            device->table->narrow_sum(device, sum->count, 2 - skip, source + skip, scale, NULL, sum->target_at);
-        } else {
-            const float *source[2] = {sum->target_at, sum->term_at};
-            device->table->weighted_sum(device, sum->count, 2 - skip, source + skip, scale, sum->target_at);
-        }
-    }
-}
-
-static gg_status run_backward(gg_plan *plan, float *gradients, const uint64_t *step_number,
-                              const gg_plan_hooks *hooks) {
-    gg_status status = GG_OK;
-    for (int s = plan->steps - 1; s >= 0; s--) {
-        gg_step *step = &plan->step[s];
-        if (!step->backward) continue;
-        plan_enter(hooks, step);
-        gg_op_args *args = &step->backward_args;
-        for (int i = 0; i < step->parameters; i++) {
-            bool skip = step->skip_weight_gradient && i == GG_PARAMETER_WEIGHT;
-            plan->gradient_at[step->first_slot + i] = skip ? NULL : gradients + plan_offset(plan, step, i);
-        }
-        args->step = step_number;
-        status = step_backward(plan, step);
-        if (status != GG_OK) {
-            status = name_failure(plan, step, status, "backward");
-            goto cleanup;
-        }
-        const double begin = timing_begins(plan);
-        add_gradients(plan, step->first_sum, step->sums);
-        timing_ends(plan, begin, &step->seconds[GG_PASS_DATA]);
-        GG_TRY(give_error(plan, step, hooks));
-        for (int i = step->layers - 1; hooks != NULL && hooks->ready != NULL && i >= 0; i--)
-            GG_TRY(hooks->ready(hooks->context, step->layer[i]));
-        plan_leave(hooks, step, "backward");
-        GG_TRY(plan_poll(hooks, step));
-    }
-cleanup:
-    return status;
-}
-
-static void run_loss(gg_plan *plan, int number, const gg_plan_targets *targets, bool training, gg_loss_result *result) {
-    const gg_plan_head *head = &plan->head[number];
-    const gg_head_options *options = &plan->options.head[number];
-    gg_loss_args args = {
-        .loss = options->loss,
-        .layout = plan->value[head->value].format.layout,
-        .batch = plan->options.batch,
-        .positions = head->positions,
-        .features = head->features,
-        .prediction = head->output_at,
-        .targets = targets->target[number],
-        .sample_weights = targets->sample_weights,
-        .gradient = training ? head->gradient_at : NULL,
-        .result = result,
-    };
-    args.loss.class_weights = targets->class_weights[number];
-    plan->loss_device->table->loss(plan->loss_device, &args);
-    if (args.gradient != NULL && options->weight != 1) {
-        const size_t count = (plan->value[head->value].bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_LANES;
-        const float *source[1] = {args.gradient};
-        plan->sum_device->table->weighted_sum(plan->sum_device, count, 1, source, &options->weight, args.gradient);
-    }
-    if (training) add_gradients(plan, head->first_sum, head->sums);
-}
-
-/* In the host's memory the results are in `sums` then; else gg_plan_stage_fetch brings them. */
-static void run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training, gg_loss_sums *sums) {
-    gg_loss_sums unwanted[GG_MAX_FIELDS];
-    const double begin = timing_begins(plan);
-    const gg_plan_targets targets = gg_plan_stage_targets(plan, batch);
-    gg_loss_result *results = gg_plan_stage_results(plan, sums != NULL ? sums : unwanted);
-    for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
-        if (plan->stage.device == NULL) results[i] = (gg_loss_result){0};
-        if (plan->head[i].used) run_loss(plan, i, &targets, training, &results[i]);
-    }
-    timing_ends(plan, begin, &plan->loss_seconds);
 }
 
 static gg_status check_batch(const gg_plan *plan, const gg_plan_batch *batch) {
@@ -396,10 +188,15 @@ gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, c
     GG_TRY(check_batch(plan, batch));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(check_arena(plan, gradients, "gradients"));
-    const uint64_t *step_at = gg_plan_stage_give(plan, batch, step);
-    GG_TRY(run_forward(plan, weights, 0, step_at, true, batch, hooks));
-    run_losses(plan, batch, true, sums);
-    GG_TRY(run_backward(plan, gradients, step_at, hooks));
+    gg_run run = {.weights = weights,
+                  .gradients = gradients,
+                  .batch = batch,
+                  .step = gg_plan_stage_give(plan, batch, step),
+                  .hooks = hooks,
+                  .sums = sums,
+                  .training = true,
+                  .end = 2 * plan->steps + 1};
+    GG_TRY(run_version(plan, &run, 0));
     gg_plan_stage_fetch(plan, sums);
     if (report != NULL) *report = gg_device_report(plan->options.device);
 cleanup:
@@ -413,8 +210,8 @@ gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, uint64_t version
     GG_TRY(gg_plan_check_losses(plan));
     GG_TRY(check_arena(plan, weights, "weights"));
     gg_plan_stage_give(plan, batch, 0);
-    GG_TRY(run_forward(plan, weights, version, NULL, false, batch, NULL));
-    run_losses(plan, batch, false, sums);
+    gg_run run = {.weights = weights, .batch = batch, .sums = sums, .end = plan->steps + 1};
+    GG_TRY(run_version(plan, &run, version));
     GG_TRY(gg_plan_stage_finish(plan, sums));
 cleanup:
     return status;
@@ -439,7 +236,8 @@ gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version,
                 (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
     gg_plan_stage_give(plan, &(gg_plan_batch){.input = batch->input}, 0);
-    GG_TRY(run_forward(plan, weights, version, NULL, false, NULL, NULL));
+    gg_run run = {.weights = weights, .end = plan->steps};
+    GG_TRY(run_version(plan, &run, version));
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (plan->head[i].used && output[i] != NULL) GG_TRY(predict_head(plan, &plan->head[i], n, output[i]));
     }

@@ -43,6 +43,16 @@ static PyObject *node_algorithms(PyObject *self, PyObject *unused) {
     return list;
 }
 
+static PyObject *graphs(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const gg_plan *plan = gg_replica_plan(gg_trainer_replica(t->trainer, 0));
+    (void)unused;
+    if (plan == NULL) return Py_NewRef(Py_None);
+    const gg_graphs_report found = gg_plan_graphs_report(plan);
+    if (!found.captures && found.why == NULL) return Py_NewRef(Py_None);
+    return Py_BuildValue("{s:i,s:i,s:z}", "pieces", found.pieces, "replayed", found.replayed, "failure", found.why);
+}
+
 static PyObject *partitioned_fc(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     const bool *partitioned = gg_replica_fc_partitioned(gg_trainer_replica(t->trainer, 0));
@@ -387,6 +397,8 @@ cleanup:
 PyMethodDef gg_py_trainer_measures[] = {
     {"node_algorithms", node_algorithms, METH_NOARGS,
      "Of each node that is a convolution {pass: (table, algorithm)}, else None; after the first step."},
+    {"graphs", graphs, METH_NOARGS,
+     "How the last training step was given to a device that captures; None: it does not."},
     {"convolutions", convolutions, METH_VARARGS,
      "Those that have several algorithms, the most expensive first: batch, whether for training, which table is "
      "first."},

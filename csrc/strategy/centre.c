@@ -681,6 +681,7 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
         GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes,
                                  part < options->chunk_bytes ? part : options->chunk_bytes, &s->buckets));
     }
+    s->head.buckets = &s->buckets;
     GG_TRY(place_messages(s));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_state_create(env, residue | (s->packs ? GG_WITH_BASE : 0)));

@@ -28,6 +28,7 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     GG_TRY(gg_schedule_create(&options->schedule, env->transport->size, env->seed, &gossip->schedule));
     if (!options->push_sum) GG_TRY(gg_schedule_check_balance(&gossip->schedule));
     GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
+    gossip->head.buckets = &gossip->buckets;
     gossip->slices = options->slices > 1 ? options->slices : 1;
     GG_TRY(gg_buckets_slice(&gossip->buckets, options->chunk_bytes, gossip->slices, &gossip->sliced));
     if (gossip->slices > 1 && gossip->sliced.chunk_count > MOST_SLICED)

@@ -249,6 +249,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     s->head.env = *env;
     s->head.averages_gradients = true;
     s->head.current_at_end = !hierarchical;
+    s->head.buckets = &s->buckets;
     s->group = env->transport;
     bool accumulates = false;
     if (!hierarchical) GG_TRY(gg_strategy_accumulate(options, env, &accumulates));

@@ -469,6 +469,7 @@ static gg_status overlapped_create(const gg_strategy_options *options, const gg_
     s->overlap = options->overlap;
     s->codec = gg_codec_of(p > 1 ? options->wire : GG_FLOAT32); /* one rank sends nothing */
     GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes, options->chunk_bytes, &s->buckets));
+    s->head.buckets = &s->buckets;
     GG_TRY(gg_calloc((size_t)env->layout->layers + 1, sizeof *separate, "layers cut separately", &separate));
     gg_fc_candidates(env, options->partition_fc, s->codec->size, separate);
     GG_TRY(gg_partition_create(env->layout, options->chunk_bytes, separate, env->transport->rank, env->transport->size,

@@ -148,6 +148,8 @@ struct gg_strategy {
     /* Weights are current when `end` returns, and nothing more arrives in them: between two steps the caller may write
      * them. Else only after need, of their layer, or settle. */
     bool current_at_end;
+    /* What `need` waits for and `ready` begins, in whole buckets; NULL: layers do not matter. */
+    const struct gg_buckets *buckets;
     /* `ready` alone reads a layer's gradient, and only by gg_updater_apply: it may lie elsewhere (gg_lent). */
     bool only_applies_gradients;
     /* After an arena, given by its place in the state's list, has been loaded; NULL: nothing to do. */

@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "comm/collective.h"
+#include "strategy/buckets.h"
 
 struct gg_exchange {
     const gg_arena_layout *layout;
@@ -438,6 +439,11 @@ cleanup:
 }
 
 /* ---- what is asked ---- */
+
+const int *gg_exchange_buckets(const gg_exchange *x) {
+    const gg_buckets *buckets = x->strategy->buckets;
+    return x->transport->size > 1 && buckets != NULL ? buckets->bucket_of_layer : NULL;
+}
 
 gg_state *gg_exchange_state(gg_exchange *x) { return &x->state; }
 const gg_strategy_options *gg_exchange_strategy(const gg_exchange *x) { return &x->options; }

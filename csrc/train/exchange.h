@@ -122,6 +122,8 @@ double gg_exchange_residue(gg_exchange *x);
 
 /* ---- what is asked ---- */
 
+/* Of each layer the strategy's bucket (gg_plan_hooks); NULL: layers do not matter to it. */
+const int *gg_exchange_buckets(const gg_exchange *x);
 gg_state *gg_exchange_state(gg_exchange *x);
 /* With the sizes that were chosen. */
 const gg_strategy_options *gg_exchange_strategy(const gg_exchange *x);

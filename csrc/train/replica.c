@@ -18,6 +18,7 @@ static gg_status open_devices(gg_replica *r) {
                                       .choose = r->devices.choose,
                                       .conv_algorithm = o->conv_algorithm,
                                       .dtype = o->dtype,
+                                      .graphs = o->graphs,
                                       .seed = o->seed,
                                       .rank = (uint32_t)o->transport->rank}};
     memcpy(r->plans.options.head, o->head, sizeof o->head);

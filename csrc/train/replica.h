@@ -30,6 +30,7 @@ typedef struct gg_replica_options {
     int threads;
     const char *device;  /* what computes, as in backend/registry.h; NULL: "cpu". A constant */
     bool fast;           /* as in gg_device_options */
+    bool graphs;         /* as in gg_plan_options */
     const char *backend; /* of its tables: as in gg_devices_options. A constant */
     gg_conv_algorithm conv_algorithm;
     gg_dtype dtype; /* of activations and what products read: GG_FLOAT32, or GG_BFLOAT16 (gg_plan_options) */

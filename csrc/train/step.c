@@ -94,6 +94,7 @@ cleanup:
 void gg_replica_set_hooks(gg_replica *r) {
     r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
+    r->hooks.bucket = gg_exchange_buckets(r->exchange);
     if (gg_exchange_offers_fc(r->exchange)) r->hooks.input = on_input, r->hooks.error = on_error;
 }
 

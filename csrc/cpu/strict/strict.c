@@ -16,7 +16,6 @@
 
 static gg_strict *strict_of(gg_device *device) { return (gg_strict *)device; }
 
-/* Of the work of this number. */
 static void record_failure(gg_strict *device, gg_mark work, gg_status status, const char *message) {
     pthread_mutex_lock(&device->mutex);
     if (device->failure == GG_OK) {
@@ -156,13 +155,56 @@ static void wait_until(gg_strict *device, gg_queue queue, int64_t number) {
     device->waiting--;
 }
 
-gg_strict_work *gg_strict_work_new(gg_strict *device, gg_queue queue) {
+/* Of the work that comes next. */
+static void fail_next(gg_strict *device, gg_status status, const char *message) {
+    const int64_t next = device->queue[GG_QUEUE_COMPUTE].given + 1;
+    record_failure(device, (gg_mark){.number = next, .queue = GG_QUEUE_COMPUTE}, status, message);
+}
+
+static void refuse_in_capture(gg_strict *device, const char *what) {
+    char message[256];
+    if (device->capture == NULL) return;
+    (void)snprintf(message, sizeof message, "strict device: %s while work is captured", what);
+    fail_next(device, GG_ERROR_BACKEND, message);
+}
+
+static gg_status make_room(gg_device_graph *graph) {
+    gg_status status = GG_OK;
+    gg_strict_work *grown = NULL;
+    const int room = 2 * graph->room + 16;
+    if (graph->works < graph->room) goto cleanup;
+    GG_TRY(gg_alloc((size_t)room * sizeof *grown, "captured work", &grown));
+    if (graph->works > 0) memcpy(grown, graph->work, (size_t)graph->works * sizeof *grown);
+    gg_free(graph->work);
+    graph->work = grown;
+    graph->room = room;
+cleanup:
+    return status;
+}
+
+static gg_strict_work *captured_work(gg_strict *device) {
+    gg_device_graph *graph = device->capture;
+    const gg_status status = graph->full ? GG_OK : make_room(graph);
+    if (status != GG_OK) {
+        fail_next(device, status, gg_error_message());
+        graph->full = true;
+    }
+    return graph->full ? &device->spare : &graph->work[graph->works];
+}
+
+/* The record that comes next. */
+static gg_strict_work *next_work(gg_strict *device, gg_queue queue) {
     gg_strict_queue *it = &device->queue[queue];
+    if (device->capture != NULL && queue == GG_QUEUE_COMPUTE) return captured_work(device);
+    return &it->work[it->given % GG_STRICT_MOST_WORKS];
+}
+
+gg_strict_work *gg_strict_work_new(gg_strict *device, gg_queue queue) {
     pthread_mutex_lock(&device->mutex);
-    wait_until(device, queue, it->given + 1 - GG_STRICT_MOST_WORKS);
+    wait_until(device, queue, device->queue[queue].given + 1 - GG_STRICT_MOST_WORKS);
     pthread_mutex_unlock(&device->mutex);
     device->invalid = device->too_many = false;
-    return &it->work[it->given % GG_STRICT_MOST_WORKS];
+    return next_work(device, queue);
 }
 
 static gg_status run_nothing(gg_strict *device, gg_strict_work *work) {
@@ -183,7 +225,11 @@ void gg_strict_give(gg_strict *device, gg_queue queue, const char *what) {
                            "shares",
                            what);
         record_failure(device, (gg_mark){.number = it->given + 1, .queue = queue}, GG_ERROR_BACKEND, message);
-        it->work[it->given % GG_STRICT_MOST_WORKS].run = run_nothing;
+        next_work(device, queue)->run = run_nothing;
+    }
+    if (device->capture != NULL && queue == GG_QUEUE_COMPUTE) {
+        if (!device->capture->full) device->capture->works++;
+        return;
     }
     pthread_mutex_lock(&device->mutex);
     it->given++;
@@ -192,6 +238,7 @@ void gg_strict_give(gg_strict *device, gg_queue queue, const char *what) {
 }
 
 void gg_strict_wait_all(gg_strict *device, gg_queue queue) {
+    refuse_in_capture(device, "the host waits");
     pthread_mutex_lock(&device->mutex);
     wait_until(device, queue, device->queue[queue].given);
     pthread_mutex_unlock(&device->mutex);
@@ -222,6 +269,7 @@ static gg_status strict_alloc(gg_device *head, size_t bytes, const char *what, v
     gg_status status = GG_OK;
     gg_strict *device = strict_of(head);
     gg_strict_block block = {.bytes = in_pages(bytes)};
+    refuse_in_capture(device, "memory is allocated");
     const int file = memfd_create("gossipgrad-strict-device", MFD_CLOEXEC);
     *out = NULL;
     if (file >= 0 && ftruncate(file, (off_t)block.bytes) == 0) {
@@ -254,6 +302,7 @@ static void strict_free(gg_device *head, void *at) {
 static gg_status strict_share(gg_device *head, void *at, size_t bytes) {
     gg_strict *device = strict_of(head);
     const gg_strict_block block = {.host = at, .work = at, .bytes = bytes};
+    refuse_in_capture(device, "memory is shared");
     return add_block(&device->shared, &device->shares, &device->share_room, block);
 }
 
@@ -306,6 +355,8 @@ static void strict_copy(gg_device *head, gg_queue queue, void *to, const void *f
     work->as.arrays.n = bytes;
     work->as.arrays.in[0] = copied_address(device, from);
     work->as.arrays.out[0] = (void *)(uintptr_t)copied_address(device, to);
+    if (device->capture != NULL && (strict_address(device, from) == NULL || strict_address(device, to) == NULL))
+        device->invalid = true;
     gg_strict_give(device, queue, "copy");
 }
 
@@ -319,11 +370,13 @@ static void strict_zero(gg_device *head, gg_queue queue, void *at, size_t bytes)
 }
 
 static gg_mark strict_mark(gg_device *head, gg_queue queue) {
+    refuse_in_capture(strict_of(head), "a mark is made");
     return (gg_mark){.number = strict_of(head)->queue[queue].given, .queue = queue};
 }
 
 static bool strict_reached(gg_device *head, gg_mark mark) {
     gg_strict *device = strict_of(head);
+    refuse_in_capture(device, "a mark is asked for");
     pthread_mutex_lock(&device->mutex);
     const bool reached = device->queue[mark.queue].done >= mark.number;
     pthread_mutex_unlock(&device->mutex);
@@ -332,6 +385,7 @@ static bool strict_reached(gg_device *head, gg_mark mark) {
 
 static void strict_wait(gg_device *head, gg_mark mark) {
     gg_strict *device = strict_of(head);
+    refuse_in_capture(device, "the host waits");
     pthread_mutex_lock(&device->mutex);
     wait_until(device, mark.queue, mark.number);
     pthread_mutex_unlock(&device->mutex);
@@ -339,6 +393,7 @@ static void strict_wait(gg_device *head, gg_mark mark) {
 
 static void strict_follow(gg_device *head, gg_queue queue, gg_mark mark) {
     gg_strict *device = strict_of(head);
+    refuse_in_capture(device, "a queue waits for a mark");
     gg_strict_work *work = gg_strict_work_new(device, queue);
     work->run = NULL;
     work->behind = mark;
@@ -387,6 +442,39 @@ cleanup:
 
 static void *strict_library_address(gg_device *device, void *at) { return strict_address(strict_of(device), at); }
 
+/* ---- capturing ---- */
+
+static gg_status strict_capture_begin(gg_device *head) {
+    gg_strict *device = strict_of(head);
+    gg_status status = GG_OK;
+    if (device->capture != NULL) GG_FAIL(GG_ERROR_BACKEND, "strict device: work is captured already");
+    GG_TRY(gg_calloc(1, sizeof *device->capture, "captured work", &device->capture));
+cleanup:
+    return status;
+}
+
+static gg_status strict_capture_end(gg_device *head, gg_device_graph **out) {
+    gg_strict *device = strict_of(head);
+    *out = device->capture;
+    device->capture = NULL;
+    return GG_OK;
+}
+
+static void strict_replay(gg_device *head, gg_device_graph *graph) {
+    gg_strict *device = strict_of(head);
+    refuse_in_capture(device, "a graph is replayed");
+    for (int i = 0; i < graph->works; ++i) {
+        *gg_strict_work_new(device, GG_QUEUE_COMPUTE) = graph->work[i];
+        gg_strict_give(device, GG_QUEUE_COMPUTE, "graph");
+    }
+}
+
+static void strict_destroy_graph(gg_device *head, gg_device_graph *graph) {
+    wait_for_everything(strict_of(head));
+    gg_free(graph->work);
+    gg_free(graph);
+}
+
 const gg_memory_table gg_strict_memory = {
     .alloc = strict_alloc,
     .free = strict_free,
@@ -405,6 +493,10 @@ const gg_memory_table gg_strict_memory = {
     .report = strict_report,
     .check = strict_check,
     .address = strict_library_address,
+    .capture_begin = strict_capture_begin,
+    .capture_end = strict_capture_end,
+    .replay = strict_replay,
+    .destroy_graph = strict_destroy_graph,
 };
 
 /* ---- opening and closing ---- */

@@ -4,7 +4,8 @@
  * Its memory lies at two addresses. The host's has no access: reading or writing there ends the process. What the table
  * is told to do is a record in a queue, which a thread of the device's own does later, after delays that a seed varies,
  * at the address with access. The two queues keep their own orders, and only marks order one behind the other. Pointers
- * to anything but the device's memory and host memory that it shares are errors (gg_device_check). */
+ * to anything but the device's memory and host memory that it shares are errors (gg_device_check), and so is what may
+ * not be done while work is captured. */
 #ifndef GG_CPU_STRICT_STRICT_H
 #define GG_CPU_STRICT_STRICT_H
 
@@ -77,6 +78,13 @@ typedef struct gg_strict_queue {
     int64_t given, done;
 } gg_strict_queue;
 
+/* Records that are given again and again. */
+struct gg_device_graph {
+    gg_strict_work *work;
+    int works, room;
+    bool full; /* there was no memory for more, which is a failure of the device */
+};
+
 typedef struct gg_strict_block {
     char *host, *work; /* the addresses without and with access; of host memory that is shared the same */
     size_t bytes;
@@ -89,7 +97,9 @@ struct gg_strict {
     int blocks, block_room;
     gg_strict_block *shared; /* and of host memory */
     int shares, share_room;
-    gg_strict_queue *queue; /* GG_QUEUE_COUNT */
+    gg_strict_queue *queue;   /* GG_QUEUE_COUNT */
+    gg_strict_work spare;     /* where a record goes that there is no memory for */
+    gg_device_graph *capture; /* where records go at present; NULL: to the queues */
     uint64_t seed;
     int64_t drawn;
     bool invalid;               /* the record that is being made has a pointer to nowhere, */
@@ -112,7 +122,7 @@ extern const gg_memory_table gg_strict_memory;
 gg_status gg_strict_open(const gg_backend *table, const gg_device_options *options, gg_device **out);
 void gg_strict_close(gg_device *device);
 
-/* A free record of a queue, to be filled and given. */
+/* A free record of a queue, or of what is captured, to be filled and given. */
 gg_strict_work *gg_strict_work_new(gg_strict *device, gg_queue queue);
 /* A record with an invalid pointer does nothing, and is a failure. what: the name of the entry. */
 void gg_strict_give(gg_strict *device, gg_queue queue, const char *what);

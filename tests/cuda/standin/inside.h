@@ -72,7 +72,26 @@ bool gg_standin_dnn_stream(const char *function, const void *handle, gg_cuda_str
 int gg_standin_tensor_set(const char *function, void *tensor, int type, int dims, const int *size);
 int gg_standin_tensor_get(const char *function, const void *tensor, int *type, int *dims, int size[4]);
 
+/* Streams that are captured: graph.c, with what it needs of runtime.c. Calls of both hold the lock, but for
+ * gg_standin_call, which is a whole function of the table: `body` runs under the lock, and its code is the function's.
+ */
+typedef struct gg_standin_capture gg_standin_capture;
+struct work;
+/* What a stream is given while it is captured. */
+void gg_standin_captured(gg_standin_capture *capture, struct work *made);
+/* A call that is not allowed in a thread that captures: a violation, which makes the capture invalid; else 0. */
+int gg_standin_forbid(const char *function);
+int gg_standin_call(const char *function, int (*body)(const void *arguments), const void *arguments);
+int gg_standin_place(const char *function, gg_cuda_stream stream); /* -1: none */
+gg_standin_capture **gg_standin_capture_of(int place);
+void gg_standin_append(struct work **first, struct work **last, struct work *made);
+struct work *gg_standin_next(const struct work *of);
+/* Gives captured work to a stream once more; and frees a list of it. */
+int gg_standin_again(int place, const struct work *of);
+void gg_standin_forget(struct work *first);
+
 void gg_standin_fill_runtime(gg_cuda_api *api);
+void gg_standin_fill_graph(gg_cuda_api *api);
 void gg_standin_fill_cudnn(gg_cuda_api *api);
 void gg_standin_fill_cudnn_rnn(gg_cuda_api *api);
 void gg_standin_fill_cublas(gg_cuda_api *api);

@@ -18,6 +18,7 @@ enum {
     INVALID_DEVICE = 101,
     INVALID_HANDLE = 400,
     NOT_REGISTERED = 713,
+    CAPTURED_EVENT = 907,
 
     PAGE = 4096,
     ALIGNMENT = 256, /* of cudaMalloc */
@@ -46,6 +47,7 @@ typedef struct gg_standin_block {
     int device;
     long number; /* which allocation it is */
     int pending; /* pieces of work that use it and are not done */
+    int held;    /* pieces of captured work that use it */
     bool alive;
 } gg_standin_block;
 
@@ -59,6 +61,7 @@ typedef struct work {
     bool lose;
     int code;
     gg_standin_uses uses;
+    size_t bytes; /* of the packet */
     _Alignas(16) char packet[];
 } work;
 
@@ -71,6 +74,7 @@ typedef struct stream {
     long given, done;
     double done_at[DONE_TIMES]; /* seconds, of the last pieces, by their numbers */
     work *first, *last;
+    gg_standin_capture *capture; /* NULL: what it is given is done */
 } stream;
 
 static double seconds_now(void) {
@@ -86,6 +90,7 @@ typedef struct stream_handle {
 typedef struct event_handle {
     bool recorded, timed;
     double recorded_at; /* a queue without work gets there at once */
+    bool captured; /* it was recorded while its stream was captured */
     int device, place;
     long position;
 } event_handle;
@@ -144,7 +149,7 @@ static struct {
     int lost; /* the code that all calls give */
     char violations[1 << 14];
     int violation_count;
-} state = {.lock = PTHREAD_MUTEX_INITIALIZER,
+} state = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP,
            .given = PTHREAD_COND_INITIALIZER,
            .done = PTHREAD_COND_INITIALIZER,
            .once = PTHREAD_ONCE_INIT,
@@ -385,7 +390,7 @@ static void remove_block(gg_standin_block *block) {
     memmove(state.block + place, state.block + place + 1, (size_t)(state.blocks - place - 1) * sizeof *state.block);
     --state.blocks;
     block->alive = false;
-    if (block->pending == 0) free(block);
+    if (block->pending == 0 && block->held == 0) free(block);
 }
 
 static bool is_device_address(uintptr_t at) {
@@ -515,7 +520,7 @@ static void do_first(stream *from) {
     from->done_at[from->done % DONE_TIMES] = seconds_now();
     for (int i = 0; i < it->uses.count; ++i) {
         gg_standin_block *block = it->uses.block[i];
-        if (--block->pending == 0 && !block->alive) free(block);
+        if (--block->pending == 0 && !block->alive && block->held == 0) free(block);
     }
     free(it);
     pthread_cond_broadcast(&state.done);
@@ -627,14 +632,20 @@ static work *give(int place, const char *function, gg_standin_run *run, const vo
     if (made == NULL) abort();
     made->function = function;
     made->run = run;
+    made->bytes = bytes;
     if (uses != NULL) made->uses = *uses;
     if (bytes > 0) memcpy(made->packet, packet, bytes);
     made->due = state.tick + (state.held_back ? (long)draw(12) : 0);
     made->lose = lose_late;
     made->code = late_code;
     lose_late = false;
-    for (int i = 0; i < made->uses.count; ++i) ++made->uses.block[i]->pending;
     stream *to = &state.stream[place];
+    for (int i = 0; i < made->uses.count; ++i)
+        ++*(to->capture != NULL ? &made->uses.block[i]->held : &made->uses.block[i]->pending);
+    if (to->capture != NULL) {
+        gg_standin_captured(to->capture, made);
+        return made;
+    }
     if (to->last != NULL) to->last->next = made;
     else to->first = made;
     to->last = made;
@@ -658,6 +669,50 @@ bool gg_standin_stream_is_alive(const char *function, gg_cuda_stream handle) {
     const bool alive = stream_place(function, handle) >= 0;
     pthread_mutex_unlock(&state.lock);
     return alive;
+}
+
+/* ------------------------------------------------------------------------------------------------- for graph.c */
+
+int gg_standin_call(const char *function, int (*body)(const void *arguments), const void *arguments) {
+    ENTER(function);
+    code = body(arguments);
+    LEAVE;
+}
+
+int gg_standin_place(const char *function, gg_cuda_stream handle) { return stream_place(function, handle); }
+
+gg_standin_capture **gg_standin_capture_of(int place) { return &state.stream[place].capture; }
+
+struct work *gg_standin_next(const struct work *of) {
+    return of->next;
+}
+
+void gg_standin_append(struct work **first, struct work **last, struct work *made) {
+    if (*last != NULL) (*last)->next = made;
+    else *first = made;
+    *last = made;
+}
+
+int gg_standin_again(int place, const struct work *of) {
+    for (int i = 0; i < of->uses.count; ++i)
+        if (!of->uses.block[i]->alive)
+            return violation(INVALID_VALUE, "cudaGraphLaunch: %s uses a block that has been freed (allocation %ld)",
+                             of->function, of->uses.block[i]->number);
+    work *made = give(place, of->function, of->run, of->packet, of->bytes, &of->uses);
+    made->lose |= of->lose;
+    made->code = of->lose ? of->code : made->code;
+    return 0;
+}
+
+void gg_standin_forget(struct work *first) {
+    for (work *next; first != NULL; first = next) {
+        next = first->next;
+        for (int i = 0; i < first->uses.count; ++i) {
+            gg_standin_block *block = first->uses.block[i];
+            if (--block->held == 0 && !block->alive && block->pending == 0) free(block);
+        }
+        free(first);
+    }
 }
 
 /* --------------------------------------------------------------------------------------------------------- kernels */
@@ -807,7 +862,10 @@ static const char *error_text(int error, bool name) {
         {700, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
         {712, "cudaErrorHostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"},
         {713, "cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region"},
-        {719, "cudaErrorLaunchFailure", "unspecified launch failure"}};
+        {719, "cudaErrorLaunchFailure", "unspecified launch failure"},
+        {900, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
+        {901, "cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"},
+        {907, "cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"}};
     for (size_t i = 0; i < sizeof known / sizeof *known; ++i)
         if (known[i].error == error) return name ? known[i].name : known[i].text;
     return "unrecognized error code";
@@ -833,6 +891,7 @@ static int cudaMemGetInfo(size_t *free_bytes, size_t *all_bytes) {
 
 static int cudaMalloc(void **out, size_t bytes) {
     ENTER("cudaMalloc");
+    if ((code = gg_standin_forbid("cudaMalloc")) != 0) goto leave;
     const size_t pages = whole_pages(bytes);
     *out = NULL;
     if (bytes == 0) goto leave;
@@ -889,6 +948,7 @@ static gg_standin_block *block_of(const char *function, const void *at, block_ki
 
 static int cudaFree(void *at) {
     ENTER("cudaFree");
+    if ((code = gg_standin_forbid("cudaFree")) != 0) goto leave;
     if (at == NULL) goto leave;
     gg_standin_block *block = block_of("cudaFree", at, BLOCK_DEVICE);
     if (block == NULL) FAIL(INVALID_VALUE);
@@ -905,6 +965,7 @@ static int cudaFree(void *at) {
 
 static int cudaHostAlloc(void **out, size_t bytes, unsigned flags) {
     ENTER("cudaHostAlloc");
+    if ((code = gg_standin_forbid("cudaHostAlloc")) != 0) goto leave;
     *out = NULL;
     if ((flags & ~7u) != 0) FAIL(violation(INVALID_VALUE, "cudaHostAlloc: flags %u", flags));
     if (bytes == 0) goto leave;
@@ -931,12 +992,14 @@ static int release_host(const char *function, void *at, block_kind kind) {
 
 static int cudaFreeHost(void *at) {
     ENTER("cudaFreeHost");
+    if ((code = gg_standin_forbid("cudaFreeHost")) != 0) goto leave;
     if (at != NULL) code = release_host("cudaFreeHost", at, BLOCK_PINNED);
     LEAVE;
 }
 
 static int cudaHostRegister(void *at, size_t bytes, unsigned flags) {
     ENTER("cudaHostRegister");
+    if ((code = gg_standin_forbid("cudaHostRegister")) != 0) goto leave;
     if (at == NULL || bytes == 0 || (flags & ~15u) != 0 || is_device_address((uintptr_t)at))
         FAIL(violation(INVALID_VALUE, "cudaHostRegister: %zu bytes, flags %u: not a block of host memory", bytes,
                        flags));
@@ -949,6 +1012,7 @@ static int cudaHostRegister(void *at, size_t bytes, unsigned flags) {
 
 static int cudaHostUnregister(void *at) {
     ENTER("cudaHostUnregister");
+    if ((code = gg_standin_forbid("cudaHostUnregister")) != 0) goto leave;
     code = release_host("cudaHostUnregister", at, BLOCK_REGISTERED);
     LEAVE;
 }
@@ -998,6 +1062,8 @@ static int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, g
     give(place, "cudaMemcpyAsync", do_transfer, &made, sizeof made, &uses);
     if (pageable_to || pageable_from) {
         count_one("pageable");
+        if (state.stream[place].capture != NULL)
+            FAIL(gg_standin_forbid("cudaMemcpyAsync of memory that is not pinned"));
         wait_for(place, state.stream[place].given);
         code = state.lost;
     }
@@ -1053,6 +1119,7 @@ static int cudaStreamSynchronize(gg_cuda_stream handle) {
     ENTER("cudaStreamSynchronize");
     const int place = stream_place("cudaStreamSynchronize", handle);
     if (place < 0) FAIL(INVALID_HANDLE);
+    if (state.stream[place].capture != NULL) FAIL(gg_standin_forbid("cudaStreamSynchronize"));
     wait_for(place, state.stream[place].given);
     code = state.lost;
     LEAVE;
@@ -1068,6 +1135,9 @@ static int cudaStreamWaitEvent(gg_cuda_stream handle, gg_cuda_event event_of_cal
         violation(0, "cudaStreamWaitEvent: the event was never recorded: nothing is waited for");
         goto leave;
     }
+    if (event->captured) FAIL(gg_standin_forbid("cudaStreamWaitEvent for an event of captured work"));
+    if (state.stream[place].capture != NULL)
+        FAIL(gg_standin_forbid("cudaStreamWaitEvent for work that is not captured"));
     if (state.stream[event->place].done >= event->position) goto leave;
     work *made = give(place, "cudaStreamWaitEvent", NULL, NULL, 0, NULL);
     made->other = event->place;
@@ -1102,6 +1172,7 @@ static int cudaEventRecord(gg_cuda_event handle, gg_cuda_stream stream_of_caller
         FAIL(violation(INVALID_HANDLE, "cudaEventRecord: the event is of device %d, the stream of device %d",
                        event->device, state.stream[place].device));
     event->recorded = true;
+    event->captured = state.stream[place].capture != NULL;
     event->place = place;
     event->position = state.stream[place].given;
     event->recorded_at = seconds_now();
@@ -1127,10 +1198,18 @@ static int cudaEventElapsedTime(float *milliseconds, gg_cuda_event begin, gg_cud
     LEAVE;
 }
 
+/* An event that was recorded while its stream was captured stands for nothing that is ever done. */
+static int check_not_captured(const char *function, const event_handle *event) {
+    if (!event->captured) return 0;
+    return violation(CAPTURED_EVENT, "%s: the event was recorded while its stream was captured", function);
+}
+
 static int cudaEventQuery(gg_cuda_event handle) {
     ENTER("cudaEventQuery");
+    if ((code = gg_standin_forbid("cudaEventQuery")) != 0) goto leave;
     const event_handle *event = find_object("cudaEventQuery", "cudaEvent", handle);
     if (event == NULL) FAIL(INVALID_HANDLE);
+    if ((code = check_not_captured("cudaEventQuery", event)) != 0) goto leave;
     if (event->recorded && state.stream[event->place].done < event->position) FAIL(GG_CUDA_ERROR_NOT_READY);
     code = state.lost;
     LEAVE;
@@ -1138,8 +1217,10 @@ static int cudaEventQuery(gg_cuda_event handle) {
 
 static int cudaEventSynchronize(gg_cuda_event handle) {
     ENTER("cudaEventSynchronize");
+    if ((code = gg_standin_forbid("cudaEventSynchronize")) != 0) goto leave;
     const event_handle *event = find_object("cudaEventSynchronize", "cudaEvent", handle);
     if (event == NULL) FAIL(INVALID_HANDLE);
+    if ((code = check_not_captured("cudaEventSynchronize", event)) != 0) goto leave;
     if (event->recorded) wait_for(event->place, event->position);
     code = state.lost;
     LEAVE;
@@ -1147,6 +1228,7 @@ static int cudaEventSynchronize(gg_cuda_event handle) {
 
 static int cudaDeviceSynchronize(void) {
     ENTER("cudaDeviceSynchronize");
+    if ((code = gg_standin_forbid("cudaDeviceSynchronize")) != 0) goto leave;
     wait_for_all();
     code = state.lost;
     LEAVE;

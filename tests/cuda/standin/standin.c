@@ -10,6 +10,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void fill(void) {
     gg_standin_fill_runtime(&table);
+    gg_standin_fill_graph(&table);
     gg_standin_fill_cudnn(&table);
     gg_standin_fill_cudnn_rnn(&table);
     gg_standin_fill_cublas(&table);
