@@ -217,6 +217,12 @@ def test_bfloat16_is_that_of_the_cpu(cuda, name):
     assert difference(arenas[0]["gradient"], arenas_there[0]["gradient"]) < 2e-2
 
 
+def test_the_first_layer_reads_what_samples_become(cuda):
+    """Images are made NHWC and bfloat16 where they arrive: nothing is rearranged in front of the first convolution."""
+    step_of(*SMALLEST["cifar_quick"], "cuda", dtype="bfloat16", precision="fast", strategy=gg.NoExchange())
+    assert cuda.count("kernel (gather_pixels_kernel<T, gg_bfloat16>)") > 0
+
+
 @pytest.mark.parametrize("name", ["cifar_quick", "resnet20"])
 def test_fast_images(cuda, name):
     options = {"strategy": gg.NoExchange()}

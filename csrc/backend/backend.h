@@ -420,6 +420,7 @@ typedef struct gg_backend {
     const char *name;
     bool fills_lanes;         /* operations compute in BATCH_LAST, whose padding is all that small batches cost */
     bool numbered_algorithms; /* a library computes all convolutions, by algorithms of its own that have numbers */
+    bool gathers_images;      /* gather gives NHWC and bfloat16, too */
     gg_status (*open)(const gg_device_options *options, gg_device **out);
     void (*close)(gg_device *device);
     const gg_memory_table *memory; /* NULL: the host's, and work is done when a call returns */

@@ -130,6 +130,7 @@ static void table_transpose(gg_device *device, int64_t n, int64_t values, bool t
 const gg_backend gg_backend_cuda = {
     .name = GG_CUDA_NAME,
     .numbered_algorithms = true,
+    .gathers_images = true,
     .open = gg_cuda_device_open,
     .close = gg_cuda_device_close,
     .memory = &gg_cuda_memory,

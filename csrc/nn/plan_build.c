@@ -176,14 +176,22 @@ cleanup:
     return status;
 }
 
+/* Whether the plan's input can have the format of its first reader. Rounded only where nothing else reads it. */
+static bool can_be_input(const gg_plan *plan, int source, gg_format format) {
+    if (format.dtype == GG_FLOAT32 && plan_shapeless(format.layout)) return true;
+    if (!plan->options.device->table->gathers_images || plan->node[source].consumers != 1) return false;
+    if (format.dtype != GG_FLOAT32 && format.dtype != GG_BFLOAT16) return false;
+    const bool image = gg_graph_node(plan->graph, source)->shape.dims == 3;
+    return format.layout == GG_LAYOUT_PLAIN || (format.layout == GG_LAYOUT_NHWC && image);
+}
+
 /* The value of node `source` in the format of its reader `node`. The first reader decides the format of the plan's
  * input. */
 static gg_status plan_resolve(gg_plan *plan, int node, int source, gg_format format, int *out) {
     gg_status status = GG_OK;
     int value = plan->node[source].value;
     if (plan->value[value].undecided) {
-        bool possible = format.dtype == GG_FLOAT32 && plan_shapeless(format.layout);
-        plan_decide(plan, value, possible ? format : plain);
+        plan_decide(plan, value, can_be_input(plan, source, format) ? format : plain);
     }
     if (!plan_shapeless(format.layout) && gg_graph_node(plan->graph, source)->shape.dims != 3)
         GG_FAIL(GG_ERROR_BACKEND, "layout %s is for images only, but was asked for the output of '%s'",

@@ -102,6 +102,7 @@ const uint64_t *gg_plan_stage_give(gg_plan *plan, const gg_plan_batch *batch, ui
         args.n = plan->options.batch;
         args.wanted = input->format.dtype;
         args.layout = input->format.layout;
+        args.channels = input->shape.size[0];
         args.out = plan->input_at[i];
         device->table->gather(device, &args);
     }
