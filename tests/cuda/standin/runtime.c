@@ -90,7 +90,7 @@ typedef struct stream_handle {
 typedef struct event_handle {
     bool recorded, timed;
     double recorded_at; /* a queue without work gets there at once */
-    bool captured; /* it was recorded while its stream was captured */
+    bool captured;      /* it was recorded while its stream was captured */
     int device, place;
     long position;
 } event_handle;
