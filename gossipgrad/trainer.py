@@ -95,10 +95,10 @@ class Trainer(Replicas):
                themselves, their gradients, the optimiser and what ranks exchange stay float32, so that checkpoints and
                strategies are those of float32. On a CPU it needs oneDNN and AVX-512 (an error says so) and is faster
                where there are instructions for it (AVX512_BF16, AMX); a warning says where there are none. On a GPU
-               gradients of the weights of convolutions are rounded to bfloat16, too. Operations without a form for it
-               compute in float32. "auto": bfloat16 where the CPU of every rank has the instructions, or with
-               precision="fast" on a GPU, else "float32"; trainer.dtype, the report and the command line say which. The
-               default is "float32".
+               gradients of the weights of convolutions and LSTMs are rounded to bfloat16, too. Operations without a
+               form for it compute in float32, and so does a linear layer with few rows over many weights on a CPU.
+               "auto": bfloat16 where the CPU of every rank has the instructions, or with precision="fast" on a GPU,
+               else "float32"; trainer.dtype, the report and the command line say which. The default is "float32".
     device     what computes: "cpu"; "cuda", an NVIDIA GPU, where the build has the library for it ('gossipgrad info'
                says so): the ranks of a node are spread over its GPUs, and "cuda:1" is one of several. Several ranks may
                share one. None: $GOSSIPGRAD_DEVICE, else "cpu"; and "cpu" where a backend is asked for, which is the
@@ -610,7 +610,8 @@ class Trainer(Replicas):
         The network is that of the checkpoint, also where units have left it.
 
         It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
-        threads, backend, device, precision: those of this run, whatever saved it; device None as of Trainer.
+        threads, backend, device, precision: those of this run, whatever saved it; device None, as graphs,
+        as of Trainer.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of
