@@ -229,6 +229,65 @@ static void test_late_failure(void) {
     device->table->close(device);
 }
 
+/* ---- capturing ---- */
+
+static void test_captured_work(void) {
+    gg_device *device = open_strict(6);
+    float values[COUNT], *a, *b, *pinned = NULL;
+    gg_device_graph *graph = NULL;
+    for (int i = 0; i < COUNT; ++i) values[i] = 1;
+    a = device_floats(device, values);
+    b = device_floats(device, values);
+    CHECK_OK(gg_device_alloc_host(device, sizeof values, "numbers", &pinned));
+    CHECK(gg_device_captures(device));
+    CHECK_OK(gg_device_capture_begin(device));
+    gg_device_copy(device, GG_QUEUE_COMPUTE, b, pinned, sizeof values);
+    device->table->halve(device, COUNT, GG_FLOAT32, a, b, a); /* a = (a + b)/2 */
+    gg_device_copy(device, GG_QUEUE_COPY, b, pinned, sizeof values);
+    CHECK_OK(gg_device_capture_end(device, &graph));
+    CHECK_OK(gg_device_read(device, values, a, sizeof values));
+    CHECK(values[0] == 1); /* not done */
+    for (int turn = 0; turn < 200; ++turn) {
+        for (int i = 0; i < COUNT; ++i) pinned[i] = 3;
+        gg_device_replay(device, graph);
+        gg_device_finish(device);
+    }
+    CHECK_OK(gg_device_read(device, values, a, sizeof values));
+    CHECK(values[0] == 3 && values[COUNT - 1] == 3);
+    gg_device_destroy_graph(device, graph);
+    gg_device_destroy_graph(device, NULL);
+    const int64_t freed = gg_device_freed(device);
+    gg_device_free(device, a);
+    gg_device_free(device, b);
+    gg_device_free_host(device, pinned);
+    CHECK(gg_device_freed(device) == freed + 3);
+    device->table->close(device);
+}
+
+static void test_what_is_not_allowed_while_capturing(void) {
+    for (int wrong = 0; wrong < 6; ++wrong) {
+        gg_device *device = open_strict(7);
+        float values[COUNT] = {0}, *a = device_floats(device, values), *more = NULL;
+        gg_device_graph *graph = NULL;
+        const gg_mark mark = gg_device_mark(device, GG_QUEUE_COMPUTE);
+        const char *text[] = {"a mark is made",      "a mark is asked for",   "the host waits",
+                              "memory is allocated", "neither in its memory", "the host waits"};
+        CHECK_OK(gg_device_capture_begin(device));
+        if (wrong == 0) (void)gg_device_mark(device, GG_QUEUE_COPY);
+        if (wrong == 1) (void)gg_device_reached(device, mark);
+        if (wrong == 2) gg_device_wait(device, mark);
+        if (wrong == 3) CHECK_OK(gg_device_alloc(device, 4, "more", &more));
+        if (wrong == 4) gg_device_copy(device, GG_QUEUE_COMPUTE, a, values, sizeof values);
+        if (wrong == 5) (void)device->table->all_finite(device, COUNT, a);
+        CHECK_OK(gg_device_capture_end(device, &graph));
+        CHECK_FAILS(gg_device_check(device), GG_ERROR_BACKEND, text[wrong]);
+        gg_device_destroy_graph(device, graph);
+        gg_device_free(device, more);
+        gg_device_free(device, a);
+        device->table->close(device);
+    }
+}
+
 int main(void) {
     CHECK(sem_init(&gate, 0, 0) == 0);
     test_memory();
@@ -237,6 +296,8 @@ int main(void) {
     test_only_marks_order_queues();
     test_invalid_addresses();
     test_late_failure();
+    test_captured_work();
+    test_what_is_not_allowed_while_capturing();
     CHECK(gg_memory_live_bytes() == 0);
     return CHECK_RESULT;
 }

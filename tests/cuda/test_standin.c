@@ -229,6 +229,78 @@ static void test_order(void) {
     CHECK_INT(api->cudaFreeHost(result), 0);
 }
 
+/* Work that is captured is not done, and done whenever its graph is launched, late like all work. */
+static void test_graphs(void) {
+    float *block = device_floats(1), *input = pinned_floats(1), *gone = device_floats(1), plain[1] = {0};
+    gg_cuda_event event;
+    gg_cuda_graph graph, again;
+    gg_cuda_graph_exec exec;
+    CHECK_INT(api->cudaEventCreateWithFlags(&event, GG_CUDA_EVENT_DISABLE_TIMING), 0);
+    input[0] = 1;
+    copy(block, input, 4, compute);
+    finish();
+    CHECK_INT(api->cudaStreamBeginCapture(compute, GG_CUDA_CAPTURE_THREAD_LOCAL), 0);
+    copy(block, input, 4, compute);
+    CHECK_INT(api->cudaStreamEndCapture(compute, &graph), 0);
+    input[0] = 2;
+    CHECK_NEAR(*values(block, 1), 1, 0);
+    CHECK_INT(api->cudaGraphInstantiate(&exec, graph, 0), 0);
+    CHECK_INT(api->cudaGraphDestroy(graph), 0);
+    for (int i = 3; i < 6; ++i) {
+        input[0] = (float)i;
+        CHECK_INT(api->cudaGraphLaunch(exec, compute), 0);
+        CHECK_NEAR(*values(block, 1), i, 0);
+    }
+    gg_standin_begin(3);
+    input[0] = 6;
+    CHECK_INT(api->cudaGraphLaunch(exec, compute), 0);
+    CHECK_INT(api->cudaGraphExecDestroy(exec), 0);
+    CHECK_NEAR(*values(block, 1), 6, 0);
+    NOTHING_VIOLATED();
+    VIOLATES(api->cudaGraphLaunch(exec, compute), 400, "cudaGraphExec is NULL, destroyed");
+    VIOLATES(api->cudaStreamEndCapture(compute, &graph), 903, "not captured");
+    VIOLATES(api->cudaStreamBeginCapture(compute, 0), 1, "mode 0");
+
+    /* What is not allowed meanwhile makes the capture invalid. */
+    void *memory = NULL;
+    CHECK_INT(api->cudaEventRecord(event, copies), 0);
+    for (int i = 0; i < 8; ++i) {
+        CHECK_INT(api->cudaStreamBeginCapture(compute, GG_CUDA_CAPTURE_THREAD_LOCAL), 0);
+        copy(block, input, 4, compute);
+        if (i == 0) CHECK_INT(api->cudaMalloc(&memory, 4), GG_CUDA_ERROR_CAPTURE_UNSUPPORTED);
+        if (i == 1) CHECK_INT(api->cudaFree(gone), GG_CUDA_ERROR_CAPTURE_UNSUPPORTED);
+        if (i == 2) CHECK_INT(api->cudaStreamSynchronize(compute), GG_CUDA_ERROR_CAPTURE_UNSUPPORTED);
+        if (i == 3) CHECK_INT(api->cudaDeviceSynchronize(), GG_CUDA_ERROR_CAPTURE_UNSUPPORTED);
+        if (i == 4) CHECK_INT(api->cudaEventQuery(event), GG_CUDA_ERROR_CAPTURE_UNSUPPORTED);
+        if (i == 5) CHECK_INT(api->cudaStreamWaitEvent(compute, event, 0), GG_CUDA_ERROR_CAPTURE_UNSUPPORTED);
+        if (i == 6)
+            CHECK_INT(api->cudaMemcpyAsync(block, plain, 4, GG_CUDA_MEMCPY_DEFAULT, compute),
+                      GG_CUDA_ERROR_CAPTURE_UNSUPPORTED);
+        if (i == 7) VIOLATES(api->cudaStreamBeginCapture(copies, GG_CUDA_CAPTURE_THREAD_LOCAL), 1, "captures already");
+        else is_seen("while this thread captures", __LINE__);
+        CHECK_INT(api->cudaStreamEndCapture(compute, &again), i < 7 ? GG_CUDA_ERROR_CAPTURE_INVALIDATED : 0);
+        if (i == 7) CHECK_INT(api->cudaGraphDestroy(again), 0);
+        else CHECK(again == NULL);
+    }
+
+    /* An event of captured work is never reached; a graph outlives no memory. */
+    CHECK_INT(api->cudaStreamBeginCapture(compute, GG_CUDA_CAPTURE_THREAD_LOCAL), 0);
+    CHECK_INT(api->cudaMemsetAsync(gone, 0, 4, compute), 0);
+    CHECK_INT(api->cudaEventRecord(event, compute), 0);
+    CHECK_INT(api->cudaStreamEndCapture(compute, &graph), 0);
+    VIOLATES(api->cudaEventQuery(event), 907, "while its stream was captured");
+    VIOLATES(api->cudaEventSynchronize(event), 907, "while its stream was captured");
+    CHECK_INT(api->cudaGraphInstantiate(&exec, graph, 0), 0);
+    CHECK_INT(api->cudaFree(gone), 0);
+    VIOLATES(api->cudaGraphLaunch(exec, compute), 1, "has been freed");
+    CHECK_INT(api->cudaGraphExecDestroy(exec), 0);
+    CHECK_INT(api->cudaGraphDestroy(graph), 0);
+    CHECK_INT(api->cudaEventDestroy(event), 0);
+    CHECK_INT(api->cudaFree(block), 0);
+    CHECK_INT(api->cudaFreeHost(input), 0);
+    (void)api->cudaGetLastError();
+}
+
 static void test_devices(void) {
     int count = 0;
     gg_standin_devices(0);
@@ -927,6 +999,7 @@ int main(void) {
     test_memory();
     test_host_access();
     test_order();
+    test_graphs();
     test_devices();
     test_errors();
     test_kernels();
