@@ -63,12 +63,9 @@ static int cut_run(gg_plan *plan, const gg_run *run) {
 static gg_run_key key_of(const gg_plan *plan, const gg_run *run) {
     gg_run_key key;
     memset(&key, 0, sizeof key); /* compared as memory */
-    key.block = plan->block;
     key.weights = run->weights;
     key.gradients = run->gradients;
-    key.step = run->step;
     key.end = run->end;
-    key.training = run->training;
     key.fresh = run->fresh;
     key.freed = gg_device_freed(plan->options.device);
     if (run->batch == NULL) return key;

@@ -141,12 +141,13 @@ typedef struct gg_piece {
     gg_device_graph *graph; /* NULL: not captured yet */
 } gg_piece;
 
-/* All that captured work depends on, beside where the run is cut. Compared as memory. */
+/* All that captured work depends on, beside where the run is cut. Compared as memory. The plan's own memory is another
+ * one only where a block has been freed; what trains has gradients. */
 typedef struct gg_run_key {
-    const void *block, *weights, *gradients, *carried, *step;
+    const void *weights, *gradients, *carried;
     int64_t carried_rows, freed;
     int end;
-    bool training, fresh, weighted;
+    bool fresh, weighted;
 } gg_run_key;
 
 typedef struct gg_run_variant {
