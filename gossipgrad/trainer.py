@@ -610,8 +610,8 @@ class Trainer(Replicas):
         The network is that of the checkpoint, also where units have left it.
 
         It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
-        threads, backend, device, precision: those of this run, whatever saved it; device None, as graphs,
-        as of Trainer.
+        threads, backend, device, precision: those of this run, whatever saved it; device None as of Trainer, and
+        graphs its default.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of
