@@ -111,7 +111,7 @@ void *gg_cuda_reduction(gg_cuda_device *device, size_t bytes) {
         gg_cuda_note(device, GG_CUDA_ERROR_MEMORY_ALLOCATION, "cudaMalloc");
         return NULL;
     }
-    if (device->reduction != NULL) gg_cuda_memory_free(&device->head, device->reduction);
+    if (device->reduction != NULL) gg_device_free(&device->head, device->reduction); /* captured work may use it */
     device->reduction = larger;
     device->reduced = bytes;
     return larger;

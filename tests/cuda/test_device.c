@@ -227,6 +227,37 @@ static void test_ranks(void) {
     is_clean(__LINE__);
 }
 
+/* Scratch that grows is freed where it was: captured work that has its address is worthless, which is told. */
+static void test_growing_scratch(void) {
+    enum { SAMPLES = 70000 };
+    standin_begin(0);
+    gg_device *device = open_device(0);
+    void *prediction = NULL, *targets = NULL, *result = NULL;
+    CHECK_OK(gg_device_alloc(device, SAMPLES * sizeof(float), "prediction", &prediction));
+    CHECK_OK(gg_device_alloc(device, SAMPLES * sizeof(float), "targets", &targets));
+    CHECK_OK(gg_device_alloc(device, sizeof(gg_loss_result), "result", &result));
+    gg_loss_args args = {.loss = {.kind = GG_LOSS_MEAN_SQUARED_ERROR},
+                         .layout = GG_LAYOUT_PLAIN,
+                         .batch = 4,
+                         .positions = 1,
+                         .features = 1,
+                         .prediction = prediction,
+                         .targets = targets,
+                         .result = result};
+    const int64_t freed = gg_device_freed(device);
+    device->table->loss(device, &args);
+    CHECK(gg_device_freed(device) == freed);
+    args.batch = SAMPLES;
+    device->table->loss(device, &args);
+    CHECK(gg_device_freed(device) == freed + 1);
+    CHECK_OK(gg_device_check(device));
+    gg_device_free(device, prediction);
+    gg_device_free(device, targets);
+    gg_device_free(device, result);
+    device->table->close(device);
+    is_clean(__LINE__);
+}
+
 int main(void) {
     void *handle = dlopen(getenv("GOSSIPGRAD_CUDA_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
@@ -248,5 +279,6 @@ int main(void) {
     }
     test_failures();
     test_ranks();
+    test_growing_scratch();
     return CHECK_RESULT;
 }
