@@ -31,7 +31,7 @@ _NOT_THE_USERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.a
 
 @dataclass(frozen=True)
 class Wait:
-    """One rank's wait. peer: for whom; -1: for several; itself: for its source of samples. place: the user's line.
+    """One rank's wait. peer: for whom; -1: for several; itself: for `own`, which is no rank. place: the user's line.
 
     place "": not known.
     """
@@ -42,6 +42,7 @@ class Wait:
     call: str
     place: str
     began: float  # time.time
+    own: str = ""
 
 
 def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
@@ -73,7 +74,7 @@ def line(waits: Sequence[Wait], now: float, all_here: bool) -> str:
         peers = [wait.peer for wait in some]
         whom = f" for {ranks_text(peers)}" if min(peers) >= 0 else " for other ranks"
         if all(wait.peer == wait.rank for wait in some):
-            whom = " for the samples that its source reads"
+            whom = f" for {' and '.join(sorted({wait.own for wait in some}))}"
         lasted = max(now - wait.began for wait in some)
         where = f" ({place})" if place else ""
         parts.append(f"{ranks_text([w.rank for w in some])} {has} waited for {lasted:.3g} s in {call}{where}{whom}")
@@ -224,9 +225,10 @@ def report(
     words += [f"step {step}"] if step >= 0 else []
     if first is not None and last is not None:
         words.append(f"layers '{first}'" if first == last else f"layers '{first}' to '{last}'")
-    words += [what] if what is not None else []
+    own = what if peer == rank and what is not None else ""
+    words += [what] if what is not None and not own else []
     call = ", ".join(words) or "a call of the core"
-    _say(Wait(rank, size, peer, call, _users_line(), time.time() - seconds), min(0.5, limit / 4))
+    _say(Wait(rank, size, peer, call, _users_line(), time.time() - seconds, own), min(0.5, limit / 4))
     return REPEAT * limit
 
 

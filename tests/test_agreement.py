@@ -492,8 +492,8 @@ except ValueError as error: print("range", str(error).startswith("rank 1: "), fl
 # ---- waits that last
 
 
-def wait(rank, call="Trainer.fit", peer=1, seconds=10.0, size=4, place="x.py, line 3"):
-    return _stall.Wait(rank, size, peer, call, place, 100.0 - seconds)
+def wait(rank, call="Trainer.fit", peer=1, seconds=10.0, size=4, place="x.py, line 3", own=""):
+    return _stall.Wait(rank, size, peer, call, place, 100.0 - seconds, own)
 
 
 def test_a_line_names_who_waits_where_and_for_whom():
@@ -505,7 +505,7 @@ def test_a_line_names_who_waits_where_and_for_whom():
     assert "rank 1 has waited for 10 s in Trainer.fit for rank 0; " in both
     assert "ranks 2 and 3 do not wait so long: they compute, or do not make this call" in both
     assert "for other ranks" in _stall.line([wait(0, peer=-1)], 100.0, False)
-    assert "line 3) for the samples that its source reads." in _stall.line([wait(2, peer=2)], 100.0, False)
+    assert "line 3) for its device. Waiting" in _stall.line([wait(2, peer=2, own="its device")], 100.0, False)
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "soon", "inf"])

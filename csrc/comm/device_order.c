@@ -4,11 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "comm/collective.h"
 
 /* Between looks at the device while the rank is idle. */
 #define LOOK_SECONDS 0.0002
+/* While it waits for the device itself the rank sleeps only after so many looks, and shorter. */
+#define BUSY_LOOKS 100
+#define NAP_SECONDS 0.00002
 
 /* The private words of a request that is held back; the inner transport overwrites them when it is given it. */
 typedef struct __attribute__((may_alias)) awaiting {
@@ -385,4 +389,26 @@ gg_status gg_device_order_flush(gg_transport *inner) {
     }
 cleanup:
     return status;
+}
+
+/* ---- waiting for the device ---- */
+
+typedef struct wanted_mark {
+    gg_device *device;
+    gg_mark mark;
+    int looks;
+    bool alone; /* no message can move meanwhile */
+} wanted_mark;
+
+static bool mark_is_reached(void *context, double seconds) {
+    wanted_mark *wanted = context;
+    if (seconds > 0 && wanted->alone) gg_device_wait(wanted->device, wanted->mark);
+    else if (seconds > 0) gg_clock_sleep(++wanted->looks <= BUSY_LOOKS ? 0 : fmin(seconds, NAP_SECONDS));
+    return gg_device_reached(wanted->device, wanted->mark);
+}
+
+gg_status gg_device_attend(gg_transport *transport, gg_device *device, gg_mark mark) {
+    const bool alone = transport->table->stands || transport->size == 1;
+    return gg_transport_attend(transport, "the work of its device", mark_is_reached,
+                               &(wanted_mark){.device = device, .mark = mark, .alone = alone});
 }

@@ -52,6 +52,10 @@
  * destroys the wrapper alone. */
 gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_transport **out);
 
+/* Waits for a mark of a rank's device. Messages of the rank move and requests are answered meanwhile
+ * (gg_transport_attend), what is held back here too. Never from within a call of the transport. */
+gg_status gg_device_attend(gg_transport *transport, gg_device *device, gg_mark mark);
+
 /* Waits until the devices of all wrappers of `inner` have done what is held back for, and passes it on. */
 gg_status gg_device_order_flush(gg_transport *inner);
 

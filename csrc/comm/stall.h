@@ -10,12 +10,12 @@
 
 typedef struct gg_stall_facts {
     int rank, size;                       /* who waits, in a group of how many */
-    int peer;                             /* for whom; -1: for more than one; itself: for its source of samples */
+    int peer;                             /* for whom; -1: for more than one; itself: for what is no rank */
     int64_t step;                         /* of training; -1: none is known */
     const char *first_layer, *last_layer; /* whose exchange is waited for; NULL: not known */
-    const char *what;                     /* a place in MPI itself; NULL: a message */
-    double seconds;                       /* since the wait began */
-    bool over;                            /* a wait that was reported has ended */
+    const char *what; /* a place in MPI itself, or that for which a rank waits by itself; NULL: a message */
+    double seconds;   /* since the wait began */
+    bool over;        /* a wait that was reported has ended */
 } gg_stall_facts;
 
 /* Returns the seconds until the same wait is to be reported again; 0: never. */

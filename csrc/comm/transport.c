@@ -158,8 +158,9 @@ static gg_stall_facts stall_of(const gg_transport *transport, int peer) {
                             .last_layer = transport->waits_for[1]};
 }
 
-static void look_at_stall(const gg_transport *transport, gg_stall *stall, int peer) {
+static void look_at_stall(const gg_transport *transport, gg_stall *stall, int peer, const char *what) {
     gg_stall_facts facts = stall_of(transport, peer);
+    facts.what = what;
     gg_stall_look(stall, &facts);
 }
 
@@ -195,7 +196,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
         }
         /* A message that comm/network.c holds back has arrived: its time on a simulated link is no stall. */
         if (transport->reports_stalls && round >= STALL_ROUNDS && !request->held)
-            look_at_stall(transport, &stall, peer);
+            look_at_stall(transport, &stall, peer, NULL);
         if (transport->timeout > 0) {
             double now = gg_transport_now(transport);
             if (round == 0) start = now;
@@ -213,7 +214,7 @@ gg_status gg_pause(gg_transport *transport, int round, int peer) {
     gg_status status = GG_OK;
     if (peer >= 0) GG_TRY(check_peer(transport, round, peer));
     if (round == 0 && transport->stall.begin > 0) end_stall(transport, &transport->stall, -1);
-    if (transport->reports_stalls && round >= STALL_ROUNDS) look_at_stall(transport, &transport->stall, peer);
+    if (transport->reports_stalls && round >= STALL_ROUNDS) look_at_stall(transport, &transport->stall, peer, NULL);
     status = transport->table->pause(transport, round, NULL);
 cleanup:
     return status;
@@ -223,13 +224,14 @@ cleanup:
 #define ATTEND_SECONDS 0.0005
 #define STANDING_SECONDS 1.0
 
-gg_status gg_transport_attend(gg_transport *transport, bool (*done)(void *context, double seconds), void *context) {
+gg_status gg_transport_attend(gg_transport *transport, const char *what, bool (*done)(void *context, double seconds),
+                              void *context) {
     gg_status status = GG_OK;
     gg_stall stall = {0};
     bool busy;
     if (done(context, 0)) goto cleanup;
     while (!done(context, transport->table->stands ? STANDING_SECONDS : ATTEND_SECONDS)) {
-        look_at_stall(transport, &stall, transport->rank); /* of any transport: this wait is a real one */
+        look_at_stall(transport, &stall, transport->rank, what); /* of any transport: this wait is a real one */
         if (transport->table->stands) continue;
         if (transport->service.serve != NULL) GG_TRY(transport->service.serve(transport->service.context, &busy));
         GG_TRY(gg_progress(transport));

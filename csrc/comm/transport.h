@@ -170,10 +170,12 @@ gg_status gg_wait(gg_transport *transport, gg_request *request);
  * with round = 0, 1, ... since the last one that was. Returns after a while, or when something has happened. peer: a
  * rank without which the loop does not end; -1: none in particular. */
 gg_status gg_pause(gg_transport *transport, int round, int peer);
-/* Waits for something outside of the group, samples for example. done(context, seconds) waits for it at most so long
- * and says whether it is there. Messages move and requests are answered meanwhile; in the virtual cluster no time
- * passes and no other rank runs, so that nothing depends on how long it takes. */
-gg_status gg_transport_attend(gg_transport *transport, bool (*done)(void *context, double seconds), void *context);
+/* Waits for something outside of the group, samples for example; `what`: its name, for reports of long waits.
+ * done(context, seconds) waits for it at most so long and says whether it is there. Messages move and requests are
+ * answered meanwhile; in the virtual cluster no time passes and no other rank runs, so that nothing depends on how long
+ * it takes. */
+gg_status gg_transport_attend(gg_transport *transport, const char *what, bool (*done)(void *context, double seconds),
+                              void *context);
 /* Ends the reading of an arrived message; the request is IDLE again. */
 gg_status gg_release(gg_transport *transport, gg_request *request);
 /* Cancels a request in any state, so that its memory may be freed. A receive for which nothing has been sent is

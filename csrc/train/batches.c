@@ -23,7 +23,8 @@ static bool step_is_read(void *context, double seconds) {
 }
 
 gg_status gg_batches_wait(gg_transport *transport, gg_loader *loader, int64_t step) {
-    return gg_transport_attend(transport, step_is_read, &(wanted_step){.loader = loader, .step = step});
+    return gg_transport_attend(transport, "the samples that its source reads", step_is_read,
+                               &(wanted_step){.loader = loader, .step = step});
 }
 
 gg_status gg_batches_read(gg_batches *b, gg_plan *plan, int64_t t, gg_plan_batch *out) {

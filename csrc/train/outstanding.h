@@ -6,6 +6,7 @@
 #ifndef GG_TRAIN_OUTSTANDING_H
 #define GG_TRAIN_OUTSTANDING_H
 
+#include "comm/transport.h"
 #include "nn/plan.h"
 
 #define GG_MOST_OUTSTANDING 2
@@ -24,19 +25,22 @@ typedef struct gg_outstanding_step {
 /* Zero-initialised: there is nothing, and no device. */
 typedef struct gg_outstanding {
     gg_device *device;
+    gg_transport *transport; /* of the rank, whose messages move while it waits */
     gg_loss_sums *memory;
     gg_outstanding_step place[GG_MOST_OUTSTANDING];
     int first, count; /* of the places, going around */
 } gg_outstanding;
 
-gg_status gg_outstanding_create(gg_device *device, gg_outstanding *out);
+/* Both outlive it. */
+gg_status gg_outstanding_create(gg_device *device, gg_transport *transport, gg_outstanding *out);
 void gg_outstanding_clear(gg_outstanding *o); /* waits for the device */
 /* A place for one more step, which is outstanding after gg_outstanding_add; before that the place may be asked for
  * again. There is room. */
 gg_outstanding_step *gg_outstanding_next(gg_outstanding *o);
 void gg_outstanding_add(gg_outstanding *o);
-/* The oldest step if it is complete, or where more than `most` are outstanding: then it waits. Else NULL in *out. The
- * step is outstanding no more, and valid until the next one is added. A failure of its work names the step. */
+/* The oldest step if it is complete, or where more than `most` are outstanding: then it waits, and messages move and
+ * requests are answered meanwhile. Else NULL in *out. The step is outstanding no more, and valid until the next one is
+ * added. A failure of its work names the step. */
 gg_status gg_outstanding_read(gg_outstanding *o, int most, const gg_outstanding_step **out);
 
 #endif

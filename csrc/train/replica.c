@@ -92,10 +92,10 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
         GG_FAIL(GG_ERROR_ARGUMENT, "straggler: probability %g, delay %g s; must be 0 to 1, and at least 0",
                 options->straggler.probability, options->straggler.delay);
     GG_TRY(open_devices(r));
-    gg_uploads_open(r->device, &r->uploads);
-    GG_TRY(gg_outstanding_create(r->device, &r->outstanding));
     GG_TRY(gg_device_order_create(options->transport, r->device, &r->order));
     if (r->order != NULL) r->options.transport = r->order;
+    gg_uploads_open(r->device, r->options.transport, &r->uploads);
+    GG_TRY(gg_outstanding_create(r->device, r->options.transport, &r->outstanding));
     GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", &r->batches));
     if (options->trace > 0) {
         GG_TRY(gg_trace_create(options->trace, &r->trace));

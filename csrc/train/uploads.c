@@ -3,9 +3,10 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "comm/device_order.h"
 
-void gg_uploads_open(gg_device *device, gg_uploads *out) {
-    *out = (gg_uploads){.device = gg_device_is_separate(device) ? device : NULL};
+void gg_uploads_open(gg_device *device, gg_transport *transport, gg_uploads *out) {
+    *out = (gg_uploads){.device = gg_device_is_separate(device) ? device : NULL, .transport = transport};
 }
 
 static void free_blocks(gg_uploads *u) {
@@ -82,7 +83,7 @@ gg_status gg_uploads_reserve_given(gg_uploads *u, const gg_graph *graph, const g
 static gg_status begin_upload(gg_uploads *u, size_t bytes) {
     gg_status status = GG_OK;
     GG_TRY(reserve(u, bytes));
-    gg_device_wait(u->device, u->upload[u->next].sent);
+    GG_TRY(gg_device_attend(u->transport, u->device, u->upload[u->next].sent));
     u->filled = 0;
     memset(u->gather, 0, sizeof u->gather);
 cleanup:

@@ -6,6 +6,7 @@
 #ifndef GG_TRAIN_UPLOADS_H
 #define GG_TRAIN_UPLOADS_H
 
+#include "comm/transport.h"
 #include "data/loader.h"
 #include "nn/plan.h"
 
@@ -19,7 +20,8 @@ typedef struct gg_upload {
 
 /* Zero-initialised: of no device. */
 typedef struct gg_uploads {
-    gg_device *device; /* NULL: the rank's device works in the host's memory, and there is nothing to upload */
+    gg_device *device;       /* NULL: the rank's device works in the host's memory, and there is nothing to upload */
+    gg_transport *transport; /* of the rank, whose messages move while it waits for a block */
     gg_upload upload[GG_UPLOADS];
     int next;                             /* that is written now, or next */
     bool timed;                           /* with a trace: the copies' times are asked for */
@@ -28,7 +30,8 @@ typedef struct gg_uploads {
     gg_gather_args gather[GG_MAX_FIELDS]; /* of the batch that is written: its inputs */
 } gg_uploads;
 
-void gg_uploads_open(gg_device *device, gg_uploads *out);
+/* Both outlive it. */
+void gg_uploads_open(gg_device *device, gg_transport *transport, gg_uploads *out);
 void gg_uploads_close(gg_uploads *u);
 /* Room for batches of n samples of a set, or of a caller's arrays for these inputs and heads, so that sending them
  * allocates nothing. Waits where there was less. */

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "check.h"
+#include "comm/device_order.h"
 #include "comm/local.h"
 #include "cpu/strict/strict.h"
 #include "train/replica_private.h"
@@ -125,13 +126,16 @@ static gate close_gate(const run *it, gg_queue queue) {
     return (gate){strict, work};
 }
 
-static void *open_gate_late(void *context) {
-    const gate *it = context;
-    usleep(20000); /* mostly after the call that waits for it has begun */
+static void open_gate(const gate *it) {
     pthread_mutex_lock(&it->device->mutex);
     it->work->behind.number = 0;
     pthread_cond_broadcast(&it->device->given);
     pthread_mutex_unlock(&it->device->mutex);
+}
+
+static void *open_gate_late(void *context) {
+    usleep(20000); /* mostly after the call that waits for it has begun */
+    open_gate(context);
     return NULL;
 }
 
@@ -158,6 +162,72 @@ static void test_steps_are_given_before_others_are_done(const char *device, gg_q
     CHECK_OK(gg_replica_run(it.replica, STEPS)); /* the last step of the epoch waits */
     check_counts(&it, &all);
     end(&it);
+}
+
+/* ---- messages of a rank that waits ---- */
+
+/* A rank of two whose messages leave at once. */
+typedef struct outbox {
+    gg_transport transport; /* first */
+    bool sent;
+} outbox;
+
+static gg_status outbox_send(gg_transport *t, const void *data, size_t bytes, int peer, int tag, gg_request *request) {
+    (void)data, (void)bytes, (void)peer, (void)tag;
+    ((outbox *)t)->sent = true;
+    request->state = GG_REQUEST_IDLE;
+    return GG_OK;
+}
+
+static gg_status outbox_progress(gg_transport *t) {
+    (void)t;
+    return GG_OK;
+}
+
+static const gg_transport_table outbox_table = {.name = "outbox", .send = outbox_send, .progress = outbox_progress};
+
+/* What the rank is asked meanwhile: it opens the gate before the message, and when that has left the one behind. */
+typedef struct asked {
+    outbox *out;
+    gate before, behind;
+    int times;
+    bool done; /* both are open */
+} asked;
+
+static gg_status answer(void *context, bool *busy) {
+    asked *it = context;
+    *busy = false;
+    if (it->times++ == 0) open_gate(&it->before);
+    if (it->out->sent && !it->done) open_gate(&it->behind);
+    it->done = it->out->sent;
+    return GG_OK;
+}
+
+/* The third step waits: for the first one, or for its batch to go up where the queue of the copies is held back. */
+static void test_messages_move_while_a_rank_waits(const char *device, gg_queue queue) {
+    run it;
+    char *message = NULL;
+    gg_request send = {0};
+    gg_transport *order = NULL;
+    outbox out = {.transport = {.table = &outbox_table, .size = 2}};
+    asked by = {.out = &out};
+    begin(&it, device, -1);
+    CHECK_OK(gg_device_order_create(&out.transport, it.replica->device, &order));
+    CHECK_OK(gg_device_alloc_host(it.replica->device, GG_ALIGNMENT, "message", &message));
+    gg_transport_set_service(order, &(gg_service){.serve = answer, .context = &by});
+    it.replica->outstanding.transport = it.replica->uploads.transport = order;
+    by.before = close_gate(&it, GG_QUEUE_COMPUTE);
+    CHECK_OK(gg_send(order, message, GG_ALIGNMENT, 1, GG_TAG_USER, &send));
+    by.behind = close_gate(&it, queue);
+    for (int step = 0; step < GG_MOST_OUTSTANDING; ++step) CHECK_OK(gg_replica_run(it.replica, 1));
+    CHECK(by.times == 0 && !out.sent && counted(&it).steps == 0);
+    CHECK_OK(gg_replica_run(it.replica, 1));
+    CHECK(out.sent && by.done && counted(&it).steps >= 1);
+    CHECK_OK(gg_replica_settle(it.replica));
+    CHECK_INT(counted(&it).steps, GG_MOST_OUTSTANDING + 1);
+    gg_device_free_host(it.replica->device, message);
+    end(&it);
+    gg_transport_destroy(order);
 }
 
 /* Whether a failure is that of its own step. */
@@ -220,6 +290,8 @@ int main(int count, char **word) {
         snprintf(device, sizeof device, "strict:%d", seed);
         test_steps_are_given_before_others_are_done(device, GG_QUEUE_COMPUTE);
         test_steps_are_given_before_others_are_done(device, GG_QUEUE_COPY);
+        test_messages_move_while_a_rank_waits(device, GG_QUEUE_COMPUTE);
+        test_messages_move_while_a_rank_waits(device, GG_QUEUE_COPY);
         test_failures_name_their_step(device);
         test_the_trace_has_the_times_of_the_device(device);
     }
