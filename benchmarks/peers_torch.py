@@ -274,6 +274,9 @@ def torch_step(
 
     On a GPU a step returns before it is done. fast: TF32 in place of float32; graphs: as one CUDA graph.
     """
+    where = torch.device(device)
+    if where.type == "cuda" and where.index is not None:
+        torch.cuda.set_device(where)  # streams, graphs and the wait for the GPU are of the current one
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = fast
@@ -286,11 +289,11 @@ def torch_step(
         module = module.to(memory_format=torch.channels_last)
         samples = samples.contiguous(memory_format=torch.channels_last)
     targets = targets if name == "mlp" else targets.long().flatten()
-    module, samples, targets = module.to(device), samples.to(device), targets.to(device)
+    module, samples, targets = module.to(where), samples.to(where), targets.to(where)
     parameters = sum(one.numel() for one in module.parameters())
 
     def forward(samples: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
+        with torch.autocast(where.type, torch.bfloat16, enabled=bfloat16):
             output = module(samples)
         return output if evaluate else torch_loss(name, output, targets)
 

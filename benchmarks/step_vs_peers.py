@@ -14,9 +14,10 @@ with tcmalloc, which Debian's libtcmalloc-minimal4 has (--tcmalloc FILE where it
 torch.compile where --compiled says so, and JAX for the mlp. Who cannot be imported is left out, and said.
 
 --device cuda: on a GPU, with its own batches and floors. PyTorch as it is, captured as one CUDA graph, compiled, and
-compiled and captured; its batch lies in the GPU's memory, while ours goes up with every step. A figure is the mean step
-of the fastest block, with the wait for the GPU at its end. float32 is --precision fast unless said otherwise: both may
-use TF32. Each contestant runs alone, as all of them together need more memory than a GPU has.
+compiled and captured, or those of them that --peers names; its batch lies in the GPU's memory, while ours goes up with
+every step. A figure is the mean step of the fastest block, with the wait for the GPU at its end. float32 is --precision
+fast unless said otherwise: both may use TF32. Each contestant runs alone, as all of them together need more memory than
+a GPU has.
 
 --memory: what a process with a network needs while it trains (or, with --evaluate, computes) at most, without what
 importing the library took, each in a process that makes a few steps and does nothing else.
@@ -79,6 +80,7 @@ ON_GPU = {
     "vgg16": Network(128, (3, 224, 224), 1000, (1.0, 1.0)),
     "char_lstm": Network(32, (64,), 65, (1.1, 1.1), tokens=True),
 }
+GPU_PEERS = ("torch", "torch graphs", "torch compile", "torch compile graphs")
 EVALUATION = 1.2  # the floor of every network's forward pass
 BLOCK_SECONDS = 0.4  # of steps that a contestant makes in its turn, at least one
 
@@ -233,7 +235,8 @@ def contestants(name: str, arguments: argparse.Namespace) -> list[str]:
     """Ours, then the peers."""
     if arguments.device != "cpu":
         compiled = ["torch compile", "torch compile graphs"] if name in arguments.compiled else []
-        return ["ours", "torch", "torch graphs", *compiled]
+        peers = ["torch", "torch graphs", *compiled]
+        return ["ours", *(peer for peer in peers if peer in (arguments.peers or peers))]
     mallocs = ["", " tcmalloc"] if NETWORKS[name].small else [" tcmalloc"]
     if not arguments.tcmalloc:
         mallocs = [""]
@@ -401,6 +404,8 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
         parser.error(f"--precision {arguments.precision}: only with --device cuda")
     if arguments.device != "cpu" and arguments.memory:
         parser.error("--memory: of the CPU; not with --device cuda")
+    if arguments.device == "cpu" and arguments.peers:
+        parser.error(f"--peers {' '.join(arguments.peers)}: only with --device cuda")
     without = [name for name in arguments.networks if name not in networks_on(arguments.device)]
     if without:
         parser.error(f"--networks {' '.join(without)}: with --device cuda allowed are {', '.join(ON_GPU)}")
@@ -433,6 +438,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=at_least_one, default=6, help="blocks of each contestant; default: 6")
     help_ = "networks that PyTorch compiles as well; default: resnet20, with --device cuda all"
     parser.add_argument("--compiled", nargs="*", choices=list(NETWORKS), metavar="NAME", help=help_)
+    help_ = f"on a GPU these alone, of {', '.join(GPU_PEERS)}; default: all"
+    parser.add_argument("--peers", nargs="+", choices=GPU_PEERS, metavar="NAME", help=help_)
     parser.add_argument("--tcmalloc", default=tcmalloc(), metavar="FILE", help="the library; default: the system's")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures; those of a run before stay in it")
     parser.add_argument("--contestant", help=argparse.SUPPRESS)

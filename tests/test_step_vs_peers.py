@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -55,8 +56,9 @@ def test_scaling_is_of_networks_with_both_numbers_of_threads():
 
 
 def test_who_competes():
-    def who(name, tcmalloc, device="cpu"):
-        return script.contestants(name, argparse.Namespace(tcmalloc=tcmalloc, compiled=["resnet20"], device=device))
+    def who(name, tcmalloc, device="cpu", peers=None):
+        how = argparse.Namespace(tcmalloc=tcmalloc, compiled=["resnet20"], device=device, peers=peers)
+        return script.contestants(name, how)
 
     assert who("lenet", "file") == ["ours", "torch", "torch tcmalloc"] and who("vgg16", "file") == [
         "ours",
@@ -64,7 +66,26 @@ def test_who_competes():
     ]
     assert who("lenet", "file", "cuda") == ["ours", "torch", "torch graphs"]
     assert who("resnet20", None, "cuda")[3:] == ["torch compile", "torch compile graphs"]
+    some = ["torch compile graphs", "torch"]
+    assert who("resnet20", None, "cuda:1", some) == ["ours", "torch", "torch compile graphs"]
+    assert who("lenet", None, "cuda", some) == ["ours", "torch"]
     assert who("resnet20", None) == ["ours", "torch", "torch compile"] and who("mlp", None) == ["ours", "torch", "jax"]
+
+
+def test_a_device_with_a_number(monkeypatch):
+    """PyTorch computes on that one, and autocast is told its type."""
+    torch = pytest.importorskip("torch")
+    import peers_torch
+
+    x, y = script.a_batch("lenet", "cpu")
+    how = {"threads": 1, "bfloat16": True, "compiled": False, "evaluate": False}
+    step, _ = peers_torch.torch_step("lenet", x[:2], y[:2], device="cpu:0", **how)
+    step()
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    with contextlib.suppress(Exception):  # where there is no such GPU
+        peers_torch.torch_step("lenet", x[:2], y[:2], device="cuda:1", **how)
+    assert current == [torch.device("cuda", 1)]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +124,8 @@ def test_it_runs_without_peers(tmp_path, words, network):
         ("--threads 1 0", "argument --threads: 0: allowed: an integer of at least 1"),
         ("--json {tmp}/no/x.json", "--json {tmp}/no/x.json: cannot be written"),
         ("--precision exact", "--precision exact: only with --device cuda"),
+        ("--peers torch", "--peers torch: only with --device cuda"),
+        ("--device cuda --peers jax", "argument --peers: invalid choice: 'jax'"),
         ("--device cuda", "--networks mlp: with --device cuda allowed are lenet, resnet20,"),
         ("--device cuda --memory", "--memory: of the CPU; not with --device cuda"),
         ("--json {tmp}", "--json {tmp}: cannot be written"),
