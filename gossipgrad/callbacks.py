@@ -80,7 +80,8 @@ class Callback:
 
         So nothing that is collective can be asked for here: evaluate, weights, save and the like raise RuntimeError, on
         MPI and in a virtual cluster (what an mpi4py communicator is asked for would hang). trainer.step, history and
-        stop are there. With a GPU the loss is that of the steps that it has completed, up to two behind.
+        stop are there. With a GPU the loss is that of the steps that it has completed, up to two behind; before the
+        first one of the epoch is complete there is no call.
         """
 
     def on_step(self, trainer: Trainer, step: int) -> None:

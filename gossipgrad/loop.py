@@ -335,6 +335,8 @@ class Loop:
             return
         counts = trainer.core.progress()
         samples = int(counts["samples"])
+        if not samples and not counts["steps"]:  # the device has not completed the first step
+            return
         progress = Progress(
             epoch=trainer.epoch + 1,
             epochs=trainer.last_epoch,

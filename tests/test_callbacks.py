@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -54,6 +55,37 @@ def test_order_of_calls(data):
     assert seen.calls == ["begin", "epoch 1", "end 1", "epoch 2", "end 2", "over"]
     assert (seen.last.epoch, seen.last.epochs, seen.last.step, seen.last.steps) == (2, 2, 6, 6)
     assert seen.last.samples == 96 and math.isfinite(seen.last.loss) and seen.last.samples_per_second > 0
+
+
+class Slow(gg.data.Source):
+    """Samples that take longer than a call of on_progress is away: a step is shown before the device completes it."""
+
+    shape, dtype, scale, shift = (1500,), np.dtype(np.uint8), 1 / 255, -0.5
+
+    def __len__(self):
+        return 3 * 64
+
+    def read(self, rows, epoch, samples, targets):
+        time.sleep(0.15)
+        samples[:] = 3
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_progress_is_of_steps_that_are_complete(ranks):
+    """Of a device that works later: what it has not completed has no loss to show."""
+    seen = []
+
+    class Watch(gg.Callback):
+        def on_progress(self, trainer, progress):
+            seen.append((progress.samples, progress.loss))
+
+    net = gg.models.mlp(1500, (1500, 1500), 4)
+    how = {"comm": gg.VirtualCluster(ranks)} if ranks else {}
+    with gg.Trainer(net, loss="cross_entropy", device="strict", backend="native", tune=False, **how) as one:
+        data = gg.Dataset(Slow(), np.zeros(3 * 64, np.int64))
+        one.fit(data, epochs=1, batch_size=64 // (ranks or 1), callbacks=[Watch()], progress=False)
+    assert seen and all(samples > 0 and loss > 0 for samples, loss in seen)
+    assert seen[-1][0] == 3 * 64
 
 
 def test_stop_and_errors_end_training(data):
