@@ -83,6 +83,8 @@ def step(
 ) -> dict[str, Any]:
     """Seconds of a training step (forward, loss, backward, SGD with momentum) of one rank, and what goes with them.
 
+    A step's time is that from the completion of the one before it to its own. On a device that works later it is given
+    while the one before is under way, as in training; those whose completion is seen at once have equal parts.
     tune, device, precision: as of Trainer. first_step_s: seconds to the end of the first step, with choosing of
     algorithms and building of the plan. step_gflop counts 6 per multiply-add of the forward pass; others_busy: cores
     that other processes used meanwhile.

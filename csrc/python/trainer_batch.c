@@ -345,7 +345,8 @@ static PyObject *reset_carried(PyObject *self, PyObject *unused) {
 
 PyMethodDef gg_py_trainer_batches[] = {
     {"train_step", GG_PY_KEYWORDS(train_step), "One step, one batch a local rank; each rank's mean loss."},
-    {"bench", GG_PY_KEYWORDS(py_trainer_bench), "Seconds of each of `steps` training steps on one batch."},
+    {"bench", GG_PY_KEYWORDS(py_trainer_bench),
+     "Seconds of each of `steps` training steps on one batch, from completion to completion."},
     {"evaluate", GG_PY_KEYWORDS(py_trainer_evaluate), "The consensus model, or every replica, on a set."},
     {"predict", GG_PY_KEYWORDS(py_trainer_predict),
      "Outputs of the consensus model: a list with an array for each head that is evaluated."},

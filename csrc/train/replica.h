@@ -122,6 +122,10 @@ gg_status gg_replica_end_epoch(gg_replica *replica);
  * this step; NULL: all given->n. A rank that only serves does not read its samples, and its loss is NaN. State that
  * layers carry goes on from the batch before. loss NULL: not wanted, and not waited for, as in gg_replica_run. */
 gg_status gg_replica_step(gg_replica *replica, const gg_given *given, const int64_t *batches, double *loss);
+/* So many steps on a caller's batch, the same size on all ranks. seconds: of each, from the completion of the step
+ * before it, or the call, to its own; steps that are seen to be complete at once have equal parts. NULL: not wanted.
+ * The device has done everything then. */
+gg_status gg_replica_bench(gg_replica *replica, const gg_given *given, int steps, double *seconds);
 /* Waits until the device has done all that it has been given. */
 gg_status gg_replica_complete(gg_replica *replica);
 

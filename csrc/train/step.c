@@ -286,6 +286,31 @@ cleanup:
     return status;
 }
 
+/* Counts `done` steps as complete by now, in equal parts of the time since `before`. */
+static void time_completed(int done, double before, double now, int *timed, double *seconds) {
+    const int more = done - *timed;
+    for (; *timed < done; ++*timed) seconds[*timed] = (now - before) / more;
+}
+
+gg_status gg_replica_bench(gg_replica *r, const gg_given *given, int steps, double *seconds) {
+    gg_status status = GG_OK;
+    int timed = 0;
+    GG_TRY(gg_replica_count_steps(r, 0));
+    double before = gg_clock_now();
+    for (int i = 0; i < steps; ++i) {
+        GG_TRY(gg_replica_step(r, given, NULL, NULL));
+        if (i + 1 < steps) GG_TRY(gg_replica_count_steps(r, GG_MOST_OUTSTANDING - 1));
+        else GG_TRY(gg_replica_complete(r));
+        const int done = i + 1 - r->outstanding.count;
+        if (seconds == NULL || done == timed) continue;
+        const double now = gg_clock_now();
+        time_completed(done, before, now, &timed, seconds);
+        before = now;
+    }
+cleanup:
+    return status;
+}
+
 /* ---- the epoch ---- */
 
 gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_options *data) {

@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "comm/collective.h"
@@ -295,17 +294,8 @@ typedef struct bench_call {
 } bench_call;
 
 static gg_status trainer_bench(void *context, int local) {
-    gg_status status = GG_OK;
     bench_call *c = context;
-    gg_replica *replica = c->trainer->replica[local];
-    for (int i = 0; i < c->steps; ++i) {
-        double start = gg_clock_now();
-        GG_TRY(gg_replica_step(replica, c->given, NULL, NULL));
-        if (i + 1 == c->steps) GG_TRY(gg_replica_complete(replica));
-        if (local == 0) c->seconds[i] = gg_clock_now() - start;
-    }
-cleanup:
-    return status;
+    return gg_replica_bench(c->trainer->replica[local], c->given, c->steps, local == 0 ? c->seconds : NULL);
 }
 
 gg_status gg_trainer_bench(gg_trainer *t, const gg_given *given, int steps, double *seconds) {

@@ -38,7 +38,7 @@ gg_status gg_trainer_end_epoch(gg_trainer *trainer, gg_epoch_summary *out);
 
 /* One step, one batch a local rank. losses: one a local rank. */
 gg_status gg_trainer_step(gg_trainer *trainer, const gg_given *given, double *losses);
-/* `steps` steps on the same batch for every rank; seconds of each on the first local rank. */
+/* `steps` steps on the same batch for every rank; seconds of each on the first local rank, as of gg_replica_bench. */
 gg_status gg_trainer_bench(gg_trainer *trainer, const gg_given *given, int steps, double *seconds);
 
 gg_status gg_trainer_settle(gg_trainer *trainer);

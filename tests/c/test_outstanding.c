@@ -114,6 +114,7 @@ static void check_counts(const run *it, const gg_progress_counts *all) {
 typedef struct gate {
     gg_strict *device;
     gg_strict_work *work;
+    int64_t number; /* in its queue, from 1 */
 } gate;
 
 /* Holds a queue back; the other one goes on. */
@@ -123,7 +124,7 @@ static gate close_gate(const run *it, gg_queue queue) {
     work->run = NULL;
     work->behind = (gg_mark){.number = INT64_MAX, .queue = queue == GG_QUEUE_COPY ? GG_QUEUE_COMPUTE : GG_QUEUE_COPY};
     gg_strict_give(strict, queue, "gate");
-    return (gate){strict, work};
+    return (gate){strict, work, strict->queue[queue].given};
 }
 
 static void open_gate(const gate *it) {
@@ -230,6 +231,50 @@ static void test_messages_move_while_a_rank_waits(const char *device, gg_queue q
     gg_transport_destroy(order);
 }
 
+/* ---- a benchmark ---- */
+
+enum { HELD_MICROSECONDS = 20000 };
+
+/* Once work is given behind the gate. */
+static void *open_gate_behind_work(void *context) {
+    const gate *it = context;
+    for (bool given = false; !given;) {
+        pthread_mutex_lock(&it->device->mutex);
+        given = it->device->queue[GG_QUEUE_COMPUTE].given > it->number;
+        pthread_mutex_unlock(&it->device->mutex);
+        usleep(100);
+    }
+    usleep(HELD_MICROSECONDS);
+    open_gate(it);
+    return NULL;
+}
+
+/* A step is as long as the device takes for it, not as the call that gives it. */
+static void test_a_benchmark_times_what_the_device_does(const char *device) {
+    static const int32_t token[BATCH * LENGTH] = {0}, target[BATCH] = {0};
+    const gg_given given = {.n = BATCH, .input = {token}, .target = {target}};
+    double seconds[STEPS] = {0}, all = 0;
+    pthread_t opener;
+    run it;
+    begin(&it, device, -1);
+    gate held = close_gate(&it, GG_QUEUE_COMPUTE);
+    CHECK(pthread_create(&opener, NULL, open_gate_behind_work, &held) == 0);
+    const double before = gg_clock_now();
+    CHECK_OK(gg_replica_bench(it.replica, &given, STEPS, seconds));
+    const double after = gg_clock_now();
+    CHECK(pthread_join(opener, NULL) == 0);
+    /* The second one may be complete when the first is seen. */
+    CHECK(seconds[0] + seconds[1] >= 1e-6 * HELD_MICROSECONDS);
+    for (int i = 0; i < STEPS; ++i) {
+        CHECK(seconds[i] > 0);
+        all += seconds[i];
+    }
+    CHECK(all <= after - before + CLOCKS);
+    CHECK_OK(gg_replica_bench(it.replica, &given, STEPS, NULL));
+    CHECK_INT(it.replica->outstanding.count, 0);
+    end(&it);
+}
+
 /* Whether a failure is that of its own step. */
 static void test_failures_name_their_step(const char *device) {
     for (int step = 0; step < STEPS; ++step) {
@@ -292,6 +337,7 @@ int main(int count, char **word) {
         test_steps_are_given_before_others_are_done(device, GG_QUEUE_COPY);
         test_messages_move_while_a_rank_waits(device, GG_QUEUE_COMPUTE);
         test_messages_move_while_a_rank_waits(device, GG_QUEUE_COPY);
+        test_a_benchmark_times_what_the_device_does(device);
         test_failures_name_their_step(device);
         test_the_trace_has_the_times_of_the_device(device);
     }
