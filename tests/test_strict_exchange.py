@@ -138,6 +138,19 @@ def test_the_bits_of_the_cpu(form, ranks, tmp_path):
     assert both(tmp_path, (FORMS | TIMED)[form], ranks) == []
 
 
+DEDICATED = {
+    "parameter-server-dedicated": TIMED["parameter-server-dedicated"],
+    "parameter-server-dedicated-two": lambda: gg.ParameterServer(servers=2, dedicated=True, period=2, **BF16, **SMALL),
+    "elastic-dedicated": lambda: gg.ElasticAveraging(period=1, synchronous=False, dedicated=True, **SMALL),
+}
+
+
+@pytest.mark.parametrize("form", ["elastic-servers", "elastic-servers-bfloat16", "parameter-server", *DEDICATED])
+def test_servers_send_from_the_memory_of_the_device(form, monkeypatch, tmp_path):
+    monkeypatch.setenv("GOSSIPGRAD_MPI_CUDA", "on")
+    assert both(tmp_path, (TIMED | DEDICATED)[form], 3) == []
+
+
 # Updates that need norms of all gradients, and two moments; nodes of two ranks.
 @pytest.mark.parametrize(
     ("form", "optimizer"),
@@ -210,8 +223,8 @@ def mpi_rank(ranks, folder):
         found[form] = both(folder, make, ranks, virtual=False)
     network = gg.Network(latency=1e-4, bandwidth=1e8)
     found["network"] = both(folder, FORMS["gossipgrad-stale"], ranks, virtual=False, network=network)
-    for form, make in TIMED.items():  # no two runs are the same
-        if form in ("pull-push-sum", "push", "elastic-servers-bfloat16", "parameter-server"):
+    for form, make in (TIMED | (DEDICATED if ranks > 2 else {})).items():  # no two runs are the same
+        if form in ("pull-push-sum", "push", "elastic-servers-bfloat16", "parameter-server", *DEDICATED):
             losses = trained("strict", make(), ranks, folder / "strict" / "run.safetensors", virtual=False)["losses"]
             found[form] = [] if np.isfinite(losses).all() else losses
     return {form: names for form, names in found.items() if names}
