@@ -169,7 +169,7 @@ def functions_of(name: str) -> list[str]:
 @built
 def test_wrong_libraries(tmp_path):
     """One that lacks a function, and versions that are too old or too new."""
-    blas, dnn = functions_of("CUBLAS"), functions_of("CUDNN")
+    blas, dnn = functions_of("CUBLAS"), functions_of("CUDNN") + functions_of("CUDNN_RNN")
     assert len(blas) > 10 and len(dnn) > 20 and "cudnnConvolutionForward" in dnn
     elsewhere = {"GOSSIPGRAD_CUDA_PATH": f"/nowhere:{tmp_path}"}
     fake(tmp_path, "libcublasLt.so.13", "cublasLt", 120_900, blas)

@@ -56,6 +56,7 @@ static const struct gg_shared_block *find_shared(const gg_device *device, const 
 
 /* NULL: no block. Without one the list is freed. */
 static void forget_shared(gg_device *device, const void *block) {
+    if (device->shared == NULL) return;
     for (int i = 0; i < device->shared_blocks; ++i) {
         if (device->shared[i].begin != block) continue;
         device->shared[i] = device->shared[--device->shared_blocks];

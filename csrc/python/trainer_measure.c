@@ -196,7 +196,7 @@ static PyObject *key_tuple(const gg_conv_key *k) {
 }
 
 static int read_key(PyObject *tuple, gg_conv_key *out) {
-    int64_t n[KEY_NUMBERS];
+    int64_t n[KEY_NUMBERS] = {0};
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != KEY_NUMBERS) {
         PyErr_Format(PyExc_TypeError, "a convolution is described by a tuple of %d integers, not %R", KEY_NUMBERS,
                      tuple);

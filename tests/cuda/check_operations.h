@@ -49,7 +49,7 @@ template <class T> floats rounded(floats v) {
 
 /* Activations of a type on the device, which the tests have as floats. */
 template <class T> struct device_batch : buffer<T> {
-    explicit device_batch(size_t n, const char *name = "batch", size_t skip = 0) : buffer<T>(n, name, skip) {}
+    explicit device_batch(size_t count, const char *name = "batch", size_t skip = 0) : buffer<T>(count, name, skip) {}
     explicit device_batch(const floats &from, const char *name = "batch", size_t skip = 0)
         : buffer<T>(from.size(), name, skip) {
         std::transform(from.begin(), from.end(), this->p, rounded_to<T>);
