@@ -23,7 +23,10 @@ bool gg_cuda_memory_reached(gg_device *head, gg_mark mark) {
     if (mark.number <= q->done) return true;
     gg_cuda_enter(device);
     const int error = device->api->cudaEventQuery(q->event[mark.number % GG_CUDA_MARKS]);
-    if (error == GG_CUDA_ERROR_NOT_READY) return false;
+    if (error == GG_CUDA_ERROR_NOT_READY) {
+        (void)device->api->cudaGetLastError(); /* else the next launch would seem to have failed */
+        return false;
+    }
     gg_cuda_note(device, error, "cudaEventQuery"); /* after a failure nothing is waited for */
     q->done = mark.number;
     return true;

@@ -13,6 +13,7 @@ typedef struct shared_pages {
     struct shared_pages *next;
     uintptr_t begin, end;
     int users;
+    bool foreign; /* mapped by other code of this process, which undoes it */
 } shared_pages;
 
 static pthread_rwlock_t shared_lock = PTHREAD_RWLOCK_INITIALIZER;
@@ -26,11 +27,15 @@ typedef struct shared_block {
 
 static shared_block *shared_blocks;
 
+static int unmap_pages(gg_cuda_device *device, const shared_pages *pages) {
+    return pages->foreign ? GG_CUDA_SUCCESS : device->api->cudaHostUnregister((void *)pages->begin);
+}
+
 static void release_pages(gg_cuda_device *device, uintptr_t begin, uintptr_t end) {
     for (shared_pages **link = &shared_first; *link != NULL;) {
         shared_pages *pages = *link;
         if (pages->begin < end && begin < pages->end && --pages->users == 0) {
-            gg_cuda_note(device, device->api->cudaHostUnregister((void *)pages->begin), "cudaHostUnregister");
+            gg_cuda_note(device, unmap_pages(device, pages), "cudaHostUnregister");
             *link = pages->next;
             gg_free(pages);
         } else link = &pages->next;
@@ -57,8 +62,9 @@ static gg_status map_pages(gg_cuda_device *device, uintptr_t begin, uintptr_t en
                 "%zu bytes of host memory cannot be pinned for the GPU %d (the limit of locked memory, ulimit -l, may "
                 "be too low)",
                 (size_t)(end - begin), device->number);
-    if (error != GG_CUDA_SUCCESS) GG_TRY(gg_cuda_fail(api, error, "cudaHostRegister"));
-    *pages = (shared_pages){.next = shared_first, .begin = begin, .end = end};
+    const bool foreign = error == GG_CUDA_ERROR_ALREADY_REGISTERED;
+    if (error != GG_CUDA_SUCCESS && !foreign) GG_TRY(gg_cuda_fail(api, error, "cudaHostRegister"));
+    *pages = (shared_pages){.next = shared_first, .begin = begin, .end = end, .foreign = foreign};
     shared_first = pages;
     pages = NULL;
 cleanup:
@@ -91,7 +97,7 @@ cleanup:
         for (shared_pages **link = &shared_first; *link != NULL;) {
             shared_pages *pages = *link;
             if (pages->users == 0) {
-                (void)device->api->cudaHostUnregister((void *)pages->begin);
+                (void)unmap_pages(device, pages);
                 *link = pages->next;
                 gg_free(pages);
             } else link = &pages->next;

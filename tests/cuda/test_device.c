@@ -14,6 +14,7 @@ static void (*standin_begin)(uint64_t seed);
 static void (*standin_memory)(size_t bytes);
 static void (*standin_devices)(int count);
 static void (*standin_plant)(const char *function, int nth, int code, bool lost, bool late);
+static long (*standin_count)(const char *what);
 static int (*standin_violations)(char *text, size_t bytes);
 static int (*standin_leaks)(char *text, size_t bytes);
 
@@ -183,6 +184,13 @@ static void test_failures(void) {
     standin_plant("cudaHostRegister", 1, GG_CUDA_ERROR_MEMORY_ALLOCATION, false, false);
     CHECK_FAILS(gg_device_share(device, host, sizeof host), GG_ERROR_MEMORY, "pinned");
     CHECK_OK(gg_device_check(device));
+    /* What another library of this process has pinned is shared as it is, and stays pinned. */
+    standin_plant("cudaHostRegister", 1, GG_CUDA_ERROR_ALREADY_REGISTERED, false, false);
+    CHECK_OK(gg_device_share(device, host, sizeof host));
+    const long unpinned = standin_count("cudaHostUnregister");
+    gg_device_unshare(device, host);
+    CHECK_INT(standin_count("cudaHostUnregister"), unpinned);
+    CHECK_OK(gg_device_check(device));
     /* The device is lost in the middle of work: nothing hangs, and everything says so. */
     standin_plant("cudaMemsetAsync", 1, 719, true, true);
     gg_device_zero(device, GG_QUEUE_COMPUTE, block, 64);
@@ -266,6 +274,7 @@ int main(void) {
     find(handle, "gg_standin_memory", &standin_memory);
     find(handle, "gg_standin_devices", &standin_devices);
     find(handle, "gg_standin_plant", &standin_plant);
+    find(handle, "gg_standin_count", &standin_count);
     find(handle, "gg_standin_violations", &standin_violations);
     find(handle, "gg_standin_leaks", &standin_leaks);
     CHECK_OK(gg_backend_library_load("_cuda.so", "GOSSIPGRAD_CUDA_LIBRARY", &library));

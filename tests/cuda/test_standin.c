@@ -195,8 +195,8 @@ static void test_order(void) {
     gg_standin_begin(7);
     copy(block, ones, 4, compute);
     CHECK_INT(api->cudaEventRecord(written, compute), 0);
-    while (api->cudaEventQuery(written) == GG_CUDA_ERROR_NOT_READY) {
-    }
+    while (api->cudaEventQuery(written) == GG_CUDA_ERROR_NOT_READY)
+        CHECK_INT(api->cudaGetLastError(), GG_CUDA_ERROR_NOT_READY);
     CHECK_INT(api->cudaGetLastError(), 0);
 
     /* An event that is recorded anew waits for the later place. */

@@ -237,7 +237,7 @@ static int enter(const char *function) {
     const bool runtime = strncmp(function, "cuda", 4) == 0 || strcmp(function, "kernel") == 0;
     for (int i = 0; i < state.plants; ++i) {
         const planted *it = &state.plant[i];
-        if (it->at != calls || strcmp(it->function, function) != 0) continue;
+        if ((it->at != 0 && it->at != calls) || strcmp(it->function, function) != 0) continue;
         if (it->late) {
             lose_late = true;
             late_code = it->code;
@@ -265,7 +265,7 @@ int gg_standin_enter(const char *function) {
     if (code != 0) goto leave
 #define LEAVE                                                                                                          \
     leave:                                                                                                             \
-    if (code != 0 && code != GG_CUDA_ERROR_NOT_READY) last_error = code;                                               \
+    if (code != 0) last_error = code;                                                                                  \
     pthread_mutex_unlock(&state.lock);                                                                                 \
     return code
 #define FAIL(value)                                                                                                    \
@@ -1283,7 +1283,7 @@ void gg_standin_plant(const char *function, int nth, int code, bool lost, bool l
         planted *made = &state.plant[state.plants++];
         *made = (planted){.at = nth, .code = code, .lost = lost, .late = late};
         snprintf(made->function, sizeof made->function, "%s", function);
-        for (int i = 0; i < state.counts; ++i) /* counted from here on */
+        for (int i = 0; i < state.counts && nth > 0; ++i) /* counted from here on */
             if (strcmp(state.count[i].name, function) == 0) made->at += state.count[i].calls;
     }
     pthread_mutex_unlock(&state.lock);
