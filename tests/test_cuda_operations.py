@@ -151,6 +151,39 @@ def test_linear(standin, activation, bias, dtype, backend):
         near("bias", found["grad_bias"], error.sum((0, 1)), 1e-5)
 
 
+@pytest.mark.parametrize("activation", ["none", "relu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(9, 20, 1), (1, 20, 7)], ids=["one column", "one row"])
+def test_a_linear_layer_whose_bias_is_not_in_the_product(standin, shape, dtype, activation):
+    rng = np.random.default_rng(3)
+    held = bfloat16 if dtype == "bfloat16" else np.float32
+    n, inputs, outputs = shape
+    x, weight, grad = (rng.standard_normal(size) for size in ((n, inputs), (outputs, inputs), (n, outputs)))
+    offset = np.float32(rng.standard_normal(outputs))
+    how = {"weight": np.float32(weight), "bias": offset, "grad_output": held(grad), "activation": activation}
+    refused = [False, True] if dtype == "bfloat16" else [False]
+    for all_of_bfloat16 in refused:
+        standin.begin(3)
+        if all_of_bfloat16:
+            standin.plant("cublasLtMatmulAlgoGetHeuristic bfloat16", 0, 15)
+        used = np.float32 if all_of_bfloat16 else held
+        found = operations.run_op("cuda", None, "linear", [held(x)], (outputs,), dtype=dtype, **how)
+        lies = "float32" if all_of_bfloat16 else dtype
+        assert found["formats"] == (lies, "plain", lies, "plain")
+        product = np.float64(held(x)) @ np.float64(used(weight)).T
+        y = product + offset
+        error = np.float64(held(grad))
+        if activation == "relu":
+            error, y = np.where(found["output"] > 0, error, 0), np.maximum(y, 0)
+        # A product of bfloat16 is rounded before the bias is added.
+        tolerance = WIDE if lies == "float32" else 2 * NARROW
+        near("output", found["output"], y, tolerance, np.abs(product).max() if lies != "float32" else 0)
+        near("error", found["grad_inputs"][0], error @ np.float64(used(weight)), tolerance)
+        near("weight", found["grad_weight"], np.einsum("no,ni->oi", error, np.float64(held(x))), 1e-5)
+        near("bias", found["grad_bias"], error.sum(0), 1e-5)
+    standin.begin(7)
+
+
 def test_mixed_inputs_are_float32():
     """A type is followed only where all inputs have it; NHWC where one has."""
     rng = np.random.default_rng(0)

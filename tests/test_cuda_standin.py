@@ -331,6 +331,67 @@ def test_a_call_that_fails(cuda, function):
         assert cuda.violations() == [] and cuda.leaks() == []
 
 
+ALGORITHMS = ["cudnnConvolutionForward 1", "cudnnGetConvolutionForwardWorkspaceSize 1"]
+ALGORITHMS_OF_FAST = [
+    *["cudnnConvolutionBackwardData 0", "cudnnGetConvolutionBackwardDataWorkspaceSize 0"],
+    *["cudnnConvolutionBackwardFilter 3", "cudnnGetConvolutionBackwardFilterWorkspaceSize 3"],
+]
+
+
+@pytest.mark.parametrize(
+    ("precision", "call"), [("exact", c) for c in ALGORITHMS] + [("fast", c) for c in ALGORITHMS + ALGORITHMS_OF_FAST]
+)
+def test_a_listed_algorithm_that_cudnn_refuses(cuda, precision, call):
+    """The next one of the list computes the pass; the refused one is called no more."""
+    options = {"precision": precision, "strategy": gg.NoExchange()}
+    wanted = step_of(*SMALLEST["lenet"], "cpu", backend="native", steps=2, strategy=gg.NoExchange())
+    for code in (3010, 4004):
+        cuda.begin(2)
+        cuda.plant(call, 0, code)
+        if call.startswith("cudnnConvolutionForward"):  # with its bias, too
+            cuda.plant("cudnnConvolutionBiasActivationForward 1", 0, code)
+        found = step_of(*SMALLEST["lenet"], "cuda", steps=2, **options)
+        assert difference(wanted, found) < (BOUND if precision == "exact" else 2e-2)
+        assert 0 < cuda.count(call) <= 2  # two convolutions
+    cuda.begin(2)
+    cuda.plant(call, 0, 3007)  # a broken installation
+    if "Workspace" in call:
+        with pytest.raises(RuntimeError, match=call.split()[0]):
+            step_of(*SMALLEST["lenet"], "cuda", **options)
+
+
+def test_convolutions_without_an_algorithm_that_runs(cuda):
+    for number in range(8):
+        cuda.plant(f"cudnnConvolutionForward {number}", 0, 3000)
+    with pytest.raises(Exception, match="cudnnConvolutionForward"):
+        step_of(*SMALLEST["lenet"], "cuda")
+
+
+@pytest.mark.parametrize("call", ["cudnnRNNForward", "cudnnSetRNNDescriptor_v8", "cudnnGetRNNWeightSpaceSize"])
+@pytest.mark.parametrize("code", [2000, 3003, 3010])
+def test_an_lstm_that_cudnn_refuses(cuda, call, code):
+    wanted = step_of(*SMALLEST["char_lstm"], "cpu", backend="native", strategy=gg.NoExchange())
+    cuda.plant(call, 0, code)
+    assert difference(wanted, step_of(*SMALLEST["char_lstm"], "cuda", strategy=gg.NoExchange())) < BOUND
+    assert cuda.count("cudnnRNNBackwardData_v8") == 0
+
+
+@pytest.mark.parametrize("name", ["cifar_quick", "mlp", "lenet"])
+@pytest.mark.parametrize("how", [{}, {"precision": "fast"}, {"dtype": "bfloat16", "precision": "fast"}], ids=str)
+def test_nan_in_weights_reaches_the_loss(cuda, name, how):
+    make, batch = SMALLEST[name]
+    x, y = batch(np.random.default_rng(0))
+    options = {"loss": LOSSES.get(name, "cross_entropy"), "device": "cuda", "tune": False}
+    with gg.Trainer(make(), comm=gg.VirtualCluster(1), **options, **how) as trainer:
+        weights = trainer.weights()
+        first = next(key for key in weights if key.endswith("weight"))
+        weights[first][:] = np.nan
+        trainer.load_weights(weights)
+        assert np.isnan(trainer.train_step([x], [y]))
+        with pytest.raises(FloatingPointError):
+            trainer.fit(x, y, epochs=1, batch_size=len(x), progress=False)
+
+
 def images_in_batches(n=12):
     rng = np.random.default_rng(5)
     return rng.standard_normal((n, 1, 16, 16), np.float32), rng.integers(3, size=n).astype(np.int32)
@@ -393,6 +454,20 @@ def test_what_memory_does_not_suffice_for_is_not_measured(cuda):
         cuda.plant("cudaMalloc", 1, 2)
         assert {row[0] for row in trainer.core.measure_algorithms(4, True, [large, small], 600.0)} == {small}
         assert {row[0] for row in trainer.core.measure_algorithms(4, True, [large, small], 600.0)} == {large, small}
+
+
+@pytest.mark.parametrize("code", [3000, 4004])
+def test_what_refuses_to_run_is_not_measured(cuda, code):
+    with fitted(tune=False) as trainer:
+        wanted = trainer.core.convolutions(4, True)
+        everything = {row[1:3] for row in trainer.core.measure_algorithms(4, True, wanted, 600.0)}
+        cuda.plant("cudnnConvolutionForward 2", 0, code)
+        rest = {row[1:3] for row in trainer.core.measure_algorithms(4, True, wanted, 600.0)}
+        assert len(everything - rest) == 1 and rest < everything
+        assert "2" in str(*(everything - rest)) or "cudnn2" in str(*(everything - rest))
+        cuda.plant("cudnnConvolutionForward 1", 0, 4000)
+        with pytest.raises(RuntimeError, match="cudnnConvolutionForward"):
+            trainer.core.measure_algorithms(4, True, wanted, 600.0)
 
 
 def test_a_resumed_run_has_the_algorithms_of_its_checkpoint(cuda, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,12 +22,23 @@ gg_status gg_cuda_fail(const gg_cuda_api *api, int error, const char *call) {
                    api->cudaGetErrorName(error));
 }
 
+gg_status gg_cudnn_status(int error) {
+    const bool broken = error >= GG_CUDNN_LEAST_BROKEN && error <= GG_CUDNN_MOST_BROKEN;
+    if (error == GG_CUDNN_SUCCESS) return GG_OK;
+    if (error == GG_CUDNN_NO_HOST_MEMORY || error == GG_CUDNN_NO_DEVICE_MEMORY) return GG_ERROR_MEMORY;
+    if (error < GG_CUDNN_LEAST_REFUSAL || error > GG_CUDNN_MOST_REFUSAL || broken) return GG_ERROR_BACKEND;
+    return GG_ERROR_UNSUPPORTED;
+}
+
 gg_status gg_cudnn_fail(const gg_cuda_api *api, int error, const char *call) {
-    return gg_fail(GG_ERROR_BACKEND, "cuDNN: %s failed: %s", call, api->cudnnGetErrorString(error));
+    return gg_fail(gg_cudnn_status(error), "cuDNN: %s failed: %s", call, api->cudnnGetErrorString(error));
 }
 
 gg_status gg_cublas_fail(const gg_cuda_api *api, int error, const char *call) {
-    return gg_fail(GG_ERROR_BACKEND, "cuBLASLt: %s failed: %s", call, api->cublasLtGetStatusString(error));
+    const gg_status status = error == GG_CUBLAS_NOT_SUPPORTED ? GG_ERROR_UNSUPPORTED
+                             : error == GG_CUBLAS_NO_MEMORY   ? GG_ERROR_MEMORY
+                                                              : GG_ERROR_BACKEND;
+    return gg_fail(status, "cuBLASLt: %s failed: %s", call, api->cublasLtGetStatusString(error));
 }
 
 void gg_cuda_api_use(const gg_cuda_api *api) { used = api; }

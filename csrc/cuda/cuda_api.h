@@ -76,8 +76,13 @@ enum {
     GG_CUDNN_ACTIVATION_IDENTITY = 5,
     GG_CUDNN_NOT_PROPAGATE_NAN = 0,
 
+    GG_CUDNN_BAD_PARAM = 2000,
     GG_CUDNN_LEAST_REFUSAL = 3000, /* CUDNN_STATUS_NOT_SUPPORTED, and its kinds below: */
+    GG_CUDNN_LEAST_BROKEN = 3005,  /* of these kinds: libraries and a driver that do not fit together */
+    GG_CUDNN_MOST_BROKEN = 3009,
     GG_CUDNN_MOST_REFUSAL = 3999,
+    GG_CUDNN_NO_HOST_MEMORY = 4003,
+    GG_CUDNN_NO_DEVICE_MEMORY = 4004,
     GG_CUDNN_RNN_STANDARD = 0,
     GG_CUDNN_RNN_LSTM = 2,
     GG_CUDNN_RNN_NO_BIAS = 0,
@@ -91,6 +96,8 @@ enum {
     GG_CUDNN_RNN_ADD = 0, /* gradients are added to what is there */
 
     GG_CUBLAS_SUCCESS = 0,
+    GG_CUBLAS_NO_MEMORY = 3,
+    GG_CUBLAS_NOT_SUPPORTED = 15,
     GG_CUBLAS_R_32F = 0,
     GG_CUBLAS_R_16BF = 14,
     GG_CUBLAS_COMPUTE_32F = 68,
@@ -332,6 +339,10 @@ void gg_cuda_runtime_fill(gg_cuda_api *api);
 /* A gg_status with a text that names the call and says what the library says of the error. What cannot be done without
  * more memory gives GG_ERROR_MEMORY. */
 gg_status gg_cuda_fail(const gg_cuda_api *api, int error, const char *call);
+/* The gg_status of an error of cuDNN, without a text: GG_ERROR_UNSUPPORTED where it does not offer what is asked for,
+ * GG_ERROR_MEMORY, else GG_ERROR_BACKEND, for a broken installation too. gg_cudnn_fail gives it, and gg_cublas_fail the
+ * like of cuBLASLt. */
+gg_status gg_cudnn_status(int error);
 gg_status gg_cudnn_fail(const gg_cuda_api *api, int error, const char *call);
 gg_status gg_cublas_fail(const gg_cuda_api *api, int error, const char *call);
 

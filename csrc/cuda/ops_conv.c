@@ -1,7 +1,11 @@
 /* Convolution by cuDNN, with its bias and activation: in bfloat16 and in float32 by TF32 as NHWC, else as NCHW.
  *
  * As NHWC cuDNN reads the weight as (O, kH, kW, I), in the type of the activations: `prepare` writes it so, and its
- * gradient, which cuDNN writes so, is brought back. */
+ * gradient, which cuDNN writes so, is brought back.
+ *
+ * cuDNN may refuse to run what it has listed. So each pass has all that its list allows, the first one first, and where
+ * the first run is refused the next one is used. The bias is cuDNN's where it has a form for that; a ReLU is not,
+ * because cuDNN's makes NaN 0. */
 #include <limits.h>
 
 #include "cuda/kernels_nn.h"
@@ -10,8 +14,16 @@
 enum { MOST_ALGORITHMS = 16 };
 /* A workspace above which an algorithm is not used. */
 #define MOST_WORKSPACE ((size_t)1 << 30)
+/* The same for an algorithm that is used where the first one is refused. */
+#define MOST_SPARE_WORKSPACE ((size_t)32 << 20)
 /* The only algorithm that adds a bias without an activation. */
 enum { PRECOMPUTED_PRODUCTS = 1 };
+
+/* One that may compute a pass. */
+typedef struct listed {
+    int algorithm, math;
+    size_t workspace; /* bytes */
+} listed;
 
 typedef struct conv_op {
     gg_op head;
@@ -21,16 +33,23 @@ typedef struct conv_op {
     gg_cudnn_activation activation;
     /* Of each pass, because the math may differ. */
     gg_cudnn_convolution convolution[GG_PASS_COUNT];
-    int algorithm[GG_PASS_COUNT];
-    size_t workspace[GG_PASS_COUNT];
-    int64_t outputs, inputs, taps; /* of the weight; inputs of a group */
-    size_t weight_bytes;           /* of the weight as cuDNN reads it, with its alignment; 0: as it is trained */
-    bool fused;                    /* cuDNN adds the bias, until it refuses to */
+    listed list[GG_PASS_COUNT][MOST_ALGORITHMS];
+    int count[GG_PASS_COUNT], current[GG_PASS_COUNT]; /* of each list */
+    size_t room[GG_PASS_COUNT];                       /* bytes of workspace that there are */
+    bool ran[GG_PASS_COUNT];                          /* the current one has computed the pass */
+    int64_t outputs, inputs, taps;                    /* of the weight; inputs of a group */
+    size_t weight_bytes; /* of the weight as cuDNN reads it, with its alignment; 0: as it is trained */
+    bool fused;          /* cuDNN adds the bias, until it refuses to */
 } conv_op;
 
 static const float zero = 0, one = 1;
 
-static bool is_unsupported(int error) { return error >= GG_CUDNN_LEAST_REFUSAL && error <= GG_CUDNN_MOST_REFUSAL; }
+static bool is_unsupported(int error) { return gg_cudnn_status(error) == GG_ERROR_UNSUPPORTED; }
+
+/* Another algorithm may do. */
+static bool is_refusal(int error) { return is_unsupported(error) || gg_cudnn_status(error) == GG_ERROR_MEMORY; }
+
+static const listed *used(const conv_op *op, gg_pass pass) { return &op->list[pass][op->current[pass]]; }
 
 static size_t aligned(size_t bytes) {
     const size_t step = GG_CUDA_WORKSPACE_ALIGNMENT;
@@ -73,41 +92,88 @@ static int64_t inner_of(const gg_op *head) {
     return head->output.layout == GG_LAYOUT_NHWC ? 1 : head->desc.output.size[1] * head->desc.output.size[2];
 }
 
-/* *fused: false where cuDNN has no such form. */
-static gg_status forward_with_bias(conv_op *op, const gg_op_args *args, bool *fused) {
+static gg_status use(conv_op *op, gg_pass pass, int number) {
+    const gg_cuda_api *api = op->device->api;
+    gg_status status = GG_OK;
+    op->current[pass] = number;
+    GG_CUDNN_TRY(api, cudnnSetConvolutionMathType, (op->convolution[pass], op->list[pass][number].math));
+cleanup:
+    return status;
+}
+
+static int call_pass(const conv_op *op, const gg_op_args *args, gg_pass pass) {
+    const gg_cuda_api *api = op->device->api;
+    gg_cudnn_handle dnn = op->device->dnn;
+    gg_cudnn_convolution convolution = op->convolution[pass];
+    const int algorithm = used(op, pass)->algorithm;
+    const size_t bytes = used(op, pass)->workspace;
+    char *const scratch = gg_cuda_workspace(args->scratch);
+    if (pass == GG_PASS_FORWARD)
+        return api->cudnnConvolutionForward(dnn, &one, op->input, args->input[0], op->filter, weight_of(op, args),
+                                            convolution, algorithm, scratch, bytes, &zero, op->output, args->output);
+    if (pass == GG_PASS_DATA)
+        return api->cudnnConvolutionBackwardData(dnn, &one, op->filter, weight_of(op, args), op->output,
+                                                 args->grad_output, convolution, algorithm, scratch, bytes, &zero,
+                                                 op->input, args->grad_input[0]);
+    return api->cudnnConvolutionBackwardFilter(
+        dnn, &one, op->input, args->input[0], op->output, args->grad_output, convolution, algorithm,
+        scratch + op->weight_bytes, bytes, &zero, op->filter,
+        op->weight_bytes > 0 ? (void *)scratch : args->gradient[GG_PARAMETER_WEIGHT]);
+}
+
+/* By the first algorithm from the current one on that is not refused and whose workspace there is. */
+static gg_status run_pass(conv_op *op, const gg_op_args *args, gg_pass pass) {
+    static const char *const calls[GG_PASS_COUNT] = {
+        [GG_PASS_FORWARD] = "cudnnConvolutionForward",
+        [GG_PASS_WEIGHTS] = "cudnnConvolutionBackwardFilter",
+        [GG_PASS_DATA] = "cudnnConvolutionBackwardData",
+    };
+    int error = call_pass(op, args, pass);
+    gg_status status = GG_OK;
+    for (int next = op->current[pass] + 1; !op->ran[pass] && is_refusal(error) && next < op->count[pass]; ++next) {
+        if (op->list[pass][next].workspace > op->room[pass]) continue;
+        GG_TRY(use(op, pass, next));
+        error = call_pass(op, args, pass);
+    }
+    if (error != GG_CUDNN_SUCCESS) GG_TRY(gg_cudnn_fail(op->device->api, error, calls[pass]));
+    op->ran[pass] = true;
+cleanup:
+    return status;
+}
+
+/* At first any refusal means that cuDNN has no such form; op->fused becomes false. */
+static gg_status forward_with_bias(conv_op *op, const gg_op_args *args) {
     const gg_cuda_api *api = op->device->api;
     const void *bias = is_narrow(op) ? narrow_bias(op, args) : args->parameter[GG_PARAMETER_BIAS];
+    const listed *by = used(op, GG_PASS_FORWARD);
     gg_status status = GG_OK;
     const int error = api->cudnnConvolutionBiasActivationForward(
         op->device->dnn, &one, op->input, args->input[0], op->filter, weight_of(op, args),
-        op->convolution[GG_PASS_FORWARD], op->algorithm[GG_PASS_FORWARD], gg_cuda_workspace(args->scratch),
-        op->workspace[GG_PASS_FORWARD], &zero, op->output, args->output, op->bias, bias, op->activation, op->output,
-        args->output);
-    *fused = !is_unsupported(error);
-    if (*fused && error != GG_CUDNN_SUCCESS) GG_TRY(gg_cudnn_fail(api, error, "cudnnConvolutionBiasActivationForward"));
+        op->convolution[GG_PASS_FORWARD], by->algorithm, gg_cuda_workspace(args->scratch), by->workspace, &zero,
+        op->output, args->output, op->bias, bias, op->activation, op->output, args->output);
+    const bool refused = is_refusal(error) || (error >= GG_CUDNN_BAD_PARAM && error <= GG_CUDNN_MOST_REFUSAL);
+    op->fused = op->ran[GG_PASS_FORWARD] || !refused;
+    if (op->fused && error != GG_CUDNN_SUCCESS)
+        GG_TRY(gg_cudnn_fail(api, error, "cudnnConvolutionBiasActivationForward"));
+    op->ran[GG_PASS_FORWARD] = op->fused;
 cleanup:
     return status;
 }
 
 static gg_status conv_forward(gg_op *head, const gg_op_args *args) {
     conv_op *op = (conv_op *)head;
-    const gg_cuda_api *api = op->device->api;
-    const gg_cuda_bias_args bias = {.dtype = head->output.dtype,
-                                    .outer = outer_of(head),
-                                    .channels = head->desc.output.size[0],
-                                    .inner = inner_of(head),
-                                    .relu = head->desc.activation == GG_ACTIVATION_RELU,
-                                    .bias = head->desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL,
-                                    .y = args->output};
+    gg_cuda_bias_args rest = {.dtype = head->output.dtype,
+                              .outer = outer_of(head),
+                              .channels = head->desc.output.size[0],
+                              .inner = inner_of(head),
+                              .relu = head->desc.activation == GG_ACTIVATION_RELU,
+                              .y = args->output};
     gg_status status = GG_OK;
     gg_cuda_enter(op->device);
-    if (op->fused) GG_TRY(forward_with_bias(op, args, &op->fused));
-    if (op->fused) goto cleanup;
-    GG_CUDNN_TRY(api, cudnnConvolutionForward,
-                 (op->device->dnn, &one, op->input, args->input[0], op->filter, weight_of(op, args),
-                  op->convolution[GG_PASS_FORWARD], op->algorithm[GG_PASS_FORWARD], gg_cuda_workspace(args->scratch),
-                  op->workspace[GG_PASS_FORWARD], &zero, op->output, args->output));
-    if (bias.bias != NULL || bias.relu) gg_cuda_bias(gg_cuda_compute(op->device), &bias);
+    if (op->fused) GG_TRY(forward_with_bias(op, args));
+    if (!op->fused) GG_TRY(run_pass(op, args, GG_PASS_FORWARD));
+    if (head->desc.bias && !op->fused) rest.bias = args->parameter[GG_PARAMETER_BIAS];
+    if (rest.bias != NULL || rest.relu) gg_cuda_bias(gg_cuda_compute(op->device), &rest);
     GG_TRY(gg_cuda_op_done(op->device, "the bias of a convolution"));
 cleanup:
     return status;
@@ -131,19 +197,13 @@ static gg_status bias_backward(conv_op *op, const gg_op_args *args) {
 
 static gg_status conv_backward_weights(gg_op *head, const gg_op_args *args) {
     conv_op *op = (conv_op *)head;
-    const gg_cuda_api *api = op->device->api;
-    char *const scratch = gg_cuda_workspace(args->scratch);
-    void *const gradient = op->weight_bytes > 0 ? (void *)scratch : args->gradient[GG_PARAMETER_WEIGHT];
     gg_status status = GG_OK;
     gg_cuda_enter(op->device);
     GG_TRY(bias_backward(op, args));
-    GG_CUDNN_TRY(api, cudnnConvolutionBackwardFilter,
-                 (op->device->dnn, &one, op->input, args->input[0], op->output, args->grad_output,
-                  op->convolution[GG_PASS_WEIGHTS], op->algorithm[GG_PASS_WEIGHTS], scratch + op->weight_bytes,
-                  op->workspace[GG_PASS_WEIGHTS], &zero, op->filter, gradient));
+    GG_TRY(run_pass(op, args, GG_PASS_WEIGHTS));
     if (op->weight_bytes == 0) goto cleanup;
     gg_cuda_transpose_batched(gg_cuda_compute(op->device), op->outputs, op->taps, op->inputs, head->output.dtype,
-                              GG_FLOAT32, gradient, args->gradient[GG_PARAMETER_WEIGHT]);
+                              GG_FLOAT32, gg_cuda_workspace(args->scratch), args->gradient[GG_PARAMETER_WEIGHT]);
     GG_TRY(gg_cuda_op_done(op->device, "the gradient of a convolution's weight"));
 cleanup:
     return status;
@@ -151,14 +211,10 @@ cleanup:
 
 static gg_status conv_backward_data(gg_op *head, const gg_op_args *args) {
     conv_op *op = (conv_op *)head;
-    const gg_cuda_api *api = op->device->api;
     gg_status status = GG_OK;
     if (args->grad_input[0] == NULL) goto cleanup;
     gg_cuda_enter(op->device);
-    GG_CUDNN_TRY(api, cudnnConvolutionBackwardData,
-                 (op->device->dnn, &one, op->filter, weight_of(op, args), op->output, args->grad_output,
-                  op->convolution[GG_PASS_DATA], op->algorithm[GG_PASS_DATA], gg_cuda_workspace(args->scratch),
-                  op->workspace[GG_PASS_DATA], &zero, op->input, args->grad_input[0]));
+    GG_TRY(run_pass(op, args, GG_PASS_DATA));
 cleanup:
     return status;
 }
@@ -233,21 +289,20 @@ cleanup:
     return status;
 }
 
-/* cuDNN adds the bias in the convolution's own kernel. Exactly, the own kernel does, with the bits of the CPU. */
+/* cuDNN adds the bias in the convolution's own kernel. Exactly, the own kernel does, with the bits of the CPU, and
+ * everywhere the ReLU. */
 static gg_status describe_bias(conv_op *op) {
     const gg_cuda_api *api = op->device->api;
     const gg_op_desc *desc = &op->head.desc;
-    const bool relu = desc->activation == GG_ACTIVATION_RELU;
     const gg_shape channels = {.dims = 3, .size = {op->outputs, 1, 1}};
     gg_status status = GG_OK;
     if (!desc->bias || !gg_op_has_pass(desc, GG_PASS_FORWARD)) goto cleanup;
     if (!op->device->fast && !is_narrow(op)) goto cleanup;
-    if (!relu && op->algorithm[GG_PASS_FORWARD] != PRECOMPUTED_PRODUCTS) goto cleanup;
+    if (used(op, GG_PASS_FORWARD)->algorithm != PRECOMPUTED_PRODUCTS) goto cleanup;
     GG_TRY(describe_tensor(api, op->head.output, 1, &channels, &op->bias));
     GG_CUDNN_TRY(api, cudnnCreateActivationDescriptor, (&op->activation));
     GG_CUDNN_TRY(api, cudnnSetActivationDescriptor,
-                 (op->activation, relu ? GG_CUDNN_ACTIVATION_RELU : GG_CUDNN_ACTIVATION_IDENTITY,
-                  GG_CUDNN_NOT_PROPAGATE_NAN, 0.0));
+                 (op->activation, GG_CUDNN_ACTIVATION_IDENTITY, GG_CUDNN_NOT_PROPAGATE_NAN, 0.0));
     op->fused = true;
 cleanup:
     return status;
@@ -316,28 +371,47 @@ static bool is_allowed(const conv_op *op, gg_pass pass, const gg_cudnn_algorithm
     return found->status == GG_CUDNN_SUCCESS && found->memory <= MOST_WORKSPACE && (op->device->fast || exact);
 }
 
-/* The first algorithm of cuDNN's list, which has the fastest first, that is allowed here, or the one that is asked for.
- */
+/* Puts it behind the list, unless there is no workspace for it. */
+static gg_status add_listed(conv_op *op, gg_pass pass, const gg_cudnn_algorithm *found) {
+    const int number = op->count[pass];
+    listed *made = &op->list[pass][number];
+    gg_status status = GG_OK;
+    *made = (listed){.algorithm = found->algorithm, .math = op->device->fast ? found->math : math_of(op)};
+    GG_TRY(use(op, pass, number)); /* the workspace depends on it */
+    status = ask_workspace(op, pass, made->algorithm, &made->workspace);
+    op->count[pass] += status == GG_OK && made->workspace <= MOST_WORKSPACE;
+    if (status == GG_ERROR_UNSUPPORTED || status == GG_ERROR_MEMORY) status = GG_OK;
+cleanup:
+    return status;
+}
+
+/* For the first one, and so that one of the others is possible, if one needs little. */
+static size_t room_of(const conv_op *op, gg_pass pass) {
+    const size_t first = op->list[pass][0].workspace;
+    size_t least = SIZE_MAX;
+    for (int i = 1; i < op->count[pass]; ++i)
+        if (op->list[pass][i].workspace < least) least = op->list[pass][i].workspace;
+    return least <= MOST_SPARE_WORKSPACE && least > first ? least : first;
+}
+
+/* Those of cuDNN's list, which has the fastest first, that are allowed here, or the one that is asked for. */
 static gg_status choose_algorithm(conv_op *op, gg_pass pass) {
-    const gg_cuda_api *api = op->device->api;
     const gg_op_desc *desc = &op->head.desc;
     const int wanted = (int)desc->algorithm - GG_ALGORITHM_CUDNN0;
     gg_cudnn_algorithm found[MOST_ALGORITHMS];
-    int got = 0, chosen = -1;
+    int got = 0;
     gg_status status = GG_OK;
     GG_TRY(ask_algorithms(op, pass, &got, found));
-    for (int i = 0; i < got && chosen < 0; ++i) {
+    for (int i = 0; i < got; ++i) {
         const bool meant = desc->algorithm == GG_ALGORITHM_DIRECT || found[i].algorithm == wanted;
-        if (meant && is_allowed(op, pass, &found[i])) chosen = i;
+        if (meant && is_allowed(op, pass, &found[i])) GG_TRY(add_listed(op, pass, &found[i]));
     }
-    if (chosen < 0)
+    if (op->count[pass] == 0)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "cuDNN has no %salgorithm%s%s for the %s pass of this convolution",
                 op->device->fast ? "" : "deterministic ", desc->algorithm == GG_ALGORITHM_DIRECT ? "" : " ",
                 desc->algorithm == GG_ALGORITHM_DIRECT ? "" : gg_algorithm_name(desc->algorithm), gg_pass_name(pass));
-    op->algorithm[pass] = found[chosen].algorithm;
-    GG_CUDNN_TRY(api, cudnnSetConvolutionMathType,
-                 (op->convolution[pass], op->device->fast ? found[chosen].math : math_of(op)));
-    GG_TRY(ask_workspace(op, pass, op->algorithm[pass], &op->workspace[pass]));
+    GG_TRY(use(op, pass, 0));
+    op->room[pass] = room_of(op, pass);
 cleanup:
     return status;
 }
@@ -397,7 +471,7 @@ static gg_status create_as(gg_device *device, const gg_op_desc *desc, gg_format 
         if (!run || !gg_op_has_pass(desc, (gg_pass)pass)) continue;
         GG_TRY(choose_algorithm(op, (gg_pass)pass));
         const size_t gradient = pass == GG_PASS_WEIGHTS ? op->weight_bytes : 0;
-        const size_t room = gradient + op->workspace[pass] + GG_CUDA_WORKSPACE_ALIGNMENT;
+        const size_t room = gradient + op->room[pass] + GG_CUDA_WORKSPACE_ALIGNMENT;
         if (room > head->scratch_bytes) head->scratch_bytes = room;
     }
     GG_TRY(describe_bias(op));

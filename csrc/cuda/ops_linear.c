@@ -1,8 +1,9 @@
 /* The linear layer over the last axis: the positions of all samples are rows of one matrix,
  *   Y = X W^T + b,   dX = dY W,   dW = dY^T X.
- * Exactly and in float32, dW is the sum that weight_gradient of the table gives, whose runs have the same bits; else a
- * product of cuBLASLt. In bfloat16 the products read a weight and a bias that `prepare` has rounded; the gradients of
- * both are float32. */
+ * The product adds the bias where cuBLASLt has such a form; else an own kernel does, and the ReLU, because that of
+ * cuBLASLt makes NaN 0. Exactly and in float32, dW is the sum that weight_gradient of the table gives, whose runs have
+ * the same bits; else a product of cuBLASLt. In bfloat16 the products read a weight and a bias that `prepare` has
+ * rounded; the gradients of both are float32. */
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 #include "cuda/product.h"
@@ -46,8 +47,22 @@ static const void *linear_bias(const linear_op *op, const gg_op_args *args) {
 
 static gg_status linear_forward(gg_op *head, const gg_op_args *args) {
     linear_op *op = (linear_op *)head;
-    return gg_cuda_product_run(op->device, &op->forward, args->input[0], linear_weight(op, args), linear_bias(op, args),
-                               args->output, args->scratch);
+    const bool bias = head->desc.bias && !op->forward.shape.bias;
+    const gg_cuda_bias_args rest = {.dtype = op->dtype,
+                                    .outer = op->rows,
+                                    .channels = op->out,
+                                    .inner = 1,
+                                    .relu = head->desc.activation == GG_ACTIVATION_RELU,
+                                    .bias = bias ? args->parameter[GG_PARAMETER_BIAS] : NULL,
+                                    .y = args->output};
+    gg_status status = GG_OK;
+    GG_TRY(gg_cuda_product_run(op->device, &op->forward, args->input[0], linear_weight(op, args), linear_bias(op, args),
+                               args->output, args->scratch));
+    if (!bias && !rest.relu) goto cleanup;
+    gg_cuda_bias(gg_cuda_compute(op->device), &rest);
+    GG_TRY(gg_cuda_op_done(op->device, "the bias of a linear layer"));
+cleanup:
+    return status;
 }
 
 static gg_status linear_backward_weights(gg_op *head, const gg_op_args *args) {
@@ -120,8 +135,7 @@ static gg_status create_products(linear_op *op) {
                                            .b_row = in,
                                            .c_row = out,
                                            .transpose_b = true,
-                                           .bias = desc->bias,
-                                           .relu = desc->activation == GG_ACTIVATION_RELU};
+                                           .bias = desc->bias};
     GG_TRY(gg_cuda_product_create(op->device, &forward, &op->forward));
     if (!desc->training) goto cleanup;
     const gg_cuda_product_shape weights = {
@@ -135,7 +149,7 @@ cleanup:
     return status;
 }
 
-gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+static gg_status create_as(gg_device *device, const gg_op_desc *desc, gg_dtype dtype, gg_op **out) {
     gg_op *head = NULL;
     char in[GG_SHAPE_TEXT], given[GG_SHAPE_TEXT];
     gg_status status = GG_OK;
@@ -152,7 +166,7 @@ gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->in = desc->input[0].size[last];
     op->out = desc->output.size[desc->output.dims - 1];
     op->rows = desc->batch * (gg_shape_count(&desc->input[0]) / op->in);
-    op->dtype = desc->dtype;
+    op->dtype = dtype;
     head->prepared_once = true;
     head->input[0].dtype = head->output.dtype = op->dtype;
     if (op->dtype == GG_BFLOAT16)
@@ -170,5 +184,12 @@ gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op
     head = NULL;
 cleanup:
     if (head != NULL) linear_destroy(head);
+    return status;
+}
+
+/* In float32 where cuBLASLt has no product of bfloat16 of these sizes. */
+gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = create_as(device, desc, desc->dtype, out);
+    if (status == GG_ERROR_UNSUPPORTED && desc->dtype == GG_BFLOAT16) status = create_as(device, desc, GG_FLOAT32, out);
     return status;
 }

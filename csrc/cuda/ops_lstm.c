@@ -51,6 +51,15 @@ typedef struct lstm_op {
     bool refused; /* while it is created: cuDNN does not offer it */
 } lstm_op;
 
+/* A call by which cuDNN may say that it does not offer this network. */
+#define TRY_OFFERED(op, name, arguments)                                                                               \
+    do {                                                                                                               \
+        const int error_of_call = (op)->device->api->name arguments;                                                   \
+        (op)->refused = (error_of_call >= GG_CUDNN_BAD_PARAM && error_of_call < GG_CUDNN_LEAST_REFUSAL) ||             \
+                        gg_cudnn_status(error_of_call) == GG_ERROR_UNSUPPORTED;                                        \
+        if (error_of_call != GG_CUDNN_SUCCESS) GG_TRY(gg_cudnn_fail((op)->device->api, error_of_call, #name));         \
+    } while (0)
+
 static size_t bytes_of(const lstm_op *op, int64_t values) { return (size_t)values * gg_dtype_size(op->dtype); }
 
 /* States of one layer, and of `layers`: where each is a run of its own, each begins aligned. */
@@ -174,19 +183,18 @@ static void end_states(const lstm_op *op, const gg_op_args *args) {
 }
 
 static gg_status run_forward(lstm_op *op, const gg_op_args *args, const lstm_run *run) {
-    const gg_cuda_api *api = op->device->api;
     const bool ends = op->head.desc.stateful && args->carried != NULL;
     const size_t state_at = bytes_of(op, state_values(op, run->first));
     char *scratch = args->scratch;
     void *end[2] = {NULL, NULL};
     gg_status status = GG_OK;
     for (int i = 0; i < 2 && ends; ++i) end[i] = scratch + op->end_at[i] + state_at;
-    GG_CUDNN_TRY(api, cudnnRNNForward,
-                 (op->device->dnn, run->rnn, op->head.desc.training ? GG_CUDNN_RNN_TRAINING : GG_CUDNN_RNN_INFERENCE,
-                  NULL, run->x, input_of(op, args, run), run->y, states_of(op, args, run), run->state,
-                  begin_of(op, args, run, 0), end[0], run->state, begin_of(op, args, run, 1), end[1], run->weight_bytes,
-                  weights_of(args, run), run->work_bytes, work_of(op, args, run), run->reserve_bytes,
-                  reserve_of(op, args, run)));
+    TRY_OFFERED(op, cudnnRNNForward,
+                (op->device->dnn, run->rnn, op->head.desc.training ? GG_CUDNN_RNN_TRAINING : GG_CUDNN_RNN_INFERENCE,
+                 NULL, run->x, input_of(op, args, run), run->y, states_of(op, args, run), run->state,
+                 begin_of(op, args, run, 0), end[0], run->state, begin_of(op, args, run, 1), end[1], run->weight_bytes,
+                 weights_of(args, run), run->work_bytes, work_of(op, args, run), run->reserve_bytes,
+                 reserve_of(op, args, run)));
 cleanup:
     return status;
 }
@@ -271,14 +279,6 @@ static const gg_op_class lstm_class = {
 
 /* ------------------------------------------------------------------------------------------ creating */
 
-/* A call by which cuDNN may say that it does not offer this network. */
-#define TRY_OFFERED(op, name, arguments)                                                                               \
-    do {                                                                                                               \
-        const int error_of_call = (op)->device->api->name arguments;                                                   \
-        (op)->refused = error_of_call >= GG_CUDNN_LEAST_REFUSAL && error_of_call <= GG_CUDNN_MOST_REFUSAL;             \
-        if (error_of_call != GG_CUDNN_SUCCESS) GG_TRY(gg_cudnn_fail((op)->device->api, error_of_call, #name));         \
-    } while (0)
-
 static int dnn_type(const lstm_op *op) {
     return op->dtype == GG_BFLOAT16 ? GG_CUDNN_DATA_BFLOAT16 : GG_CUDNN_DATA_FLOAT;
 }
@@ -331,7 +331,7 @@ static gg_status describe(lstm_op *op) {
     GG_TRY(gg_calloc((size_t)op->batch, sizeof *lengths, "the lengths of sequences", &lengths));
     for (int64_t n = 0; n < op->batch; ++n) lengths[n] = (int)op->positions;
     GG_CUDNN_TRY(api, cudnnCreateDropoutDescriptor, (&op->no_dropout));
-    GG_CUDNN_TRY(api, cudnnSetDropoutDescriptor, (op->no_dropout, op->device->dnn, 0, NULL, 0, 0));
+    TRY_OFFERED(op, cudnnSetDropoutDescriptor, (op->no_dropout, op->device->dnn, 0, NULL, 0, 0));
     GG_CUDNN_TRY(api, cudnnCreateTensorDescriptor, (&op->matrix));
     GG_CUDNN_TRY(api, cudnnCreateTensorDescriptor, (&op->bias));
     for (int r = 0; r < op->runs; ++r) GG_TRY(describe_run(op, &op->run[r], lengths));
@@ -366,7 +366,6 @@ static void add_part(lstm_op *op, const lstm_part *part) {
 
 /* Where cuDNN has a gate's matrix, and of the input's its bias, of a layer. */
 static gg_status find_gate(lstm_op *op, const lstm_run *run, int64_t layer, int number) {
-    const gg_cuda_api *api = op->device->api;
     const bool of_input = number < STATE_GATES, biased = op->head.desc.bias && of_input;
     const int64_t inputs = of_input && layer == 0 ? run->inputs : op->hidden, gate = number % GATES;
     const int first = (int)(run->first + layer) * (op->head.desc.bias ? 4 : 2);
@@ -374,9 +373,9 @@ static gg_status find_gate(lstm_op *op, const lstm_run *run, int64_t layer, int 
     const void *base = op->device->bad; /* only offsets are wanted: any address of the device will do */
     void *matrix = NULL, *bias = NULL;
     gg_status status = GG_OK;
-    GG_CUDNN_TRY(api, cudnnGetRNNWeightParams,
-                 (op->device->dnn, run->rnn, (int32_t)layer, run->weight_bytes, base, number, op->matrix, &matrix,
-                  op->bias, &bias));
+    TRY_OFFERED(op, cudnnGetRNNWeightParams,
+                (op->device->dnn, run->rnn, (int32_t)layer, run->weight_bytes, base, number, op->matrix, &matrix,
+                 op->bias, &bias));
     GG_TRY(check_array(op, op->matrix, op->hidden * inputs, "weight"));
     if (biased) GG_TRY(check_array(op, op->bias, op->hidden, "bias"));
     const size_t at = run->weights_at + (size_t)((uintptr_t)matrix - (uintptr_t)base);
@@ -455,6 +454,36 @@ cleanup:
     return status;
 }
 
+/* Runs it once on zeros, in memory of its own: cuDNN may refuse what it has described. Not where that memory is
+ * missing. */
+static gg_status try_forward(lstm_op *op) {
+    gg_device *device = &op->device->head;
+    const size_t sizes[] = {bytes_of(op, op->batch * op->positions * op->inputs),
+                            bytes_of(op, op->batch * op->positions * op->hidden), op->head.prepared_bytes,
+                            op->head.saved_bytes, op->head.scratch_bytes};
+    enum { BLOCKS = sizeof sizes / sizeof *sizes };
+    size_t at[BLOCKS], all = 0;
+    void *block = NULL;
+    gg_status status = GG_OK;
+    for (int i = 0; i < BLOCKS; ++i) at[i] = add_bytes(&all, gg_cuda_workspace_room(sizes[i]));
+    status = gg_cuda_memory.alloc(device, all, "the first run of an LSTM", &block);
+    if (status == GG_ERROR_MEMORY) status = GG_OK;
+    if (block == NULL) goto cleanup;
+    char *const base = block;
+    const gg_op_args args = {.input = {base + at[0]},
+                             .output = base + at[1],
+                             .prepared = base + at[2],
+                             .saved = base + at[3],
+                             .scratch = base + at[4],
+                             .evaluate = true};
+    gg_cuda_memory.zero(device, GG_QUEUE_COMPUTE, block, all);
+    status = lstm_forward(&op->head, &args);
+    gg_cuda_memory.wait(device, gg_cuda_memory.mark(device, GG_QUEUE_COMPUTE));
+cleanup:
+    if (block != NULL) gg_cuda_memory.free(device, block);
+    return status;
+}
+
 /* *refused: cuDNN does not offer it. */
 static gg_status create_by_dnn(gg_device *device, const gg_op_desc *desc, bool *refused, gg_op **out) {
     gg_op *head = NULL;
@@ -482,6 +511,7 @@ static gg_status create_by_dnn(gg_device *device, const gg_op_desc *desc, bool *
     GG_TRY(describe(op));
     GG_TRY(find_parts(op));
     lay_out(op);
+    GG_TRY(try_forward(op));
     *out = head;
     head = NULL;
 cleanup:

@@ -165,6 +165,14 @@ cleanup:
     return status;
 }
 
+/* Where the product has not done it. */
+static void add_bias(const lstm_layer *l, const float *bias) {
+    const lstm_op *op = l->op;
+    const gg_cuda_bias_args own = {
+        .outer = op->batch * op->positions, .channels = 4 * op->hidden, .inner = 1, .bias = bias, .y = l->gates};
+    gg_cuda_bias(stream_of(op), &own);
+}
+
 static gg_status lstm_forward(gg_op *head, const gg_op_args *args) {
     lstm_op *op = (lstm_op *)head;
     gg_status status = GG_OK;
@@ -182,6 +190,7 @@ static gg_status lstm_forward(gg_op *head, const gg_op_args *args) {
         }
         GG_TRY(gg_cuda_product_run(op->device, &op->of_input[kind_of(&l)], l.in, parameter_of(&l, WEIGHT_IH), bias,
                                    l.gates, l.work));
+        if (bias != NULL && !op->of_input[kind_of(&l)].shape.bias) add_bias(&l, bias);
         GG_TRY(run_positions(&l));
         if (l.drops) drop_rows(&l, l.states, l.dropped);
         leave_layer(&l);

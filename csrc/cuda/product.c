@@ -26,10 +26,7 @@ static gg_status make_desc(gg_cuda_device *device, const gg_cuda_product_shape *
     const gg_cuda_api *api = device->api;
     const int32_t first = shape->transpose_b ? GG_CUBLAS_OP_T : GG_CUBLAS_OP_N;
     const int32_t second = shape->transpose_a ? GG_CUBLAS_OP_T : GG_CUBLAS_OP_N;
-    const int32_t epilogue = shape->bias && shape->relu ? GG_CUBLAS_EPILOGUE_RELU_BIAS
-                             : shape->bias              ? GG_CUBLAS_EPILOGUE_BIAS
-                             : shape->relu              ? GG_CUBLAS_EPILOGUE_RELU
-                                                        : GG_CUBLAS_EPILOGUE_DEFAULT;
+    const int32_t epilogue = shape->bias ? GG_CUBLAS_EPILOGUE_BIAS : GG_CUBLAS_EPILOGUE_DEFAULT;
     const bool tf32 = device->fast && shape->in == GG_FLOAT32;
     gg_status status = GG_OK;
     GG_CUBLAS_TRY(api, cublasLtMatmulDescCreate,
@@ -59,10 +56,11 @@ static gg_status choose_algorithm(gg_cuda_device *device, gg_cuda_product *produ
     for (int i = 0; i < 4; ++i)
         GG_CUBLAS_TRY(api, cublasLtMatmulPreferenceSetAttribute,
                       (preference, GG_CUBLAS_PREFERENCE_ALIGNMENT_A + i, &alignment, sizeof alignment));
-    GG_CUBLAS_TRY(
-        api, cublasLtMatmulAlgoGetHeuristic,
-        (device->blas, product->desc, product->b, product->a, product->c, product->c, preference, 1, &choice, &found));
-    if (found < 1 || choice.state != GG_CUBLAS_SUCCESS)
+    const int error = api->cublasLtMatmulAlgoGetHeuristic(device->blas, product->desc, product->b, product->a,
+                                                          product->c, product->c, preference, 1, &choice, &found);
+    if (error != GG_CUBLAS_SUCCESS && error != GG_CUBLAS_NOT_SUPPORTED)
+        GG_TRY(gg_cublas_fail(api, error, "cublasLtMatmulAlgoGetHeuristic"));
+    if (error != GG_CUBLAS_SUCCESS || found < 1 || choice.state != GG_CUBLAS_SUCCESS)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld from %s to %s",
                 (long long)shape->m, (long long)shape->n, (long long)shape->k, gg_dtype_name(shape->in),
                 gg_dtype_name(shape->out));
@@ -70,6 +68,17 @@ static gg_status choose_algorithm(gg_cuda_device *device, gg_cuda_product *produ
     product->workspace = choice.workspace;
 cleanup:
     if (preference != NULL) (void)api->cublasLtMatmulPreferenceDestroy(preference);
+    return status;
+}
+
+static gg_status leave_bias_out(gg_cuda_device *device, gg_cuda_product *product) {
+    const gg_cuda_api *api = device->api;
+    const int32_t epilogue = GG_CUBLAS_EPILOGUE_DEFAULT;
+    gg_status status = GG_OK;
+    product->shape.bias = false;
+    GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute,
+                  (product->desc, GG_CUBLAS_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+cleanup:
     return status;
 }
 
@@ -84,6 +93,9 @@ gg_status gg_cuda_product_create(gg_cuda_device *device, const gg_cuda_product_s
                        shape->b_step, batch, &product->b));
     GG_TRY(make_layout(device, shape->out, m, n, shape->c_row, shape->c_step, batch, &product->c));
     GG_TRY(make_desc(device, shape, &product->desc));
+    status = choose_algorithm(device, product);
+    if (status != GG_ERROR_UNSUPPORTED || !shape->bias) goto cleanup;
+    GG_TRY(leave_bias_out(device, product));
     GG_TRY(choose_algorithm(device, product));
 cleanup:
     return status;

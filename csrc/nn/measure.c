@@ -180,9 +180,23 @@ static int least_rounds(const double *best, int count) {
     return round > QUARTER && round < INFINITY ? 1 : round > TENTH && round < INFINITY ? SURE_ROUNDS : LEAST_ROUNDS;
 }
 
-static gg_status measure_pass(const gg_conv_key *key, gg_pass pass, const bench *b, gg_conv_timing *rows, int *count) {
+/* Whether a run that failed so says nothing of the device: a library may refuse what it has offered. */
+static bool is_refusal(gg_device *device, gg_status status) {
+    return (status == GG_ERROR_UNSUPPORTED || status == GG_ERROR_MEMORY) && gg_device_check(device) == GG_OK;
+}
+
+static void drop_candidate(candidate_list *all, double *best, int i) {
+    gg_op_destroy(all->op[i]);
+    --all->count;
+    for (int next = i; next < all->count; next++) {
+        all->op[next] = all->op[next + 1];
+        best[next] = best[next + 1];
+    }
+}
+
+static gg_status measure_pass(const gg_conv_key *key, gg_pass pass, bench *b, gg_conv_timing *rows, int *count) {
     gg_status status = GG_OK;
-    const candidate_list *all = &b->pass[pass];
+    candidate_list *all = &b->pass[pass];
     double best[GG_ALGORITHM_COUNT], fastest = INFINITY, seconds = 0;
     for (int i = 0; i < all->count; i++) best[i] = INFINITY;
     const double begin = gg_clock_now();
@@ -190,7 +204,13 @@ static gg_status measure_pass(const gg_conv_key *key, gg_pass pass, const bench 
         if (round >= least_rounds(best, all->count) && gg_clock_now() - begin > LONG_ENOUGH) break;
         for (int i = 0; i < all->count; i++) {
             if (round >= SURE_ROUNDS && best[i] > SLOW * fastest) continue;
-            GG_TRY(run_some(all->op[i], pass, b, &seconds));
+            status = run_some(all->op[i], pass, b, &seconds);
+            if (is_refusal(b->device, status)) {
+                status = GG_OK;
+                drop_candidate(all, best, i--);
+                continue;
+            }
+            GG_TRY(status);
             if (seconds < best[i]) best[i] = seconds;
             if (seconds < fastest) fastest = seconds;
         }

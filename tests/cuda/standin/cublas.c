@@ -257,6 +257,12 @@ static int cublasLtMatmulAlgoGetHeuristic(gg_cublas_handle handle, gg_cublas_des
     if (wanted == NULL) return INVALID;
     if (asked < 1 || found == NULL || got == NULL)
         return gg_standin_violation(INVALID, "%s: %d results are asked for", function, asked);
+    if (of.matrix[0].type == GG_CUBLAS_R_16BF &&
+        (status = gg_standin_enter("cublasLtMatmulAlgoGetHeuristic bfloat16")) != 0)
+        return status;
+    /* One row or column has no form that adds a bias. */
+    *got = 0;
+    if ((of.how.epilogue & GG_CUBLAS_EPILOGUE_BIAS) != 0 && (of.rows == 1 || of.columns == 1)) return 0;
     uint64_t alignment = 0;
     for (int i = 0; i < 4; ++i) alignment |= (uint64_t)(wanted->alignment[i] & 0xffffu) << 16 * i;
     *got = asked < 2 ? asked : 2;
@@ -346,7 +352,7 @@ static void run_product(void *packet) {
                     sum += (double)it->beta * read_at(c->type, it->matrix[2],
                                                       matrix * c->stride + (int64_t)column * c->leading + (int64_t)row);
                 if (it->bias != NULL) sum += (double)read_at(d->type, it->bias, (int64_t)row);
-                if ((it->of.how.epilogue & GG_CUBLAS_EPILOGUE_RELU) != 0 && sum < 0) sum = 0;
+                if ((it->of.how.epilogue & GG_CUBLAS_EPILOGUE_RELU) != 0 && !(sum > 0)) sum = 0; /* NaN, too */
                 write_at(d->type, it->matrix[3], matrix * d->stride + (int64_t)column * d->leading + (int64_t)row,
                          (float)sum);
             }

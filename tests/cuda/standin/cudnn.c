@@ -318,6 +318,13 @@ static int place_of(pass which, const shapes *of, int algorithm) {
     return -1;
 }
 
+/* The error that is planted for the function and this algorithm, which is listed all the same. */
+static int planted_for(const char *function, int algorithm) {
+    char name[96];
+    snprintf(name, sizeof name, "%s %d", function, algorithm);
+    return gg_standin_enter(name);
+}
+
 static size_t workspace_of(pass which, const shapes *of, int place) {
     return (size_t)elements_of(&of->y) * (size_t)known[which][place].workspace;
 }
@@ -373,6 +380,7 @@ static int find_workspace(const char *function, pass which, const void *handle_o
     if (status != 0) return status;
     const int place = place_of(which, &of, algorithm);
     if (place < 0) return NOT_SUPPORTED; /* a question, no violation */
+    if ((status = planted_for(function, algorithm)) != 0) return status;
     *bytes = workspace_of(which, &of, place);
     return 0;
 }
@@ -475,7 +483,7 @@ static void do_row(pass which, int first, int end, int stride, double value, con
         for (int o = first; o < end; ++o) *sum += (double)x[o * stride] * (double)y[o];
 }
 
-/* alpha is 1 with a bias. */
+/* alpha is 1 with a bias. A ReLU gives 0 for NaN. */
 static void add_bias(const running *it, double *out) {
     const int64_t plane = (int64_t)it->of.y.size[2] * it->of.y.size[3];
     for (int64_t i = 0; i < elements_of(&it->of.y); ++i) {
@@ -588,6 +596,7 @@ static int run(const char *function, pass which, const void *handle_of_caller, c
     if (place < 0)
         return gg_standin_violation(NOT_SUPPORTED, "%s: algorithm %d is not possible for these shapes", function,
                                     algorithm);
+    if ((status = planted_for(function, algorithm)) != 0) return status;
     made.bytes = workspace_of(which, &made.of, place);
     if (bytes < made.bytes)
         return gg_standin_violation(BAD_PARAM, "%s: algorithm %d needs %zu bytes of workspace and has %zu", function,

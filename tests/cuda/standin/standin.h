@@ -41,7 +41,9 @@ GG_STANDIN_PUBLIC void gg_standin_memory(size_t bytes);
 GG_STANDIN_PUBLIC void gg_standin_devices(int count);
 /* The call number `nth`, from 1 on, of the function that has this name in the table fails with `code`. lost: and all
  * later calls of the runtime too, with the same code, as after the loss of a device. late: the call succeeds, and the
- * device is lost when the work that it gives is done. */
+ * device is lost when the work that it gives is done. nth 0: all calls. "cudnnConvolutionForward 1", and the same of
+ * the other convolutions and of the questions for their workspace: the calls with this algorithm, which is listed all
+ * the same. "cublasLtMatmulAlgoGetHeuristic bfloat16": those for factors of this type. */
 GG_STANDIN_PUBLIC void gg_standin_plant(const char *function, int nth, int code, bool lost, bool late);
 /* How often the function was called since gg_standin_begin; "kernel": kernels that were launched; "kernel NAME": that
  * one; "pageable": copies from or to host memory that is not pinned; "nondeterministic", "tf32": convolutions and
