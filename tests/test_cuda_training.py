@@ -11,6 +11,7 @@ import os
 import cuda_standin
 import numpy as np
 import pytest
+import test_shrink
 from conftest import ROOT
 from test_strict import COMPRESSED, NETWORKS, SMALL, STRATEGIES, convolutions, set_of, trained, trained_on
 
@@ -141,6 +142,20 @@ def test_warm_epochs_allocate_nothing(standin):
     with gg.Trainer(convolutions(), comm=gg.VirtualCluster(1), device="cuda", tune=False) as trainer:
         trainer.fit(set_of("bytes", 96), epochs=1, batch_size=6, progress=False, callbacks=[Watch()])
     assert len(made) == 4 and made[1] == made[2] == made[3]
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_units_are_compared_by_the_gpu(standin, precision):
+    """The products of all pairs, where they are float32's: not with "fast"."""
+    left = []
+    for device in ("cpu", "cuda"):
+        net = test_shrink.PLANTED["mlp"][0]()
+        how = {} if device == "cpu" else {"precision": precision}
+        with test_shrink.trainer_of(net, device=device, tune=False, **how) as trainer:
+            products = standin.count("cublasLtMatmul")
+            left.append(trainer.shrink(0.0, probe=None)["left"])
+            assert (standin.count("cublasLtMatmul") > products) == (device == "cuda" and precision == "exact")
+    assert left[0] == left[1] and left[0]
 
 
 @pytest.mark.skipif(GPU, reason="a GPU machine has as many as it has")

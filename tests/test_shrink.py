@@ -86,6 +86,7 @@ def test_what_is_planted_leaves_and_nothing_changes(name):
     assert again["left"] == {} and not again["undone"] and trainer.net is small, "nothing is left to leave"
 
 
+@pytest.mark.cpu("a device makes room for the batches of a new plan, and records its steps, when they are run first")
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_step_after_an_event_allocates_nothing(name):
     net = PLANTED[name][0]()

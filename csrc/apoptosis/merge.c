@@ -321,37 +321,69 @@ cleanup:
     return status;
 }
 
-/* Memory for the operands of a block of products. */
+/* Memory for the operands of a block of products: the host's, and the device's where that is another one. */
 typedef struct product_memory {
-    float *in, *out;
+    float *in, *out, *device_in, *device_out;
     void *prepared, *saved, *scratch;
 } product_memory;
 
-/* The products of units [begin, begin + rows) with all from `begin` on, and by symmetry the other way. */
-static gg_status multiply_block(comparison *it, gg_device *device, int64_t begin, int64_t rows) {
+static void free_products(gg_device *device, product_memory *own) {
+    if (own->device_in != own->in) gg_device_free(device, own->device_in);
+    if (own->device_out != own->out) gg_device_free(device, own->device_out);
+    gg_device_free(device, own->prepared);
+    gg_device_free(device, own->saved);
+    gg_device_free(device, own->scratch);
+    gg_free(own->in);
+    gg_free(own->out);
+}
+
+/* Where the device can read and write what is at `host`: `bytes` there, or as many of its own. */
+static gg_status operand_of(gg_device *device, float *host, size_t bytes, float **out) {
+    if (gg_device_is_separate(device)) return gg_device_alloc(device, bytes, "products of units", out);
+    *out = host;
+    return GG_OK;
+}
+
+static gg_status write_operand(gg_device *device, float *to, const float *host, size_t bytes) {
+    return to == host ? GG_OK : gg_device_write(device, to, host, bytes);
+}
+
+static gg_status read_operand(gg_device *device, float *host, const float *from, size_t bytes) {
+    return from == host ? GG_OK : gg_device_read(device, host, from, bytes);
+}
+
+/* The products of units [begin, begin + rows) with all from `begin` on, and by symmetry the other way. all: the vectors
+ * of all units, as the device reads them. */
+static gg_status multiply_block(comparison *it, gg_device *device, const float *all, int64_t begin, int64_t rows) {
     gg_status status = GG_OK;
     const int64_t n = it->group->units, outputs = n - begin, length = it->length, lanes = gg_lanes_padded(rows);
+    const size_t in_bytes = ((size_t)(lanes * length) + GG_READ_BEHIND) * sizeof(float);
+    const size_t out_bytes = (size_t)(lanes * outputs) * sizeof(float);
     float *vectors = it->vector + begin * length, *product = it->product + begin * n + begin;
     product_memory own = {0};
     gg_op *op = NULL;
     GG_TRY(open_products(device, rows, outputs, length, &op));
     if (op == NULL) goto cleanup; /* never: for the analysers, which cannot see that it has failed then */
-    GG_TRY(gg_calloc((size_t)(lanes * length) + GG_READ_BEHIND, sizeof *own.in, "vectors of units", &own.in));
-    GG_TRY(gg_calloc((size_t)(lanes * outputs), sizeof *own.out, "products of units", &own.out));
-    GG_TRY(gg_alloc(op->prepared_bytes, "products of units", &own.prepared));
-    GG_TRY(gg_alloc(op->saved_bytes, "products of units", &own.saved));
-    GG_TRY(gg_alloc(op->scratch_bytes, "products of units", &own.scratch));
+    GG_TRY(gg_calloc(in_bytes, 1, "vectors of units", &own.in));
+    GG_TRY(gg_calloc(out_bytes, 1, "products of units", &own.out));
+    GG_TRY(operand_of(device, own.in, in_bytes, &own.device_in));
+    GG_TRY(operand_of(device, own.out, out_bytes, &own.device_out));
+    GG_TRY(gg_device_alloc(device, op->prepared_bytes, "products of units", &own.prepared));
+    GG_TRY(gg_device_alloc(device, op->saved_bytes, "products of units", &own.saved));
+    GG_TRY(gg_device_alloc(device, op->scratch_bytes, "products of units", &own.scratch));
     if (op->input[0].layout == GG_LAYOUT_PLAIN) copy_rows(rows, length, vectors, length, own.in, length);
     else transpose(rows, length, vectors, length, own.in, lanes);
-    const float *parameter[1] = {vectors};
-    gg_op_args args = {.input = {own.in},
-                       .output = own.out,
+    GG_TRY(write_operand(device, own.device_in, own.in, in_bytes));
+    const float *parameter[1] = {all + begin * length};
+    gg_op_args args = {.input = {own.device_in},
+                       .output = own.device_out,
                        .parameter = parameter,
                        .prepared = own.prepared,
                        .saved = own.saved,
                        .scratch = own.scratch};
     GG_TRY(gg_op_prepare(op, &args, GG_PASS_FORWARD));
     GG_TRY(op->type->forward(op, &args));
+    GG_TRY(read_operand(device, own.out, own.device_out, out_bytes));
     if (op->output.layout == GG_LAYOUT_PLAIN) {
         copy_rows(rows, outputs, own.out, outputs, product, n);
         transpose(rows, outputs, own.out, outputs, product, n);
@@ -360,12 +392,8 @@ static gg_status multiply_block(comparison *it, gg_device *device, int64_t begin
         copy_rows(outputs, rows, own.out, lanes, product, n);
     }
 cleanup:
+    free_products(device, &own);
     gg_op_destroy(op);
-    gg_free(own.in);
-    gg_free(own.out);
-    gg_free(own.prepared);
-    gg_free(own.saved);
-    gg_free(own.scratch);
     return status;
 }
 
@@ -374,9 +402,14 @@ static gg_status multiply_pairs(comparison *it, gg_device *device) {
     enum { BLOCK = 256 }; /* units: whole lanes, so that every block's vectors are aligned */
     gg_status status = GG_OK;
     const int64_t n = it->group->units;
+    const size_t bytes = (size_t)(n * it->length) * sizeof(float);
+    float *all = NULL;
+    GG_TRY(operand_of(device, it->vector, bytes + GG_READ_BEHIND, &all));
+    GG_TRY(write_operand(device, all, it->vector, bytes));
     for (int64_t begin = 0; begin < n; begin += BLOCK)
-        GG_TRY(multiply_block(it, device, begin, n - begin < BLOCK ? n - begin : BLOCK));
+        GG_TRY(multiply_block(it, device, all, begin, n - begin < BLOCK ? n - begin : BLOCK));
 cleanup:
+    if (all != it->vector) gg_device_free(device, all);
     return status;
 }
 

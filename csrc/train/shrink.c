@@ -73,11 +73,16 @@ typedef struct plan_call {
     announcement own;     /* of this process */
 } plan_call;
 
+/* What computes the products of all pairs: their rounding must be float32's. */
+static gg_device *exact_device(const gg_replica *r) {
+    return gg_device_is_separate(r->device) && !r->options.fast ? r->device : r->devices.host;
+}
+
 static void search(const plan_call *c, gg_replica *r, const float *weights, announcement *said, gg_merges **out) {
     const gg_merge_options options = {.budgets = c->shrink->budget,
                                       .leasts = c->shrink->least,
                                       .groups = c->shrink->groups,
-                                      .device = r->devices.host};
+                                      .device = exact_device(r)};
     announce(said, gg_merges_find(r->options.graph, c->plan->units, weights, &options, out));
     if (said->status == GG_OK) said->count = (*out)->count;
 }
