@@ -1,30 +1,13 @@
 /* Convolutions of the device "cuda" on the stand-in, which GOSSIPGRAD_CUDA_LIBRARY names: every form that they have,
  * forward and backward, beside sums in double. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
 
-#include "backend/library.h"
-#include "check.h"
 #include "cuda/cuda_api.h"
-
-/* The stand-in's functions, of the library that is loaded. */
-static void (*standin_begin)(uint64_t seed);
-static void (*standin_plant)(const char *function, int nth, int code, bool lost, bool late);
-static long (*standin_count)(const char *what);
-static int (*standin_violations)(char *text, size_t bytes);
-static int (*standin_leaks)(char *text, size_t bytes);
+#include "loaded_standin.h"
 
 static const gg_cuda_api *(*standin_api)(void);
-
-static const gg_backend_library *library;
-
-static void find(void *handle, const char *name, void *function) {
-    void *found = dlsym(handle, name);
-    if (!CHECK(found != NULL)) exit(1);
-    memcpy(function, &found, sizeof found);
-}
 
 static gg_device *open_device(bool fast) {
     gg_device *device = NULL;
@@ -456,17 +439,9 @@ static void test_bias_contract(void) {
 }
 
 int main(void) {
-    void *handle = dlopen(getenv("GOSSIPGRAD_CUDA_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
-    if (!CHECK(handle != NULL)) return CHECK_RESULT;
-    find(handle, "gg_standin_begin", &standin_begin);
-    find(handle, "gg_standin_plant", &standin_plant);
+    void *handle = load_standin();
+    if (handle == NULL) return CHECK_RESULT;
     find(handle, "gg_standin_api", &standin_api);
-    find(handle, "gg_standin_count", &standin_count);
-    find(handle, "gg_standin_violations", &standin_violations);
-    find(handle, "gg_standin_leaks", &standin_leaks);
-    CHECK_OK(gg_backend_library_load("_cuda.so", "GOSSIPGRAD_CUDA_LIBRARY", &library));
-    if (library == NULL) return CHECK_RESULT;
     for (size_t i = 0; i < sizeof problems / sizeof *problems; ++i) {
         test_problem(&problems[i], GG_FLOAT32, false);
         test_problem(&problems[i], GG_FLOAT32, true);

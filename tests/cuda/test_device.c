@@ -1,30 +1,14 @@
 /* Memory, queues and marks of the device "cuda" on the stand-in, which GOSSIPGRAD_CUDA_LIBRARY names. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "backend/library.h"
 #include "base/memory.h"
-#include "check.h"
 #include "cuda/cuda_api.h"
+#include "loaded_standin.h"
 
-/* The stand-in's functions, of the library that is loaded. */
-static void (*standin_begin)(uint64_t seed);
 static void (*standin_memory)(size_t bytes);
 static void (*standin_devices)(int count);
-static void (*standin_plant)(const char *function, int nth, int code, bool lost, bool late);
-static long (*standin_count)(const char *what);
-static int (*standin_violations)(char *text, size_t bytes);
-static int (*standin_leaks)(char *text, size_t bytes);
-
-static const gg_backend_library *library;
-
-static void find(void *handle, const char *name, void *function) {
-    void *found = dlsym(handle, name);
-    if (!CHECK(found != NULL)) exit(1);
-    memcpy(function, &found, sizeof found);
-}
 
 static gg_device *open_device(int number) {
     gg_device *device = NULL;
@@ -267,18 +251,10 @@ static void test_growing_scratch(void) {
 }
 
 int main(void) {
-    void *handle = dlopen(getenv("GOSSIPGRAD_CUDA_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
-    if (!CHECK(handle != NULL)) return CHECK_RESULT;
-    find(handle, "gg_standin_begin", &standin_begin);
+    void *handle = load_standin();
+    if (handle == NULL) return CHECK_RESULT;
     find(handle, "gg_standin_memory", &standin_memory);
     find(handle, "gg_standin_devices", &standin_devices);
-    find(handle, "gg_standin_plant", &standin_plant);
-    find(handle, "gg_standin_count", &standin_count);
-    find(handle, "gg_standin_violations", &standin_violations);
-    find(handle, "gg_standin_leaks", &standin_leaks);
-    CHECK_OK(gg_backend_library_load("_cuda.so", "GOSSIPGRAD_CUDA_LIBRARY", &library));
-    if (library == NULL) return CHECK_RESULT;
     char text[1024];
     library->describe(text, sizeof text);
     CHECK(strstr(text, "cuda:0: stand-in 0") != NULL);

@@ -1,32 +1,18 @@
 /* Operations of sequences on the stand-in, which GOSSIPGRAD_CUDA_LIBRARY names, beside the CPU's: LSTM, attention,
  * multi-head attention, embeddings; forward and backward, several times with one operation. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
 
-#include "backend/library.h"
-#include "check.h"
 #include "cpu/cpu_backend.h"
 #include "cuda/cuda_api.h"
+#include "loaded_standin.h"
 
 enum { MOST_PARAMETERS = 16, RUNS = 2 };
 
-static void (*standin_begin)(uint64_t seed);
-static void (*standin_plant)(const char *function, int nth, int code, bool lost, bool late);
-static long (*standin_count)(const char *what);
-static int (*standin_violations)(char *text, size_t bytes);
-static int (*standin_leaks)(char *text, size_t bytes);
 static long (*standin_kernel_failures)(void);
 
-static const gg_backend_library *library;
 static gg_device *native, *cuda;
-
-static void find(void *handle, const char *name, void *function) {
-    void *found = dlsym(handle, name);
-    if (!CHECK(found != NULL)) exit(1);
-    memcpy(function, &found, sizeof found);
-}
 
 static void is_clean(const char *name) {
     char text[1 << 12] = "";
@@ -500,17 +486,9 @@ static void test_positions(int64_t batch, int64_t positions, int64_t numbers, in
 }
 
 int main(void) {
-    void *handle = dlopen(getenv("GOSSIPGRAD_CUDA_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL) fprintf(stderr, "%s\n", dlerror());
-    if (!CHECK(handle != NULL)) return CHECK_RESULT;
-    find(handle, "gg_standin_begin", &standin_begin);
-    find(handle, "gg_standin_plant", &standin_plant);
-    find(handle, "gg_standin_count", &standin_count);
-    find(handle, "gg_standin_violations", &standin_violations);
-    find(handle, "gg_standin_leaks", &standin_leaks);
+    void *handle = load_standin();
+    if (handle == NULL) return CHECK_RESULT;
     find(handle, "gg_standin_kernel_failures", &standin_kernel_failures);
-    CHECK_OK(gg_backend_library_load("_cuda.so", "GOSSIPGRAD_CUDA_LIBRARY", &library));
-    if (library == NULL) return CHECK_RESULT;
     const gg_device_options options = {.threads = 1, .isa = GG_ISA_SCALAR};
     standin_begin(1);
     CHECK_OK(gg_backend_native.open(&options, &native));
