@@ -6,10 +6,11 @@ must hold whatever is chosen is computed in float64: sent + residues = gradients
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from gossip_reference import Gradients, assert_steady, flat, small_batches, small_net, unflat
-from test_strategies import OPTIMIZERS
 
 import gossipgrad as gg
 
@@ -23,6 +24,8 @@ COMPRESSIONS = {
     "cyclic, bfloat16": gg.AdaComp(selection="cyclic", **SMALL),
     "cyclic, float32": gg.AdaComp(selection="cyclic", values="float32", **SMALL),
 }
+# Clips nothing; but it needs the norm of the sum, which is then an array where the gradient was.
+MEASURED = gg.SGD(lr=0.2, momentum=0.9, clip_norm=1e6)
 CUTS = {"layers": {"bucket_bytes": 1}, "joined": {"bucket_bytes": 900}, "default": {}}
 
 
@@ -44,7 +47,7 @@ def batches(generator, p, net, sizes):
     return ([one.reshape(-1, 8, 8) for one in x] if net == "recurrent" else x), y
 
 
-def trainer_of(p, strategy, compression, net="small", optimizer=OPTIMIZERS["momentum"], **options):
+def trainer_of(p, strategy, compression, net="small", optimizer=MEASURED, **options):
     return gg.Trainer(
         NETS[net](),
         optimizer=optimizer,
@@ -62,7 +65,7 @@ def residues(trainer):
 
 
 def sum_of(trainer):
-    """The sum of the gradients, those of statistics included."""
+    """The sum of the gradients, those of statistics included, with an optimiser that measures it."""
     trainer.core.settle()
     return trainer.core.arena("gradient", trainer.size - 1)
 
@@ -156,8 +159,8 @@ def assert_balanced(before, after, terms):
 
 
 HOWS = {
-    "momentum": (OPTIMIZERS["momentum"], gg.AllReduce()),
-    "adam": (gg.Adam(lr=0.01), gg.LayerwiseAllReduce(bucket_bytes=1)),
+    "momentum": (MEASURED, gg.AllReduce()),
+    "adam": (gg.Adam(lr=0.01, clip_norm=1e6), gg.LayerwiseAllReduce(bucket_bytes=1)),
     "clipped": (gg.SGD(lr=0.1, momentum=0.9, clip_norm=0.05), gg.LayerwiseAllReduce(bucket_bytes=900)),
     "lars": (gg.LARS(lr=1.0), gg.AllReduce()),
 }
@@ -259,6 +262,40 @@ def test_layerwise_is_allreduce_bit_for_bit(net, how):
     assert all(one == hashes[0] for one in hashes)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("how", [how for how in COMPRESSIONS if "cyclic" not in how])
+@pytest.mark.parametrize("strategy", [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=900)], ids=repr)
+def test_a_sum_that_is_no_array_has_its_bits(strategy, how, threads):
+    """Which is where no norm is needed: the update reads it piece by piece. One parameter is longer than a piece for
+    each thread, one travels whole, and one is small and not compressed.
+    """
+    compression = dataclasses.replace(COMPRESSIONS[how], dense_below=1200)
+    hashes = []
+    for clip in (None, 1e6):
+        layers = [gg.Conv2d(4, 3), gg.BatchNorm2d(), gg.Flatten(), gg.Linear(299), gg.ReLU(), gg.Linear(4)]
+        trainer = gg.Trainer(
+            gg.Sequential(layers, input=(1, 8, 8), name="large"),
+            optimizer=gg.SGD(lr=0.05, momentum=0.9, weight_decay=0.01, clip_norm=clip),
+            strategy=strategy,
+            seed=5,
+            threads=threads,
+            comm=gg.VirtualCluster(3),
+            compression=compression,
+        )
+        sizes = {name: one.size for name, one in trainer.weights().items()}
+        assert max(sizes.values()) > threads * 16384
+        assert set(compression.packed(trainer.net)) < set(sizes)
+        generator = np.random.default_rng(2)
+        for _ in range(5):
+            trainer.train_step(*small_batches(generator, 3, (5, 3, 8)))
+        trainer.core.settle()
+        left = np.array([flat(one) for one in residues(trainer)])
+        hashes.append((trainer.weights_sha256(), flat(trainer.core.arena("momentum", 1)).tobytes(), left.tobytes()))
+        trainer.close()
+    assert len(set(hashes[0][0])) == 1
+    assert hashes[0] == hashes[1]
+
+
 @pytest.mark.parametrize("selection", ["local", "cyclic"])
 def test_what_travels_whole_is_what_it_is_without_compression(selection):
     """A large parameter is reduced apart from the messages, to the bits of a dense sum."""
@@ -276,7 +313,8 @@ def test_what_travels_whole_is_what_it_is_without_compression(selection):
         compression = (
             gg.AdaComp(selection=selection, bin_size=bins, dense_below=0, dense="bias") if compressed else None
         )
-        trainer = gg.Trainer(net, strategy=strategy, seed=5, comm=gg.VirtualCluster(3), compression=compression)
+        how = {"strategy": strategy, "compression": compression}
+        trainer = gg.Trainer(net, optimizer=MEASURED, seed=5, comm=gg.VirtualCluster(3), **how)
         trainer.train_step(x, y)
         found[name] = sum_of(trainer)
         if compressed:

@@ -110,6 +110,25 @@ bool gg_packed_fits(const gg_segment *segment, int segments, const void *message
  * longer read when the call returns. */
 gg_status gg_unpack_add(const gg_packing *packing, const void *message, size_t bytes, float factor, float *out);
 
+/* ---- Sums in pieces ---- */
+
+/* GG_ERROR_COMM as from gg_unpack_add; adds nothing. */
+gg_status gg_packed_check(const gg_packing *packing, const void *message, size_t bytes);
+
+/* Memory for a sum in pieces of so many messages at most. */
+typedef struct gg_pack_pieces gg_pack_pieces;
+
+gg_status gg_pack_pieces_create(const gg_device *device, int messages, gg_pack_pieces **out);
+void gg_pack_pieces_destroy(gg_pack_pieces *pieces); /* NULL is fine */
+
+/* Where a sum is read once, it need not be an array of all elements, most of which are zero: `piece` is called with the
+ * sum of the messages, run by run in the order of the segments, each whole lanes, with zeros behind a parameter's end.
+ * They have the bits of gg_unpack_add with factor 1, message after message, to zeros. The messages are of this
+ * packing's segments, have passed gg_packed_check, and lie in host memory; `sum` is valid during the call. Not on a
+ * device with memory of its own. */
+void gg_unpack_pieces(const gg_packing *packing, gg_pack_pieces *pieces, const void *const *message, int messages,
+                      void (*piece)(void *context, size_t offset, size_t count, const float *sum), void *context);
+
 /* ---- One rank chooses for all ---- */
 
 /* residue += scale*gradient in all segments, dense ones too; writes which elements are chosen, and leaves them in the

@@ -1,5 +1,5 @@
-/* Private to packed.c and unpacked.c: the format of packed messages, which packed.h describes, and the reader of codes.
- * Numbers are copied as they lie: hosts are little-endian. */
+/* Private to packed.c, unpacked.c and pieces.c: the format of packed messages, which packed.h describes, and the reader
+ * of codes. Numbers are copied as they lie: hosts are little-endian. */
 #ifndef GG_COMPRESS_PACKED_FORMAT_H
 #define GG_COMPRESS_PACKED_FORMAT_H
 
@@ -132,6 +132,20 @@ typedef struct message_part {
     size_t bytes, elements;              /* of codes; elements: of form SCALE unknown */
     float scale;
 } message_part;
+
+/* The part of segment i that begins at *at, which becomes its end: GG_ERROR_COMM where its sizes do not fit. */
+gg_status gg_packed_part(const gg_segment *segment, int i, message_form form, const unsigned char **at,
+                         const unsigned char *end, message_part *out);
+
+/* The next elements, `room` at most, fewer at the end, with GG_ELEMENT_NEGATIVE; false: a code is wrong. */
+bool gg_packed_elements(code_reader *reader, size_t room, uint32_t *out, size_t *count);
+
+GG_INLINE float value_at(const unsigned char *values, gg_dtype dtype, size_t n) {
+    uint16_t narrow;
+    if (dtype != GG_BFLOAT16) return read_float(values + n * sizeof(float));
+    memcpy(&narrow, values + n * sizeof narrow, sizeof narrow);
+    return widened(narrow);
+}
 
 /* The part of a trusted choice that begins at *at. */
 static inline message_part trusted_part(const unsigned char **at) {

@@ -42,9 +42,8 @@ static bool gap_is_clear(const unsigned char *from, const unsigned char *to) {
     return true;
 }
 
-/* *at: the part's beginning, then its end. */
-static gg_status read_part(const gg_segment *segment, int i, message_form form, const unsigned char **at,
-                           const unsigned char *end, message_part *out) {
+gg_status gg_packed_part(const gg_segment *segment, int i, message_form form, const unsigned char **at,
+                         const unsigned char *end, message_part *out) {
     gg_status status = GG_OK;
     const unsigned char *p = *at;
     size_t left = (size_t)(end - p);
@@ -137,8 +136,7 @@ GG_INLINE bool read_units(code_reader *r, const bool wide, size_t room, uint32_t
     return result != READ_WRONG;
 }
 
-/* The next elements, `room` at most, fewer at the end; false: a code is wrong. */
-static bool read_elements(code_reader *r, size_t room, uint32_t *out, size_t *count) {
+bool gg_packed_elements(code_reader *r, size_t room, uint32_t *out, size_t *count) {
     return r->bin < WIDE_FROM ? read_units(r, false, room, out, count) : read_units(r, true, room, out, count);
 }
 
@@ -148,21 +146,15 @@ static bool any_negative(const uint32_t *element, size_t count) {
     return (all & GG_ELEMENT_NEGATIVE) != 0;
 }
 
-/* Whether codes name elements of the segment, without signs, and as many as the part says. */
-static bool check_choice(const gg_segment *segment, const message_part *part) {
+/* Whether codes name elements of the segment; without signs as many as the part says, and none is negative. */
+static bool check_codes(const gg_segment *segment, const message_part *part, bool signs) {
     code_reader reader = reader_of(segment, part->codes, part->bytes);
     uint32_t element[BLOCK];
     size_t n = 0, count = BLOCK;
     for (; count == BLOCK; n += count)
-        if (!read_elements(&reader, BLOCK, element, &count) || any_negative(element, count)) return false;
-    return n == part->elements;
-}
-
-GG_INLINE float value_at(const unsigned char *values, gg_dtype dtype, size_t n) {
-    uint16_t narrow;
-    if (dtype != GG_BFLOAT16) return read_float(values + n * sizeof(float));
-    memcpy(&narrow, values + n * sizeof narrow, sizeof narrow);
-    return widened(narrow);
+        if (!gg_packed_elements(&reader, BLOCK, element, &count) || (!signs && any_negative(element, count)))
+            return false;
+    return signs || n == part->elements;
 }
 
 /* Adds elements where they are read, in the host's memory: of short bins there are many. */
@@ -198,7 +190,7 @@ static bool add_part(const gg_packing *packing, const gg_segment *segment, const
     for (; count == room->stage_room; n += count) {
         pack_stage *stage = gg_pack_stage_next(room);
         gg_elements_args args = {.element = stage->element, .dtype = dtype, .at = out};
-        if (!read_elements(&reader, room->stage_room, stage->element, &count)) return false;
+        if (!gg_packed_elements(&reader, room->stage_room, stage->element, &count)) return false;
         args.n = count;
         if (signs) {
             args.factor = factor * part->scale;
@@ -229,24 +221,26 @@ static void add_dense(const gg_packing *packing, size_t count, const unsigned ch
     }
 }
 
-/* choice: a choice is wanted, and nothing is added; else anything but one. */
-static gg_status read_message(const gg_packing *packing, const unsigned char *message, size_t bytes, bool choice,
+/* What is done with a message: a choice is checked; or anything but one is checked, or added. */
+typedef enum reading { READ_CHOICE = 0, READ_CHECK, READ_ADD } reading;
+
+static gg_status read_message(const gg_packing *packing, const unsigned char *message, size_t bytes, reading what,
                               float factor, float *out, size_t *values) {
     gg_status status = GG_OK;
     message_form form = FORM_SCALE;
     const gg_segment *segment = packing->segment;
     GG_TRY(read_header(segment, packing->segments, message, bytes, &form));
-    if (choice != (form == FORM_CHOICE))
+    if ((what == READ_CHOICE) != (form == FORM_CHOICE))
         GG_FAIL(GG_ERROR_COMM, "packed message: form %d, expected %s", (int)form,
-                choice ? "1 (a choice)" : "0, 2 or 3 (with values)");
+                what == READ_CHOICE ? "1 (a choice)" : "0, 2 or 3 (with values)");
     const unsigned char *at = message + HEADER_BYTES, *const end = message + bytes;
     const gg_dtype dtype = form == FORM_NARROW ? GG_BFLOAT16 : GG_FLOAT32;
     for (int i = 0; i < packing->segments; ++i) {
         message_part part;
         bool right = true;
-        GG_TRY(read_part(&segment[i], i, form, &at, end, &part));
+        GG_TRY(gg_packed_part(&segment[i], i, form, &at, end, &part));
         *values += segment[i].bin == 0 ? segment[i].count : part.elements;
-        if (choice) right = segment[i].bin == 0 || check_choice(&segment[i], &part);
+        if (what != READ_ADD) right = segment[i].bin == 0 || check_codes(&segment[i], &part, form == FORM_SCALE);
         else if (segment[i].bin == 0)
             add_dense(packing, segment[i].count, part.values, factor, out + segment[i].offset);
         else right = add_part(packing, &segment[i], &part, form == FORM_SCALE, dtype, factor, out + segment[i].offset);
@@ -259,13 +253,18 @@ cleanup:
 
 gg_status gg_unpack_add(const gg_packing *packing, const void *message, size_t bytes, float factor, float *out) {
     size_t values = 0;
-    return read_message(packing, message, bytes, false, factor, out, &values);
+    return read_message(packing, message, bytes, READ_ADD, factor, out, &values);
+}
+
+gg_status gg_packed_check(const gg_packing *packing, const void *message, size_t bytes) {
+    size_t values = 0;
+    return read_message(packing, message, bytes, READ_CHECK, 0, NULL, &values);
 }
 
 gg_status gg_choice_values(const gg_segment *segment, int segments, const void *choice, size_t bytes, size_t *values) {
     const gg_packing reads = {.segment = segment, .segments = segments};
     *values = 0;
-    return read_message(&reads, choice, bytes, true, 0, NULL, values);
+    return read_message(&reads, choice, bytes, READ_CHOICE, 0, NULL, values);
 }
 
 /* ---- values of a choice, which is trusted ---- */
@@ -288,7 +287,7 @@ static size_t for_chosen(const gg_packing *packing, const gg_segment *segment, c
     size_t n = 0, count = room->stage_room;
     for (; count == room->stage_room; n += count) {
         pack_stage *stage = gg_pack_stage_next(room);
-        (void)read_elements(&reader, room->stage_room, stage->element, &count);
+        (void)gg_packed_elements(&reader, room->stage_room, stage->element, &count);
         args.n = count;
         args.element = stage->element;
         args.values = values + n * size;

@@ -15,16 +15,20 @@ typedef struct allreduce {
 static gg_status allreduce_end(gg_strategy *strategy) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &strategy->env;
-    if (env->transport->size > 1) {
-        gg_flight flight = {0};
+    float *gradients = gg_state_gradients(env->state);
+    gg_reduction *reduction = env->transport->size > 1 ? ((allreduce *)strategy)->reduction : NULL;
+    gg_flight flight = {0};
+    if (reduction != NULL) {
         gg_flight_begin(&flight, strategy, -1);
-        GG_TRY(
-            gg_reduction_run_all(((allreduce *)strategy)->reduction, gg_state_gradients(env->state), strategy->share));
+        GG_TRY(gg_reduction_start(reduction, gradients, strategy->share));
+        GG_TRY(gg_reduction_wait(reduction));
         gg_flight_complete(&flight, strategy);
         gg_flight_end_all(&flight, strategy, "gradients");
     }
-    gg_strategy_measure(strategy, gg_state_gradients(env->state));
-    gg_strategy_update(strategy, 0, env->state->count, gg_state_gradients(env->state));
+    gg_strategy_measure(strategy, gradients);
+    if (reduction == NULL) gg_strategy_update(strategy, 0, env->state->count, gradients);
+    else GG_TRY(gg_reduction_deliver(reduction, gg_strategy_update_piece, strategy));
+    if (reduction != NULL) GG_TRY(gg_reduction_finish(reduction));
 cleanup:
     return gg_strategy_at_all(strategy, status);
 }
@@ -56,6 +60,7 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
                                                    .count = env->state->count,
                                                    .tag = GG_TAG_ALLREDUCE,
                                                    .residue = gg_state_residue(env->state),
+                                                   .in_pieces = !gg_updater_measures(env->updater),
                                                    .accumulates = accumulates,
                                                    .counts = &made->counts},
                                &made->reduction));

@@ -112,6 +112,10 @@ void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, cons
             .step = strategy->step, .offset = offset, .count = count, .owned_offset = offset, .gradient = gradient});
 }
 
+void gg_strategy_update_piece(void *strategy, size_t offset, size_t count, const float *gradient) {
+    gg_strategy_update(strategy, offset, count, gradient);
+}
+
 void gg_strategy_measure(gg_strategy *strategy, const float *gradients) {
     const gg_strategy_env *env = &strategy->env;
     if (!gg_updater_measures(env->updater)) return;

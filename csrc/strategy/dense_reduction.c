@@ -8,12 +8,15 @@ typedef struct dense_reduction {
     gg_reduction head;
     gg_strategy *owner;
     gg_allreduce *sum;
+    size_t offset, count;
+    float *data;  /* the run's first element */
     void *memory; /* the values as they travel; NULL: from where they lie */
 } dense_reduction;
 
 static gg_allreduce *sum_of(gg_reduction *reduction) { return ((dense_reduction *)reduction)->sum; }
 
 static gg_status dense_start(gg_reduction *reduction, float *data, const float *share) {
+    ((dense_reduction *)reduction)->data = data;
     return gg_allreduce_start(sum_of(reduction), data, share);
 }
 
@@ -22,6 +25,12 @@ static gg_status dense_poll(gg_reduction *reduction, bool *summed) {
 }
 
 static gg_status dense_wait(gg_reduction *reduction) { return gg_allreduce_wait(sum_of(reduction)); }
+
+static gg_status dense_deliver(gg_reduction *reduction, gg_reduction_piece *piece, void *context) {
+    const dense_reduction *dense = (dense_reduction *)reduction;
+    piece(context, dense->offset, dense->count, dense->data);
+    return GG_OK;
+}
 
 static gg_status dense_finish(gg_reduction *reduction) { return gg_allreduce_finish(sum_of(reduction)); }
 
@@ -32,7 +41,8 @@ static void dense_destroy(gg_reduction *reduction) {
     gg_free(reduction);
 }
 
-static const gg_reduction_table table = {dense_start, dense_poll, dense_wait, dense_finish, dense_destroy};
+static const gg_reduction_table table = {dense_start,   dense_poll,   dense_wait,
+                                         dense_deliver, dense_finish, dense_destroy};
 
 gg_status gg_dense_reduction_create(gg_strategy *owner, const gg_strategy_options *options, const gg_reduction_run *run,
                                     gg_reduction **out) {
@@ -42,6 +52,8 @@ gg_status gg_dense_reduction_create(gg_strategy *owner, const gg_strategy_option
     GG_TRY(gg_calloc(1, sizeof *made, "reduction", &made));
     made->head = (gg_reduction){.table = &table, .bytes = run->count * codec->size};
     made->owner = owner;
+    made->offset = run->offset;
+    made->count = run->count;
     if (!codec->exact && run->group->size > 1)
         GG_TRY(gg_message_alloc_device(owner->env.transport, run->count * codec->size, "values that travel",
                                        &made->memory));

@@ -130,14 +130,11 @@ static gg_status update_all(layerwise_allreduce *s) {
 static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
     gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;
-    const gg_reduction *reduction = s->reduction[s->next[bucket]];
-    const gg_chunk *chunk = &s->buckets.chunk[s->next[bucket]++];
+    gg_reduction *reduction = s->reduction[s->next[bucket]++];
     const gg_bucket *b = &s->buckets.bucket[bucket];
     const bool last = s->next[bucket] == b->end_chunk, now = !updates_wait(s);
     gg_flight_arrived(&s->flight[bucket], gg_transport_now(strategy->env.transport), reduction->bytes);
-    if (s->gossip == NULL && now)
-        gg_strategy_update(strategy, chunk->offset, chunk->count,
-                           gg_state_gradients(strategy->env.state) + chunk->offset);
+    if (s->gossip == NULL && now) GG_TRY(gg_reduction_deliver(reduction, gg_strategy_update_piece, strategy));
     if (s->gossip != NULL && now && last)
         for (int layer = b->last_layer; layer >= b->first_layer; --layer)
             GG_TRY(by_gossip(s, s->gossip->table->ready(s->gossip, layer)));
@@ -273,6 +270,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
                                                        .count = chunk->count,
                                                        .tag = GG_TAG_USER + i,
                                                        .residue = residue,
+                                                       .in_pieces = !hierarchical && !gg_updater_measures(env->updater),
                                                        .accumulates = accumulates,
                                                        .counts = &s->counts},
                                    &s->reduction[i]));

@@ -14,6 +14,9 @@
  * the bits do not depend on how layers are joined to messages. All this has one tag: every rank starts the messages
  * first, then this sum, and when it is there the sum of chosen values.
  *
+ * Where the sum is read once (in_pieces), LOCAL's messages are checked when they arrive, and added up when it is
+ * delivered, run by run in cache: the data are neither cleared nor written, nor read again.
+ *
  * Own messages are in message memory, and are not written again before all peers have read them, which is what a finish
  * waits for. */
 #include <string.h>
@@ -30,8 +33,8 @@
 #define ACCUMULATED_AT_ONCE ((size_t)2048)
 
 /* What is waited for: nothing; a dense sum of all; the sum of whole parameters; the next rank's message; which elements
- * are chosen; their sum; with DELIVERED the data hold the sum, but peers may still read. */
-typedef enum stage { IDLE = 0, DENSE, ADDING_WHOLE, COLLECTING, CHOOSING, SUMMING, DELIVERED } stage;
+ * are chosen; their sum; with SUMMED the sum is there, but peers may still read. */
+typedef enum stage { IDLE = 0, DENSE, ADDING_WHOLE, COLLECTING, CHOOSING, SUMMING, SUMMED } stage;
 
 typedef struct packed_reduction {
     gg_reduction head;
@@ -60,9 +63,11 @@ typedef struct packed_reduction {
     gg_request *sent;    /* one a rank */
     gg_request *arrived; /* likewise */
     stage stage;
-    int next;    /* COLLECTING: the rank whose message is added next */
-    size_t size; /* of the own message */
-    float *data; /* the run's first element */
+    int next;               /* COLLECTING: the rank whose message is added next */
+    size_t size;            /* of the own message */
+    gg_pack_pieces *pieces; /* where the sum of messages is delivered in pieces; else NULL */
+    const void **messages;  /* likewise: one a rank */
+    float *data;            /* the run's first element */
     /* CYCLIC only: */
     const gg_codec *codec;
     gg_allreduce *sum; /* of the chosen values */
@@ -202,7 +207,7 @@ static gg_status start_whole(packed_reduction *s, const float *share) {
     gg_status status = GG_OK;
     s->stage = ADDING_WHOLE;
     if (s->whole_sum != NULL) GG_TRY(copy_whole(s, share[s->group->rank]));
-    clear_data(s);
+    if (s->pieces == NULL) clear_data(s);
     if (s->whole_sum == NULL) goto cleanup;
     gg_compression_count_dense(s->sorted + s->n, s->in_run - s->n, s->packing.counts);
     if (s->applied != NULL) apply_whole(s, share[s->group->rank]);
@@ -228,7 +233,8 @@ cleanup:
 static gg_status start_local(packed_reduction *s, float scale) {
     gg_status status = GG_OK;
     const int p = s->group->size, rank = s->group->rank;
-    GG_TRY(gg_pack_and_clear(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
+    if (s->pieces != NULL) GG_TRY(gg_pack(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
+    else GG_TRY(gg_pack_and_clear(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
     if (s->applied != NULL) GG_TRY(gg_unpack_add(&s->packing, s->message, s->size, 1.0f, s->applied - s->offset));
     for (int i = 1; i < p; ++i) {
         const int from = (rank - i + p) % p;
@@ -250,11 +256,32 @@ static gg_status collect_next(packed_reduction *s, bool wait, bool *done) {
     gg_request *request = &s->arrived[from];
     if (!own) GG_TRY(packed_reach(s, request, wait, done));
     if (!*done) goto cleanup;
-    status = gg_unpack_add(&s->packing, own ? s->message : request->data, own ? s->size : request->bytes, 1.0f,
-                           packed_base(s));
+    const void *message = own ? s->message : request->data;
+    const size_t bytes = own ? s->size : request->bytes;
+    if (s->pieces == NULL) status = gg_unpack_add(&s->packing, message, bytes, 1.0f, packed_base(s));
+    else if (!own) status = gg_packed_check(&s->packing, message, bytes);
     GG_TRY(gg_error_prefix(status, "message of rank %d: ", from));
-    if (!own) GG_TRY(gg_release(s->group, request));
-    if (++s->next == s->group->size) s->stage = DELIVERED;
+    if (s->pieces != NULL) s->messages[from] = message;
+    else if (!own) GG_TRY(gg_release(s->group, request));
+    if (++s->next == s->group->size) s->stage = SUMMED;
+cleanup:
+    return status;
+}
+
+/* What the messages say, and where parameters travel whole their sums, which are in the data. */
+static gg_status deliver_pieces(packed_reduction *s, gg_reduction_piece *piece, void *context) {
+    gg_status status = GG_OK;
+    const int p = s->group->size, rank = s->group->rank;
+    gg_unpack_pieces(&s->packing, s->pieces, s->messages, p, piece, context);
+    for (int i = 0; i < p; ++i)
+        if (i != rank) GG_TRY(gg_release(s->group, &s->arrived[i]));
+    for (int i = s->n; i < s->in_run; ++i) {
+        const gg_segment *one = &s->sorted[i];
+        const size_t lanes = (one->count + GG_LANES - 1) / GG_LANES * GG_LANES;
+        float *sum = packed_base(s) + one->offset;
+        memset(sum + one->count, 0, (lanes - one->count) * sizeof *sum);
+        piece(context, one->offset, lanes, sum);
+    }
 cleanup:
     return status;
 }
@@ -312,7 +339,7 @@ static gg_status add_values(packed_reduction *s, bool wait, bool *done) {
     if (!*done) goto cleanup;
     gg_unpack_values_add(&s->packing, choice_of(s), GG_FLOAT32, s->values, 1.0f, packed_base(s));
     GG_TRY(gg_release(s->group, &s->arrived[s->next]));
-    s->stage = DELIVERED;
+    s->stage = SUMMED;
 cleanup:
     return status;
 }
@@ -333,7 +360,7 @@ static gg_status packed_failed(packed_reduction *s, gg_status status) {
 static gg_status packed_advance(packed_reduction *s, bool wait) {
     gg_status status = GG_OK;
     bool done = true;
-    while (done && s->stage != IDLE && s->stage != DELIVERED) {
+    while (done && s->stage != IDLE && s->stage != SUMMED) {
         if (s->stage == COLLECTING) GG_TRY(collect_next(s, wait, &done));
         else if (s->stage == ADDING_WHOLE) GG_TRY(add_whole(s, wait, &done));
         else if (s->stage == CHOOSING) GG_TRY(start_values(s, wait, &done));
@@ -373,7 +400,7 @@ static gg_status packed_poll(gg_reduction *reduction, bool *summed) {
     packed_reduction *s = (packed_reduction *)reduction;
     if (s->stage == DENSE) return packed_failed(s, gg_reduction_poll(s->dense, summed));
     gg_status status = packed_advance(s, false);
-    *summed = s->stage == IDLE || s->stage == DELIVERED;
+    *summed = s->stage == IDLE || s->stage == SUMMED;
     return status;
 }
 
@@ -382,15 +409,23 @@ static gg_status packed_wait(gg_reduction *reduction) {
     return s->stage == DENSE ? packed_failed(s, gg_reduction_wait(s->dense)) : packed_advance(s, true);
 }
 
+static gg_status packed_deliver(gg_reduction *reduction, gg_reduction_piece *piece, void *context) {
+    packed_reduction *s = (packed_reduction *)reduction;
+    if (s->stage == DENSE) return packed_failed(s, gg_reduction_deliver(s->dense, piece, context));
+    if (s->pieces != NULL) return packed_failed(s, deliver_pieces(s, piece, context));
+    piece(context, s->offset, s->count, s->data);
+    return GG_OK;
+}
+
 static gg_status packed_finish(gg_reduction *reduction) {
     gg_status status = GG_OK;
     packed_reduction *s = (packed_reduction *)reduction;
     bool read = false;
     GG_TRY(packed_wait(reduction));
     if (s->stage == DENSE) GG_TRY(gg_reduction_finish(s->dense));
-    for (int i = 0; s->stage == DELIVERED && i < s->group->size; ++i) GG_TRY(packed_reach(s, &s->sent[i], true, &read));
-    if (s->stage == DELIVERED && s->sum != NULL) GG_TRY(gg_allreduce_finish(s->sum));
-    if (s->stage == DELIVERED && s->whole_sum != NULL) GG_TRY(gg_allreduce_finish(s->whole_sum));
+    for (int i = 0; s->stage == SUMMED && i < s->group->size; ++i) GG_TRY(packed_reach(s, &s->sent[i], true, &read));
+    if (s->stage == SUMMED && s->sum != NULL) GG_TRY(gg_allreduce_finish(s->sum));
+    if (s->stage == SUMMED && s->whole_sum != NULL) GG_TRY(gg_allreduce_finish(s->whole_sum));
     s->stage = IDLE;
 cleanup:
     return packed_failed(s, status);
@@ -412,13 +447,16 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_free(s->sent);
     gg_free(s->arrived);
     gg_pack_room_destroy(s->packing.room);
+    gg_pack_pieces_destroy(s->pieces);
+    gg_free(s->messages);
     gg_device_free(s->owner->env.device, s->room);
     gg_free(s->sorted);
     gg_segments_destroy(&s->segments);
     gg_free(s);
 }
 
-static const gg_reduction_table table = {packed_start, packed_poll, packed_wait, packed_finish, packed_destroy};
+static const gg_reduction_table table = {packed_start,   packed_poll,   packed_wait,
+                                         packed_deliver, packed_finish, packed_destroy};
 
 static gg_status create_cyclic(packed_reduction *s) {
     gg_status status = GG_OK;
@@ -459,7 +497,7 @@ cleanup:
 }
 
 /* Only what messages fill of the landing is ever touched, so it costs address space and little memory. */
-static gg_status create_messages(packed_reduction *s) {
+static gg_status create_messages(packed_reduction *s, bool in_pieces) {
     gg_status status = GG_OK;
     const bool cyclic = s->compression.selection == GG_SELECTION_CYCLIC;
     gg_pack_sizes sizes = {0};
@@ -469,6 +507,10 @@ static gg_status create_messages(packed_reduction *s) {
     GG_TRY(gg_message_alloc(s->owner->env.transport, s->capacity, "packed message", &s->message));
     GG_TRY(gg_alloc((size_t)(cyclic ? 1 : s->group->size) * s->capacity, "landing of packed messages", &s->landing));
     if (cyclic) GG_TRY(create_cyclic(s));
+    if (in_pieces && !cyclic && !gg_device_is_separate(s->owner->env.device)) {
+        GG_TRY(gg_pack_pieces_create(s->owner->env.device, s->group->size, &s->pieces));
+        GG_TRY(gg_calloc((size_t)s->group->size, sizeof *s->messages, "packed messages", &s->messages));
+    }
     if (s->whole_count == 0) goto cleanup;
     GG_TRY(gg_message_alloc(s->owner->env.transport, s->whole_count * sizeof *s->whole, "whole parameters", &s->whole));
     GG_TRY(gg_allreduce_create(s->group, s->owner->env.device, s->whole_count, s->tag, NULL, GG_COLLECTIVES_OWN,
@@ -519,7 +561,7 @@ gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_optio
                               .counts = run->counts,
                               .prepare = run->accumulates ? accumulate : NULL,
                               .context = s};
-    if (s->n > 0) GG_TRY(create_messages(s));
+    if (s->n > 0) GG_TRY(create_messages(s, run->in_pieces));
     *out = &s->head;
     s = NULL;
 cleanup:

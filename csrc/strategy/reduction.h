@@ -12,10 +12,14 @@
 
 typedef struct gg_reduction gg_reduction;
 
+/* A run of the arenas, whole lanes from element `offset` on, and the sum there, valid during the call. */
+typedef void gg_reduction_piece(void *context, size_t offset, size_t count, const float *sum);
+
 typedef struct gg_reduction_table {
     gg_status (*start)(gg_reduction *reduction, float *data, const float *share);
     gg_status (*poll)(gg_reduction *reduction, bool *summed);
     gg_status (*wait)(gg_reduction *reduction);
+    gg_status (*deliver)(gg_reduction *reduction, gg_reduction_piece *piece, void *context);
     gg_status (*finish)(gg_reduction *reduction);
     void (*destroy)(gg_reduction *reduction);
 } gg_reduction_table;
@@ -39,6 +43,9 @@ typedef struct gg_reduction_run {
      * its element 0. No parameter is in two runs then, and owner->step says which of the first steps travel dense.
      * `rest` and `displaces` have no meaning. */
     float *residue;
+    /* The sum is read by gg_reduction_deliver alone: what `data` holds is undefined from the start on, so that the sum
+     * of packed messages need not be an array. */
+    bool in_pieces;
     bool accumulates; /* packed: data go through gg_updater_accumulate before they are chosen from or travel */
     gg_compression_counts *counts; /* packed: what is sent is added to it */
 } gg_reduction_run;
@@ -65,6 +72,12 @@ static inline gg_status gg_reduction_poll(gg_reduction *reduction, bool *summed)
 
 /* Until data holds the sum. */
 static inline gg_status gg_reduction_wait(gg_reduction *reduction) { return reduction->table->wait(reduction); }
+
+/* The sum is there: calls `piece` with runs that cover each element once, but for padding where the sum is zero. With
+ * in_pieces it is called once a sum, before the finish. */
+static inline gg_status gg_reduction_deliver(gg_reduction *reduction, gg_reduction_piece *piece, void *context) {
+    return reduction->table->deliver(reduction, piece, context);
+}
 
 /* Until the peers have read it, too: data may be written. */
 static inline gg_status gg_reduction_finish(gg_reduction *reduction) { return reduction->table->finish(reduction); }

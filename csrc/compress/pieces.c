@@ -1,0 +1,113 @@
+/* Sums of packed messages in pieces that stay in cache. Every message has a cursor, which reads ahead by a block of
+ * elements. */
+#include "base/memory.h"
+#include "compress/packed_format.h"
+
+/* Elements of a piece for each thread that reads it. */
+#define PIECE ((size_t)16384)
+
+/* Elements that a cursor reads at once. */
+#define BLOCK ((size_t)64)
+
+typedef struct message_cursor {
+    const unsigned char *at, *end; /* the parts that follow */
+    message_form form;
+    message_part part;
+    code_reader reader;
+    size_t next, count; /* of `element`: what is added next, and how many there are; fewer than BLOCK: the last */
+    size_t value;       /* of the part: that of element[next] */
+    uint32_t element[BLOCK];
+} message_cursor;
+
+struct gg_pack_pieces {
+    size_t piece;
+    float *sum;
+    message_cursor *cursor;
+};
+
+gg_status gg_pack_pieces_create(const gg_device *device, int messages, gg_pack_pieces **out) {
+    gg_status status = GG_OK;
+    gg_pack_pieces *made = NULL;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *made, "sum in pieces", &made));
+    made->piece = PIECE * (size_t)device->threads;
+    GG_TRY(gg_alloc(made->piece * sizeof *made->sum, "sum in pieces", &made->sum));
+    GG_TRY(gg_calloc((size_t)messages, sizeof *made->cursor, "sum in pieces", &made->cursor));
+    *out = made;
+    made = NULL;
+cleanup:
+    gg_pack_pieces_destroy(made);
+    return status;
+}
+
+void gg_pack_pieces_destroy(gg_pack_pieces *pieces) {
+    if (pieces == NULL) return;
+    gg_free(pieces->cursor);
+    gg_free(pieces->sum);
+    gg_free(pieces);
+}
+
+static void read_block(message_cursor *c) {
+    (void)gg_packed_elements(&c->reader, BLOCK, c->element, &c->count); /* the codes have been checked */
+    c->next = 0;
+}
+
+static void begin_message(message_cursor *c, const unsigned char *message) {
+    uint64_t whole;
+    memcpy(&whole, message + 8, sizeof whole);
+    c->form = (message_form)message[3];
+    c->at = message + HEADER_BYTES;
+    c->end = message + whole;
+}
+
+static void begin_part(message_cursor *c, const gg_segment *segment, int i) {
+    (void)gg_packed_part(segment, i, c->form, &c->at, c->end, &c->part); /* it has been checked */
+    c->value = 0;
+    if (segment->bin == 0) return;
+    c->reader = reader_of(segment, c->part.codes, c->part.bytes);
+    read_block(c);
+}
+
+/* The elements of a block below `end`; at: element 0. */
+GG_INLINE void add_block(message_cursor *c, const bool signs, gg_dtype dtype, size_t end, float *at) {
+    const float both[2] = {c->part.scale, -c->part.scale};
+    const uint32_t *element = c->element;
+    size_t i = c->next;
+    for (; i < c->count && (element[i] & ~GG_ELEMENT_NEGATIVE) < end; ++i) {
+        float *own = at + (element[i] & ~GG_ELEMENT_NEGATIVE);
+        if (signs) *own += both[element[i] / GG_ELEMENT_NEGATIVE];
+        else *own += value_at(c->part.values, dtype, c->value++);
+    }
+    c->next = i;
+}
+
+/* What the message says of the elements [begin, end) of a segment; sum: element `begin`. */
+static void add_elements(message_cursor *c, const gg_segment *segment, size_t begin, size_t end, float *sum) {
+    float *const at = sum - begin;
+    if (segment->bin == 0) {
+        for (size_t j = begin; j < end; ++j) at[j] += value_at(c->part.values, GG_FLOAT32, j);
+        return;
+    }
+    for (;;) {
+        if (c->form == FORM_SCALE) add_block(c, true, GG_FLOAT32, end, at);
+        else add_block(c, false, c->form == FORM_NARROW ? GG_BFLOAT16 : GG_FLOAT32, end, at);
+        if (c->next < c->count || c->count < BLOCK) return;
+        read_block(c);
+    }
+}
+
+void gg_unpack_pieces(const gg_packing *packing, gg_pack_pieces *pieces, const void *const *message, int messages,
+                      void (*piece)(void *context, size_t offset, size_t count, const float *sum), void *context) {
+    for (int m = 0; m < messages; ++m) begin_message(&pieces->cursor[m], message[m]);
+    for (int i = 0; i < packing->segments; ++i) {
+        const gg_segment *segment = &packing->segment[i];
+        for (int m = 0; m < messages; ++m) begin_part(&pieces->cursor[m], segment, i);
+        for (size_t begin = 0, end; begin < segment->count; begin = end) {
+            end = segment->count - begin < pieces->piece ? segment->count : begin + pieces->piece;
+            const size_t lanes = (end - begin + GG_LANES - 1) / GG_LANES * GG_LANES;
+            memset(pieces->sum, 0, lanes * sizeof *pieces->sum);
+            for (int m = 0; m < messages; ++m) add_elements(&pieces->cursor[m], segment, begin, end, pieces->sum);
+            piece(context, segment->offset + begin, lanes, pieces->sum);
+        }
+    }
+}
