@@ -264,7 +264,7 @@ class Replicas:
         """
         info = environment.core_info()
         backend = self.backend or os.environ.get("GOSSIPGRAD_BACKEND")
-        has_it = bool(info["bfloat16"] and info["onednn"]) and info["isa"] == "avx512"
+        has_it = bool(info["bfloat16"] and info["onednn"]) and info["isa"] in ("avx512", "amx")
         own = has_it and backend != "native" and self.device == "cpu"
         if self.device.startswith("cuda"):  # no GPU that can be opened is without
             own = self.precision == "fast"

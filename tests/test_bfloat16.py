@@ -15,7 +15,8 @@ from gossipgrad import _core
 
 pytestmark = [
     pytest.mark.skipif(
-        not _core.info()["onednn"] or _core.info()["isa"] != "avx512", reason="bfloat16 needs oneDNN and AVX-512"
+        not _core.info()["onednn"] or _core.info()["isa"] not in ("avx512", "amx"),
+        reason="bfloat16 needs oneDNN and AVX-512",
     ),
     pytest.mark.cpu("what oneDNN computes in bfloat16, and where"),
 ]

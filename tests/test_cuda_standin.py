@@ -205,7 +205,9 @@ def test_bfloat16(cuda, name, precision):
     assert cuda.count("nondeterministic") == 0 or precision == "fast"
 
 
-@pytest.mark.skipif(not gg._core.info()["onednn"] or gg._core.info()["isa"] != "avx512", reason="no bfloat16 here")
+@pytest.mark.skipif(
+    not gg._core.info()["onednn"] or gg._core.info()["isa"] not in ("avx512", "amx"), reason="no bfloat16 here"
+)
 @pytest.mark.parametrize("name", ["alexnet", "char_gpt", "resnet20", "resnet50", "vgg11_bn"])
 def test_bfloat16_is_that_of_the_cpu(cuda, name):
     """Both round what these networks compute at the same places: they are nearer to each other than to float32."""

@@ -97,7 +97,8 @@ def test_peaks_are_measured(monkeypatch):
 
 
 @pytest.mark.skipif(
-    not _core.info()["onednn"] or _core.info()["isa"] != "avx512", reason="bfloat16 needs oneDNN and AVX-512"
+    not _core.info()["onednn"] or _core.info()["isa"] not in ("avx512", "amx"),
+    reason="bfloat16 needs oneDNN and AVX-512",
 )
 @pytest.mark.filterwarnings("ignore:dtype")  # of processors that convert
 def test_bfloat16(monkeypatch):

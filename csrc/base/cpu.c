@@ -9,6 +9,7 @@
 
 #if defined(__linux__)
 #include <sched.h>
+#include <sys/syscall.h>
 #endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
@@ -19,13 +20,35 @@
 #endif
 
 static const char *const isa_names[GG_ISA_COUNT] = {
-    [GG_ISA_SCALAR] = "scalar",
-    [GG_ISA_AVX2] = "avx2",
-    [GG_ISA_AVX512F] = "avx512f",
-    [GG_ISA_AVX512] = "avx512",
+    [GG_ISA_SCALAR] = "scalar", [GG_ISA_AVX2] = "avx2", [GG_ISA_AVX512F] = "avx512f",
+    [GG_ISA_AVX512] = "avx512", [GG_ISA_AMX] = "amx",
 };
 
 const char *gg_isa_name(gg_isa isa) { return (unsigned)isa < GG_ISA_COUNT ? isa_names[isa] : "unknown"; }
+
+#if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+/* Tiles, and their products of bfloat16. */
+static bool has_amx(void) {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) != 0 && (d >> 24 & 1) != 0;
+}
+#endif
+
+static bool amx_permitted;
+
+/* Linux saves the tiles of processes that have asked for it. */
+static void permit_amx(void) {
+#if defined(__linux__) && defined(SYS_arch_prctl) && defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    amx_permitted = has_amx() && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#endif
+}
+
+static bool may_use_amx(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, permit_amx);
+    return amx_permitted;
+}
 
 bool gg_cpu_supports(gg_isa isa) {
     if (isa == GG_ISA_SCALAR) return true;
@@ -34,12 +57,15 @@ bool gg_cpu_supports(gg_isa isa) {
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool avx512f = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd");
+    bool avx512 = avx512f && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
     switch (isa) {
     case GG_ISA_AVX2: return avx2;
     case GG_ISA_AVX512F: return avx512f;
-    case GG_ISA_AVX512:
-        return avx512f && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vl");
+    case GG_ISA_AVX512: return avx512;
+#ifdef GG_HAS_AMX
+    case GG_ISA_AMX: return avx512 && may_use_amx();
+#endif
     default: return false;
     }
 #else
@@ -51,7 +77,7 @@ const char *gg_cpu_bfloat16(void) {
 #if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!gg_cpu_supports(GG_ISA_AVX512)) return "";
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) != 0 && (d >> 24 & 1) != 0) return "amx";
+    if (has_amx()) return "amx";
     if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1) != 0) return "avx512_bf16";
 #endif
     return "";

@@ -7,10 +7,18 @@
 
 #include "base/status.h"
 
-/* One build of every kernel a level. AVX512F is the Knights Landing subset (F and CD only). */
-typedef enum gg_isa { GG_ISA_SCALAR = 0, GG_ISA_AVX2, GG_ISA_AVX512F, GG_ISA_AVX512, GG_ISA_COUNT } gg_isa;
+/* This compiler has the kernels of GG_ISA_AMX. */
+#if defined(__has_include) && !defined(GG_ONLY_SCALAR) && defined(__x86_64__)
+#if __has_include(<amxbf16intrin.h>)
+#define GG_HAS_AMX 1
+#endif
+#endif
 
-/* True if this CPU and operating system run kernels of that level. */
+/* One build of every kernel a level. AVX512F is the Knights Landing subset (F and CD only). AMX has the kernels of
+ * AVX512, and products of matrices in addition (cpu/split_kernels.h). */
+typedef enum gg_isa { GG_ISA_SCALAR = 0, GG_ISA_AVX2, GG_ISA_AVX512F, GG_ISA_AVX512, GG_ISA_AMX, GG_ISA_COUNT } gg_isa;
+
+/* True if this CPU, operating system and build run kernels of that level. For AMX the process asks the system once. */
 bool gg_cpu_supports(gg_isa isa);
 const char *gg_isa_name(gg_isa isa);
 /* The level for this process: `name` if not NULL, else $GOSSIPGRAD_ISA, else the best the CPU has. An unknown

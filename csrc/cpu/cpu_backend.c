@@ -26,7 +26,7 @@ static gg_status check_dtype(const gg_devices_options *options) {
     if (gg_cpu_onednn() == NULL || strcmp(options->backend, "native") == 0)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "dtype: 'bfloat16' needs oneDNN, but %s; allowed is float32",
                 gg_cpu_onednn() == NULL ? "this build has none" : "the backend is 'native'");
-    if (options->device.isa != GG_ISA_AVX512)
+    if (options->device.isa < GG_ISA_AVX512)
         GG_FAIL(GG_ERROR_UNSUPPORTED,
                 "dtype: 'bfloat16' needs the instruction set avx512, here it is %s; allowed is float32",
                 gg_isa_name(options->device.isa));

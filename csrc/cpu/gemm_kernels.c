@@ -6,7 +6,8 @@ const gg_gemm_kernels *gg_gemm_kernels_for(gg_isa isa) {
 #ifndef GG_ONLY_SCALAR
     case GG_ISA_AVX2: return &gg_gemm_kernels_avx2;
     case GG_ISA_AVX512F: return &gg_gemm_kernels_avx512f;
-    case GG_ISA_AVX512: return &gg_gemm_kernels_avx512;
+    case GG_ISA_AVX512:
+    case GG_ISA_AMX: return &gg_gemm_kernels_avx512;
 #endif
     default: return NULL;
     }

@@ -5,6 +5,7 @@
 
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
+#include "cpu/sgemm_split.h"
 
 /* Terms of a part: a panel of so many stays in the first-level cache. */
 #define PART_TERMS GG_SGEMM_TERMS
@@ -119,14 +120,21 @@ static int64_t strip_floats(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
     return gg_block_count(cols, kernels->panel) * kernels->panel * p->k;
 }
 
-size_t gg_sgemm_scratch(const gg_gemm_kernels *kernels, const gg_sgemm *p, int threads) {
+size_t gg_sgemm_scratch(gg_isa isa, const gg_sgemm *p, int threads) {
+    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(isa);
     if (p->n < 1) return 0;
+    if (gg_sgemm_is_split(isa, p)) return gg_sgemm_split_scratch(p, threads);
     const int64_t copies = in_place(p) ? 0 : threads * group_floats(kernels);
     return (size_t)(strip_floats(kernels, p) + copies) * sizeof(float);
 }
 
-void gg_sgemm_run(const gg_gemm_kernels *kernels, const gg_sgemm *p, int threads, void *scratch) {
+void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
+    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(isa);
     if (p->m < 1 || p->n < 1) return;
+    if (gg_sgemm_is_split(isa, p)) {
+        gg_sgemm_split_run(gg_split_kernels_for(isa), p, threads, scratch);
+        return;
+    }
     job j = {.kernels = kernels, .p = p, .packed = scratch, .parts = parts_of(p)};
     j.blocks = j.packed + strip_floats(kernels, p);
     const int64_t most = strip_cols(kernels, p);

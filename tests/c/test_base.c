@@ -341,6 +341,7 @@ static void test_cpu(void) {
     gg_isa isa = GG_ISA_COUNT, best = GG_ISA_COUNT;
     CHECK(gg_cpu_supports(GG_ISA_SCALAR));
     CHECK(!gg_cpu_supports(GG_ISA_COUNT));
+    CHECK(!gg_cpu_supports(GG_ISA_AMX) || gg_cpu_supports(GG_ISA_AVX512));
     CHECK(!gg_cpu_supports(GG_ISA_AVX512) || gg_cpu_supports(GG_ISA_AVX512F));
     CHECK(!gg_cpu_supports(GG_ISA_AVX512F) || gg_cpu_supports(GG_ISA_AVX2));
     unsetenv("GOSSIPGRAD_ISA");

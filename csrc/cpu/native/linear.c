@@ -156,7 +156,7 @@ static gg_status native_linear_backward_weights(gg_op *op, const gg_op_args *arg
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return GG_OK;
     if (linear->packs) {
         const gg_sgemm product = weight_product(linear, args);
-        gg_sgemm_run(linear->kernels, &product, linear->threads, args->scratch);
+        gg_sgemm_run(linear->kernels->isa, &product, linear->threads, args->scratch);
         return GG_OK;
     }
     gg_parallel_run(linear->threads, native_linear_weights_part, &j);
@@ -209,7 +209,7 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
         const gg_op_args none = {0};
         const gg_sgemm product = weight_product(linear, &none);
         linear->op.scratch_bytes =
-            linear->packs ? gg_sgemm_scratch(kernels, &product, device->threads)
+            linear->packs ? gg_sgemm_scratch(kernels->isa, &product, device->threads)
                           : (size_t)(linear->batch * (linear->in_padded + linear->out_padded)) * sizeof(float);
     }
     *out = &linear->op;

@@ -71,7 +71,7 @@ static void mask_rows(void *context, int thread, int threads) {
 static gg_status rows_forward(gg_op *head, const gg_op_args *args) {
     const rows_op *op = (rows_op *)head;
     const gg_sgemm product = forward_product(op, args);
-    gg_sgemm_run(op->kernels, &product, op->device->threads, args->scratch);
+    gg_sgemm_run(op->device->isa, &product, op->device->threads, args->scratch);
     return GG_OK;
 }
 
@@ -84,7 +84,7 @@ static gg_status rows_backward_weights(gg_op *head, const gg_op_args *args) {
     if (head->desc.bias) gg_cpu_column_sums(op->device, op->rows, op->out, dy, args->gradient[GG_PARAMETER_BIAS]);
     if (args->gradient[GG_PARAMETER_WEIGHT] != NULL) {
         const gg_sgemm product = weight_product(op, args);
-        gg_sgemm_run(op->kernels, &product, op->device->threads, args->scratch);
+        gg_sgemm_run(op->device->isa, &product, op->device->threads, args->scratch);
     }
     return GG_OK;
 }
@@ -93,7 +93,7 @@ static gg_status rows_backward_data(gg_op *head, const gg_op_args *args) {
     const rows_op *op = (rows_op *)head;
     if (args->grad_input[0] != NULL) {
         const gg_sgemm product = data_product(op, args);
-        gg_sgemm_run(op->kernels, &product, op->device->threads, args->scratch);
+        gg_sgemm_run(op->device->isa, &product, op->device->threads, args->scratch);
     }
     return GG_OK;
 }
@@ -123,7 +123,7 @@ gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc
     const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
     const gg_sgemm products[] = {forward_product(op, &none), data_product(op, &none), weight_product(op, &none)};
     for (int i = 0; i < (desc->training ? 3 : 1); ++i) {
-        const size_t bytes = gg_sgemm_scratch(kernels, &products[i], device->threads);
+        const size_t bytes = gg_sgemm_scratch(device->isa, &products[i], device->threads);
         if (bytes > head->scratch_bytes) head->scratch_bytes = bytes;
     }
     *out = head;

@@ -281,7 +281,7 @@ static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
         gg_parallel_run(op->device->threads, lstm_prepare_part, &l);
         if (head->desc.bias) add_biases(&l);
         const gg_sgemm product = input_product(&l);
-        gg_sgemm_run(op->kernels, &product, op->device->threads, (float *)args->scratch + op->product_at);
+        gg_sgemm_run(op->device->isa, &product, op->device->threads, (float *)args->scratch + op->product_at);
         run_positions(&l, lstm_forward_part, true);
         if (l.drops) gg_parallel_run(op->device->threads, lstm_drop_part, &l);
         leave_layer(&l);
@@ -384,8 +384,8 @@ static void weight_gradients(const lstm_layer *l) {
     float *scratch = l->args->scratch;
     const gg_sgemm input = weight_product(l, l->inputs, l->in, lstm_gradient(l, WEIGHT_IH));
     const gg_sgemm states = weight_product(l, op->hidden, scratch + op->before_at, lstm_gradient(l, WEIGHT_HH));
-    gg_sgemm_run(op->kernels, &input, op->device->threads, scratch + op->product_at);
-    gg_sgemm_run(op->kernels, &states, op->device->threads, scratch + op->product_at);
+    gg_sgemm_run(op->device->isa, &input, op->device->threads, scratch + op->product_at);
+    gg_sgemm_run(op->device->isa, &states, op->device->threads, scratch + op->product_at);
     if (!op->head.desc.bias) return;
     gg_cpu_column_sums(op->device, op->batch * op->positions, gates, l->gates, lstm_gradient(l, BIAS_IH));
     memcpy(lstm_gradient(l, BIAS_HH), lstm_gradient(l, BIAS_IH), (size_t)gates * sizeof(float));
@@ -418,7 +418,7 @@ static gg_status native_lstm_backward(gg_op *head, const gg_op_args *args) {
         weight_gradients(&l);
         if (out == NULL) continue;
         const gg_sgemm product = data_product(&l, out);
-        gg_sgemm_run(op->kernels, &product, op->device->threads, scratch + op->product_at);
+        gg_sgemm_run(op->device->isa, &product, op->device->threads, scratch + op->product_at);
     }
     return GG_OK;
 }
@@ -479,7 +479,7 @@ static void lstm_scratch(lstm_op *op) {
         const gg_sgemm product[4] = {input_product(&l), data_product(&l, NULL), weight_product(&l, inputs, NULL, NULL),
                                      weight_product(&l, op->hidden, NULL, NULL)};
         for (int k = 0; k < 4; ++k) {
-            const size_t bytes = gg_sgemm_scratch(op->kernels, &product[k], op->device->threads);
+            const size_t bytes = gg_sgemm_scratch(op->device->isa, &product[k], op->device->threads);
             if (bytes > most) most = bytes;
         }
     }

@@ -138,7 +138,7 @@ static bool is_bound_by_weights(const gg_op_desc *desc) {
 /* The element type of an operation's activations. Products gain by bfloat16 whatever comes before them; where nothing
  * is multiplied, a conversion in front would cost more than it saves. oneDNN has no bfloat16 without AVX-512. */
 static gg_dtype dtype_of(const gg_device *device, const gg_op_desc *desc) {
-    if (desc->dtype != GG_BFLOAT16 || device->isa != GG_ISA_AVX512 || is_bound_by_weights(desc)) return GG_FLOAT32;
+    if (desc->dtype != GG_BFLOAT16 || device->isa < GG_ISA_AVX512 || is_bound_by_weights(desc)) return GG_FLOAT32;
     if (desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR) return GG_BFLOAT16;
     for (int i = 0; i < desc->inputs; i++)
         if (desc->offered[i].dtype != GG_BFLOAT16) return GG_FLOAT32;

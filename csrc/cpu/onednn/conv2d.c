@@ -44,7 +44,7 @@ static int64_t onednn_conv2d_rounded(int64_t n, int64_t block) { return (n + blo
  * 50 channels run 1.7 times faster in NHWC, 24 -> 64 1.4 times, and without padding both are equal in stride 1. Inputs
  * of up to 4 channels have kernels of their own that read PLAIN. */
 static bool prefer_nhwc(const gg_op_desc *desc, gg_isa isa) {
-    const int64_t block = isa == GG_ISA_AVX512 ? 16 : 8;
+    const int64_t block = isa >= GG_ISA_AVX512 ? 16 : 8;
     const int64_t in = desc->input[0].size[0], out = desc->output.size[0];
     if (desc->groups != 1 || in <= 4) return false;
     if (in >= 8 && 4 * onednn_conv2d_rounded(in, block) * onednn_conv2d_rounded(out, block) > 5 * in * out) return true;

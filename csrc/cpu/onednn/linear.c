@@ -76,7 +76,7 @@ static void parameter_gradients(gg_device *device, const gg_dnn_op *op, const gg
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return;
     if (desc->input[0].dims > 1) {
         const gg_sgemm product = weights_product(desc, args);
-        gg_sgemm_run(gg_gemm_kernels_for(device->isa), &product, device->threads, args->scratch);
+        gg_sgemm_run(device->isa, &product, device->threads, args->scratch);
         return;
     }
     /* The bits of any part of it. */
@@ -100,7 +100,7 @@ static gg_status onednn_linear_add_backward(linear *it) {
     if (op->head.desc.input[0].dims > 1) {
         const gg_op_args none = {0};
         const gg_sgemm product = weights_product(&op->head.desc, &none);
-        const size_t bytes = gg_sgemm_scratch(gg_gemm_kernels_for(op->device->isa), &product, op->threads);
+        const size_t bytes = gg_sgemm_scratch(op->device->isa, &product, op->threads);
         if (bytes > op->head.scratch_bytes) op->head.scratch_bytes = bytes;
     }
     op->head.backward_needs_input = 1;

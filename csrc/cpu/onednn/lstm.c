@@ -582,7 +582,7 @@ gg_status gg_dnn_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **
     gg_status status = GG_OK;
     void *block = NULL;
     *out = NULL;
-    if (desc->dtype != GG_BFLOAT16 || device->isa != GG_ISA_AVX512)
+    if (desc->dtype != GG_BFLOAT16 || device->isa < GG_ISA_AVX512)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN's LSTM is for bfloat16 and AVX-512");
     if (desc->offered[0].dtype != GG_FLOAT32 && desc->offered[0].dtype != GG_BFLOAT16)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN's LSTM reads float32 or bfloat16, not %s",

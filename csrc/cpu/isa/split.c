@@ -1,0 +1,384 @@
+/* The split product: the scalar kernels, which document it, and those on AMX: blocks of two by two tiles of the result,
+ * which stay in four of the eight tile registers. Both compute the same bits where denormal numbers count as 0. */
+#include <string.h>
+
+#include "cpu/isa/isa.h"
+#include "cpu/split_kernels.h"
+
+#if defined(__AVX512BW__) && defined(GG_HAS_AMX)
+
+#pragma GCC push_options
+#pragma GCC target("amx-tile,amx-bf16")
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define STEP ((int64_t)GG_SPLIT_PARTS * GG_SPLIT_TILE)
+#define ROW_BYTES 64
+
+/* ------------------------------------------------------------------------------------------- packing */
+
+INLINE __m512 upper_half(__m512 x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32((int)0xffff0000)));
+}
+
+/* Two numbers that are bfloat16 in each of sixteen words: `first` in the lower half. */
+INLINE __m512i pairs(__m512 first, __m512 second) {
+    return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(first), 16),
+                                   _mm512_castps_si512(second));
+}
+
+/* Row `row` of the three tiles. */
+INLINE void store_parts(__m512 x, __m512 y, uint16_t *tile, int64_t row) {
+    const __m512 x_high = upper_half(x), y_high = upper_half(y);
+    const __m512 x_left = _mm512_sub_ps(x, x_high), y_left = _mm512_sub_ps(y, y_high);
+    const __m512 x_middle = upper_half(x_left), y_middle = upper_half(y_left);
+    uint16_t *out = tile + row * GG_SPLIT_TERMS;
+    _mm512_store_si512(out, pairs(x_high, y_high));
+    _mm512_store_si512(out + GG_SPLIT_TILE, pairs(x_middle, y_middle));
+    _mm512_store_si512(out + 2 * GG_SPLIT_TILE,
+                       pairs(_mm512_sub_ps(x_left, x_middle), _mm512_sub_ps(y_left, y_middle)));
+}
+
+INLINE __mmask16 first_lanes(int64_t n) { return n >= 16 ? 0xffffu : n <= 0 ? 0 : (__mmask16)((1u << n) - 1u); }
+
+/* Vectors from memory become rows of the tiles: `vectors` of them, of `lanes` numbers, then zeros. second: how far the
+ * other of a pair is, and how many vectors and lanes of it there are. */
+typedef struct source {
+    const float *from;
+    int64_t step, second;
+    int64_t vectors[2], lanes[2];
+} source;
+
+INLINE __m512 load_row(const source *s, int which, int64_t row) {
+    const __mmask16 mask = row < s->vectors[which] ? first_lanes(s->lanes[which]) : 0;
+    return _mm512_maskz_loadu_ps(mask, s->from + (which ? s->second : 0) + row * s->step);
+}
+
+INLINE void pack_straight(const source *s, uint16_t *tile) {
+    if (s->vectors[0] >= 16 && s->vectors[1] >= 16 && s->lanes[0] >= 16 && s->lanes[1] >= 16) {
+        for (int64_t row = 0; row < 16; ++row)
+            store_parts(_mm512_loadu_ps(s->from + row * s->step), _mm512_loadu_ps(s->from + s->second + row * s->step),
+                        tile, row);
+        return;
+    }
+    for (int64_t row = 0; row < 16; ++row) store_parts(load_row(s, 0, row), load_row(s, 1, row), tile, row);
+}
+
+/* Sixteen rows of sixteen numbers, turned. */
+INLINE void turn(__m512 *a) {
+    __m512 b[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = (__m512)_mm512_unpacklo_pd((__m512d)b[i], (__m512d)b[i + 2]);
+        a[i + 1] = (__m512)_mm512_unpackhi_pd((__m512d)b[i], (__m512d)b[i + 2]);
+        a[i + 2] = (__m512)_mm512_unpacklo_pd((__m512d)b[i + 1], (__m512d)b[i + 3]);
+        a[i + 3] = (__m512)_mm512_unpackhi_pd((__m512d)b[i + 1], (__m512d)b[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+        const __m512 low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88),
+                     high = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
+        const __m512 low2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0x88);
+        const __m512 high2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0xdd);
+        b[c] = _mm512_shuffle_f32x4(low, low2, 0x88);
+        b[c + 4] = _mm512_shuffle_f32x4(high, high2, 0x88);
+        b[c + 8] = _mm512_shuffle_f32x4(low, low2, 0xdd);
+        b[c + 12] = _mm512_shuffle_f32x4(high, high2, 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) a[i] = b[i];
+}
+
+static void pack_turned(const source *s, uint16_t *tile) {
+    float turned[2][16][16] __attribute__((aligned(64)));
+    for (int which = 0; which < 2; ++which) {
+        __m512 a[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) a[i] = load_row(s, which, i);
+        turn(a);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) _mm512_store_ps(turned[which][i], a[i]);
+    }
+    for (int64_t row = 0; row < 16; ++row)
+        store_parts(_mm512_load_ps(turned[0][row]), _mm512_load_ps(turned[1][row]), tile, row);
+}
+
+/* straight: vectors as they lie in memory are rows of tiles. */
+INLINE void pack_tiles(const gg_split_pack *p, bool straight) {
+    uint16_t *tile = p->out;
+    for (int64_t i = 0; i < p->count; i += GG_SPLIT_SIDE)
+        for (int64_t l = 0; l < p->terms; l += GG_SPLIT_TERMS, tile += STEP) {
+            const int64_t count = p->count - i, first = p->terms - l, second = first - GG_SPLIT_SIDE;
+            const source s = {
+                .from = p->from + (p->across ? l * p->step + i : i * p->step + l),
+                .step = p->step,
+                .second = p->across ? GG_SPLIT_SIDE * p->step : GG_SPLIT_SIDE,
+                .vectors = {p->across ? first : count, p->across ? second : count},
+                .lanes = {p->across ? count : first, p->across ? count : second},
+            };
+            if (straight) pack_straight(&s, tile);
+            else pack_turned(&s, tile);
+        }
+}
+
+static void pack_rows_amx(const gg_split_pack *p) {
+    if (p->across) pack_tiles(p, false);
+    else pack_tiles(p, true);
+}
+
+static void pack_cols_amx(const gg_split_pack *p) {
+    if (p->across) pack_tiles(p, true);
+    else pack_tiles(p, false);
+}
+
+/* ------------------------------------------------------------------------------------------ products */
+
+/* A block of up to two by two tiles. Registers 0 to 3 are the result, 4 and 5 of a, 6 and 7 of b. */
+typedef struct block {
+    const uint16_t *a, *b;
+    int64_t a_group, b_group, tiles; /* tiles: steps of 32 terms */
+    int64_t rows, cols;              /* of the result that exist */
+    float *c;
+    int64_t c_row;
+    const float *bias;
+    bool add, relu;
+} block;
+
+#define LOAD_A(part)                                                                                                   \
+    do {                                                                                                               \
+        _tile_loadd(4, a + (part)*GG_SPLIT_TILE, ROW_BYTES);                                                           \
+        if (tall) _tile_loadd(5, a_below + (part)*GG_SPLIT_TILE, ROW_BYTES);                                           \
+    } while (0)
+#define LOAD_B(part)                                                                                                   \
+    do {                                                                                                               \
+        _tile_loadd(6, b + (part)*GG_SPLIT_TILE, ROW_BYTES);                                                           \
+        if (wide) _tile_loadd(7, b_beside + (part)*GG_SPLIT_TILE, ROW_BYTES);                                          \
+    } while (0)
+#define MULTIPLY                                                                                                       \
+    do {                                                                                                               \
+        _tile_dpbf16ps(0, 4, 6);                                                                                       \
+        if (wide) _tile_dpbf16ps(1, 4, 7);                                                                             \
+        if (tall) _tile_dpbf16ps(2, 5, 6);                                                                             \
+        if (tall && wide) _tile_dpbf16ps(3, 5, 7);                                                                     \
+    } while (0)
+
+/* The six products of parts, in an order in which each step changes one side only. */
+INLINE void add_products(const block *it, bool tall, bool wide) {
+    const uint16_t *a = it->a, *a_below = a + it->a_group, *b = it->b, *b_beside = b + it->b_group;
+    for (int64_t t = 0; t < it->tiles; ++t) {
+        LOAD_B(0);
+        LOAD_A(2);
+        MULTIPLY;
+        LOAD_A(1);
+        MULTIPLY;
+        LOAD_A(0);
+        MULTIPLY;
+        LOAD_B(1);
+        LOAD_A(1);
+        MULTIPLY;
+        LOAD_A(0);
+        MULTIPLY;
+        LOAD_B(2);
+        MULTIPLY;
+        a += STEP;
+        a_below += STEP;
+        b += STEP;
+        b_beside += STEP;
+    }
+}
+
+/* Where a tile of the result begins and ends: in c, or, where it is not whole, in a buffer. */
+typedef struct place {
+    float *at;
+    int64_t step, rows, cols;
+    bool whole;
+} place;
+
+INLINE place place_tile(const block *it, int64_t row, int64_t col, float *buffer) {
+    place p = {.at = it->c + row * it->c_row + col, .step = it->c_row};
+    p.rows = it->rows - row < GG_SPLIT_SIDE ? it->rows - row : GG_SPLIT_SIDE;
+    p.cols = it->cols - col < GG_SPLIT_SIDE ? it->cols - col : GG_SPLIT_SIDE;
+    p.whole = p.rows == GG_SPLIT_SIDE && p.cols == GG_SPLIT_SIDE;
+    if (!p.whole && it->add)
+        for (int64_t i = 0; i < GG_SPLIT_SIDE; ++i)
+            _mm512_store_ps(buffer + i * GG_SPLIT_SIDE,
+                            _mm512_maskz_loadu_ps(i < p.rows ? first_lanes(p.cols) : 0, p.at + i * p.step));
+    return p;
+}
+
+/* The registers are named by constants, hence macros. */
+#define START(number, down, right)                                                                                     \
+    do {                                                                                                               \
+        const place p = place_tile(it, down, right, buffer);                                                           \
+        if (it->add) _tile_loadd(number, p.whole ? p.at : buffer, p.whole ? p.step * 4 : ROW_BYTES);                   \
+        else if (it->bias == NULL) _tile_zero(number);                                                                 \
+        else {                                                                                                         \
+            _mm512_store_ps(buffer, _mm512_maskz_loadu_ps(first_lanes(p.cols), it->bias + (right)));                   \
+            _tile_loadd(number, buffer, 0); /* every row */                                                            \
+        }                                                                                                              \
+    } while (0)
+
+INLINE void finish_tile(const block *it, const place *p, const float *buffer) {
+    if (p->whole && !it->relu) return;
+    const __mmask16 mask = first_lanes(p->cols);
+    for (int64_t i = 0; i < p->rows; ++i) {
+        __m512 x = p->whole ? _mm512_loadu_ps(p->at + i * p->step) : _mm512_load_ps(buffer + i * GG_SPLIT_SIDE);
+        /* NaN stays */
+        if (it->relu)
+            x = _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_setzero_ps());
+        _mm512_mask_storeu_ps(p->at + i * p->step, mask, x);
+    }
+}
+
+#define FINISH(number, down, right)                                                                                    \
+    do {                                                                                                               \
+        block plain = *it;                                                                                             \
+        plain.add = false;                                                                                             \
+        const place p = place_tile(&plain, down, right, buffer);                                                       \
+        _tile_stored(number, p.whole ? p.at : buffer, p.whole ? p.step * 4 : ROW_BYTES);                               \
+        finish_tile(it, &p, buffer);                                                                                   \
+    } while (0)
+
+INLINE void run_block(const block *it, bool tall, bool wide) {
+    float buffer[GG_SPLIT_SIDE * GG_SPLIT_SIDE] __attribute__((aligned(64)));
+    START(0, 0, 0);
+    if (wide) START(1, 0, GG_SPLIT_SIDE);
+    if (tall) START(2, GG_SPLIT_SIDE, 0);
+    if (tall && wide) START(3, GG_SPLIT_SIDE, GG_SPLIT_SIDE);
+    add_products(it, tall, wide);
+    FINISH(0, 0, 0);
+    if (wide) FINISH(1, 0, GG_SPLIT_SIDE);
+    if (tall) FINISH(2, GG_SPLIT_SIDE, 0);
+    if (tall && wide) FINISH(3, GG_SPLIT_SIDE, GG_SPLIT_SIDE);
+}
+
+static __attribute__((noinline)) void run_1x1(const block *it) { run_block(it, false, false); }
+static __attribute__((noinline)) void run_1x2(const block *it) { run_block(it, false, true); }
+static __attribute__((noinline)) void run_2x1(const block *it) { run_block(it, true, false); }
+static __attribute__((noinline)) void run_2x2(const block *it) { run_block(it, true, true); }
+
+typedef struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tile_config;
+
+static void multiply_amx(const gg_split_product *p) {
+    static const tile_config config = {
+        .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+    static void (*const runs[2][2])(const block *) = {{run_1x1, run_1x2}, {run_2x1, run_2x2}};
+    block it = {.a_group = p->a_group,
+                .b_group = p->b_group,
+                .tiles = gg_split_group(p->terms) / STEP,
+                .c_row = p->c_row,
+                .add = p->add,
+                .relu = p->relu};
+    _tile_loadconfig(&config);
+    for (int64_t j = 0; j < p->n; j += 2 * GG_SPLIT_SIDE) {
+        it.b = p->b + j / GG_SPLIT_SIDE * p->b_group;
+        it.cols = p->n - j < 2 * GG_SPLIT_SIDE ? p->n - j : 2 * GG_SPLIT_SIDE;
+        it.bias = p->bias != NULL ? p->bias + j : NULL;
+        for (int64_t i = 0; i < p->m; i += 2 * GG_SPLIT_SIDE) {
+            it.a = p->a + i / GG_SPLIT_SIDE * p->a_group;
+            it.rows = p->m - i < 2 * GG_SPLIT_SIDE ? p->m - i : 2 * GG_SPLIT_SIDE;
+            it.c = p->c + i * p->c_row + j;
+            runs[it.rows > GG_SPLIT_SIDE][it.cols > GG_SPLIT_SIDE](&it);
+        }
+    }
+    _tile_release();
+}
+
+const gg_split_kernels gg_split_kernels_amx = {pack_rows_amx, pack_cols_amx, multiply_amx};
+
+#pragma GCC pop_options
+
+#elif !defined(__AVX2__)
+
+static float upper_half(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits &= 0xffff0000u;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint16_t narrow_exactly(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+static float widen_exactly(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+/* Where element (i, l) of a group lies in a tile: terms l and l + 16 side by side, as a row of 32 for each i, or,
+ * turned, as a row of 16 pairs for each l. */
+static int64_t place_of(int64_t i, int64_t l, bool turned) {
+    const int64_t pair = l % GG_SPLIT_SIDE, second = l / GG_SPLIT_SIDE;
+    return turned ? (pair * GG_SPLIT_SIDE + i) * 2 + second : (i * GG_SPLIT_SIDE + pair) * 2 + second;
+}
+
+static void pack_scalar(const gg_split_pack *p, bool turned) {
+    memset(p->out, 0, (size_t)gg_split_packed(p->count, p->terms) * sizeof *p->out);
+    for (int64_t i = 0; i < p->count; ++i)
+        for (int64_t l = 0; l < p->terms; ++l) {
+            uint16_t *tile = p->out + i / GG_SPLIT_SIDE * gg_split_group(p->terms) +
+                             l / GG_SPLIT_TERMS * GG_SPLIT_PARTS * GG_SPLIT_TILE +
+                             place_of(i % GG_SPLIT_SIDE, l % GG_SPLIT_TERMS, turned);
+            float left = p->across ? p->from[l * p->step + i] : p->from[i * p->step + l];
+            for (int part = 0; part < GG_SPLIT_PARTS; ++part) {
+                const float taken = upper_half(left);
+                tile[part * GG_SPLIT_TILE] = narrow_exactly(taken);
+                left -= taken;
+            }
+        }
+}
+
+static void pack_rows_scalar(const gg_split_pack *pack) { pack_scalar(pack, false); }
+static void pack_cols_scalar(const gg_split_pack *pack) { pack_scalar(pack, true); }
+
+/* The products of parts in the order of the kernels. */
+static const int parts_a[6] = {2, 1, 0, 1, 0, 0}, parts_b[6] = {0, 0, 0, 1, 1, 2};
+
+static float element(const gg_split_product *p, int64_t i, int64_t j, float sum) {
+    const int64_t tiles = gg_split_group(p->terms);
+    const uint16_t *a = p->a + i / GG_SPLIT_SIDE * p->a_group, *b = p->b + j / GG_SPLIT_SIDE * p->b_group;
+    for (int64_t at = 0; at < tiles; at += GG_SPLIT_PARTS * GG_SPLIT_TILE)
+        for (int k = 0; k < 6; ++k) {
+            float first = 0, second = 0; /* of the pairs; products of bfloat16 are exact */
+            for (int64_t l = 0; l < GG_SPLIT_SIDE; ++l) {
+                const uint16_t *x = a + at + parts_a[k] * GG_SPLIT_TILE + place_of(i % GG_SPLIT_SIDE, l, false);
+                const uint16_t *y = b + at + parts_b[k] * GG_SPLIT_TILE + place_of(j % GG_SPLIT_SIDE, l, true);
+                first += widen_exactly(x[0]) * widen_exactly(y[0]);
+                second += widen_exactly(x[1]) * widen_exactly(y[1]);
+            }
+            sum += first + second;
+        }
+    return sum;
+}
+
+static void multiply_scalar(const gg_split_product *p) {
+    for (int64_t i = 0; i < p->m; ++i)
+        for (int64_t j = 0; j < p->n; ++j) {
+            float *c = p->c + i * p->c_row + j;
+            const float sum = element(p, i, j, p->add ? *c : p->bias != NULL ? p->bias[j] : 0);
+            *c = p->relu && sum < 0 ? 0 : sum;
+        }
+}
+
+const gg_split_kernels gg_split_kernels_scalar = {pack_rows_scalar, pack_cols_scalar, multiply_scalar};
+
+#else
+
+typedef int gg_split_nothing; /* other levels have none */
+
+#endif

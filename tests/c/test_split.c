@@ -1,0 +1,263 @@
+/* Products of float32 by parts in bfloat16: the scalar kernels against sums in double, the others against their bits.
+ */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/parallel.h"
+#include "base/random.h"
+#include "check.h"
+#include "cpu/gemm_kernels.h"
+#include "cpu/sgemm_split.h"
+
+#define GUARD 64
+#define GUARD_BYTE 0xa5
+
+typedef struct buffer {
+    unsigned char *block;
+    void *data;
+    size_t bytes;
+} buffer;
+
+static buffer buffer_create(size_t bytes) {
+    buffer b = {.bytes = bytes};
+    void *block;
+    if (gg_alloc(bytes + 2 * GUARD, "test", &block) != GG_OK) exit(2);
+    b.block = block;
+    b.data = b.block + GUARD;
+    memset(block, GUARD_BYTE, bytes + 2 * GUARD);
+    return b;
+}
+
+static void buffer_free(buffer *b) {
+    bool whole = true;
+    for (size_t i = 0; i < GUARD; ++i)
+        whole = whole && b->block[i] == GUARD_BYTE && b->block[GUARD + b->bytes + i] == GUARD_BYTE;
+    CHECK(whole);
+    gg_free(b->block);
+}
+
+/* Between -1 and 1, of very different sizes. */
+static buffer buffer_random(size_t count) {
+    static uint32_t stream;
+    buffer b = buffer_create(count * sizeof(float));
+    float *x = b.data;
+    const gg_random_key key = {.seed = 11, .purpose = GG_RANDOM_TEST, .step = ++stream};
+    gg_random_uniform(&key, count, -1, 1, x);
+    for (size_t i = 0; i < count; ++i) x[i] *= ldexpf(1, -(int)(i % 7));
+    return b;
+}
+
+/* ------------------------------------------------------------------------------------------------- kernels */
+
+typedef struct side {
+    int64_t count, terms, step;
+    bool across;
+    buffer values;
+} side;
+
+static side side_create(int64_t count, int64_t terms, bool across) {
+    side s = {.count = count, .terms = terms, .across = across, .step = (across ? count : terms) + 3};
+    s.values = buffer_random((size_t)(s.step * ((across ? terms : count) - 1) + (across ? count : terms)));
+    return s;
+}
+
+static double value_at(const side *s, int64_t i, int64_t term) {
+    return (double)((const float *)s->values.data)[s->across ? term * s->step + i : i * s->step + term];
+}
+
+static buffer packed(const gg_split_kernels *kernels, const side *s, bool rows) {
+    buffer out = buffer_create((size_t)gg_split_packed(s->count, s->terms) * sizeof(uint16_t));
+    const gg_split_pack pack = {.count = s->count,
+                                .terms = s->terms,
+                                .from = s->values.data,
+                                .step = s->step,
+                                .across = s->across,
+                                .out = out.data};
+    (rows ? kernels->pack_rows : kernels->pack_cols)(&pack);
+    return out;
+}
+
+typedef struct product_case {
+    side a, b;
+    bool add, relu, bias;
+    buffer start, biases;
+    int64_t c_row;
+} product_case;
+
+static buffer multiplied(const gg_split_kernels *kernels, const product_case *it) {
+    buffer a = packed(kernels, &it->a, true), b = packed(kernels, &it->b, false), c = buffer_create(it->start.bytes);
+    memcpy(c.data, it->start.data, c.bytes);
+    const int64_t group = gg_split_group(it->a.terms);
+    const gg_split_product product = {.m = it->a.count,
+                                      .n = it->b.count,
+                                      .terms = it->a.terms,
+                                      .a = a.data,
+                                      .b = b.data,
+                                      .a_group = group,
+                                      .b_group = group,
+                                      .c = c.data,
+                                      .c_row = it->c_row,
+                                      .bias = it->bias ? it->biases.data : NULL,
+                                      .add = it->add,
+                                      .relu = it->relu};
+    kernels->multiply(&product);
+    buffer_free(&a);
+    buffer_free(&b);
+    return c;
+}
+
+/* The error of every element against the size of its terms. */
+static void check_sums(const product_case *it, const float *c) {
+    double worst = 0;
+    bool rest_stands = true;
+    for (int64_t i = 0; i < it->a.count; ++i) {
+        for (int64_t j = 0; j < it->b.count; ++j) {
+            double sum = it->add    ? (double)((const float *)it->start.data)[i * it->c_row + j]
+                         : it->bias ? (double)((const float *)it->biases.data)[j]
+                                    : 0;
+            double size = fabs(sum);
+            for (int64_t term = 0; term < it->a.terms; ++term) {
+                const double product = value_at(&it->a, i, term) * value_at(&it->b, j, term);
+                sum += product;
+                size += fabs(product);
+            }
+            if (it->relu && sum < 0) sum = 0;
+            const double error = fabs((double)c[i * it->c_row + j] - sum);
+            if (size > 0 && error / size > worst) worst = error / size;
+        }
+        for (int64_t j = it->b.count; j < it->c_row && i + 1 < it->a.count; ++j)
+            rest_stands = rest_stands && memcmp(&c[i * it->c_row + j],
+                                                &((const float *)it->start.data)[i * it->c_row + j], sizeof *c) == 0;
+    }
+    CHECK(worst < 0x1p-21);
+    CHECK(rest_stands);
+}
+
+static void test_kernels(void) {
+    static const int64_t sizes[] = {1, 5, 16, 17, 31, 32, 33, 50}, terms[] = {1, 2, 15, 16, 17, 32, 33, 70, 300};
+    const gg_split_kernels *fast = gg_cpu_supports(GG_ISA_AMX) ? gg_split_kernels_for(GG_ISA_AMX) : NULL;
+    int number = 0;
+    for (size_t m = 0; m < sizeof sizes / sizeof *sizes; ++m)
+        for (size_t k = 0; k < sizeof terms / sizeof *terms; ++k)
+            for (int flags = 0; flags < 4; ++flags, ++number) {
+                const int64_t n = sizes[(m + k + (size_t)flags) % 8];
+                product_case it = {.a = side_create(sizes[m], terms[k], flags & 1),
+                                   .b = side_create(n, terms[k], flags & 2),
+                                   .add = number % 3 == 0,
+                                   .bias = number % 3 == 1,
+                                   .relu = number % 2 == 0,
+                                   .c_row = n + number % 4};
+                it.start = buffer_random((size_t)((sizes[m] - 1) * it.c_row + n));
+                it.biases = buffer_random((size_t)n);
+                buffer c = multiplied(&gg_split_kernels_scalar, &it);
+                check_sums(&it, c.data);
+                if (fast != NULL) {
+                    buffer other = multiplied(fast, &it);
+                    CHECK(memcmp(c.data, other.data, c.bytes) == 0);
+                    for (int rows = 0; rows < 2; ++rows) {
+                        const side *s = rows ? &it.a : &it.b;
+                        buffer tiles = packed(&gg_split_kernels_scalar, s, rows), others = packed(fast, s, rows);
+                        CHECK(memcmp(tiles.data, others.data, tiles.bytes) == 0);
+                        buffer_free(&tiles);
+                        buffer_free(&others);
+                    }
+                    buffer_free(&other);
+                }
+                buffer_free(&c);
+                buffer_free(&it.start);
+                buffer_free(&it.biases);
+                buffer_free(&it.a.values);
+                buffer_free(&it.b.values);
+            }
+}
+
+/* Each number is the sum of its parts, also at the ends of the range; NaN and infinity are never lost. */
+static void test_parts(void) {
+    static const float values[] = {
+        0.0f, -0.0f, 1.0f, -3.14159274f, 3.40282347e38f, 0x1.fffffep-1f, 0x1.000002p-100f, INFINITY, NAN, 1e-30f};
+    enum { COUNT = sizeof values / sizeof *values };
+    const gg_split_kernels *const kernels[2] = {&gg_split_kernels_scalar,
+                                                gg_cpu_supports(GG_ISA_AMX) ? gg_split_kernels_for(GG_ISA_AMX) : NULL};
+    for (int k = 0; k < 2 && kernels[k] != NULL; ++k) {
+        static const float one = 1;
+        buffer rows = buffer_create((size_t)gg_split_packed(COUNT, 1) * sizeof(uint16_t));
+        buffer column = buffer_create((size_t)gg_split_packed(1, 1) * sizeof(uint16_t));
+        float c[COUNT];
+        const gg_split_pack pack = {.count = COUNT, .terms = 1, .from = values, .step = 1, .out = rows.data};
+        const gg_split_pack right = {.count = 1, .terms = 1, .from = &one, .step = 1, .out = column.data};
+        const gg_split_product product = {.m = COUNT,
+                                          .n = 1,
+                                          .terms = 1,
+                                          .a = rows.data,
+                                          .b = column.data,
+                                          .a_group = gg_split_group(1),
+                                          .b_group = gg_split_group(1),
+                                          .c = c,
+                                          .c_row = 1};
+        kernels[k]->pack_rows(&pack);
+        kernels[k]->pack_cols(&right);
+        kernels[k]->multiply(&product);
+        for (int i = 0; i < COUNT; ++i) CHECK(isfinite(values[i]) ? c[i] == values[i] : isnan(c[i]));
+        buffer_free(&rows);
+        buffer_free(&column);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ products */
+
+/* Long sums, several strips and chunks: the bits of any number of threads, near those of fused multiply-adds. */
+static void test_large_products(void) {
+    static const int64_t sizes[][3] = {{150, 40, 1100}, {40, 720, 1024}, {300, 33, 2100}, {64, 64, 64}};
+    if (!gg_cpu_supports(GG_ISA_AMX)) return;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i)
+        for (int flags = 0; flags < 4; ++flags) {
+            const int64_t m = sizes[i][0], n = sizes[i][1], k = sizes[i][2];
+            const bool transpose_a = flags & 1, transpose_b = flags & 2;
+            buffer a = buffer_random((size_t)(m * k)), b = buffer_random((size_t)(n * k)),
+                   bias = buffer_random((size_t)n);
+            buffer c[3];
+            for (int run = 0; run < 3; ++run) {
+                const gg_isa isa = run == 2 ? GG_ISA_AVX512 : GG_ISA_AMX;
+                const int threads = run == 1 ? 3 : 1;
+                c[run] = buffer_create((size_t)(m * n) * sizeof(float));
+                const gg_sgemm p = {.m = m,
+                                    .n = n,
+                                    .k = k,
+                                    .a = a.data,
+                                    .b = b.data,
+                                    .c = c[run].data,
+                                    .lda = transpose_a ? m : k,
+                                    .ldb = transpose_b ? k : n,
+                                    .ldc = n,
+                                    .bias = bias.data,
+                                    .transpose_a = transpose_a,
+                                    .transpose_b = transpose_b,
+                                    .relu = flags == 3};
+                CHECK(gg_sgemm_is_split(isa, &p) == (run < 2));
+                buffer scratch = buffer_create(gg_sgemm_scratch(isa, &p, threads));
+                gg_sgemm_run(isa, &p, threads, scratch.data);
+                buffer_free(&scratch);
+            }
+            CHECK(memcmp(c[0].data, c[1].data, c[0].bytes) == 0);
+            double worst = 0;
+            for (int64_t at = 0; at < m * n; ++at) {
+                const double difference = fabs((double)((float *)c[0].data)[at] - (double)((float *)c[2].data)[at]);
+                if (difference > worst) worst = difference;
+            }
+            CHECK(worst > 0 && worst < 1e-4);
+            for (int run = 0; run < 3; ++run) buffer_free(&c[run]);
+            buffer_free(&a);
+            buffer_free(&b);
+            buffer_free(&bias);
+        }
+}
+
+int main(void) {
+    const gg_float_mode former = gg_parallel_enter(); /* denormal numbers count as 0 */
+    test_kernels();
+    test_parts();
+    test_large_products();
+    gg_parallel_leave(former);
+    CHECK_INT(gg_memory_live_bytes(), 0);
+    return CHECK_RESULT;
+}
