@@ -296,6 +296,30 @@ def test_a_sum_that_is_no_array_has_its_bits(strategy, how, threads):
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.parametrize("optimizer", ["plain", "clipped", "local"])
+@pytest.mark.parametrize("mode", ["strict", "safe"])
+@pytest.mark.parametrize("size", [1, 5, 16, 50, 64, 65, 75, 500])
+def test_what_is_sent_leaves_the_residue_when_it_is_read_again(size, mode, optimizer):
+    """Or when training comes to rest, with the same bits: an element may be sent in every step."""
+    clip, local = 1e6 if optimizer == "clipped" else None, optimizer == "local"
+    bins = {family: size for family in BINS}
+    compression = gg.AdaComp(mode=mode, bin_size=bins, dense_below=20, local_momentum=local, warmup=0)
+    found = []
+    for rests in (False, True):
+        made = gg.SGD(lr=0.05, momentum=0.9, clip_norm=clip)
+        trainer = trainer_of(2, gg.LayerwiseAllReduce(bucket_bytes=900), compression, optimizer=made)
+        generator = np.random.default_rng(size)
+        for _ in range(6):
+            trainer.train_step(*small_batches(generator, 2, (5, 3, 8)))
+            if rests:
+                trainer.core.settle()
+        left = np.array([flat(one) for one in residues(trainer)])
+        found.append((trainer.weights_sha256(), left.tobytes()))
+        trainer.close()
+    assert found[0] == found[1]
+    assert left.any()
+
+
 @pytest.mark.parametrize("selection", ["local", "cyclic"])
 def test_what_travels_whole_is_what_it_is_without_compression(selection):
     """A large parameter is reduced apart from the messages, to the bits of a dense sum."""

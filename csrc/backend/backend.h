@@ -377,7 +377,16 @@ typedef struct gg_pack_args {
     void (*prepare)(void *context, size_t at, size_t count);
     void *context;
     size_t offset;
+    /* NULL, and so on a device with memory of its own. Else, of SIGNS with a residue: what is sent is not removed, but
+     * marked, and what was marked is removed before the residue is read: *owed with the sign that it has there. That
+     * saves a pass over the residue. gg_pack_mark_bytes for each bin, bits in the order of the elements; zero at first,
+     * as *owed is, which becomes the scale. */
+    unsigned char *marks;
+    float *owed;
 } gg_pack_args;
+
+/* A bin that 64 bits mark has 8 bytes. */
+static inline size_t gg_pack_mark_bytes(size_t bin) { return bin <= 64 ? 8 : (bin + 15) / 16 * 2; }
 
 /* For a parameter of n elements in bins of `bin`. */
 static inline size_t gg_pack_scratch(size_t n, size_t bin) {

@@ -51,6 +51,67 @@ static unsigned char *put_empty(unsigned char *at, bool wide, size_t bins) {
     return at + 4;
 }
 
+/* ---- what is sent and still in the residue ---- */
+
+typedef struct segment_marks {
+    unsigned char *marks; /* NULL: dense */
+    float owed;
+} segment_marks;
+
+struct gg_pack_marks {
+    segment_marks *of; /* one a segment */
+    unsigned char *memory;
+};
+
+gg_status gg_pack_marks_create(const gg_segment *segment, int segments, gg_pack_marks **out) {
+    gg_status status = GG_OK;
+    gg_pack_marks *made = NULL;
+    size_t bytes = 0;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *made, "marks", &made));
+    GG_TRY(gg_calloc((size_t)segments, sizeof *made->of, "marks", &made->of));
+    for (int i = 0; i < segments; ++i)
+        if (segment[i].bin > 0) bytes += bins_of(&segment[i]) * gg_pack_mark_bytes((size_t)segment[i].bin);
+    GG_TRY(gg_calloc(bytes, 1, "marks of what has been sent", &made->memory));
+    unsigned char *at = made->memory;
+    for (int i = 0; i < segments; ++i) {
+        if (segment[i].bin == 0) continue;
+        made->of[i].marks = at;
+        at += bins_of(&segment[i]) * gg_pack_mark_bytes((size_t)segment[i].bin);
+    }
+    *out = made;
+    made = NULL;
+cleanup:
+    gg_pack_marks_destroy(made);
+    return status;
+}
+
+void gg_pack_marks_destroy(gg_pack_marks *marks) {
+    if (marks == NULL) return;
+    gg_free(marks->memory);
+    gg_free(marks->of);
+    gg_free(marks);
+}
+
+static void complete_bin(const unsigned char *marks, float owed, size_t count, float *residue) {
+    for (size_t j = 0; j < count; ++j)
+        if (marks[j / 8] >> j % 8 & 1) residue[j] -= copysignf(owed, residue[j]);
+}
+
+void gg_pack_complete(const gg_packing *packing, float *residue) {
+    for (int i = 0; packing->marks != NULL && i < packing->segments; ++i) {
+        const gg_segment *segment = &packing->segment[i];
+        segment_marks *own = &packing->marks->of[i];
+        if (own->owed == 0) continue;
+        const size_t bin = (size_t)segment->bin, bytes = gg_pack_mark_bytes(bin), bins = bins_of(segment);
+        for (size_t b = 0, at = 0; b < bins; ++b, at += bin)
+            complete_bin(own->marks + b * bytes, own->owed, segment->count - at < bin ? segment->count - at : bin,
+                         residue + segment->offset + at);
+        memset(own->marks, 0, bins * bytes);
+        own->owed = 0;
+    }
+}
+
 /* ---- packing ---- */
 
 static bool sends_values(const gg_compression *compression) { return compression->mode == GG_COMPRESSION_EXACT; }
@@ -199,7 +260,9 @@ static gg_pack_args args_of(const gg_packing *packing, int i, gg_pack_kind kind,
                             const pack_arrays *arrays, const pack_lists *lists) {
     const gg_segment *segment = &packing->segment[i];
     float *own = arrays->own + segment->offset;
-    const bool difference = arrays->value != NULL, lists_places = kind != GG_PACK_NONE && kind != GG_PACK_ALL;
+    const bool difference = arrays->value != NULL;
+    const bool marked = packing->marks != NULL && kind == GG_PACK_SIGNS && !difference;
+    const bool lists_places = kind != GG_PACK_NONE && kind != GG_PACK_ALL;
     return (gg_pack_args){
         .n = segment->count,
         .bin = segment->bin > 0 ? (size_t)segment->bin : PACK_DENSE_BIN,
@@ -220,6 +283,8 @@ static gg_pack_args args_of(const gg_packing *packing, int i, gg_pack_kind kind,
         .prepare = packing->prepare,
         .context = packing->context,
         .offset = segment->offset,
+        .marks = marked ? packing->marks->of[i].marks : NULL,
+        .owed = marked ? &packing->marks->of[i].owed : NULL,
     };
 }
 

@@ -68,6 +68,12 @@ void gg_pack_sizes_add(gg_pack_sizes *sizes, const gg_device *device, const gg_s
 gg_status gg_pack_room_create(gg_device *device, const gg_pack_sizes *sizes, gg_pack_room **out);
 void gg_pack_room_destroy(gg_pack_room *room); /* waits for the device's work; NULL is fine */
 
+/* What has been sent of some segments and is still in their residue, of modes STRICT and SAFE. */
+typedef struct gg_pack_marks gg_pack_marks;
+
+gg_status gg_pack_marks_create(const gg_segment *segment, int segments, gg_pack_marks **out);
+void gg_pack_marks_destroy(gg_pack_marks *marks); /* NULL is fine */
+
 typedef struct gg_packing {
     const gg_compression *compression; /* of what is packed */
     gg_device *device;
@@ -79,6 +85,10 @@ typedef struct gg_packing {
      * gradient is read, and may write the gradient. On the CPU what it works on is still in cache then. */
     void (*prepare)(void *context, size_t offset, size_t count);
     void *context;
+    /* NULL: what gg_pack and gg_pack_and_clear send leaves the residue at once. Else, with these segments and always
+     * the same residue: at the next of these calls, which reads the residue anyway, or with gg_pack_complete; with the
+     * same bits. Not on a device with memory of its own. */
+    gg_pack_marks *marks;
 } gg_packing;
 
 /* Bytes of the longest message that these segments can make, whatever its form. */
@@ -96,7 +106,10 @@ gg_status gg_pack(const gg_packing *packing, float scale, const float *gradient,
 gg_status gg_pack_and_clear(const gg_packing *packing, float scale, float *gradient, float *residue, void *message,
                             size_t *bytes);
 
-/* The same of a difference, where both sides hold a copy of what the receiver knows: G = value - known, H = factor*G
+/* What has been sent and is marked leaves the residue. */
+void gg_pack_complete(const gg_packing *packing, float *residue);
+
+/* gg_pack of a difference, where both sides hold a copy of what the receiver knows: G = value - known, H = factor*G
  * (so chosen is what has at least 1/factor of its bin's greatest difference), and known += what is sent, with the bits
  * that gg_unpack_add with factor 1 gives at the receiver. Dense segments send value - known. */
 gg_status gg_pack_difference(const gg_packing *packing, const float *value, float *known, void *message, size_t *bytes);

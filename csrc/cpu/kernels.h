@@ -216,8 +216,12 @@ typedef struct gg_choose_args {
     float *clear;          /* the gradient, which becomes zero; NULL: it stays */
     float *residue;
     const float *value, *known; /* residue NULL */
-    uint32_t *greatest;         /* out: of each bin the bits of max |G| */
-    uint16_t *place, *chosen;   /* out: `place` has room for n; NULL: nothing is chosen */
+    /* NULL, or, with a residue: gg_pack_mark_bytes a bin. In: residue -= owed with the residue's sign, where an element
+     * is marked, before it is read. Out: what is chosen is marked. owed >= 0. */
+    unsigned char *marks;
+    float owed;
+    uint32_t *greatest;       /* out: of each bin the bits of max |G| */
+    uint16_t *place, *chosen; /* out: `place` has room for n; NULL: nothing is chosen */
 } gg_choose_args;
 
 typedef struct gg_cpu_kernels {

@@ -38,6 +38,7 @@ static void choose_part(void *context, int thread, int threads) {
     if (args.residue != NULL) args.residue += begin;
     if (args.value != NULL) args.value += begin;
     if (args.known != NULL) args.known += begin;
+    if (args.marks != NULL) args.marks += first * gg_pack_mark_bytes(args.bin);
     args.greatest += first;
     if (args.place != NULL) {
         args.place += begin;
@@ -74,7 +75,7 @@ static size_t piece_of(const gg_pack_args *args) {
 }
 
 static size_t choose_all(gg_device *device, const gg_pack_args *a) {
-    const size_t piece = piece_of(a);
+    const size_t piece = piece_of(a), marks = gg_pack_mark_bytes(a->bin);
     const bool chooses = a->kind != GG_PACK_NONE && a->kind != GG_PACK_ALL;
     size_t entries = 0;
     for (size_t at = 0; at < a->n; at += piece) {
@@ -90,6 +91,8 @@ static size_t choose_all(gg_device *device, const gg_pack_args *a) {
                                           .residue = a->residue != NULL ? a->residue + at : NULL,
                                           .value = a->value != NULL ? a->value + at : NULL,
                                           .known = a->known != NULL ? a->known + at : NULL,
+                                          .marks = a->marks != NULL ? a->marks + at / a->bin * marks : NULL,
+                                          .owed = a->owed != NULL ? *a->owed : 0,
                                           .greatest = a->scratch + at / a->bin,
                                           .place = chooses ? a->place + entries : NULL,
                                           .chosen = chooses ? a->chosen + at / a->bin : NULL,
@@ -260,12 +263,25 @@ static void move_all(const gg_pack_args *a) {
     }
 }
 
+/* Marks what is listed, and nothing else. */
+static void mark_listed(const gg_pack_args *a, size_t bins) {
+    const size_t bytes = gg_pack_mark_bytes(a->bin);
+    const uint16_t *place = a->place;
+    memset(a->marks, 0, bins * bytes);
+    for (size_t b = 0; b < bins; ++b)
+        for (const uint16_t *const end = place + a->chosen[b]; place < end; ++place) {
+            const size_t at = *place & GG_CHOSEN_PLACE;
+            a->marks[b * bytes + at / 8] |= (unsigned char)(1u << at % 8);
+        }
+}
+
 static void pack_one(gg_device *device, const gg_pack_args *a) {
     const size_t bins = (a->n + a->bin - 1) / a->bin;
     size_t entries = choose_all(device, a);
     gg_pack_result *result = a->result;
     *result = (gg_pack_result){.greatest = greatest_of(a->scratch, bins)};
     if (a->kind == GG_PACK_ALL) move_all(a);
+    if (a->marks != NULL && result->greatest >= INFINITE) memset(a->marks, 0, bins * gg_pack_mark_bytes(a->bin));
     if (a->kind == GG_PACK_ALL || a->kind == GG_PACK_NONE || result->greatest >= INFINITE) return;
     const float scale = result->scale = scale_of(a->scratch, bins);
     /* Without a scale nothing is large enough. Bits of sizes ascend as they do. */
@@ -273,7 +289,12 @@ static void pack_one(gg_device *device, const gg_pack_args *a) {
     uint32_t bits;
     memcpy(&bits, &least, sizeof bits);
     if (bits > 0) entries = leave_out(a, bins, bits);
-    if (a->kind == GG_PACK_SIGNS) remove_signs(a, bins, scale);
+    if (a->marks != NULL) {
+        if (bits > 0) mark_listed(a, bins);
+        *a->owed = scale;
+    } else if (a->kind == GG_PACK_SIGNS) {
+        remove_signs(a, bins, scale);
+    }
     if (a->kind == GG_PACK_VALUES) move_values(a, bins);
     result->entries = entries;
 }

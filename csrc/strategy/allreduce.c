@@ -33,6 +33,13 @@ cleanup:
     return gg_strategy_at_all(strategy, status);
 }
 
+static void complete_residue(gg_strategy *strategy) { gg_reduction_complete(((allreduce *)strategy)->reduction); }
+
+static gg_status allreduce_settle(gg_strategy *strategy) {
+    complete_residue(strategy);
+    return GG_OK;
+}
+
 static void allreduce_destroy(gg_strategy *strategy) {
     allreduce *s = (allreduce *)strategy;
     gg_reduction_destroy(s->reduction);
@@ -41,7 +48,7 @@ static void allreduce_destroy(gg_strategy *strategy) {
 }
 
 static const gg_strategy_table table = {gg_strategy_nothing,  gg_strategy_no_layer, gg_strategy_no_layer,
-                                        gg_strategy_progress, allreduce_end,        gg_strategy_nothing,
+                                        gg_strategy_progress, allreduce_end,        allreduce_settle,
                                         allreduce_destroy};
 
 static gg_status allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
@@ -51,6 +58,7 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
     made->head.table = &table;
     made->head.env = *env;
     made->head.averages_gradients = true;
+    made->head.complete_residue = complete_residue;
     bool accumulates;
     GG_TRY(gg_strategy_accumulate(options, env, &accumulates));
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT | gg_residue_wanted(options, env)));
@@ -61,6 +69,7 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
                                                    .tag = GG_TAG_ALLREDUCE,
                                                    .residue = gg_state_residue(env->state),
                                                    .in_pieces = !gg_updater_measures(env->updater),
+                                                   .marks = true,
                                                    .accumulates = accumulates,
                                                    .counts = &made->counts},
                                &made->reduction));

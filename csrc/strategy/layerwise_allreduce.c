@@ -188,10 +188,16 @@ cleanup:
     return status;
 }
 
+static void complete_residues(gg_strategy *strategy) {
+    const layerwise_allreduce *s = (layerwise_allreduce *)strategy;
+    for (int i = 0; i < s->buckets.chunk_count; ++i) gg_reduction_complete(s->reduction[i]);
+}
+
 static gg_status layerwise_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     GG_TRY(layerwise_rest(strategy));
+    complete_residues(strategy);
     if (s->gossip != NULL) GG_TRY(by_gossip(s, s->gossip->table->settle(s->gossip)));
 cleanup:
     return status;
@@ -246,6 +252,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     s->head.env = *env;
     s->head.averages_gradients = true;
     s->head.current_at_end = !hierarchical;
+    s->head.complete_residue = complete_residues;
     s->head.buckets = &s->buckets;
     s->group = env->transport;
     bool accumulates = false;
@@ -271,6 +278,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
                                                        .tag = GG_TAG_USER + i,
                                                        .residue = residue,
                                                        .in_pieces = !hierarchical && !gg_updater_measures(env->updater),
+                                                       .marks = true,
                                                        .accumulates = accumulates,
                                                        .counts = &s->counts},
                                    &s->reduction[i]));

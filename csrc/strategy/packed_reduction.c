@@ -431,6 +431,11 @@ cleanup:
     return packed_failed(s, status);
 }
 
+static void packed_complete(gg_reduction *reduction) {
+    const packed_reduction *s = (packed_reduction *)reduction;
+    gg_pack_complete(&s->packing, s->residue);
+}
+
 static void packed_destroy(gg_reduction *reduction) {
     packed_reduction *s = (packed_reduction *)reduction;
     (void)packed_failed(s, GG_ERROR_STATE); /* requests must not outlive their memory */
@@ -448,6 +453,7 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_free(s->arrived);
     gg_pack_room_destroy(s->packing.room);
     gg_pack_pieces_destroy(s->pieces);
+    gg_pack_marks_destroy(s->packing.marks);
     gg_free(s->messages);
     gg_device_free(s->owner->env.device, s->room);
     gg_free(s->sorted);
@@ -455,8 +461,8 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_free(s);
 }
 
-static const gg_reduction_table table = {packed_start,   packed_poll,   packed_wait,
-                                         packed_deliver, packed_finish, packed_destroy};
+static const gg_reduction_table table = {packed_start,  packed_poll,     packed_wait,   packed_deliver,
+                                         packed_finish, packed_complete, packed_destroy};
 
 static gg_status create_cyclic(packed_reduction *s) {
     gg_status status = GG_OK;
@@ -497,9 +503,10 @@ cleanup:
 }
 
 /* Only what messages fill of the landing is ever touched, so it costs address space and little memory. */
-static gg_status create_messages(packed_reduction *s, bool in_pieces) {
+static gg_status create_messages(packed_reduction *s, const gg_reduction_run *run) {
     gg_status status = GG_OK;
     const bool cyclic = s->compression.selection == GG_SELECTION_CYCLIC;
+    const bool here = !cyclic && !gg_device_is_separate(s->owner->env.device);
     gg_pack_sizes sizes = {0};
     s->capacity = (gg_packed_capacity(s->sorted, s->n, &s->compression) + 63) / 64 * 64;
     gg_pack_sizes_add(&sizes, s->owner->env.device, s->sorted, s->n);
@@ -507,7 +514,9 @@ static gg_status create_messages(packed_reduction *s, bool in_pieces) {
     GG_TRY(gg_message_alloc(s->owner->env.transport, s->capacity, "packed message", &s->message));
     GG_TRY(gg_alloc((size_t)(cyclic ? 1 : s->group->size) * s->capacity, "landing of packed messages", &s->landing));
     if (cyclic) GG_TRY(create_cyclic(s));
-    if (in_pieces && !cyclic && !gg_device_is_separate(s->owner->env.device)) {
+    if (run->marks && here && s->compression.mode != GG_COMPRESSION_EXACT)
+        GG_TRY(gg_pack_marks_create(s->sorted, s->n, &s->packing.marks));
+    if (run->in_pieces && here) {
         GG_TRY(gg_pack_pieces_create(s->owner->env.device, s->group->size, &s->pieces));
         GG_TRY(gg_calloc((size_t)s->group->size, sizeof *s->messages, "packed messages", &s->messages));
     }
@@ -561,7 +570,7 @@ gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_optio
                               .counts = run->counts,
                               .prepare = run->accumulates ? accumulate : NULL,
                               .context = s};
-    if (s->n > 0) GG_TRY(create_messages(s, run->in_pieces));
+    if (s->n > 0) GG_TRY(create_messages(s, run));
     *out = &s->head;
     s = NULL;
 cleanup:

@@ -21,6 +21,7 @@ typedef struct gg_reduction_table {
     gg_status (*wait)(gg_reduction *reduction);
     gg_status (*deliver)(gg_reduction *reduction, gg_reduction_piece *piece, void *context);
     gg_status (*finish)(gg_reduction *reduction);
+    void (*complete)(gg_reduction *reduction);
     void (*destroy)(gg_reduction *reduction);
 } gg_reduction_table;
 
@@ -47,6 +48,7 @@ typedef struct gg_reduction_run {
      * of packed messages need not be an array. */
     bool in_pieces;
     bool accumulates; /* packed: data go through gg_updater_accumulate before they are chosen from or travel */
+    bool marks;       /* packed: the owner calls gg_reduction_complete before anybody else looks at the residue */
     gg_compression_counts *counts; /* packed: what is sent is added to it */
 } gg_reduction_run;
 
@@ -81,6 +83,9 @@ static inline gg_status gg_reduction_deliver(gg_reduction *reduction, gg_reducti
 
 /* Until the peers have read it, too: data may be written. */
 static inline gg_status gg_reduction_finish(gg_reduction *reduction) { return reduction->table->finish(reduction); }
+
+/* Nothing is in flight: what has been sent leaves the residue, where it had been marked. */
+static inline void gg_reduction_complete(gg_reduction *reduction) { reduction->table->complete(reduction); }
 
 /* All of it, blocking. */
 static inline gg_status gg_reduction_run_all(gg_reduction *reduction, float *data, const float *share) {

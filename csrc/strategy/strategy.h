@@ -157,6 +157,8 @@ struct gg_strategy {
     int64_t loads; /* of arenas, since creation */
     /* Which slices of the summed gradient and of the optimiser's arenas each rank owns; NULL: every rank has all. */
     const struct gg_partition *partition;
+    /* NULL: a residue always is what is still to be sent. Else it is that after this call, with nothing in flight. */
+    void (*complete_residue)(gg_strategy *strategy);
     const gg_compression_counts *compression_counts; /* of this rank; NULL: it compresses nothing */
 };
 

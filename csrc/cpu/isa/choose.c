@@ -16,17 +16,27 @@ typedef struct magnitudes {
  * A constant where it is used. */
 typedef enum choose_source { FROM_GRADIENT = 0, FROM_CLEARED, FROM_RESIDUE, FROM_DIFFERENCE } choose_source;
 
+/* What a marked element has without what is owed. */
+GG_INLINE float without_owed(float residue, float owed) {
+    return residue - float_of_bits((bits_of_float(residue) & ~MAGNITUDE) | bits_of_float(owed));
+}
+
+GG_INLINE bool is_marked(const unsigned char *marks, size_t i) { return marks[i / 8] >> i % 8 & 1; }
+
 GG_INLINE bool has_gradient(choose_source source) { return source == FROM_GRADIENT || source == FROM_CLEARED; }
 
-/* Element i of a bin that begins at `at`: |H| into h; the bits of |G|. */
-GG_INLINE uint32_t measure_one(const gg_choose_args *a, choose_source source, size_t at, size_t i, magnitudes *h) {
+/* Element i of a bin that begins at `at`: |H| into h; the bits of |G|. marks: the bin's, or NULL. */
+GG_INLINE uint32_t measure_one(const gg_choose_args *a, choose_source source, const unsigned char *marks, size_t at,
+                               size_t i, magnitudes *h) {
     float d, g;
     if (source == FROM_DIFFERENCE) {
         g = d = a->value[at + i] - a->known[at + i];
     } else {
         d = has_gradient(source) ? a->scale * a->gradient[at + i] : 0.0f;
         if (source == FROM_CLEARED) a->clear[at + i] = 0.0f;
-        a->residue[at + i] = g = a->residue[at + i] + d;
+        float before = a->residue[at + i];
+        if (marks != NULL && is_marked(marks, i)) before = without_owed(before, a->owed);
+        a->residue[at + i] = g = before + d;
     }
     const uint32_t bits = bits_of_float(g), size = bits & MAGNITUDE;
     h->of[i] = size > 0 ? (bits_of_float(g + (a->factor - 1) * d) & MAGNITUDE) | (bits & ~MAGNITUDE) : 0;
@@ -58,7 +68,7 @@ GG_INLINE void request(const gg_choose_args *a, choose_source source, size_t i) 
 
 /* The same of the elements in `mask`: what belongs to them in `magnitudes`; and *greatest with |G|. */
 GG_INLINE __m512i measure_vector(const gg_choose_args *a, choose_source source, size_t i, __mmask16 mask,
-                                 __m512i *greatest) {
+                                 const bool has_marks, __mmask16 marked, __m512i *greatest) {
     const __m512i magnitude = _mm512_set1_epi32((int)MAGNITUDE);
     __m512 d = _mm512_setzero_ps(), g;
     request(a, source, i);
@@ -68,7 +78,14 @@ GG_INLINE __m512i measure_vector(const gg_choose_args *a, choose_source source, 
         if (has_gradient(source))
             d = _mm512_mul_ps(_mm512_set1_ps(a->scale), _mm512_maskz_loadu_ps(mask, a->gradient + i));
         if (source == FROM_CLEARED) _mm512_mask_storeu_ps(a->clear + i, mask, _mm512_setzero_ps());
-        g = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, a->residue + i), d);
+        __m512 before = _mm512_maskz_loadu_ps(mask, a->residue + i);
+        if (has_marks) {
+            const __m512i owed = _mm512_castps_si512(_mm512_set1_ps(a->owed));
+            const __m512i sent = /* ~magnitude & before | owed */
+                _mm512_ternarylogic_epi32(magnitude, _mm512_castps_si512(before), owed, 0xae);
+            before = _mm512_mask_sub_ps(before, marked, before, _mm512_castsi512_ps(sent));
+        }
+        g = _mm512_add_ps(before, d);
         _mm512_mask_storeu_ps(a->residue + i, mask, g);
     }
     const __m512i bits = _mm512_castps_si512(g), size = _mm512_and_si512(bits, magnitude);
@@ -81,37 +98,52 @@ GG_INLINE __m512i measure_vector(const gg_choose_args *a, choose_source source, 
 
 GG_INLINE __mmask16 first_lanes(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
 
-/* Writes the places of a vector that are chosen; how many. A whole vector is written where there is room for it. */
-GG_INLINE size_t collect_vector(__m512i h, __m512i twice_greatest, __m512i at, size_t room, uint16_t *place) {
+/* Writes the places of a vector that are chosen; which these are. A whole vector is written where there is room for it.
+ */
+GG_INLINE __mmask16 collect_vector(__m512i h, __m512i twice_greatest, __m512i at, size_t room, uint16_t *place) {
     const __mmask16 chosen = _mm512_cmpge_epu32_mask(_mm512_add_epi32(h, h), twice_greatest); /* without the sign */
     const __m512i negative = _mm512_set1_epi32(GG_CHOSEN_NEGATIVE);
     const __m512i signs = _mm512_srli_epi32(h, 17);
     const __m512i places = _mm512_maskz_compress_epi32(
         chosen, _mm512_ternarylogic_epi32(at, signs, negative, 0xf8)); /* at | (signs & n) */
-    const size_t own = (size_t)__builtin_popcount(chosen);
     if (room >= 16) _mm256_storeu_si256((__m256i *)place, _mm512_cvtepi32_epi16(places));
-    else _mm512_mask_cvtepi32_storeu_epi16(place, first_lanes(own), places);
-    return own;
+    else _mm512_mask_cvtepi32_storeu_epi16(place, first_lanes((size_t)__builtin_popcount(chosen)), places);
+    return chosen;
 }
 
 #define FIRST_PLACES _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 
-GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, size_t at, size_t n, magnitudes *h) {
+GG_INLINE __mmask16 marks_at(const unsigned char *marks, size_t i) {
+    uint16_t word = 0;
+    if (marks != NULL) memcpy(&word, marks + i / 8, sizeof word);
+    return word;
+}
+
+GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, const unsigned char *marks, size_t at,
+                                  size_t n, magnitudes *h) {
     __m512i greatest = _mm512_setzero_si512();
     size_t i = 0;
-    for (; i + 16 <= n; i += 16) _mm512_store_si512(h->of + i, measure_vector(a, source, at + i, 0xffff, &greatest));
-    if (i < n) _mm512_store_si512(h->of + i, measure_vector(a, source, at + i, first_lanes(n - i), &greatest));
+    for (; i + 16 <= n; i += 16)
+        _mm512_store_si512(h->of + i,
+                           measure_vector(a, source, at + i, 0xffff, marks != NULL, marks_at(marks, i), &greatest));
+    if (i < n)
+        _mm512_store_si512(h->of + i, measure_vector(a, source, at + i, first_lanes(n - i), marks != NULL,
+                                                     marks_at(marks, i), &greatest));
     return (uint32_t)_mm512_reduce_max_epu32(greatest);
 }
 
 /* Lanes behind the bin have |H| = 0. */
-GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place) {
+GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place,
+                                unsigned char *marks) {
     const __m512i least = _mm512_set1_epi32((int)(2 * greatest));
     __m512i at = FIRST_PLACES;
     size_t count = 0;
     const bool enough = room >= n + 16; /* behind every element that can be chosen: so it is in all but the last bins */
     for (size_t i = 0; i < n; i += 16) {
-        count += collect_vector(_mm512_load_si512(h->of + i), least, at, enough ? 16 : room - count, place + count);
+        const uint16_t chosen =
+            collect_vector(_mm512_load_si512(h->of + i), least, at, enough ? 16 : room - count, place + count);
+        if (marks != NULL) memcpy(marks + i / 8, &chosen, sizeof chosen);
+        count += (size_t)__builtin_popcount(chosen);
         at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
     }
     return count;
@@ -119,7 +151,8 @@ GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest
 
 #elif defined(__AVX2__)
 
-GG_INLINE __m256i measure_vector(const gg_choose_args *a, choose_source source, size_t i, uint32_t *h) {
+GG_INLINE __m256i measure_vector(const gg_choose_args *a, choose_source source, const bool has_marks, unsigned marked,
+                                 size_t i, uint32_t *h) {
     const __m256i magnitude = _mm256_set1_epi32((int)MAGNITUDE);
     __m256 d = _mm256_setzero_ps(), g;
     request(a, source, i);
@@ -128,7 +161,13 @@ GG_INLINE __m256i measure_vector(const gg_choose_args *a, choose_source source, 
     } else {
         if (has_gradient(source)) d = _mm256_mul_ps(_mm256_set1_ps(a->scale), _mm256_loadu_ps(a->gradient + i));
         if (source == FROM_CLEARED) _mm256_storeu_ps(a->clear + i, _mm256_setzero_ps());
-        g = _mm256_add_ps(_mm256_loadu_ps(a->residue + i), d);
+        const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+        const __m256i lanes = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)marked), bits), bits);
+        const __m256i owed = _mm256_castps_si256(_mm256_set1_ps(a->owed));
+        __m256 before = _mm256_loadu_ps(a->residue + i);
+        const __m256i sent = _mm256_or_si256(_mm256_andnot_si256(magnitude, _mm256_castps_si256(before)), owed);
+        if (has_marks) before = _mm256_sub_ps(before, _mm256_castsi256_ps(_mm256_and_si256(sent, lanes)));
+        g = _mm256_add_ps(before, d);
         _mm256_storeu_ps(a->residue + i, g);
     }
     const __m256i bits = _mm256_castps_si256(g), size = _mm256_and_si256(bits, magnitude);
@@ -139,15 +178,18 @@ GG_INLINE __m256i measure_vector(const gg_choose_args *a, choose_source source, 
     return size;
 }
 
-GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, size_t at, size_t n, magnitudes *h) {
+GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, const unsigned char *marks, size_t at,
+                                  size_t n, magnitudes *h) {
     __m256i vector = _mm256_setzero_si256();
     size_t i = 0;
-    for (; i + 8 <= n; i += 8) vector = _mm256_max_epu32(vector, measure_vector(a, source, at + i, h->of + i));
+    for (; i + 8 <= n; i += 8)
+        vector = _mm256_max_epu32(
+            vector, measure_vector(a, source, marks != NULL, marks != NULL ? marks[i / 8] : 0, at + i, h->of + i));
     __m128i four = _mm_max_epu32(_mm256_castsi256_si128(vector), _mm256_extracti128_si256(vector, 1));
     four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
     uint32_t greatest = (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1)));
     for (; i < n; ++i) {
-        const uint32_t size = measure_one(a, source, at, i, h);
+        const uint32_t size = measure_one(a, source, marks, at, i, h);
         greatest = size > greatest ? size : greatest;
     }
     return greatest;
@@ -183,7 +225,8 @@ static const uint32_t places_of[256] = {
     0x765431, 0x7654310, 0x765432, 0x7654320, 0x7654321, 0x76543210};
 
 /* A whole vector is written, however many are chosen: the places before it are no more than the elements before it. */
-GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place) {
+GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place,
+                                unsigned char *marks) {
     (void)room;
     const __m256i least = _mm256_set1_epi32((int)greatest - 1); /* both are below 2^31 */
     const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), low = _mm256_set1_epi32(7);
@@ -201,32 +244,42 @@ GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest
         const __m128i places = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
         _mm_storeu_si128((__m128i *)(place + count), _mm_add_epi16(places, at));
         count += (size_t)__builtin_popcount(chosen);
+        if (marks != NULL) marks[i / 8] = (unsigned char)chosen;
         at = _mm_add_epi16(at, _mm_set1_epi16(8));
     }
+    if (marks != NULL && i < n) marks[i / 8] = 0;
     for (; i < n; ++i) {
+        const bool chosen = (h->of[i] & MAGNITUDE) >= greatest;
         place[count] = entry_of(h->of[i], i);
-        count += (h->of[i] & MAGNITUDE) >= greatest;
+        count += chosen;
+        if (marks != NULL) marks[i / 8] |= (unsigned char)(chosen << i % 8);
     }
     return count;
 }
 
 #else
 
-GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, size_t at, size_t n, magnitudes *h) {
+GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, const unsigned char *marks, size_t at,
+                                  size_t n, magnitudes *h) {
     uint32_t greatest = 0;
     for (size_t i = 0; i < n; ++i) {
-        const uint32_t size = measure_one(a, source, at, i, h);
+        const uint32_t size = measure_one(a, source, marks, at, i, h);
         greatest = size > greatest ? size : greatest;
     }
     return greatest;
 }
 
 /* Writes the places with |H| >= greatest, and gives how many these are. room: entries up to the end of all. */
-GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place) {
+GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place,
+                                unsigned char *marks) {
     (void)room;
     size_t count = 0;
-    for (size_t i = 0; i < n; ++i)
-        if ((h->of[i] & MAGNITUDE) >= greatest) place[count++] = entry_of(h->of[i], i);
+    if (marks != NULL) memset(marks, 0, (n + 7) / 8);
+    for (size_t i = 0; i < n; ++i) {
+        if ((h->of[i] & MAGNITUDE) < greatest) continue;
+        place[count++] = entry_of(h->of[i], i);
+        if (marks != NULL) marks[i / 8] |= (unsigned char)(1u << i % 8);
+    }
     return count;
 }
 
@@ -237,19 +290,28 @@ GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest
 /* Bins that four vectors hold, which stay in registers. */
 #define SHORT_BIN 64
 
-GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, size_t at, size_t n, size_t room,
-                              uint16_t *place, uint32_t *greatest) {
+GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, unsigned char *marks, size_t at, size_t n,
+                              size_t room, uint16_t *place, uint32_t *greatest) {
     __m512i most = _mm512_setzero_si512(), h[4], places = FIRST_PLACES;
     size_t count = 0;
+    uint64_t marked = 0, all = 0;
+    if (marks != NULL) memcpy(&marked, marks, sizeof marked);
     for (size_t v = 0; v < 4; ++v)
-        h[v] = measure_vector(a, source, at + 16 * v, first_lanes(n > 16 * v ? n - 16 * v : 0), &most);
+        h[v] = measure_vector(a, source, at + 16 * v, first_lanes(n > 16 * v ? n - 16 * v : 0), marks != NULL,
+                              (__mmask16)(marked >> 16 * v), &most);
     *greatest = (uint32_t)_mm512_reduce_max_epu32(most);
-    if (place == NULL || *greatest - 1 >= INFINITE - 1) return 0;
+    if (place == NULL || *greatest - 1 >= INFINITE - 1) {
+        if (marks != NULL) memset(marks, 0, sizeof all);
+        return 0;
+    }
     const __m512i least = _mm512_set1_epi32((int)(2 * *greatest));
     for (size_t v = 0; v < 4; ++v) {
-        count += collect_vector(h[v], least, places, room - count, place + count);
+        const __mmask16 chosen = collect_vector(h[v], least, places, room - count, place + count);
+        count += (size_t)__builtin_popcount(chosen);
+        all |= (uint64_t)chosen << 16 * v;
         places = _mm512_add_epi32(places, _mm512_set1_epi32(16));
     }
+    if (marks != NULL) memcpy(marks, &all, sizeof all);
     return count;
 }
 
@@ -257,30 +319,33 @@ GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, siz
 
 #define SHORT_BIN 0
 
-GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, size_t at, size_t n, size_t room,
-                              uint16_t *place, uint32_t *greatest) {
-    (void)a, (void)source, (void)at, (void)n, (void)room, (void)place;
+GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, unsigned char *marks, size_t at, size_t n,
+                              size_t room, uint16_t *place, uint32_t *greatest) {
+    (void)a, (void)source, (void)marks, (void)at, (void)n, (void)room, (void)place;
     *greatest = 0;
     return 0;
 }
 
 #endif
 
-GG_INLINE size_t choose_from(const gg_choose_args *args, choose_source source) {
+GG_INLINE size_t choose_from(const gg_choose_args *args, choose_source source, const bool marked) {
     const gg_choose_args a = *args; /* a copy that no store can change */
+    const size_t mark_bytes = gg_pack_mark_bytes(a.bin);
     magnitudes h;
     size_t entries = 0;
     for (size_t at = 0, bin = 0; at < a.n; at += a.bin, ++bin) {
         const size_t n = a.n - at < a.bin ? a.n - at : a.bin, room = a.n - entries;
         uint16_t *const place = a.place != NULL ? a.place + entries : NULL;
+        unsigned char *const marks = marked ? a.marks + bin * mark_bytes : NULL;
         uint32_t greatest;
         size_t count = 0;
         if (n <= SHORT_BIN) {
-            count = choose_short(&a, source, at, n, room, place, &greatest);
+            count = choose_short(&a, source, marks, at, n, room, place, &greatest);
         } else {
-            greatest = choose_measure(&a, source, at, n, &h);
+            greatest = choose_measure(&a, source, marks, at, n, &h);
             if (place != NULL && greatest > 0 && greatest < INFINITE)
-                count = choose_collect(&h, n, greatest, room, place);
+                count = choose_collect(&h, n, greatest, room, place, marks);
+            else if (marks != NULL) memset(marks, 0, mark_bytes);
         }
         a.greatest[bin] = greatest;
         if (place == NULL) continue;
@@ -292,7 +357,10 @@ GG_INLINE size_t choose_from(const gg_choose_args *args, choose_source source) {
 }
 
 size_t GG_VARIANT(gg_cpu_choose_bins)(const gg_choose_args *args) {
-    if (args->residue == NULL) return choose_from(args, FROM_DIFFERENCE);
-    if (args->gradient == NULL) return choose_from(args, FROM_RESIDUE);
-    return args->clear != NULL ? choose_from(args, FROM_CLEARED) : choose_from(args, FROM_GRADIENT);
+    if (args->residue == NULL) return choose_from(args, FROM_DIFFERENCE, false);
+    if (args->gradient == NULL)
+        return args->marks == NULL ? choose_from(args, FROM_RESIDUE, false) : choose_from(args, FROM_RESIDUE, true);
+    if (args->marks == NULL)
+        return args->clear != NULL ? choose_from(args, FROM_CLEARED, false) : choose_from(args, FROM_GRADIENT, false);
+    return args->clear != NULL ? choose_from(args, FROM_CLEARED, true) : choose_from(args, FROM_GRADIENT, true);
 }
