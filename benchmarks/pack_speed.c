@@ -1,4 +1,6 @@
-/* Times a copy of floats, gg_pack and gg_unpack_add of as many, in turns; started by benchmarks/pack_speed.py.
+/* Times a copy of floats, gg_pack, gg_unpack_add and gg_unpack_pieces of as many, in turns; started by
+ * benchmarks/pack_speed.py. What is sent of modes STRICT and SAFE leaves the residue at the next gg_pack, as in an
+ * all-reduce.
  *
  *     pack_speed ISA ELEMENTS BIN MODE BFLOAT16 ROUNDS
  *
@@ -34,6 +36,11 @@ static void fill(float *x, float *scratch, size_t n, uint32_t number) {
     }
 }
 
+/* Whoever reads the sum, in cache. */
+static void read_nothing(void *context, size_t offset, size_t count, const float *sum) {
+    (void)context, (void)offset, (void)count, (void)sum;
+}
+
 static void print_seconds(const char *name, const double *seconds, int rounds) {
     printf("\"%s\": [", name);
     for (int r = 0; r < rounds; ++r) printf("%s%.9f", r > 0 ? ", " : "", seconds[r]);
@@ -46,6 +53,8 @@ int main(int arguments, char **argument) {
     float *gradient[GRADIENTS] = {NULL}, *residue = NULL, *out = NULL, *copy = NULL;
     void *message = NULL;
     gg_pack_room *room = NULL;
+    gg_pack_pieces *pieces = NULL;
+    gg_pack_marks *marks = NULL;
     gg_pack_sizes sizes = {0};
     double *seconds = NULL;
     gg_isa isa;
@@ -66,7 +75,9 @@ int main(int arguments, char **argument) {
     GG_TRY(gg_alloc(gg_packed_capacity(&segment, 1, &options), "message", &message));
     gg_pack_sizes_add(&sizes, device, &segment, 1);
     GG_TRY(gg_pack_room_create(device, &sizes, &room));
-    GG_TRY(gg_calloc((size_t)rounds * 3, sizeof *seconds, "seconds", &seconds));
+    GG_TRY(gg_pack_pieces_create(device, 1, &pieces));
+    if (options.mode != GG_COMPRESSION_EXACT) GG_TRY(gg_pack_marks_create(&segment, 1, &marks));
+    GG_TRY(gg_calloc((size_t)rounds * 4, sizeof *seconds, "seconds", &seconds));
     for (uint32_t g = 0; g < GRADIENTS; ++g) {
         GG_TRY(gg_alloc(n * sizeof(float), "gradient", &gradient[g]));
         fill(gradient[g], out, n, g);
@@ -74,8 +85,13 @@ int main(int arguments, char **argument) {
     memset(residue, 0, n * sizeof(float));
     memset(out, 0, n * sizeof(float));
     memset(copy, 0, n * sizeof(float));
-    const gg_packing packing = {
-        .compression = &options, .device = device, .segment = &segment, .segments = 1, .room = room, .counts = &counts};
+    const gg_packing packing = {.compression = &options,
+                                .device = device,
+                                .segment = &segment,
+                                .segments = 1,
+                                .room = room,
+                                .counts = &counts,
+                                .marks = marks};
     const size_t inner = n < 4000000 ? 4000000 / n : 1; /* a round is not shorter than the clock sees */
     int step = 0;
     size_t bytes = 0;
@@ -96,15 +112,20 @@ int main(int arguments, char **argument) {
             const double packed = cpu_seconds();
             GG_TRY(gg_unpack_add(&packing, message, bytes, 1, out));
             const double unpacked = cpu_seconds();
+            GG_TRY(gg_packed_check(&packing, message, bytes));
+            gg_unpack_pieces(&packing, pieces, (const void *const[]){message}, 1, read_nothing, NULL);
+            const double read = cpu_seconds();
             own[0] += (copied - begin) / (double)inner;
             own[rounds] += (packed - copied) / (double)inner;
             own[2 * rounds] += (unpacked - packed) / (double)inner;
+            own[3 * rounds] += (read - unpacked) / (double)inner;
         }
     }
     printf("{\"isa\": \"%s\", ", gg_isa_name(isa));
     print_seconds("copy", seconds, rounds);
     print_seconds("pack", seconds + rounds, rounds);
     print_seconds("unpack", seconds + 2 * rounds, rounds);
+    print_seconds("pieces", seconds + 3 * rounds, rounds);
     printf("\"sent\": %.6f}\n", (double)counts.elements_sent / (double)counts.elements);
 cleanup:
     if (status != GG_OK) fprintf(stderr, "%s\n", gg_error_message());
@@ -114,6 +135,8 @@ cleanup:
     gg_free(copy);
     gg_free(message);
     gg_pack_room_destroy(room);
+    gg_pack_pieces_destroy(pieces);
+    gg_pack_marks_destroy(marks);
     gg_free(seconds);
     if (device != NULL) device->table->close(device);
     return status == GG_OK ? 0 : 1;

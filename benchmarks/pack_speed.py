@@ -3,11 +3,12 @@
     python benchmarks/pack_speed.py
     python benchmarks/pack_speed.py --elements 250000 --bin 50 --mode exact --isa avx2
 
-In every round the copy, gg_pack and gg_unpack_add take turns on arrays that the compression of random gradients has
-brought into a steady state; seconds are the thread's own CPU time, and each figure is the median over the rounds.
-GB/s are of the floats that go in. `share` is the rate of packing and unpacking together over that of the copy, floats
-for floats. `traffic_share` is the same in bytes that must be moved: 8 for each float of the copy, 12 here, since
-gradient and residue are read and the residue is written; what is sent is not counted.
+In every round the copy, gg_pack, gg_unpack_add and gg_unpack_pieces take turns on arrays that the compression of random
+gradients has brought into a steady state; seconds are the thread's own CPU time, and each figure is the median over the
+rounds. GB/s are of the floats that go in. `share` is the rate of packing and unpacking together over that of the copy,
+floats for floats; `pieces_share` the same where the sum is no array, as in an all-reduce, but is given out piece by
+piece. `traffic_share` is `share` in bytes that must be moved: 8 for each float of the copy, 12 here, since gradient and
+residue are read and the residue is written; what is sent is not counted.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ def measure(program: Path, isa: str, elements: int, width: int, mode: str, value
     words = [isa, str(elements), str(width), str(MODES.index(mode)), str(int(values == "bfloat16")), str(rounds)]
     done = subprocess.run([str(program), *words], check=True, capture_output=True, text=True)
     found = json.loads(done.stdout)
-    copy, pack, unpack = (statistics.median(found[name]) for name in ("copy", "pack", "unpack"))
-    share = statistics.median(
-        c / (p + u) for c, p, u in zip(found["copy"], found["pack"], found["unpack"], strict=True)
+    copy, pack, unpack, pieces = (statistics.median(found[name]) for name in ("copy", "pack", "unpack", "pieces"))
+    share, pieces_share = (
+        statistics.median(c / (p + u) for c, p, u in zip(found["copy"], found["pack"], found[how], strict=True))
+        for how in ("unpack", "pieces")
     )
     gigabytes = 4e-9 * elements
     return {
@@ -48,8 +50,10 @@ def measure(program: Path, isa: str, elements: int, width: int, mode: str, value
         "copy_gbs": round(gigabytes / copy, 2),
         "pack_gbs": round(gigabytes / pack, 2),
         "unpack_gbs": round(gigabytes / unpack, 2),
+        "pieces_gbs": round(gigabytes / pieces, 2),
         "both_gbs": round(gigabytes / (pack + unpack), 2),
         "share": round(share, 3),
+        "pieces_share": round(pieces_share, 3),
         "traffic_share": round(1.5 * share, 3),
     }
 

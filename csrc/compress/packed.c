@@ -93,9 +93,15 @@ void gg_pack_marks_destroy(gg_pack_marks *marks) {
     gg_free(marks);
 }
 
-static void complete_bin(const unsigned char *marks, float owed, size_t count, float *residue) {
-    for (size_t j = 0; j < count; ++j)
-        if (marks[j / 8] >> j % 8 & 1) residue[j] -= copysignf(owed, residue[j]);
+static void complete_bin(const unsigned char *marks, size_t bytes, float owed, float *residue) {
+    for (size_t at = 0; at < bytes; at += sizeof(uint16_t), residue += 16) {
+        uint16_t marked;
+        memcpy(&marked, marks + at, sizeof marked);
+        for (unsigned left = marked; left != 0; left &= left - 1) {
+            float *own = residue + __builtin_ctz(left);
+            *own -= copysignf(owed, *own);
+        }
+    }
 }
 
 void gg_pack_complete(const gg_packing *packing, float *residue) {
@@ -104,9 +110,8 @@ void gg_pack_complete(const gg_packing *packing, float *residue) {
         segment_marks *own = &packing->marks->of[i];
         if (own->owed == 0) continue;
         const size_t bin = (size_t)segment->bin, bytes = gg_pack_mark_bytes(bin), bins = bins_of(segment);
-        for (size_t b = 0, at = 0; b < bins; ++b, at += bin)
-            complete_bin(own->marks + b * bytes, own->owed, segment->count - at < bin ? segment->count - at : bin,
-                         residue + segment->offset + at);
+        for (size_t b = 0; b < bins; ++b)
+            complete_bin(own->marks + b * bytes, bytes, own->owed, residue + segment->offset + b * bin);
         memset(own->marks, 0, bins * bytes);
         own->owed = 0;
     }

@@ -3,8 +3,10 @@
 #include "base/memory.h"
 #include "compress/packed_format.h"
 
-/* Elements of a piece for each thread that reads it. */
-#define PIECE ((size_t)16384)
+/* Elements of a piece: they stay in the first cache; or, for each of several threads that read it, as many as are worth
+ * one. */
+#define PIECE ((size_t)4096)
+#define PIECE_OF_THREAD ((size_t)16384)
 
 /* Elements that a cursor reads at once. */
 #define BLOCK ((size_t)64)
@@ -30,7 +32,7 @@ gg_status gg_pack_pieces_create(const gg_device *device, int messages, gg_pack_p
     gg_pack_pieces *made = NULL;
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *made, "sum in pieces", &made));
-    made->piece = PIECE * (size_t)device->threads;
+    made->piece = device->threads > 1 ? PIECE_OF_THREAD * (size_t)device->threads : PIECE;
     GG_TRY(gg_alloc(made->piece * sizeof *made->sum, "sum in pieces", &made->sum));
     GG_TRY(gg_calloc((size_t)messages, sizeof *made->cursor, "sum in pieces", &made->cursor));
     *out = made;

@@ -87,27 +87,61 @@ cleanup:
 
 _Static_assert(GG_MOST_PACKED < GG_ELEMENT_NEGATIVE, "the highest bit of an element is free");
 
+/* Eight at a time, in the vectors that every processor has. Places, bins and what eight codes go on by fit into 16
+ * bits, but for long bins. */
+typedef uint8_t bytes8 __attribute__((vector_size(8)));
+typedef int16_t shorts8 __attribute__((vector_size(16)));
+typedef uint32_t words8 __attribute__((vector_size(32)));
+
+GG_INLINE shorts8 eight_at(const unsigned char *at, const bool wide) {
+    bytes8 narrow;
+    shorts8 codes;
+    if (wide) {
+        memcpy(&codes, at, sizeof codes);
+        return codes;
+    }
+    memcpy(&narrow, at, sizeof narrow);
+    return __builtin_convertvector(narrow, shorts8);
+}
+
 /* A whole block of codes, none of which stands for empty bins; false: that is not what it is, and the reader stays. */
 GG_INLINE bool read_whole(code_reader *r, const bool wide, uint32_t *out) {
+    enum { EIGHT = 8 };
     const size_t unit = wide ? 2 : 1;
-    const uint32_t bin = (uint32_t)r->bin;
+    const uint32_t bin = (uint32_t)r->bin, shift = flags_shift(wide);
+    const int16_t mark = (int16_t)empty_mark(wide);
     const unsigned char *const at = r->at;
-    uint32_t start = (uint32_t)r->start, least = (uint32_t)r->least, wrong = 0, element = 0;
+    uint32_t start = (uint32_t)r->start;
+    shorts8 wrong = {0};
     if ((size_t)(r->end - at) < BLOCK * unit) return false;
-    for (size_t i = 0; i < BLOCK; ++i) {
-        const uint32_t code = unit_at(at + i * unit, wide), flags = code >> flags_shift(wide);
-        const uint32_t place = code & empty_mark(wide), first = -(flags / FLAG_FIRST);
-        start += bin & first;
-        least &= ~first;
-        wrong |= place - least >= bin - least; /* also the mark of empty bins, which is no place in a bin */
-        least = place + 1;
-        element = start + place;
-        out[i] = element | flags << 31;
+    for (size_t i = 0; i < BLOCK; i += EIGHT) {
+        const shorts8 codes = eight_at(at + i * unit, wide), place = codes & mark, flags = (codes >> shift) & 3;
+        shorts8 before = {0};
+        if (i > 0) before = eight_at(at + (i - 1) * unit, wide) & mark;
+        else
+            before =
+                __builtin_shuffle((shorts8){(int16_t)(r->least - 1)}, place, (shorts8){0, 8, 9, 10, 11, 12, 13, 14});
+        const shorts8 first = flags >> 1;
+        wrong |= (place >= (int16_t)bin) | ((place <= before) & (first == 0)); /* marks are no places in a bin */
+        /* How many bins have begun: the sum of `first` up to each. */
+        shorts8 begun = first;
+        begun += __builtin_shuffle(begun, (shorts8){0}, (shorts8){8, 0, 1, 2, 3, 4, 5, 6});
+        begun += __builtin_shuffle(begun, (shorts8){0}, (shorts8){8, 8, 0, 1, 2, 3, 4, 5});
+        begun += __builtin_shuffle(begun, (shorts8){0}, (shorts8){8, 8, 8, 8, 0, 1, 2, 3});
+        words8 element = __builtin_convertvector(flags, words8) << 31;
+        if (wide) element += __builtin_convertvector(begun, words8) * bin + __builtin_convertvector(place, words8);
+        else element += __builtin_convertvector(begun * (int16_t)bin + place, words8);
+        element += start;
+        memcpy(out + i, &element, sizeof element);
+        start += (uint32_t)begun[EIGHT - 1] * bin;
     }
-    if (wrong != 0 || element >= r->count) return false; /* they ascend */
+    const size_t last = empty_mark(wide) & unit_at(at + (BLOCK - 1) * unit, wide);
+    uint64_t any[2];
+    memcpy(any, &wrong, sizeof any);
+    if ((any[0] | any[1]) != 0 || (size_t)start + last >= r->count) return false; /* they ascend */
     r->at = at + BLOCK * unit;
     r->start = start;
-    r->least = least;
+    r->least = last + 1;
     return true;
 }
 
@@ -162,19 +196,17 @@ GG_INLINE bool add_here(const gg_segment *segment, const message_part *part, con
                         float factor, float *out) {
     code_reader reader = reader_of(segment, part->codes, part->bytes);
     const float plus = factor * part->scale, both[2] = {plus, -plus};
-    size_t j, n = 0;
-    uint32_t negative;
-    read_result result;
-    while ((result = next_element(&reader, false, &j, &negative)) == READ_ELEMENT) {
-        if (signs) {
-            out[j] += both[negative];
-            continue;
+    uint32_t element[BLOCK];
+    size_t n = 0, count = BLOCK;
+    for (; count == BLOCK; n += count) {
+        if (!gg_packed_elements(&reader, BLOCK, element, &count)) return false;
+        if (!signs && (any_negative(element, count) || count > part->elements - n)) return false;
+        for (size_t i = 0; i < count; ++i) {
+            if (signs) out[element[i] & ~GG_ELEMENT_NEGATIVE] += both[element[i] / GG_ELEMENT_NEGATIVE];
+            else out[element[i]] += factor * value_at(part->values, dtype, n + i);
         }
-        if (negative || n == part->elements) return false;
-        out[j] += factor * value_at(part->values, dtype, n);
-        ++n;
     }
-    return result == READ_END && (signs || n == part->elements);
+    return signs || n == part->elements;
 }
 
 /* Adds what a part says to `out`, the segment's element 0. Elements go to the device when they have been checked. */
