@@ -468,6 +468,7 @@ LSTM = {
     "no-input-grad": (2, 5, 3, 4, 2, dict(input_grad=False)),
     "dropout": (6, 5, 4, 10, 2, dict(probability=0.4)),
     "large": (5, 3, 7, 288, 2, dict(threads=2)),
+    "many-samples": (35, 4, 9, 288, 2, dict(threads=2, stateful=True)),
     "dropout-stateful-threads": (5, 3, 4, 7, 2, dict(probability=0.3, stateful=True, threads=2)),
 }
 
@@ -562,7 +563,7 @@ def test_lstm_agrees_with_its_own_differences():
             assert (up - down) / (2 * step) == pytest.approx(wanted[at], rel=1e-6, abs=1e-8)
 
 
-@pytest.mark.parametrize("name", ["wide", "two-layers", "dropout", "stateful", "large"])
+@pytest.mark.parametrize("name", ["wide", "two-layers", "dropout", "stateful", "large", "many-samples"])
 def test_lstm_is_the_same_for_any_threads(name):
     one, three = run_lstm(None, name, threads=1), run_lstm(None, name, threads=3)
     same("output", one["output"], three["output"])

@@ -202,6 +202,9 @@ typedef struct gg_cpu_attention {
 typedef struct gg_cpu_lstm {
     /* gates: in: what goes into their functions, out: what comes out. before: the cells of the step before. */
     void (*forward)(int64_t n, int64_t step, float *gates, const float *before, float *cell, float *hidden);
+    /* The same; what goes in is the sum of `gates` and of `sums`, in which gates are sums_step apart. */
+    void (*forward_sums)(int64_t n, int64_t step, float *gates, const float *sums, int64_t sums_step,
+                         const float *before, float *cell, float *hidden);
     /* gates: in: what forward gave, out: the errors of what went in. error, later: the error of the hidden units is
      * their sum. cell_error: of this step's cells, from the steps behind; out: of those of the step before. */
     void (*backward)(int64_t n, int64_t step, float *gates, const float *before, const float *cell, const float *error,

@@ -37,6 +37,12 @@ static inline int64_t gg_split_packed(int64_t count, int64_t terms) {
     return (count + GG_SPLIT_SIDE - 1) / GG_SPLIT_SIDE * gg_split_group(terms);
 }
 
+/* How many floats `count` columns need when ordered: two groups side by side, tile after tile. */
+static inline int64_t gg_split_ordered(int64_t count, int64_t terms) {
+    const int64_t pair = 2 * GG_SPLIT_SIDE;
+    return (count + pair - 1) / pair * pair * ((terms + GG_SPLIT_TERMS - 1) / GG_SPLIT_TERMS * GG_SPLIT_TERMS);
+}
+
 /* Rows of A, or columns of B, which become tiles; 64-byte aligned, zeros where there are no more. */
 typedef struct gg_split_pack {
     int64_t count, terms;
@@ -44,6 +50,7 @@ typedef struct gg_split_pack {
     int64_t step; /* term l of row or column i is at from[i*step + l], or, across, at from[l*step + i] */
     bool across;
     uint16_t *out;
+    float *ordered; /* of order_cols, in place of `out` */
 } gg_split_pack;
 
 /* c[i*c_row + j] = start + sum over l < terms of a[i][l]*b[l][j]; start is c (add), or bias[j], or 0. The bits of an
@@ -52,15 +59,21 @@ typedef struct gg_split_product {
     int64_t m, n, terms;
     const uint16_t *a, *b;    /* packed */
     int64_t a_group, b_group; /* gg_split_group of the terms that were packed: no fewer than `terms` */
+    const float *ordered;     /* in place of b, with the same bits: `terms` terms of columns that order_cols wrote */
     float *c;
     int64_t c_row;
     const float *bias; /* NULL: zeros */
     bool add, relu;
+    bool downwards; /* from the last columns to the first: what follows another product finds the last ones in cache */
 } gg_split_product;
 
 typedef struct gg_split_kernels {
     void (*pack_rows)(const gg_split_pack *pack);
     void (*pack_cols)(const gg_split_pack *pack);
+    /* Orders columns as tiles but leaves them whole: `multiply` splits them in passing, which hides behind its
+     * products. Four bytes a number in place of six: for columns that come from beyond the second-level cache for each
+     * product. */
+    void (*order_cols)(const gg_split_pack *pack);
     void (*multiply)(const gg_split_product *product);
 } gg_split_kernels;
 

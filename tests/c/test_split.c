@@ -84,15 +84,31 @@ typedef struct product_case {
     int64_t c_row;
 } product_case;
 
-static buffer multiplied(const gg_split_kernels *kernels, const product_case *it) {
-    buffer a = packed(kernels, &it->a, true), b = packed(kernels, &it->b, false), c = buffer_create(it->start.bytes);
+static buffer ordered(const gg_split_kernels *kernels, const side *s) {
+    buffer out = buffer_create((size_t)gg_split_ordered(s->count, s->terms) * sizeof(float));
+    const gg_split_pack pack = {.count = s->count,
+                                .terms = s->terms,
+                                .from = s->values.data,
+                                .step = s->step,
+                                .across = s->across,
+                                .ordered = out.data};
+    kernels->order_cols(&pack);
+    return out;
+}
+
+/* whole: b's columns are split while they are multiplied, from the last to the first. */
+static buffer multiplied(const gg_split_kernels *kernels, const product_case *it, bool whole) {
+    buffer a = packed(kernels, &it->a, true), c = buffer_create(it->start.bytes);
+    buffer b = whole ? ordered(kernels, &it->b) : packed(kernels, &it->b, false);
     memcpy(c.data, it->start.data, c.bytes);
     const int64_t group = gg_split_group(it->a.terms);
     const gg_split_product product = {.m = it->a.count,
                                       .n = it->b.count,
                                       .terms = it->a.terms,
                                       .a = a.data,
-                                      .b = b.data,
+                                      .b = whole ? NULL : b.data,
+                                      .ordered = whole ? b.data : NULL,
+                                      .downwards = whole,
                                       .a_group = group,
                                       .b_group = group,
                                       .c = c.data,
@@ -149,11 +165,16 @@ static void test_kernels(void) {
                                    .c_row = n + number % 4};
                 it.start = buffer_random((size_t)((sizes[m] - 1) * it.c_row + n));
                 it.biases = buffer_random((size_t)n);
-                buffer c = multiplied(&gg_split_kernels_scalar, &it);
+                buffer c = multiplied(&gg_split_kernels_scalar, &it, false);
                 check_sums(&it, c.data);
+                buffer same = multiplied(&gg_split_kernels_scalar, &it, true);
+                CHECK(memcmp(c.data, same.data, c.bytes) == 0);
+                buffer_free(&same);
                 if (fast != NULL) {
-                    buffer other = multiplied(fast, &it);
+                    buffer other = multiplied(fast, &it, false), whole = multiplied(fast, &it, true);
                     CHECK(memcmp(c.data, other.data, c.bytes) == 0);
+                    CHECK(memcmp(c.data, whole.data, c.bytes) == 0);
+                    buffer_free(&whole);
                     for (int rows = 0; rows < 2; ++rows) {
                         const side *s = rows ? &it.a : &it.b;
                         buffer tiles = packed(&gg_split_kernels_scalar, s, rows), others = packed(fast, s, rows);

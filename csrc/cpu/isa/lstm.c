@@ -1,13 +1,24 @@
 /* One step of an LSTM cell, on rows of n hidden units. */
+#include <stddef.h>
+
 #include "cpu/isa/isa.h"
 #include "cpu/isa/math.h"
 
-static void lstm_forward(int64_t n, int64_t step, float *gates, const float *before, float *cell, float *hidden) {
+static inline __attribute__((always_inline)) void forward_units(int64_t n, int64_t step, float *gates,
+                                                                const float *sums, int64_t sums_step,
+                                                                const float *before, float *cell, float *hidden) {
     float *restrict in = gates, *restrict forget = gates + step, *restrict new = gates + 2 * step,
                     *restrict out = gates + 3 * step;
     GG_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
-        const float i = logistic(in[j]), f = logistic(forget[j]), g = hyperbolic_tangent(new[j]), o = logistic(out[j]);
+        float a = in[j], b = forget[j], d = new[j], e = out[j];
+        if (sums != NULL) {
+            a += sums[j];
+            b += sums[j + sums_step];
+            d += sums[j + 2 * sums_step];
+            e += sums[j + 3 * sums_step];
+        }
+        const float i = logistic(a), f = logistic(b), g = hyperbolic_tangent(d), o = logistic(e);
         const float c = f * before[j] + i * g;
         in[j] = i;
         forget[j] = f;
@@ -16,6 +27,15 @@ static void lstm_forward(int64_t n, int64_t step, float *gates, const float *bef
         cell[j] = c;
         hidden[j] = o * hyperbolic_tangent(c);
     }
+}
+
+static void lstm_forward(int64_t n, int64_t step, float *gates, const float *before, float *cell, float *hidden) {
+    forward_units(n, step, gates, NULL, 0, before, cell, hidden);
+}
+
+static void lstm_forward_sums(int64_t n, int64_t step, float *gates, const float *sums, int64_t sums_step,
+                              const float *before, float *cell, float *hidden) {
+    forward_units(n, step, gates, sums, sums_step, before, cell, hidden);
 }
 
 static void lstm_backward(int64_t n, int64_t step, float *gates, const float *before, const float *cell,
@@ -35,4 +55,5 @@ static void lstm_backward(int64_t n, int64_t step, float *gates, const float *be
     }
 }
 
-const gg_cpu_lstm GG_VARIANT(gg_cpu_lstm) = {.forward = lstm_forward, .backward = lstm_backward};
+const gg_cpu_lstm GG_VARIANT(gg_cpu_lstm) = {
+    .forward = lstm_forward, .forward_sums = lstm_forward_sums, .backward = lstm_backward};

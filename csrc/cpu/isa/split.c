@@ -54,14 +54,31 @@ INLINE __m512 load_row(const source *s, int which, int64_t row) {
     return _mm512_maskz_loadu_ps(mask, s->from + (which ? s->second : 0) + row * s->step);
 }
 
-INLINE void pack_straight(const source *s, uint16_t *tile) {
+/* A row of whole numbers: those of the first terms, then those of the second ones. */
+INLINE void store_whole(__m512 x, __m512 y, float *tile, int64_t row) {
+    _mm512_store_ps(tile + row * GG_SPLIT_TERMS, x);
+    _mm512_store_ps(tile + row * GG_SPLIT_TERMS + GG_SPLIT_SIDE, y);
+}
+
+/* Where a row goes: to the parts' tiles, or, whole, to `ordered`. */
+typedef struct target {
+    uint16_t *tile;
+    float *ordered;
+} target;
+
+INLINE void store_row(__m512 x, __m512 y, const target *to, bool whole, int64_t row) {
+    if (whole) store_whole(x, y, to->ordered, row);
+    else store_parts(x, y, to->tile, row);
+}
+
+INLINE void pack_straight(const source *s, const target *to, bool whole) {
     if (s->vectors[0] >= 16 && s->vectors[1] >= 16 && s->lanes[0] >= 16 && s->lanes[1] >= 16) {
         for (int64_t row = 0; row < 16; ++row)
-            store_parts(_mm512_loadu_ps(s->from + row * s->step), _mm512_loadu_ps(s->from + s->second + row * s->step),
-                        tile, row);
+            store_row(_mm512_loadu_ps(s->from + row * s->step), _mm512_loadu_ps(s->from + s->second + row * s->step),
+                      to, whole, row);
         return;
     }
-    for (int64_t row = 0; row < 16; ++row) store_parts(load_row(s, 0, row), load_row(s, 1, row), tile, row);
+    for (int64_t row = 0; row < 16; ++row) store_row(load_row(s, 0, row), load_row(s, 1, row), to, whole, row);
 }
 
 /* Sixteen rows of sixteen numbers, turned. */
@@ -94,7 +111,7 @@ INLINE void turn(__m512 *a) {
     for (int i = 0; i < 16; ++i) a[i] = b[i];
 }
 
-static void pack_turned(const source *s, uint16_t *tile) {
+INLINE void pack_turned(const source *s, const target *to, bool whole) {
     float turned[2][16][16] __attribute__((aligned(64)));
     for (int which = 0; which < 2; ++which) {
         __m512 a[16];
@@ -105,14 +122,17 @@ static void pack_turned(const source *s, uint16_t *tile) {
         for (int i = 0; i < 16; ++i) _mm512_store_ps(turned[which][i], a[i]);
     }
     for (int64_t row = 0; row < 16; ++row)
-        store_parts(_mm512_load_ps(turned[0][row]), _mm512_load_ps(turned[1][row]), tile, row);
+        store_row(_mm512_load_ps(turned[0][row]), _mm512_load_ps(turned[1][row]), to, whole, row);
 }
 
 /* straight: vectors as they lie in memory are rows of tiles. */
-INLINE void pack_tiles(const gg_split_pack *p, bool straight) {
-    uint16_t *tile = p->out;
-    for (int64_t i = 0; i < p->count; i += GG_SPLIT_SIDE)
-        for (int64_t l = 0; l < p->terms; l += GG_SPLIT_TERMS, tile += STEP) {
+INLINE void pack_tiles(const gg_split_pack *p, bool straight, bool whole) {
+    const int64_t steps = gg_split_group(p->terms) / STEP;
+    target to = {.tile = p->out};
+    for (int64_t i = 0; i < p->count; i += GG_SPLIT_SIDE) {
+        const int64_t pair = i / (2 * GG_SPLIT_SIDE), right = i / GG_SPLIT_SIDE % 2;
+        if (whole) to.ordered = p->ordered + (2 * pair * steps + right) * GG_SPLIT_TILE;
+        for (int64_t l = 0; l < p->terms; l += GG_SPLIT_TERMS) {
             const int64_t count = p->count - i, first = p->terms - l, second = first - GG_SPLIT_SIDE;
             const source s = {
                 .from = p->from + (p->across ? l * p->step + i : i * p->step + l),
@@ -121,19 +141,27 @@ INLINE void pack_tiles(const gg_split_pack *p, bool straight) {
                 .vectors = {p->across ? first : count, p->across ? second : count},
                 .lanes = {p->across ? count : first, p->across ? count : second},
             };
-            if (straight) pack_straight(&s, tile);
-            else pack_turned(&s, tile);
+            if (straight) pack_straight(&s, &to, whole);
+            else pack_turned(&s, &to, whole);
+            if (whole) to.ordered += 2 * GG_SPLIT_TILE;
+            else to.tile += STEP;
         }
+    }
 }
 
 static void pack_rows_amx(const gg_split_pack *p) {
-    if (p->across) pack_tiles(p, false);
-    else pack_tiles(p, true);
+    if (p->across) pack_tiles(p, false, false);
+    else pack_tiles(p, true, false);
 }
 
 static void pack_cols_amx(const gg_split_pack *p) {
-    if (p->across) pack_tiles(p, true);
-    else pack_tiles(p, false);
+    if (p->across) pack_tiles(p, true, false);
+    else pack_tiles(p, false, false);
+}
+
+static void order_cols_amx(const gg_split_pack *p) {
+    if (p->across) pack_tiles(p, true, true);
+    else pack_tiles(p, false, true);
 }
 
 /* ------------------------------------------------------------------------------------------ products */
@@ -141,6 +169,7 @@ static void pack_cols_amx(const gg_split_pack *p) {
 /* A block of up to two by two tiles. Registers 0 to 3 are the result, 4 and 5 of a, 6 and 7 of b. */
 typedef struct block {
     const uint16_t *a, *b;
+    const float *ordered;            /* in place of b */
     int64_t a_group, b_group, tiles; /* tiles: steps of 32 terms */
     int64_t rows, cols;              /* of the result that exist */
     float *c;
@@ -189,6 +218,52 @@ INLINE void add_products(const block *it, bool tall, bool wide) {
         a_below += STEP;
         b += STEP;
         b_beside += STEP;
+    }
+}
+
+/* Rows [first, end) of ordered tiles, split. */
+INLINE void split_rows(const float *from, uint16_t *to, int64_t first, int64_t end, bool wide) {
+#pragma GCC unroll 3
+    for (int64_t row = first; row < end; ++row) {
+        const float *x = from + row * GG_SPLIT_TERMS, *y = x + GG_SPLIT_TILE;
+        store_parts(_mm512_load_ps(x), _mm512_load_ps(x + GG_SPLIT_SIDE), to, row);
+        if (wide) store_parts(_mm512_load_ps(y), _mm512_load_ps(y + GG_SPLIT_SIDE), to + STEP, row);
+    }
+}
+
+/* The same products; while those of a step are computed, the next one's tiles of b are split into a buffer that stays
+ * in the first-level cache. Behind the last step it splits that one again. */
+INLINE void add_ordered(const block *it, bool tall, bool wide) {
+    uint16_t buffer[2][2 * STEP] __attribute__((aligned(64)));
+    const uint16_t *a = it->a, *a_below = a + it->a_group;
+    const float *from = it->ordered;
+    split_rows(from, buffer[0], 0, GG_SPLIT_SIDE, wide);
+    for (int64_t t = 0; t < it->tiles; ++t) {
+        const uint16_t *b = buffer[t % 2], *b_beside = b + STEP;
+        uint16_t *next = buffer[(t + 1) % 2];
+        from += t + 1 < it->tiles ? 2 * GG_SPLIT_TILE : 0;
+        LOAD_B(0);
+        LOAD_A(2);
+        MULTIPLY;
+        split_rows(from, next, 0, 3, wide);
+        LOAD_A(1);
+        MULTIPLY;
+        split_rows(from, next, 3, 6, wide);
+        LOAD_A(0);
+        MULTIPLY;
+        split_rows(from, next, 6, 9, wide);
+        LOAD_B(1);
+        LOAD_A(1);
+        MULTIPLY;
+        split_rows(from, next, 9, 12, wide);
+        LOAD_A(0);
+        MULTIPLY;
+        split_rows(from, next, 12, 14, wide);
+        LOAD_B(2);
+        MULTIPLY;
+        split_rows(from, next, 14, 16, wide);
+        a += STEP;
+        a_below += STEP;
     }
 }
 
@@ -244,23 +319,30 @@ INLINE void finish_tile(const block *it, const place *p, const float *buffer) {
         finish_tile(it, &p, buffer);                                                                                   \
     } while (0)
 
-INLINE void run_block(const block *it, bool tall, bool wide) {
+INLINE void run_block(const block *it, bool tall, bool wide, bool ordered) {
     float buffer[GG_SPLIT_SIDE * GG_SPLIT_SIDE] __attribute__((aligned(64)));
     START(0, 0, 0);
     if (wide) START(1, 0, GG_SPLIT_SIDE);
     if (tall) START(2, GG_SPLIT_SIDE, 0);
     if (tall && wide) START(3, GG_SPLIT_SIDE, GG_SPLIT_SIDE);
-    add_products(it, tall, wide);
+    if (ordered) add_ordered(it, tall, wide);
+    else add_products(it, tall, wide);
     FINISH(0, 0, 0);
     if (wide) FINISH(1, 0, GG_SPLIT_SIDE);
     if (tall) FINISH(2, GG_SPLIT_SIDE, 0);
     if (tall && wide) FINISH(3, GG_SPLIT_SIDE, GG_SPLIT_SIDE);
 }
 
-static __attribute__((noinline)) void run_1x1(const block *it) { run_block(it, false, false); }
-static __attribute__((noinline)) void run_1x2(const block *it) { run_block(it, false, true); }
-static __attribute__((noinline)) void run_2x1(const block *it) { run_block(it, true, false); }
-static __attribute__((noinline)) void run_2x2(const block *it) { run_block(it, true, true); }
+#define RUN(name, tall, wide, ordered)                                                                                 \
+    static __attribute__((noinline)) void name(const block *it) { run_block(it, tall, wide, ordered); }
+RUN(run_1x1, false, false, false)
+RUN(run_1x2, false, true, false)
+RUN(run_2x1, true, false, false)
+RUN(run_2x2, true, true, false)
+RUN(run_ordered_1x1, false, false, true)
+RUN(run_ordered_1x2, false, true, true)
+RUN(run_ordered_2x1, true, false, true)
+RUN(run_ordered_2x2, true, true, true)
 
 typedef struct tile_config {
     uint8_t palette, start_row, reserved[14];
@@ -271,7 +353,11 @@ typedef struct tile_config {
 static void multiply_amx(const gg_split_product *p) {
     static const tile_config config = {
         .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
-    static void (*const runs[2][2])(const block *) = {{run_1x1, run_1x2}, {run_2x1, run_2x2}};
+    static void (*const runs[2][2][2])(const block *) = {
+        {{run_1x1, run_1x2}, {run_2x1, run_2x2}},
+        {{run_ordered_1x1, run_ordered_1x2}, {run_ordered_2x1, run_ordered_2x2}},
+    };
+    const int64_t side = 2 * GG_SPLIT_SIDE, blocks = (p->n + side - 1) / side;
     block it = {.a_group = p->a_group,
                 .b_group = p->b_group,
                 .tiles = gg_split_group(p->terms) / STEP,
@@ -279,21 +365,23 @@ static void multiply_amx(const gg_split_product *p) {
                 .add = p->add,
                 .relu = p->relu};
     _tile_loadconfig(&config);
-    for (int64_t j = 0; j < p->n; j += 2 * GG_SPLIT_SIDE) {
-        it.b = p->b + j / GG_SPLIT_SIDE * p->b_group;
-        it.cols = p->n - j < 2 * GG_SPLIT_SIDE ? p->n - j : 2 * GG_SPLIT_SIDE;
+    for (int64_t k = 0; k < blocks; ++k) {
+        const int64_t j = (p->downwards ? blocks - 1 - k : k) * side;
+        if (p->ordered != NULL) it.ordered = p->ordered + j * it.tiles * GG_SPLIT_TERMS;
+        else it.b = p->b + j / GG_SPLIT_SIDE * p->b_group;
+        it.cols = p->n - j < side ? p->n - j : side;
         it.bias = p->bias != NULL ? p->bias + j : NULL;
-        for (int64_t i = 0; i < p->m; i += 2 * GG_SPLIT_SIDE) {
+        for (int64_t i = 0; i < p->m; i += side) {
             it.a = p->a + i / GG_SPLIT_SIDE * p->a_group;
-            it.rows = p->m - i < 2 * GG_SPLIT_SIDE ? p->m - i : 2 * GG_SPLIT_SIDE;
+            it.rows = p->m - i < side ? p->m - i : side;
             it.c = p->c + i * p->c_row + j;
-            runs[it.rows > GG_SPLIT_SIDE][it.cols > GG_SPLIT_SIDE](&it);
+            runs[p->ordered != NULL][it.rows > GG_SPLIT_SIDE][it.cols > GG_SPLIT_SIDE](&it);
         }
     }
     _tile_release();
 }
 
-const gg_split_kernels gg_split_kernels_amx = {pack_rows_amx, pack_cols_amx, multiply_amx};
+const gg_split_kernels gg_split_kernels_amx = {pack_rows_amx, pack_cols_amx, order_cols_amx, multiply_amx};
 
 #pragma GCC pop_options
 
@@ -346,20 +434,45 @@ static void pack_scalar(const gg_split_pack *p, bool turned) {
 static void pack_rows_scalar(const gg_split_pack *pack) { pack_scalar(pack, false); }
 static void pack_cols_scalar(const gg_split_pack *pack) { pack_scalar(pack, true); }
 
+/* Where term l of column i lies when ordered. */
+static int64_t ordered_place(int64_t i, int64_t l, int64_t terms) {
+    const int64_t steps = (terms + GG_SPLIT_TERMS - 1) / GG_SPLIT_TERMS, side = GG_SPLIT_SIDE;
+    const int64_t tile = (i / (2 * side) * steps + l / GG_SPLIT_TERMS) * 2 + i / side % 2;
+    return tile * GG_SPLIT_TILE + l % side * GG_SPLIT_TERMS + l / side % 2 * side + i % side;
+}
+
+static void order_cols_scalar(const gg_split_pack *p) {
+    memset(p->ordered, 0, (size_t)gg_split_ordered(p->count, p->terms) * sizeof *p->ordered);
+    for (int64_t i = 0; i < p->count; ++i)
+        for (int64_t l = 0; l < p->terms; ++l)
+            p->ordered[ordered_place(i, l, p->terms)] = p->across ? p->from[l * p->step + i] : p->from[i * p->step + l];
+}
+
+static float part_of(float x, int part) {
+    for (int k = 0; k < part; ++k) x -= upper_half(x);
+    return upper_half(x);
+}
+
+/* Of term l of column j of b. */
+static float column_part(const gg_split_product *p, int64_t j, int64_t l, int part) {
+    if (p->ordered != NULL) return part_of(p->ordered[ordered_place(j, l, p->terms)], part);
+    return widen_exactly(p->b[j / GG_SPLIT_SIDE * p->b_group + l / GG_SPLIT_TERMS * GG_SPLIT_PARTS * GG_SPLIT_TILE +
+                              part * GG_SPLIT_TILE + place_of(j % GG_SPLIT_SIDE, l % GG_SPLIT_TERMS, true)]);
+}
+
 /* The products of parts in the order of the kernels. */
 static const int parts_a[6] = {2, 1, 0, 1, 0, 0}, parts_b[6] = {0, 0, 0, 1, 1, 2};
 
 static float element(const gg_split_product *p, int64_t i, int64_t j, float sum) {
-    const int64_t tiles = gg_split_group(p->terms);
-    const uint16_t *a = p->a + i / GG_SPLIT_SIDE * p->a_group, *b = p->b + j / GG_SPLIT_SIDE * p->b_group;
-    for (int64_t at = 0; at < tiles; at += GG_SPLIT_PARTS * GG_SPLIT_TILE)
+    for (int64_t step = 0; step < p->terms; step += GG_SPLIT_TERMS)
         for (int k = 0; k < 6; ++k) {
+            const uint16_t *a = p->a + i / GG_SPLIT_SIDE * p->a_group + step * GG_SPLIT_PARTS * GG_SPLIT_SIDE +
+                                parts_a[k] * GG_SPLIT_TILE;
             float first = 0, second = 0; /* of the pairs; products of bfloat16 are exact */
             for (int64_t l = 0; l < GG_SPLIT_SIDE; ++l) {
-                const uint16_t *x = a + at + parts_a[k] * GG_SPLIT_TILE + place_of(i % GG_SPLIT_SIDE, l, false);
-                const uint16_t *y = b + at + parts_b[k] * GG_SPLIT_TILE + place_of(j % GG_SPLIT_SIDE, l, true);
-                first += widen_exactly(x[0]) * widen_exactly(y[0]);
-                second += widen_exactly(x[1]) * widen_exactly(y[1]);
+                const uint16_t *x = a + place_of(i % GG_SPLIT_SIDE, l, false);
+                first += widen_exactly(x[0]) * column_part(p, j, step + l, parts_b[k]);
+                second += widen_exactly(x[1]) * column_part(p, j, step + l + GG_SPLIT_SIDE, parts_b[k]);
             }
             sum += first + second;
         }
@@ -375,7 +488,8 @@ static void multiply_scalar(const gg_split_product *p) {
         }
 }
 
-const gg_split_kernels gg_split_kernels_scalar = {pack_rows_scalar, pack_cols_scalar, multiply_scalar};
+const gg_split_kernels gg_split_kernels_scalar = {pack_rows_scalar, pack_cols_scalar, order_cols_scalar,
+                                                  multiply_scalar};
 
 #else
 

@@ -8,6 +8,9 @@
  * units, reads only their weights, and meets the others after every position. No bit depends on that. The backward pass
  * does the same from the last position, and ends with one product for each gradient.
  *
+ * Where the instruction set has split products (cpu/split_kernels.h) and the batch fills their tiles, the recurrent
+ * products are such: the weights are ordered once, and the states, or the gates' errors, of a position are split once.
+ *
  * For each layer there are, over all samples and positions: the gates, which become their errors; the cells; the hidden
  * states, of the last layer in the output; and what the next layer reads where dropout is between. In training they are
  * saved, else all layers use the same memory. */
@@ -16,9 +19,14 @@
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
+#include "cpu/split_kernels.h"
 
 /* Recurrent weights of so many floats stay in the second-level cache while all samples use them. */
 #define LARGE_WEIGHTS (256 * 1024)
+
+/* Split products with fewer samples or units leave most of a tile empty. */
+#define SPLIT_BATCH 12
+#define SPLIT_UNITS 32
 
 enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH };
 
@@ -26,6 +34,7 @@ typedef struct lstm_op {
     gg_op head;
     gg_device *device;
     const gg_gemm_kernels *kernels;
+    const gg_split_kernels *split; /* of the recurrent products; NULL: `kernels` compute them */
     int64_t batch, positions, inputs, hidden, layers;
     int64_t state_row, error_row; /* distances of the copies that products read: of H states, of 4H errors */
     bool by_units;                /* how the threads divide the work */
@@ -35,7 +44,8 @@ typedef struct lstm_op {
     float keep_scale;
     /* Floats, and where they begin. */
     size_t layer_floats, gates_at, cells_at, states_at, first_at, dropped_at, mask_at;
-    size_t packed_at, bias_at, later_at, cell_error_at, before_at, error_at, rows_at, product_at; /* in scratch */
+    size_t packed_at, bias_at, later_at, cell_error_at, before_at, error_at, rows_at, sums_at,
+        product_at; /* in scratch */
 } lstm_op;
 
 /* One layer of one run. */
@@ -52,6 +62,7 @@ typedef struct lstm_layer {
     uint8_t *mask;   /* (N, T, mask_row) */
     float *packed;   /* the recurrent weights */
     float *rows;     /* forward: the states, backward: the gates' errors of two positions that follow each other */
+    float *sums;     /* split products: of a position's states, error_row from one sample to the next */
     float *later, *cell_error;
     const float *error; /* backward: of the states */
     int64_t position;   /* when threads meet after each */
@@ -84,6 +95,7 @@ static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t nu
     l.mask = (uint8_t *)(own + op->mask_at);
     l.packed = scratch + op->packed_at;
     l.rows = scratch + op->rows_at;
+    l.sums = scratch + op->sums_at;
     l.later = scratch + op->later_at;
     l.cell_error = scratch + op->cell_error_at;
     if (number == 0) {
@@ -100,11 +112,15 @@ typedef struct lstm_share {
     int64_t sample, samples_end, unit, units_end;
 } lstm_share;
 
+/* Hidden units are divided at multiples of so many. */
+static int64_t grain_of_units(const lstm_op *op) { return op->split != NULL ? 2 * GG_SPLIT_SIDE : op->kernels->panel; }
+
 static lstm_share share_of(const lstm_op *op, int thread, int threads) {
     lstm_share s = {.samples_end = op->batch, .units_end = op->hidden};
     size_t begin, end;
     const size_t all = (size_t)(op->by_units ? op->hidden : op->batch);
-    gg_parallel_split(all, op->by_units ? (size_t)op->kernels->panel : 1, thread, threads, &begin, &end);
+    const size_t grain = op->by_units ? (size_t)grain_of_units(op) : op->split != NULL ? GG_SPLIT_SIDE : 1;
+    gg_parallel_split(all, grain, thread, threads, &begin, &end);
     *(op->by_units ? &s.unit : &s.sample) = (int64_t)begin;
     *(op->by_units ? &s.units_end : &s.samples_end) = (int64_t)end;
     return s;
@@ -122,12 +138,35 @@ static void add_biases(const lstm_layer *l) {
         ->elementwise->add((size_t)(4 * op->hidden), lstm_parameter(l, BIAS_IH), lstm_parameter(l, BIAS_HH), bias);
 }
 
+/* The recurrent weights for split products: each gate's H columns of H terms, or the H columns of 4H terms. */
+static void order_recurrent(const lstm_layer *l, bool forward, int thread, int threads) {
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, terms = forward ? hidden : 4 * hidden;
+    size_t begin, end;
+    gg_parallel_split((size_t)hidden, 2 * GG_SPLIT_SIDE, thread, threads, &begin, &end);
+    for (int64_t i = 0; i < (forward ? 4 : 1) && begin < end; ++i) {
+        const float *weights = lstm_parameter(l, WEIGHT_HH) + i * hidden * hidden;
+        const gg_split_pack pack = {.count = (int64_t)(end - begin),
+                                    .terms = terms,
+                                    .from = weights + (int64_t)begin * (forward ? hidden : 1),
+                                    .step = hidden,
+                                    .across = !forward,
+                                    .ordered = l->packed + i * gg_split_ordered(hidden, hidden) +
+                                               gg_split_ordered((int64_t)begin, terms)};
+        op->split->order_cols(&pack);
+    }
+}
+
 /* The recurrent weights in panels: of the gates, each of H terms; of the states, each of 4H. */
 static void pack_recurrent(const lstm_layer *l, bool forward, int thread, int threads) {
     const lstm_op *op = l->op;
     const int64_t hidden = op->hidden, gates = 4 * hidden, panel = op->kernels->panel;
     const int64_t n = forward ? gates : hidden, k = forward ? hidden : gates;
     const float *weights = lstm_parameter(l, WEIGHT_HH);
+    if (op->split != NULL) {
+        order_recurrent(l, forward, thread, threads);
+        return;
+    }
     size_t begin, end;
     gg_parallel_split((size_t)n, (size_t)panel, thread, threads, &begin, &end);
     if (begin == end) return;
@@ -138,15 +177,40 @@ static void pack_recurrent(const lstm_layer *l, bool forward, int thread, int th
 /* Where the copy for a position begins. */
 static float *rows_of(const lstm_layer *l, int64_t t, int64_t row) { return l->rows + t % 2 * l->op->batch * row; }
 
+/* Where the split rows for a position begin, `sample` a multiple of 16. */
+static uint16_t *tiles_of(const lstm_layer *l, int64_t t, int64_t terms, int64_t sample) {
+    uint16_t *tiles = (uint16_t *)l->rows + t % 2 * gg_split_packed(l->op->batch, terms);
+    return tiles + gg_split_packed(sample, terms);
+}
+
+/* Splits terms [first, first + count) of samples [sample, end), which lie `step` apart; `first` is a multiple of 32. */
+static void split_samples(const lstm_layer *l, int64_t t, int64_t terms, int64_t sample, int64_t end, const float *from,
+                          int64_t step, int64_t first, int64_t count) {
+    for (int64_t n = sample; n < end; n += GG_SPLIT_SIDE) {
+        const gg_split_pack pack = {.count = end - n < GG_SPLIT_SIDE ? end - n : GG_SPLIT_SIDE,
+                                    .terms = count,
+                                    .from = from + (n - sample) * step,
+                                    .step = step,
+                                    .out = tiles_of(l, t, terms, n) + gg_split_group(first)};
+        l->op->split->pack_rows(&pack);
+    }
+}
+
 static void lstm_prepare_part(void *context, int thread, int threads) {
     const lstm_layer *l = context;
     const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden;
     pack_recurrent(l, true, thread, threads);
     size_t begin, end;
-    gg_parallel_split((size_t)op->batch, 1, thread, threads, &begin, &end);
+    gg_parallel_split((size_t)op->batch, op->split != NULL ? GG_SPLIT_SIDE : 1, thread, threads, &begin, &end);
+    if (op->split != NULL) {
+        split_samples(l, 0, hidden, (int64_t)begin, (int64_t)end, l->first + 2 * (int64_t)begin * hidden, 2 * hidden, 0,
+                      hidden);
+        return;
+    }
     for (size_t n = begin; n < end; ++n)
-        memcpy(rows_of(l, 0, op->state_row) + (int64_t)n * op->state_row, l->first + 2 * (int64_t)n * op->hidden,
-               (size_t)op->hidden * sizeof(float));
+        memcpy(rows_of(l, 0, op->state_row) + (int64_t)n * op->state_row, l->first + 2 * (int64_t)n * hidden,
+               (size_t)hidden * sizeof(float));
 }
 
 /* Where the states and cells of a sample before a position lie. */
@@ -204,15 +268,47 @@ static void forward_position(const lstm_layer *l, int64_t t, const lstm_share *s
     }
 }
 
+/* The same by split products: their sums lie close together, and the cells' kernel adds them to the gates. */
+static void forward_position_split(const lstm_layer *l, int64_t t, const lstm_share *share) {
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, gates = 4 * hidden, units = share->units_end - share->unit;
+    const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
+    for (int64_t i = 0; i < 4; ++i) {
+        const int64_t gate = t % 2 == 0 ? i : 3 - i;
+        const gg_split_product product = {.m = share->samples_end - share->sample,
+                                          .n = units,
+                                          .terms = hidden,
+                                          .a = tiles_of(l, t, hidden, share->sample),
+                                          .a_group = gg_split_group(hidden),
+                                          .ordered = l->packed + gate * gg_split_ordered(hidden, hidden) +
+                                                     gg_split_ordered(share->unit, hidden),
+                                          .c = l->sums + share->sample * op->error_row + gate * hidden + share->unit,
+                                          .c_row = op->error_row,
+                                          .downwards = t % 2 != 0};
+        op->split->multiply(&product);
+    }
+    for (int64_t n = share->sample; n < share->samples_end; ++n) {
+        const int64_t row = n * op->positions + t, at = row * hidden + share->unit;
+        kernels->forward_sums(units, hidden, l->gates + row * gates + share->unit,
+                              l->sums + n * op->error_row + share->unit, hidden, cell_before(l, n, t) + share->unit,
+                              l->cells + at, l->states + at);
+    }
+    const int64_t own = (share->sample * op->positions + t) * hidden + share->unit;
+    split_samples(l, t + 1, hidden, share->sample, share->samples_end, l->states + own, op->positions * hidden,
+                  share->unit, units);
+}
+
 static void lstm_forward_part(void *context, int thread, int threads) {
     const lstm_layer *l = context;
     const lstm_share share = share_of(l->op, thread, threads);
     if (is_empty(&share)) return;
+    void (*const position)(const lstm_layer *, int64_t, const lstm_share *) =
+        l->op->split != NULL ? forward_position_split : forward_position;
     if (l->op->by_units) {
-        forward_position(l, l->position, &share);
+        position(l, l->position, &share);
         return;
     }
-    for (int64_t t = 0; t < l->op->positions; ++t) forward_position(l, t, &share);
+    for (int64_t t = 0; t < l->op->positions; ++t) position(l, t, &share);
 }
 
 static void lstm_drop_part(void *context, int thread, int threads) {
@@ -305,38 +401,80 @@ static void lstm_gather_part(void *context, int thread, int threads) {
             memcpy(before + (n * op->positions + t) * hidden, state_before(l, n, t), (size_t)hidden * sizeof(float));
 }
 
-static void backward_position(const lstm_layer *l, int64_t t, const lstm_share *share) {
+/* The error of the states of a position, from the gates' errors behind it. */
+static void multiply_errors(const lstm_layer *l, int64_t t, const lstm_share *share) {
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, gates = 4 * hidden;
+    const gg_panels product = {.m = share->samples_end - share->sample,
+                               .n = share->units_end - share->unit,
+                               .k = gates,
+                               .a = rows_of(l, t + 1, op->error_row) + share->sample * op->error_row,
+                               .a_row = op->error_row,
+                               .b = l->packed + share->unit * gates,
+                               .b_panel = gates * op->kernels->panel,
+                               .c = l->later + share->sample * hidden + share->unit,
+                               .c_row = hidden,
+                               .far = gates * hidden > LARGE_WEIGHTS,
+                               .downwards = t % 2 != 0};
+    op->kernels->panels(&product);
+}
+
+static void multiply_errors_split(const lstm_layer *l, int64_t t, const lstm_share *share) {
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, gates = 4 * hidden;
+    const gg_split_product product = {.m = share->samples_end - share->sample,
+                                      .n = share->units_end - share->unit,
+                                      .terms = gates,
+                                      .a = tiles_of(l, t + 1, gates, share->sample),
+                                      .a_group = gg_split_group(gates),
+                                      .ordered = l->packed + gg_split_ordered(share->unit, gates),
+                                      .c = l->later + share->sample * hidden + share->unit,
+                                      .c_row = hidden,
+                                      .downwards = t % 2 != 0};
+    op->split->multiply(&product);
+}
+
+/* What the position before reads of the gates' errors. */
+static void copy_errors(const lstm_layer *l, int64_t t, const lstm_share *share) {
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, units = share->units_end - share->unit;
+    float *errors = rows_of(l, t, op->error_row);
+    for (int64_t n = share->sample; n < share->samples_end; ++n)
+        for (int64_t i = 0; i < 4; ++i) {
+            const int64_t column = i * hidden + share->unit;
+            memcpy(errors + n * op->error_row + column, l->gates + 4 * (n * op->positions + t) * hidden + column,
+                   (size_t)units * sizeof(float));
+        }
+}
+
+static void split_errors(const lstm_layer *l, int64_t t, const lstm_share *share) {
     const lstm_op *op = l->op;
     const int64_t hidden = op->hidden, gates = 4 * hidden, units = share->units_end - share->unit;
+    const int64_t pieces = units == hidden ? 1 : 4, count = units == hidden ? gates : units;
+    const float *errors = l->gates + (share->sample * op->positions + t) * gates;
+    for (int64_t i = 0; i < pieces; ++i) {
+        const int64_t column = i * hidden + share->unit;
+        split_samples(l, t, gates, share->sample, share->samples_end, errors + column, op->positions * gates, column,
+                      count);
+    }
+}
+
+static void backward_position(const lstm_layer *l, int64_t t, const lstm_share *share) {
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, units = share->units_end - share->unit;
     const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
     const size_t bytes = (size_t)units * sizeof(float);
-    float *errors = rows_of(l, t, op->error_row);
-    if (t < op->positions - 1) {
-        const gg_panels product = {.m = share->samples_end - share->sample,
-                                   .n = units,
-                                   .k = gates,
-                                   .a = rows_of(l, t + 1, op->error_row) + share->sample * op->error_row,
-                                   .a_row = op->error_row,
-                                   .b = l->packed + share->unit * gates,
-                                   .b_panel = gates * op->kernels->panel,
-                                   .c = l->later + share->sample * hidden + share->unit,
-                                   .c_row = hidden,
-                                   .far = gates * hidden > LARGE_WEIGHTS,
-                                   .downwards = t % 2 != 0};
-        op->kernels->panels(&product);
-    }
+    if (t < op->positions - 1) (op->split != NULL ? multiply_errors_split : multiply_errors)(l, t, share);
     for (int64_t n = share->sample; n < share->samples_end; ++n) {
         const int64_t row = n * op->positions + t, at = row * hidden + share->unit, own = n * hidden + share->unit;
-        float *gate = l->gates + row * gates + share->unit;
         if (t == op->positions - 1) {
             memset(l->later + own, 0, bytes);
             memset(l->cell_error + own, 0, bytes);
         }
-        kernels->backward(units, hidden, gate, cell_before(l, n, t) + share->unit, l->cells + at, l->error + at,
-                          l->later + own, l->cell_error + own);
-        for (int64_t i = 0; i < 4; ++i)
-            memcpy(errors + n * op->error_row + i * hidden + share->unit, gate + i * hidden, bytes);
+        kernels->backward(units, hidden, l->gates + 4 * row * hidden + share->unit, cell_before(l, n, t) + share->unit,
+                          l->cells + at, l->error + at, l->later + own, l->cell_error + own);
     }
+    (op->split != NULL ? split_errors : copy_errors)(l, t, share);
 }
 
 static void lstm_backward_part(void *context, int thread, int threads) {
@@ -441,6 +579,21 @@ static size_t add_room(size_t *used, size_t floats) {
     return at;
 }
 
+/* Of the recurrent weights. */
+static size_t packed_floats(const lstm_op *op, bool forward) {
+    const int64_t hidden = op->hidden, gates = 4 * hidden, panel = op->kernels->panel;
+    if (op->split != NULL)
+        return (size_t)(forward ? 4 * gg_split_ordered(hidden, hidden) : gg_split_ordered(hidden, gates));
+    return (size_t)(forward ? gg_block_count(gates, panel) * panel * hidden
+                            : gg_block_count(hidden, panel) * panel * gates);
+}
+
+/* Of the states, in training also of the gates' errors, of a position. */
+static size_t rows_floats(const lstm_op *op, bool training) {
+    if (op->split != NULL) return (size_t)gg_split_packed(op->batch, (training ? 4 : 1) * op->hidden) / 2;
+    return (size_t)(op->batch * (training ? op->error_row : op->state_row));
+}
+
 /* Room for the layers, and then for what all of them use for a while. */
 static void lay_out(lstm_op *op) {
     const bool training = op->head.desc.training;
@@ -455,11 +608,10 @@ static void lay_out(lstm_op *op) {
     op->layer_floats = used;
     if (training) op->head.saved_bytes = (size_t)op->layers * used * sizeof(float);
     else scratch = used;
-    const size_t panel = (size_t)op->kernels->panel;
-    const size_t turned = (4 * hidden + panel - 1) / panel * panel * hidden;
-    const size_t back = (hidden + panel - 1) / panel * panel * 4 * hidden;
-    op->packed_at = add_room(&scratch, turned > back ? turned : back);
-    op->rows_at = add_room(&scratch, 2 * (size_t)(op->batch * (training ? op->error_row : op->state_row)));
+    const size_t forward = packed_floats(op, true), backward = training ? packed_floats(op, false) : 0;
+    op->packed_at = add_room(&scratch, forward > backward ? forward : backward);
+    op->rows_at = add_room(&scratch, 2 * rows_floats(op, training));
+    if (op->split != NULL) op->sums_at = add_room(&scratch, (size_t)(op->batch * op->error_row));
     op->bias_at = add_room(&scratch, 4 * hidden);
     if (training) {
         op->later_at = add_room(&scratch, (size_t)op->batch * hidden);
@@ -508,7 +660,9 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->layers = desc->layers;
     op->state_row = odd_lines(op->hidden);
     op->error_row = odd_lines(4 * op->hidden);
-    op->by_units = device->threads > 1 && op->hidden % kernels->panel == 0 && op->hidden >= 2 * kernels->panel &&
+    if (op->batch >= SPLIT_BATCH && op->hidden >= SPLIT_UNITS) op->split = gg_split_kernels_for(device->isa);
+    const int64_t grain = grain_of_units(op);
+    op->by_units = device->threads > 1 && op->hidden % grain == 0 && op->hidden >= 2 * grain &&
                    4 * op->hidden * op->hidden > LARGE_WEIGHTS;
     op->mask_row = (op->hidden + 3) / 4 * 4;
     op->drops = desc->training && desc->probability > 0 && desc->layers > 1;
