@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import itertools
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -607,3 +610,12 @@ def test_cut_off_and_changed_messages(what, mode, values):
             else:
                 assert not out[~inside(EXAMPLE, 800)].any()
     assert refused > 50
+
+
+def test_the_fuzzer_of_messages_runs():
+    """Under the sanitizers, for a second; CONTRIBUTING.md says how it runs for ten minutes."""
+    tool = Path(__file__).parent.parent / "tools" / "fuzz_packed.py"
+    words = [sys.executable, str(tool), "--minutes", "0.01", "--seed", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "messages read whole" in done.stdout

@@ -11,16 +11,21 @@
 
 #include "base/status.h"
 #include "compress/packed.h"
+#include "cpu/shared.h"
 
 size_t gg_cpu_choose_bins_scalar(const gg_choose_args *args);
 
-static size_t choose_here(gg_device *device, const gg_choose_args *args) {
-    (void)device;
-    return gg_cpu_choose_bins_scalar(args);
+/* In place of cpu/shared.c's, which needs all kernels. */
+int gg_cpu_threads_for(const gg_device *device, size_t work) {
+    (void)device, (void)work;
+    return 1;
 }
 
-static const gg_backend table = {.name = "fuzz", .choose = choose_here};
-static gg_device device = {.table = &table, .threads = 1};
+static const gg_backend table = {
+    .name = "fuzz", .pack = gg_cpu_pack, .add_elements = gg_cpu_add_elements, .take_elements = gg_cpu_take_elements};
+static const gg_cpu_kernels kernels = {.choose = gg_cpu_choose_bins_scalar};
+static gg_cpu_device cpu = {.head = {.table = &table, .threads = 1}, .kernels = &kernels};
+static gg_device *const device = &cpu.head;
 
 static uint64_t state;
 
@@ -99,6 +104,15 @@ static void check_marks(const layout *l, const float *x, const char *what) {
         if (!is_inside(l, j)) require(x[j] == MARK, what);
 }
 
+/* With room for these segments. */
+static gg_packing packing_of(const layout *l, const gg_compression *options) {
+    gg_packing packing = {.compression = options, .device = device, .segment = l->segment, .segments = l->segments};
+    gg_pack_sizes sizes = {0};
+    gg_pack_sizes_add(&sizes, device, l->segment, l->segments);
+    require(gg_pack_room_create(device, &sizes, &packing.room) == GG_OK, "no room");
+    return packing;
+}
+
 /* A message of exactly *bytes. *choice: which form. */
 static unsigned char *draw_message(const layout *l, bool *choice, size_t *bytes) {
     const gg_compression options = {.active = true,
@@ -106,12 +120,10 @@ static unsigned char *draw_message(const layout *l, bool *choice, size_t *bytes)
                                     .mode = (gg_compression_mode)below(GG_COMPRESSION_MODES),
                                     .values = below(2) ? GG_BFLOAT16 : GG_FLOAT32};
     gg_compression_counts counts = {0};
-    const gg_packing packing = {.compression = &options,
-                                .device = &device,
-                                .segment = l->segment,
-                                .segments = l->segments,
-                                .scratch = exactly(gg_pack_scratch_bytes(l->segment, l->segments)),
-                                .counts = &counts};
+    gg_packing packing = packing_of(l, &options);
+    packing.counts = &counts;
+    if (options.mode != GG_COMPRESSION_EXACT && below(2))
+        require(gg_pack_marks_create(l->segment, l->segments, &packing.marks) == GG_OK, "no marks");
     float *gradient = draw_array(l, false), *residue = draw_array(l, below(2) == 0);
     const size_t capacity = gg_packed_capacity(l->segment, l->segments, &options);
     unsigned char *room = exactly(capacity);
@@ -122,6 +134,11 @@ static unsigned char *draw_message(const layout *l, bool *choice, size_t *bytes)
     else if (what == 1) status = gg_pack_difference(&packing, gradient, residue, room, bytes);
     else status = gg_pack(&packing, 0.5f, gradient, residue, room, bytes);
     require(status == GG_OK && *bytes <= capacity, "packing failed");
+    if (what == 2 && below(2)) { /* once more, where elements are still marked */
+        status = gg_pack(&packing, 0.5f, gradient, residue, room, bytes);
+        require(status == GG_OK && *bytes <= capacity, "packing failed");
+    }
+    gg_pack_complete(&packing, residue);
     check_marks(l, gradient, "the gradient was written");
     check_marks(l, residue, "the residue was written outside of the segments");
     unsigned char *message = exactly(*bytes);
@@ -129,7 +146,8 @@ static unsigned char *draw_message(const layout *l, bool *choice, size_t *bytes)
     free(room);
     free(gradient);
     free(residue);
-    free(packing.scratch);
+    gg_pack_marks_destroy(packing.marks);
+    gg_pack_room_destroy(packing.room);
     return message;
 }
 
@@ -169,23 +187,46 @@ static gg_status read_choice(const layout *l, const unsigned char *message, size
     const gg_status status = gg_choice_values(l->segment, l->segments, message, bytes, &count);
     if (status != GG_OK) return status;
     const gg_dtype dtype = below(2) ? GG_BFLOAT16 : GG_FLOAT32;
-    const gg_packing packing = {.segment = l->segment, .segments = l->segments};
+    const gg_packing packing = packing_of(l, NULL);
     float *residue = draw_array(l, false), *out = draw_array(l, true);
     void *values = exactly(count * gg_dtype_size(dtype));
     gg_pack_values(&packing, message, dtype, residue, values);
-    gg_unpack_values_add(l->segment, l->segments, message, dtype, values, 1, out);
+    gg_unpack_values_add(&packing, message, dtype, values, 1, out);
     check_marks(l, residue, "the residue was written outside of the segments");
     check_marks(l, out, "the sum was written outside of the segments");
+    gg_pack_room_destroy(packing.room);
     free(values);
     free(residue);
     free(out);
     return status;
 }
 
+typedef struct expected {
+    const layout *l;
+    const float *sum;
+} expected;
+
+static void compare_piece(void *context, size_t offset, size_t count, const float *sum) {
+    const expected *e = context;
+    const gg_segment *segment = e->l->segment;
+    while (offset >= segment->offset + segment->count) ++segment;
+    const size_t left = segment->offset + segment->count - offset, own = count < left ? count : left;
+    require(memcmp(sum, e->sum + offset, own * sizeof *sum) == 0, "a piece has another sum");
+    for (size_t j = own; j < count; ++j) require(sum[j] == 0, "a piece has a sum behind its parameter");
+}
+
 static gg_status read_sum(const layout *l, const unsigned char *message, size_t bytes) {
     float *out = draw_array(l, true);
-    const gg_status status = gg_unpack_add(l->segment, l->segments, message, bytes, 0.5f, out);
+    const gg_packing packing = packing_of(l, NULL);
+    gg_pack_pieces *pieces = NULL;
+    const gg_status status = gg_unpack_add(&packing, message, bytes, 1, out);
     check_marks(l, out, "the sum was written outside of the segments");
+    require(gg_packed_check(&packing, message, bytes) == status, "checked and read are not alike");
+    require(gg_pack_pieces_create(device, 1, &pieces) == GG_OK, "no pieces");
+    if (status == GG_OK)
+        gg_unpack_pieces(&packing, pieces, (const void *const[]){message}, 1, compare_piece, &(expected){l, out});
+    gg_pack_pieces_destroy(pieces);
+    gg_pack_room_destroy(packing.room);
     free(out);
     return status;
 }

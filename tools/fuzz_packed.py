@@ -20,9 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 SOURCES = [
-    *[ROOT / "tools/fuzz_packed.c", CSRC / "compress/packed.c", CSRC / "compress/unpacked.c"],
-    CSRC / "cpu/isa/choose.c",
-    *[CSRC / "base/status.c", CSRC / "tensor/tensor.c", CSRC / "base/memory.c"],
+    ROOT / "tools/fuzz_packed.c",
+    *[CSRC / "compress" / name for name in ("packed.c", "unpacked.c", "packed_room.c", "pieces.c")],
+    *[CSRC / "cpu/pack.c", CSRC / "cpu/isa/choose.c", CSRC / "tensor/tensor.c", CSRC / "backend/device.c"],
+    *[CSRC / "base" / name for name in ("status.c", "memory.c", "parallel.c", "cpu.c")],
 ]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 
