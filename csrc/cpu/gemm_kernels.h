@@ -158,7 +158,8 @@ typedef struct gg_sgemm {
     const float *a, *b;
     float *c;
     int64_t lda, ldb, ldc;
-    const float *bias; /* n of them, to each row; NULL: none */
+    const float *bias;     /* n of them, to each row; NULL: none */
+    const float *row_bias; /* split products alone: m of them, to each column; NULL: none */
     bool transpose_a, transpose_b, add, relu;
 } gg_sgemm;
 

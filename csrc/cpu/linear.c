@@ -3,12 +3,54 @@
 
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
+#include "cpu/sgemm_split.h"
 #include "cpu/shared.h"
 
 typedef struct job {
     const gg_gemm_kernels *kernels;
+    const gg_split_kernels *split; /* NULL: not by split products */
     const gg_weight_gradient_args *args;
 } job;
+
+/* The product by split products, in blocks whose tiles fit on the stack. The sums stop at whole tiles alone, so their
+ * bits are those of the whole gradient. */
+static void split_run(const gg_split_kernels *kernels, const gg_multiply *it) {
+    enum { TERMS = 128, ROWS = 2 * GG_SPLIT_SIDE, COLS = 128, TILES = TERMS / GG_SPLIT_TERMS * GG_SPLIT_PARTS };
+    _Alignas(64) uint16_t rows[ROWS / GG_SPLIT_SIDE * TILES * GG_SPLIT_TILE];
+    _Alignas(64) uint16_t cols[COLS / GG_SPLIT_SIDE * TILES * GG_SPLIT_TILE];
+    for (int64_t j = 0; j < it->n; j += COLS)
+        for (int64_t l = 0; l < it->k; l += TERMS) {
+            const int64_t terms = it->k - l < TERMS ? it->k - l : TERMS, n = it->n - j < COLS ? it->n - j : COLS;
+            const gg_split_pack pack_cols = {.count = n,
+                                             .terms = terms,
+                                             .from = it->b + l * it->b_row + j,
+                                             .step = it->b_row,
+                                             .across = true,
+                                             .out = cols};
+            kernels->pack_cols(&pack_cols);
+            for (int64_t i = 0; i < it->m; i += ROWS) {
+                const int64_t m = it->m - i < ROWS ? it->m - i : ROWS;
+                const gg_split_pack pack_rows = {.count = m,
+                                                 .terms = terms,
+                                                 .from = it->a + l * it->a_step + i,
+                                                 .step = it->a_step,
+                                                 .across = true,
+                                                 .out = rows};
+                const gg_split_product product = {.m = m,
+                                                  .n = n,
+                                                  .terms = terms,
+                                                  .a = rows,
+                                                  .b = cols,
+                                                  .a_group = gg_split_group(terms),
+                                                  .b_group = gg_split_group(terms),
+                                                  .c = it->c + i * it->c_row + j,
+                                                  .c_row = it->c_row,
+                                                  .add = l > 0};
+                kernels->pack_rows(&pack_rows);
+                kernels->multiply(&product);
+            }
+        }
+}
 
 /* The rest of the row in which the run begins, whole rows, and the first part of the last row. */
 static void run_of(const job *j, int64_t begin, int64_t end) {
@@ -29,7 +71,8 @@ static void run_of(const job *j, int64_t begin, int64_t end) {
             .c_row = args->in,
             .part_of = args->in,
         };
-        j->kernels->multiply(&product, 0, gg_block_count(product.m, j->kernels->tile_rows));
+        if (j->split != NULL) split_run(j->split, &product);
+        else j->kernels->multiply(&product, 0, gg_block_count(product.m, j->kernels->tile_rows));
         i += product.m * product.n;
     }
 }
@@ -42,7 +85,10 @@ static void weight_gradient_part(void *context, int thread, int threads) {
 }
 
 void gg_cpu_weight_gradient(gg_device *device, const gg_weight_gradient_args *args) {
-    job j = {.kernels = gg_gemm_kernels_for(device->isa), .args = args};
+    const bool split = gg_weight_gradient_is_split(device->isa, args->batch, args->in);
+    job j = {.kernels = gg_gemm_kernels_for(device->isa),
+             .split = split ? gg_split_kernels_for(device->isa) : NULL,
+             .args = args};
     gg_parallel_run(gg_cpu_threads_for(device, (size_t)(args->count * args->batch)), weight_gradient_part, &j);
 }
 

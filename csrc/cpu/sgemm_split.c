@@ -1,12 +1,20 @@
-/* The general matrix product on units for bfloat16: a strip of B's columns and a chunk of A's rows are split into
- * tiles, and each thread multiplies its rows, or columns, of both. Long sums are computed in parts. */
+/* The general matrix product on units for bfloat16: a strip of B's columns is split into tiles, and each thread splits
+ * its rows of A, some at a time, and multiplies them by the strip. Long sums are computed in parts: an element's bits
+ * do not depend on where parts end, if that is at whole tiles. */
 #include "cpu/sgemm_split.h"
 #include "base/parallel.h"
 
-/* Terms of a part: with more, a chunk would have few rows. Where parts end depends on the number of terms alone. */
+/* Terms of a part. Long sums of a result that stays in the second-level cache have shorter parts, of which the tiles of
+ * both operands stay in the first. */
 #define PART_TERMS 1024
-/* Of a strip, and of a chunk for each thread: the latter stays in the second-level cache. In bfloat16. */
+#define NEAR_PART_TERMS 128
+#define NEAR_RESULT (192 * 1024) /* floats */
+#define NEAR_TERMS 512
+/* Of a strip, and of a thread's chunk of rows, in bfloat16. A strip that stays in the second-level cache is read for
+ * each chunk; where it does not, it is the chunk that stays there. */
 #define STRIP_NUMBERS (2 * 1024 * 1024)
+#define NEAR_STRIP (384 * 1024)
+#define NEAR_CHUNK (24 * 1024)
 #define CHUNK_NUMBERS (256 * 1024)
 /* Rows or columns of two tiles: what the kernels compute at a time. */
 #define BLOCK (2 * GG_SPLIT_SIDE)
@@ -14,16 +22,15 @@
 typedef struct job {
     const gg_split_kernels *kernels;
     const gg_sgemm *p;
-    uint16_t *strip, *chunk;
-    int64_t term, terms;          /* of the part */
-    int64_t row, rows, col, cols; /* of the chunk and of the strip */
-    bool by_columns;
+    uint16_t *strip, *chunks;
+    int64_t term, terms; /* of the part */
+    int64_t col, cols;   /* of the strip */
+    int64_t row, rows;   /* by columns: of the chunk; else the rows that a thread splits at a time */
 } job;
 
-static int64_t parts_of(const gg_sgemm *p) { return (p->k + PART_TERMS - 1) / PART_TERMS; }
-
 static int64_t part_terms(const gg_sgemm *p) {
-    const int64_t parts = parts_of(p), terms = (p->k + parts - 1) / parts;
+    const int64_t most = p->k > NEAR_TERMS && p->m * p->n <= NEAR_RESULT ? NEAR_PART_TERMS : PART_TERMS;
+    const int64_t parts = (p->k + most - 1) / most, terms = (p->k + parts - 1) / parts;
     return (terms + GG_SPLIT_TERMS - 1) / GG_SPLIT_TERMS * GG_SPLIT_TERMS;
 }
 
@@ -35,9 +42,16 @@ static int64_t most_of(int64_t count, int64_t numbers, int64_t terms) {
 }
 
 static int64_t strip_cols(const gg_sgemm *p) { return most_of(p->n, STRIP_NUMBERS, part_terms(p)); }
-static int64_t chunk_rows(const gg_sgemm *p, int threads) {
-    return most_of(p->m, CHUNK_NUMBERS * (int64_t)threads, part_terms(p));
+
+/* The rows that a thread splits at a time. */
+static int64_t chunk_rows(const gg_sgemm *p) {
+    const int64_t terms = part_terms(p);
+    const bool near = gg_split_packed(strip_cols(p), terms) <= NEAR_STRIP;
+    return most_of(p->m, near ? NEAR_CHUNK : CHUNK_NUMBERS, terms);
 }
+
+/* Threads share the columns where there are few rows for each. */
+static bool is_by_columns(const gg_sgemm *p, int threads) { return p->m < 2 * BLOCK * threads && p->n > p->m; }
 
 /* The thread's part of `count` rows or columns, which begins with a block. */
 static int64_t share_of(int64_t count, int thread, int threads, int64_t *first) {
@@ -58,36 +72,65 @@ static void pack_strip_part(void *context, int thread, int threads) {
     j->kernels->pack_cols(&pack);
 }
 
-static void pack_chunk_part(void *context, int thread, int threads) {
-    const job *j = context;
+static void pack_chunk(const job *j, int64_t row, int64_t rows, uint16_t *out) {
     const gg_sgemm *p = j->p;
-    int64_t first;
-    gg_split_pack pack = {.terms = j->terms, .step = p->lda, .across = p->transpose_a};
-    pack.count = share_of(j->rows, thread, threads, &first);
-    pack.from = p->transpose_a ? p->a + j->term * p->lda + j->row + first : p->a + (j->row + first) * p->lda + j->term;
-    pack.out = j->chunk + gg_split_packed(first, j->terms);
+    const gg_split_pack pack = {.count = rows,
+                                .terms = j->terms,
+                                .from = p->transpose_a ? p->a + j->term * p->lda + row : p->a + row * p->lda + j->term,
+                                .step = p->lda,
+                                .across = p->transpose_a,
+                                .out = out};
     j->kernels->pack_rows(&pack);
 }
 
-static void multiply_split_part(void *context, int thread, int threads) {
-    const job *j = context;
+/* Rows of a chunk times columns of the strip. */
+static void multiply_chunk(const job *j, const uint16_t *chunk, int64_t row, int64_t rows, int64_t col, int64_t cols) {
     const gg_sgemm *p = j->p;
-    int64_t row = 0, rows = j->rows, col = 0, cols = j->cols;
-    if (j->by_columns) cols = share_of(j->cols, thread, threads, &col);
-    else rows = share_of(j->rows, thread, threads, &row);
     const gg_split_product product = {.m = rows,
                                       .n = cols,
                                       .terms = j->terms,
-                                      .a = j->chunk + gg_split_packed(row, j->terms),
+                                      .a = chunk,
                                       .b = j->strip + gg_split_packed(col, j->terms),
                                       .a_group = gg_split_group(j->terms),
                                       .b_group = gg_split_group(j->terms),
-                                      .c = p->c + (j->row + row) * p->ldc + j->col + col,
+                                      .c = p->c + row * p->ldc + j->col + col,
                                       .c_row = p->ldc,
                                       .bias = p->bias != NULL ? p->bias + j->col + col : NULL,
+                                      .row_bias = p->row_bias != NULL ? p->row_bias + row : NULL,
                                       .add = p->add || j->term > 0,
                                       .relu = p->relu && j->term + j->terms == p->k};
-    if (rows > 0 && cols > 0) j->kernels->multiply(&product);
+    j->kernels->multiply(&product);
+}
+
+static void rows_part(void *context, int thread, int threads) {
+    const job *j = context;
+    uint16_t *chunk = j->chunks + thread * gg_split_packed(j->rows, j->terms);
+    int64_t first;
+    const int64_t count = share_of(j->p->m, thread, threads, &first);
+    for (int64_t row = first, rows; row < first + count; row += rows) {
+        rows = first + count - row < j->rows ? first + count - row : j->rows;
+        pack_chunk(j, row, rows, chunk);
+        multiply_chunk(j, chunk, row, rows, 0, j->cols);
+    }
+}
+
+static void pack_chunk_part(void *context, int thread, int threads) {
+    const job *j = context;
+    int64_t first;
+    const int64_t count = share_of(j->rows, thread, threads, &first);
+    if (count > 0) pack_chunk(j, j->row + first, count, j->chunks + gg_split_packed(first, j->terms));
+}
+
+static void columns_part(void *context, int thread, int threads) {
+    const job *j = context;
+    int64_t col;
+    const int64_t cols = share_of(j->cols, thread, threads, &col);
+    if (cols > 0) multiply_chunk(j, j->chunks, j->row, j->rows, col, cols);
+}
+
+bool gg_weight_gradient_is_split(gg_isa isa, int64_t batch, int64_t in) {
+    enum { LEAST_BATCH = 64, LEAST_IN = 16 };
+    return gg_split_kernels_for(isa) != NULL && batch >= LEAST_BATCH && in >= LEAST_IN;
 }
 
 bool gg_sgemm_is_split(gg_isa isa, const gg_sgemm *p) {
@@ -98,24 +141,27 @@ bool gg_sgemm_is_split(gg_isa isa, const gg_sgemm *p) {
 
 size_t gg_sgemm_split_scratch(const gg_sgemm *p, int threads) {
     const int64_t terms = part_terms(p);
-    return (size_t)(gg_split_packed(strip_cols(p), terms) + gg_split_packed(chunk_rows(p, threads), terms)) *
+    return (size_t)(gg_split_packed(strip_cols(p), terms) + threads * gg_split_packed(chunk_rows(p), terms)) *
            sizeof(uint16_t);
 }
 
 void gg_sgemm_split_run(const gg_split_kernels *kernels, const gg_sgemm *p, int threads, void *scratch) {
-    const int64_t most_terms = part_terms(p), most_cols = strip_cols(p), most_rows = chunk_rows(p, threads);
-    job j = {.kernels = kernels, .p = p, .strip = scratch};
-    j.chunk = j.strip + gg_split_packed(most_cols, most_terms);
+    const int64_t most_terms = part_terms(p), most_cols = strip_cols(p), most_rows = chunk_rows(p);
+    job j = {.kernels = kernels, .p = p, .strip = scratch, .rows = most_rows};
+    j.chunks = j.strip + gg_split_packed(most_cols, most_terms);
     for (j.term = 0; j.term < p->k; j.term += most_terms) {
         j.terms = p->k - j.term < most_terms ? p->k - j.term : most_terms;
         for (j.col = 0; j.col < p->n; j.col += most_cols) {
             j.cols = p->n - j.col < most_cols ? p->n - j.col : most_cols;
             gg_parallel_run(threads, pack_strip_part, &j);
+            if (!is_by_columns(p, threads)) {
+                gg_parallel_run(threads, rows_part, &j);
+                continue;
+            }
             for (j.row = 0; j.row < p->m; j.row += most_rows) {
                 j.rows = p->m - j.row < most_rows ? p->m - j.row : most_rows;
-                j.by_columns = j.rows < 2 * BLOCK * threads && j.cols > j.rows;
                 gg_parallel_run(threads, pack_chunk_part, &j);
-                gg_parallel_run(threads, multiply_split_part, &j);
+                gg_parallel_run(threads, columns_part, &j);
             }
         }
     }

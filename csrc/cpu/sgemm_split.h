@@ -7,6 +7,9 @@
 
 /* Whether the level has split products, and splitting the matrices costs less than it saves: a rule of shapes. */
 bool gg_sgemm_is_split(gg_isa isa, const gg_sgemm *product);
+/* The same of the weight's gradient of a linear layer over flat samples, of which any run has the bits of the whole:
+ * hence without the number of outputs. */
+bool gg_weight_gradient_is_split(gg_isa isa, int64_t batch, int64_t in);
 size_t gg_sgemm_split_scratch(const gg_sgemm *product, int threads);
 void gg_sgemm_split_run(const gg_split_kernels *kernels, const gg_sgemm *product, int threads, void *scratch);
 

@@ -53,8 +53,9 @@ typedef struct gg_split_pack {
     float *ordered; /* of order_cols, in place of `out` */
 } gg_split_pack;
 
-/* c[i*c_row + j] = start + sum over l < terms of a[i][l]*b[l][j]; start is c (add), or bias[j], or 0. The bits of an
- * element depend on its row of a, its column of b and its start alone. */
+/* c[i*c_row + j] = start + sum over l < terms of a[i][l]*b[l][j]; start is c (add), or bias[j], or row_bias[i], or 0.
+ * The bits of an element depend on its row of a, its column of b and its start alone, and a sum that goes on in c (add)
+ * behind a multiple of 32 terms has the bits of one that does not stop there. */
 typedef struct gg_split_product {
     int64_t m, n, terms;
     const uint16_t *a, *b;    /* packed */
@@ -62,7 +63,7 @@ typedef struct gg_split_product {
     const float *ordered;     /* in place of b, with the same bits: `terms` terms of columns that order_cols wrote */
     float *c;
     int64_t c_row;
-    const float *bias; /* NULL: zeros */
+    const float *bias, *row_bias; /* one of them at most; NULL: zeros */
     bool add, relu;
     bool downwards; /* from the last columns to the first: what follows another product finds the last ones in cache */
 } gg_split_product;

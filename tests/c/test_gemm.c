@@ -333,6 +333,11 @@ static void test_layers(void) {
     test_layer(&wide);
     layer_case deep = LINEAR(.name = "deep", .batch = 150, .in = 1100, .out = 16);
     test_layer(&deep);
+    /* Large enough for split products in all passes, with blocks that are not whole. */
+    layer_case split = LINEAR(.name = "split", .batch = 100, .in = 150, .out = 70, .relu = true);
+    test_layer(&split);
+    layer_case split_deep = LINEAR(.name = "split, deep", .batch = 70, .in = 1100, .out = 530);
+    test_layer(&split_deep);
 }
 
 #pragma GCC diagnostic pop
@@ -500,8 +505,9 @@ static void check_run(gg_device *device, int64_t batch, int64_t in, int64_t out,
 
 static void test_weight_gradient(void) {
     /* batch, in, out: sums in several parts, whose number depends on `in`, from 257 samples on. */
-    static const int64_t sizes[][3] = {{1, 1, 1},     {3, 7, 5},     {64, 50, 33},  {5, 33, 300},
-                                       {300, 600, 9}, {1500, 20, 3}, {2000, 90, 4}, {257, 2000, 3}};
+    static const int64_t sizes[][3] = {{1, 1, 1},     {3, 7, 5},      {64, 50, 33},  {5, 33, 300},
+                                       {300, 600, 9}, {1500, 20, 3},  {2000, 90, 4}, {257, 2000, 3},
+                                       {64, 16, 40},  {100, 150, 70}, {600, 300, 40}};
     for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
         if (!gg_cpu_supports((gg_isa)isa) || gg_gemm_kernels_for((gg_isa)isa) == NULL) continue;
         for (size_t i = 0; i < 2 * sizeof sizes / sizeof *sizes; ++i) {

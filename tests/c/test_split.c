@@ -79,7 +79,7 @@ static buffer packed(const gg_split_kernels *kernels, const side *s, bool rows) 
 
 typedef struct product_case {
     side a, b;
-    bool add, relu, bias;
+    bool add, relu, bias, row_bias;
     buffer start, biases;
     int64_t c_row;
 } product_case;
@@ -114,6 +114,7 @@ static buffer multiplied(const gg_split_kernels *kernels, const product_case *it
                                       .c = c.data,
                                       .c_row = it->c_row,
                                       .bias = it->bias ? it->biases.data : NULL,
+                                      .row_bias = it->row_bias ? it->biases.data : NULL,
                                       .add = it->add,
                                       .relu = it->relu};
     kernels->multiply(&product);
@@ -128,9 +129,9 @@ static void check_sums(const product_case *it, const float *c) {
     bool rest_stands = true;
     for (int64_t i = 0; i < it->a.count; ++i) {
         for (int64_t j = 0; j < it->b.count; ++j) {
-            double sum = it->add    ? (double)((const float *)it->start.data)[i * it->c_row + j]
-                         : it->bias ? (double)((const float *)it->biases.data)[j]
-                                    : 0;
+            double sum = it->add                    ? (double)((const float *)it->start.data)[i * it->c_row + j]
+                         : it->bias || it->row_bias ? (double)((const float *)it->biases.data)[it->bias ? j : i]
+                                                    : 0;
             double size = fabs(sum);
             for (int64_t term = 0; term < it->a.terms; ++term) {
                 const double product = value_at(&it->a, i, term) * value_at(&it->b, j, term);
@@ -156,15 +157,17 @@ static void test_kernels(void) {
     for (size_t m = 0; m < sizeof sizes / sizeof *sizes; ++m)
         for (size_t k = 0; k < sizeof terms / sizeof *terms; ++k)
             for (int flags = 0; flags < 4; ++flags, ++number) {
+                const int start = (number / 4 + flags) % 4;
                 const int64_t n = sizes[(m + k + (size_t)flags) % 8];
                 product_case it = {.a = side_create(sizes[m], terms[k], flags & 1),
                                    .b = side_create(n, terms[k], flags & 2),
-                                   .add = number % 3 == 0,
-                                   .bias = number % 3 == 1,
-                                   .relu = number % 2 == 0,
+                                   .add = start == 0,
+                                   .bias = start == 1,
+                                   .row_bias = start == 2,
+                                   .relu = number % 3 == 0,
                                    .c_row = n + number % 4};
                 it.start = buffer_random((size_t)((sizes[m] - 1) * it.c_row + n));
-                it.biases = buffer_random((size_t)n);
+                it.biases = buffer_random((size_t)(sizes[m] > n ? sizes[m] : n));
                 buffer c = multiplied(&gg_split_kernels_scalar, &it, false);
                 check_sums(&it, c.data);
                 buffer same = multiplied(&gg_split_kernels_scalar, &it, true);

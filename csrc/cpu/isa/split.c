@@ -174,7 +174,7 @@ typedef struct block {
     int64_t rows, cols;              /* of the result that exist */
     float *c;
     int64_t c_row;
-    const float *bias;
+    const float *bias, *row_bias;
     bool add, relu;
 } block;
 
@@ -291,11 +291,15 @@ INLINE place place_tile(const block *it, int64_t row, int64_t col, float *buffer
     do {                                                                                                               \
         const place p = place_tile(it, down, right, buffer);                                                           \
         if (it->add) _tile_loadd(number, p.whole ? p.at : buffer, p.whole ? p.step * 4 : ROW_BYTES);                   \
-        else if (it->bias == NULL) _tile_zero(number);                                                                 \
-        else {                                                                                                         \
+        else if (it->bias != NULL) {                                                                                   \
             _mm512_store_ps(buffer, _mm512_maskz_loadu_ps(first_lanes(p.cols), it->bias + (right)));                   \
             _tile_loadd(number, buffer, 0); /* every row */                                                            \
-        }                                                                                                              \
+        } else if (it->row_bias != NULL) {                                                                             \
+            for (int64_t i = 0; i < GG_SPLIT_SIDE; ++i)                                                                \
+                _mm512_store_ps(buffer + i * GG_SPLIT_SIDE,                                                            \
+                                _mm512_set1_ps(i < p.rows ? it->row_bias[(down) + i] : 0));                            \
+            _tile_loadd(number, buffer, ROW_BYTES);                                                                    \
+        } else _tile_zero(number);                                                                                     \
     } while (0)
 
 INLINE void finish_tile(const block *it, const place *p, const float *buffer) {
@@ -373,6 +377,7 @@ static void multiply_amx(const gg_split_product *p) {
         it.bias = p->bias != NULL ? p->bias + j : NULL;
         for (int64_t i = 0; i < p->m; i += side) {
             it.a = p->a + i / GG_SPLIT_SIDE * p->a_group;
+            it.row_bias = p->row_bias != NULL ? p->row_bias + i : NULL;
             it.rows = p->m - i < side ? p->m - i : side;
             it.c = p->c + i * p->c_row + j;
             runs[p->ordered != NULL][it.rows > GG_SPLIT_SIDE][it.cols > GG_SPLIT_SIDE](&it);
@@ -483,7 +488,8 @@ static void multiply_scalar(const gg_split_product *p) {
     for (int64_t i = 0; i < p->m; ++i)
         for (int64_t j = 0; j < p->n; ++j) {
             float *c = p->c + i * p->c_row + j;
-            const float sum = element(p, i, j, p->add ? *c : p->bias != NULL ? p->bias[j] : 0);
+            const float start = p->bias != NULL ? p->bias[j] : p->row_bias != NULL ? p->row_bias[i] : 0;
+            const float sum = element(p, i, j, p->add ? *c : start);
             *c = p->relu && sum < 0 ? 0 : sum;
         }
 }

@@ -4,19 +4,21 @@
  *
  * are matrix products that read weights and activations in place. dW = dy x^T sums over lanes, so x is packed first. Of
  * batches that gg_sgemm sums in parts, both are transposed instead, since any part of dW must have the bits that
- * gg_cpu_weight_gradient gives it. */
+ * gg_cpu_weight_gradient gives it. Where split products are faster, all operands are packed as they lie. */
 #include "backend/backend.h"
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
+#include "cpu/sgemm_split.h"
 
 typedef struct linear_op {
     gg_op op;
     const gg_gemm_kernels *kernels;
+    const gg_split_kernels *split[GG_PASS_COUNT]; /* NULL: the pass does not use them */
     int threads;
     int64_t batch, lanes, in, out;
     int64_t in_padded, out_padded; /* rows of the transposed activations */
-    bool packs;                    /* dW by gg_sgemm */
+    bool packs;                    /* dW by gg_sgemm, or split: nothing is transposed */
 } linear_op;
 
 typedef struct job {
@@ -90,6 +92,33 @@ static void turn_part(void *context, int thread, int threads) {
     }
 }
 
+static gg_sgemm forward_product(const linear_op *linear, const gg_op_args *args) {
+    return (gg_sgemm){.m = linear->out,
+                      .n = linear->lanes,
+                      .k = linear->in,
+                      .a = args->parameter[GG_PARAMETER_WEIGHT],
+                      .b = args->input[0],
+                      .c = args->output,
+                      .lda = linear->in,
+                      .ldb = linear->lanes,
+                      .ldc = linear->lanes,
+                      .row_bias = linear->op.desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL,
+                      .relu = linear->op.desc.activation == GG_ACTIVATION_RELU};
+}
+
+static gg_sgemm data_product(const linear_op *linear, const gg_op_args *args) {
+    return (gg_sgemm){.m = linear->in,
+                      .n = linear->lanes,
+                      .k = linear->out,
+                      .a = args->parameter[GG_PARAMETER_WEIGHT],
+                      .b = args->grad_output,
+                      .c = args->grad_input[0],
+                      .lda = linear->in,
+                      .ldb = linear->lanes,
+                      .ldc = linear->lanes,
+                      .transpose_a = true};
+}
+
 static gg_sgemm weight_product(const linear_op *linear, const gg_op_args *args) {
     return (gg_sgemm){.m = linear->out,
                       .n = linear->in,
@@ -145,7 +174,10 @@ static void data_part(void *context, int thread, int threads) {
 
 static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
-    gg_parallel_run(j.linear->threads, native_linear_forward_part, &j);
+    const gg_split_kernels *split = j.linear->split[GG_PASS_FORWARD];
+    const gg_sgemm product = forward_product(j.linear, args);
+    if (split != NULL) gg_sgemm_split_run(split, &product, j.linear->threads, args->scratch);
+    else gg_parallel_run(j.linear->threads, native_linear_forward_part, &j);
     return GG_OK;
 }
 
@@ -154,18 +186,21 @@ static gg_status native_linear_backward_weights(gg_op *op, const gg_op_args *arg
     const linear_op *linear = j.linear;
     gg_parallel_run(linear->threads, turn_part, &j);
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return GG_OK;
-    if (linear->packs) {
-        const gg_sgemm product = weight_product(linear, args);
-        gg_sgemm_run(linear->kernels->isa, &product, linear->threads, args->scratch);
-        return GG_OK;
-    }
-    gg_parallel_run(linear->threads, native_linear_weights_part, &j);
+    const gg_split_kernels *split = linear->split[GG_PASS_WEIGHTS];
+    const gg_sgemm product = weight_product(linear, args);
+    if (split != NULL) gg_sgemm_split_run(split, &product, linear->threads, args->scratch);
+    else if (linear->packs) gg_sgemm_run(linear->kernels->isa, &product, linear->threads, args->scratch);
+    else gg_parallel_run(linear->threads, native_linear_weights_part, &j);
     return GG_OK;
 }
 
 static gg_status native_linear_backward_data(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
-    if (op->desc.input_grad && args->grad_input[0] != NULL) gg_parallel_run(j.linear->threads, data_part, &j);
+    const gg_split_kernels *split = j.linear->split[GG_PASS_DATA];
+    if (!op->desc.input_grad || args->grad_input[0] == NULL) return GG_OK;
+    const gg_sgemm product = data_product(j.linear, args);
+    if (split != NULL) gg_sgemm_split_run(split, &product, j.linear->threads, args->scratch);
+    else gg_parallel_run(j.linear->threads, data_part, &j);
     return GG_OK;
 }
 
@@ -173,6 +208,30 @@ static const gg_op_class linear_class = {.forward = native_linear_forward,
                                          .backward_weights = native_linear_backward_weights,
                                          .backward_data = native_linear_backward_data,
                                          .destroy = gg_native_op_free};
+
+/* How each pass is computed, and the scratch for it. */
+static void choose_products(linear_op *linear, gg_isa isa) {
+    const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
+    const gg_sgemm products[GG_PASS_COUNT] = {[GG_PASS_FORWARD] = forward_product(linear, &none),
+                                              [GG_PASS_WEIGHTS] = weight_product(linear, &none),
+                                              [GG_PASS_DATA] = data_product(linear, &none)};
+    linear->packs = linear->batch <= GG_SGEMM_TERMS;
+    for (int pass = 0; pass < (linear->op.desc.training ? GG_PASS_COUNT : 1); ++pass) {
+        const bool split = pass == GG_PASS_WEIGHTS ? gg_weight_gradient_is_split(isa, linear->batch, linear->in)
+                                                   : gg_sgemm_is_split(isa, &products[pass]);
+        size_t bytes = 0;
+        if (split) {
+            linear->split[pass] = gg_split_kernels_for(isa);
+            bytes = gg_sgemm_split_scratch(&products[pass], linear->threads);
+        } else if (pass == GG_PASS_WEIGHTS && linear->packs) {
+            bytes = gg_sgemm_scratch(linear->kernels->isa, &products[pass], linear->threads);
+        } else if (pass == GG_PASS_WEIGHTS) {
+            bytes = (size_t)(linear->batch * (linear->in_padded + linear->out_padded)) * sizeof(float);
+        }
+        if (bytes > linear->op.scratch_bytes) linear->op.scratch_bytes = bytes;
+    }
+    linear->packs = linear->packs || linear->split[GG_PASS_WEIGHTS] != NULL;
+}
 
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
@@ -204,14 +263,7 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     linear->out_padded = (linear->out + 15) / 16 * 16;
     if (linear->in_padded % 256 == 0) linear->in_padded += 32;
     if (linear->out_padded % 256 == 0) linear->out_padded += 16;
-    linear->packs = linear->batch <= GG_SGEMM_TERMS;
-    if (desc->training) {
-        const gg_op_args none = {0};
-        const gg_sgemm product = weight_product(linear, &none);
-        linear->op.scratch_bytes =
-            linear->packs ? gg_sgemm_scratch(kernels->isa, &product, device->threads)
-                          : (size_t)(linear->batch * (linear->in_padded + linear->out_padded)) * sizeof(float);
-    }
+    choose_products(linear, device->isa);
     *out = &linear->op;
 cleanup:
     return status;

@@ -4,11 +4,15 @@
  *
  * The gradients of weight and bias are our own: a strategy may compute any run of the weight's elsewhere, with the same
  * bits. Large ones are faster (1024 to 1000 and 4 rows: 151 us against 205), small ones slower (800 to 500: 33 us
- * against 21). */
+ * against 21).
+ *
+ * Float32 layers over positions are refused where the native table has split products, which are faster. */
 #include <string.h>
 
+#include "cpu/cpu_backend.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/onednn/common.h"
+#include "cpu/sgemm_split.h"
 
 typedef struct linear {
     gg_dnn_op *op;
@@ -131,12 +135,16 @@ gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op 
     if (!fits)
         GG_FAIL(GG_ERROR_SHAPE, "linear has one input, of which it changes the last axis, not %d of shape %s to %s",
                 desc->inputs, gg_shape_text(in, in_text), gg_shape_text(made, out_text));
+    const int64_t inputs = in->size[in->dims - 1], outputs = made->size[made->dims - 1];
+    const gg_sgemm forward = {.m = rows, .n = outputs, .k = inputs};
+    if (desc->dtype == GG_FLOAT32 && in->dims > 1 && gg_sgemm_is_split(device->isa, &forward))
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "linear over %lld positions of %lld to %lld: the table '%s' is faster",
+                (long long)rows, (long long)inputs, (long long)outputs, gg_backend_native.name);
     GG_TRY(gg_dnn_op_create(device, desc, &it.op));
     if (it.op->dtype == GG_BFLOAT16) {
         status = gg_dnn_linear_narrow(it.op, rows);
         goto cleanup;
     }
-    const int64_t inputs = in->size[in->dims - 1], outputs = made->size[made->dims - 1];
     const int64_t input[2] = {rows, inputs}, output[2] = {rows, outputs}, weight[2] = {outputs, inputs};
     const int64_t transposed[2] = {inputs, outputs}, row[2] = {1, outputs};
     GG_TRY(gg_dnn_md(it.op, 2, input, GG_FLOAT32, dnnl_ab, &it.input));
