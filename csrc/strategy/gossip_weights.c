@@ -7,7 +7,9 @@
  * snapshot in flight is never written: a stream alternates between two arenas.
  *
  * - Staleness 0: when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the
- * layer. - Staleness 1: the next update adds (received - w)/2 in the same pass, where w still equals what was sent. The
+ * layer. Partners update at about the same time, so most chunks of a large layer arrive while its later ones are
+ * updated, and are mixed then: their weights are still in a cache.
+ * - Staleness 1: the next update adds (received - w)/2 in the same pass, where w still equals what was sent. The
  * exchange overlaps with a whole step.
  *
  * Moments, which only updates need, are mixed by the next update before it uses them, with either staleness, without a
@@ -202,7 +204,8 @@ cleanup:
     return status;
 }
 
-/* Updates a layer, cut where chunks of the last slice and of the one that is due begin and end. */
+/* Updates a layer, cut where chunks of the last slice and of the one that is due begin and end. After each chunk it
+ * mixes those that have arrived meanwhile. */
 static gg_status gossip_weights_ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     gossip_weights *g = (gossip_weights *)strategy;
@@ -218,7 +221,11 @@ static gg_status gossip_weights_ready(gg_strategy *strategy, int layer) {
         gossip_weights_update(g, &piece);
         gg_gossip_updated(gossip, &piece, end, &last, &current);
         if (last) GG_TRY(gossip_weights_release(g, piece.last));
-        if (current) GG_TRY(gossip_weights_post(g, gossip->current[bucket], piece.current));
+        if (current) {
+            GG_TRY(gossip_weights_post(g, gossip->current[bucket], piece.current));
+            if (g->parts > 0 && !gossip_weights_stale(g))
+                GG_TRY(gossip_weights_advance(g, &g->part[WEIGHT], gossip->current[bucket]));
+        }
         at += piece.run.count;
     }
     (void)gg_buckets_layer_ready(&gossip->buckets, layer);
