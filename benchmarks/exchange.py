@@ -2,6 +2,7 @@
 
     python benchmarks/exchange.py --torch-reference ../shared/bench/torch_reference.py
     python benchmarks/exchange.py --networks convnet --steps 10 --rounds 3
+    python benchmarks/exchange.py --networks resnet20 googlenet vgg16 --steps 1 --blocks 12 --rounds 2 --only gossipgrad
 
 Every round runs each contestant once, one after the other, as `--ranks` pinned processes, and the figure is the median
 over the rounds; 1 is free exchange. Ours trains both ways in alternating blocks within each run, so both see the same
@@ -9,7 +10,8 @@ neighbours and clocks; a block's figure is the mean step of the slowest rank. Th
 (gloo, static graph, buckets as gradient views): all ranks side by side without exchange over the step under DDP.
 
 `lenet` has a step of some 4 ms, `cifar_quick` of 25, and `convnet`, a VGG-like network on 32x32 images with 2.4 M
-weights, of 300.
+weights, of 300. `resnet20`, `googlenet` and `vgg16` have the batches of step_vs_peers.py. The lowest quarter of the
+blocks is what a machine shows where neighbours disturb the others.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ import sys
 import gossipgrad as gg
 from gossipgrad import bench, strategies
 
-BATCH = 64
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -45,11 +46,14 @@ def convnet() -> gg.Model:
     return gg.Sequential([*layers, gg.Flatten(), gg.Linear(256), gg.ReLU(), gg.Linear(10)], input=(3, 32, 32))
 
 
-# name: our network, and what the peer's script calls it
+# name: our network, what the peer's script calls it, and the batch
 NETWORKS = {
-    "lenet": (gg.models.lenet, "lenet"),
-    "cifar_quick": (gg.models.cifar_quick, "cifarnet"),
-    "convnet": (convnet, None),
+    "lenet": (gg.models.lenet, "lenet", 64),
+    "cifar_quick": (gg.models.cifar_quick, "cifarnet", 64),
+    "convnet": (convnet, None, 64),
+    "resnet20": (gg.models.resnet20, None, 128),
+    "googlenet": (lambda: gg.models.googlenet(form="published"), None, 16),
+    "vgg16": (gg.models.vgg16, None, 8),
 }
 # label: name of the strategy and its keywords
 OURS = {
@@ -75,8 +79,8 @@ PEER = "PyTorch DDP (gloo)"
 def worker(network: str, name: str, keywords: dict, steps: int, blocks: int) -> None:
     """One contestant of this package on every rank; rank 0 prints a JSON line."""
     strategy = strategies.by_name(name, **keywords)
-    made = NETWORKS[network][0]()
-    result = bench.exchange(strategy, model=network, net=made, batch_size=BATCH, steps=steps, blocks=blocks)
+    make, _, batch = NETWORKS[network]
+    result = bench.exchange(strategy, model=network, net=make(), batch_size=batch, steps=steps, blocks=blocks)
     if result is not None:
         print(json.dumps(result), flush=True)
 
@@ -89,10 +93,18 @@ def ours(arguments: argparse.Namespace, network: str, label: str) -> dict:
 
 def peer(arguments: argparse.Namespace, network: str) -> dict:
     command = [arguments.torch_python, "-m", "torch.distributed.run", "--nproc_per_node", str(arguments.ranks)]
-    command += [arguments.torch_reference, "ddp", "--model", NETWORKS[network][1], "--batch", str(BATCH)]
+    command += [arguments.torch_reference, "ddp", "--model", NETWORKS[network][1], "--batch", str(NETWORKS[network][2])]
     command += ["--channels-last", "--warmup", "10", "--steps", str(arguments.steps * arguments.blocks)]
     line = one_json_line(command, ENVIRONMENT)
     return {**line, "ratio": line["efficiency_exchange_only"], "ms_strategy": line["ms_median"]}
+
+
+def lowest_quarter(line: dict) -> float:
+    """The ratio of a run by the blocks at the end of the lowest quarter in place of the medians."""
+    alone, together = (
+        sorted(line[f"ms_{who}_blocks"])[len(line[f"ms_{who}_blocks"]) // 4] for who in ("no_exchange", "strategy")
+    )
+    return alone / together
 
 
 def main() -> None:
@@ -123,12 +135,13 @@ def main() -> None:
                 found[label].append(line)
                 records.append({"who": label, "round": i, "network": network, **line})
         print(f"\n{network}, {arguments.ranks} ranks: medians of {arguments.rounds} rounds")
-        print(f"{'':32}{'ratio':>7}{'ms/step':>9}   ratios of the rounds")
+        print(f"{'':32}{'ratio':>7}{'ms/step':>9}{'lowest quarter':>16}   ratios of the rounds")
         for label, lines in found.items():
             ratios = " ".join(f"{line['ratio']:.3f}" for line in lines)
             milliseconds = statistics.median(line["ms_strategy"] for line in lines)
             ratio = statistics.median(line["ratio"] for line in lines)
-            print(f"{label:32}{ratio:>7.3f}{milliseconds:>9.2f}   {ratios}", flush=True)
+            lowest = "" if label == PEER else f"{statistics.median(lowest_quarter(line) for line in lines):.3f}"
+            print(f"{label:32}{ratio:>7.3f}{milliseconds:>9.2f}{lowest:>16}   {ratios}", flush=True)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(records, file, indent=1)
