@@ -94,7 +94,7 @@ void gg_cpu_weight_gradient(gg_device *device, const gg_weight_gradient_args *ar
 
 typedef struct column_sums {
     const gg_cpu_elementwise *kernels;
-    int64_t rows, cols;
+    int64_t rows, cols, in_row;
     const float *in;
     float *out;
 } column_sums;
@@ -111,7 +111,7 @@ static void column_sums_part(void *context, int thread, int threads) {
         double total[SUM_COLUMNS] = {0};
         n = end - at < SUM_COLUMNS ? end - at : SUM_COLUMNS;
         for (int64_t i = 0; i < c->rows; ++i) {
-            const float *row = c->in + i * c->cols + at;
+            const float *row = c->in + i * c->in_row + at;
             if (i % SUM_ROWS == 0) memcpy(sum, row, n * sizeof *sum);
             else c->kernels->add(n, sum, row, sum);
             if (i % SUM_ROWS != SUM_ROWS - 1 && i != c->rows - 1) continue;
@@ -121,8 +121,8 @@ static void column_sums_part(void *context, int thread, int threads) {
     }
 }
 
-void gg_cpu_column_sums(gg_device *device, int64_t rows, int64_t cols, const float *in, float *out) {
-    column_sums c = {gg_cpu_device_kernels(device)->elementwise, rows, cols, in, out};
+void gg_cpu_column_sums(gg_device *device, int64_t rows, int64_t cols, const float *in, int64_t in_row, float *out) {
+    column_sums c = {gg_cpu_device_kernels(device)->elementwise, rows, cols, in_row, in, out};
     gg_parallel_run(gg_cpu_threads_for(device, (size_t)(rows * cols)), column_sums_part, &c);
 }
 

@@ -15,7 +15,7 @@
 #define STRIP_NUMBERS (2 * 1024 * 1024)
 #define NEAR_STRIP (384 * 1024)
 #define NEAR_CHUNK (24 * 1024)
-#define CHUNK_NUMBERS (256 * 1024)
+#define CHUNK_NUMBERS (512 * 1024)
 /* Rows or columns of two tiles: what the kernels compute at a time. */
 #define BLOCK (2 * GG_SPLIT_SIDE)
 

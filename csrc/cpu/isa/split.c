@@ -125,27 +125,32 @@ INLINE void pack_turned(const source *s, const target *to, bool whole) {
         store_row(_mm512_load_ps(turned[0][row]), _mm512_load_ps(turned[1][row]), to, whole, row);
 }
 
-/* straight: vectors as they lie in memory are rows of tiles. */
+/* Sixteen rows or columns from `i`, terms from `l`. straight: vectors as they lie in memory are rows of tiles. */
+INLINE void pack_tile(const gg_split_pack *p, int64_t i, int64_t l, bool straight, bool whole) {
+    const int64_t steps = gg_split_group(p->terms) / STEP, step = l / GG_SPLIT_TERMS, group = i / GG_SPLIT_SIDE;
+    target to = {NULL, NULL};
+    if (whole) to.ordered = p->ordered + ((group / 2 * steps + step) * 2 + group % 2) * GG_SPLIT_TILE;
+    else to.tile = p->out + (group * steps + step) * STEP;
+    const int64_t count = p->count - i, first = p->terms - l, second = first - GG_SPLIT_SIDE;
+    const source s = {
+        .from = p->from + (p->across ? l * p->step + i : i * p->step + l),
+        .step = p->step,
+        .second = p->across ? GG_SPLIT_SIDE * p->step : GG_SPLIT_SIDE,
+        .vectors = {p->across ? first : count, p->across ? second : count},
+        .lanes = {p->across ? count : first, p->across ? count : second},
+    };
+    if (straight) pack_straight(&s, &to, whole);
+    else pack_turned(&s, &to, whole);
+}
+
+/* In the order in which the numbers lie in memory, so that they are prefetched. */
 INLINE void pack_tiles(const gg_split_pack *p, bool straight, bool whole) {
-    const int64_t steps = gg_split_group(p->terms) / STEP;
-    target to = {.tile = p->out};
-    for (int64_t i = 0; i < p->count; i += GG_SPLIT_SIDE) {
-        const int64_t pair = i / (2 * GG_SPLIT_SIDE), right = i / GG_SPLIT_SIDE % 2;
-        if (whole) to.ordered = p->ordered + (2 * pair * steps + right) * GG_SPLIT_TILE;
-        for (int64_t l = 0; l < p->terms; l += GG_SPLIT_TERMS) {
-            const int64_t count = p->count - i, first = p->terms - l, second = first - GG_SPLIT_SIDE;
-            const source s = {
-                .from = p->from + (p->across ? l * p->step + i : i * p->step + l),
-                .step = p->step,
-                .second = p->across ? GG_SPLIT_SIDE * p->step : GG_SPLIT_SIDE,
-                .vectors = {p->across ? first : count, p->across ? second : count},
-                .lanes = {p->across ? count : first, p->across ? count : second},
-            };
-            if (straight) pack_straight(&s, &to, whole);
-            else pack_turned(&s, &to, whole);
-            if (whole) to.ordered += 2 * GG_SPLIT_TILE;
-            else to.tile += STEP;
-        }
+    if (p->across) {
+        for (int64_t l = 0; l < p->terms; l += GG_SPLIT_TERMS)
+            for (int64_t i = 0; i < p->count; i += GG_SPLIT_SIDE) pack_tile(p, i, l, straight, whole);
+    } else {
+        for (int64_t i = 0; i < p->count; i += GG_SPLIT_SIDE)
+            for (int64_t l = 0; l < p->terms; l += GG_SPLIT_TERMS) pack_tile(p, i, l, straight, whole);
     }
 }
 

@@ -81,7 +81,8 @@ static gg_status rows_backward_weights(gg_op *head, const gg_op_args *args) {
     const float *dy = args->grad_output;
     if (head->desc.activation == GG_ACTIVATION_RELU)
         gg_parallel_run(gg_cpu_threads_for(op->device, (size_t)(op->rows * op->out)), mask_rows, &j);
-    if (head->desc.bias) gg_cpu_column_sums(op->device, op->rows, op->out, dy, args->gradient[GG_PARAMETER_BIAS]);
+    if (head->desc.bias)
+        gg_cpu_column_sums(op->device, op->rows, op->out, dy, op->out, args->gradient[GG_PARAMETER_BIAS]);
     if (args->gradient[GG_PARAMETER_WEIGHT] != NULL) {
         const gg_sgemm product = weight_product(op, args);
         gg_sgemm_run(op->device->isa, &product, op->device->threads, args->scratch);

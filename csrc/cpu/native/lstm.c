@@ -36,10 +36,10 @@ typedef struct lstm_op {
     const gg_gemm_kernels *kernels;
     const gg_split_kernels *split; /* of the recurrent products; NULL: `kernels` compute them */
     int64_t batch, positions, inputs, hidden, layers;
-    int64_t state_row, error_row; /* distances of the copies that products read: of H states, of 4H errors */
-    bool by_units;                /* how the threads divide the work */
-    int64_t mask_row;             /* bytes of the mask of a position */
-    bool drops;                   /* in training, between layers */
+    int64_t state_row, gate_row; /* distances of rows of H states that products read, and of 4H gates or errors */
+    bool by_units;               /* how the threads divide the work */
+    int64_t mask_row;            /* bytes of the mask of a position */
+    bool drops;                  /* in training, between layers */
     uint32_t threshold;
     float keep_scale;
     /* Floats, and where they begin. */
@@ -54,7 +54,7 @@ typedef struct lstm_layer {
     const gg_op_args *args;
     int64_t number, inputs;
     const float *in; /* (N, T, inputs) */
-    float *gates;    /* (N, T, 4H) */
+    float *gates;    /* (N, T, gate_row) */
     float *cells;    /* (N, T, H) */
     float *states;   /* (N, T, H) */
     float *first;    /* (N, 2, H): the states and the cells that it begins with */
@@ -62,7 +62,7 @@ typedef struct lstm_layer {
     uint8_t *mask;   /* (N, T, mask_row) */
     float *packed;   /* the recurrent weights */
     float *rows;     /* forward: the states, backward: the gates' errors of two positions that follow each other */
-    float *sums;     /* split products: of a position's states, error_row from one sample to the next */
+    float *sums;     /* split products: of a position's states, gate_row from one sample to the next */
     float *later, *cell_error;
     const float *error; /* backward: of the states */
     int64_t position;   /* when threads meet after each */
@@ -253,8 +253,8 @@ static void forward_position(const lstm_layer *l, int64_t t, const lstm_share *s
                                    .a_row = op->state_row,
                                    .b = l->packed + column * hidden,
                                    .b_panel = hidden * op->kernels->panel,
-                                   .c = l->gates + (share->sample * op->positions + t) * gates + column,
-                                   .c_row = op->positions * gates,
+                                   .c = l->gates + (share->sample * op->positions + t) * op->gate_row + column,
+                                   .c_row = op->positions * op->gate_row,
                                    .add = true,
                                    .far = gates * hidden > LARGE_WEIGHTS,
                                    .downwards = t % 2 != 0};
@@ -262,7 +262,7 @@ static void forward_position(const lstm_layer *l, int64_t t, const lstm_share *s
     }
     for (int64_t n = share->sample; n < share->samples_end; ++n) {
         const int64_t row = n * op->positions + t, at = row * hidden + share->unit;
-        kernels->forward(units, hidden, l->gates + row * gates + share->unit, cell_before(l, n, t) + share->unit,
+        kernels->forward(units, hidden, l->gates + row * op->gate_row + share->unit, cell_before(l, n, t) + share->unit,
                          l->cells + at, l->states + at);
         memcpy(next + n * op->state_row + share->unit, l->states + at, (size_t)units * sizeof(float));
     }
@@ -271,7 +271,7 @@ static void forward_position(const lstm_layer *l, int64_t t, const lstm_share *s
 /* The same by split products: their sums lie close together, and the cells' kernel adds them to the gates. */
 static void forward_position_split(const lstm_layer *l, int64_t t, const lstm_share *share) {
     const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, gates = 4 * hidden, units = share->units_end - share->unit;
+    const int64_t hidden = op->hidden, units = share->units_end - share->unit;
     const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
     for (int64_t i = 0; i < 4; ++i) {
         const int64_t gate = t % 2 == 0 ? i : 3 - i;
@@ -282,15 +282,15 @@ static void forward_position_split(const lstm_layer *l, int64_t t, const lstm_sh
                                           .a_group = gg_split_group(hidden),
                                           .ordered = l->packed + gate * gg_split_ordered(hidden, hidden) +
                                                      gg_split_ordered(share->unit, hidden),
-                                          .c = l->sums + share->sample * op->error_row + gate * hidden + share->unit,
-                                          .c_row = op->error_row,
+                                          .c = l->sums + share->sample * op->gate_row + gate * hidden + share->unit,
+                                          .c_row = op->gate_row,
                                           .downwards = t % 2 != 0};
         op->split->multiply(&product);
     }
     for (int64_t n = share->sample; n < share->samples_end; ++n) {
         const int64_t row = n * op->positions + t, at = row * hidden + share->unit;
-        kernels->forward_sums(units, hidden, l->gates + row * gates + share->unit,
-                              l->sums + n * op->error_row + share->unit, hidden, cell_before(l, n, t) + share->unit,
+        kernels->forward_sums(units, hidden, l->gates + row * op->gate_row + share->unit,
+                              l->sums + n * op->gate_row + share->unit, hidden, cell_before(l, n, t) + share->unit,
                               l->cells + at, l->states + at);
     }
     const int64_t own = (share->sample * op->positions + t) * hidden + share->unit;
@@ -355,7 +355,7 @@ static gg_sgemm input_product(const lstm_layer *l) {
                       .c = l->gates,
                       .lda = l->inputs,
                       .ldb = l->inputs,
-                      .ldc = gates,
+                      .ldc = l->op->gate_row,
                       .bias = l->op->head.desc.bias ? (const float *)l->args->scratch + l->op->bias_at : NULL,
                       .transpose_b = true};
 }
@@ -408,8 +408,8 @@ static void multiply_errors(const lstm_layer *l, int64_t t, const lstm_share *sh
     const gg_panels product = {.m = share->samples_end - share->sample,
                                .n = share->units_end - share->unit,
                                .k = gates,
-                               .a = rows_of(l, t + 1, op->error_row) + share->sample * op->error_row,
-                               .a_row = op->error_row,
+                               .a = rows_of(l, t + 1, op->gate_row) + share->sample * op->gate_row,
+                               .a_row = op->gate_row,
                                .b = l->packed + share->unit * gates,
                                .b_panel = gates * op->kernels->panel,
                                .c = l->later + share->sample * hidden + share->unit,
@@ -438,11 +438,11 @@ static void multiply_errors_split(const lstm_layer *l, int64_t t, const lstm_sha
 static void copy_errors(const lstm_layer *l, int64_t t, const lstm_share *share) {
     const lstm_op *op = l->op;
     const int64_t hidden = op->hidden, units = share->units_end - share->unit;
-    float *errors = rows_of(l, t, op->error_row);
+    float *errors = rows_of(l, t, op->gate_row);
     for (int64_t n = share->sample; n < share->samples_end; ++n)
         for (int64_t i = 0; i < 4; ++i) {
             const int64_t column = i * hidden + share->unit;
-            memcpy(errors + n * op->error_row + column, l->gates + 4 * (n * op->positions + t) * hidden + column,
+            memcpy(errors + n * op->gate_row + column, l->gates + (n * op->positions + t) * op->gate_row + column,
                    (size_t)units * sizeof(float));
         }
 }
@@ -451,11 +451,11 @@ static void split_errors(const lstm_layer *l, int64_t t, const lstm_share *share
     const lstm_op *op = l->op;
     const int64_t hidden = op->hidden, gates = 4 * hidden, units = share->units_end - share->unit;
     const int64_t pieces = units == hidden ? 1 : 4, count = units == hidden ? gates : units;
-    const float *errors = l->gates + (share->sample * op->positions + t) * gates;
+    const float *errors = l->gates + (share->sample * op->positions + t) * op->gate_row;
     for (int64_t i = 0; i < pieces; ++i) {
         const int64_t column = i * hidden + share->unit;
-        split_samples(l, t, gates, share->sample, share->samples_end, errors + column, op->positions * gates, column,
-                      count);
+        split_samples(l, t, gates, share->sample, share->samples_end, errors + column, op->positions * op->gate_row,
+                      column, count);
     }
 }
 
@@ -471,8 +471,9 @@ static void backward_position(const lstm_layer *l, int64_t t, const lstm_share *
             memset(l->later + own, 0, bytes);
             memset(l->cell_error + own, 0, bytes);
         }
-        kernels->backward(units, hidden, l->gates + 4 * row * hidden + share->unit, cell_before(l, n, t) + share->unit,
-                          l->cells + at, l->error + at, l->later + own, l->cell_error + own);
+        kernels->backward(units, hidden, l->gates + row * op->gate_row + share->unit,
+                          cell_before(l, n, t) + share->unit, l->cells + at, l->error + at, l->later + own,
+                          l->cell_error + own);
     }
     (op->split != NULL ? split_errors : copy_errors)(l, t, share);
 }
@@ -496,7 +497,7 @@ static gg_sgemm data_product(const lstm_layer *l, float *out) {
                       .a = l->gates,
                       .b = lstm_parameter(l, WEIGHT_IH),
                       .c = out,
-                      .lda = gates,
+                      .lda = l->op->gate_row,
                       .ldb = l->inputs,
                       .ldc = l->inputs};
 }
@@ -510,7 +511,7 @@ static gg_sgemm weight_product(const lstm_layer *l, int64_t columns, const float
                       .a = l->gates,
                       .b = input,
                       .c = out,
-                      .lda = gates,
+                      .lda = l->op->gate_row,
                       .ldb = columns,
                       .ldc = columns,
                       .transpose_a = true};
@@ -525,7 +526,7 @@ static void weight_gradients(const lstm_layer *l) {
     gg_sgemm_run(op->device->isa, &input, op->device->threads, scratch + op->product_at);
     gg_sgemm_run(op->device->isa, &states, op->device->threads, scratch + op->product_at);
     if (!op->head.desc.bias) return;
-    gg_cpu_column_sums(op->device, op->batch * op->positions, gates, l->gates, lstm_gradient(l, BIAS_IH));
+    gg_cpu_column_sums(op->device, op->batch * op->positions, gates, l->gates, op->gate_row, lstm_gradient(l, BIAS_IH));
     memcpy(lstm_gradient(l, BIAS_HH), lstm_gradient(l, BIAS_IH), (size_t)gates * sizeof(float));
 }
 
@@ -591,7 +592,7 @@ static size_t packed_floats(const lstm_op *op, bool forward) {
 /* Of the states, in training also of the gates' errors, of a position. */
 static size_t rows_floats(const lstm_op *op, bool training) {
     if (op->split != NULL) return (size_t)gg_split_packed(op->batch, (training ? 4 : 1) * op->hidden) / 2;
-    return (size_t)(op->batch * (training ? op->error_row : op->state_row));
+    return (size_t)(op->batch * (training ? op->gate_row : op->state_row));
 }
 
 /* Room for the layers, and then for what all of them use for a while. */
@@ -599,7 +600,7 @@ static void lay_out(lstm_op *op) {
     const bool training = op->head.desc.training;
     const size_t all = (size_t)(op->batch * op->positions), hidden = (size_t)op->hidden;
     size_t used = 0, scratch = 0;
-    op->gates_at = add_room(&used, 4 * all * hidden);
+    op->gates_at = add_room(&used, all * (size_t)op->gate_row);
     op->cells_at = add_room(&used, all * hidden);
     op->first_at = add_room(&used, 2 * (size_t)op->batch * hidden);
     op->states_at = op->layers > 1 ? add_room(&used, all * hidden) : 0;
@@ -611,7 +612,7 @@ static void lay_out(lstm_op *op) {
     const size_t forward = packed_floats(op, true), backward = training ? packed_floats(op, false) : 0;
     op->packed_at = add_room(&scratch, forward > backward ? forward : backward);
     op->rows_at = add_room(&scratch, 2 * rows_floats(op, training));
-    if (op->split != NULL) op->sums_at = add_room(&scratch, (size_t)(op->batch * op->error_row));
+    if (op->split != NULL) op->sums_at = add_room(&scratch, (size_t)(op->batch * op->gate_row));
     op->bias_at = add_room(&scratch, 4 * hidden);
     if (training) {
         op->later_at = add_room(&scratch, (size_t)op->batch * hidden);
@@ -659,7 +660,7 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->hidden = desc->output.size[1];
     op->layers = desc->layers;
     op->state_row = odd_lines(op->hidden);
-    op->error_row = odd_lines(4 * op->hidden);
+    op->gate_row = odd_lines(4 * op->hidden);
     if (op->batch >= SPLIT_BATCH && op->hidden >= SPLIT_UNITS) op->split = gg_split_kernels_for(device->isa);
     const int64_t grain = grain_of_units(op);
     op->by_units = device->threads > 1 && op->hidden % grain == 0 && op->hidden >= 2 * grain &&

@@ -368,7 +368,7 @@ static void wino_bias_of_channels(const winograd_op *op, const gg_op_args *args)
         for (int64_t n = 0; n < op->batch; ++n) {
             _Alignas(64) float sum[GG_LANES];
             const float *dy = (const float *)args->grad_output + (n * blocks + b) * area * GG_LANES;
-            gg_cpu_column_sums(op->device, area, GG_LANES, dy, sum);
+            gg_cpu_column_sums(op->device, area, GG_LANES, dy, GG_LANES, sum);
             for (int i = 0; i < GG_LANES; ++i) total[i] += (double)sum[i];
         }
         for (int64_t i = 0; i < GG_LANES && b * GG_LANES + i < op->out; ++i)

@@ -76,7 +76,7 @@ static void parameter_gradients(gg_device *device, const gg_dnn_op *op, const gg
     const int64_t in = desc->input[0].size[desc->input[0].dims - 1], out = desc->output.size[desc->output.dims - 1];
     const int64_t rows = desc->batch * gg_shape_count(&desc->output) / out;
     const float *error = args->grad_output;
-    if (desc->bias) gg_cpu_column_sums(device, rows, out, error, args->gradient[GG_PARAMETER_BIAS]);
+    if (desc->bias) gg_cpu_column_sums(device, rows, out, error, out, args->gradient[GG_PARAMETER_BIAS]);
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return;
     if (desc->input[0].dims > 1) {
         const gg_sgemm product = weights_product(desc, args);

@@ -346,7 +346,7 @@ static gg_status weight_gradients(const lstm_layer *l) {
     GG_TRY(multiply(l, l->first ? WEIGHTS_FIRST : WEIGHTS_LATER, l->in, l->errors, lstm_gradient(l, WEIGHT_IH), NULL));
     GG_TRY(multiply(l, WEIGHTS_LATER, l->states, l->errors, lstm_gradient(l, WEIGHT_HH), NULL));
     if (!op->head.desc.bias) goto cleanup;
-    gg_cpu_column_sums(op->device, op->batch * op->positions, gates, l->gates, lstm_gradient(l, BIAS_IH));
+    gg_cpu_column_sums(op->device, op->batch * op->positions, gates, l->gates, gates, lstm_gradient(l, BIAS_IH));
     memcpy(lstm_gradient(l, BIAS_HH), lstm_gradient(l, BIAS_IH), (size_t)gates * sizeof(float));
 cleanup:
     return status;
