@@ -91,9 +91,20 @@ static bool winograd_possible(const gg_op_desc *desc) {
     return true;
 }
 
+/* Where blocks of sixteen channels are not mostly zeros. */
+static bool split_possible(const gg_plan_options *options, const gg_op_desc *desc) {
+    const gg_window *w = &desc->window;
+    if (options->device->isa != GG_ISA_AMX || desc->kind != GG_OP_CONV2D || desc->groups != 1 ||
+        desc->dtype != GG_FLOAT32 || desc->input[0].size[0] < GG_LANES || desc->output.size[0] < GG_LANES)
+        return false;
+    for (int axis = 0; axis < 2; axis++)
+        if (w->dilation[axis] != 1 || w->stride[axis] > 2 || w->padding[axis] >= w->kernel[axis]) return false;
+    return true;
+}
+
 bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op_desc *desc) {
     if (desc->kind != GG_OP_CONV2D) return false;
-    return options->device->table->numbered_algorithms || winograd_possible(desc);
+    return options->device->table->numbered_algorithms || winograd_possible(desc) || split_possible(options, desc);
 }
 
 /* Where Winograd's was faster, measured with AVX-512: transforms cost as much for each channel, and products gain with

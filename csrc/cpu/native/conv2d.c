@@ -461,7 +461,8 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     *out = NULL;
     GG_TRY(native_conv2d_check(desc));
     if (desc->algorithm != GG_ALGORITHM_DIRECT) {
-        status = gg_native_winograd_create(device, desc, out);
+        status = desc->algorithm == GG_ALGORITHM_SPLIT ? gg_native_split_conv_create(device, desc, out)
+                                                       : gg_native_winograd_create(device, desc, out);
         goto cleanup;
     }
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);

@@ -15,6 +15,8 @@ void gg_native_op_free(gg_op *op);
 /* By desc->algorithm. */
 gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* CHANNELS16, where the CPU has AMX. */
+gg_status gg_native_split_conv_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* Whether the convolution has a form by Winograd's method. */
 bool gg_native_winograd_possible(const gg_op_desc *desc);
 /* BATCH_LAST on flat samples. */

@@ -531,7 +531,7 @@ bool gg_native_winograd_possible(const gg_op_desc *desc) {
         const bool fits = w->kernel[axis] == taps && w->stride[axis] == 1 && w->dilation[axis] == 1;
         if (!fits || w->padding[axis] < 0 || w->padding[axis] >= taps) return false;
     }
-    return desc->kind == GG_OP_CONV2D && desc->groups == 1 && desc->algorithm < GG_ALGORITHM_CUDNN0;
+    return desc->kind == GG_OP_CONV2D && desc->groups == 1 && desc->algorithm <= GG_ALGORITHM_WINOGRAD6;
 }
 
 /* How many units are computed together: their places fill BLOCK_BYTES, unless that would read large weights too often.
