@@ -35,6 +35,9 @@ typedef struct gg_split_forward {
     const uint16_t *points, *weights;
     int tiles;
     float *sums;
+    /* What is fetched into caches meanwhile, so many lines a step: to be read soon, and to be written next. */
+    const float *ahead, *target;
+    int64_t ahead_lines, target_lines;
 } gg_split_forward;
 
 /* sums[place][row][channel] of up to GG_SPLIT_RUN places: sum over points of the output's gradient, turned, times the

@@ -88,8 +88,17 @@ INLINE void run_forward(const gg_split_forward *f, const int tiles) {
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
+    const float *from = f->ahead, *to = f->target;
     for (int64_t s = 0; s < f->steps; ++s) {
         const uint16_t *points = f->points + f->step[s].points, *weights = f->weights + f->step[s].weights;
+        for (int64_t i = 0; i < f->ahead_lines; ++i) {
+            __builtin_prefetch(from, 0, 2);
+            from += 16;
+        }
+        for (int64_t i = 0; i < f->target_lines; ++i) {
+            __builtin_prefetch(to, 1, 3);
+            to += 16;
+        }
         LOAD_FACTOR(weights);
         FORWARD(0);
         FORWARD(1);

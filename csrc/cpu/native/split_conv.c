@@ -130,9 +130,15 @@ static void store_run(const split_job *j, const split_walk *w, const split_phase
     }
 }
 
+/* What is split next, in lines of caches; each run of points fetches some of it. */
+typedef struct split_ahead {
+    const float *from;
+    int64_t lines, each; /* each: of a step */
+} split_ahead;
+
 /* One block of channels of the targets of a phase in a band. */
 static void convolve_phase(const split_job *j, const split_phase *phase, int64_t band_begin, int64_t band_end,
-                           int64_t block, const uint16_t *points, float *to) {
+                           int64_t block, const uint16_t *points, split_ahead *ahead, float *to) {
     const split_walk *w = j->walk;
     const int64_t begin = phase->begin[0] > band_begin ? phase->begin[0] : band_begin;
     const int64_t end = at_most(phase->end[0], band_end);
@@ -148,6 +154,15 @@ static void convolve_phase(const split_job *j, const split_phase *phase, int64_t
         const int64_t some = at_most(count - at, RUN_POINTS);
         run.points = points + (start + at) * GG_SPLIT_POINT;
         run.tiles = (int)gg_block_count(some, GG_SPLIT_POINTS);
+        /* The run's targets follow each other in memory. */
+        const int64_t row = at / w->pitch, col = at_most(at % w->pitch, phase->end[1] - phase->begin[1]);
+        run.target = to + ((begin + row + phase->origin[0]) * w->target[1] + phase->begin[1] + col + phase->origin[1]) *
+                              CHANNELS;
+        run.target_lines = w->target_stride[1] == 1 && phase->steps > 0 ? gg_block_count(some, phase->steps) : 0;
+        run.ahead = ahead->from;
+        run.ahead_lines = ahead->lines > 0 ? ahead->each : 0;
+        ahead->from += run.ahead_lines * phase->steps * CHANNELS;
+        ahead->lines -= run.ahead_lines * phase->steps;
         j->conv->kernels->forward(&run);
         store_run(j, w, phase, begin, at, some, sums, bias, to);
     }
@@ -157,6 +172,15 @@ static void convolve_phase(const split_job *j, const split_phase *phase, int64_t
 static uint16_t *cleared_points(const split_walk *w, float *scratch) {
     memset(scratch, 0, (size_t)band_points(w) * GG_SPLIT_POINT * sizeof(uint16_t));
     return (uint16_t *)scratch;
+}
+
+/* The sample behind, shared out among the steps of all runs of one that is a single band. */
+static split_ahead ahead_of(const split_walk *w, const float *from) {
+    const int64_t lines = w->terms * w->source[0] * w->source[1];
+    int64_t steps = 0;
+    for (int p = 0; p < w->phases; ++p)
+        steps += w->rows * w->phase[p].steps * gg_block_count(w->total * w->pitch, RUN_POINTS);
+    return (split_ahead){from, lines, steps > 0 ? gg_block_count(lines, steps) : 0};
 }
 
 static float *thread_scratch(const split_job *j, int thread) {
@@ -179,9 +203,12 @@ static void split_walk_part(void *context, int thread, int threads) {
         const int64_t sample = (int64_t)unit / w->bands, first = (int64_t)unit % w->bands * w->band;
         const int64_t last = at_most(first + w->band, w->total);
         split_band(j->conv, w, from + sample * source, first, first + w->band, points);
+        split_ahead ahead = ahead_of(w, from + (sample + 1) * source);
+        if (w->bands > 1 || unit + 1 == end) ahead.lines = 0;
         for (int64_t block = 0; block < w->rows; ++block)
             for (int p = 0; p < w->phases; ++p)
-                convolve_phase(j, &w->phase[p], first, last, block, points, to + (sample * w->rows + block) * plane);
+                convolve_phase(j, &w->phase[p], first, last, block, points, &ahead,
+                               to + (sample * w->rows + block) * plane);
     }
 }
 
