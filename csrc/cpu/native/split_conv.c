@@ -289,7 +289,7 @@ static void split_bias_gradient(const split_conv *conv, const gg_op_args *args) 
         for (int64_t n = 0; n < conv->batch; ++n) {
             _Alignas(64) float sum[CHANNELS];
             const float *dy = (const float *)args->grad_output + (n * blocks + b) * area * CHANNELS;
-            gg_cpu_column_sums(conv->device, area, CHANNELS, dy, sum);
+            gg_cpu_column_sums(conv->device, area, CHANNELS, dy, CHANNELS, sum);
             for (int i = 0; i < CHANNELS; ++i) total[i] += (double)sum[i];
         }
         for (int64_t i = 0; i < CHANNELS && b * CHANNELS + i < conv->out; ++i)
