@@ -161,6 +161,7 @@ typedef struct gg_sgemm {
     const float *bias;     /* n of them, to each row; NULL: none */
     const float *row_bias; /* split products alone: m of them, to each column; NULL: none */
     bool transpose_a, transpose_b, add, relu;
+    bool by_columns; /* split products: the calling threads have B's columns in their caches rather than A's rows */
 } gg_sgemm;
 
 size_t gg_sgemm_scratch(gg_isa isa, const gg_sgemm *product, int threads);

@@ -1,6 +1,6 @@
 /* The general matrix product on units for bfloat16: a strip of B's columns is split into tiles, and each thread splits
- * its rows of A, some at a time, and multiplies them by the strip. Long sums are computed in parts: an element's bits
- * do not depend on where parts end, if that is at whole tiles. */
+ * its rows of A, some at a time, and multiplies them by the strip. Few threads split a strip each, without waiting.
+ * Long sums are computed in parts: an element's bits do not depend on where parts end, if that is at whole tiles. */
 #include "cpu/sgemm_split.h"
 #include "base/parallel.h"
 
@@ -16,6 +16,9 @@
 #define NEAR_STRIP (384 * 1024)
 #define NEAR_CHUNK (24 * 1024)
 #define CHUNK_NUMBERS (512 * 1024)
+/* So many threads split all of the side that they do not share, each for itself: faster than reading tiles from each
+ * other's caches. */
+#define FEW_THREADS 4
 /* Rows or columns of two tiles: what the kernels compute at a time. */
 #define BLOCK (2 * GG_SPLIT_SIDE)
 
@@ -23,6 +26,7 @@ typedef struct job {
     const gg_split_kernels *kernels;
     const gg_sgemm *p;
     uint16_t *strip, *chunks;
+    int64_t most_terms, most_cols, most_rows;
     int64_t term, terms; /* of the part */
     int64_t col, cols;   /* of the strip */
     int64_t row, rows;   /* by columns: of the chunk; else the rows that a thread splits at a time */
@@ -51,7 +55,9 @@ static int64_t chunk_rows(const gg_sgemm *p) {
 }
 
 /* Threads share the columns where there are few rows for each. */
-static bool is_by_columns(const gg_sgemm *p, int threads) { return p->m < 2 * BLOCK * threads && p->n > p->m; }
+static bool is_by_columns(const gg_sgemm *p, int threads) {
+    return (p->by_columns && threads <= FEW_THREADS) || (p->m < 2 * BLOCK * threads && p->n > p->m);
+}
 
 /* The thread's part of `count` rows or columns, which begins with a block. */
 static int64_t share_of(int64_t count, int thread, int threads, int64_t *first) {
@@ -139,30 +145,82 @@ bool gg_sgemm_is_split(gg_isa isa, const gg_sgemm *p) {
            p->m * p->n * p->k > LEAST_WORK;
 }
 
+/* Numbers of a strip and a thread's chunk. */
+static int64_t strip_numbers(const gg_sgemm *p) { return gg_split_packed(strip_cols(p), part_terms(p)); }
+static int64_t chunk_numbers(const gg_sgemm *p) { return gg_split_packed(chunk_rows(p), part_terms(p)); }
+
 size_t gg_sgemm_split_scratch(const gg_sgemm *p, int threads) {
-    const int64_t terms = part_terms(p);
-    return (size_t)(gg_split_packed(strip_cols(p), terms) + threads * gg_split_packed(chunk_rows(p), terms)) *
-           sizeof(uint16_t);
+    const int64_t strips = threads <= FEW_THREADS ? threads : 1;
+    return (size_t)(strips * strip_numbers(p) + threads * chunk_numbers(p)) * sizeof(uint16_t);
 }
 
-void gg_sgemm_split_run(const gg_split_kernels *kernels, const gg_sgemm *p, int threads, void *scratch) {
-    const int64_t most_terms = part_terms(p), most_cols = strip_cols(p), most_rows = chunk_rows(p);
-    job j = {.kernels = kernels, .p = p, .strip = scratch, .rows = most_rows};
-    j.chunks = j.strip + gg_split_packed(most_cols, most_terms);
-    for (j.term = 0; j.term < p->k; j.term += most_terms) {
-        j.terms = p->k - j.term < most_terms ? p->k - j.term : most_terms;
-        for (j.col = 0; j.col < p->n; j.col += most_cols) {
-            j.cols = p->n - j.col < most_cols ? p->n - j.col : most_cols;
-            gg_parallel_run(threads, pack_strip_part, &j);
+/* The rows or columns of one thread, as a product by itself. */
+static gg_sgemm own_product(const gg_sgemm *p, int thread, int threads) {
+    gg_sgemm own = *p;
+    int64_t first;
+    if (is_by_columns(p, threads)) {
+        own.n = share_of(p->n, thread, threads, &first);
+        own.b += p->transpose_b ? first * p->ldb : first;
+        own.c += first;
+        if (p->bias != NULL) own.bias += first;
+    } else {
+        own.m = share_of(p->m, thread, threads, &first);
+        own.a += p->transpose_a ? first : first * p->lda;
+        own.c += first * p->ldc;
+        if (p->row_bias != NULL) own.row_bias += first;
+    }
+    return own;
+}
+
+static void own_part(void *context, int thread, int threads) {
+    const job *whole = context;
+    const gg_sgemm own = own_product(whole->p, thread, threads);
+    job j = *whole;
+    if (own.m < 1 || own.n < 1) return;
+    j.p = &own;
+    j.strip += thread * (strip_numbers(whole->p) + chunk_numbers(whole->p));
+    j.chunks = j.strip + strip_numbers(whole->p);
+    for (j.term = 0; j.term < own.k; j.term += j.most_terms) {
+        j.terms = own.k - j.term < j.most_terms ? own.k - j.term : j.most_terms;
+        for (j.col = 0; j.col < own.n; j.col += j.most_cols) {
+            j.cols = own.n - j.col < j.most_cols ? own.n - j.col : j.most_cols;
+            pack_strip_part(&j, 0, 1);
+            rows_part(&j, 0, 1);
+        }
+    }
+}
+
+/* With one strip, which all threads split and read. */
+static void run_together(job *j, int threads) {
+    const gg_sgemm *p = j->p;
+    j->chunks = j->strip + strip_numbers(p);
+    for (j->term = 0; j->term < p->k; j->term += j->most_terms) {
+        j->terms = p->k - j->term < j->most_terms ? p->k - j->term : j->most_terms;
+        for (j->col = 0; j->col < p->n; j->col += j->most_cols) {
+            j->cols = p->n - j->col < j->most_cols ? p->n - j->col : j->most_cols;
+            gg_parallel_run(threads, pack_strip_part, j);
             if (!is_by_columns(p, threads)) {
-                gg_parallel_run(threads, rows_part, &j);
+                j->rows = j->most_rows;
+                gg_parallel_run(threads, rows_part, j);
                 continue;
             }
-            for (j.row = 0; j.row < p->m; j.row += most_rows) {
-                j.rows = p->m - j.row < most_rows ? p->m - j.row : most_rows;
-                gg_parallel_run(threads, pack_chunk_part, &j);
-                gg_parallel_run(threads, columns_part, &j);
+            for (j->row = 0; j->row < p->m; j->row += j->most_rows) {
+                j->rows = p->m - j->row < j->most_rows ? p->m - j->row : j->most_rows;
+                gg_parallel_run(threads, pack_chunk_part, j);
+                gg_parallel_run(threads, columns_part, j);
             }
         }
     }
+}
+
+void gg_sgemm_split_run(const gg_split_kernels *kernels, const gg_sgemm *p, int threads, void *scratch) {
+    job j = {.kernels = kernels,
+             .p = p,
+             .strip = scratch,
+             .most_terms = part_terms(p),
+             .most_cols = strip_cols(p),
+             .most_rows = chunk_rows(p),
+             .rows = chunk_rows(p)};
+    if (threads <= FEW_THREADS) gg_parallel_run(threads, own_part, &j);
+    else run_together(&j, threads);
 }

@@ -231,7 +231,8 @@ static void test_parts(void) {
 
 /* Long sums, several strips and chunks: the bits of any number of threads, near those of fused multiply-adds. */
 static void test_large_products(void) {
-    static const int64_t sizes[][3] = {{150, 40, 1100}, {40, 720, 1024}, {300, 33, 2100}, {64, 64, 64}};
+    static const int64_t sizes[][3] = {
+        {150, 40, 1100}, {40, 720, 1024}, {300, 33, 2100}, {64, 64, 64}, {600, 430, 530}};
     if (!gg_cpu_supports(GG_ISA_AMX)) return;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i)
         for (int flags = 0; flags < 4; ++flags) {
@@ -239,10 +240,13 @@ static void test_large_products(void) {
             const bool transpose_a = flags & 1, transpose_b = flags & 2;
             buffer a = buffer_random((size_t)(m * k)), b = buffer_random((size_t)(n * k)),
                    bias = buffer_random((size_t)n);
-            buffer c[3];
-            for (int run = 0; run < 3; ++run) {
-                const gg_isa isa = run == 2 ? GG_ISA_AVX512 : GG_ISA_AMX;
-                const int threads = run == 1 ? 3 : 1;
+            /* One thread; two with their own columns; three; more than split a strip each; multiply-adds. */
+            enum { COLUMNS = 1, REFERENCE = 4, RUNS };
+            static const int threads_of[RUNS] = {1, 2, 3, 6, 1};
+            buffer c[RUNS];
+            for (int run = 0; run < RUNS; ++run) {
+                const gg_isa isa = run == REFERENCE ? GG_ISA_AVX512 : GG_ISA_AMX;
+                const int threads = threads_of[run];
                 c[run] = buffer_create((size_t)(m * n) * sizeof(float));
                 const gg_sgemm p = {.m = m,
                                     .n = n,
@@ -256,20 +260,22 @@ static void test_large_products(void) {
                                     .bias = bias.data,
                                     .transpose_a = transpose_a,
                                     .transpose_b = transpose_b,
-                                    .relu = flags == 3};
-                CHECK(gg_sgemm_is_split(isa, &p) == (run < 2));
+                                    .relu = flags == 3,
+                                    .by_columns = run == COLUMNS};
+                CHECK(gg_sgemm_is_split(isa, &p) == (run != REFERENCE));
                 buffer scratch = buffer_create(gg_sgemm_scratch(isa, &p, threads));
                 gg_sgemm_run(isa, &p, threads, scratch.data);
                 buffer_free(&scratch);
             }
-            CHECK(memcmp(c[0].data, c[1].data, c[0].bytes) == 0);
+            for (int run = 1; run < REFERENCE; ++run) CHECK(memcmp(c[0].data, c[run].data, c[0].bytes) == 0);
             double worst = 0;
             for (int64_t at = 0; at < m * n; ++at) {
-                const double difference = fabs((double)((float *)c[0].data)[at] - (double)((float *)c[2].data)[at]);
+                const double difference =
+                    fabs((double)((float *)c[0].data)[at] - (double)((float *)c[REFERENCE].data)[at]);
                 if (difference > worst) worst = difference;
             }
             CHECK(worst > 0 && worst < 1e-4);
-            for (int run = 0; run < 3; ++run) buffer_free(&c[run]);
+            for (int run = 0; run < RUNS; ++run) buffer_free(&c[run]);
             buffer_free(&a);
             buffer_free(&b);
             buffer_free(&bias);

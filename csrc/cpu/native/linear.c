@@ -103,6 +103,7 @@ static gg_sgemm forward_product(const linear_op *linear, const gg_op_args *args)
                       .ldb = linear->lanes,
                       .ldc = linear->lanes,
                       .row_bias = linear->op.desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL,
+                      .by_columns = true,
                       .relu = linear->op.desc.activation == GG_ACTIVATION_RELU};
 }
 
@@ -116,7 +117,8 @@ static gg_sgemm data_product(const linear_op *linear, const gg_op_args *args) {
                       .lda = linear->in,
                       .ldb = linear->lanes,
                       .ldc = linear->lanes,
-                      .transpose_a = true};
+                      .transpose_a = true,
+                      .by_columns = true};
 }
 
 static gg_sgemm weight_product(const linear_op *linear, const gg_op_args *args) {
