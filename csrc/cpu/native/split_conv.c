@@ -150,8 +150,11 @@ static void convolve_phase(const split_job *j, const split_phase *phase, int64_t
     _Alignas(64) float sums[RUN_POINTS * CHANNELS];
     gg_split_forward run = {.step = phase->step, .steps = phase->steps, .sums = sums};
     run.weights = (const uint16_t *)j->args->prepared + block * w->terms * j->conv->taps * (int64_t)GG_SPLIT_FACTOR;
-    for (int64_t at = 0; at < count; at += RUN_POINTS) {
-        const int64_t some = at_most(count - at, RUN_POINTS);
+    /* A run of one tile takes nearly as long as one of several, which wait for each other less. */
+    const int64_t tiles = gg_block_count(count, GG_SPLIT_POINTS), runs = gg_block_count(tiles, GG_SPLIT_RUN);
+    for (int64_t r = 0; r < runs; ++r) {
+        const int64_t at = gg_block_begin(tiles, runs, r) * GG_SPLIT_POINTS;
+        const int64_t some = at_most(gg_block_begin(tiles, runs, r + 1) * GG_SPLIT_POINTS, count) - at;
         run.points = points + (start + at) * GG_SPLIT_POINT;
         run.tiles = (int)gg_block_count(some, GG_SPLIT_POINTS);
         /* The run's targets follow each other in memory. */
@@ -324,12 +327,14 @@ static void multiply_band(const split_conv *conv, int64_t tiles, const uint16_t 
     const gg_split_step *step = w->phase[0].step; /* of all blocks of channels and taps */
     const int64_t most = gradient_tiles(w, w->band) * GG_SPLIT_FACTOR;
     gg_split_gradient run = {.points = points, .tiles = tiles, .add = add};
+    const int64_t steps = w->phase[0].steps, runs = gg_block_count(steps, GG_SPLIT_RUN);
     for (int64_t block = 0; block < w->rows; ++block)
-        for (int64_t s = 0; s < w->phase[0].steps; s += run.places) {
+        for (int64_t r = 0; r < runs; ++r) {
+            const int64_t s = gg_block_begin(steps, runs, r);
             run.turned = turned + block * most;
             run.step = step + s;
-            run.places = (int)at_most(w->phase[0].steps - s, GG_SPLIT_RUN);
-            run.sums = sums + (block * w->phase[0].steps + s) * TILE_FLOATS;
+            run.places = (int)(gg_block_begin(steps, runs, r + 1) - s);
+            run.sums = sums + (block * steps + s) * TILE_FLOATS;
             conv->kernels->gradient(&run);
         }
 }
