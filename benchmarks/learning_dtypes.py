@@ -5,8 +5,8 @@
 
 The tasks are those of compression.py, with fewer epochs. Runs of one seed have the same start and the same order of
 samples, so they differ by rounding alone. That makes another network of the same quality: what a difference must be
-compared with is the spread of the seeds, or what other kernels do to direct convolutions in float32, which is the same
-command with another instruction set (and file):
+compared with is the spread of the seeds. The kernels of another instruction set give direct convolutions the same bits
+or others; the same command says what these learn:
 
     GOSSIPGRAD_ISA=avx512f GOSSIPGRAD_BACKEND=native python benchmarks/learning_dtypes.py --ways direct --json isa.json
 
