@@ -1,5 +1,5 @@
-/* Products of float32 by parts in bfloat16: the scalar kernels against sums in double, the others against their bits.
- */
+/* Products and convolutions of float32 by parts in bfloat16: the scalar kernels against sums in double, the others
+ * against their bits. */
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -8,6 +8,7 @@
 #include "check.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/sgemm_split.h"
+#include "cpu/split_conv_kernels.h"
 
 #define GUARD 64
 #define GUARD_BYTE 0xa5
@@ -282,11 +283,257 @@ static void test_large_products(void) {
         }
 }
 
+/* -------------------------------------------------------------------------------------------- convolutions */
+
+enum { POINT = GG_SPLIT_POINTS, TILE_POINTS = 16, MOST_STEPS = 18 };
+static const float special[] = {0.0f, -0.0f, 3.40282347e38f, -0x1.fffffep-100f, INFINITY, -INFINITY, NAN, 1e-30f};
+
+typedef const gg_split_conv_kernels *conv_kernels;
+
+static conv_kernels fast_conv(void) {
+    return gg_cpu_supports(GG_ISA_AMX) ? gg_split_conv_kernels_for(GG_ISA_AMX) : NULL;
+}
+
+static void check_same(buffer *a, buffer *b) {
+    CHECK(memcmp(a->data, b->data, a->bytes) == 0);
+    buffer_free(a);
+    buffer_free(b);
+}
+
+static float float_at(const buffer *b, int64_t i) { return ((const float *)b->data)[i]; }
+
+static buffer split_points(conv_kernels kernels, const buffer *from, int64_t points, int64_t step) {
+    buffer out = buffer_create((size_t)(points * GG_SPLIT_POINT) * sizeof(uint16_t));
+    kernels->split(points, from->data, step, out.data);
+    return out;
+}
+
+static buffer split_weights(conv_kernels kernels, const buffer *from, int64_t tiles) {
+    buffer out = buffer_create((size_t)(tiles * GG_SPLIT_FACTOR) * sizeof(uint16_t));
+    for (int64_t t = 0; t < tiles; ++t)
+        kernels->weights((const float *)from->data + t * 256, (uint16_t *)out.data + t * GG_SPLIT_FACTOR);
+    return out;
+}
+
+static buffer turn_points(conv_kernels kernels, const buffer *from, int64_t tiles) {
+    buffer out = buffer_create((size_t)(tiles * GG_SPLIT_FACTOR) * sizeof(uint16_t));
+    kernels->turn(tiles, from->data, out.data);
+    return out;
+}
+
+/* What operands look like; their values are those of the sums below. */
+static void test_conv_operands(void) {
+    static const int64_t counts[] = {1, 2, 15, 17, 40};
+    conv_kernels fast = fast_conv();
+    for (size_t k = 0; k < sizeof counts / sizeof *counts && fast != NULL; ++k)
+        for (int64_t step = POINT; step < 40; step += 11) {
+            const int64_t points = counts[k];
+            buffer from = buffer_random((size_t)((points - 1) * step + POINT));
+            for (int64_t i = 0; i < 8; ++i)
+                ((float *)from.data)[i * ((points - 1) * step + POINT - 1) / 7] = special[i];
+            buffer a = split_points(&gg_split_conv_kernels_scalar, &from, points, step);
+            buffer b = split_points(fast, &from, points, step);
+            check_same(&a, &b);
+            buffer_free(&from);
+            from = buffer_random((size_t)points * 256);
+            for (int64_t i = 0; i < 8; ++i) ((float *)from.data)[i * (points * 256 - 1) / 7] = special[i];
+            a = split_weights(&gg_split_conv_kernels_scalar, &from, points);
+            b = split_weights(fast, &from, points);
+            check_same(&a, &b);
+            a = turn_points(&gg_split_conv_kernels_scalar, &from, points);
+            b = turn_points(fast, &from, points);
+            check_same(&a, &b);
+            buffer_free(&from);
+        }
+}
+
+/* A sum of products, and that of their absolute values. */
+typedef struct wide_sum {
+    double sum, size;
+} wide_sum;
+
+static double error_of(float found, wide_sum wanted) {
+    return wanted.size > 0 ? fabs((double)found - wanted.sum) / wanted.size : (double)fabsf(found);
+}
+
+static void add_wide(wide_sum *to, float x, float y) {
+    to->sum += (double)x * (double)y;
+    to->size += fabs((double)x * (double)y);
+}
+
+/* Steps that find points anywhere, in any order, and weights from the last to the first. */
+typedef struct forward_case {
+    int tiles;
+    int64_t steps, points;
+    int64_t point[MOST_STEPS];
+    buffer from, weights;
+} forward_case;
+
+static buffer forward_sums(conv_kernels kernels, const forward_case *it) {
+    buffer sums = buffer_create((size_t)it->tiles * 256 * sizeof(float));
+    buffer points = split_points(kernels, &it->from, it->points, POINT);
+    buffer weights = split_weights(kernels, &it->weights, it->steps + 1);
+    gg_split_step step[MOST_STEPS];
+    for (int64_t s = 0; s < it->steps; ++s)
+        step[s] = (gg_split_step){it->point[s] * GG_SPLIT_POINT, (it->steps - s) * GG_SPLIT_FACTOR};
+    const gg_split_forward run = {.step = step,
+                                  .steps = it->steps,
+                                  .points = points.data,
+                                  .weights = weights.data,
+                                  .tiles = it->tiles,
+                                  .sums = sums.data,
+                                  .ahead = it->from.data,
+                                  .target = sums.data,
+                                  .ahead_lines = it->steps % 2,
+                                  .target_lines = it->tiles % 2};
+    kernels->forward(&run);
+    buffer_free(&points);
+    buffer_free(&weights);
+    return sums;
+}
+
+static void check_forward(const forward_case *it, const buffer *sums) {
+    double worst = 0;
+    for (int64_t point = 0; point < it->tiles * TILE_POINTS; ++point)
+        for (int64_t row = 0; row < 16; ++row) {
+            wide_sum wanted = {0, 0};
+            for (int64_t s = 0; s < it->steps; ++s)
+                for (int64_t channel = 0; channel < POINT; ++channel)
+                    add_wide(&wanted, float_at(&it->from, (it->point[s] + point) * POINT + channel),
+                             float_at(&it->weights, ((it->steps - s) * POINT + channel) * 16 + row));
+            worst = fmax(worst, error_of(float_at(sums, point * 16 + row), wanted));
+        }
+    CHECK(worst < 0x1p-21);
+}
+
+static void test_conv_forward(void) {
+    static const int64_t steps[] = {0, 1, 2, 9, MOST_STEPS};
+    conv_kernels fast = fast_conv();
+    for (int tiles = 1; tiles <= GG_SPLIT_RUN; ++tiles)
+        for (size_t k = 0; k < sizeof steps / sizeof *steps; ++k) {
+            forward_case it = {.tiles = tiles, .steps = steps[k], .points = tiles * TILE_POINTS + 23};
+            for (int64_t s = 0; s < it.steps; ++s) it.point[s] = (s * 7 + tiles) % 24;
+            it.from = buffer_random((size_t)(it.points * POINT));
+            it.weights = buffer_random((size_t)(it.steps + 1) * 256);
+            buffer sums = forward_sums(&gg_split_conv_kernels_scalar, &it);
+            check_forward(&it, &sums);
+            buffer other = forward_sums(fast != NULL ? fast : &gg_split_conv_kernels_scalar, &it);
+            check_same(&sums, &other);
+            buffer_free(&it.from);
+            buffer_free(&it.weights);
+        }
+}
+
+typedef struct gradient_case {
+    int places;
+    int64_t tiles, points;
+    int64_t point[GG_SPLIT_RUN];
+    bool add;
+    buffer from, turned, start;
+} gradient_case;
+
+static buffer gradient_sums(conv_kernels kernels, const gradient_case *it) {
+    buffer sums = buffer_create(it->start.bytes);
+    buffer points = split_points(kernels, &it->from, it->points, POINT);
+    buffer turned = turn_points(kernels, &it->turned, it->tiles);
+    gg_split_step step[GG_SPLIT_RUN];
+    for (int p = 0; p < it->places; ++p) step[p] = (gg_split_step){.points = it->point[p] * GG_SPLIT_POINT};
+    memcpy(sums.data, it->start.data, sums.bytes);
+    const gg_split_gradient run = {.turned = turned.data,
+                                   .points = points.data,
+                                   .tiles = it->tiles,
+                                   .step = step,
+                                   .places = it->places,
+                                   .sums = sums.data,
+                                   .add = it->add};
+    kernels->gradient(&run);
+    buffer_free(&points);
+    buffer_free(&turned);
+    return sums;
+}
+
+static void check_gradient(const gradient_case *it, const buffer *sums) {
+    double worst = 0;
+    for (int place = 0; place < it->places; ++place)
+        for (int64_t row = 0; row < 16; ++row)
+            for (int64_t channel = 0; channel < POINT; ++channel) {
+                const int64_t at = (place * 16 + row) * POINT + channel;
+                wide_sum wanted = {0, 0};
+                if (it->add) add_wide(&wanted, float_at(&it->start, at), 1);
+                for (int64_t point = 0; point < it->tiles * TILE_POINTS; ++point)
+                    add_wide(&wanted, float_at(&it->turned, point * 16 + row),
+                             float_at(&it->from, (it->point[place] + point) * POINT + channel));
+                worst = fmax(worst, error_of(float_at(sums, at), wanted));
+            }
+    CHECK(worst < 0x1p-21);
+}
+
+static void test_conv_gradient(void) {
+    static const int64_t tiles[] = {1, 2, 5, 11};
+    conv_kernels fast = fast_conv();
+    for (int places = 1; places <= GG_SPLIT_RUN; ++places)
+        for (size_t k = 0; k < sizeof tiles / sizeof *tiles; ++k)
+            for (int add = 0; add < 2; ++add) {
+                gradient_case it = {.places = places, .tiles = tiles[k], .add = add};
+                it.points = it.tiles * TILE_POINTS + 19;
+                for (int p = 0; p < places; ++p) it.point[p] = (p * 13 + places) % 20;
+                it.from = buffer_random((size_t)(it.points * POINT));
+                it.turned = buffer_random((size_t)it.tiles * 256);
+                it.start = buffer_random((size_t)places * 256);
+                buffer sums = gradient_sums(&gg_split_conv_kernels_scalar, &it);
+                check_gradient(&it, &sums);
+                buffer other = gradient_sums(fast != NULL ? fast : &gg_split_conv_kernels_scalar, &it);
+                check_same(&sums, &other);
+                buffer_free(&it.from);
+                buffer_free(&it.turned);
+                buffer_free(&it.start);
+            }
+}
+
+/* Whole memory: what lies between the points stands. */
+static void test_conv_finish(void) {
+    static const int64_t counts[] = {1, 3, 16, 21};
+    conv_kernels both[] = {&gg_split_conv_kernels_scalar, fast_conv()};
+    buffer bias = buffer_random(POINT);
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; ++c)
+        for (int flags = 0; flags < 4; ++flags)
+            for (int64_t step = POINT; step < 40; step += 11) {
+                const int64_t count = counts[c], floats = (count - 1) * step + POINT;
+                const bool relu = flags & 1, biased = flags & 2;
+                buffer sums = buffer_random((size_t)count * POINT), start = buffer_random((size_t)floats);
+                for (int i = 0; i < 8; ++i) ((float *)sums.data)[i * (count * POINT - 1) / 7] = special[i];
+                for (int k = 0; k < 2 && both[k] != NULL; ++k) {
+                    buffer to = buffer_create(start.bytes);
+                    memcpy(to.data, start.data, to.bytes);
+                    both[k]->finish(count, sums.data, biased ? bias.data : NULL, relu, to.data, step);
+                    bool right = true;
+                    for (int64_t i = 0; i < floats; ++i) {
+                        const int64_t point = i / step, channel = i % step;
+                        float x = float_at(&start, i);
+                        if (channel < POINT) {
+                            x = float_at(&sums, point * POINT + channel) + (biased ? float_at(&bias, channel) : 0);
+                            if (relu && x < 0) x = 0;
+                        }
+                        right = right && (isnan(x) ? isnan(float_at(&to, i)) : float_at(&to, i) == x);
+                    }
+                    CHECK(right);
+                    buffer_free(&to);
+                }
+                buffer_free(&sums);
+                buffer_free(&start);
+            }
+    buffer_free(&bias);
+}
+
 int main(void) {
     const gg_float_mode former = gg_parallel_enter(); /* denormal numbers count as 0 */
     test_kernels();
     test_parts();
     test_large_products();
+    test_conv_operands();
+    test_conv_forward();
+    test_conv_gradient();
+    test_conv_finish();
     gg_parallel_leave(former);
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;

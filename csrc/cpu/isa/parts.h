@@ -1,6 +1,8 @@
-/* Numbers as parts that are bfloat16, in vectors: what the kernels for AMX share. */
+/* Numbers as parts that are bfloat16: what the kernels for AMX share, in vectors, and what the scalar ones share. */
 #ifndef GG_CPU_ISA_PARTS_H
 #define GG_CPU_ISA_PARTS_H
+
+#ifdef __AVX512BW__
 
 #include <immintrin.h>
 
@@ -45,5 +47,34 @@ INLINE void turn(__m512 *a) {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) a[i] = b[i];
 }
+
+#else
+
+#include <stdint.h>
+#include <string.h>
+
+static inline float upper_half(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits &= 0xffff0000u;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Of a number whose lower half is 0; of others, the upper half. */
+static inline uint16_t narrow_exactly(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+static inline float widen_exactly(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+#endif
 
 #endif

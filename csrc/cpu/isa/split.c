@@ -356,26 +356,7 @@ const gg_split_kernels gg_split_kernels_amx = {pack_rows_amx, pack_cols_amx, ord
 
 #elif !defined(__AVX2__)
 
-static float upper_half(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bits &= 0xffff0000u;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static uint16_t narrow_exactly(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (uint16_t)(bits >> 16);
-}
-
-static float widen_exactly(uint16_t x) {
-    const uint32_t bits = (uint32_t)x << 16;
-    float wide;
-    memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
+#include "cpu/isa/parts.h"
 
 /* Where element (i, l) of a group lies in a tile: terms l and l + 16 side by side, as a row of 32 for each i, or,
  * turned, as a row of 16 pairs for each l. */
