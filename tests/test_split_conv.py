@@ -31,6 +31,7 @@ SHAPES = [
     (2, 32, 9, 8, 16, (1, 1), (2, 2), (0, 0)),
     (17, 16, 5, 6, 20, (2, 2), (2, 1), (1, 0)),
     (1, 130, 60, 58, 18, (3, 3), (1, 1), (1, 1)),
+    (5, 256, 4, 3, 512, (3, 3), (1, 1), (1, 1)),
 ]
 
 
@@ -73,7 +74,7 @@ def test_against_float64(shape):
 
 @needs_amx
 def test_threads_give_the_same_bits():
-    for shape in (SHAPES[4], SHAPES[6], SHAPES[11]):
+    for shape in (SHAPES[4], SHAPES[6], SHAPES[11], SHAPES[13]):
         given = arrays(shape, *shape)
         one, *others = (run(given, *shape[5:], threads=threads) for threads in (1, 2, 5))
         for other in others:

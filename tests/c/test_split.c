@@ -6,6 +6,7 @@
 #include "base/parallel.h"
 #include "base/random.h"
 #include "check.h"
+#include "cpu/cpu_backend.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/sgemm_split.h"
 #include "cpu/split_conv_kernels.h"
@@ -525,6 +526,46 @@ static void test_conv_finish(void) {
     buffer_free(&bias);
 }
 
+/* Scratch of the weights' gradient is bounded: a pass of which not even one part fits is refused, and only that one. */
+static void test_conv_scratch(void) {
+    static const struct {
+        int64_t in, out, kernel;
+        bool possible;
+    } cases[] = {{64, 64, 3, true},   {256, 256, 3, true},    {512, 256, 3, true},   {512, 512, 3, true},
+                 {640, 720, 3, true}, {1024, 1024, 3, false}, {2048, 2048, 1, true}, {2049, 2048, 1, false}};
+    if (!gg_cpu_supports(GG_ISA_AMX)) return;
+    const gg_device_options options = {.threads = 2, .isa = GG_ISA_AMX};
+    gg_device *device = NULL;
+    CHECK_OK(gg_backend_native.open(&options, &device));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i)
+        for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {
+            const int64_t k = cases[i].kernel;
+            const gg_op_desc desc = {.kind = GG_OP_CONV2D,
+                                     .batch = 32,
+                                     .inputs = 1,
+                                     .input = {{3, {cases[i].in, 7, 7}}},
+                                     .output = {3, {cases[i].out, 7, 7}},
+                                     .offered = {{GG_FLOAT32, GG_LAYOUT_CHANNELS16}},
+                                     .window = {{k, k}, {1, 1}, {k / 2, k / 2}, {1, 1}, false, false},
+                                     .algorithm = GG_ALGORITHM_SPLIT,
+                                     .passes = 1u << pass,
+                                     .groups = 1,
+                                     .training = true,
+                                     .input_grad = true};
+            gg_op *op = NULL;
+            if (pass == GG_PASS_WEIGHTS && !cases[i].possible) {
+                CHECK_FAILS(gg_backend_native.create[GG_OP_CONV2D](device, &desc, &op), GG_ERROR_UNSUPPORTED,
+                            "more than 16777216");
+                continue;
+            }
+            CHECK_OK(gg_backend_native.create[GG_OP_CONV2D](device, &desc, &op));
+            /* Sums, and points and turned gradients of two threads. */
+            CHECK(op != NULL && op->scratch_bytes <= (size_t)24 << 20);
+            gg_op_destroy(op);
+        }
+    gg_backend_native.close(device);
+}
+
 int main(void) {
     const gg_float_mode former = gg_parallel_enter(); /* denormal numbers count as 0 */
     test_kernels();
@@ -534,6 +575,7 @@ int main(void) {
     test_conv_forward();
     test_conv_gradient();
     test_conv_finish();
+    test_conv_scratch();
     gg_parallel_leave(former);
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;
