@@ -34,11 +34,12 @@ static bool has_amx(void) {
 }
 #endif
 
+#ifdef GG_HAS_AMX
 static bool amx_permitted;
 
 /* Linux saves the tiles of processes that have asked for it. */
 static void permit_amx(void) {
-#if defined(__linux__) && defined(SYS_arch_prctl) && defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+#if defined(__linux__) && defined(SYS_arch_prctl)
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
     amx_permitted = has_amx() && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 #endif
@@ -49,6 +50,7 @@ static bool may_use_amx(void) {
     (void)pthread_once(&once, permit_amx);
     return amx_permitted;
 }
+#endif
 
 bool gg_cpu_supports(gg_isa isa) {
     if (isa == GG_ISA_SCALAR) return true;

@@ -2,9 +2,25 @@
 #ifndef GG_CPU_ISA_PARTS_H
 #define GG_CPU_ISA_PARTS_H
 
-#ifdef __AVX512BW__
+#include "cpu/isa/isa.h"
+
+/* AMX's kernels are in the build of avx512, those that document them in that of scalar; the others have none. By the
+ * level's name, since a compiler may be told to use more than a level has. */
+#define GG_PARTS_scalar 1
+#define GG_PARTS_avx512 2
+#if GG_JOIN(GG_PARTS, GG_ISA) == 1
+#define GG_PARTS_SCALAR 1
+#elif GG_JOIN(GG_PARTS, GG_ISA) == 2 && defined(GG_HAS_AMX)
+#define GG_PARTS_AMX 1
+#endif
+
+#ifdef GG_PARTS_AMX
 
 #include <immintrin.h>
+
+/* What was stored before is in memory before what follows reads it, and the other way round: the compiler does not know
+ * which memory a tile is loaded from. */
+#define ORDER_TILES __asm__ volatile("" ::: "memory")
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -48,7 +64,7 @@ INLINE void turn(__m512 *a) {
     for (int i = 0; i < 16; ++i) a[i] = b[i];
 }
 
-#else
+#elif defined(GG_PARTS_SCALAR)
 
 #include <stdint.h>
 #include <string.h>

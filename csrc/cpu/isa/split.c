@@ -2,14 +2,13 @@
  * which stay in four of the eight tile registers. Both compute the same bits where denormal numbers count as 0. */
 #include <string.h>
 
-#include "cpu/isa/isa.h"
+#include "cpu/isa/parts.h"
 #include "cpu/split_kernels.h"
 
-#if defined(__AVX512BW__) && defined(GG_HAS_AMX)
+#if defined(GG_PARTS_AMX)
 
 #pragma GCC push_options
 #pragma GCC target("amx-tile,amx-bf16")
-#include "cpu/isa/parts.h"
 
 #define STEP ((int64_t)GG_SPLIT_PARTS * GG_SPLIT_TILE)
 #define ROW_BYTES 64
@@ -205,6 +204,7 @@ INLINE void add_ordered(const block *it, bool tall, bool wide) {
     for (int64_t t = 0; t < it->tiles; ++t) {
         const uint16_t *b = buffer[t % 2], *b_beside = b + STEP;
         uint16_t *next = buffer[(t + 1) % 2];
+        ORDER_TILES;
         from += t + 1 < it->tiles ? 2 * GG_SPLIT_TILE : 0;
         LOAD_B(0);
         LOAD_A(2);
@@ -254,16 +254,21 @@ INLINE place place_tile(const block *it, int64_t row, int64_t col, float *buffer
 #define START(number, down, right)                                                                                     \
     do {                                                                                                               \
         const place p = place_tile(it, down, right, buffer);                                                           \
-        if (it->add) _tile_loadd(number, p.whole ? p.at : buffer, p.whole ? p.step * 4 : ROW_BYTES);                   \
-        else if (it->bias != NULL) {                                                                                   \
+        if (it->add) {                                                                                                 \
+            ORDER_TILES;                                                                                               \
+            _tile_loadd(number, p.whole ? p.at : buffer, p.whole ? p.step * 4 : ROW_BYTES);                            \
+        } else if (it->bias != NULL) {                                                                                 \
             _mm512_store_ps(buffer, _mm512_maskz_loadu_ps(first_lanes(p.cols), it->bias + (right)));                   \
+            ORDER_TILES;                                                                                               \
             _tile_loadd(number, buffer, 0); /* every row */                                                            \
         } else if (it->row_bias != NULL) {                                                                             \
             for (int64_t i = 0; i < GG_SPLIT_SIDE; ++i)                                                                \
                 _mm512_store_ps(buffer + i * GG_SPLIT_SIDE,                                                            \
                                 _mm512_set1_ps(i < p.rows ? it->row_bias[(down) + i] : 0));                            \
+            ORDER_TILES;                                                                                               \
             _tile_loadd(number, buffer, ROW_BYTES);                                                                    \
         } else _tile_zero(number);                                                                                     \
+        ORDER_TILES;                                                                                                   \
     } while (0)
 
 INLINE void finish_tile(const block *it, const place *p, const float *buffer) {
@@ -333,6 +338,7 @@ static void multiply_amx(const gg_split_product *p) {
                 .add = p->add,
                 .relu = p->relu};
     _tile_loadconfig(&config);
+    ORDER_TILES;
     for (int64_t k = 0; k < blocks; ++k) {
         const int64_t j = (p->downwards ? blocks - 1 - k : k) * side;
         if (p->ordered != NULL) it.ordered = p->ordered + j * it.tiles * GG_SPLIT_TERMS;
@@ -354,9 +360,7 @@ const gg_split_kernels gg_split_kernels_amx = {pack_rows_amx, pack_cols_amx, ord
 
 #pragma GCC pop_options
 
-#elif !defined(__AVX2__)
-
-#include "cpu/isa/parts.h"
+#elif defined(GG_PARTS_SCALAR)
 
 /* Where element (i, l) of a group lies in a tile: terms l and l + 16 side by side, as a row of 32 for each i, or,
  * turned, as a row of 16 pairs for each l. */

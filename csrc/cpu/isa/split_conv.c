@@ -1,14 +1,12 @@
 /* Convolutions of split numbers: the scalar kernels, which document them, and those on AMX: tiles of points times tiles
  * of weights, and turned gradients times points. Both compute the same bits where denormal numbers count as 0. */
-#include "cpu/isa/isa.h"
+#include "cpu/isa/parts.h"
 #include "cpu/split_conv_kernels.h"
 
-#if defined(__AVX512BW__) && defined(GG_HAS_AMX)
+#if defined(GG_PARTS_AMX)
 
 #pragma GCC push_options
 #pragma GCC target("amx-tile,amx-bf16")
-
-#include "cpu/isa/parts.h"
 
 #define TILE 512 /* bfloat16 */
 #define POINT_BYTES ((long)GG_SPLIT_POINT * 2)
@@ -114,6 +112,7 @@ INLINE void run_forward(const gg_split_forward *f, const int tiles) {
 
 static void split_forward(const gg_split_forward *f) {
     _tile_loadconfig(&config);
+    ORDER_TILES;
     if (f->tiles == 4) run_forward(f, 4);
     else if (f->tiles == 3) run_forward(f, 3);
     else if (f->tiles == 2) run_forward(f, 2);
@@ -159,6 +158,7 @@ INLINE void run_gradient(const gg_split_gradient *g, const int places) {
 
 static void split_gradient(const gg_split_gradient *g) {
     _tile_loadconfig(&config);
+    ORDER_TILES;
     if (g->places == 4) run_gradient(g, 4);
     else if (g->places == 3) run_gradient(g, 3);
     else if (g->places == 2) run_gradient(g, 2);
@@ -180,9 +180,7 @@ const gg_split_conv_kernels gg_split_conv_kernels_amx = {split_points,  split_we
 
 #pragma GCC pop_options
 
-#elif !defined(__AVX2__)
-
-#include "cpu/isa/parts.h"
+#elif defined(GG_PARTS_SCALAR)
 
 enum { TILE = 512, ROW = 32 }; /* bfloat16 of a tile, and of one of its rows */
 
