@@ -122,6 +122,25 @@ def pack(
     return _module.pack(isa, what, rows, first, second, number, factor, scale, narrow, counts, threads)
 
 
+def pack_marked(
+    segments: Sequence[tuple[int, int, int, int]],
+    gradients: Sequence[NDArray[np.float32] | None],
+    residue: NDArray[np.float32],
+    *,
+    isa: str | None = None,
+    mode: str = "strict",
+    factor: float = 2.0,
+    scale: float = 1.0,
+    settled: bool = False,
+    clear: bool = False,
+) -> tuple[list[bytes], NDArray[np.float32]]:
+    """gg_pack of each of `gradients` in turn, where what was sent leaves the residue in the next call, or (settled)
+    between the calls: the messages, and the residue when all has left it. clear: by gg_pack_and_clear."""
+    rows = np.array(segments, dtype=np.int64)
+    number = MODES.index(mode)
+    return _module.pack_marked(isa, rows, list(gradients), residue, number, factor, scale, settled, clear)
+
+
 def unpack_add(
     segments: Sequence[tuple[int, int, int, int]], message: bytes, out: NDArray[np.float32], factor: float = 1.0
 ) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from operations import MODES, move_choice, pack, unpack_add
+from operations import MODES, move_choice, pack, pack_marked, unpack_add
 
 from gossipgrad import _core
 
@@ -239,6 +239,50 @@ def test_all_instruction_sets_send_the_same_bytes_and_the_rules_choice(seed):
         for family in range(4):
             dense = sum(4 * count for _, count, _, f in segments if f == family)
             assert counts["dense_bytes"][family] == dense
+
+
+@pytest.mark.parametrize("mode", ["strict", "safe"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_is_marked_leaves_the_residue_in_the_next_pass_by_the_rules(isa, mode):
+    """Widths that end within, with and behind vectors and the short bins' registers, each with a last bin of some
+    elements; a step whose gradient is half zeros, and one without a gradient."""
+    rng = np.random.default_rng(9)
+    widths = (1, 2, 7, 8, 15, 16, 17, 31, 33, 50, 63, 64, 65, 80, 100, 500, 2000)
+    segments, at = [], 3
+    for width in widths:
+        segments += [(at, 3 * width + 1027 % width + 1, width, LINEAR), (at + 4 * width + 1, 3, 0, OTHER)]
+        at += 4 * width + 7
+    n, factor, scale = extent(segments) + 5, 2.0, 0.7
+    gradients = [(rng.standard_normal(n) ** 3).astype(np.float32) for _ in range(6)]
+    gradients[2][rng.random(n) < 0.5] = 0
+    gradients[4] = None
+    first = rng.standard_normal(n).astype(np.float32)
+    residue, sent, again = first.copy(), [], 0
+    chosen = np.zeros(n, bool)
+    for gradient in gradients:
+        dw = np.float32(scale) * (gradient if gradient is not None else np.zeros(n, np.float32))
+        g = residue + dw
+        step, before, chosen = np.zeros(n, np.float32), chosen, np.zeros(n, bool)
+        expected = float32_step(segments, g, dw, mode, factor)
+        for i, (offset, count, width, _) in enumerate(segments):
+            if width == 0:
+                step[offset : offset + count] = g[offset : offset + count]
+                residue[offset : offset + count] = 0
+                continue
+            elements, size = expected[i]
+            chosen[offset + elements] = True
+            own = slice(offset, offset + count)
+            step[offset + elements] = np.copysign(size, g[offset + elements])
+            residue[own] = g[own] - step[own]
+        sent.append(step)
+        again += np.count_nonzero(before & chosen)
+    assert again > 20  # elements that are marked and sent at once
+    for settled, clear in ((False, False), (False, True), (True, False)):
+        options = {"isa": isa, "mode": mode, "factor": factor, "scale": scale}
+        messages, left = pack_marked(segments, gradients, first, settled=settled, clear=clear, **options)
+        for step, message in zip(sent, messages, strict=True):
+            assert np.array_equal(unpack_add(segments, message, np.zeros(n, np.float32)), step)
+        assert np.array_equal(left, residue)
 
 
 @variants

@@ -262,38 +262,79 @@ def test_layerwise_is_allreduce_bit_for_bit(net, how):
     assert all(one == hashes[0] for one in hashes)
 
 
+def large_trainer(optimizer, strategy, compression, threads):
+    """One parameter is longer than a piece for each thread, one travels whole, and one is small and not compressed."""
+    compression = dataclasses.replace(compression, dense_below=1200)
+    layers = [gg.Conv2d(4, 3), gg.BatchNorm2d(), gg.Flatten(), gg.Linear(299), gg.ReLU(), gg.Linear(4)]
+    trainer = gg.Trainer(
+        gg.Sequential(layers, input=(1, 8, 8), name="large"),
+        optimizer=optimizer,
+        strategy=strategy,
+        seed=5,
+        threads=threads,
+        comm=gg.VirtualCluster(3),
+        compression=compression,
+    )
+    sizes = {name: one.size for name, one in trainer.weights().items()}
+    assert max(sizes.values()) > threads * 16384
+    assert set(compression.packed(trainer.net)) < set(sizes)
+    return trainer
+
+
+IN_PIECES = [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=900)]
+LOCAL = [how for how in COMPRESSIONS if "cyclic" not in how]
+
+
+@pytest.mark.parametrize("adam", [False, True], ids=["momentum", "adam"])
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("how", [how for how in COMPRESSIONS if "cyclic" not in how])
-@pytest.mark.parametrize("strategy", [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=900)], ids=repr)
-def test_a_sum_that_is_no_array_has_its_bits(strategy, how, threads):
-    """Which is where no norm is needed: the update reads it piece by piece. One parameter is longer than a piece for
-    each thread, one travels whole, and one is small and not compressed.
-    """
-    compression = dataclasses.replace(COMPRESSIONS[how], dense_below=1200)
+@pytest.mark.parametrize("how", LOCAL)
+@pytest.mark.parametrize("strategy", IN_PIECES, ids=repr)
+def test_a_sum_that_is_no_array_has_its_bits(strategy, how, threads, adam):
+    """Which is where no norm is needed: the update reads it piece by piece."""
     hashes = []
     for clip in (None, 1e6):
-        layers = [gg.Conv2d(4, 3), gg.BatchNorm2d(), gg.Flatten(), gg.Linear(299), gg.ReLU(), gg.Linear(4)]
-        trainer = gg.Trainer(
-            gg.Sequential(layers, input=(1, 8, 8), name="large"),
-            optimizer=gg.SGD(lr=0.05, momentum=0.9, weight_decay=0.01, clip_norm=clip),
-            strategy=strategy,
-            seed=5,
-            threads=threads,
-            comm=gg.VirtualCluster(3),
-            compression=compression,
-        )
-        sizes = {name: one.size for name, one in trainer.weights().items()}
-        assert max(sizes.values()) > threads * 16384
-        assert set(compression.packed(trainer.net)) < set(sizes)
+        sgd = gg.SGD(lr=0.05, momentum=0.9, weight_decay=0.01, clip_norm=clip)
+        optimizer = gg.Adam(lr=0.01, weight_decay=0.01, clip_norm=clip) if adam else sgd
+        trainer = large_trainer(optimizer, strategy, COMPRESSIONS[how], threads)
         generator = np.random.default_rng(2)
         for _ in range(5):
             trainer.train_step(*small_batches(generator, 3, (5, 3, 8)))
         trainer.core.settle()
         left = np.array([flat(one) for one in residues(trainer)])
-        hashes.append((trainer.weights_sha256(), flat(trainer.core.arena("momentum", 1)).tobytes(), left.tobytes()))
+        moments = [trainer.core.arena(name, 1) for name in ("momentum", "second_moment")[: 1 + adam]]
+        hashes.append((trainer.weights_sha256(), [flat(one).tobytes() for one in moments], left.tobytes()))
         trainer.close()
     assert len(set(hashes[0][0])) == 1
     assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("adam", [False, True], ids=["momentum", "adam"])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("strategy", IN_PIECES, ids=repr)
+def test_a_sum_of_moments_that_is_no_array_is_what_the_messages_say(strategy, threads, adam):
+    """Norms are not allowed there, so that no array has the same. A rank's gradient is what it has packed."""
+    lr = 0.0625  # so that its product is exact
+    optimizer = gg.Adam(lr=lr, weight_decay=0.01) if adam else gg.SGD(lr=lr, momentum=0.9, weight_decay=0.01)
+    for how in LOCAL:
+        compression = dataclasses.replace(COMPRESSIONS[how], local_momentum=True, warmup=0)
+        trainer = large_trainer(optimizer, strategy, compression, threads)
+        packed = dataclasses.replace(compression, dense_below=1200).packed(trainer.net)
+        generator = np.random.default_rng(2)
+        for _ in range(4):
+            before, left = trainer.weights(), residues(trainer)
+            trainer.train_step(*small_batches(generator, 3, (5, 3, 8)))
+            after, found = trainer.weights(), residues(trainer)
+            own = [trainer.core.arena("gradient", rank) for rank in range(3)]
+            for name, (family, size) in packed.items():
+                total = np.zeros(before[name].size, np.float32)
+                for rank in range(3):
+                    sent, rest = sent_by(compression, size, 1 / 3, own[rank][name], left[rank][name], family)
+                    assert np.array_equal(found[rank][name].ravel(), rest), (how, name, rank)
+                    total += sent
+                wanted = before[name].ravel() - np.float32(lr) * total
+                assert np.array_equal(after[name].ravel(), wanted), (how, name)
+                assert np.count_nonzero(total) > 10
+        trainer.close()
 
 
 @pytest.mark.parametrize("optimizer", ["plain", "clipped", "local"])

@@ -161,6 +161,72 @@ static void reader_free(gg_packing *reader) {
     if (reader->device != NULL) reader->device->table->close(reader->device);
 }
 
+/* gg_pack in turn of each of several gradients, a list of arrays or None, with marks (packed.h); `settled`: after each
+ * gg_pack_complete. Gives the messages, and the residue at the end, when all that was sent has left it. */
+PyObject *gg_test_pack_marked(PyObject *module, PyObject *args) {
+    const char *isa_name;
+    PyObject *rows, *gradients, *second, *messages = NULL, *result = NULL;
+    int mode, settled, clear, count = 0;
+    float factor, scale;
+    gg_test_guarded gradient = {0}, residue = {0}, message = {0};
+    gg_pack_room *room = NULL;
+    gg_pack_sizes sizes = {0};
+    gg_segment *segment = NULL;
+    gg_device *device = NULL;
+    gg_pack_marks *marks = NULL;
+    gg_status status = GG_OK;
+    gg_isa isa;
+    size_t bytes = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "zOO!Oiffpp:pack_marked", &isa_name, &rows, &PyList_Type, &gradients, &second, &mode,
+                          &factor, &scale, &settled, &clear))
+        return NULL;
+    if (gg_test_isa_of(isa_name, &isa) < 0 || (segment = segments_of(rows, &count)) == NULL) return NULL;
+    const size_t extent = extent_of(segment, count);
+    if (floats_of(second, "residue", extent, &residue) < 0 || (messages = PyList_New(0)) == NULL) goto cleanup;
+    gg_compression options = {.active = true, .mode = (gg_compression_mode)mode, .values = GG_FLOAT32};
+    for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.factor[family] = factor;
+    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = isa}, &device));
+    GG_TRY(gg_test_guarded_make(&message, gg_packed_capacity(segment, count, &options)));
+    gg_pack_sizes_add(&sizes, device, segment, count);
+    GG_TRY(gg_pack_room_create(device, &sizes, &room));
+    GG_TRY(gg_pack_marks_create(segment, count, &marks));
+    const gg_packing packing = {
+        .compression = &options, .device = device, .segment = segment, .segments = count, .room = room, .marks = marks};
+    const Py_ssize_t steps = PyList_GET_SIZE(gradients);
+    for (Py_ssize_t step = 0; step < steps; ++step) {
+        if (floats_of(PyList_GET_ITEM(gradients, step), "gradient", extent, &gradient) < 0) goto cleanup;
+        const gg_float_mode former = gg_parallel_enter();
+        if (clear && gradient.data != NULL)
+            status = gg_pack_and_clear(&packing, scale, gradient.data, residue.data, message.data, &bytes);
+        else status = gg_pack(&packing, scale, gradient.data, residue.data, message.data, &bytes);
+        if (settled || step == steps - 1) gg_pack_complete(&packing, residue.data);
+        gg_parallel_leave(former);
+        GG_TRY(status);
+        GG_TRY(gg_test_guarded_check(&gradient, "gradient"));
+        gg_test_guarded_free(&gradient);
+        gradient = (gg_test_guarded){0};
+        PyObject *made = PyBytes_FromStringAndSize((const char *)message.data, (Py_ssize_t)bytes);
+        const int failed = made == NULL ? -1 : PyList_Append(messages, made);
+        Py_XDECREF(made);
+        if (failed < 0) goto cleanup;
+    }
+    GG_TRY(gg_test_guarded_check(&residue, "residue"));
+    GG_TRY(gg_test_guarded_check(&message, "message"));
+    result = Py_BuildValue("ON", messages, array_of(&residue));
+cleanup:
+    if (status != GG_OK) gg_py_raise(status);
+    Py_XDECREF(messages);
+    gg_pack_marks_destroy(marks);
+    gg_pack_room_destroy(room);
+    if (device != NULL) device->table->close(device);
+    gg_test_guarded_free(&gradient);
+    gg_test_guarded_free(&residue);
+    gg_test_guarded_free(&message);
+    gg_free(segment);
+    return result;
+}
+
 /* A message of pack or difference, added to a copy of `out`. */
 PyObject *gg_test_unpack(PyObject *module, PyObject *args) {
     PyObject *rows, *into, *result = NULL;

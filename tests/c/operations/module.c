@@ -34,6 +34,7 @@ static PyMethodDef functions[] = {
     {"run_loss", KEYWORDS(gg_test_run_loss), "Sum of losses, samples right, gradient of the mean."},
     {"run_kernel", KEYWORDS(gg_test_run_kernel), "A kernel on arenas."},
     {"pack", KEYWORDS(gg_test_pack), "A packed message, what is left, and the counts."},
+    {"pack_marked", gg_test_pack_marked, METH_VARARGS, "Messages of several steps, and what is left at their end."},
     {"unpack", gg_test_unpack, METH_VARARGS, "Adds a packed message."},
     {"choice", gg_test_choice, METH_VARARGS, "Moves the values of a choice, and adds them."},
     {"live_bytes", live_bytes, METH_NOARGS, "Bytes that the core holds."},

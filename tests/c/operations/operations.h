@@ -58,6 +58,7 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *gg_test_run_loss(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *gg_test_run_kernel(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *gg_test_pack(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *gg_test_pack_marked(PyObject *module, PyObject *args);
 PyObject *gg_test_unpack(PyObject *module, PyObject *args);
 PyObject *gg_test_choice(PyObject *module, PyObject *args);
 
