@@ -12,10 +12,10 @@ typedef struct job {
     const gg_weight_gradient_args *args;
 } job;
 
-/* The product by split products, in blocks whose tiles fit on the stack. The sums stop at whole tiles alone, so their
- * bits are those of the whole gradient. */
+/* The product by split products, in blocks whose tiles fit on the stack. The sums stop where the kernels stop them, so
+ * their bits are those of the whole gradient. */
 static void split_run(const gg_split_kernels *kernels, const gg_multiply *it) {
-    enum { TERMS = 128, ROWS = 2 * GG_SPLIT_SIDE, COLS = 128, TILES = TERMS / GG_SPLIT_TERMS * GG_SPLIT_PARTS };
+    enum { TERMS = GG_SPLIT_SUM, ROWS = 2 * GG_SPLIT_SIDE, COLS = 64, TILES = TERMS / GG_SPLIT_TERMS * GG_SPLIT_PARTS };
     _Alignas(64) uint16_t rows[ROWS / GG_SPLIT_SIDE * TILES * GG_SPLIT_TILE];
     _Alignas(64) uint16_t cols[COLS / GG_SPLIT_SIDE * TILES * GG_SPLIT_TILE];
     for (int64_t j = 0; j < it->n; j += COLS)

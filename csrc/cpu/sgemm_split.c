@@ -1,15 +1,14 @@
 /* The general matrix product on units for bfloat16: a strip of B's columns is split into tiles, and each thread splits
  * its rows of A, some at a time, and multiplies them by the strip. Few threads split a strip each, without waiting.
- * Long sums are computed in parts: an element's bits do not depend on where parts end, if that is at whole tiles. */
+ * Long sums are computed in parts. */
 #include "cpu/sgemm_split.h"
 #include "base/parallel.h"
 
-/* Terms of a part. Long sums of a result that stays in the second-level cache have shorter parts, of which the tiles of
- * both operands stay in the first. */
-#define PART_TERMS 1024
-#define NEAR_PART_TERMS 128
+/* Terms of a part: as many as the kernels sum at a time, or twice as many, so that no element's bits depend on where
+ * parts end. Results that stay in the second-level cache have the shorter ones. */
+#define PART_TERMS (2 * GG_SPLIT_SUM)
+#define NEAR_PART_TERMS GG_SPLIT_SUM
 #define NEAR_RESULT (192 * 1024) /* floats */
-#define NEAR_TERMS 512
 /* Of a strip, and of a thread's chunk of rows, in bfloat16. A strip that stays in the second-level cache is read for
  * each chunk; where it does not, it is the chunk that stays there. */
 #define STRIP_NUMBERS (2 * 1024 * 1024)
@@ -33,8 +32,8 @@ typedef struct job {
 } job;
 
 static int64_t part_terms(const gg_sgemm *p) {
-    const int64_t most = p->k > NEAR_TERMS && p->m * p->n <= NEAR_RESULT ? NEAR_PART_TERMS : PART_TERMS;
-    const int64_t parts = (p->k + most - 1) / most, terms = (p->k + parts - 1) / parts;
+    const int64_t most = p->m * p->n <= NEAR_RESULT ? NEAR_PART_TERMS : PART_TERMS;
+    const int64_t terms = p->k < most ? p->k : most;
     return (terms + GG_SPLIT_TERMS - 1) / GG_SPLIT_TERMS * GG_SPLIT_TERMS;
 }
 

@@ -41,7 +41,7 @@ typedef struct gg_split_forward {
 } gg_split_forward;
 
 /* sums[place][row][channel] of up to GG_SPLIT_RUN places: sum over points of the output's gradient, turned, times the
- * points `step` behind. add: to what is there. */
+ * points `step` behind. add: that sum is added to what is there. */
 typedef struct gg_split_gradient {
     const uint16_t *turned, *points;
     int64_t tiles;

@@ -4,9 +4,9 @@
  *   x = high + middle + low,   |middle| < 2^-7 |x|,   |low| < 2^-15 |x|.
  * Of the nine products of parts six are added: high*high, high*middle, middle*high, middle*middle, high*low, low*high.
  * What is left out is below 2^-20 |a*b|, and mostly far below (Henry, Tang and Heinecke, "Leveraging the bfloat16
- * artificial intelligence datatype for higher-precision computations", 2019). Sums begin anew every 16 terms and are
- * then added, so from about 30 terms on the result is more exact than by fused multiply-adds. Infinite numbers give
- * NaN; parts below 2^-126 count as 0.
+ * artificial intelligence datatype for higher-precision computations", 2019). Sums begin anew every 16 terms and
+ * every GG_SPLIT_SUM terms, and are then added: from about 30 terms on the result is more exact than by fused
+ * multiply-adds in one sum. Infinite numbers give NaN; parts below 2^-126 count as 0.
  *
  * Kernels are single-threaded, allocate nothing and have no state. The tile registers are configured in each call and
  * released before it returns. */
@@ -23,6 +23,7 @@ enum {
     GG_SPLIT_SIDE = 16,  /* rows or columns of a tile */
     GG_SPLIT_TERMS = 32, /* terms of a tile */
     GG_SPLIT_PARTS = 3,
+    GG_SPLIT_SUM = 256, /* terms that are summed at a time: in longer sums the small products would be rounded away */
     GG_SPLIT_TILE = GG_SPLIT_SIDE * GG_SPLIT_TERMS /* bfloat16 of a tile */
 };
 
@@ -55,7 +56,7 @@ typedef struct gg_split_pack {
 
 /* c[i*c_row + j] = start + sum over l < terms of a[i][l]*b[l][j]; start is c (add), or bias[j], or row_bias[i], or 0.
  * The bits of an element depend on its row of a, its column of b and its start alone, and a sum that goes on in c (add)
- * behind a multiple of 32 terms has the bits of one that does not stop there. */
+ * behind a multiple of GG_SPLIT_SUM terms has the bits of one that does not stop there. */
 typedef struct gg_split_product {
     int64_t m, n, terms;
     const uint16_t *a, *b;    /* packed */

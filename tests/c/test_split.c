@@ -153,7 +153,8 @@ static void check_sums(const product_case *it, const float *c) {
 }
 
 static void test_kernels(void) {
-    static const int64_t sizes[] = {1, 5, 16, 17, 31, 32, 33, 50}, terms[] = {1, 2, 15, 16, 17, 32, 33, 70, 300};
+    static const int64_t sizes[] = {1, 5, 16, 17, 31, 32, 33, 50},
+                         terms[] = {1, 2, 15, 16, 17, 32, 33, 70, 256, 300, 520};
     const gg_split_kernels *fast = gg_cpu_supports(GG_ISA_AMX) ? gg_split_kernels_for(GG_ISA_AMX) : NULL;
     int number = 0;
     for (size_t m = 0; m < sizeof sizes / sizeof *sizes; ++m)
@@ -195,6 +196,35 @@ static void test_kernels(void) {
                 buffer_free(&it.a.values);
                 buffer_free(&it.b.values);
             }
+}
+
+/* Positive numbers, whose sum is far larger than its terms: the small products are not rounded away. */
+static void test_long_sums(void) {
+    enum { SIDE = 20, TERMS = 16384 };
+    const gg_split_kernels *const kernels[2] = {&gg_split_kernels_scalar,
+                                                gg_cpu_supports(GG_ISA_AMX) ? gg_split_kernels_for(GG_ISA_AMX) : NULL};
+    product_case it = {.a = side_create(SIDE, TERMS, false), .b = side_create(3, TERMS, true), .c_row = 3};
+    it.start = buffer_random(3 * SIDE);
+    it.biases = buffer_random(3);
+    float *const values[2] = {it.a.values.data, it.b.values.data};
+    for (size_t i = 0; i < it.a.values.bytes / sizeof(float); ++i) values[0][i] = fabsf(values[0][i]);
+    for (size_t i = 0; i < it.b.values.bytes / sizeof(float); ++i) values[1][i] = fabsf(values[1][i]);
+    for (int k = 0; k < 2 && kernels[k] != NULL; ++k) {
+        buffer c = multiplied(kernels[k], &it, k == 0);
+        double mean = 0;
+        for (int64_t i = 0; i < SIDE; ++i)
+            for (int64_t j = 0; j < 3; ++j) {
+                double sum = 0;
+                for (int64_t term = 0; term < TERMS; ++term) sum += value_at(&it.a, i, term) * value_at(&it.b, j, term);
+                mean += fabs((double)((const float *)c.data)[i * 3 + j] - sum) / sum / (3 * SIDE);
+            }
+        CHECK(mean < 0x1p-22);
+        buffer_free(&c);
+    }
+    buffer_free(&it.start);
+    buffer_free(&it.biases);
+    buffer_free(&it.a.values);
+    buffer_free(&it.b.values);
 }
 
 /* Each number is the sum of its parts, also at the ends of the range; NaN and infinity are never lost. */
@@ -569,6 +599,7 @@ static void test_conv_scratch(void) {
 int main(void) {
     const gg_float_mode former = gg_parallel_enter(); /* denormal numbers count as 0 */
     test_kernels();
+    test_long_sums();
     test_parts();
     test_large_products();
     test_conv_operands();

@@ -231,68 +231,63 @@ INLINE void add_ordered(const block *it, bool tall, bool wide) {
     }
 }
 
-/* Where a tile of the result begins and ends: in c, or, where it is not whole, in a buffer. */
+/* A tile of the result: rows and columns that exist, from `at` on. */
 typedef struct place {
     float *at;
     int64_t step, rows, cols;
-    bool whole;
+    bool direct; /* it is stored there, else in a buffer */
 } place;
 
-INLINE place place_tile(const block *it, int64_t row, int64_t col, float *buffer) {
+INLINE place place_tile(const block *it, int64_t row, int64_t col) {
     place p = {.at = it->c + row * it->c_row + col, .step = it->c_row};
     p.rows = it->rows - row < GG_SPLIT_SIDE ? it->rows - row : GG_SPLIT_SIDE;
     p.cols = it->cols - col < GG_SPLIT_SIDE ? it->cols - col : GG_SPLIT_SIDE;
-    p.whole = p.rows == GG_SPLIT_SIDE && p.cols == GG_SPLIT_SIDE;
-    if (!p.whole && it->add)
-        for (int64_t i = 0; i < GG_SPLIT_SIDE; ++i)
-            _mm512_store_ps(buffer + i * GG_SPLIT_SIDE,
-                            _mm512_maskz_loadu_ps(i < p.rows ? first_lanes(p.cols) : 0, p.at + i * p.step));
+    p.direct = p.rows == GG_SPLIT_SIDE && p.cols == GG_SPLIT_SIDE && !it->add;
     return p;
 }
 
 /* The registers are named by constants, hence macros. */
 #define START(number, down, right)                                                                                     \
     do {                                                                                                               \
-        const place p = place_tile(it, down, right, buffer);                                                           \
-        if (it->add) {                                                                                                 \
-            ORDER_TILES;                                                                                               \
-            _tile_loadd(number, p.whole ? p.at : buffer, p.whole ? p.step * 4 : ROW_BYTES);                            \
+        const place p = place_tile(it, down, right);                                                                   \
+        if (it->add || (it->bias == NULL && it->row_bias == NULL)) {                                                   \
+            _tile_zero(number);                                                                                        \
         } else if (it->bias != NULL) {                                                                                 \
             _mm512_store_ps(buffer, _mm512_maskz_loadu_ps(first_lanes(p.cols), it->bias + (right)));                   \
             ORDER_TILES;                                                                                               \
             _tile_loadd(number, buffer, 0); /* every row */                                                            \
-        } else if (it->row_bias != NULL) {                                                                             \
+        } else {                                                                                                       \
             for (int64_t i = 0; i < GG_SPLIT_SIDE; ++i)                                                                \
                 _mm512_store_ps(buffer + i * GG_SPLIT_SIDE,                                                            \
                                 _mm512_set1_ps(i < p.rows ? it->row_bias[(down) + i] : 0));                            \
             ORDER_TILES;                                                                                               \
             _tile_loadd(number, buffer, ROW_BYTES);                                                                    \
-        } else _tile_zero(number);                                                                                     \
+        }                                                                                                              \
         ORDER_TILES;                                                                                                   \
     } while (0)
 
 INLINE void finish_tile(const block *it, const place *p, const float *buffer) {
-    if (p->whole && !it->relu) return;
+    if (p->direct && !it->relu) return;
     const __mmask16 mask = first_lanes(p->cols);
     for (int64_t i = 0; i < p->rows; ++i) {
-        __m512 x = p->whole ? _mm512_loadu_ps(p->at + i * p->step) : _mm512_load_ps(buffer + i * GG_SPLIT_SIDE);
+        float *c = p->at + i * p->step;
+        __m512 x = p->direct ? _mm512_loadu_ps(c) : _mm512_load_ps(buffer + i * GG_SPLIT_SIDE);
+        if (it->add) x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, c), x);
         /* NaN stays */
         if (it->relu)
             x = _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_setzero_ps());
-        _mm512_mask_storeu_ps(p->at + i * p->step, mask, x);
+        _mm512_mask_storeu_ps(c, mask, x);
     }
 }
 
 #define FINISH(number, down, right)                                                                                    \
     do {                                                                                                               \
-        block plain = *it;                                                                                             \
-        plain.add = false;                                                                                             \
-        const place p = place_tile(&plain, down, right, buffer);                                                       \
-        _tile_stored(number, p.whole ? p.at : buffer, p.whole ? p.step * 4 : ROW_BYTES);                               \
+        const place p = place_tile(it, down, right);                                                                   \
+        _tile_stored(number, p.direct ? p.at : buffer, p.direct ? p.step * 4 : ROW_BYTES);                             \
         finish_tile(it, &p, buffer);                                                                                   \
     } while (0)
 
-INLINE void run_block(const block *it, bool tall, bool wide, bool ordered) {
+INLINE void run_sum(const block *it, bool tall, bool wide, bool ordered) {
     float buffer[GG_SPLIT_SIDE * GG_SPLIT_SIDE] __attribute__((aligned(64)));
     START(0, 0, 0);
     if (wide) START(1, 0, GG_SPLIT_SIDE);
@@ -304,6 +299,21 @@ INLINE void run_block(const block *it, bool tall, bool wide, bool ordered) {
     if (wide) FINISH(1, 0, GG_SPLIT_SIDE);
     if (tall) FINISH(2, GG_SPLIT_SIDE, 0);
     if (tall && wide) FINISH(3, GG_SPLIT_SIDE, GG_SPLIT_SIDE);
+}
+
+/* Sum by sum: the first begins with the bias, all others are added to what is there. */
+INLINE void run_block(const block *whole, bool tall, bool wide, bool ordered) {
+    const int64_t most = GG_SPLIT_SUM / GG_SPLIT_TERMS;
+    block part = *whole;
+    for (int64_t t = 0; t < whole->tiles; t += most) {
+        part.tiles = whole->tiles - t < most ? whole->tiles - t : most;
+        part.add = whole->add || t > 0;
+        part.relu = whole->relu && t + part.tiles == whole->tiles;
+        run_sum(&part, tall, wide, ordered);
+        part.a += most * STEP;
+        if (ordered) part.ordered += most * 2 * GG_SPLIT_TILE;
+        else part.b += most * STEP;
+    }
 }
 
 #define RUN(name, tall, wide, ordered)                                                                                 \
@@ -417,8 +427,9 @@ static float column_part(const gg_split_product *p, int64_t j, int64_t l, int pa
 /* The products of parts in the order of the kernels. */
 static const int parts_a[6] = {2, 1, 0, 1, 0, 0}, parts_b[6] = {0, 0, 0, 1, 1, 2};
 
-static float element(const gg_split_product *p, int64_t i, int64_t j, float sum) {
-    for (int64_t step = 0; step < p->terms; step += GG_SPLIT_TERMS)
+/* Terms [begin, end) of an element. */
+static float element(const gg_split_product *p, int64_t i, int64_t j, int64_t begin, int64_t end, float sum) {
+    for (int64_t step = begin; step < end; step += GG_SPLIT_TERMS)
         for (int k = 0; k < 6; ++k) {
             const uint16_t *a = p->a + i / GG_SPLIT_SIDE * p->a_group + step * GG_SPLIT_PARTS * GG_SPLIT_SIDE +
                                 parts_a[k] * GG_SPLIT_TILE;
@@ -438,8 +449,13 @@ static void multiply_scalar(const gg_split_product *p) {
         for (int64_t j = 0; j < p->n; ++j) {
             float *c = p->c + i * p->c_row + j;
             const float start = p->bias != NULL ? p->bias[j] : p->row_bias != NULL ? p->row_bias[i] : 0;
-            const float sum = element(p, i, j, p->add ? *c : start);
-            *c = p->relu && sum < 0 ? 0 : sum;
+            for (int64_t first = 0, end; first < p->terms; first = end) {
+                end = first + GG_SPLIT_SUM < p->terms ? first + GG_SPLIT_SUM : p->terms;
+                const bool add = p->add || first > 0;
+                const float sum = element(p, i, j, first, end, add ? 0 : start);
+                *c = add ? *c + sum : sum;
+            }
+            if (p->relu && *c < 0) *c = 0;
         }
 }
 

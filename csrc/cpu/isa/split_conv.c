@@ -136,12 +136,6 @@ INLINE void run_gradient(const gg_split_gradient *g, const int places) {
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    if (g->add) {
-        _tile_loadd(0, g->sums, 64);
-        if (places > 1) _tile_loadd(1, g->sums + 256, 64);
-        if (places > 2) _tile_loadd(2, g->sums + 512, 64);
-        if (places > 3) _tile_loadd(3, g->sums + 768, 64);
-    }
     for (int64_t t = 0; t < g->tiles; ++t) {
         const uint16_t *turned = g->turned + t * GG_SPLIT_FACTOR, *points = g->points + t * 16 * GG_SPLIT_POINT;
         LOAD_FACTOR(turned);
@@ -150,10 +144,14 @@ INLINE void run_gradient(const gg_split_gradient *g, const int places) {
         GRADIENT(2);
         GRADIENT(3);
     }
-    _tile_stored(0, g->sums, 64);
-    if (places > 1) _tile_stored(1, g->sums + 256, 64);
-    if (places > 2) _tile_stored(2, g->sums + 512, 64);
-    if (places > 3) _tile_stored(3, g->sums + 768, 64);
+    float buffer[4 * 256] __attribute__((aligned(64)));
+    float *to = g->add ? buffer : g->sums;
+    _tile_stored(0, to, 64);
+    if (places > 1) _tile_stored(1, to + 256, 64);
+    if (places > 2) _tile_stored(2, to + 512, 64);
+    if (places > 3) _tile_stored(3, to + 768, 64);
+    for (int i = 0; g->add && i < places * 256; i += 16)
+        _mm512_storeu_ps(g->sums + i, _mm512_add_ps(_mm512_loadu_ps(g->sums + i), _mm512_load_ps(buffer + i)));
 }
 
 static void split_gradient(const gg_split_gradient *g) {
@@ -251,16 +249,17 @@ static void forward_scalar(const gg_split_forward *f) {
 }
 
 static void gradient_scalar(const gg_split_gradient *g) {
-    if (!g->add) memset(g->sums, 0, (size_t)g->places * 256 * sizeof(float));
-    for (int64_t t = 0; t < g->tiles; ++t)
-        for (int place = 0; place < g->places; ++place) {
+    for (int place = 0; place < g->places; ++place) {
+        float sums[256] = {0};
+        for (int64_t t = 0; t < g->tiles; ++t) {
             const uint16_t *turned = g->turned + t * GG_SPLIT_FACTOR;
             const uint16_t *points = g->points + g->step[place].points + t * 16 * GG_SPLIT_POINT;
-            float *sums = g->sums + place * 256;
             multiply_tiles(turned, ROW, points, GG_SPLIT_POINT, sums);
             multiply_tiles(turned + TILE, ROW, points, GG_SPLIT_POINT, sums);
             multiply_tiles(turned + 2 * TILE, ROW, points + ROW, GG_SPLIT_POINT, sums);
         }
+        for (int i = 0; i < 256; ++i) g->sums[place * 256 + i] = g->add ? g->sums[place * 256 + i] + sums[i] : sums[i];
+    }
 }
 
 static void finish_scalar(int64_t points, const float *sums, const float *bias, bool relu, float *to, int64_t step) {
