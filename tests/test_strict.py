@@ -108,8 +108,10 @@ def trained(device, network="convolutions", steps=3, ranks=RANKS, backend="nativ
         x, y = batch(rng, 21)
         found.append(trainer.evaluate(x, y, batch_size=8))
         found.append(trainer.predict(x, batch_size=8))
+        # A sum of compressed gradients is applied piece by piece on the CPU, and lies nowhere.
+        names = [name for name in trainer.core.arenas() if name != "gradient" or options.get("compression") is None]
         for rank in range(ranks):
-            found += [trainer.core.arena(name, rank) for name in trainer.core.arenas()]
+            found += [trainer.core.arena(name, rank) for name in names]
             found.append(trainer.core.carried(rank))
         found.append(trainer.core.consensus_distance())
     return found
