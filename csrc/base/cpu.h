@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 
-/* This compiler has the kernels of GG_ISA_AMX. */
+/* This compiler has the kernels of GG_ISA_AMX: gcc 11 and newer, clang as far as it has the header. */
 #if defined(__has_include) && !defined(GG_ONLY_SCALAR) && defined(__x86_64__)
 #if __has_include(<amxbf16intrin.h>)
 #define GG_HAS_AMX 1

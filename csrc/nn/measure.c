@@ -260,7 +260,9 @@ static const gg_op *find_convolution(const gg_plan *plan, const gg_conv_key *key
 }
 
 static double key_operations(const gg_conv_key *key) {
-    return (double)key->batch * (double)(key->input[0] * key->input[1]) * (double)(key->input[2] * key->output);
+    const double inputs = (double)key->batch * (double)(key->input[0] * key->input[1] * key->input[2]);
+    const double window = (double)(key->kernel[0] * key->kernel[1]);
+    return inputs * (double)key->output * window / (double)(key->stride[0] * key->stride[1] * key->groups);
 }
 
 gg_status gg_measured_convolutions(const gg_graph *graph, const gg_plan_options *options, gg_conv_key **out,

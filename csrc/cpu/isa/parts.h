@@ -17,6 +17,14 @@
 #ifdef GG_PARTS_AMX
 
 #include <immintrin.h>
+#include <stdint.h>
+
+/* All eight registers are tiles of sixteen rows of 64 bytes. */
+static const struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} whole_tiles = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
 /* What was stored before is in memory before what follows reads it, and the other way round: the compiler does not know
  * which memory a tile is loaded from. */

@@ -327,15 +327,7 @@ RUN(run_ordered_1x2, false, true, true)
 RUN(run_ordered_2x1, true, false, true)
 RUN(run_ordered_2x2, true, true, true)
 
-typedef struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-
 static void multiply_amx(const gg_split_product *p) {
-    static const tile_config config = {
-        .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
     static void (*const runs[2][2][2])(const block *) = {
         {{run_1x1, run_1x2}, {run_2x1, run_2x2}},
         {{run_ordered_1x1, run_ordered_1x2}, {run_ordered_2x1, run_ordered_2x2}},
@@ -347,7 +339,7 @@ static void multiply_amx(const gg_split_product *p) {
                 .c_row = p->c_row,
                 .add = p->add,
                 .relu = p->relu};
-    _tile_loadconfig(&config);
+    _tile_loadconfig(&whole_tiles);
     ORDER_TILES;
     for (int64_t k = 0; k < blocks; ++k) {
         const int64_t j = (p->downwards ? blocks - 1 - k : k) * side;

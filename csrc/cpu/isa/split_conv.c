@@ -54,15 +54,6 @@ static void turn_points(int64_t tiles, const float *from, uint16_t *to) {
     }
 }
 
-typedef struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-
-static const tile_config config = {
-    .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
-
 /* Registers 0 to 3 are sums, 4 to 6 the second factor, 7 points. They are named by constants, hence macros. */
 #define LOAD_FACTOR(from)                                                                                              \
     do {                                                                                                               \
@@ -111,7 +102,7 @@ INLINE void run_forward(const gg_split_forward *f, const int tiles) {
 }
 
 static void split_forward(const gg_split_forward *f) {
-    _tile_loadconfig(&config);
+    _tile_loadconfig(&whole_tiles);
     ORDER_TILES;
     if (f->tiles == 4) run_forward(f, 4);
     else if (f->tiles == 3) run_forward(f, 3);
@@ -155,7 +146,7 @@ INLINE void run_gradient(const gg_split_gradient *g, const int places) {
 }
 
 static void split_gradient(const gg_split_gradient *g) {
-    _tile_loadconfig(&config);
+    _tile_loadconfig(&whole_tiles);
     ORDER_TILES;
     if (g->places == 4) run_gradient(g, 4);
     else if (g->places == 3) run_gradient(g, 3);

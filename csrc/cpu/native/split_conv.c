@@ -115,7 +115,6 @@ static void split_band(const split_conv *conv, const split_walk *w, const float 
 
 /* ------------------------------------------------------------------------------------------ forward and data */
 
-/* Steps are those of a whole band; a last one with fewer rows has shorter planes. */
 static void store_run(const split_job *j, const split_walk *w, const split_phase *phase, int64_t first_row,
                       int64_t point, int64_t points, const float *sums, const float *bias, float *to) {
     const bool relu = j->forward && j->conv->op.desc.activation == GG_ACTIVATION_RELU;
@@ -318,7 +317,6 @@ static void turn_band(const split_conv *conv, const float *image, int64_t begin,
     const int64_t used = (end - 1 - begin) * w->pitch + width;
     memset(grid + used * CHANNELS, 0, (size_t)((tiles * GG_SPLIT_POINTS - used) * CHANNELS) * sizeof(float));
     conv->kernels->turn(tiles, grid, turned);
-    /* The next band may have more rows. */
 }
 
 static int64_t sum_tiles(const split_conv *conv) { return blocks_of(conv->out) * blocks_of(conv->in) * conv->taps; }
