@@ -92,6 +92,21 @@ _Static_assert(GG_MOST_PACKED < GG_ELEMENT_NEGATIVE, "the highest bit of an elem
 typedef uint8_t bytes8 __attribute__((vector_size(8)));
 typedef int16_t shorts8 __attribute__((vector_size(16)));
 typedef uint32_t words8 __attribute__((vector_size(32)));
+typedef uint32_t words8_anywhere __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint64_t longs2 __attribute__((vector_size(16)));
+
+/* Lanes of two vectors of shorts8, counted through both. clang and gcc 12 have one name for it, older gcc another. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (shorts8){__VA_ARGS__})
+#endif
+
+/* gcc's analyzer confuses the number of lanes of a vector with the number of its bits, and reports every shift of lanes
+ * as too large. */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#pragma GCC diagnostic ignored "-Wanalyzer-shift-count-overflow"
+#endif
 
 GG_INLINE shorts8 eight_at(const unsigned char *at, const bool wide) {
     bytes8 narrow;
@@ -118,26 +133,23 @@ GG_INLINE bool read_whole(code_reader *r, const bool wide, uint32_t *out) {
         const shorts8 codes = eight_at(at + i * unit, wide), place = codes & mark, flags = (codes >> shift) & 3;
         shorts8 before = {0};
         if (i > 0) before = eight_at(at + (i - 1) * unit, wide) & mark;
-        else
-            before =
-                __builtin_shuffle((shorts8){(int16_t)(r->least - 1)}, place, (shorts8){0, 8, 9, 10, 11, 12, 13, 14});
+        else before = SHUFFLED((shorts8){(int16_t)(r->least - 1)}, place, 0, 8, 9, 10, 11, 12, 13, 14);
         const shorts8 first = flags >> 1;
         wrong |= (place >= (int16_t)bin) | ((place <= before) & (first == 0)); /* marks are no places in a bin */
         /* How many bins have begun: the sum of `first` up to each. */
         shorts8 begun = first;
-        begun += __builtin_shuffle(begun, (shorts8){0}, (shorts8){8, 0, 1, 2, 3, 4, 5, 6});
-        begun += __builtin_shuffle(begun, (shorts8){0}, (shorts8){8, 8, 0, 1, 2, 3, 4, 5});
-        begun += __builtin_shuffle(begun, (shorts8){0}, (shorts8){8, 8, 8, 8, 0, 1, 2, 3});
+        begun += SHUFFLED(begun, (shorts8){0}, 8, 0, 1, 2, 3, 4, 5, 6);
+        begun += SHUFFLED(begun, (shorts8){0}, 8, 8, 0, 1, 2, 3, 4, 5);
+        begun += SHUFFLED(begun, (shorts8){0}, 8, 8, 8, 8, 0, 1, 2, 3);
         words8 element = __builtin_convertvector(flags, words8) << 31;
         if (wide) element += __builtin_convertvector(begun, words8) * bin + __builtin_convertvector(place, words8);
         else element += __builtin_convertvector(begun * (int16_t)bin + place, words8);
         element += start;
-        memcpy(out + i, &element, sizeof element);
+        *(words8_anywhere *)(out + i) = element;
         start += (uint32_t)begun[EIGHT - 1] * bin;
     }
     const size_t last = empty_mark(wide) & unit_at(at + (BLOCK - 1) * unit, wide);
-    uint64_t any[2];
-    memcpy(any, &wrong, sizeof any);
+    const longs2 any = (longs2)wrong;
     if ((any[0] | any[1]) != 0 || (size_t)start + last >= r->count) return false; /* they ascend */
     r->at = at + BLOCK * unit;
     r->start = start;
