@@ -75,7 +75,7 @@ int main(int arguments, char **argument) {
     GG_TRY(gg_alloc(gg_packed_capacity(&segment, 1, &options), "message", &message));
     gg_pack_sizes_add(&sizes, device, &segment, 1);
     GG_TRY(gg_pack_room_create(device, &sizes, &room));
-    GG_TRY(gg_pack_pieces_create(device, 1, &pieces));
+    GG_TRY(gg_pack_pieces_create(device, &segment, 1, 1, &pieces));
     if (options.mode != GG_COMPRESSION_EXACT) GG_TRY(gg_pack_marks_create(&segment, 1, &marks));
     GG_TRY(gg_calloc((size_t)rounds * 4, sizeof *seconds, "seconds", &seconds));
     for (uint32_t g = 0; g < GRADIENTS; ++g) {

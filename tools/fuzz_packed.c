@@ -222,7 +222,7 @@ static gg_status read_sum(const layout *l, const unsigned char *message, size_t 
     const gg_status status = gg_unpack_add(&packing, message, bytes, 1, out);
     check_marks(l, out, "the sum was written outside of the segments");
     require(gg_packed_check(&packing, message, bytes) == status, "checked and read are not alike");
-    require(gg_pack_pieces_create(device, 1, &pieces) == GG_OK, "no pieces");
+    require(gg_pack_pieces_create(device, l->segment, l->segments, 1, &pieces) == GG_OK, "no pieces");
     if (status == GG_OK)
         gg_unpack_pieces(&packing, pieces, (const void *const[]){message}, 1, compare_piece, &(expected){l, out});
     gg_pack_pieces_destroy(pieces);

@@ -128,10 +128,11 @@ gg_status gg_unpack_add(const gg_packing *packing, const void *message, size_t b
 /* GG_ERROR_COMM as from gg_unpack_add; adds nothing. */
 gg_status gg_packed_check(const gg_packing *packing, const void *message, size_t bytes);
 
-/* Memory for a sum in pieces of so many messages at most. */
+/* Memory for a sum in pieces of so many messages at most, of these segments. */
 typedef struct gg_pack_pieces gg_pack_pieces;
 
-gg_status gg_pack_pieces_create(const gg_device *device, int messages, gg_pack_pieces **out);
+gg_status gg_pack_pieces_create(const gg_device *device, const gg_segment *segment, int segments, int messages,
+                                gg_pack_pieces **out);
 void gg_pack_pieces_destroy(gg_pack_pieces *pieces); /* NULL is fine */
 
 /* Where a sum is read once, it need not be an array of all elements, most of which are zero: `piece` is called with the

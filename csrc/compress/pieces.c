@@ -27,12 +27,18 @@ struct gg_pack_pieces {
     message_cursor *cursor;
 };
 
-gg_status gg_pack_pieces_create(const gg_device *device, int messages, gg_pack_pieces **out) {
+gg_status gg_pack_pieces_create(const gg_device *device, const gg_segment *segment, int segments, int messages,
+                                gg_pack_pieces **out) {
     gg_status status = GG_OK;
     gg_pack_pieces *made = NULL;
+    size_t longest = 0;
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *made, "sum in pieces", &made));
     made->piece = device->threads > 1 ? PIECE_OF_THREAD * (size_t)device->threads : PIECE;
+    for (int i = 0; i < segments; ++i)
+        if (segment[i].count > longest) longest = segment[i].count;
+    longest = (longest + GG_LANES - 1) / GG_LANES * GG_LANES;
+    if (made->piece > longest) made->piece = longest;
     GG_TRY(gg_alloc(made->piece * sizeof *made->sum, "sum in pieces", &made->sum));
     GG_TRY(gg_calloc((size_t)messages, sizeof *made->cursor, "sum in pieces", &made->cursor));
     *out = made;

@@ -516,8 +516,9 @@ static gg_status create_messages(packed_reduction *s, const gg_reduction_run *ru
     if (cyclic) GG_TRY(create_cyclic(s));
     if (run->marks && here && s->compression.mode != GG_COMPRESSION_EXACT)
         GG_TRY(gg_pack_marks_create(s->sorted, s->n, &s->packing.marks));
-    if (run->in_pieces && here) {
-        GG_TRY(gg_pack_pieces_create(s->owner->env.device, s->group->size, &s->pieces));
+    s->in_pieces = run->in_pieces && !cyclic;
+    if (s->in_pieces && here) {
+        GG_TRY(gg_pack_pieces_create(s->owner->env.device, s->sorted, s->n, s->group->size, &s->pieces));
         GG_TRY(gg_calloc((size_t)s->group->size, sizeof *s->messages, "packed messages", &s->messages));
     }
     if (s->whole_count == 0) goto cleanup;
