@@ -386,7 +386,7 @@ typedef struct gg_pack_args {
     float *owed;
 } gg_pack_args;
 
-/* A bin that 64 bits mark has 8 bytes. */
+/* Bits of a bin that 64 bits mark are one word: 8 bytes for any bin up to 64; of a longer one, whole pairs of bytes. */
 static inline size_t gg_pack_mark_bytes(size_t bin) { return bin <= 64 ? 8 : (bin + 15) / 16 * 2; }
 
 /* For a parameter of n elements in bins of `bin`. */

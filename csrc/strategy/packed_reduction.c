@@ -63,7 +63,7 @@ typedef struct packed_reduction {
     gg_request *sent;    /* one a rank */
     gg_request *arrived; /* likewise */
     stage stage;
-    int next;               /* COLLECTING: the rank whose message is added next */
+    int next;               /* COLLECTING: the rank whose message is read next */
     size_t size;            /* of the own message */
     gg_pack_pieces *pieces; /* where the sum of messages is delivered in pieces; else NULL */
     const void **messages;  /* likewise: one a rank */
@@ -248,7 +248,7 @@ cleanup:
     return status;
 }
 
-/* Adds the next rank's message, if it has arrived. */
+/* Adds the next rank's message, if it has arrived; where the sum is delivered in pieces it is checked instead. */
 static gg_status collect_next(packed_reduction *s, bool wait, bool *done) {
     gg_status status = GG_OK;
     const int from = s->next;
@@ -356,7 +356,8 @@ static gg_status packed_failed(packed_reduction *s, gg_status status) {
     return status;
 }
 
-/* Continues until the data hold the sum. Without `wait` it stops at the first message that has not arrived yet. */
+/* Continues until the sum is there: in the data, or as messages that are checked. Without `wait` it stops at the first
+ * message that has not arrived yet. */
 static gg_status packed_advance(packed_reduction *s, bool wait) {
     gg_status status = GG_OK;
     bool done = true;

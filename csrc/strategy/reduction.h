@@ -1,7 +1,8 @@
 /* Private to the room: the weighted sum of a run of the arenas over ranks. Strategies hold reductions and do not know
- * how one comes about, which is decided at its creation. The calls are those of gg_allreduce and mean the same: data =
- * sum over r of share[r] * data_r, the same bits on every rank (comm/collective.h). With a residue, (sum over the ranks
- * of residue_r + share[r] * data_r) before a start is (sum over the ranks of residue_r) + data afterwards.
+ * how one comes about, which is decided at its creation. The calls are those of gg_allreduce and mean the same: the sum
+ * is that of share[r] * data_r over r, the same bits on every rank (comm/collective.h), and is in `data`, but for
+ * in_pieces. With a residue, (sum over the ranks of residue_r + share[r] * data_r) before a start is (sum over the
+ * ranks of residue_r) + the sum afterwards; with `marks` the residues are those after gg_reduction_complete.
  *
  * Several may be in flight at once, each with a tag of its own: all ranks start them in one order, all of them before
  * they wait for one, and wait in the same order. After a failure nothing of a reduction is in flight. */
@@ -66,13 +67,13 @@ static inline gg_status gg_reduction_start(gg_reduction *reduction, float *data,
     return reduction->table->start(reduction, data, share);
 }
 
-/* Continues without waiting, as far as messages have arrived. *summed: data holds the sum; also if nothing was
- * started. */
+/* Continues without waiting, as far as messages have arrived. *summed: the sum is there, for gg_reduction_deliver, and
+ * without in_pieces in data; also if nothing was started. */
 static inline gg_status gg_reduction_poll(gg_reduction *reduction, bool *summed) {
     return reduction->table->poll(reduction, summed);
 }
 
-/* Until data holds the sum. */
+/* Until the sum is there. */
 static inline gg_status gg_reduction_wait(gg_reduction *reduction) { return reduction->table->wait(reduction); }
 
 /* The sum is there: calls `piece` with runs that cover each element once, but for padding where the sum is zero. With
