@@ -348,7 +348,8 @@ class Exchange:
         bytes_sent, messages_sent  to others.
         skipped          exchanges that were left out, so as not to wait.
         clock_seconds    its clock: virtual time in a virtual cluster.
-        residue          what compression has not sent yet: its norm by that of the weights.
+        residue          what compression has not sent yet: its norm by that of the weights. While a call of the rank is
+                         under way in another thread, what the last step has sent may be part of it.
         """
         return self.core.counts(rank)
 

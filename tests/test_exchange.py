@@ -293,6 +293,31 @@ def test_saved_and_loaded_it_goes_on_to_the_bit(name: str, tmp_path: Any) -> Non
     assert_same(x, y)
 
 
+def test_counts_leave_a_rank_alone_that_is_in_a_step() -> None:
+    """Else they would write the residue while the step writes it. Rank 1 asks while rank 0 waits for its message."""
+    x = gg.Exchange(
+        {"w": np.ones(500, np.float32)},
+        comm=gg.VirtualCluster(2),
+        strategy=gg.AllReduce(),
+        optimizer=gg.SGD(lr=1e-12),  # the weights remain ones
+        compression=gg.AdaComp(bin_size=50, dense_below=1, warmup=0),
+    )
+    gradient = np.random.default_rng(0).standard_normal(500).astype(np.float32)
+    asked: list[float] = []
+
+    def train(replica: gg.Replica) -> None:
+        asked.append(x.counts(0)["residue"])
+        replica.step({"w": gradient})
+
+    x.run(train)
+    first, busy = asked
+    assert first == 0
+    left = x.counts(0)["residue"]
+    assert 0 < left < busy  # what rank 0 had sent was still part of its residue
+    x.settle()
+    assert x.counts(0)["residue"] == left
+
+
 def test_compression_is_saved_as_well() -> None:
     options = {"compression": gg.AdaComp(bin_size=20, dense_below=1, warmup=0), "optimizer": gg.SGD(lr=0.1)}
     x, y = made(gg.AllReduce(), **options), made(gg.AllReduce(), **options)

@@ -411,7 +411,7 @@ static double trained_squares(gg_exchange *x, const float *a, const float *b) {
     return sum;
 }
 
-double gg_exchange_residue(gg_exchange *x) {
+void gg_exchange_complete_residue(gg_exchange *x) {
     if (x->strategy->complete_residue != NULL) x->strategy->complete_residue(x->strategy);
     const float *residue = gg_state_residue(&x->state), *weights = gg_state_weights(&x->state);
     const double whole = trained_squares(x, weights, NULL);

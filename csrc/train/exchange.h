@@ -117,7 +117,12 @@ void gg_exchange_set_consensus(gg_exchange *x, const float *weights);
 gg_status gg_exchange_distance(gg_exchange *x, double *distance);
 /* |residue| / |weights| of this rank, statistics left out: how much compression has not sent yet. Of copies that it has
  * in common with others the difference to its weights takes the place of the residue, in the mean of the squares. 0
- * without either, NaN if a weight is NaN or infinite. */
+ * without either, NaN if a weight is NaN or infinite. The residue counts as it lies: what has been sent is part of it
+ * before gg_exchange_complete_residue or a settle. It only reads, so other threads may ask, and get what a call that is
+ * under way has left so far. */
+/* What has been sent and is only marked leaves the residue. It writes: on the rank's thread, or while no call of the
+ * rank is under way. */
+void gg_exchange_complete_residue(gg_exchange *x);
 double gg_exchange_residue(gg_exchange *x);
 
 /* ---- what is asked ---- */

@@ -103,7 +103,10 @@ void gg_replica_set_consensus(gg_replica *r, const float *weights) {
     gg_exchange_set_consensus(r->exchange, weights);
 }
 
-double gg_replica_residue(gg_replica *r) { return gg_exchange_residue(r->exchange); }
+double gg_replica_residue(gg_replica *r) {
+    gg_exchange_complete_residue(r->exchange);
+    return gg_exchange_residue(r->exchange);
+}
 
 gg_status gg_replica_distance(gg_replica *r, double *distance) {
     gg_status status = GG_OK;
