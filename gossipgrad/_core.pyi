@@ -335,6 +335,8 @@ class Trainer:
     def arenas(self) -> dict[str, str]:
         """What a rank trains with: "weight", "gradient", "moment" (the optimiser's), "residue" or "copy" (compression's), "outer" or
         "outer moment" (of outer steps)."""
+    def check_arena(self, name: str, /) -> None:
+        """RuntimeError for the gradients where the last step's sum was applied in pieces: the arena does not have it."""
     def arena(self, name: str, rank: int = 0) -> dict[str, NDArray[np.float32]]:
         """Copies, by the parameters' names; `rank` counts the local ranks."""
     def carried(self, rank: int = 0, /) -> dict[str, NDArray[np.float32]]:

@@ -536,10 +536,17 @@ class Trainer(Replicas):
 
     @collective
     def gradients(self, rank: int = 0) -> Arrays:
-        """The gradients of the last step by name, copies; statistics have none. Collective."""
+        """The gradients of the last step by name, copies; statistics have none. Collective.
+
+        Where the strategy sums gradients over ranks it is their sum, weighted by samples; with AdaComp(local_momentum=
+        True) the sum of what has momentum already. RuntimeError if no array has the sum: AllReduce and
+        LayerwiseAllReduce with AdaComp's local choice update piece by piece from the messages, but for warmup steps.
+        An optimiser that needs the norm keeps the array: clip_norm=1e9 does, and cuts off nothing.
+        """
         with self.agreed():
             local = self._local(rank)
         self.core.settle()
+        self.core.check_arena("gradient")
         return self._trained(self.core.arena("gradient", local))
 
     @collective

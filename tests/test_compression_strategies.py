@@ -361,6 +361,34 @@ def test_what_is_sent_leaves_the_residue_when_it_is_read_again(size, mode, optim
     assert left.any()
 
 
+@pytest.mark.parametrize(
+    "strategy", [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=1)], ids=["allreduce", "layer"]
+)
+def test_gradients_are_the_sum_of_the_last_step_or_an_error_that_says_why(strategy):
+    """Without clip_norm the sum of packed messages never is an array. Of the step before, which was dense, it is."""
+    compression = gg.AdaComp(bin_size=10, dense_below=1, warmup=1)
+    found = []
+    for optimizer in (gg.SGD(lr=0.2, momentum=0.9), MEASURED):
+        trainer = trainer_of(2, strategy, compression, optimizer=optimizer)
+        generator = np.random.default_rng(0)
+        trainer.train_step(*small_batches(generator, 2, (4, 4)))
+        found.append(trainer.gradients())
+        trainer.train_step(*small_batches(generator, 2, (4, 4)))
+        if optimizer is MEASURED:
+            before = trainer.gradients(0)
+            for name, one in trainer.gradients(1).items():
+                assert np.array_equal(one, before[name])
+        else:
+            for rank in (0, 1):
+                with pytest.raises(RuntimeError, match=r"gradients: no array has the sum.*clip_norm=1e9"):
+                    trainer.gradients(rank)
+            assert trainer.momentum() and trainer.consensus_distance() == 0  # it goes on
+            trainer.train_step(*small_batches(generator, 2, (4, 4)))
+        trainer.close()
+    for name, one in found[0].items():
+        assert one.any() and np.array_equal(one, found[1][name])
+
+
 @pytest.mark.parametrize("selection", ["local", "cyclic"])
 def test_what_travels_whole_is_what_it_is_without_compression(selection):
     """A large parameter is reduced apart from the messages, to the bits of a dense sum."""

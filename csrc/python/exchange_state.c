@@ -266,9 +266,9 @@ static PyObject *exchange_counts(PyObject *self, PyObject *args) {
     if (rank < 0) return NULL;
     gg_exchange *one = exchange_of(self, rank);
     gg_exchange_counted(one, &counts);
-    return Py_BuildValue("{sdsLsLsLsdsd}", "exposed_seconds", counts.exposed_seconds, "bytes_sent",
     /* Who holds the interpreter's lock lets no other call of the rank begin. */
     if (!x->busy && !x->rank_busy[rank]) gg_exchange_complete_residue(one);
+    return Py_BuildValue("{sdsLsLsLsdsd}", "exposed_seconds", counts.exposed_seconds, "bytes_sent",
                          (long long)counts.bytes, "messages_sent", (long long)counts.messages, "skipped",
                          (long long)counts.skipped, "clock_seconds",
                          gg_transport_now(gg_team_transport(x->team->team, rank)), "residue", gg_exchange_residue(one));

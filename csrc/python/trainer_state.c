@@ -20,6 +20,18 @@ static PyObject *py_trainer_arenas(PyObject *self, PyObject *unused) {
     return gg_py_arena_kinds(gg_replica_state(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0)));
 }
 
+static PyObject *check_arena(PyObject *self, PyObject *name) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const char *text = PyUnicode_AsUTF8(name);
+    int place;
+    if (text == NULL || gg_py_trainer_replica(t, 0) == NULL || (place = arena_place(t, text)) < 0) return NULL;
+    if (!gg_py_trainer_enter(t)) return NULL;
+    const gg_status status = gg_replica_check_arena(gg_trainer_replica(t->trainer, 0), place);
+    t->busy = false;
+    if (status != GG_OK) return gg_py_raise(status);
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_trainer_arena(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"name", "rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
@@ -301,6 +313,8 @@ PyMethodDef gg_py_trainer_state[] = {
     {"arenas", py_trainer_arenas, METH_NOARGS,
      "What a rank trains with: by name \"weight\", \"gradient\", \"moment\", \"residue\", \"copy\", \"outer\" or "
      "\"outer moment\"."},
+    {"check_arena", check_arena, METH_O,
+     "check_arena($self, name, /)\n--\n\nRuntimeError for the gradients where they are not the last step's sum."},
     {"arena", GG_PY_KEYWORDS(py_trainer_arena), "Copies of a local rank's arena, by the parameters' names."},
     {"resume_arena", resume_arena, METH_VARARGS,
      "resume_arena($self, name, arrays, consensus, trained, /)\n--\n\n"

@@ -65,6 +65,7 @@ typedef struct packed_reduction {
     stage stage;
     int next;               /* COLLECTING: the rank whose message is read next */
     size_t size;            /* of the own message */
+    bool in_pieces;         /* with LOCAL: what the data hold is undefined, if not on every device */
     gg_pack_pieces *pieces; /* where the sum of messages is delivered in pieces; else NULL */
     const void **messages;  /* likewise: one a rank */
     float *data;            /* the run's first element */
@@ -413,6 +414,7 @@ static gg_status packed_wait(gg_reduction *reduction) {
 static gg_status packed_deliver(gg_reduction *reduction, gg_reduction_piece *piece, void *context) {
     packed_reduction *s = (packed_reduction *)reduction;
     if (s->stage == DENSE) return packed_failed(s, gg_reduction_deliver(s->dense, piece, context));
+    if (s->in_pieces) s->owner->sum_in_pieces = true;
     if (s->pieces != NULL) return packed_failed(s, deliver_pieces(s, piece, context));
     piece(context, s->offset, s->count, s->data);
     return GG_OK;

@@ -159,6 +159,9 @@ struct gg_strategy {
     const struct gg_partition *partition;
     /* NULL: a residue always is what is still to be sent. Else it is that after this call, with nothing in flight. */
     void (*complete_residue)(gg_strategy *strategy);
+    /* Of the last step's sum of gradients some was applied in pieces (gg_reduction_run): what the gradients' arena
+     * holds there is undefined. Said alike on all devices, also on one that sums in the arena. */
+    bool sum_in_pieces;
     const gg_compression_counts *compression_counts; /* of this rank; NULL: it compresses nothing */
 };
 

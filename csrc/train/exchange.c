@@ -161,7 +161,7 @@ gg_status gg_exchange_ready(gg_exchange *x, int layer) {
     gg_status status = GG_OK;
     GG_TRY(gg_exchange_check_ready(x, layer));
     x->ready[layer] = true;
-    x->readied++;
+    if (x->readied++ == 0) x->strategy->sum_in_pieces = false;
     const bool only_counts = gg_exchange_updates_wait(x);
     for (; status == GG_OK && x->next >= 0 && x->ready[x->next]; --x->next)
         if (!only_counts) status = failed_in_step(x, x->strategy->table->ready(x->strategy, x->next));
@@ -265,6 +265,16 @@ gg_status gg_exchange_settle(gg_exchange *x) {
     x->begun = false;
     x->transport->step = NULL;
     status = failed_in_step(x, x->strategy->table->settle(x->strategy));
+cleanup:
+    return status;
+}
+
+gg_status gg_exchange_check_arena(const gg_exchange *x, int arena) {
+    gg_status status = GG_OK;
+    if (x->state.arena[arena].kind == GG_ARENA_GRADIENT && x->strategy->sum_in_pieces)
+        GG_FAIL(GG_ERROR_STATE, "gradients: no array has the sum of the last step's gradients: with compression the "
+                                "update reads it piece by piece from the messages; an optimiser that needs its norm "
+                                "keeps it as an array, as with clip_norm=1e9");
 cleanup:
     return status;
 }
@@ -413,6 +423,9 @@ static double trained_squares(gg_exchange *x, const float *a, const float *b) {
 
 void gg_exchange_complete_residue(gg_exchange *x) {
     if (x->strategy->complete_residue != NULL) x->strategy->complete_residue(x->strategy);
+}
+
+double gg_exchange_residue(gg_exchange *x) {
     const float *residue = gg_state_residue(&x->state), *weights = gg_state_weights(&x->state);
     const double whole = trained_squares(x, weights, NULL);
     double rest = residue != NULL ? trained_squares(x, residue, NULL) : 0;

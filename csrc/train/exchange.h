@@ -91,6 +91,9 @@ const bool *gg_exchange_fc_partitioned(const gg_exchange *x);
 
 /* A step in which no layer is ready is left, as if it had not begun; in another it is GG_ERROR_STATE. Collective. */
 gg_status gg_exchange_settle(gg_exchange *x);
+/* GG_ERROR_STATE for the gradients where the last step's sum was applied in pieces, on all ranks: the arena at this
+ * place of the state's list does not have it. Nothing is in flight. */
+gg_status gg_exchange_check_arena(const gg_exchange *x, int arena);
 /* All elements of the arena at a place of the state's list; `whole` may be NULL. Settled. Collective: all ranks ask for
  * the same. */
 gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole);
@@ -115,14 +118,14 @@ void gg_exchange_set_consensus(gg_exchange *x, const float *weights);
 /* Mean over the ranks that train of |w_r - w_mean| / |w_mean|, statistics left out; NaN if any weight is NaN or
  * infinite. Settled. Collective. */
 gg_status gg_exchange_distance(gg_exchange *x, double *distance);
+/* What has been sent and is only marked leaves the residue. It writes: on the rank's thread, or while no call of the
+ * rank is under way. */
+void gg_exchange_complete_residue(gg_exchange *x);
 /* |residue| / |weights| of this rank, statistics left out: how much compression has not sent yet. Of copies that it has
  * in common with others the difference to its weights takes the place of the residue, in the mean of the squares. 0
  * without either, NaN if a weight is NaN or infinite. The residue counts as it lies: what has been sent is part of it
  * before gg_exchange_complete_residue or a settle. It only reads, so other threads may ask, and get what a call that is
  * under way has left so far. */
-/* What has been sent and is only marked leaves the residue. It writes: on the rank's thread, or while no call of the
- * rank is under way. */
-void gg_exchange_complete_residue(gg_exchange *x);
 double gg_exchange_residue(gg_exchange *x);
 
 /* ---- what is asked ---- */

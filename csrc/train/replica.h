@@ -139,7 +139,8 @@ gg_status gg_replica_write_carried(gg_replica *replica, int node, int64_t rows, 
 gg_status gg_replica_reserve_carried(gg_replica *replica, int64_t rows);
 void gg_replica_reset_carried(gg_replica *replica); /* to zero, as where sequences begin */
 
-gg_status gg_replica_settle(gg_replica *replica); /* collective */
+gg_status gg_replica_settle(gg_replica *replica);                       /* collective */
+gg_status gg_replica_check_arena(const gg_replica *replica, int arena); /* gg_exchange_check_arena */
 /* Settles, and copies all elements of the arena at a place of the state's list; `whole` may be NULL. Collective: all
  * ranks ask for the same. */
 gg_status gg_replica_gather(gg_replica *replica, int arena, float *whole);

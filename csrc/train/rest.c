@@ -35,6 +35,8 @@ cleanup:
     return status;
 }
 
+gg_status gg_replica_check_arena(const gg_replica *r, int arena) { return gg_exchange_check_arena(r->exchange, arena); }
+
 gg_status gg_replica_gather(gg_replica *r, int arena, float *whole) {
     gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
