@@ -78,11 +78,12 @@ INLINE void turn(__m512 *a) {
 #include <string.h>
 
 static inline float upper_half(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bits &= 0xffff0000u;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    union {
+        float number;
+        uint32_t bits;
+    } upper = {.number = x};
+    upper.bits &= 0xffff0000u;
+    return upper.number;
 }
 
 /* Of a number whose lower half is 0; of others, the upper half. */
