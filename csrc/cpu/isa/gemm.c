@@ -1,6 +1,9 @@
 /* Products of matrices used where they lie, transposition, and the set of kernels of this instruction set. */
 #include "cpu/isa/lanes.h"
 #include "cpu/isa/tile.h"
+#if defined(__AVX512F__)
+#include "cpu/isa/turn.h"
+#endif
 #include "tensor/tensor.h"
 
 #ifndef GG_VECTOR
@@ -216,33 +219,12 @@ static void gemm_panels(const gg_panels *p) {
 /* A square of GG_VECTOR by GG_VECTOR. */
 GG_INLINE void square(const float *in, int64_t in_row, float *out, int64_t out_row) {
 #if GG_VECTOR == 16
-    __m512 a[16], b[16];
+    __m512 a[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_ps(in + i * in_row);
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        a[i] = (__m512)_mm512_unpacklo_pd((__m512d)b[i], (__m512d)b[i + 2]);
-        a[i + 1] = (__m512)_mm512_unpackhi_pd((__m512d)b[i], (__m512d)b[i + 2]);
-        a[i + 2] = (__m512)_mm512_unpacklo_pd((__m512d)b[i + 1], (__m512d)b[i + 3]);
-        a[i + 3] = (__m512)_mm512_unpackhi_pd((__m512d)b[i + 1], (__m512d)b[i + 3]);
-    }
-    /* Now a[4*g + c] holds, in its four quarters q, column 4*q + c of rows 4*g .. 4*g+3. */
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-        const __m512 low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88),
-                     high = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
-        const __m512 low2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0x88);
-        const __m512 high2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0xdd);
-        _mm512_storeu_ps(out + c * out_row, _mm512_shuffle_f32x4(low, low2, 0x88));
-        _mm512_storeu_ps(out + (c + 4) * out_row, _mm512_shuffle_f32x4(high, high2, 0x88));
-        _mm512_storeu_ps(out + (c + 8) * out_row, _mm512_shuffle_f32x4(low, low2, 0xdd));
-        _mm512_storeu_ps(out + (c + 12) * out_row, _mm512_shuffle_f32x4(high, high2, 0xdd));
-    }
+    turn(a);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) _mm512_storeu_ps(out + i * out_row, a[i]);
 #else
     __m256 a[8], b[8];
 #pragma GCC unroll 8

@@ -19,6 +19,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "cpu/isa/turn.h"
+
 /* All eight registers are tiles of sixteen rows of 64 bytes. */
 static const struct {
     uint8_t palette, start_row, reserved[14];
@@ -40,36 +42,6 @@ INLINE __m512 upper_half(__m512 x) {
 INLINE __m512i pairs(__m512 first, __m512 second) {
     return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(first), 16),
                                    _mm512_castps_si512(second));
-}
-
-/* Sixteen rows of sixteen numbers, turned. */
-INLINE void turn(__m512 *a) {
-    __m512 b[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        a[i] = (__m512)_mm512_unpacklo_pd((__m512d)b[i], (__m512d)b[i + 2]);
-        a[i + 1] = (__m512)_mm512_unpackhi_pd((__m512d)b[i], (__m512d)b[i + 2]);
-        a[i + 2] = (__m512)_mm512_unpacklo_pd((__m512d)b[i + 1], (__m512d)b[i + 3]);
-        a[i + 3] = (__m512)_mm512_unpackhi_pd((__m512d)b[i + 1], (__m512d)b[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-        const __m512 low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88),
-                     high = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
-        const __m512 low2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0x88);
-        const __m512 high2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0xdd);
-        b[c] = _mm512_shuffle_f32x4(low, low2, 0x88);
-        b[c + 4] = _mm512_shuffle_f32x4(high, high2, 0x88);
-        b[c + 8] = _mm512_shuffle_f32x4(low, low2, 0xdd);
-        b[c + 12] = _mm512_shuffle_f32x4(high, high2, 0xdd);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) a[i] = b[i];
 }
 
 #elif defined(GG_PARTS_SCALAR)

@@ -53,4 +53,8 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
 /* Between PLAIN and BATCH_LAST. */
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 
+/* Backward of a convolution over blocks of sixteen channels: leaves the error behind the activation in grad_output, and
+ * the bias's gradient where it has one. */
+void gg_native_mask_blocks(gg_device *device, const gg_op *op, const gg_op_args *args);
+
 #endif

@@ -274,33 +274,6 @@ static gg_status split_conv_prepare(gg_op *head, const gg_op_args *args, gg_pass
 
 /* --------------------------------------------------------------------------------------- gradient of weights */
 
-static void split_mask_part(void *context, int thread, int threads) {
-    const split_job *j = context;
-    const gg_op *op = &j->conv->op;
-    const size_t n = gg_format_bytes(op->output, &op->desc.output, j->conv->batch) / sizeof(float);
-    const float *y = j->args->output;
-    float *dy = j->args->grad_output;
-    size_t begin, end;
-    gg_parallel_split(n, GG_LANES, thread, threads, &begin, &end);
-    gg_cpu_device_kernels(j->conv->device)->elementwise->relu_backward(end - begin, y + begin, dy + begin, dy + begin);
-}
-
-static void split_bias_gradient(const split_conv *conv, const gg_op_args *args) {
-    const int64_t blocks = blocks_of(conv->out);
-    const int64_t area = conv->op.desc.output.size[1] * conv->op.desc.output.size[2];
-    for (int64_t b = 0; b < blocks; ++b) {
-        double total[CHANNELS] = {0};
-        for (int64_t n = 0; n < conv->batch; ++n) {
-            _Alignas(64) float sum[CHANNELS];
-            const float *dy = (const float *)args->grad_output + (n * blocks + b) * area * CHANNELS;
-            gg_cpu_column_sums(conv->device, area, CHANNELS, dy, CHANNELS, sum);
-            for (int i = 0; i < CHANNELS; ++i) total[i] += (double)sum[i];
-        }
-        for (int64_t i = 0; i < CHANNELS && b * CHANNELS + i < conv->out; ++i)
-            args->gradient[GG_PARAMETER_BIAS][b * CHANNELS + i] = (float)total[i];
-    }
-}
-
 /* Tiles of points of a band of so many rows. */
 static int64_t gradient_tiles(const split_walk *w, int64_t rows) {
     return gg_block_count((rows - 1) * w->pitch + w->target[1], GG_SPLIT_POINTS);
@@ -395,8 +368,7 @@ static void add_parts_part(void *context, int thread, int threads) {
 static gg_status split_conv_backward_weights(gg_op *head, const gg_op_args *args) {
     const split_conv *conv = (const split_conv *)head;
     split_job j = {.conv = conv, .args = args, .walk = &conv->gradient, .forward = true};
-    if (head->desc.activation == GG_ACTIVATION_RELU) gg_parallel_run(conv->threads, split_mask_part, &j);
-    if (head->desc.bias) split_bias_gradient(conv, args);
+    gg_native_mask_blocks(conv->device, head, args);
     gg_parallel_run(conv->threads, split_gradient_part, &j);
     gg_parallel_run(conv->threads, add_parts_part, &j);
     return GG_OK;

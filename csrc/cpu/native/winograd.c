@@ -349,33 +349,6 @@ static void wino_mask_lanes_part(void *context, int thread, int threads) {
     }
 }
 
-static void wino_mask_channels_part(void *context, int thread, int threads) {
-    const wino_job *j = context;
-    const winograd_op *op = j->op;
-    const size_t n = gg_format_bytes(op->op.output, &op->op.desc.output, op->batch) / sizeof(float);
-    const float *y = j->args->output;
-    float *dy = j->args->grad_output;
-    size_t begin, end;
-    gg_parallel_split(n, GG_LANES, thread, threads, &begin, &end);
-    gg_cpu_device_kernels(op->device)->elementwise->relu_backward(end - begin, y + begin, dy + begin, dy + begin);
-}
-
-static void wino_bias_of_channels(const winograd_op *op, const gg_op_args *args) {
-    const int64_t blocks = gg_block_count(op->out, GG_LANES);
-    const int64_t area = op->op.desc.output.size[1] * op->op.desc.output.size[2];
-    for (int64_t b = 0; b < blocks; ++b) {
-        double total[GG_LANES] = {0};
-        for (int64_t n = 0; n < op->batch; ++n) {
-            _Alignas(64) float sum[GG_LANES];
-            const float *dy = (const float *)args->grad_output + (n * blocks + b) * area * GG_LANES;
-            gg_cpu_column_sums(op->device, area, GG_LANES, dy, GG_LANES, sum);
-            for (int i = 0; i < GG_LANES; ++i) total[i] += (double)sum[i];
-        }
-        for (int64_t i = 0; i < GG_LANES && b * GG_LANES + i < op->out; ++i)
-            args->gradient[GG_PARAMETER_BIAS][b * GG_LANES + i] = (float)total[i];
-    }
-}
-
 static void wino_mask(wino_job *j) {
     const winograd_op *op = j->op;
     const bool relu = op->op.desc.activation == GG_ACTIVATION_RELU;
@@ -383,8 +356,7 @@ static void wino_mask(wino_job *j) {
         if (relu || op->op.desc.bias) gg_parallel_run(op->threads, wino_mask_lanes_part, j);
         return;
     }
-    if (relu) gg_parallel_run(op->threads, wino_mask_channels_part, j);
-    if (op->op.desc.bias) wino_bias_of_channels(op, j->args);
+    gg_native_mask_blocks(op->device, &op->op, j->args);
 }
 
 static float *gradient_x(const wino_job *j) { return (float *)j->args->scratch + j->op->x_at; }

@@ -1,0 +1,37 @@
+/* A square of sixteen by sixteen floats, transposed in registers. For levels with AVX-512. */
+#ifndef GG_CPU_ISA_TURN_H
+#define GG_CPU_ISA_TURN_H
+
+#include <immintrin.h>
+
+/* Sixteen rows of sixteen numbers, turned. */
+static inline __attribute__((always_inline)) void turn(__m512 *a) {
+    __m512 b[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = (__m512)_mm512_unpacklo_pd((__m512d)b[i], (__m512d)b[i + 2]);
+        a[i + 1] = (__m512)_mm512_unpackhi_pd((__m512d)b[i], (__m512d)b[i + 2]);
+        a[i + 2] = (__m512)_mm512_unpacklo_pd((__m512d)b[i + 1], (__m512d)b[i + 3]);
+        a[i + 3] = (__m512)_mm512_unpackhi_pd((__m512d)b[i + 1], (__m512d)b[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+        const __m512 low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88),
+                     high = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
+        const __m512 low2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0x88);
+        const __m512 high2 = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0xdd);
+        b[c] = _mm512_shuffle_f32x4(low, low2, 0x88);
+        b[c + 4] = _mm512_shuffle_f32x4(high, high2, 0x88);
+        b[c + 8] = _mm512_shuffle_f32x4(low, low2, 0xdd);
+        b[c + 12] = _mm512_shuffle_f32x4(high, high2, 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) a[i] = b[i];
+}
+
+#endif
