@@ -233,7 +233,7 @@ def test_what_multiplies_nothing(table, kind, options, layout):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("added", [False, True])
 def test_large_batch_norm_in_blocks_of_positions(dtype, added):
-    """NHWC has blocks of positions, other layouts none; results are near, and do not depend on the threads."""
+    """NHWC has blocks, PLAIN with so many channels none; results are near, and do not depend on the threads."""
     rng = np.random.default_rng(8)
     inputs = [held(rng, 6, 35, 31, 30) + 3 * narrow(np.arange(35).reshape(-1, 1, 1)), held(rng, 6, 35, 31, 30)]
     inputs, grad = [narrow(one) for one in inputs[: 1 + added]], held(rng, 6, 35, 31, 30)

@@ -92,6 +92,14 @@ def test_batch_norm_of_images(isa, layout, shape):
     check_batch_norm(isa, shape, layout, relu=True, shift=0.3, threads=2)
 
 
+@isas
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batch_norm_of_few_channels_in_blocks(isa, layout):
+    """Threads share the samples of a channel, or of sixteen; a block is less than full."""
+    check_batch_norm(isa, (70, 5, 24, 24), layout, relu=True, shift=0.3, threads=3)
+    check_batch_norm(isa, (70, 20, 24, 24), layout, shift=-2.0, threads=1)
+
+
 def cut(y, values):
     """values where a ReLU of y passes them: a NaN passes."""
     return np.where(y <= 0, np.float32(0), values)
@@ -214,13 +222,16 @@ def test_a_cluster_survives_a_batch_that_is_refused():
         assert np.isfinite(trainer.train_step([x, x], [y, y])).all()
 
 
-def test_batch_norm_has_the_same_bits_on_any_number_of_threads():
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batch_norm_has_the_same_bits_on_any_number_of_threads(layout):
+    """Also where threads share a channel, and where each has its own."""
     rng = seeded("threads")
-    x, grad, parameters = float32(rng, 64, 5, 32, 32), float32(rng, 64, 5, 32, 32), parameters_of(rng, 5)
-    one, three = [batch_norm_run(None, x, parameters, grad, threads=n) for n in (1, 3)]
-    np.testing.assert_array_equal(one["grad_inputs"][0], three["grad_inputs"][0])
-    for a, b in zip(one["gradients"], three["gradients"], strict=True):
-        np.testing.assert_array_equal(a, b)
+    x, grad, parameters = float32(rng, 70, 5, 32, 32), float32(rng, 70, 5, 32, 32), parameters_of(rng, 5)
+    one, *more = [batch_norm_run(None, x, parameters, grad, layout=layout, threads=n) for n in (1, 3, 5)]
+    for other in more:
+        for name in ("output", "grad_inputs", "gradients"):
+            for a, b in zip(one[name], other[name], strict=True):
+                np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (3, 4, 7), (17, 4, 5, 6)], ids=str)

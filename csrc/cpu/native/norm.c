@@ -18,9 +18,12 @@ typedef struct norm_op {
     int64_t group_step;       /* elements */
     gg_norm_runs runs;        /* of a group, but the last of images in NHWC */
     int last_tail;            /* NHWC: channels in the last group where it is not full; else 0 */
-    int64_t blocks, rows;     /* NHWC, where all groups lie side by side: blocks of so many positions, each of which
-                                 stays in a cache while its groups are computed; else 1 block */
-    int weight, mean;         /* places of the parameters; -1: there are none */
+    /* Runs are computed in blocks of so many. In NHWC, where all groups lie side by side, a block stays in a cache
+     * while its groups are computed. Elsewhere few groups have blocks, so that there is something for each thread.
+     * Blocks depend on the shape alone, and so do the bits. */
+    int64_t blocks, rows;
+    bool side_by_side; /* NHWC */
+    int weight, mean;  /* places of the parameters; -1: there are none */
 } norm_op;
 
 /* One run, for the threads. */
@@ -30,8 +33,9 @@ typedef struct norm_job {
     bool batch_statistics;
 } norm_job;
 
-/* Positions of NHWC in a block: of so many bytes, but enough that groups are worth a call. */
-enum { BLOCK_BYTES = 1 << 17, LEAST_ROWS = 32 };
+/* Runs in a block: of so many bytes; positions of NHWC enough that groups are worth a call, elsewhere blocks of all
+ * groups no more than threads can need. */
+enum { BLOCK_BYTES = 1 << 17, LEAST_ROWS = 32, ENOUGH_BLOCKS = 64 };
 
 /* How a batch of samples (channels, elements) lies, seen from its channels. */
 static void norm_place(norm_op *op) {
@@ -54,6 +58,7 @@ static void norm_place(norm_op *op) {
         break;
     case GG_LAYOUT_NHWC:
         op->period = op->group_step = GG_LANES;
+        op->side_by_side = true;
         *runs = (gg_norm_runs){.runs = batch * elements, .run_step = op->channels, .vectors = 1};
         op->last_tail = (int)(op->channels % GG_LANES);
         op->rows = BLOCK_BYTES / (op->channels * (int64_t)gg_dtype_size(op->dtype));
@@ -68,6 +73,11 @@ static void norm_place(norm_op *op) {
         runs->tail = (int)(op->group_step % GG_LANES);
     }
     op->groups = (op->channels + op->period - 1) / op->period;
+    if (op->side_by_side || layout == GG_LAYOUT_BATCH_LAST) return;
+    const int64_t run = op->group_step * (int64_t)gg_dtype_size(op->dtype), most = ENOUGH_BLOCKS / op->groups;
+    op->rows = (BLOCK_BYTES + run - 1) / run;
+    if (op->rows * most < batch) op->rows = most > 0 ? (batch + most - 1) / most : batch;
+    op->blocks = (batch + op->rows - 1) / op->rows;
 }
 
 static gg_norm_runs runs_of(const norm_op *op, int64_t block, int64_t group) {
@@ -203,40 +213,54 @@ static void apply_to(const norm_op *op, int64_t block, int64_t group, const gg_o
     else kernels->apply(&runs, &lanes, relu, x, added, y);
 }
 
+/* Blocks of groups, those of all groups before the next of each, that a thread computes. Where a pass reads what
+ * another has read before it, it begins with the last, which caches still have. */
+typedef struct norm_units {
+    int64_t begin, end;
+} norm_units;
+
+static norm_units units_of(const norm_op *op, int thread, int threads) {
+    size_t begin, end;
+    gg_parallel_split((size_t)(op->blocks * op->groups), 1, thread, threads, &begin, &end);
+    return (norm_units){(int64_t)begin, (int64_t)end};
+}
+
+static norm_units groups_of(const norm_op *op, int thread, int threads) {
+    size_t begin, end;
+    gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
+    return (norm_units){(int64_t)begin, (int64_t)end};
+}
+
 /* A group at a time, from its moments to its results. */
 static void norm_forward_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
-    size_t begin, end;
-    gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
-    for (int64_t group = (int64_t)begin; group < (int64_t)end; ++group) {
-        norm_pair pair;
-        if (job->batch_statistics) {
-            moments_of(op, 0, group, job->args, &pair);
-            measure_group(op, group, &pair, job->args);
-        }
+    const norm_units groups = groups_of(op, thread, threads);
+    for (int64_t group = groups.begin; group < groups.end; ++group) {
+        for (int64_t block = 0; job->batch_statistics && block < op->blocks; ++block)
+            moments_of(op, block, group, job->args, pair_at(op, job->args, block, group));
+        if (job->batch_statistics) measure_group(op, group, pair_at(op, job->args, 0, group), job->args);
         scale_group(op, group, job);
-        apply_to(op, 0, group, job->args);
+        for (int64_t block = op->blocks - 1; block >= 0; --block) apply_to(op, block, group, job->args);
     }
 }
 
-/* Blocks of positions: moments of all, then the statistics of the groups, then the results of all. */
+/* Moments of all blocks, then the statistics of the groups, then the results of all. */
 static void moments_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
-    size_t begin, end;
-    gg_parallel_split((size_t)op->blocks, 1, thread, threads, &begin, &end);
-    for (int64_t block = (int64_t)begin; block < (int64_t)end; ++block)
-        for (int64_t group = 0; group < op->groups; ++group)
-            moments_of(op, block, group, job->args, pair_at(op, job->args, block, group));
+    const norm_units units = units_of(op, thread, threads);
+    for (int64_t unit = units.begin; unit < units.end; ++unit) {
+        const int64_t block = unit / op->groups, group = unit % op->groups;
+        moments_of(op, block, group, job->args, pair_at(op, job->args, block, group));
+    }
 }
 
 static void statistics_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
-    size_t begin, end;
-    gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
-    for (int64_t group = (int64_t)begin; group < (int64_t)end; ++group) {
+    const norm_units groups = groups_of(op, thread, threads);
+    for (int64_t group = groups.begin; group < groups.end; ++group) {
         if (job->batch_statistics) measure_group(op, group, pair_at(op, job->args, 0, group), job->args);
         scale_group(op, group, job);
     }
@@ -245,10 +269,9 @@ static void statistics_part(void *context, int thread, int threads) {
 static void apply_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
-    size_t begin, end;
-    gg_parallel_split((size_t)op->blocks, 1, thread, threads, &begin, &end);
-    for (int64_t block = (int64_t)begin; block < (int64_t)end; ++block)
-        for (int64_t group = 0; group < op->groups; ++group) apply_to(op, block, group, job->args);
+    const norm_units units = units_of(op, thread, threads);
+    for (int64_t unit = units.end - 1; unit >= units.begin; --unit)
+        apply_to(op, unit / op->groups, unit % op->groups, job->args);
 }
 
 /* The gradients of a group's parameters; fills slope and shift for that of the input. */
@@ -310,7 +333,7 @@ static void products_of(const norm_op *op, int64_t block, int64_t group, const g
     else kernels->products(&runs, &lanes, relu, x, y, dy, passed, out->first, out->second);
 }
 
-static void gradient_to(const norm_op *op, int64_t block, int64_t group, const gg_op_args *args, gg_norm_lanes *lanes) {
+static void gradient_to(const norm_op *op, int64_t block, int64_t group, const gg_op_args *args) {
     const gg_cpu_norm *kernels = gg_cpu_device_kernels(op->device)->norm;
     const gg_norm_runs runs = runs_of(op, block, group);
     const int64_t at = place_of(op, block, group);
@@ -318,98 +341,101 @@ static void gradient_to(const norm_op *op, int64_t block, int64_t group, const g
     const void *dy = passed != NULL ? passed : norm_from(op, args->grad_output, at);
     const bool relu = passed == NULL && op->head.desc.activation == GG_ACTIVATION_RELU;
     void *dx = norm_from(op, args->grad_input[0], at);
-    backward_lanes(op, group, args, lanes);
-    if (dx == NULL) return;
-    if (op->dtype == GG_BFLOAT16) kernels->narrow_gradient(&runs, lanes, relu, x, dy, dx);
-    else kernels->gradient(&runs, lanes, relu, x, dy, dx);
+    gg_norm_lanes lanes;
+    backward_lanes(op, group, args, &lanes);
+    memcpy(lanes.slope, slopes_at(op, args, group), sizeof lanes.slope);
+    memcpy(lanes.shift, slopes_at(op, args, group) + GG_LANES, sizeof lanes.shift);
+    if (op->dtype == GG_BFLOAT16) kernels->narrow_gradient(&runs, &lanes, relu, x, dy, dx);
+    else kernels->gradient(&runs, &lanes, relu, x, dy, dx);
+}
+
+/* The gradients of a group's parameters, and its slope and shift, out of the sums of all blocks. */
+static void slope_group(const norm_op *op, int64_t group, const gg_op_args *args) {
+    norm_pair all = {.first = {0}};
+    gg_norm_lanes lanes = {.slope = {0}};
+    for (int64_t block = 0; block < op->blocks; ++block) {
+        const norm_pair *pair = pair_at(op, args, block, group);
+        for (int i = 0; i < GG_LANES; ++i) {
+            all.first[i] += pair->first[i];
+            all.second[i] += pair->second[i];
+        }
+    }
+    norm_gradients(op, group, args, all.first, all.second, &lanes);
+    memcpy(slopes_at(op, args, group), lanes.slope, sizeof lanes.slope);
+    memcpy(slopes_at(op, args, group) + GG_LANES, lanes.shift, sizeof lanes.shift);
 }
 
 static void norm_backward_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
-    size_t begin, end;
-    gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
-    for (int64_t group = (int64_t)begin; group < (int64_t)end; ++group) {
-        norm_pair pair;
-        gg_norm_lanes lanes = {.slope = {0}};
-        products_of(op, 0, group, job->args, &pair);
-        norm_gradients(op, group, job->args, pair.first, pair.second, &lanes);
-        gradient_to(op, 0, group, job->args, &lanes);
+    const gg_op_args *args = job->args;
+    const norm_units groups = groups_of(op, thread, threads);
+    for (int64_t group = groups.begin; group < groups.end; ++group) {
+        for (int64_t block = 0; block < op->blocks; ++block)
+            products_of(op, block, group, args, pair_at(op, args, block, group));
+        slope_group(op, group, args);
+        for (int64_t block = op->blocks - 1; args->grad_input[0] != NULL && block >= 0; --block)
+            gradient_to(op, block, group, args);
     }
 }
 
 static void products_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
-    size_t begin, end;
-    gg_parallel_split((size_t)op->blocks, 1, thread, threads, &begin, &end);
-    for (int64_t block = (int64_t)begin; block < (int64_t)end; ++block)
-        for (int64_t group = 0; group < op->groups; ++group)
-            products_of(op, block, group, job->args, pair_at(op, job->args, block, group));
+    const norm_units units = units_of(op, thread, threads);
+    for (int64_t unit = units.begin; unit < units.end; ++unit) {
+        const int64_t block = unit / op->groups, group = unit % op->groups;
+        products_of(op, block, group, job->args, pair_at(op, job->args, block, group));
+    }
 }
 
 static void slopes_part(void *context, int thread, int threads) {
     const norm_job *job = context;
-    const norm_op *op = job->op;
-    size_t begin, end;
-    gg_parallel_split((size_t)op->groups, 1, thread, threads, &begin, &end);
-    for (int64_t group = (int64_t)begin; group < (int64_t)end; ++group) {
-        norm_pair all = {.first = {0}};
-        gg_norm_lanes lanes = {.slope = {0}};
-        for (int64_t block = 0; block < op->blocks; ++block) {
-            const norm_pair *pair = pair_at(op, job->args, block, group);
-            for (int i = 0; i < GG_LANES; ++i) {
-                all.first[i] += pair->first[i];
-                all.second[i] += pair->second[i];
-            }
-        }
-        norm_gradients(op, group, job->args, all.first, all.second, &lanes);
-        memcpy(slopes_at(op, job->args, group), lanes.slope, sizeof lanes.slope);
-        memcpy(slopes_at(op, job->args, group) + GG_LANES, lanes.shift, sizeof lanes.shift);
-    }
+    const norm_units groups = groups_of(job->op, thread, threads);
+    for (int64_t group = groups.begin; group < groups.end; ++group) slope_group(job->op, group, job->args);
 }
 
 static void gradient_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
-    size_t begin, end;
-    gg_parallel_split((size_t)op->blocks, 1, thread, threads, &begin, &end);
-    for (int64_t block = (int64_t)begin; block < (int64_t)end; ++block)
-        for (int64_t group = 0; group < op->groups; ++group) {
-            gg_norm_lanes lanes;
-            memcpy(lanes.slope, slopes_at(op, job->args, group), sizeof lanes.slope);
-            memcpy(lanes.shift, slopes_at(op, job->args, group) + GG_LANES, sizeof lanes.shift);
-            gradient_to(op, block, group, job->args, &lanes);
-        }
+    const norm_units units = units_of(op, thread, threads);
+    for (int64_t unit = units.end - 1; unit >= units.begin; --unit)
+        gradient_to(op, unit / op->groups, unit % op->groups, job->args);
 }
 
-static void norm_run(const norm_op *op, gg_parallel_fn part, norm_job *job) {
-    gg_parallel_run(gg_cpu_threads_for(op->device, (size_t)(op->channels * op->values)), part, job);
+/* Whether each thread computes whole groups, which may stay in its caches meanwhile: where threads then have as much to
+ * do as each other. */
+static bool norm_by_groups(const norm_op *op, int threads) {
+    if (op->blocks == 1) return true;
+    return !op->side_by_side && (op->groups % threads == 0 || op->groups >= 4 * threads);
 }
 
 static gg_status norm_forward(gg_op *head, const gg_op_args *args) {
     const norm_op *op = (norm_op *)head;
     const bool evaluate = args->evaluate || !head->desc.training;
     norm_job job = {.op = op, .args = args, .batch_statistics = !evaluate || op->mean < 0};
-    if (op->blocks == 1) {
-        norm_run(op, norm_forward_part, &job);
+    const int threads = gg_cpu_threads_for(op->device, (size_t)(op->channels * op->values));
+    if (norm_by_groups(op, threads)) {
+        gg_parallel_run(threads, norm_forward_part, &job);
         return GG_OK;
     }
-    if (job.batch_statistics) norm_run(op, moments_part, &job);
-    norm_run(op, statistics_part, &job);
-    norm_run(op, apply_part, &job);
+    if (job.batch_statistics) gg_parallel_run(threads, moments_part, &job);
+    gg_parallel_run(threads, statistics_part, &job);
+    gg_parallel_run(threads, apply_part, &job);
     return GG_OK;
 }
 
 static gg_status norm_backward(gg_op *head, const gg_op_args *args) {
-    norm_job job = {.op = (norm_op *)head, .args = args, .batch_statistics = true};
-    if (job.op->blocks == 1) {
-        norm_run(job.op, norm_backward_part, &job);
+    const norm_op *op = (norm_op *)head;
+    norm_job job = {.op = op, .args = args, .batch_statistics = true};
+    const int threads = gg_cpu_threads_for(op->device, (size_t)(op->channels * op->values));
+    if (norm_by_groups(op, threads)) {
+        gg_parallel_run(threads, norm_backward_part, &job);
         return GG_OK;
     }
-    norm_run(job.op, products_part, &job);
-    norm_run(job.op, slopes_part, &job);
-    if (args->grad_input[0] != NULL) norm_run(job.op, gradient_part, &job);
+    gg_parallel_run(threads, products_part, &job);
+    gg_parallel_run(threads, slopes_part, &job);
+    if (args->grad_input[0] != NULL) gg_parallel_run(threads, gradient_part, &job);
     return GG_OK;
 }
 
@@ -449,9 +475,8 @@ gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc,
     head->backward_needs_output = desc->inputs == 2 && desc->activation == GG_ACTIVATION_RELU;
     head->over_output = desc->inputs == 2 ? 1u << 1 : 0;
     head->saved_bytes = (size_t)(SAVED_COUNT * channels) * sizeof(float);
-    if (op->blocks > 1)
-        head->scratch_bytes =
-            (size_t)(op->blocks * op->groups) * sizeof(norm_pair) + (size_t)(op->groups * 2 * GG_LANES) * sizeof(float);
+    head->scratch_bytes =
+        (size_t)(op->blocks * op->groups) * sizeof(norm_pair) + (size_t)(op->groups * 2 * GG_LANES) * sizeof(float);
     *out = head;
 cleanup:
     return status;
