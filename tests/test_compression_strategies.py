@@ -309,15 +309,15 @@ def test_a_sum_that_is_no_array_has_its_bits(strategy, how, threads, adam):
 
 
 @pytest.mark.parametrize("adam", [False, True], ids=["momentum", "adam"])
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("strategy", IN_PIECES, ids=repr)
-def test_a_sum_of_moments_that_is_no_array_is_what_the_messages_say(strategy, threads, adam):
-    """Norms are not allowed there, so that no array has the same. A rank's gradient is what it has packed."""
+def test_a_sum_of_moments_that_is_no_array_is_what_the_messages_say(strategy, adam):
+    """Norms are not allowed there, so that no array has the same. A rank's gradient is what it has packed; of two
+    threads it is an array."""
     lr = 0.0625  # so that its product is exact
     optimizer = gg.Adam(lr=lr, weight_decay=0.01) if adam else gg.SGD(lr=lr, momentum=0.9, weight_decay=0.01)
     for how in LOCAL:
         compression = dataclasses.replace(COMPRESSIONS[how], local_momentum=True, warmup=0)
-        trainer = large_trainer(optimizer, strategy, compression, threads)
+        trainer = large_trainer(optimizer, strategy, compression, 2)
         packed = dataclasses.replace(compression, dense_below=1200).packed(trainer.net)
         generator = np.random.default_rng(2)
         for _ in range(4):
@@ -335,6 +335,42 @@ def test_a_sum_of_moments_that_is_no_array_is_what_the_messages_say(strategy, th
                 assert np.array_equal(after[name].ravel(), wanted), (how, name)
                 assert np.count_nonzero(total) > 10
         trainer.close()
+
+
+@pytest.mark.parametrize("table", ["native", "onednn"])
+@pytest.mark.parametrize("optimizer", ["plain", "local", "local adam"])
+@pytest.mark.parametrize("size", [7, 50, 500, 3000])
+@pytest.mark.parametrize("strategy", IN_PIECES, ids=repr)
+def test_gradients_that_are_no_arrays_have_their_bits(strategy, size, optimizer, table, monkeypatch):
+    """On one thread rows of a linear layer's gradient are computed where elements are chosen from them."""
+    monkeypatch.setenv("GOSSIPGRAD_BACKEND", table)
+    generator = np.random.default_rng(size)
+    images = generator.normal(size=(37, 1, 27, 26)).astype(np.float32)
+    data = gg.data.Dataset(images, generator.integers(0, 10, 37))  # a rank's last batch is smaller than the others
+    made = gg.Adam(lr=0.01) if "adam" in optimizer else gg.SGD(lr=0.05, momentum=0.9)
+    found = []
+    for threads in (1, 2):
+        layers = [gg.Flatten(), gg.Linear(160), gg.ReLU(), gg.Linear(90), gg.Linear(10)]
+        trainer = gg.Trainer(
+            gg.Sequential(layers, input=(1, 27, 26), name="wide"),
+            optimizer=made,
+            strategy=strategy,
+            seed=5,
+            threads=threads,
+            comm=gg.VirtualCluster(2),
+            compression=gg.AdaComp(bin_size=size, warmup=1, local_momentum="local" in optimizer),
+        )
+        trainer.fit(data, epochs=1, batch_size=8, progress=False)
+        before = trainer.core.arena("gradient", 0)
+        trainer.fit(data, epochs=3, batch_size=8, progress=False)
+        after = trainer.core.arena("gradient", 0)
+        left = np.array([flat(one) for one in residues(trainer)])
+        moments = [trainer.core.arena(name, 1) for name in ("momentum", "second_moment")[: 1 + ("adam" in optimizer)]]
+        found.append((trainer.weights_sha256(), left.tobytes(), [flat(one).tobytes() for one in moments]))
+        written = {name for name in before if not np.array_equal(before[name], after[name])}
+        assert len({name for name in written if "weight" in name}) == (1 if threads == 1 else 3), written
+        trainer.close()
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("optimizer", ["plain", "clipped", "local"])

@@ -372,10 +372,11 @@ typedef struct gg_pack_args {
                          with GG_CHOSEN_FIRST added, and those with G < 0 with GG_CHOSEN_NEGATIVE. Room for n */
     uint16_t *chosen; /* likewise: how many these are of each bin */
     void *values;     /* ALL: n float32; VALUES: one an entry, room for n */
-    /* NULL: none. Else it is called, by the calling thread and before the entry returns, for runs of whole lanes that
-     * cover [offset, offset + n), each before the gradient there is read; it may write the gradient, or give work that
-     * does. */
-    void (*prepare)(void *context, size_t at, size_t count);
+    /* NULL: none. Else it is called, by the calling thread and before the entry returns, for runs of whole lanes, one
+     * behind the other, that cover [offset, offset + n), each before the gradient there is read; it may write the
+     * gradient, or give work that does. It gives NULL; or, not on a device with memory of its own, where runs are no
+     * longer than gg_pack_run, where the gradient of this one lies instead, up to the next call. */
+    const float *(*prepare)(void *context, size_t at, size_t count);
     void *context;
     size_t offset;
     /* NULL, and so on a device with memory of its own. Else, of SIGNS with a residue: what is sent is not removed, but
@@ -388,6 +389,14 @@ typedef struct gg_pack_args {
 
 /* Bits of a bin that 64 bits mark are one word: 8 bytes for any bin up to 64; of a longer one, whole pairs of bytes. */
 static inline size_t gg_pack_mark_bytes(size_t bin) { return bin <= 64 ? 8 : (bin + 15) / 16 * 2; }
+
+/* Elements that are prepared and chosen from at once, in cache, unless bins are longer: whole bins and whole lanes. */
+static inline size_t gg_pack_run(size_t bin) {
+    const size_t most = 2048;
+    size_t run = bin;
+    while (run % GG_LANES != 0) run *= 2; /* at most GG_LANES bins, since that is a power of two */
+    return run < most ? most / run * run : run;
+}
 
 /* For a parameter of n elements in bins of `bin`. */
 static inline size_t gg_pack_scratch(size_t n, size_t bin) {
@@ -425,6 +434,15 @@ typedef struct gg_weight_gradient_args {
     int64_t first, count;
     float *out;
 } gg_weight_gradient_args;
+
+/* What the gradient of a linear layer's weight (out, in) over flat samples is the product of: the batch's inputs and
+ * the errors of its outputs, kept so that rows of it can be computed when they are read. */
+typedef struct gg_gradient_factors {
+    int64_t batch, in, out;
+    /* By the device: */
+    size_t input_bytes, error_bytes; /* of what is kept, in memory aligned to 64 bytes */
+    int64_t rows;                    /* at most so many are computed at a time, which stay in cache */
+} gg_gradient_factors;
 
 typedef struct gg_backend {
     const char *name;
@@ -475,6 +493,15 @@ typedef struct gg_backend {
 
     void (*gather)(gg_device *device, const gg_gather_args *args);
     void (*weight_gradient)(gg_device *device, const gg_weight_gradient_args *args);
+    /* NULL: never. Fills in the rest of what describes a layer and its batch; false: its whole gradient is as fast. */
+    bool (*factors)(const gg_device *device, gg_gradient_factors *factors);
+    /* What is kept of float32 inputs and errors. */
+    void (*keep_input)(gg_device *device, const gg_gradient_factors *factors, const gg_vectors *input, void *out);
+    void (*keep_error)(gg_device *device, const gg_gradient_factors *factors, const gg_vectors *error, void *out);
+    /* Rows [first, first + count) of the gradient, with the bits that LINEAR's backward gives; first is a multiple of
+     * factors->rows, and count no more. */
+    void (*gradient_rows)(gg_device *device, const gg_gradient_factors *factors, const void *input, const void *error,
+                          int64_t first, int64_t count, float *out);
     /* Features [first, first + count) of each sample, plain and as float32: out[sample*count + i]. */
     void (*columns)(gg_device *device, const gg_vectors *from, int64_t first, int64_t count, float *out);
     /* Between PLAIN and BATCH_LAST for n samples of `values` float32 each; to_lanes: PLAIN -> BATCH_LAST. */

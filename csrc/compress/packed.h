@@ -81,9 +81,10 @@ typedef struct gg_packing {
     int segments;
     gg_pack_room *room;            /* with room for these segments, and of this device */
     gg_compression_counts *counts; /* what is sent is added to it; NULL: not counted */
-    /* NULL: none. Else it is called with runs of elements, whole lanes, that cover each segment once, before their
-     * gradient is read, and may write the gradient. On the CPU what it works on is still in cache then. */
-    void (*prepare)(void *context, size_t offset, size_t count);
+    /* NULL: none. Else it is called with runs of elements, whole lanes, that cover each segment once and in order,
+     * before their gradient is read, and may write the gradient. On the CPU what it works on is still in cache then. It
+     * gives NULL; or, on the CPU, where the gradient of the run lies instead, up to the next call. */
+    const float *(*prepare)(void *context, size_t offset, size_t count);
     void *context;
     /* NULL: what gg_pack and gg_pack_and_clear send leaves the residue at once. Else, with these segments and always
      * the same residue: at the next of these calls, which reads the residue anyway, or with gg_pack_complete; with the

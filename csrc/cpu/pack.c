@@ -63,30 +63,21 @@ static size_t choose_run(gg_device *device, const gg_choose_args *args) {
     return chosen;
 }
 
-/* Elements at most that are prepared and chosen from at once, in cache, if a bin is not longer. */
-#define PIECE ((size_t)2048)
-
-/* Those of a piece, which is whole bins and whole lanes. */
-static size_t piece_of(const gg_pack_args *args) {
-    size_t piece = args->bin;
-    if (args->prepare == NULL) return args->n;
-    while (piece % GG_LANES != 0) piece *= 2; /* at most GG_LANES bins, since that is a power of two */
-    return piece < PIECE ? PIECE / piece * piece : piece;
-}
-
 static size_t choose_all(gg_device *device, const gg_pack_args *a) {
-    const size_t piece = piece_of(a), marks = gg_pack_mark_bytes(a->bin);
+    const size_t piece = a->prepare != NULL ? gg_pack_run(a->bin) : a->n, marks = gg_pack_mark_bytes(a->bin);
     const bool chooses = a->kind != GG_PACK_NONE && a->kind != GG_PACK_ALL;
     size_t entries = 0;
     for (size_t at = 0; at < a->n; at += piece) {
         const size_t n = a->n - at < piece ? a->n - at : piece;
-        if (a->prepare != NULL) a->prepare(a->context, a->offset + at, (n + GG_LANES - 1) / GG_LANES * GG_LANES);
+        const float *gradient = a->gradient != NULL ? a->gradient + at : NULL, *elsewhere = NULL;
+        if (a->prepare != NULL)
+            elsewhere = a->prepare(a->context, a->offset + at, (n + GG_LANES - 1) / GG_LANES * GG_LANES);
         entries += choose_run(device, &(gg_choose_args){
                                           .n = n,
                                           .bin = a->bin,
                                           .scale = a->scale,
                                           .factor = a->factor,
-                                          .gradient = a->gradient != NULL ? a->gradient + at : NULL,
+                                          .gradient = elsewhere != NULL ? elsewhere : gradient,
                                           .clear = a->clear != NULL ? a->clear + at : NULL,
                                           .residue = a->residue != NULL ? a->residue + at : NULL,
                                           .value = a->value != NULL ? a->value + at : NULL,

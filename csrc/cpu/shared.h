@@ -39,6 +39,11 @@ void gg_cpu_add_elements(gg_device *device, const gg_elements_args *args);
 void gg_cpu_take_elements(gg_device *device, const gg_elements_args *args);
 void gg_cpu_gather(gg_device *device, const gg_gather_args *args);
 void gg_cpu_weight_gradient(gg_device *device, const gg_weight_gradient_args *args);
+bool gg_cpu_factors(const gg_device *device, gg_gradient_factors *factors); /* these four: factors.c */
+void gg_cpu_keep_input(gg_device *device, const gg_gradient_factors *factors, const gg_vectors *input, void *out);
+void gg_cpu_keep_error(gg_device *device, const gg_gradient_factors *factors, const gg_vectors *error, void *out);
+void gg_cpu_gradient_rows(gg_device *device, const gg_gradient_factors *factors, const void *input, const void *error,
+                          int64_t first, int64_t count, float *out);
 /* out[j] = sum over rows i of in[i*in_row + j]; the same bits for any number of threads. */
 void gg_cpu_column_sums(gg_device *device, int64_t rows, int64_t cols, const float *in, int64_t in_row, float *out);
 void gg_cpu_columns(gg_device *device, const gg_vectors *from, int64_t first, int64_t count, float *out);

@@ -96,7 +96,7 @@ static bool table_all_finite(gg_device *device, size_t n, const float *a) {
 static void table_pack(gg_device *device, int count, const gg_pack_args *args) {
     for (int i = 0; i < count; ++i)
         if (args[i].prepare != NULL)
-            args[i].prepare(args[i].context, args[i].offset, (args[i].n + GG_LANES - 1) / GG_LANES * GG_LANES);
+            (void)args[i].prepare(args[i].context, args[i].offset, (args[i].n + GG_LANES - 1) / GG_LANES * GG_LANES);
     LAUNCH(device, pack, count, args);
 }
 

@@ -33,6 +33,18 @@ cleanup:
     return gg_strategy_at_all(strategy, status);
 }
 
+static gg_status allreduce_offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken) {
+    gg_reduction *reduction = ((allreduce *)strategy)->reduction;
+    return gg_strategy_at(strategy, layer, layer, gg_reduction_input(reduction, layer, input, taken));
+}
+
+static gg_status allreduce_offer_error(gg_strategy *strategy, int layer, const gg_vectors *error) {
+    gg_reduction *reduction = ((allreduce *)strategy)->reduction;
+    return gg_strategy_at(strategy, layer, layer, gg_reduction_error(reduction, layer, error));
+}
+
+static const gg_strategy_fc_hooks fc_hooks = {allreduce_offer_input, allreduce_offer_error};
+
 static void complete_residue(gg_strategy *strategy) { gg_reduction_complete(((allreduce *)strategy)->reduction); }
 
 static gg_status allreduce_settle(gg_strategy *strategy) {
@@ -73,6 +85,7 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
                                                    .accumulates = accumulates,
                                                    .counts = &made->counts},
                                &made->reduction));
+    if (made->reduction->takes) made->head.fc_hooks = &fc_hooks;
 cleanup:
     if (status != GG_OK && made != NULL) allreduce_destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

@@ -88,6 +88,25 @@ static gg_status layerwise_need(gg_strategy *strategy, int layer) {
     return s->gossip != NULL ? by_gossip(s, s->gossip->table->need(s->gossip, layer)) : GG_OK;
 }
 
+/* What is offered of a layer is for the one reduction of its bucket: only packed ones take anything, and these are of
+ * whole buckets. */
+static gg_reduction *reduction_of(const gg_strategy *strategy, int layer) {
+    const layerwise_allreduce *s = (const layerwise_allreduce *)strategy;
+    return s->reduction[s->buckets.bucket[s->buckets.bucket_of_layer[layer]].first_chunk];
+}
+
+static gg_status layerwise_offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken) {
+    gg_reduction *reduction = reduction_of(strategy, layer);
+    return gg_strategy_at(strategy, layer, layer, gg_reduction_input(reduction, layer, input, taken));
+}
+
+static gg_status layerwise_offer_error(gg_strategy *strategy, int layer, const gg_vectors *error) {
+    gg_reduction *reduction = reduction_of(strategy, layer);
+    return gg_strategy_at(strategy, layer, layer, gg_reduction_error(reduction, layer, error));
+}
+
+static const gg_strategy_fc_hooks fc_hooks = {layerwise_offer_input, layerwise_offer_error};
+
 static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
@@ -282,6 +301,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
                                                        .accumulates = accumulates,
                                                        .counts = &s->counts},
                                    &s->reduction[i]));
+        if (s->reduction[i]->takes) s->head.fc_hooks = &fc_hooks;
     }
 cleanup:
     if (status != GG_OK && s != NULL) layerwise_destroy(&s->head), s = NULL;

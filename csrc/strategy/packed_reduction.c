@@ -15,7 +15,8 @@
  * first, then this sum, and when it is there the sum of chosen values.
  *
  * Where the sum is read once (in_pieces), LOCAL's messages are checked when they arrive, and added up when it is
- * delivered, run by run in cache: the data are neither cleared nor written, nor read again.
+ * delivered, run by run in cache: the data are neither cleared nor written, nor read again. Where there are a linear
+ * layer's inputs and errors (gg_reduction_input), the gradient of its weight is no array either (factored.h).
  *
  * Own messages are in message memory, and are not written again before all peers have read them, which is what a finish
  * waits for. */
@@ -24,6 +25,7 @@
 #include "base/memory.h"
 #include "compress/packed.h"
 #include "strategy/common.h"
+#include "strategy/factored.h"
 #include "strategy/reduction.h"
 
 /* Elements of a parameter that travels whole, from which on it is not part of a message. */
@@ -68,6 +70,7 @@ typedef struct packed_reduction {
     bool in_pieces;         /* with LOCAL: what the data hold is undefined, if not on every device */
     gg_pack_pieces *pieces; /* where the sum of messages is delivered in pieces; else NULL */
     const void **messages;  /* likewise: one a rank */
+    gg_factored *factored;  /* likewise: of linear layers whose gradients are no arrays either; NULL: there are none */
     float *data;            /* the run's first element */
     /* CYCLIC only: */
     const gg_codec *codec;
@@ -100,8 +103,7 @@ static float *packed_base(const packed_reduction *s) { return s->data - s->offse
 
 /* The optimiser's first half (gg_updater_accumulate), where data are accumulated: of each element once, before it is
  * read. */
-static void accumulate(void *context, size_t offset, size_t count) {
-    const packed_reduction *s = context;
+static void accumulate(const packed_reduction *s, size_t offset, size_t count, float *gradient) {
     const gg_strategy_env *env = &s->owner->env;
     gg_updater_accumulate(env->updater, env->device, env->state,
                           &(gg_accumulation){.step = s->owner->step,
@@ -109,9 +111,18 @@ static void accumulate(void *context, size_t offset, size_t count) {
                                              .offset = offset,
                                              .count = count,
                                              .scale = s->own_scale,
-                                             .gradient = packed_base(s) + offset,
+                                             .gradient = gradient,
                                              .room = s->room,
                                              .room_count = s->room_count});
+}
+
+/* gg_packing.prepare. */
+static const float *prepare(void *context, size_t offset, size_t count) {
+    const packed_reduction *s = context;
+    float *elsewhere = s->factored != NULL ? gg_factored_run(s->factored, offset, count) : NULL;
+    float *gradient = elsewhere != NULL ? elsewhere : packed_base(s) + offset;
+    if (s->equal_share != NULL) accumulate(s, offset, count, gradient);
+    return elsewhere;
 }
 
 /* Peers are visited from the next rank on, so that not all of them send to one. */
@@ -156,7 +167,8 @@ static gg_status copy_whole(packed_reduction *s, float scale) {
     float *at = s->whole;
     for (int i = s->n; i < s->in_run; ++i) {
         const gg_segment *one = &s->sorted[i];
-        if (s->equal_share != NULL) accumulate(s, one->offset, (one->count + GG_LANES - 1) / GG_LANES * GG_LANES);
+        if (s->equal_share != NULL)
+            accumulate(s, one->offset, (one->count + GG_LANES - 1) / GG_LANES * GG_LANES, packed_base(s) + one->offset);
         gg_device_copy(s->owner->env.device, GG_QUEUE_COMPUTE, at, packed_base(s) + one->offset,
                        one->count * sizeof *at);
         if (scale > 0 && s->loads != s->owner->loads) GG_TRY(send_loaded(s, one, scale, at));
@@ -236,6 +248,7 @@ static gg_status start_local(packed_reduction *s, float scale) {
     const int p = s->group->size, rank = s->group->rank;
     if (s->pieces != NULL) GG_TRY(gg_pack(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
     else GG_TRY(gg_pack_and_clear(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
+    if (s->factored != NULL) gg_factored_end(s->factored);
     if (s->applied != NULL) GG_TRY(gg_unpack_add(&s->packing, s->message, s->size, 1.0f, s->applied - s->offset));
     for (int i = 1; i < p; ++i) {
         const int from = (rank - i + p) % p;
@@ -385,7 +398,7 @@ static gg_status packed_start(gg_reduction *reduction, float *data, const float 
         scale = share[s->group->rank];
     }
     if (s->owner->step < s->compression.warmup) {
-        if (s->equal_share != NULL) accumulate(s, s->offset, s->count);
+        if (s->equal_share != NULL) accumulate(s, s->offset, s->count, s->data);
         gg_compression_count_dense(s->run, s->in_run, s->packing.counts);
         GG_TRY(gg_reduction_start(s->dense, data, share));
         s->head.bytes = s->dense->bytes;
@@ -439,6 +452,18 @@ static void packed_complete(gg_reduction *reduction) {
     gg_pack_complete(&s->packing, s->residue);
 }
 
+/* The dense sums of the first steps are of gradients. */
+static gg_status packed_input(gg_reduction *reduction, int layer, const gg_vectors *input, bool *taken) {
+    const packed_reduction *s = (packed_reduction *)reduction;
+    *taken = false;
+    if (s->factored == NULL || s->owner->step < s->compression.warmup) return GG_OK;
+    return gg_factored_input(s->factored, layer, input, taken);
+}
+
+static gg_status packed_error(gg_reduction *reduction, int layer, const gg_vectors *error) {
+    return gg_factored_error(((packed_reduction *)reduction)->factored, layer, error);
+}
+
 static void packed_destroy(gg_reduction *reduction) {
     packed_reduction *s = (packed_reduction *)reduction;
     (void)packed_failed(s, GG_ERROR_STATE); /* requests must not outlive their memory */
@@ -457,6 +482,7 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_pack_room_destroy(s->packing.room);
     gg_pack_pieces_destroy(s->pieces);
     gg_pack_marks_destroy(s->packing.marks);
+    gg_factored_destroy(s->factored);
     gg_free(s->messages);
     gg_device_free(s->owner->env.device, s->room);
     gg_free(s->sorted);
@@ -464,8 +490,8 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_free(s);
 }
 
-static const gg_reduction_table table = {packed_start,  packed_poll,     packed_wait,   packed_deliver,
-                                         packed_finish, packed_complete, packed_destroy};
+static const gg_reduction_table table = {packed_start,    packed_poll,    packed_wait,  packed_deliver, packed_finish,
+                                         packed_complete, packed_destroy, packed_input, packed_error};
 
 static gg_status create_cyclic(packed_reduction *s) {
     gg_status status = GG_OK;
@@ -523,6 +549,9 @@ static gg_status create_messages(packed_reduction *s, const gg_reduction_run *ru
     if (s->in_pieces && here) {
         GG_TRY(gg_pack_pieces_create(s->owner->env.device, s->sorted, s->n, s->group->size, &s->pieces));
         GG_TRY(gg_calloc((size_t)s->group->size, sizeof *s->messages, "packed messages", &s->messages));
+        GG_TRY(gg_factored_create(s->owner->env.device, s->owner->env.layout, s->sorted, s->n, &s->factored));
+        s->head.takes = s->factored != NULL;
+        if (s->factored != NULL) s->packing.prepare = prepare;
     }
     if (s->whole_count == 0) goto cleanup;
     GG_TRY(gg_message_alloc(s->owner->env.transport, s->whole_count * sizeof *s->whole, "whole parameters", &s->whole));
@@ -572,7 +601,7 @@ gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_optio
                               .segment = s->sorted,
                               .segments = s->n,
                               .counts = run->counts,
-                              .prepare = run->accumulates ? accumulate : NULL,
+                              .prepare = run->accumulates ? prepare : NULL,
                               .context = s};
     if (s->n > 0) GG_TRY(create_messages(s, run));
     *out = &s->head;

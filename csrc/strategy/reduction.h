@@ -24,12 +24,16 @@ typedef struct gg_reduction_table {
     gg_status (*finish)(gg_reduction *reduction);
     void (*complete)(gg_reduction *reduction);
     void (*destroy)(gg_reduction *reduction);
+    /* NULL where `takes` is always false. */
+    gg_status (*input)(gg_reduction *reduction, int layer, const gg_vectors *input, bool *taken);
+    gg_status (*error)(gg_reduction *reduction, int layer, const gg_vectors *error);
 } gg_reduction_table;
 
 /* The first member of every kind of reduction. */
 struct gg_reduction {
     const gg_reduction_table *table;
     size_t bytes; /* of this rank's part of the last sum, as it travels */
+    bool takes;   /* inputs and errors of some layers, in place of gradients (gg_reduction_input) */
 };
 
 typedef struct gg_reduction_run {
@@ -87,6 +91,18 @@ static inline gg_status gg_reduction_finish(gg_reduction *reduction) { return re
 
 /* Nothing is in flight: what has been sent leaves the residue, where it had been marked. */
 static inline void gg_reduction_complete(gg_reduction *reduction) { reduction->table->complete(reduction); }
+
+/* A linear layer's inputs and the errors of its outputs, offered before the start. Where the inputs are `taken`, `data`
+ * need not hold the gradient of the layer's weight, and the errors follow. The vectors are read before the calls
+ * return.
+ */
+static inline gg_status gg_reduction_input(gg_reduction *reduction, int layer, const gg_vectors *input, bool *taken) {
+    *taken = false;
+    return reduction->takes ? reduction->table->input(reduction, layer, input, taken) : GG_OK;
+}
+static inline gg_status gg_reduction_error(gg_reduction *reduction, int layer, const gg_vectors *error) {
+    return reduction->table->error(reduction, layer, error);
+}
 
 /* All of it, blocking. */
 static inline gg_status gg_reduction_run_all(gg_reduction *reduction, float *data, const float *share) {

@@ -121,8 +121,8 @@ typedef struct gg_strategy_model {
     void (*write)(gg_strategy *strategy, const float *weights);
 } gg_strategy_model;
 
-/* Of a strategy that computes the gradients of partitioned linear layers' weights itself. The vectors are read before
- * the call returns. */
+/* Of a strategy that computes the gradients of some linear layers' weights itself, all of it or a part. The vectors are
+ * read before the call returns. */
 typedef struct gg_strategy_fc_hooks {
     /* *partitioned: the strategy computes this layer's gradient in this step; `error` is then called as well. */
     gg_status (*input)(gg_strategy *strategy, int layer, const gg_vectors *input, bool *partitioned);

@@ -9,6 +9,7 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
+#include "cpu/sgemm_split.h"
 
 #define GUARD 64
 #define GUARD_BITS 0x7fc0dead /* a NaN: whoever reads it shows */
@@ -503,6 +504,69 @@ static void check_run(gg_device *device, int64_t batch, int64_t in, int64_t out,
     buffer_free(&run);
 }
 
+/* Rows that are computed from what is kept have the bits of the whole, whatever the layout that it came in. */
+static void check_rows(gg_device *device, int64_t batch, int64_t in, int64_t out, const buffer *x, const buffer *dy,
+                       const buffer *whole, bool lanes) {
+    gg_gradient_factors f = {.batch = batch, .in = in, .out = out};
+    if (!device->table->factors(device, &f)) return;
+    const size_t padded = lanes ? (size_t)gg_lanes_padded(batch) : (size_t)batch;
+    buffer input = buffer_create(padded * (size_t)in), error = buffer_create(padded * (size_t)out);
+    buffer inputs = buffer_create(f.input_bytes / sizeof(float)), errors = buffer_create(f.error_bytes / sizeof(float));
+    gg_vectors vectors = {.layout = lanes ? GG_LAYOUT_BATCH_LAST : GG_LAYOUT_PLAIN, .batch = batch};
+    if (lanes) device->table->transpose(device, batch, in, true, x->data, input.data);
+    else memcpy(input.data, x->data, padded * (size_t)in * sizeof(float));
+    if (lanes) device->table->transpose(device, batch, out, true, dy->data, error.data);
+    else memcpy(error.data, dy->data, padded * (size_t)out * sizeof(float));
+    vectors.data = input.data;
+    vectors.features = in;
+    device->table->keep_input(device, &f, &vectors, inputs.data);
+    vectors.data = error.data;
+    vectors.features = out;
+    device->table->keep_error(device, &f, &vectors, errors.data);
+    CHECK(guards_hold(&inputs) && guards_hold(&errors));
+    for (int64_t first = 0; first < out; first += f.rows) {
+        const int64_t rows = out - first < f.rows ? out - first : f.rows;
+        buffer run = buffer_create((size_t)(rows * in));
+        device->table->gradient_rows(device, &f, inputs.data, errors.data, first, rows, run.data);
+        CHECK(memcmp(run.data, whole->data + first * in, (size_t)(rows * in) * sizeof(float)) == 0);
+        CHECK(guards_hold(&run));
+        buffer_free(&run);
+    }
+    buffer_free(&input);
+    buffer_free(&error);
+    buffer_free(&inputs);
+    buffer_free(&errors);
+}
+
+/* Layers of which rows are computed: on one thread, of few samples. */
+static void test_rows_of_gradients(void) {
+    static const int64_t sizes[][3] = {{1, 50, 33},    {5, 50, 300},    {16, 700, 150},   {17, 90, 129},
+                                       {64, 300, 600}, {64, 1024, 300}, {256, 1700, 1600}};
+    for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
+        if (!gg_cpu_supports((gg_isa)isa) || gg_gemm_kernels_for((gg_isa)isa) == NULL) continue;
+        gg_device *device = NULL, *threads = NULL;
+        CHECK_OK(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = (gg_isa)isa}, &device));
+        CHECK_OK(gg_backend_native.open(&(gg_device_options){.threads = 2, .isa = (gg_isa)isa}, &threads));
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+            const int64_t batch = sizes[i][0], in = sizes[i][1], out = sizes[i][2];
+            gg_gradient_factors f = {.batch = batch, .in = in, .out = out};
+            buffer x = buffer_random((size_t)(batch * in)), dy = buffer_random((size_t)(batch * out));
+            buffer whole = whole_gradient(device, batch, in, out, &x, &dy);
+            CHECK(device->table->factors(device, &f) && !threads->table->factors(threads, &f));
+            check_rows(device, batch, in, out, &x, &dy, &whole, false);
+            check_rows(device, batch, in, out, &x, &dy, &whole, true);
+            buffer_free(&x);
+            buffer_free(&dy);
+            buffer_free(&whole);
+        }
+        CHECK(!device->table->factors(device, &(gg_gradient_factors){.batch = 64, .in = 64, .out = 64}));
+        CHECK(device->table->factors(device, &(gg_gradient_factors){.batch = 257, .in = 4096, .out = 4096}) ==
+              gg_weight_gradient_is_split((gg_isa)isa, 257, 4096));
+        gg_backend_native.close(device);
+        gg_backend_native.close(threads);
+    }
+}
+
 static void test_weight_gradient(void) {
     /* batch, in, out: sums in several parts, whose number depends on `in`, from 257 samples on. */
     static const int64_t sizes[][3] = {{1, 1, 1},     {3, 7, 5},      {64, 50, 33},  {5, 33, 300},
@@ -535,6 +599,7 @@ static void test_weight_gradient(void) {
 
 int main(void) {
     test_weight_gradient();
+    test_rows_of_gradients();
     test_layers();
     test_refusals();
     test_products();

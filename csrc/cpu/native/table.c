@@ -56,6 +56,10 @@ const gg_backend gg_backend_native = {
     .take_elements = gg_cpu_take_elements,
     .gather = gg_cpu_gather,
     .weight_gradient = gg_cpu_weight_gradient,
+    .factors = gg_cpu_factors,
+    .keep_input = gg_cpu_keep_input,
+    .keep_error = gg_cpu_keep_error,
+    .gradient_rows = gg_cpu_gradient_rows,
     .columns = gg_cpu_columns,
     .transpose = gg_cpu_transpose,
 };

@@ -350,7 +350,7 @@ static gg_status run_pack(gg_strict *device, gg_strict_work *work) {
 static void pack_one(gg_device *head, const gg_pack_args *args) {
     gg_strict *device = table_device(head);
     if (args->prepare != NULL)
-        args->prepare(args->context, args->offset, (args->n + GG_LANES - 1) / GG_LANES * GG_LANES);
+        (void)args->prepare(args->context, args->offset, (args->n + GG_LANES - 1) / GG_LANES * GG_LANES);
     gg_pack_args *own = &new_work(head, run_pack)->as.pack;
     *own = *args;
     own->gradient = gg_strict_in(device, args->gradient);
