@@ -188,13 +188,18 @@ typedef struct gg_cpu_layout {
     void (*from_lanes)(int64_t n, int64_t values, int64_t begin, int64_t end, const float *in, float *out);
 } gg_cpu_layout;
 
-/* Rows of n attention weights, n >= 1. */
+/* Attention weights of GG_LANES queries side by side: those with key k, k < keys, are GG_LANES floats at k*step. Query
+ * l sees all + l keys, where there are so many; all >= 1. */
 typedef struct gg_cpu_attention {
-    /* In place: softmax of scale*row, scale > 0. saved: with it `again` makes the same bits of the same scores. */
-    void (*softmax)(int64_t n, float scale, float *row, float saved[2]);
-    void (*again)(int64_t n, float scale, const float saved[2], float *row);
+    /* In place: softmax of scale*scores, scale > 0; 0 where a query does not see the key. saved: with it `again` makes
+     * the same bits of the same scores. */
+    void (*softmax)(int64_t keys, int64_t all, int64_t step, float scale, float *scores, float saved[2 * GG_LANES]);
+    void (*again)(int64_t keys, int64_t all, int64_t step, float scale, const float saved[2 * GG_LANES], float *scores);
     /* In place: d, the error of the weights p, becomes that of their scores: p*(d - sum of p*d)*scale. */
-    void (*error)(int64_t n, float scale, const float *p, float *d);
+    void (*error)(int64_t keys, int64_t step, float scale, const float *p, float *d);
+    /* out = scale*x where the mask, a row of bytes a query, is not 0, else 0; out may be x. */
+    void (*drop)(int64_t keys, int64_t step, const uint8_t *mask, int64_t mask_row, float scale, const float *x,
+                 float *out);
 } gg_cpu_attention;
 
 /* One step of n hidden units of an LSTM; nothing overlaps. gates: n each of i, f, g, o, `step` floats from one to the
