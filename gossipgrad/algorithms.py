@@ -31,9 +31,9 @@ Measured = dict[Key, Seconds]
 Record = dict[str, Any]  # in terms of JSON
 Measure = Callable[[list[Key]], Iterable[tuple[Key, str, str, float]]]
 PASSES = ("forward", "weights", "data")
-ACCURACY = {"direct": 0, "split": 0, "winograd2": 1, "winograd4": 2, "winograd6": 3}  # the most accurate first
+ACCURACY = {"direct": 0, "widened": 0, "split": 0, "winograd2": 1, "winograd4": 2, "winograd6": 3}  # the best first
 HARDLY_MORE = 1.03
-KERNELS = 6  # raised with kernels or candidates of convolutions: times of other ones are measured anew
+KERNELS = 7  # raised with kernels or candidates of convolutions: times of other ones are measured anew
 SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured
 PATIENCE = 0.25  # of a timeout of the ranks that wait meanwhile, at most
 PAYS = 100  # full batches of an evaluation: measuring runs each candidate about ten times
@@ -58,7 +58,7 @@ def budget(timeout: float) -> float:
     return min(SECONDS, PATIENCE * timeout) if timeout > 0 else SECONDS
 
 
-def machine(isa: str, backend: str, threads: int) -> str:
+def machine(isa: str, backend: str, threads: int, dtype: str) -> str:
     """What the times in the cache are of."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -67,7 +67,7 @@ def machine(isa: str, backend: str, threads: int) -> str:
             name, _, value = line.partition(":")
             found.setdefault(name.strip(), value.strip())
         cpu = " ".join(found.get(key, "") for key in ("model name", "cpu family", "model", "stepping"))
-    return f"gossipgrad {environment.VERSION}, kernels {KERNELS}, {cpu}, {isa}, {backend}, threads {threads}"
+    return f"gossipgrad {environment.VERSION}, kernels {KERNELS}, {cpu}, {isa}, {backend}, threads {threads}, {dtype}"
 
 
 def gpu(facts: Record, device: str, dtype: str, precision: str) -> str:

@@ -62,8 +62,8 @@ def slow_bfloat16(rank: int, core: Record) -> None:
     """core: what _core.info() says."""
     if rank == 0 and core["isa"] in ("avx512", "amx") and not core["bfloat16"]:
         warn(
-            f"dtype='bfloat16': this CPU ({core['cpu']}) has no instructions for it: each product converts its factors "
-            "to float32 first, so a step takes longer than in float32, usually 1.5 to 3 times as long; dtype='auto' "
+            f"dtype='bfloat16': this CPU ({core['cpu']}) has no instructions for it: products are computed in "
+            "float32, and what they read and give is converted, so a step takes longer than in float32; dtype='auto' "
             "is float32 here"
         )
 

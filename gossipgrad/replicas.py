@@ -257,14 +257,14 @@ class Replicas:
         }
 
     def _dtype_of(self, given: DType) -> DType:
-        """In which the network computes: "auto" is bfloat16 where every rank's CPU has instructions for it, and on GPUs
-        with precision "fast". Collective.
+        """In which the network computes: "auto" is bfloat16 where every rank's CPU is faster in it, and on GPUs with
+        precision "fast". Collective.
 
         A rule and no measurement, so that a run's bits follow from the machine and the options alone.
         """
         info = environment.core_info()
         backend = self.backend or os.environ.get("GOSSIPGRAD_BACKEND")
-        has_it = bool(info["bfloat16"] and info["onednn"]) and info["isa"] in ("avx512", "amx")
+        has_it = bool(info["bfloat16_is_fast"] and info["onednn"]) and info["isa"] in ("avx512", "amx")
         own = has_it and backend != "native" and self.device == "cpu"
         if self.device.startswith("cuda"):  # no GPU that can be opened is without
             own = self.precision == "fast"
@@ -652,7 +652,7 @@ class Replicas:
         if self.device.startswith("cuda"):
             where = algorithms.gpu(environment.devices()["gpu"], self.device, self.dtype, self.precision)
         else:
-            where = algorithms.machine(self.core.isa, self.core.backend, self.threads)
+            where = algorithms.machine(self.core.isa, self.core.backend, self.threads, self.dtype)
         path, own = algorithms.cache_path(), algorithms.known(self.algorithms)
         orders = algorithms.ordered(self.algorithms)
         if training and self.dtype == "float32":  # in bfloat16 one table has the operations

@@ -95,10 +95,11 @@ class Trainer(Replicas):
                weights are bfloat16 (8 bits of precision), rounded to nearest; sums, statistics, losses, the weights
                themselves, their gradients, the optimiser and what ranks exchange stay float32, so that checkpoints and
                strategies are those of float32. On a CPU it needs oneDNN and AVX-512 (an error says so) and is faster
-               where there are instructions for it (AVX512_BF16, AMX); a warning says where there are none. On a GPU
+               with AMX and with AMD's AVX512_BF16; elsewhere convolutions, linear layers and LSTM compute in float32
+               inside, with the weights as they are, and a warning says where there are no instructions. On a GPU
                gradients of the weights of convolutions and LSTMs are rounded to bfloat16, too. Operations without a
                form for it compute in float32, and so does a linear layer with few rows over many weights on a CPU.
-               "auto": bfloat16 where the CPU of every rank has the instructions, or with precision="fast" on a GPU,
+               "auto": bfloat16 where the CPU of every rank is faster in it, or with precision="fast" on a GPU,
                else "float32"; trainer.dtype, the report and the command line say which. The default is "float32".
     device     what computes: "cpu"; "cuda", an NVIDIA GPU, where the build has the library for it ('gossipgrad info'
                says so): the ranks of a node are spread over its GPUs, and "cuda:1" is one of several. Several ranks may

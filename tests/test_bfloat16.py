@@ -35,10 +35,10 @@ def held(rng, *shape):
     return narrow(rng.standard_normal(shape, np.float32))
 
 
-def near(found, exact, size, roundings, what):
+def near(found, exact, size, roundings, what, sums=SUMS):
     """Within so many roundings of `size`, the sum of the sizes of what makes each element."""
     error = np.abs(found - exact)
-    assert np.all(error <= roundings * ROUNDING * size + SUMS * size + 1e-30), (what, np.max(error / (size + 1e-30)))
+    assert np.all(error <= roundings * ROUNDING * size + sums * size + 1e-30), (what, np.max(error / (size + 1e-30)))
 
 
 CONVOLUTIONS = [  # batch, channels, height, width, filters, kernel, stride, padding, groups, dilation
@@ -52,8 +52,16 @@ CONVOLUTIONS = [  # batch, channels, height, width, filters, kernel, stride, pad
 ]
 
 
-@pytest.mark.parametrize("shape", CONVOLUTIONS)
-def test_convolution(shape):
+# A first layer's few channels, and what Winograd's method takes in blocks of sixteen.
+ALGORITHMS = [
+    *((shape, algorithm) for algorithm in ("direct", "widened") for shape in CONVOLUTIONS),
+    *(((2, 32, 9, 7, 48, 3, 1, 1, 1, 1), f"winograd{tile}") for tile in (2, 4, 6)),
+]
+PRODUCTS = pytest.mark.parametrize("algorithm", ["direct", "widened"])  # by the instructions, and in float32
+
+
+@pytest.mark.parametrize(("shape", "algorithm"), ALGORITHMS)
+def test_convolution(shape, algorithm):
     n, c, h, w, filters, kernel, stride, padding, groups, dilation = shape
     rng = np.random.default_rng(sum(shape))
     where = {"stride": (stride,) * 2, "padding": (padding,) * 2, "dilation": (dilation,) * 2, "groups": groups}
@@ -62,10 +70,14 @@ def test_convolution(shape):
     wide = [a.astype(np.float64) for a in (x, weight, bias)]
     y = ref.conv2d(*wide, **where)
     grad = held(rng, *y.shape)
+    winograd = algorithm.startswith("winograd")
+    table, layout = ("native", "channels16") if winograd else ("onednn", "plain")
+    sums = 2.0**-12 if algorithm == "winograd6" else 2.0**-14 if winograd else SUMS
     for relu in (False, True):
         found = operations.run_op(
-            "onednn", None, "conv2d", [x], y.shape[1:], weight=weight, bias=bias, grad_output=grad,
-            kernel=(kernel,) * 2, dtype="bfloat16", activation="relu" if relu else "none", threads=2, **where,
+            table, None, "conv2d", [x], y.shape[1:], weight=weight, bias=bias, grad_output=grad,
+            kernel=(kernel,) * 2, dtype="bfloat16", activation="relu" if relu else "none", threads=2,
+            algorithm=algorithm, layout=layout, **where,
         )  # fmt: skip
         size = ref.conv2d(*(np.abs(a) for a in wide), **where)
         near(found["output"], np.maximum(y, 0) if relu else y, size, 2, "output")
@@ -74,19 +86,21 @@ def test_convolution(shape):
         exact = ref.conv2d_backward(wide[0], wide[1], error, **where)
         sizes = ref.conv2d_backward(np.abs(wide[0]), np.abs(wide[1]), np.abs(error), **where)
         near(found["grad_inputs"][0], exact[0], sizes[0], 2, "grad_input")
-        near(found["grad_weight"], exact[1], sizes[1], 0, "grad_weight")
+        near(found["grad_weight"], exact[1], sizes[1], 0, "grad_weight", sums)
         near(found["grad_bias"], exact[2], sizes[2], 0, "grad_bias")
 
 
 @pytest.mark.parametrize("shape", [(1, 7, 3), (5, 33, 10), (64, 100, 50), (3, 4, 16, 24)])
-def test_linear(shape):
+@PRODUCTS
+def test_linear(shape, algorithm):
     *rows, inputs, outputs = shape
     rng = np.random.default_rng(sum(shape))
     x, grad = held(rng, *rows, inputs), held(rng, *rows, outputs)
     weight, bias = rng.standard_normal((outputs, inputs), np.float32), rng.standard_normal(outputs, np.float32)
     found = operations.run_op(
-        "onednn", None, "linear", [x], grad.shape[1:], weight=weight, bias=bias, grad_output=grad, dtype="bfloat16"
-    )
+        "onednn", None, "linear", [x], grad.shape[1:], weight=weight, bias=bias, grad_output=grad, dtype="bfloat16",
+        algorithm=algorithm,
+    )  # fmt: skip
     flat, error = x.reshape(-1, inputs).astype(np.float64), grad.reshape(-1, outputs).astype(np.float64)
     wide = weight.astype(np.float64)
     near(
@@ -113,8 +127,9 @@ def test_few_rows_over_many_weights_compute_in_float32(rows, outputs, wide):
     assert np.array_equal(found["grad_inputs"][0], exact["grad_inputs"][0]) == wide
 
 
+@PRODUCTS
 @pytest.mark.parametrize("name", sequences.LSTM)
-def test_lstm(name):
+def test_lstm(name, algorithm):
     """By lengths of whole arrays: errors of states travel through positions. The states are those of PyTorch's gates,
     and the gradients those of the same network in float64."""
     x, parameters, first, grad, layers, how = sequences.lstm_case(name)
@@ -126,7 +141,7 @@ def test_lstm(name):
     given = [p for i, p in enumerate(parameters) if bias or i % 4 < 2]
     found = operations.run_op(
         "onednn", None, "lstm", [x], grad.shape[1:], parameters=given, grad_output=grad, carried=carried,
-        dtype="bfloat16", **options,
+        dtype="bfloat16", algorithm=algorithm, **options,
     )  # fmt: skip
     wide = [p.astype(np.float64) * (bias or i % 4 < 2) for i, p in enumerate(parameters)]
     made = ref.lstm(x.astype(np.float64), wide, layers, first.astype(np.float64), masks)
@@ -292,6 +307,21 @@ def test_nan_stays_nan():
         assert np.array_equal(found["grad_inputs"][0], wide["grad_inputs"][0]), kind
 
 
+def test_widened_is_float32_rounded():
+    """Of numbers that bfloat16 holds: nothing else differs."""
+    rng = np.random.default_rng(5)
+    x, grad = held(rng, 2, 16, 6, 6), held(rng, 2, 32, 6, 6)
+    options = {"weight": rng.standard_normal((32, 16, 3, 3), np.float32), "padding": (1, 1), "kernel": (3, 3)}
+    options |= {"grad_output": grad, "activation": "relu"}
+    wide = operations.run_op("onednn", None, "conv2d", [x], (32, 6, 6), **options)
+    found = operations.run_op(
+        "onednn", None, "conv2d", [x], (32, 6, 6), dtype="bfloat16", algorithm="widened", **options
+    )
+    assert np.array_equal(found["output"], narrow(wide["output"]))
+    assert np.array_equal(found["grad_inputs"][0], narrow(wide["grad_inputs"][0]))
+    assert np.array_equal(found["grad_weight"], wide["grad_weight"])
+
+
 # ---- networks
 
 
@@ -398,7 +428,7 @@ def test_checkpoints_are_those_of_float32(tmp_path):
 def test_auto_and_bad_values(monkeypatch):
     net = gg.models.mlp()
     with trainer_of(net, "auto", loss="binary_cross_entropy") as trainer:
-        wanted = "bfloat16" if _core.info()["bfloat16"] else "float32"
+        wanted = "bfloat16" if _core.info()["bfloat16_is_fast"] else "float32"
         assert trainer.dtype == trainer.settings()["dtype"] == wanted
     with trainer_of(net, "auto", loss="binary_cross_entropy", backend="native") as trainer:
         assert trainer.dtype == "float32"

@@ -70,20 +70,22 @@ typedef struct gg_range {
     int64_t axis, begin, end, step;
 } gg_range;
 
-/* How a convolution is computed. Winograd's methods have fewer multiplications and larger errors. */
+/* How a convolution is computed, and in bfloat16 a linear layer and an LSTM. Winograd's methods have fewer
+ * multiplications and larger errors. */
 typedef enum gg_algorithm {
     GG_ALGORITHM_DIRECT = 0,
     GG_ALGORITHM_WINOGRAD4, /* F(4x4,3x3), F(4x4,5x5) */
     GG_ALGORITHM_WINOGRAD2, /* F(2x2,3x3), F(2x2,5x5) */
     GG_ALGORITHM_WINOGRAD6, /* F(6x6,3x3) */
     GG_ALGORITHM_SPLIT,     /* direct, each float32 as three bfloat16 (AMX) */
+    GG_ALGORITHM_WIDENED,   /* in bfloat16: direct, in float32 inside; Winograd's methods always are */
     /* cuDNN's, by the numbers that it gives them in each pass; DIRECT is then what it says to be the fastest. */
     GG_ALGORITHM_CUDNN0,
     GG_ALGORITHM_CUDNN7 = GG_ALGORITHM_CUDNN0 + 7,
     GG_ALGORITHM_COUNT
 } gg_algorithm;
 
-/* "direct", "winograd4", "winograd2", "winograd6", "split", "cudnn0" to "cudnn7" */
+/* "direct", "winograd4", "winograd2", "winograd6", "split", "widened", "cudnn0" to "cudnn7" */
 const char *gg_algorithm_name(gg_algorithm algorithm);
 
 /* The runs of an operation of which each may have an algorithm of its own. */
@@ -109,32 +111,32 @@ typedef struct gg_op_desc {
                                          offered, all others read and give GG_FLOAT32 */
     gg_format wanted_output;          /* REORDER only: the target */
     gg_window window;                 /* CONV2D and pooling */
-    gg_algorithm algorithm;           /* CONV2D */
-    unsigned passes;                  /* CONV2D: one bit (1 << pass) for each pass that is run; 0: all are */
-    int64_t groups;                   /* CONV2D; divides both channel counts */
-    bool bias;                        /* CONV2D, LINEAR, LAYER_NORM that is affine */
-    int64_t numbers;                  /* EMBEDDING and POSITION_EMBEDDING: rows of the table */
-    gg_range range;                   /* SLICE and PAD */
-    int64_t order[GG_MAX_DIMS];       /* PERMUTE: axis i of the output is axis order[i] of the input */
-    gg_activation activation;         /* CONV2D, LINEAR, BATCH_NORM, MAX_POOL2D, ADD: applied to the output */
-    int64_t layers;                   /* LSTM */
-    bool stateful;                    /* LSTM: carries its state from batch to batch */
-    int64_t heads;                    /* ATTENTION; divides C */
-    int64_t head_size;                /* MULTI_HEAD: features of each */
-    bool causal;                      /* ATTENTION: no position sees those behind it */
-    float probability;                /* DROPOUT: of being zeroed; all other values are divided by 1 - probability */
-    int64_t axis;                     /* LAYER_NORM, SOFTMAX: of the sample */
-    float slope;                      /* LEAKY_RELU: of the negative side */
-    bool tanh_form;                   /* GELU: PyTorch's approximate="tanh" */
-    int64_t size;                     /* LOCAL_RESPONSE_NORM: channels in a window */
-    float alpha, beta, k;             /* LOCAL_RESPONSE_NORM */
-    float epsilon;                    /* normalisations: added to the variance */
-    float momentum;                   /* BATCH_NORM: the share of a batch in the running statistics */
-    bool affine;                      /* normalisations: has weight and bias */
-    bool track_statistics;            /* BATCH_NORM: has running mean and variance, the last two parameters */
-    uint64_t seed;                    /* DROPOUT: already mixed with the layer's number */
-    bool training;                    /* false: backward is never run and dropout copies */
-    bool input_grad;                  /* false: nobody wants grad_input (first layer) */
+    gg_algorithm algorithm;     /* CONV2D; LINEAR and LSTM: DIRECT or WIDENED, of which others know DIRECT alone */
+    unsigned passes;            /* CONV2D: one bit (1 << pass) for each pass that is run; 0: all are */
+    int64_t groups;             /* CONV2D; divides both channel counts */
+    bool bias;                  /* CONV2D, LINEAR, LAYER_NORM that is affine */
+    int64_t numbers;            /* EMBEDDING and POSITION_EMBEDDING: rows of the table */
+    gg_range range;             /* SLICE and PAD */
+    int64_t order[GG_MAX_DIMS]; /* PERMUTE: axis i of the output is axis order[i] of the input */
+    gg_activation activation;   /* CONV2D, LINEAR, BATCH_NORM, MAX_POOL2D, ADD: applied to the output */
+    int64_t layers;             /* LSTM */
+    bool stateful;              /* LSTM: carries its state from batch to batch */
+    int64_t heads;              /* ATTENTION; divides C */
+    int64_t head_size;          /* MULTI_HEAD: features of each */
+    bool causal;                /* ATTENTION: no position sees those behind it */
+    float probability;          /* DROPOUT: of being zeroed; all other values are divided by 1 - probability */
+    int64_t axis;               /* LAYER_NORM, SOFTMAX: of the sample */
+    float slope;                /* LEAKY_RELU: of the negative side */
+    bool tanh_form;             /* GELU: PyTorch's approximate="tanh" */
+    int64_t size;               /* LOCAL_RESPONSE_NORM: channels in a window */
+    float alpha, beta, k;       /* LOCAL_RESPONSE_NORM */
+    float epsilon;              /* normalisations: added to the variance */
+    float momentum;             /* BATCH_NORM: the share of a batch in the running statistics */
+    bool affine;                /* normalisations: has weight and bias */
+    bool track_statistics;      /* BATCH_NORM: has running mean and variance, the last two parameters */
+    uint64_t seed;              /* DROPOUT: already mixed with the layer's number */
+    bool training;              /* false: backward is never run and dropout copies */
+    bool input_grad;            /* false: nobody wants grad_input (first layer) */
 } gg_op_desc;
 
 /* Matrix products read, but do not use, so many bytes behind the last row of an input or of a gradient that lies

@@ -85,6 +85,16 @@ const char *gg_cpu_bfloat16(void) {
     return "";
 }
 
+bool gg_cpu_bfloat16_is_fast(void) {
+    bool fast = false;
+#if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+    __builtin_cpu_init();
+    const char *name = gg_cpu_bfloat16();
+    fast = strcmp(name, "amx") == 0 || (name[0] != '\0' && __builtin_cpu_is("amd"));
+#endif
+    return fast;
+}
+
 /* "scalar, avx2": the levels that can be used here, or all. */
 static void list_isas(bool all, char *text, size_t bytes) {
     size_t used = 0;

@@ -28,6 +28,9 @@ gg_status gg_isa_select(const char *name, gg_isa *out);
 const char *gg_cpu_name(void);
 /* The instructions for bfloat16: "amx", "avx512_bf16", or "" without any. */
 const char *gg_cpu_bfloat16(void);
+/* Whether products of bfloat16 are faster than those of float32: with AMX, and with AMD's AVX512_BF16. With Intel's
+ * convolutions took two to three times as long as in float32. */
+bool gg_cpu_bfloat16_is_fast(void);
 /* The calling thread's control register: rounding, denormal numbers, and exceptions that trap. */
 typedef uint64_t gg_float_mode;
 gg_float_mode gg_cpu_float_mode(void);

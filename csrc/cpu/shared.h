@@ -18,6 +18,11 @@ int gg_cpu_threads_for(const gg_device *device, size_t work);
 void gg_cpu_narrow_any(const gg_cpu_kernels *kernels, size_t n, const float *in, uint16_t *out);
 void gg_cpu_widen_any(const gg_cpu_kernels *kernels, size_t n, const uint16_t *in, float *out);
 
+/* An operation that reads and gives bfloat16 and computes in float32, by what `create` makes for desc in float32:
+ * CONV2D, LINEAR or LSTM. GG_ERROR_UNSUPPORTED where that lies BATCH_LAST. */
+typedef gg_status (*gg_cpu_create_fn)(gg_device *device, const gg_op_desc *desc, gg_op **out);
+gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cpu_create_fn create, gg_op **out);
+
 void gg_cpu_loss(gg_device *device, const gg_loss_args *args);
 void gg_cpu_update(gg_device *device, const gg_update_args *args);
 void gg_cpu_mix(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/cpu.h"
+
 /* The additional time of a oneDNN convolution whose channels do not fill blocks of GG_LANES, relative to one whose
  * channels do: half of the padding. An image's few channels and groups have kernels of their own, without padding. */
 static double time_of_convolution(int64_t in, int64_t out, int64_t groups) {
@@ -79,11 +81,19 @@ gg_conv_key gg_conv_key_of(const gg_op_desc *desc) {
     return key;
 }
 
-static bool winograd_possible(const gg_op_desc *desc) {
+gg_algorithm gg_choose_direct(const gg_plan_options *options, const gg_op_desc *desc) {
+    const gg_device *device = options->device;
+    const bool products = desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR || desc->kind == GG_OP_LSTM;
+    const bool cpu = !gg_device_is_separate(device) && device->isa >= GG_ISA_AVX512;
+    return desc->dtype == GG_BFLOAT16 && products && cpu && !gg_cpu_bfloat16_is_fast() ? GG_ALGORITHM_WIDENED
+                                                                                       : GG_ALGORITHM_DIRECT;
+}
+
+static bool winograd_possible(const gg_plan_options *options, const gg_op_desc *desc) {
     const gg_window *w = &desc->window;
     const int64_t taps = w->kernel[0];
-    if (desc->kind != GG_OP_CONV2D || desc->groups != 1 || desc->dtype != GG_FLOAT32 || (taps != 3 && taps != 5))
-        return false;
+    if (desc->kind != GG_OP_CONV2D || desc->groups != 1 || (taps != 3 && taps != 5)) return false;
+    if (desc->dtype != GG_FLOAT32 && gg_choose_direct(options, desc) != GG_ALGORITHM_WIDENED) return false;
     for (int axis = 0; axis < 2; axis++) {
         if (w->kernel[axis] != taps || w->stride[axis] != 1 || w->dilation[axis] != 1 || w->padding[axis] >= taps)
             return false;
@@ -104,7 +114,8 @@ static bool split_possible(const gg_plan_options *options, const gg_op_desc *des
 
 bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op_desc *desc) {
     if (desc->kind != GG_OP_CONV2D) return false;
-    return options->device->table->numbered_algorithms || winograd_possible(desc) || split_possible(options, desc);
+    return options->device->table->numbered_algorithms || winograd_possible(options, desc) ||
+           split_possible(options, desc);
 }
 
 /* Where Winograd's was faster, measured with AVX-512: transforms cost as much for each channel, and products gain with
@@ -125,11 +136,11 @@ static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
 
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
     const bool measured = options->conv_algorithm == GG_CONV_AUTO && gg_choose_has_algorithms(options, desc);
-    const bool possible = options->conv_algorithm != GG_CONV_DIRECT && winograd_possible(desc);
+    const bool possible = options->conv_algorithm != GG_CONV_DIRECT && winograd_possible(options, desc);
     const gg_conv_key key = gg_conv_key_of(desc);
     for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
         const bool faster = options->conv_algorithm == GG_CONV_WINOGRAD || winograd_by_rule(desc, (gg_pass)pass);
-        out[pass] = possible && faster ? GG_ALGORITHM_WINOGRAD4 : GG_ALGORITHM_DIRECT;
+        out[pass] = possible && faster ? GG_ALGORITHM_WINOGRAD4 : gg_choose_direct(options, desc);
     }
     for (int i = 0; measured && i < options->conv_choices; i++) {
         const gg_conv_choice *choice = &options->conv_choice[i];

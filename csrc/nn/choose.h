@@ -4,6 +4,9 @@
 
 #include "nn/plan.h"
 
+/* The algorithm of an operation that nothing else is said of: GG_ALGORITHM_WIDENED for products of bfloat16 on a CPU
+ * that is faster in float32, else GG_ALGORITHM_DIRECT. */
+gg_algorithm gg_choose_direct(const gg_plan_options *options, const gg_op_desc *desc);
 /* The algorithm of each pass of a convolution whose input lies in this layout: by the options' choices, or by a rule.
  * One that no table has for this layout is for the caller to replace. */
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]);

@@ -80,12 +80,17 @@ static void plan_decide(gg_plan *plan, int value, gg_format format) {
     it->bytes = gg_format_bytes(format, &it->shape, plan->options.batch);
 }
 
+/* A table that has no widened form of an operation is asked for the direct one. */
 static gg_status create_from(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_ERROR_UNSUPPORTED; /* by name: analysers do not see what gg_fail returns */
+    gg_op_desc direct = *desc;
+    direct.algorithm = GG_ALGORITHM_DIRECT;
     *out = NULL;
     if (device->table->create[desc->kind] == NULL)
         (void)gg_fail(status, "table '%s' has no operation %s", device->table->name, gg_op_kind_name(desc->kind));
     else status = device->table->create[desc->kind](device, desc, out);
+    if (status == GG_ERROR_UNSUPPORTED && desc->algorithm == GG_ALGORITHM_WIDENED)
+        status = create_from(device, &direct, out);
     if (status == GG_OK && *out == NULL) {
         status = GG_ERROR_BACKEND;
         (void)gg_fail(status, "table '%s' made no operation %s", device->table->name, gg_op_kind_name(desc->kind));
@@ -285,15 +290,16 @@ static unsigned passes_with(const gg_algorithm algorithm[GG_PASS_COUNT], gg_algo
  * each pass; where no table has that, the direct one. */
 static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_COUNT]) {
     gg_status status = GG_OK;
-    gg_algorithm algorithm[GG_PASS_COUNT] = {GG_ALGORITHM_DIRECT}, first;
     gg_op_desc desc;
     plan_describe(plan, group, &desc);
+    const gg_algorithm direct = gg_choose_direct(&plan->options, &desc);
+    gg_algorithm algorithm[GG_PASS_COUNT] = {direct, direct, direct}, first;
     if (desc.kind == GG_OP_CONV2D) gg_choose_algorithms(&plan->options, &desc, algorithm);
     first = algorithm[GG_PASS_FORWARD];
     unsigned passes = plan->options.training ? passes_with(algorithm, first, desc.input_grad) : 0;
     status = create_group(plan, group, first, passes, &out[GG_PASS_FORWARD]);
-    if (status == GG_ERROR_UNSUPPORTED && first != GG_ALGORITHM_DIRECT) {
-        first = GG_ALGORITHM_DIRECT;
+    if (status == GG_ERROR_UNSUPPORTED && first != direct) {
+        first = direct;
         passes = plan->options.training ? passes_with(algorithm, first, desc.input_grad) : 0;
         status = create_group(plan, group, first, passes, &out[GG_PASS_FORWARD]);
     }
@@ -302,8 +308,8 @@ static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_C
     for (int pass = GG_PASS_WEIGHTS; pass < GG_PASS_COUNT; pass++) {
         if ((passes >> pass & 1u) != 0) continue;
         GG_TRY(create_beside(plan, out[GG_PASS_FORWARD], algorithm[pass], (gg_pass)pass, &out[pass]));
-        if (out[pass] == NULL && first != GG_ALGORITHM_DIRECT)
-            GG_TRY(create_beside(plan, out[GG_PASS_FORWARD], GG_ALGORITHM_DIRECT, (gg_pass)pass, &out[pass]));
+        if (out[pass] == NULL && first != direct)
+            GG_TRY(create_beside(plan, out[GG_PASS_FORWARD], direct, (gg_pass)pass, &out[pass]));
         if (out[pass] == NULL) missing |= 1u << pass;
     }
     if (missing == 0) goto cleanup;
@@ -311,10 +317,10 @@ static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_C
     gg_op_destroy(out[GG_PASS_FORWARD]);
     out[GG_PASS_FORWARD] = NULL;
     status = create_group(plan, group, first, passes | missing, &out[GG_PASS_FORWARD]);
-    if (status != GG_ERROR_UNSUPPORTED || first == GG_ALGORITHM_DIRECT) goto cleanup;
+    if (status != GG_ERROR_UNSUPPORTED || first == direct) goto cleanup;
     destroy_ops(out);
     memset(out, 0, GG_PASS_COUNT * sizeof *out);
-    status = create_group(plan, group, GG_ALGORITHM_DIRECT, 0, &out[GG_PASS_FORWARD]);
+    status = create_group(plan, group, direct, 0, &out[GG_PASS_FORWARD]);
 cleanup:
     return status;
 }

@@ -135,9 +135,9 @@ static bool is_bound_by_weights(const gg_op_desc *desc) {
     return desc->batch * gg_shape_count(&desc->output) / out <= FEW_ROWS && in * out >= MANY_WEIGHTS;
 }
 
-/* The element type of an operation's activations. Products gain by bfloat16 whatever comes before them; where nothing
- * is multiplied, a conversion in front would cost more than it saves. oneDNN has no bfloat16 without AVX-512. */
-static gg_dtype dtype_of(const gg_device *device, const gg_op_desc *desc) {
+/* Products gain by bfloat16 whatever comes before them; where nothing is multiplied, a conversion in front would cost
+ * more than it saves. oneDNN has no bfloat16 without AVX-512. */
+gg_dtype gg_dnn_dtype_of(const gg_device *device, const gg_op_desc *desc) {
     if (desc->dtype != GG_BFLOAT16 || device->isa < GG_ISA_AVX512 || is_bound_by_weights(desc)) return GG_FLOAT32;
     if (desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR) return GG_BFLOAT16;
     for (int i = 0; i < desc->inputs; i++)
@@ -163,7 +163,7 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     op->head.type = &op_class;
     op->head.backend = GG_DNN_NAME;
     op->head.desc = *desc;
-    op->dtype = dtype_of(device, desc);
+    op->dtype = gg_dnn_dtype_of(device, desc);
     for (int i = 0; i < desc->inputs; i++) op->head.input[i].dtype = op->dtype;
     op->head.output.dtype = op->dtype;
     op->device = device;

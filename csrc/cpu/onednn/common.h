@@ -101,6 +101,8 @@ typedef struct gg_dnn_op {
     dnnl_primitive_attr_t plain_attr; /* user scratchpad, strict float32 */
 } gg_dnn_op;
 
+/* The element type of an operation's activations. */
+gg_dtype gg_dnn_dtype_of(const gg_device *device, const gg_op_desc *desc);
 /* An operation without steps, its inputs and its output of the type that it computes in. Checks inputs, batch and
  * element types. */
 gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op **out);

@@ -211,7 +211,7 @@ cleanup:
     return status;
 }
 
-gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+static gg_status onednn_conv2d_direct(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     conv it = {0};
     conv_error error = {.md = NULL};
@@ -240,4 +240,9 @@ gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op 
         GG_TRY(onednn_conv2d_add_data(&it, &error));
 cleanup:
     return gg_dnn_op_finish(status, it.op, out);
+}
+
+gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    return desc->algorithm == GG_ALGORITHM_WIDENED ? gg_cpu_widened_create(device, desc, onednn_conv2d_direct, out)
+                                                   : onednn_conv2d_direct(device, desc, out);
 }

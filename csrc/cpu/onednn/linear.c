@@ -120,7 +120,7 @@ cleanup:
     return status;
 }
 
-gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+static gg_status onednn_linear_direct(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     linear it = {0};
     char in_text[GG_SHAPE_TEXT], out_text[GG_SHAPE_TEXT];
@@ -160,4 +160,10 @@ gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op 
     if (desc->training) GG_TRY(onednn_linear_add_backward(&it));
 cleanup:
     return gg_dnn_op_finish(status, it.op, out);
+}
+
+gg_status gg_dnn_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    const bool widened = desc->algorithm == GG_ALGORITHM_WIDENED && gg_dnn_dtype_of(device, desc) == GG_BFLOAT16;
+    return widened ? gg_cpu_widened_create(device, desc, onednn_linear_direct, out)
+                   : onednn_linear_direct(device, desc, out);
 }

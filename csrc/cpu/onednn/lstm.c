@@ -578,7 +578,7 @@ static size_t prepared_bytes(const narrow_lstm *op, lstm_product_kind first) {
            (size_t)op->layers * products[2].packed_bytes;
 }
 
-gg_status gg_dnn_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+static gg_status onednn_lstm_direct(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     void *block = NULL;
     *out = NULL;
@@ -617,4 +617,9 @@ gg_status gg_dnn_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **
 cleanup:
     if (block != NULL) narrow_lstm_destroy(block);
     return status;
+}
+
+gg_status gg_dnn_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    return desc->algorithm == GG_ALGORITHM_WIDENED ? gg_cpu_widened_create(device, desc, gg_native_lstm_create, out)
+                                                   : onednn_lstm_direct(device, desc, out);
 }

@@ -1,0 +1,208 @@
+/* Operations in bfloat16 that compute in float32. The bfloat16 input and error are widened into scratch memory, the
+ * operation of some table for float32 runs there, and what it gives is rounded. A ReLU is applied to the bfloat16
+ * numbers while they are converted, a piece at a time, so it moves nothing. Products read the weights as they are. */
+#include "base/memory.h"
+#include "base/parallel.h"
+#include "cpu/shared.h"
+
+typedef struct widened_op {
+    gg_op head;
+    gg_device *device;
+    gg_op *inner;                            /* float32, without an activation */
+    size_t inputs, outputs;                  /* numbers in a batch, padded channels included */
+    size_t input, output, error, grad_input; /* where they lie in scratch, in bytes */
+    bool keeps; /* the weights' pass of the same operation leaves the error to that of the data */
+} widened_op;
+
+typedef struct convert_job {
+    const gg_cpu_kernels *kernels;
+    size_t n;
+    bool relu;
+    const uint16_t *mask; /* widen: numbers become 0 where this is not positive; NULL: none do */
+    uint16_t *narrow;
+    float *wide;
+} convert_job;
+
+/* So many numbers stay in the first-level cache between the steps of a conversion. */
+enum { PIECE = 4096 };
+
+static void widen_pieces(void *context, int thread, int threads) {
+    const convert_job *job = context;
+    size_t begin, end;
+    gg_parallel_split(job->n, GG_LANES, thread, threads, &begin, &end);
+    for (size_t at = begin; at < end; at += PIECE) {
+        const size_t count = end - at < PIECE ? end - at : PIECE;
+        uint16_t *narrow = job->narrow + at;
+        if (job->mask != NULL) job->kernels->elementwise->relu_narrow_backward(count, job->mask + at, narrow, narrow);
+        gg_cpu_widen_any(job->kernels, count, narrow, job->wide + at);
+    }
+}
+
+static void narrow_pieces(void *context, int thread, int threads) {
+    const convert_job *job = context;
+    size_t begin, end;
+    gg_parallel_split(job->n, GG_LANES, thread, threads, &begin, &end);
+    for (size_t at = begin; at < end; at += PIECE) {
+        const size_t count = end - at < PIECE ? end - at : PIECE;
+        uint16_t *narrow = job->narrow + at;
+        gg_cpu_narrow_any(job->kernels, count, job->wide + at, narrow);
+        if (job->relu) job->kernels->elementwise->relu_narrow(count, narrow, narrow);
+    }
+}
+
+/* The input, which is not written. */
+static float *widen_input(const widened_op *op, const gg_op_args *args) {
+    const convert_job job = {.kernels = gg_cpu_device_kernels(op->device),
+                             .n = op->inputs,
+                             .narrow = (uint16_t *)(uintptr_t)args->input[0],
+                             .wide = (float *)((char *)args->scratch + op->input)};
+    gg_parallel_run(gg_cpu_threads_for(op->device, job.n), widen_pieces, (void *)(uintptr_t)&job);
+    return job.wide;
+}
+
+/* What has the output's shape; `masked`: the error behind a ReLU is left in it. */
+static float *widen_outputs(const widened_op *op, const gg_op_args *args, const void *from, size_t offset,
+                            bool masked) {
+    convert_job job = {.kernels = gg_cpu_device_kernels(op->device),
+                       .n = op->outputs,
+                       .mask = masked ? args->output : NULL,
+                       .narrow = (uint16_t *)(uintptr_t)from,
+                       .wide = (float *)((char *)args->scratch + offset)};
+    gg_parallel_run(gg_cpu_threads_for(op->device, job.n), widen_pieces, &job);
+    return job.wide;
+}
+
+static void narrow_result(const widened_op *op, size_t n, float *from, void *out, bool relu) {
+    convert_job job = {.kernels = gg_cpu_device_kernels(op->device), .n = n, .relu = relu, .narrow = out, .wide = from};
+    gg_parallel_run(gg_cpu_threads_for(op->device, n), narrow_pieces, &job);
+}
+
+static gg_status widened_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
+    return gg_op_prepare(((widened_op *)head)->inner, args, pass);
+}
+
+static gg_status widened_forward(gg_op *head, const gg_op_args *args) {
+    gg_status status = GG_OK;
+    const widened_op *op = (widened_op *)head;
+    gg_op_args wide = *args;
+    float *output = (float *)((char *)args->scratch + op->output);
+    wide.input[0] = widen_input(op, args);
+    wide.output = output;
+    GG_TRY(gg_op_forward(op->inner, &wide));
+    narrow_result(op, op->outputs, output, args->output, head->desc.activation == GG_ACTIVATION_RELU);
+cleanup:
+    return status;
+}
+
+/* What the float32 operation reads of the forward pass. */
+static void widen_forward(const widened_op *op, const gg_op_args *args, gg_op_args *wide) {
+    if (op->inner->backward_needs_input != 0) wide->input[0] = widen_input(op, args);
+    if (op->inner->backward_needs_output) wide->output = widen_outputs(op, args, args->output, op->output, false);
+}
+
+static gg_status widened_weights(gg_op *head, const gg_op_args *args) {
+    gg_status status = GG_OK;
+    const widened_op *op = (widened_op *)head;
+    gg_op_args wide = *args;
+    widen_forward(op, args, &wide);
+    wide.grad_output =
+        widen_outputs(op, args, args->grad_output, op->error, head->desc.activation == GG_ACTIVATION_RELU);
+    wide.grad_input[0] = NULL;
+    GG_TRY(op->inner->type->backward_weights(op->inner, &wide));
+cleanup:
+    return status;
+}
+
+static gg_status widened_data(gg_op *head, const gg_op_args *args) {
+    gg_status status = GG_OK;
+    const widened_op *op = (widened_op *)head;
+    gg_op_args wide = *args;
+    float *grad_input = (float *)((char *)args->scratch + op->grad_input);
+    if (op->keeps) {
+        wide.grad_output = (char *)args->scratch + op->error;
+    } else {
+        if (op->inner->type->backward_weights == NULL) widen_forward(op, args, &wide);
+        wide.grad_output = widen_outputs(op, args, args->grad_output, op->error, false);
+    }
+    if (args->grad_input[0] != NULL) wide.grad_input[0] = grad_input;
+    GG_TRY(op->inner->type->backward_data(op->inner, &wide));
+    if (args->grad_input[0] != NULL) narrow_result(op, op->inputs, grad_input, args->grad_input[0], false);
+cleanup:
+    return status;
+}
+
+static void widened_destroy(gg_op *head) {
+    gg_op_destroy(((widened_op *)head)->inner);
+    gg_free(head);
+}
+
+/* With the gradients of the parameters in a pass of their own, or together with that of the input. */
+static const gg_op_class widened_class = {.prepare = widened_prepare,
+                                          .forward = widened_forward,
+                                          .backward_weights = widened_weights,
+                                          .backward_data = widened_data,
+                                          .destroy = widened_destroy};
+static const gg_op_class widened_class_at_once = {
+    .prepare = widened_prepare, .forward = widened_forward, .backward_data = widened_data, .destroy = widened_destroy};
+
+/* Room for so many float32 in scratch, behind what has been laid out. */
+static size_t lay_out_numbers(size_t *bytes, size_t count) {
+    const size_t at = *bytes;
+    *bytes += (count * sizeof(float) + GG_READ_BEHIND + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+    return at;
+}
+
+/* What follows another in time lies in its place, unless both are read together. */
+static void lay_out_scratch(widened_op *op) {
+    const gg_op *inner = op->inner;
+    size_t bytes = (inner->scratch_bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+    op->input = lay_out_numbers(&bytes, op->inputs);
+    op->output = lay_out_numbers(&bytes, op->outputs);
+    op->error = inner->backward_needs_output ? lay_out_numbers(&bytes, op->outputs) : op->output;
+    op->grad_input = inner->type->backward_weights == NULL ? lay_out_numbers(&bytes, op->inputs) : op->input;
+    op->head.scratch_bytes = bytes;
+}
+
+gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cpu_create_fn create, gg_op **out) {
+    gg_status status = GG_OK;
+    gg_op *inner = NULL;
+    void *block = NULL;
+    gg_op_desc wide = *desc;
+    *out = NULL;
+    if (desc->inputs != 1 || desc->dtype != GG_BFLOAT16)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "%s of %d inputs in %s has no widened form", gg_op_kind_name(desc->kind),
+                desc->inputs, gg_dtype_name(desc->dtype));
+    wide.dtype = wide.offered[0].dtype = GG_FLOAT32;
+    wide.activation = GG_ACTIVATION_NONE;
+    if (wide.algorithm == GG_ALGORITHM_WIDENED) wide.algorithm = GG_ALGORITHM_DIRECT;
+    GG_TRY(create(device, &wide, &inner));
+    if (inner->input[0].layout == GG_LAYOUT_BATCH_LAST || inner->output.layout == GG_LAYOUT_BATCH_LAST)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "bfloat16 does not lie %s", gg_layout_name(GG_LAYOUT_BATCH_LAST));
+    GG_TRY(gg_calloc(1, sizeof(widened_op), "an operation", &block));
+    widened_op *op = block;
+    gg_op *head = &op->head;
+    head->type = inner->type->backward_weights != NULL ? &widened_class : &widened_class_at_once;
+    head->backend = inner->backend;
+    head->desc = *desc;
+    head->input[0] = (gg_format){GG_BFLOAT16, inner->input[0].layout};
+    head->output = (gg_format){GG_BFLOAT16, inner->output.layout};
+    head->prepared_bytes = inner->prepared_bytes;
+    head->prepared_once = inner->prepared_once;
+    head->saved_bytes = inner->saved_bytes;
+    head->backward_needs_input = inner->backward_needs_input;
+    head->backward_needs_output = inner->backward_needs_output;
+    op->device = device;
+    op->inner = inner;
+    op->inputs = gg_format_bytes(head->input[0], &desc->input[0], desc->batch) / sizeof(uint16_t);
+    op->outputs = gg_format_bytes(head->output, &desc->output, desc->batch) / sizeof(uint16_t);
+    if (desc->training && inner->type->backward_weights != NULL && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) {
+        op->keeps = true;
+        if (desc->activation == GG_ACTIVATION_RELU) head->backward_needs_output = true;
+    }
+    lay_out_scratch(op);
+    *out = head;
+    inner = NULL;
+cleanup:
+    gg_op_destroy(inner);
+    return status;
+}
