@@ -158,8 +158,7 @@ typedef struct gg_sgemm {
     const float *a, *b;
     float *c;
     int64_t lda, ldb, ldc;
-    const float *bias;     /* n of them, to each row; NULL: none */
-    const float *row_bias; /* split products alone: m of them, to each column; NULL: none */
+    const float *bias; /* n of them, to each row; NULL: none */
     bool transpose_a, transpose_b, add, relu;
     bool by_columns; /* split products: the calling threads have B's columns in their caches rather than A's rows */
 } gg_sgemm;

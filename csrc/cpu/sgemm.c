@@ -132,7 +132,7 @@ void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(isa);
     if (p->m < 1 || p->n < 1) return;
     if (gg_sgemm_is_split(isa, p)) {
-        gg_sgemm_split_run(gg_split_kernels_for(isa), p, threads, scratch);
+        gg_sgemm_split_run(gg_split_kernels_for(isa), p, NULL, threads, scratch);
         return;
     }
     job j = {.kernels = kernels, .p = p, .packed = scratch, .parts = parts_of(p)};

@@ -24,6 +24,7 @@
 typedef struct job {
     const gg_split_kernels *kernels;
     const gg_sgemm *p;
+    const float *row_bias; /* p->m of them; NULL: none */
     uint16_t *strip, *chunks;
     int64_t most_terms, most_cols, most_rows;
     int64_t term, terms; /* of the part */
@@ -101,7 +102,7 @@ static void multiply_chunk(const job *j, const uint16_t *chunk, int64_t row, int
                                       .c = p->c + row * p->ldc + j->col + col,
                                       .c_row = p->ldc,
                                       .bias = p->bias != NULL ? p->bias + j->col + col : NULL,
-                                      .row_bias = p->row_bias != NULL ? p->row_bias + row : NULL,
+                                      .row_bias = j->row_bias != NULL ? j->row_bias + row : NULL,
                                       .add = p->add || j->term > 0,
                                       .relu = p->relu && j->term + j->terms == p->k};
     j->kernels->multiply(&product);
@@ -153,8 +154,8 @@ size_t gg_sgemm_split_scratch(const gg_sgemm *p, int threads) {
     return (size_t)(strips * strip_numbers(p) + threads * chunk_numbers(p)) * sizeof(uint16_t);
 }
 
-/* The rows or columns of one thread, as a product by itself. */
-static gg_sgemm own_product(const gg_sgemm *p, int thread, int threads) {
+/* The rows or columns of one thread, as a product by itself. *row_bias becomes its biases of rows. */
+static gg_sgemm own_product(const gg_sgemm *p, int thread, int threads, const float **row_bias) {
     gg_sgemm own = *p;
     int64_t first;
     if (is_by_columns(p, threads)) {
@@ -166,15 +167,15 @@ static gg_sgemm own_product(const gg_sgemm *p, int thread, int threads) {
         own.m = share_of(p->m, thread, threads, &first);
         own.a += p->transpose_a ? first : first * p->lda;
         own.c += first * p->ldc;
-        if (p->row_bias != NULL) own.row_bias += first;
+        if (*row_bias != NULL) *row_bias += first;
     }
     return own;
 }
 
 static void own_part(void *context, int thread, int threads) {
     const job *whole = context;
-    const gg_sgemm own = own_product(whole->p, thread, threads);
     job j = *whole;
+    const gg_sgemm own = own_product(whole->p, thread, threads, &j.row_bias);
     if (own.m < 1 || own.n < 1) return;
     j.p = &own;
     j.strip += thread * (strip_numbers(whole->p) + chunk_numbers(whole->p));
@@ -212,9 +213,11 @@ static void run_together(job *j, int threads) {
     }
 }
 
-void gg_sgemm_split_run(const gg_split_kernels *kernels, const gg_sgemm *p, int threads, void *scratch) {
+void gg_sgemm_split_run(const gg_split_kernels *kernels, const gg_sgemm *p, const float *row_bias, int threads,
+                        void *scratch) {
     job j = {.kernels = kernels,
              .p = p,
+             .row_bias = row_bias,
              .strip = scratch,
              .most_terms = part_terms(p),
              .most_cols = strip_cols(p),

@@ -11,6 +11,8 @@ bool gg_sgemm_is_split(gg_isa isa, const gg_sgemm *product);
  * hence without the number of outputs. */
 bool gg_weight_gradient_is_split(gg_isa isa, int64_t batch, int64_t in);
 size_t gg_sgemm_split_scratch(const gg_sgemm *product, int threads);
-void gg_sgemm_split_run(const gg_split_kernels *kernels, const gg_sgemm *product, int threads, void *scratch);
+/* row_bias: m of them, to each column, where the product has no bias; NULL: none. */
+void gg_sgemm_split_run(const gg_split_kernels *kernels, const gg_sgemm *product, const float *row_bias, int threads,
+                        void *scratch);
 
 #endif

@@ -102,7 +102,6 @@ static gg_sgemm forward_product(const linear_op *linear, const gg_op_args *args)
                       .lda = linear->in,
                       .ldb = linear->lanes,
                       .ldc = linear->lanes,
-                      .row_bias = linear->op.desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL,
                       .by_columns = true,
                       .relu = linear->op.desc.activation == GG_ACTIVATION_RELU};
 }
@@ -178,7 +177,8 @@ static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
     const gg_split_kernels *split = j.linear->split[GG_PASS_FORWARD];
     const gg_sgemm product = forward_product(j.linear, args);
-    if (split != NULL) gg_sgemm_split_run(split, &product, j.linear->threads, args->scratch);
+    const float *bias = op->desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
+    if (split != NULL) gg_sgemm_split_run(split, &product, bias, j.linear->threads, args->scratch);
     else gg_parallel_run(j.linear->threads, native_linear_forward_part, &j);
     return GG_OK;
 }
@@ -190,7 +190,7 @@ static gg_status native_linear_backward_weights(gg_op *op, const gg_op_args *arg
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return GG_OK;
     const gg_split_kernels *split = linear->split[GG_PASS_WEIGHTS];
     const gg_sgemm product = weight_product(linear, args);
-    if (split != NULL) gg_sgemm_split_run(split, &product, linear->threads, args->scratch);
+    if (split != NULL) gg_sgemm_split_run(split, &product, NULL, linear->threads, args->scratch);
     else if (linear->packs) gg_sgemm_run(linear->kernels->isa, &product, linear->threads, args->scratch);
     else gg_parallel_run(linear->threads, native_linear_weights_part, &j);
     return GG_OK;
@@ -201,7 +201,7 @@ static gg_status native_linear_backward_data(gg_op *op, const gg_op_args *args) 
     const gg_split_kernels *split = j.linear->split[GG_PASS_DATA];
     if (!op->desc.input_grad || args->grad_input[0] == NULL) return GG_OK;
     const gg_sgemm product = data_product(j.linear, args);
-    if (split != NULL) gg_sgemm_split_run(split, &product, j.linear->threads, args->scratch);
+    if (split != NULL) gg_sgemm_split_run(split, &product, NULL, j.linear->threads, args->scratch);
     else gg_parallel_run(j.linear->threads, data_part, &j);
     return GG_OK;
 }
