@@ -2,6 +2,7 @@
 
 As a program:  python tests/cbuild.py OBJECT_FOLDER OUTPUT_FOLDER   builds all and prints "RANKS PATH" lines.
 A program that wants ranks says so in a comment:  mpi ranks: 2
+One that wants the level amx on any CPU:  twins: amx
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "tests" / "c").glob("*.c"))
 MODULE_SOURCES = sorted((ROOT / "tests" / "c" / "operations").glob("*.c"))
+TWIN = ROOT / "tests" / "c" / "twin" / "amx.c"
 
 
 def wheel_library(wheel: str, name: str) -> str:
@@ -41,9 +43,16 @@ def linking(facts: dict) -> list[str]:
     return [*whole, "-Wl,--allow-shlib-undefined"]
 
 
+def over_twin() -> list[str]:
+    """What sends the calls of the core's objects to the functions of TWIN."""
+    names = sorted(set(re.findall(r"\b__wrap_(\w+)", TWIN.read_text())))
+    return [f"-Wl,--wrap={name}" for name in names]
+
+
 def command(objects: Path, source: Path, target: Path) -> list[str]:
     facts = json.loads((objects / "libgossipgrad.json").read_text())
-    return [*compiling(facts), str(source), "-o", str(target), *linking(facts)]
+    twin = [str(TWIN), *over_twin()] if "twins: amx" in source.read_text() else []
+    return [*compiling(facts), str(source), *twin, "-o", str(target), *linking(facts)]
 
 
 def build_module(objects: Path) -> Path:
@@ -57,10 +66,11 @@ def build_module(objects: Path) -> Path:
     includes = [sysconfig.get_paths()["include"], sysconfig.get_paths()["platinclude"], numpy.get_include()]
     compiler = [*compiling(facts), *(word for path in includes for word in ("-isystem", path))]
     core = [ROOT / facts["archive"], *(objects / "python" / f"{name}.o" for name in ("convert", "exceptions"))]
-    units = {source: folder / f"{source.stem}.o" for source in MODULE_SOURCES}
-    link = [*facts["cc"], "-shared", *map(str, [*units.values(), *core[1:]]), "-o", str(target), *linking(facts)]
+    units = {source: folder / f"{source.stem}.o" for source in [*MODULE_SOURCES, TWIN]}
+    whole = [*map(str, [*units.values(), *core[1:]]), *over_twin(), "-o", str(target), *linking(facts)]
+    link = [*facts["cc"], "-shared", *whole]
     key = hashlib.sha256("\0".join([*compiler, *link, sys.version, numpy.__version__]).encode())
-    for path in [*MODULE_SOURCES, *MODULE_SOURCES[0].parent.glob("*.h")]:
+    for path in [*units, *MODULE_SOURCES[0].parent.glob("*.h")]:
         key.update(path.read_bytes())
     for path in core:  # a changed header of the core compiles some of its objects, too
         key.update(f"{path.stat().st_size} {path.stat().st_mtime_ns}".encode())

@@ -14,8 +14,7 @@ import cbuild
 import numpy as np
 from numpy.typing import NDArray
 
-import gossipgrad  # noqa: F401  loads the core's libraries
-from gossipgrad import _preload
+from gossipgrad import _core, _preload  # loads the core's libraries
 
 
 def _load() -> Any:
@@ -28,6 +27,8 @@ def _load() -> Any:
 
 
 _module = _load()
+# The levels that this CPU has, and amx on any: tests/c/twin.
+ISAS = [isa for isa in _core.info()["isas"] if isa != "amx"] + ["amx"]
 
 
 def run_op(

@@ -30,6 +30,10 @@ ONEDNN = bool(_core.info()["onednn"])
 TABLES = [("native", isa) for isa in ISAS] + ([("onednn", "avx512" if ISAS[-1] == "amx" else None)] if ONEDNN else [])
 tables = pytest.mark.parametrize(("backend", "isa"), TABLES, ids=[f"{b}-{i or 'default'}" for b, i in TABLES])
 isas = pytest.mark.parametrize("isa", ISAS)
+# Of products of matrices, which the level amx has of its own.
+PRODUCTS = list(dict.fromkeys([*TABLES, ("native", "amx"), *([("onednn", "amx")] if ONEDNN else [])]))
+products = pytest.mark.parametrize(("backend", "isa"), PRODUCTS, ids=[f"{b}-{i or 'default'}" for b, i in PRODUCTS])
+product_isas = pytest.mark.parametrize("isa", operations.ISAS)
 
 ROUNDING = 2.0**-24  # of float32, to nearest
 TINY = 2.0**-126
@@ -193,6 +197,9 @@ LINEAR = {
     "two-threads": (37, 65, 130, dict(threads=2)),
     "two-threads-batch-1": (1, 65, 33, dict(threads=2, activation="relu")),
     "deep": (5, 3001, 3, {}),
+    "split": (70, 90, 65, dict(activation="relu", threads=2)),
+    "split-long": (300, 45, 37, dict(threads=3)),
+    "split-no-bias": (64, 530, 30, dict(bias=False)),
 }
 
 
@@ -204,7 +211,7 @@ def linear(name: str):
     return x, weight, float32(rng, outputs) if options.get("bias", True) else None, float32(rng, n, outputs)
 
 
-@tables
+@products
 @pytest.mark.parametrize("name", LINEAR)
 def test_linear(backend, isa, name):
     x, weight, bias, grad = linear(name)
@@ -728,15 +735,16 @@ def test_repeated_runs_give_the_same_bits(backend, isa, kind, threads):
         assert one["grad_inputs"][0].tobytes() == first["grad_inputs"][0].tobytes()
 
 
-@isas
-@pytest.mark.parametrize("kind", ["conv2d", "linear"])
-def test_more_threads_give_the_same_bits(isa, kind):
+@product_isas
+@pytest.mark.parametrize("name", ["conv2d", "two-threads", "split", "split-long"])
+def test_more_threads_give_the_same_bits(isa, name):
     """The native table promises it: runs with another number of threads are comparable bit for bit."""
+    kind = "conv2d" if name == "conv2d" else "linear"
     if kind == "conv2d":
         x, weight, bias, y, _, grad, _, _ = convolution("two-threads")
         options = dict(kernel=(3, 3))
     else:
-        x, weight, bias, grad = linear("two-threads")
+        x, weight, bias, grad = linear(name)
         y, options = grad, {}
     runs = [
         operations.run_op(

@@ -6,11 +6,14 @@ import numpy as np
 import operations
 import pytest
 import reference as ref
-from test_operations import TABLES, close, float32, isas, same, seeded, tables
+from test_operations import PRODUCTS, TABLES, close, float32, isas, product_isas, same, seeded, tables
 
 import gossipgrad as gg
 
-# ---- linear over the last axis
+# ---- linear over the last axis; at the level amx oneDNN's table leaves large products to the native one
+
+PRODUCTS = [one for one in PRODUCTS if one != ("onednn", "amx")]
+products = pytest.mark.parametrize(("backend", "isa"), PRODUCTS, ids=[f"{b}-{i or 'default'}" for b, i in PRODUCTS])
 
 ROWS = {
     "one-of-everything": (1, (1,), 1, 1, {}),
@@ -27,7 +30,7 @@ ROWS = {
 }
 
 
-@tables
+@products
 @pytest.mark.parametrize("name", ROWS)
 def test_linear_over_the_last_axis(backend, isa, name):
     n, positions, inputs, outputs, options = ROWS[name]
@@ -72,7 +75,7 @@ def test_few_weights_over_many_positions_are_the_same_for_any_threads(backend):
     same("grad_weight", one["grad_weight"], three["grad_weight"])
 
 
-@tables
+@products
 def test_linear_over_the_last_axis_is_the_same_for_any_threads(backend, isa):
     rng = np.random.default_rng(1)
     x, weight, bias, grad = float32(rng, 9, 31, 65), float32(rng, 130, 65), float32(rng, 130), float32(rng, 9, 31, 130)
@@ -519,7 +522,7 @@ def lstm_masks(name):
     return [np.where(shown > 0.1, 1 / (1 - how["probability"]), 0)]
 
 
-@isas
+@product_isas
 @pytest.mark.parametrize("name", LSTM)
 def test_lstm(isa, name):
     x, parameters, first, grad, layers, how = lstm_case(name)
@@ -563,9 +566,10 @@ def test_lstm_agrees_with_its_own_differences():
             assert (up - down) / (2 * step) == pytest.approx(wanted[at], rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.parametrize("isa", [None, "amx"])
 @pytest.mark.parametrize("name", ["wide", "two-layers", "dropout", "stateful", "large", "many-samples"])
-def test_lstm_is_the_same_for_any_threads(name):
-    one, three = run_lstm(None, name, threads=1), run_lstm(None, name, threads=3)
+def test_lstm_is_the_same_for_any_threads(isa, name):
+    one, three = run_lstm(isa, name, threads=1), run_lstm(isa, name, threads=3)
     same("output", one["output"], three["output"])
     same("grad_input", one["grad_inputs"][0], three["grad_inputs"][0])
     for a, b in zip(one["gradients"], three["gradients"], strict=True):

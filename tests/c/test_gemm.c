@@ -1,5 +1,7 @@
 /* Convolution, linear layers and matrix products of the native table: every instruction set of this CPU and the
- * scalar kernels, against sums in double. */
+ * scalar kernels, against sums in double.
+ *
+ * twins: amx */
 #include <float.h>
 #include <stdlib.h>
 
@@ -437,7 +439,8 @@ static void test_transpose(void) {
     for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
         const gg_gemm_kernels *kernels = gg_gemm_kernels_for((gg_isa)isa);
         if (!gg_cpu_supports((gg_isa)isa) || kernels == NULL) continue;
-        CHECK_INT(kernels->isa, isa == GG_ISA_AMX ? GG_ISA_AVX512 : isa);
+        if (isa == GG_ISA_AMX) CHECK(kernels->isa < GG_ISA_AMX);
+        else CHECK_INT(kernels->isa, isa);
         const int64_t rows = 37, cols = 21, in_row = 23, padded = 48, out_row = 50;
         buffer in = buffer_random((size_t)(rows * in_row)), out = buffer_create((size_t)(cols * out_row));
         kernels->transpose(rows, cols, in.data, in_row, padded, out.data, out_row);

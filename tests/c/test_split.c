@@ -1,5 +1,7 @@
 /* Products and convolutions of float32 by parts in bfloat16: the scalar kernels against sums in double, the others
- * against their bits. */
+ * against their bits; what packs operands for them and orders their sums.
+ *
+ * twins: amx */
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -50,6 +52,12 @@ static buffer buffer_random(size_t count) {
 }
 
 /* ------------------------------------------------------------------------------------------------- kernels */
+
+/* Those that are compared with the scalar ones; NULL: this CPU has none. */
+static const gg_split_kernels *fast_products(void) {
+    const gg_split_kernels *kernels = gg_split_kernels_for(GG_ISA_AMX);
+    return kernels != &gg_split_kernels_scalar ? kernels : NULL;
+}
 
 typedef struct side {
     int64_t count, terms, step;
@@ -155,7 +163,7 @@ static void check_sums(const product_case *it, const float *c) {
 static void test_kernels(void) {
     static const int64_t sizes[] = {1, 5, 16, 17, 31, 32, 33, 50},
                          terms[] = {1, 2, 15, 16, 17, 32, 33, 70, 256, 300, 520};
-    const gg_split_kernels *fast = gg_cpu_supports(GG_ISA_AMX) ? gg_split_kernels_for(GG_ISA_AMX) : NULL;
+    const gg_split_kernels *fast = fast_products();
     int number = 0;
     for (size_t m = 0; m < sizeof sizes / sizeof *sizes; ++m)
         for (size_t k = 0; k < sizeof terms / sizeof *terms; ++k)
@@ -201,8 +209,7 @@ static void test_kernels(void) {
 /* Positive numbers, whose sum is far larger than its terms: the small products are not rounded away. */
 static void test_long_sums(void) {
     enum { SIDE = 20, TERMS = 16384 };
-    const gg_split_kernels *const kernels[2] = {&gg_split_kernels_scalar,
-                                                gg_cpu_supports(GG_ISA_AMX) ? gg_split_kernels_for(GG_ISA_AMX) : NULL};
+    const gg_split_kernels *const kernels[2] = {&gg_split_kernels_scalar, fast_products()};
     product_case it = {.a = side_create(SIDE, TERMS, false), .b = side_create(3, TERMS, true), .c_row = 3};
     it.start = buffer_random(3 * SIDE);
     it.biases = buffer_random(3);
@@ -232,8 +239,7 @@ static void test_parts(void) {
     static const float values[] = {
         0.0f, -0.0f, 1.0f, -3.14159274f, 3.40282347e38f, 0x1.fffffep-1f, 0x1.000002p-100f, INFINITY, NAN, 1e-30f};
     enum { COUNT = sizeof values / sizeof *values };
-    const gg_split_kernels *const kernels[2] = {&gg_split_kernels_scalar,
-                                                gg_cpu_supports(GG_ISA_AMX) ? gg_split_kernels_for(GG_ISA_AMX) : NULL};
+    const gg_split_kernels *const kernels[2] = {&gg_split_kernels_scalar, fast_products()};
     for (int k = 0; k < 2 && kernels[k] != NULL; ++k) {
         static const float one = 1;
         buffer rows = buffer_create((size_t)gg_split_packed(COUNT, 1) * sizeof(uint16_t));
@@ -261,23 +267,25 @@ static void test_parts(void) {
 
 /* ------------------------------------------------------------------------------------------------ products */
 
-/* Long sums, several strips and chunks: the bits of any number of threads, near those of fused multiply-adds. */
+/* Long sums, several strips and chunks: the bits of any number of threads, near those of multiply-adds. Sizes in two
+ * parts of one strip; by columns; in three parts; in one; in two strips; in two parts and two chunks of rows. The last
+ * two take the scalar kernels seconds, so in one orientation of the factors. */
 static void test_large_products(void) {
-    static const int64_t sizes[][3] = {
-        {150, 40, 1100}, {40, 720, 1024}, {300, 33, 2100}, {64, 64, 64}, {600, 430, 530}};
-    if (!gg_cpu_supports(GG_ISA_AMX)) return;
+    static const int64_t sizes[][3] = {{150, 40, 300}, {40, 720, 288},  {300, 33, 520},
+                                       {64, 64, 64},   {28, 2760, 260}, {330, 600, 520}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i)
-        for (int flags = 0; flags < 4; ++flags) {
+        for (int flags = 0; flags < (i < 4 ? 4 : 1); ++flags) {
             const int64_t m = sizes[i][0], n = sizes[i][1], k = sizes[i][2];
             const bool transpose_a = flags & 1, transpose_b = flags & 2;
+            const bool row_bias = (i + (size_t)flags) % 2 == 0;
             buffer a = buffer_random((size_t)(m * k)), b = buffer_random((size_t)(n * k)),
-                   bias = buffer_random((size_t)n);
+                   bias = buffer_random((size_t)(row_bias ? m : n));
             /* One thread; two with their own columns; three; more than split a strip each; multiply-adds. */
             enum { COLUMNS = 1, REFERENCE = 4, RUNS };
             static const int threads_of[RUNS] = {1, 2, 3, 6, 1};
             buffer c[RUNS];
             for (int run = 0; run < RUNS; ++run) {
-                const gg_isa isa = run == REFERENCE ? GG_ISA_AVX512 : GG_ISA_AMX;
+                const gg_isa isa = run == REFERENCE ? GG_ISA_SCALAR : GG_ISA_AMX;
                 const int threads = threads_of[run];
                 c[run] = buffer_create((size_t)(m * n) * sizeof(float));
                 const gg_sgemm p = {.m = m,
@@ -289,21 +297,23 @@ static void test_large_products(void) {
                                     .lda = transpose_a ? m : k,
                                     .ldb = transpose_b ? k : n,
                                     .ldc = n,
-                                    .bias = bias.data,
+                                    .bias = row_bias ? NULL : bias.data,
                                     .transpose_a = transpose_a,
                                     .transpose_b = transpose_b,
-                                    .relu = flags == 3,
+                                    .relu = flags == 1 && !row_bias,
                                     .by_columns = run == COLUMNS};
                 CHECK(gg_sgemm_is_split(isa, &p) == (run != REFERENCE));
                 buffer scratch = buffer_create(gg_sgemm_scratch(isa, &p, threads));
-                gg_sgemm_run(isa, &p, threads, scratch.data);
+                if (run == REFERENCE || !row_bias) gg_sgemm_run(isa, &p, threads, scratch.data);
+                else gg_sgemm_split_run(gg_split_kernels_for(isa), &p, bias.data, threads, scratch.data);
                 buffer_free(&scratch);
             }
             for (int run = 1; run < REFERENCE; ++run) CHECK(memcmp(c[0].data, c[run].data, c[0].bytes) == 0);
             double worst = 0;
             for (int64_t at = 0; at < m * n; ++at) {
+                const double start = row_bias ? (double)((float *)bias.data)[at / n] : 0;
                 const double difference =
-                    fabs((double)((float *)c[0].data)[at] - (double)((float *)c[REFERENCE].data)[at]);
+                    fabs((double)((float *)c[0].data)[at] - (double)((float *)c[REFERENCE].data)[at] - start);
                 if (difference > worst) worst = difference;
             }
             CHECK(worst > 0 && worst < 1e-4);
@@ -322,7 +332,8 @@ static const float special[] = {0.0f, -0.0f, 3.40282347e38f, -0x1.fffffep-100f, 
 typedef const gg_split_conv_kernels *conv_kernels;
 
 static conv_kernels fast_conv(void) {
-    return gg_cpu_supports(GG_ISA_AMX) ? gg_split_conv_kernels_for(GG_ISA_AMX) : NULL;
+    const conv_kernels kernels = gg_split_conv_kernels_for(GG_ISA_AMX);
+    return kernels != &gg_split_conv_kernels_scalar ? kernels : NULL;
 }
 
 static void check_same(buffer *a, buffer *b) {
@@ -563,7 +574,6 @@ static void test_conv_scratch(void) {
         bool possible;
     } cases[] = {{64, 64, 3, true},   {256, 256, 3, true},    {512, 256, 3, true},   {512, 512, 3, true},
                  {640, 720, 3, true}, {1024, 1024, 3, false}, {2048, 2048, 1, true}, {2049, 2048, 1, false}};
-    if (!gg_cpu_supports(GG_ISA_AMX)) return;
     const gg_device_options options = {.threads = 2, .isa = GG_ISA_AMX};
     gg_device *device = NULL;
     CHECK_OK(gg_backend_native.open(&options, &device));

@@ -419,17 +419,29 @@ static float column_part(const gg_split_product *p, int64_t j, int64_t l, int pa
 /* The products of parts in the order of the kernels. */
 static const int parts_a[6] = {2, 1, 0, 1, 0, 0}, parts_b[6] = {0, 0, 0, 1, 1, 2};
 
-/* Terms [begin, end) of an element. */
-static float element(const gg_split_product *p, int64_t i, int64_t j, int64_t begin, int64_t end, float sum) {
+/* Terms [begin, end) of a column, each part by itself. */
+typedef struct column_parts {
+    float part[GG_SPLIT_PARTS][GG_SPLIT_SUM];
+} column_parts;
+
+static void read_column(const gg_split_product *p, int64_t j, int64_t begin, int64_t end, column_parts *column) {
+    for (int part = 0; part < GG_SPLIT_PARTS; ++part)
+        for (int64_t l = begin; l < end; ++l) column->part[part][l - begin] = column_part(p, j, l, part);
+}
+
+/* Terms [begin, end) of an element of row i. */
+static float element(const gg_split_product *p, int64_t i, const column_parts *column, int64_t begin, int64_t end,
+                     float sum) {
     for (int64_t step = begin; step < end; step += GG_SPLIT_TERMS)
         for (int k = 0; k < 6; ++k) {
             const uint16_t *a = p->a + i / GG_SPLIT_SIDE * p->a_group + step * GG_SPLIT_PARTS * GG_SPLIT_SIDE +
                                 parts_a[k] * GG_SPLIT_TILE;
+            const float *b = column->part[parts_b[k]] + step - begin;
             float first = 0, second = 0; /* of the pairs; products of bfloat16 are exact */
             for (int64_t l = 0; l < GG_SPLIT_SIDE; ++l) {
                 const uint16_t *x = a + place_of(i % GG_SPLIT_SIDE, l, false);
-                first += widen_exactly(x[0]) * column_part(p, j, step + l, parts_b[k]);
-                second += widen_exactly(x[1]) * column_part(p, j, step + l + GG_SPLIT_SIDE, parts_b[k]);
+                first += widen_exactly(x[0]) * b[l];
+                second += widen_exactly(x[1]) * b[l + GG_SPLIT_SIDE];
             }
             sum += first + second;
         }
@@ -437,17 +449,20 @@ static float element(const gg_split_product *p, int64_t i, int64_t j, int64_t be
 }
 
 static void multiply_scalar(const gg_split_product *p) {
-    for (int64_t i = 0; i < p->m; ++i)
-        for (int64_t j = 0; j < p->n; ++j) {
-            float *c = p->c + i * p->c_row + j;
-            const float start = p->bias != NULL ? p->bias[j] : p->row_bias != NULL ? p->row_bias[i] : 0;
-            for (int64_t first = 0, end; first < p->terms; first = end) {
-                end = first + GG_SPLIT_SUM < p->terms ? first + GG_SPLIT_SUM : p->terms;
+    const int64_t whole = (p->terms + GG_SPLIT_TERMS - 1) / GG_SPLIT_TERMS * GG_SPLIT_TERMS; /* behind: zeros */
+    for (int64_t j = 0; j < p->n; ++j)
+        for (int64_t first = 0, end; first < whole; first = end) {
+            column_parts column;
+            end = first + GG_SPLIT_SUM < whole ? first + GG_SPLIT_SUM : whole;
+            read_column(p, j, first, end, &column);
+            for (int64_t i = 0; i < p->m; ++i) {
+                float *c = p->c + i * p->c_row + j;
+                const float start = p->bias != NULL ? p->bias[j] : p->row_bias != NULL ? p->row_bias[i] : 0;
                 const bool add = p->add || first > 0;
-                const float sum = element(p, i, j, first, end, add ? 0 : start);
+                const float sum = element(p, i, &column, first, end, add ? 0 : start);
                 *c = add ? *c + sum : sum;
+                if (p->relu && end == whole && *c < 0) *c = 0;
             }
-            if (p->relu && *c < 0) *c = 0;
         }
 }
 
