@@ -2,8 +2,8 @@
 
 A convolution is described by sixteen numbers: batch, channels, height and width of its input, channels of its output,
 both paddings, whether it has a bias and a ReLU, its window, strides, dilations and groups. On a CPU those with windows
-of 3 x 3 or 5 x 5 are measured, and where it has AMX all of at least sixteen channels whose strides are 1 or 2; on a GPU
-all of them, by the algorithms that cuDNN has for them in this precision.
+of 3 x 3 or 5 x 5 are measured, and where it has AMX and the images lie in blocks of sixteen channels all of at least
+that many whose strides are 1 or 2; on a GPU all of them, by the algorithms that cuDNN has for them in this precision.
 Rank 0 measures those that neither the checkpoint nor the cache knows: of a training step all passes, those with the
 most operations first, within SECONDS; of an evaluation the forward pass, and only where so many batches follow that it
 pays. What has not been measured is chosen by fixed rules.

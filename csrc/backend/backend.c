@@ -83,6 +83,31 @@ bool gg_window_covers(const gg_window *window, int axis, int64_t input, int64_t 
     return true;
 }
 
+/* Winograd's tiles are of square windows, without strides. */
+static bool has_winograd(const gg_window *w, gg_algorithm algorithm) {
+    const int64_t taps = w->kernel[0];
+    if (taps != 3 && (taps != 5 || algorithm == GG_ALGORITHM_WINOGRAD6)) return false;
+    for (int axis = 0; axis < 2; ++axis)
+        if (w->kernel[axis] != taps || w->stride[axis] != 1) return false;
+    return true;
+}
+
+bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm algorithm) {
+    const gg_window *w = &desc->window;
+    const bool blocks = layout == GG_LAYOUT_CHANNELS16;
+    if (desc->kind != GG_OP_CONV2D || desc->groups != 1) return false;
+    for (int axis = 0; axis < 2; ++axis)
+        if (w->dilation[axis] != 1 || w->padding[axis] < 0 || w->padding[axis] >= w->kernel[axis]) return false;
+    switch (algorithm) {
+    case GG_ALGORITHM_WINOGRAD2:
+    case GG_ALGORITHM_WINOGRAD4:
+    case GG_ALGORITHM_WINOGRAD6: return (blocks || layout == GG_LAYOUT_BATCH_LAST) && has_winograd(w, algorithm);
+    case GG_ALGORITHM_SPLIT:
+        return blocks && w->stride[0] <= GG_CONV_SPLIT_STRIDE && w->stride[1] <= GG_CONV_SPLIT_STRIDE;
+    default: return false;
+    }
+}
+
 gg_status gg_op_check_lstm(const gg_op_desc *desc) {
     gg_status status = GG_OK;
     char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];

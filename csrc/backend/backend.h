@@ -148,6 +148,11 @@ static inline bool gg_op_has_pass(const gg_op_desc *desc, gg_pass pass) {
     return desc->passes == 0 || (desc->passes >> pass & 1u) != 0;
 }
 
+/* The longest stride of GG_ALGORITHM_SPLIT. */
+enum { GG_CONV_SPLIT_STRIDE = 2 };
+/* Whether a convolution of this shape whose images lie so can be computed by one of the CPU's own algorithms. */
+bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm algorithm);
+
 /* The places of parameters that several operations have, in gg_op_args. */
 enum { GG_PARAMETER_WEIGHT = 0, GG_PARAMETER_BIAS };
 

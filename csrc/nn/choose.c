@@ -89,33 +89,21 @@ gg_algorithm gg_choose_direct(const gg_plan_options *options, const gg_op_desc *
                                                                                        : GG_ALGORITHM_DIRECT;
 }
 
-static bool winograd_possible(const gg_plan_options *options, const gg_op_desc *desc) {
-    const gg_window *w = &desc->window;
-    const int64_t taps = w->kernel[0];
-    if (desc->kind != GG_OP_CONV2D || desc->groups != 1 || (taps != 3 && taps != 5)) return false;
-    if (desc->dtype != GG_FLOAT32 && gg_choose_direct(options, desc) != GG_ALGORITHM_WIDENED) return false;
-    for (int axis = 0; axis < 2; axis++) {
-        if (w->kernel[axis] != taps || w->stride[axis] != 1 || w->dilation[axis] != 1 || w->padding[axis] >= taps)
-            return false;
-    }
-    return true;
+/* Whether the tables' own convolutions compute it: in float32, or in float32 between conversions. */
+static bool in_float32(const gg_plan_options *options, const gg_op_desc *desc) {
+    return desc->dtype == GG_FLOAT32 || gg_choose_direct(options, desc) == GG_ALGORITHM_WIDENED;
 }
 
-/* Where blocks of sixteen channels are not mostly zeros. */
-static bool split_possible(const gg_plan_options *options, const gg_op_desc *desc) {
-    const gg_window *w = &desc->window;
-    if (options->device->isa != GG_ISA_AMX || desc->kind != GG_OP_CONV2D || desc->groups != 1 ||
-        desc->dtype != GG_FLOAT32 || desc->input[0].size[0] < GG_LANES || desc->output.size[0] < GG_LANES)
-        return false;
-    for (int axis = 0; axis < 2; axis++)
-        if (w->dilation[axis] != 1 || w->stride[axis] > 2 || w->padding[axis] >= w->kernel[axis]) return false;
-    return true;
-}
-
-bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op_desc *desc) {
+/* Split products where blocks of sixteen channels are not mostly zeros. */
+bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
+    const gg_op_desc *desc = &op->desc;
+    const gg_layout layout = op->input[0].layout;
     if (desc->kind != GG_OP_CONV2D) return false;
-    return options->device->table->numbered_algorithms || winograd_possible(options, desc) ||
-           split_possible(options, desc);
+    if (options->device->table->numbered_algorithms) return true;
+    if (!in_float32(options, desc) || op->output.layout != layout) return false;
+    if (gg_conv_has_form(desc, layout, GG_ALGORITHM_WINOGRAD4)) return true;
+    return options->device->isa == GG_ISA_AMX && desc->dtype == GG_FLOAT32 && desc->input[0].size[0] >= GG_LANES &&
+           desc->output.size[0] >= GG_LANES && gg_conv_has_form(desc, layout, GG_ALGORITHM_SPLIT);
 }
 
 /* Where Winograd's was faster, measured with AVX-512: transforms cost as much for each channel, and products gain with
@@ -135,8 +123,11 @@ static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
 }
 
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
-    const bool measured = options->conv_algorithm == GG_CONV_AUTO && gg_choose_has_algorithms(options, desc);
-    const bool possible = options->conv_algorithm != GG_CONV_DIRECT && winograd_possible(options, desc);
+    const bool own = in_float32(options, desc);
+    const bool measured =
+        options->conv_algorithm == GG_CONV_AUTO && (own || options->device->table->numbered_algorithms);
+    const bool possible = own && options->conv_algorithm != GG_CONV_DIRECT &&
+                          gg_conv_has_form(desc, GG_LAYOUT_BATCH_LAST, GG_ALGORITHM_WINOGRAD4);
     const gg_conv_key key = gg_conv_key_of(desc);
     for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
         const bool faster = options->conv_algorithm == GG_CONV_WINOGRAD || winograd_by_rule(desc, (gg_pass)pass);

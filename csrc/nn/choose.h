@@ -10,8 +10,8 @@ gg_algorithm gg_choose_direct(const gg_plan_options *options, const gg_op_desc *
 /* The algorithm of each pass of a convolution whose input lies in this layout: by the options' choices, or by a rule.
  * One that no table has for this layout is for the caller to replace. */
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]);
-/* Whether an operation is a convolution that may have several algorithms. */
-bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op_desc *desc);
+/* Whether an operation is a convolution that may have several algorithms in the layouts that it has. */
+bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op);
 gg_conv_key gg_conv_key_of(const gg_op_desc *desc);
 
 /* Whether there are two tables of which either may be asked first. */

@@ -252,7 +252,7 @@ static gg_status measured_plan(const gg_graph *graph, const gg_plan_options *opt
 static const gg_op *find_convolution(const gg_plan *plan, const gg_conv_key *key) {
     for (int s = 0; s < plan->steps; s++) {
         const gg_op *op = plan->step[s].op;
-        if (!gg_choose_has_algorithms(&plan->options, &op->desc)) continue;
+        if (!gg_choose_has_algorithms(&plan->options, op)) continue;
         const gg_conv_key own = gg_conv_key_of(&op->desc);
         if (memcmp(&own, key, sizeof own) == 0) return op;
     }
@@ -276,7 +276,7 @@ gg_status gg_measured_convolutions(const gg_graph *graph, const gg_plan_options 
     GG_TRY(gg_calloc((size_t)plan->steps + 1, sizeof(gg_conv_key), "convolutions", &block));
     gg_conv_key *keys = block;
     for (int s = 0; s < plan->steps; s++) {
-        if (!gg_choose_has_algorithms(options, &plan->step[s].op->desc)) continue;
+        if (!gg_choose_has_algorithms(options, plan->step[s].op)) continue;
         const gg_conv_key key = gg_conv_key_of(&plan->step[s].op->desc);
         bool seen = false;
         for (int i = 0; i < *count; i++) seen = seen || memcmp(&keys[i], &key, sizeof key) == 0;

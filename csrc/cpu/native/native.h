@@ -17,8 +17,6 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
 gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* CHANNELS16, where the CPU has AMX. */
 gg_status gg_native_split_conv_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-/* Whether the convolution has a form by Winograd's method. */
-bool gg_native_winograd_possible(const gg_op_desc *desc);
 /* BATCH_LAST on flat samples. */
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* The same over the last axis of samples with several: PLAIN, one product for the positions of the whole batch. */

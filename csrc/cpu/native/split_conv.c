@@ -26,8 +26,6 @@
 #define LEAST_PARTS 4
 #define SUM_BYTES (4 * 1024 * 1024)
 #define MOST_SUM_BYTES (16 * 1024 * 1024)
-/* Strides that are computed. */
-#define MOST_STRIDE 2
 
 #define CHANNELS GG_SPLIT_POINTS
 #define TILE_FLOATS (GG_SPLIT_POINTS * CHANNELS)
@@ -51,7 +49,7 @@ typedef struct split_walk {
     int64_t padding[2];         /* of the source: rows and columns before it */
     int64_t pitch, halo, total; /* points of a row; rows that taps reach beyond a target's; rows with targets */
     int64_t band, bands;        /* rows of a band */
-    split_phase phase[MOST_STRIDE * MOST_STRIDE];
+    split_phase phase[GG_CONV_SPLIT_STRIDE * GG_CONV_SPLIT_STRIDE];
     int phases;
 } split_walk;
 
@@ -394,15 +392,6 @@ static const gg_op_class split_conv_class = {.prepare = split_conv_prepare,
                                              .backward_data = split_conv_backward_data,
                                              .destroy = split_conv_destroy};
 
-static bool split_conv_possible(const gg_op_desc *desc) {
-    const gg_window *w = &desc->window;
-    for (int axis = 0; axis < 2; ++axis)
-        if (w->dilation[axis] != 1 || w->stride[axis] < 1 || w->stride[axis] > MOST_STRIDE || w->padding[axis] < 0 ||
-            w->padding[axis] >= w->kernel[axis])
-            return false;
-    return desc->offered[0].layout == GG_LAYOUT_CHANNELS16 && desc->groups == 1;
-}
-
 /* What is the same along both axes: the grid of points, and the targets on it. */
 static void make_axis(const gg_op_desc *desc, bool forward, int axis, split_walk *w, int64_t *reach, int64_t *size) {
     const gg_window *window = &desc->window;
@@ -513,7 +502,7 @@ gg_status gg_native_split_conv_create(gg_device *device, const gg_op_desc *desc,
     gg_op *head = NULL;
     *out = NULL;
     const gg_split_conv_kernels *kernels = gg_split_conv_kernels_for(device->isa);
-    if (kernels == NULL || !split_conv_possible(desc))
+    if (kernels == NULL || !gg_conv_has_form(desc, desc->offered[0].layout, GG_ALGORITHM_SPLIT))
         GG_FAIL(GG_ERROR_UNSUPPORTED,
                 "convolutions by products of split numbers need the instruction set amx, blocks of sixteen channels, "
                 "strides of 1 or 2, padding less than the window, dilation 1 and one group");

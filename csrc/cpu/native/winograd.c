@@ -495,17 +495,6 @@ static int outputs_of(gg_algorithm algorithm) {
     return algorithm == GG_ALGORITHM_WINOGRAD6 ? 6 : algorithm == GG_ALGORITHM_WINOGRAD2 ? 2 : 4;
 }
 
-bool gg_native_winograd_possible(const gg_op_desc *desc) {
-    const gg_window *w = &desc->window;
-    const int64_t taps = w->kernel[0];
-    if (taps != 3 && (taps != 5 || desc->algorithm == GG_ALGORITHM_WINOGRAD6)) return false;
-    for (int axis = 0; axis < 2; ++axis) {
-        const bool fits = w->kernel[axis] == taps && w->stride[axis] == 1 && w->dilation[axis] == 1;
-        if (!fits || w->padding[axis] < 0 || w->padding[axis] >= taps) return false;
-    }
-    return desc->kind == GG_OP_CONV2D && desc->groups == 1 && desc->algorithm <= GG_ALGORITHM_WINOGRAD6;
-}
-
 /* How many units are computed together: their places fill BLOCK_BYTES, unless that would read large weights too often.
  */
 static int64_t choose_block(const winograd_op *op, const wino_walk *walk, int64_t units) {
@@ -573,7 +562,9 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     size_t scratch = 0;
     *out = NULL;
     const gg_winograd_kernels *kernels = gg_winograd_kernels_for(device->isa);
-    if (kernels == NULL || !gg_native_winograd_possible(desc))
+    const bool channels = desc->offered[0].layout == GG_LAYOUT_CHANNELS16;
+    const gg_layout layout = channels ? GG_LAYOUT_CHANNELS16 : GG_LAYOUT_BATCH_LAST;
+    if (kernels == NULL || !gg_conv_has_form(desc, layout, desc->algorithm))
         GG_FAIL(GG_ERROR_UNSUPPORTED,
                 "Winograd's convolution is for windows of 3 x 3 and padding up to 2, or of 5 x 5, padding up to 4 and "
                 "tiles of up to 4 x 4 outputs, "
@@ -587,13 +578,13 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     op->outputs = outputs_of(desc->algorithm);
     op->taps = (int)desc->window.kernel[0];
     op->places = (op->outputs + op->taps - 1) * (op->outputs + op->taps - 1);
-    op->channels = desc->offered[0].layout == GG_LAYOUT_CHANNELS16;
+    op->channels = channels;
     op->batch = desc->batch;
     op->lanes = gg_lanes_padded(desc->batch);
     op->width = !op->channels && op->batch <= kernels->least ? kernels->least : GG_LANES;
     op->in = desc->input[0].size[0];
     op->out = desc->output.size[0];
-    if (op->channels) head->input[0].layout = head->output.layout = GG_LAYOUT_CHANNELS16;
+    head->input[0].layout = head->output.layout = layout;
     const bool data = desc->training && desc->input_grad && gg_op_has_pass(desc, GG_PASS_DATA);
     const bool weights = desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS);
     make_walk(op, true, gg_op_has_pass(desc, GG_PASS_FORWARD), &op->forward);
