@@ -258,6 +258,19 @@ def test_a_resumed_run_computes_the_same_bits(injected, monkeypatch, tmp_path):
         assert fit(rest, epochs=2, resume=tmp_path / "rules").weights_sha256 == wanted
 
 
+@pytest.mark.skipif(
+    not gg._core.info()["onednn"] or gg._core.info()["isa"] not in ("avx512", "amx"), reason="no bfloat16 here"
+)
+def test_algorithms_are_those_of_a_type(injected, tmp_path):
+    with gg.Trainer(network(), tune=True) as trainer:
+        fit(trainer)
+        trainer.save(tmp_path / "c")
+    for dtype in ("float32", "bfloat16"):
+        with gg.Trainer(network(), tune=False, dtype=dtype) as trainer:
+            fit(trainer, epochs=2, resume=tmp_path / "c")
+            assert bool(trainer.algorithms) == trainer.algorithms_saved == (dtype == "float32")
+
+
 def test_without_a_word_tests_do_not_measure(monkeypatch):
     monkeypatch.setattr(algorithms, "measured", refuse)
     with gg.Trainer(network()) as trainer:
