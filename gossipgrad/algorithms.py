@@ -172,11 +172,12 @@ def first_tables(described: Iterable[Record]) -> list[tuple[int, str]]:
 
 
 def fastest(seconds: Seconds) -> tuple[str, str, str]:
-    """Of each pass the algorithm with the shortest time, or a more accurate one that takes hardly more; direct where
-    nothing was measured."""
+    """Of each pass the algorithm with the shortest time, or a more accurate one that takes hardly more; where nothing
+    was measured the one of fixed rules: direct, or widened if that was a candidate of another pass."""
+    rule = "widened" if any("widened" in times for times in seconds.values()) else "direct"
 
     def of(one: str) -> str:
-        times = seconds.get(one, {"direct": 0.0})
+        times = seconds.get(one, {rule: 0.0})
         close = [algorithm for algorithm, time in times.items() if time <= HARDLY_MORE * min(times.values())]
         return min(close, key=lambda algorithm: (ACCURACY.get(algorithm, len(ACCURACY)), times[algorithm]))
 

@@ -132,6 +132,7 @@ def test_the_fastest_of_each_pass():
     near = {"direct": 1.02, "winograd2": 1.04, "winograd4": 1.0, "winograd6": 1.0}
     assert algorithms.fastest({"forward": near})[0] == "direct"
     assert algorithms.fastest({"forward": near | {"direct": 1.1}})[0] == "winograd4"
+    assert algorithms.fastest({"forward": {"direct": 3.0, "widened": 1.0, "winograd4": 1.2}}) == ("widened",) * 3
     assert algorithms.fastest({"forward": near | {"direct": 1.1, "winograd6": 0.9}})[0] == "winograd6"
     described = json.loads(json.dumps(algorithms.report({KEY: SECONDS})))
     assert algorithms.choices(described) == [(KEY, CHOSEN)]

@@ -50,6 +50,9 @@ static bool may_use_amx(void) {
     (void)pthread_once(&once, permit_amx);
     return amx_permitted;
 }
+#elif defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+/* Of others, oneDNN: this build does not ask itself. */
+static bool may_use_amx(void) { return has_amx(); }
 #endif
 
 bool gg_cpu_supports(gg_isa isa) {
@@ -79,7 +82,7 @@ const char *gg_cpu_bfloat16(void) {
 #if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!gg_cpu_supports(GG_ISA_AVX512)) return "";
-    if (has_amx()) return "amx";
+    if (may_use_amx()) return "amx";
     if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1) != 0) return "avx512_bf16";
 #endif
     return "";
