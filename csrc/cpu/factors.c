@@ -10,8 +10,9 @@
 #include "cpu/sgemm_split.h"
 #include "cpu/shared.h"
 
-/* Elements of the rows that are computed at a time, about. */
+/* Elements of the rows that are computed at a time: about, and at most, where kernels want several long rows at once. */
 #define ROWS_ELEMENTS 49152
+#define MOST_ROWS_ELEMENTS (4 * ROWS_ELEMENTS)
 
 static const gg_split_kernels *split_of(const gg_device *device, const gg_gradient_factors *f) {
     return gg_weight_gradient_is_split(device->isa, f->batch, f->in) ? gg_split_kernels_for(device->isa) : NULL;
@@ -30,6 +31,7 @@ bool gg_cpu_factors(const gg_device *device, gg_gradient_factors *f) {
     const int64_t steps = ROWS_ELEMENTS / (f->in * step);
     if (device->threads > 1 || (split == NULL && f->batch > GG_SGEMM_TERMS)) return false;
     f->rows = step * (steps > 0 ? steps : 1);
+    if (f->rows * f->in > MOST_ROWS_ELEMENTS) return false;
     if (split != NULL) {
         f->input_bytes = (size_t)gg_split_packed(f->in, f->batch) * sizeof(uint16_t);
         f->error_bytes = (size_t)gg_split_packed(f->out, f->batch) * sizeof(uint16_t);

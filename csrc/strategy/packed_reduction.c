@@ -366,6 +366,7 @@ static gg_status packed_failed(packed_reduction *s, gg_status status) {
     gg_cancel_all(s->group, s->arrived, s->group->size);
     gg_allreduce_cancel(s->whole_sum);
     gg_allreduce_cancel(s->sum);
+    if (s->factored != NULL) gg_factored_end(s->factored);
     s->stage = IDLE;
     return status;
 }

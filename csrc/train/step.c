@@ -47,8 +47,8 @@ cleanup:
     return status;
 }
 
-/* The error is complete after half of the layer's backward pass. The other half is the gradient of some rank's part of
- * the weight. */
+/* The error is complete after half of the layer's backward pass. The other half is the gradient of the weight, of which
+ * the strategy computes some rank's part, or all of it later. */
 static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     gg_status status = GG_OK;
     gg_replica *r = context;

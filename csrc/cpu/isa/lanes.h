@@ -253,11 +253,10 @@ static inline void lanes_store_u8(uint8_t *p, lanes_i v) { EACH_LANE p[i] = (uin
 
 #endif
 
-/* The sum of all lanes: halves, quarters and so on are added to each other, at every level the same. The largest of
- * them, and of two vectors: of NaN and a number either. */
+/* The sum of all lanes: halves, quarters and so on are added to each other, at every level the same. The larger of two
+ * lanes: of NaN and a number either. */
 #if defined(__AVX512F__)
 static inline float lanes_total(lanes_f v) { return _mm512_reduce_add_ps(v); }
-static inline float lanes_largest(lanes_f v) { return _mm512_reduce_max_ps(v); }
 static inline lanes_f lanes_max(lanes_f a, lanes_f b) { return _mm512_max_ps(a, b); }
 static inline lanes_f lanes_first_or(int n, lanes_f v, lanes_f other) {
     return _mm512_mask_mov_ps(other, (__mmask16)((1u << n) - 1u), v);
@@ -268,12 +267,6 @@ static inline float lanes_total(lanes_f v) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
-}
-static inline float lanes_largest(lanes_f v) {
-    const __m256 eight = _mm256_max_ps(v.half[0], v.half[1]);
-    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 static inline lanes_f lanes_max(lanes_f a, lanes_f b) {
     return (lanes_f){{_mm256_max_ps(a.half[0], b.half[0]), _mm256_max_ps(a.half[1], b.half[1])}};
@@ -291,11 +284,6 @@ static inline float lanes_total(lanes_f v) {
 static inline lanes_f lanes_max(lanes_f a, lanes_f b) {
     for (int i = 0; i < 16; ++i) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
     return a;
-}
-static inline float lanes_largest(lanes_f v) {
-    float largest = v.lane[0];
-    for (int i = 1; i < 16; ++i) largest = v.lane[i] > largest ? v.lane[i] : largest;
-    return largest;
 }
 /* The first n lanes of v, behind them those of other. */
 static inline lanes_f lanes_first_or(int n, lanes_f v, lanes_f other) {
