@@ -10,7 +10,7 @@
 #include "cpu/sgemm_split.h"
 #include "cpu/shared.h"
 
-/* Elements of the rows that are computed at a time: about, and at most, where kernels want several long rows at once. */
+/* Elements of the rows that are computed at a time: about, and at most, where kernels want several long rows. */
 #define ROWS_ELEMENTS 49152
 #define MOST_ROWS_ELEMENTS (4 * ROWS_ELEMENTS)
 
