@@ -17,8 +17,9 @@ typedef struct widened_op {
 typedef struct convert_job {
     const gg_cpu_kernels *kernels;
     size_t n;
-    bool relu;
-    const uint16_t *mask; /* widen: numbers become 0 where this is not positive; NULL: none do */
+    bool narrows;         /* else it widens */
+    bool relu;            /* of what has been narrowed */
+    const uint16_t *mask; /* of what is widened: numbers become 0 where this is not positive; NULL: none do */
     uint16_t *narrow;
     float *wide;
 } convert_job;
@@ -26,7 +27,7 @@ typedef struct convert_job {
 /* So many numbers stay in the first-level cache between the steps of a conversion. */
 enum { PIECE = 4096 };
 
-static void widen_pieces(void *context, int thread, int threads) {
+static void convert_pieces(void *context, int thread, int threads) {
     const convert_job *job = context;
     size_t begin, end;
     gg_parallel_split(job->n, GG_LANES, thread, threads, &begin, &end);
@@ -34,18 +35,8 @@ static void widen_pieces(void *context, int thread, int threads) {
         const size_t count = end - at < PIECE ? end - at : PIECE;
         uint16_t *narrow = job->narrow + at;
         if (job->mask != NULL) job->kernels->elementwise->relu_narrow_backward(count, job->mask + at, narrow, narrow);
-        gg_cpu_widen_any(job->kernels, count, narrow, job->wide + at);
-    }
-}
-
-static void narrow_pieces(void *context, int thread, int threads) {
-    const convert_job *job = context;
-    size_t begin, end;
-    gg_parallel_split(job->n, GG_LANES, thread, threads, &begin, &end);
-    for (size_t at = begin; at < end; at += PIECE) {
-        const size_t count = end - at < PIECE ? end - at : PIECE;
-        uint16_t *narrow = job->narrow + at;
-        gg_cpu_narrow_any(job->kernels, count, job->wide + at, narrow);
+        if (job->narrows) gg_cpu_narrow_any(job->kernels, count, job->wide + at, narrow);
+        else gg_cpu_widen_any(job->kernels, count, narrow, job->wide + at);
         if (job->relu) job->kernels->elementwise->relu_narrow(count, narrow, narrow);
     }
 }
@@ -56,7 +47,7 @@ static float *widen_input(const widened_op *op, const gg_op_args *args) {
                              .n = op->inputs,
                              .narrow = (uint16_t *)(uintptr_t)args->input[0],
                              .wide = (float *)((char *)args->scratch + op->input)};
-    gg_parallel_run(gg_cpu_threads_for(op->device, job.n), widen_pieces, (void *)(uintptr_t)&job);
+    gg_parallel_run(gg_cpu_threads_for(op->device, job.n), convert_pieces, (void *)(uintptr_t)&job);
     return job.wide;
 }
 
@@ -68,13 +59,18 @@ static float *widen_outputs(const widened_op *op, const gg_op_args *args, const 
                        .mask = masked ? args->output : NULL,
                        .narrow = (uint16_t *)(uintptr_t)from,
                        .wide = (float *)((char *)args->scratch + offset)};
-    gg_parallel_run(gg_cpu_threads_for(op->device, job.n), widen_pieces, &job);
+    gg_parallel_run(gg_cpu_threads_for(op->device, job.n), convert_pieces, &job);
     return job.wide;
 }
 
 static void narrow_result(const widened_op *op, size_t n, float *from, void *out, bool relu) {
-    convert_job job = {.kernels = gg_cpu_device_kernels(op->device), .n = n, .relu = relu, .narrow = out, .wide = from};
-    gg_parallel_run(gg_cpu_threads_for(op->device, n), narrow_pieces, &job);
+    convert_job job = {.kernels = gg_cpu_device_kernels(op->device),
+                       .n = n,
+                       .narrows = true,
+                       .relu = relu,
+                       .narrow = out,
+                       .wide = from};
+    gg_parallel_run(gg_cpu_threads_for(op->device, n), convert_pieces, &job);
 }
 
 static gg_status widened_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
