@@ -89,42 +89,89 @@ typedef struct wino_tile {
 
 static int clamped(int64_t n, int64_t most) { return (int)(n < 0 ? 0 : n > most ? most : n); }
 
-/* size, channels: of the image; padding: of the tiles; across: rows and columns of a tile. */
-static wino_tile tile_of(const winograd_op *op, const int64_t size[2], int64_t channels, const int64_t padding[2],
-                         const int64_t tiles[2], int across, int64_t unit) {
+/* Where a unit is: its sample (CHANNELS16) or its sixteen samples (BATCH_LAST), and its tile. */
+typedef struct wino_place {
+    int64_t samples, tile[2];
+} wino_place;
+
+static wino_place place_of(const winograd_op *op, const int64_t tiles[2], int64_t unit) {
     const int64_t area = tiles[0] * tiles[1], groups = op->lanes / GG_LANES;
     const int64_t tile = op->channels ? unit % area : unit / groups;
-    const int64_t at[2] = {tile / tiles[1] * op->outputs - padding[0], tile % tiles[1] * op->outputs - padding[1]};
+    return (wino_place){.samples = op->channels ? unit / area : unit % groups,
+                        .tile = {tile / tiles[1], tile % tiles[1]}};
+}
+
+/* To the next unit, without divisions: they would take as long as a good part of its transformation. */
+static void move_on(const winograd_op *op, const int64_t tiles[2], wino_place *place) {
+    if (!op->channels && ++place->samples < op->lanes / GG_LANES) return;
+    if (!op->channels) place->samples = 0;
+    if (++place->tile[1] < tiles[1]) return;
+    place->tile[1] = 0;
+    if (++place->tile[0] < tiles[0] || !op->channels) return;
+    place->tile[0] = 0;
+    ++place->samples;
+}
+
+/* Tiles of units that follow each other, of the source or of the target of a walk: one, and that after it, which is the
+ * last one again where none follows. */
+typedef struct wino_series {
+    const winograd_op *op;
+    const wino_walk *walk;
+    bool source;
+    wino_place place; /* of `after` */
+    wino_tile tile, after;
+} wino_series;
+
+static wino_tile tile_at(const wino_series *s) {
+    const winograd_op *op = s->op;
+    const wino_walk *walk = s->walk;
+    const int64_t *size = s->source ? walk->source : walk->target;
+    const int64_t channels = s->source ? walk->terms : walk->rows, samples = s->place.samples;
+    const int across = s->source ? op->outputs + op->taps - 1 : op->outputs;
     wino_tile made = {.count = channels};
     if (op->channels) {
         made.count = gg_block_count(channels, GG_LANES);
         made.pixel = GG_LANES;
         made.row = size[1] * GG_LANES;
         made.plane = size[0] * made.row;
-        made.offset = unit / area * made.count * made.plane;
+        made.offset = samples * made.count * made.plane;
     } else {
         made.pixel = op->lanes;
         made.row = size[1] * op->lanes;
         made.plane = size[0] * made.row;
-        made.offset = unit % groups * GG_LANES;
+        made.offset = samples * GG_LANES;
     }
-    made.offset += at[0] * made.row + at[1] * made.pixel;
     for (int axis = 0; axis < 2; ++axis) {
-        made.begin[axis] = clamped(-at[axis], across);
-        made.end[axis] = clamped(size[axis] - at[axis], across);
+        const int64_t at = s->place.tile[axis] * op->outputs - (s->source ? walk->padding[axis] : 0);
+        made.offset += at * (axis == 0 ? made.row : made.pixel);
+        made.begin[axis] = clamped(-at, across);
+        made.end[axis] = clamped(size[axis] - at, across);
     }
     return made;
 }
 
-/* next: the tile of the unit that is computed after this one; NULL: none. */
-static gg_winograd_tiles tiles_of(const winograd_op *op, const wino_tile *tile, const wino_tile *next,
-                                  const float *image) {
-    return (gg_winograd_tiles){.outputs = op->outputs,
-                               .taps = op->taps,
+/* Before the first unit. */
+static wino_series series_from(const winograd_op *op, const wino_walk *walk, bool source, int64_t unit) {
+    wino_series s = {.op = op, .walk = walk, .source = source, .place = place_of(op, walk->tiles, unit)};
+    s.after = tile_at(&s);
+    return s;
+}
+
+static void series_next(wino_series *s, bool last) {
+    s->tile = s->after;
+    if (last) return;
+    move_on(s->op, s->walk->tiles, &s->place);
+    s->after = tile_at(s);
+}
+
+static gg_winograd_tiles tiles_of(const wino_series *s, const float *image) {
+    const wino_tile *tile = &s->tile;
+    return (gg_winograd_tiles){.outputs = s->op->outputs,
+                               .taps = s->op->taps,
                                .count = tile->count,
-                               .lanes = (int)op->width,
+                               .lanes = (int)s->op->width,
                                .image = (float *)(uintptr_t)image + tile->offset,
-                               .ahead = next != NULL ? image + next->offset : NULL,
+                               .ahead = image + s->after.offset,
                                .plane = tile->plane,
                                .row = tile->row,
                                .pixel = tile->pixel,
@@ -151,15 +198,12 @@ static int64_t target_floats(const winograd_op *op, const wino_walk *walk, int64
     return odd_lines(panels_of(op, units) * walk->rows * op->kernels->panel);
 }
 
-/* next: the unit that is computed after this one. */
-static void places_of_input(const wino_job *j, int64_t unit, int64_t next, int64_t number, float *v, int64_t step) {
+/* number: of the unit in its block. */
+static void places_of_input(const wino_job *j, const wino_series *series, int64_t number, float *v, int64_t step) {
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
     const int64_t panel = op->kernels->panel, each = panel / op->width;
-    const int across = op->outputs + op->taps - 1;
-    const wino_tile tile = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, across, unit);
-    const wino_tile after = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, across, next);
-    gg_winograd_tiles tiles = tiles_of(op, &tile, &after, j->forward ? j->args->input[0] : j->args->grad_output);
+    gg_winograd_tiles tiles = tiles_of(series, j->forward ? j->args->input[0] : j->args->grad_output);
     tiles.place_step = step;
     if (op->channels) {
         tiles.places = v + number * walk->terms_step;
@@ -171,15 +215,12 @@ static void places_of_input(const wino_job *j, int64_t unit, int64_t next, int64
     op->kernels->input(&tiles);
 }
 
-static void image_of_output(const wino_job *j, int64_t unit, int64_t next, int64_t number, int64_t units, float *m,
+static void image_of_output(const wino_job *j, const wino_series *series, int64_t number, int64_t units, float *m,
                             int64_t step) {
-    static const int64_t none[2] = {0, 0};
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
     const int64_t panel = op->kernels->panel, each = panel / op->width;
-    const wino_tile tile = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, unit);
-    const wino_tile after = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, next);
-    gg_winograd_tiles tiles = tiles_of(op, &tile, &after, j->forward ? j->args->output : j->args->grad_input[0]);
+    gg_winograd_tiles tiles = tiles_of(series, j->forward ? j->args->output : j->args->grad_input[0]);
     tiles.place_step = step;
     if (j->forward && op->op.desc.bias)
         tiles.bias = op->channels ? (const float *)j->args->prepared + op->bias : j->args->parameter[GG_PARAMETER_BIAS];
@@ -195,16 +236,16 @@ static void image_of_output(const wino_job *j, int64_t unit, int64_t next, int64
     /* Blocks of channels lie side by side in a panel: as many runs of planes as a panel has blocks. */
     const int64_t blocks = tiles.count;
     for (int64_t b = 0; b < each && b < blocks; ++b) {
-        gg_winograd_tiles run = tiles;
-        run.count = (blocks - b + each - 1) / each;
-        run.image += b * tile.plane;
-        run.ahead += b * tile.plane;
-        run.plane = each * tile.plane;
-        run.places = m + number * panel + b * GG_LANES;
-        run.step = units * panel;
-        if (run.bias != NULL) run.bias += b * GG_LANES;
-        run.bias_step = each * GG_LANES;
-        op->kernels->output(&run);
+        gg_winograd_tiles part = tiles;
+        part.count = (blocks - b + each - 1) / each;
+        part.image += b * tiles.plane;
+        part.ahead += b * tiles.plane;
+        part.plane = each * tiles.plane;
+        part.places = m + number * panel + b * GG_LANES;
+        part.step = units * panel;
+        if (part.bias != NULL) part.bias += b * GG_LANES;
+        part.bias_step = each * GG_LANES;
+        op->kernels->output(&part);
     }
 }
 
@@ -216,7 +257,11 @@ static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t la
     const int64_t v_step = source_floats(op, walk, units), m_step = target_floats(op, walk, units);
     const float *weights = j->args->prepared;
     float *v = scratch, *m = v + op->places * v_step;
-    for (int64_t u = begin; u < end; ++u) places_of_input(j, u, at_most(u + 1, last - 1), u - begin, v, v_step);
+    wino_series input = series_from(op, walk, true, begin), output = series_from(op, walk, false, begin);
+    for (int64_t u = begin; u < end; ++u) {
+        series_next(&input, u + 1 == last);
+        places_of_input(j, &input, u - begin, v, v_step);
+    }
     for (int p = 0; p < op->places; ++p) {
         gg_winograd_product product = {.terms = walk->terms, .y = m + p * m_step, .y_row = panel};
         if (op->channels) {
@@ -237,7 +282,10 @@ static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t la
         }
         op->kernels->product(&product);
     }
-    for (int64_t u = begin; u < end; ++u) image_of_output(j, u, at_most(u + 1, last - 1), u - begin, units, m, m_step);
+    for (int64_t u = begin; u < end; ++u) {
+        series_next(&output, u + 1 == last);
+        image_of_output(j, &output, u - begin, units, m, m_step);
+    }
 }
 
 static void wino_walk_part(void *context, int thread, int threads) {
@@ -373,21 +421,17 @@ static int64_t gradient_dy_place(const winograd_op *op) {
 
 /* Places of the units of a block, of the input and of the output's gradient. */
 static void wino_gradient_places_part(void *context, int thread, int threads) {
-    static const int64_t none[2] = {0, 0};
     const wino_job *j = context;
     const winograd_op *op = j->op;
-    const wino_walk *walk = j->walk;
-    const int across = op->outputs + op->taps - 1;
     size_t begin, end;
     gg_parallel_split((size_t)(j->end - j->begin), 1, thread, threads, &begin, &end);
+    wino_series input = series_from(op, j->walk, true, j->begin + (int64_t)begin);
+    wino_series error = series_from(op, j->walk, false, j->begin + (int64_t)begin);
     for (int64_t u = (int64_t)begin; u < (int64_t)end; ++u) {
-        const int64_t unit = j->begin + u, next = at_most(unit + 1, j->begin + (int64_t)end - 1);
-        const wino_tile in = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, across, unit);
-        const wino_tile out = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, unit);
-        const wino_tile next_in = tile_of(op, walk->source, walk->terms, walk->padding, walk->tiles, across, next);
-        const wino_tile next_out = tile_of(op, walk->target, walk->rows, none, walk->tiles, op->outputs, next);
-        gg_winograd_tiles x = tiles_of(op, &in, &next_in, j->args->input[0]);
-        gg_winograd_tiles dy = tiles_of(op, &out, &next_out, j->args->grad_output);
+        series_next(&input, u + 1 == (int64_t)end);
+        series_next(&error, u + 1 == (int64_t)end);
+        gg_winograd_tiles x = tiles_of(&input, j->args->input[0]);
+        gg_winograd_tiles dy = tiles_of(&error, j->args->grad_output);
         x.place_step = gradient_x_place(op);
         dy.place_step = gradient_dy_place(op);
         x.step = op->channels ? GG_LANES : op->x_step;
