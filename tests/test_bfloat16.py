@@ -322,6 +322,33 @@ def test_widened_is_float32_rounded():
     assert np.array_equal(found["grad_weight"], wide["grad_weight"])
 
 
+@pytest.mark.parametrize(
+    ("shape", "algorithm"),
+    [((6, 4, 300, 300, 4), "widened"), ((5, 3, 301, 299, 8), "widened"), ((4, 16, 200, 200, 16), "winograd4")],
+)
+def test_convolutions_of_large_images_compute_some_samples_after_the_others(shape, algorithm):
+    """More than 4 million numbers: in 2 and 5 parts, and in 4. In one where a part would begin anywhere: 301 x 299."""
+    n, c, h, w, filters = shape
+    rng = np.random.default_rng(6)
+    x, grad = held(rng, n, c, h, w), held(rng, n, filters, h, w)
+    options = {"weight": rng.standard_normal((filters, c, 3, 3), np.float32), "padding": (1, 1), "kernel": (3, 3)}
+    options |= {"bias": rng.standard_normal(filters, np.float32), "activation": "relu", "threads": 2}
+    table, layout = ("native", "channels16") if algorithm != "widened" else ("onednn", "plain")
+    found = operations.run_op(
+        table, None, "conv2d", [x], grad.shape[1:], dtype="bfloat16", algorithm=algorithm, layout=layout,
+        grad_output=grad, **options,
+    )  # fmt: skip
+    grad = grad * (found["output"] > 0)
+    wide = operations.run_op(
+        "onednn", None, "conv2d", [x], grad.shape[1:], grad_output=grad, **options | {"activation": "none"}
+    )
+    size = 9 * c * 16  # of an element's sum, nearly always
+    near(found["output"], np.maximum(wide["output"], 0), size, 1, "output")
+    near(found["grad_inputs"][0], wide["grad_inputs"][0], 9 * filters * 16, 1, "grad_input")
+    for each in ("grad_weight", "grad_bias"):
+        near(found[each], wide[each], n * h * w, 0, each, 2.0**-16)
+
+
 # ---- networks
 
 

@@ -1,6 +1,11 @@
 /* Operations in bfloat16 that compute in float32. The bfloat16 input and error are widened into scratch memory, the
  * operation of some table for float32 runs there, and what it gives is rounded. A ReLU is applied to the bfloat16
- * numbers while they are converted, a piece at a time, so it moves nothing. Products read the weights as they are. */
+ * numbers while they are converted, a piece at a time, so it moves nothing. Products read the weights as they are.
+ *
+ * Convolutions of large images compute some samples after the others, so that scratch memory is that of a part of the
+ * batch. The gradients of their weights are added up in the order of the parts, which depend on the shapes alone. */
+#include <string.h>
+
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/shared.h"
@@ -8,11 +13,18 @@
 typedef struct widened_op {
     gg_op head;
     gg_device *device;
-    gg_op *inner;                            /* float32, without an activation */
-    size_t inputs, outputs;                  /* numbers in a batch, padded channels included */
+    gg_op *inner;                            /* float32, of a part of the batch, without an activation */
+    int64_t parts;                           /* more than 1: of a convolution */
+    size_t inputs, outputs;                  /* numbers in a part, padded channels included */
+    size_t weights, biases;                  /* of a convolution */
     size_t input, output, error, grad_input; /* where they lie in scratch, in bytes */
+    size_t gradient;                         /* with several parts: the weights', then the biases' */
     bool keeps; /* the weights' pass of the same operation leaves the error to that of the data */
 } widened_op;
+
+/* A batch is divided where its input and output have more numbers than this. Each part's gradient of the weights is
+ * added: all of them together are at most 1/LEAST_SHARE of the numbers. */
+enum { MOST_NUMBERS = 4 << 20, LEAST_SHARE = 4 };
 
 typedef struct convert_job {
     const gg_cpu_kernels *kernels;
@@ -73,22 +85,53 @@ static void narrow_result(const widened_op *op, size_t n, float *from, void *out
     gg_parallel_run(gg_cpu_threads_for(op->device, n), convert_pieces, &job);
 }
 
+static size_t saved_of_part(const gg_op *inner) {
+    return (inner->saved_bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+}
+
+static gg_op_args args_of_part(const widened_op *op, const gg_op_args *args, int64_t part) {
+    const size_t in = (size_t)part * op->inputs, out = (size_t)part * op->outputs;
+    gg_op_args own = *args;
+    if (part == 0) return own;
+    own.input[0] = (const uint16_t *)args->input[0] + in;
+    if (args->output != NULL) own.output = (uint16_t *)args->output + out;
+    if (args->grad_output != NULL) own.grad_output = (uint16_t *)args->grad_output + out;
+    if (args->grad_input[0] != NULL) own.grad_input[0] = (uint16_t *)args->grad_input[0] + in;
+    if (args->saved != NULL) own.saved = (char *)args->saved + (size_t)part * saved_of_part(op->inner);
+    return own;
+}
+
+typedef gg_status (*part_fn)(const widened_op *op, const gg_op_args *args, int64_t part);
+
+static gg_status run_parts(gg_op *head, const gg_op_args *args, part_fn run) {
+    gg_status status = GG_OK;
+    const widened_op *op = (const widened_op *)head;
+    for (int64_t part = 0; part < op->parts; ++part) {
+        const gg_op_args own = args_of_part(op, args, part);
+        GG_TRY(run(op, &own, part));
+    }
+cleanup:
+    return status;
+}
+
 static gg_status widened_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
     return gg_op_prepare(((widened_op *)head)->inner, args, pass);
 }
 
-static gg_status widened_forward(gg_op *head, const gg_op_args *args) {
+static gg_status forward_part(const widened_op *op, const gg_op_args *args, int64_t part) {
     gg_status status = GG_OK;
-    const widened_op *op = (widened_op *)head;
     gg_op_args wide = *args;
     float *output = (float *)((char *)args->scratch + op->output);
     wide.input[0] = widen_input(op, args);
     wide.output = output;
     GG_TRY(gg_op_forward(op->inner, &wide));
-    narrow_result(op, op->outputs, output, args->output, head->desc.activation == GG_ACTIVATION_RELU);
+    narrow_result(op, op->outputs, output, args->output, op->head.desc.activation == GG_ACTIVATION_RELU);
 cleanup:
+    (void)part;
     return status;
 }
+
+static gg_status widened_forward(gg_op *head, const gg_op_args *args) { return run_parts(head, args, forward_part); }
 
 /* What the float32 operation reads of the forward pass. */
 static void widen_forward(const widened_op *op, const gg_op_args *args, gg_op_args *wide) {
@@ -96,22 +139,36 @@ static void widen_forward(const widened_op *op, const gg_op_args *args, gg_op_ar
     if (op->inner->backward_needs_output) wide->output = widen_outputs(op, args, args->output, op->output, false);
 }
 
-static gg_status widened_weights(gg_op *head, const gg_op_args *args) {
+/* Parameters behind each other in scratch. */
+static void place_gradient(const widened_op *op, const gg_op_args *args, float *gradient[2]) {
+    gradient[GG_PARAMETER_WEIGHT] = (float *)((char *)args->scratch + op->gradient);
+    gradient[GG_PARAMETER_BIAS] = gradient[GG_PARAMETER_WEIGHT] + (op->weights + GG_LANES - 1) / GG_LANES * GG_LANES;
+}
+
+static gg_status weights_part(const widened_op *op, const gg_op_args *args, int64_t part) {
     gg_status status = GG_OK;
-    const widened_op *op = (widened_op *)head;
+    const gg_op_desc *desc = &op->head.desc;
+    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
     gg_op_args wide = *args;
+    float *own[2];
     widen_forward(op, args, &wide);
-    wide.grad_output =
-        widen_outputs(op, args, args->grad_output, op->error, head->desc.activation == GG_ACTIVATION_RELU);
+    wide.grad_output = widen_outputs(op, args, args->grad_output, op->error, desc->activation == GG_ACTIVATION_RELU);
     wide.grad_input[0] = NULL;
+    place_gradient(op, args, own);
+    if (part > 0) wide.gradient = own;
     GG_TRY(op->inner->type->backward_weights(op->inner, &wide));
+    if (part == 0) goto cleanup;
+    float *const *sum = args->gradient;
+    kernels->add(op->weights, sum[GG_PARAMETER_WEIGHT], own[GG_PARAMETER_WEIGHT], sum[GG_PARAMETER_WEIGHT]);
+    if (desc->bias) kernels->add(op->biases, sum[GG_PARAMETER_BIAS], own[GG_PARAMETER_BIAS], sum[GG_PARAMETER_BIAS]);
 cleanup:
     return status;
 }
 
-static gg_status widened_data(gg_op *head, const gg_op_args *args) {
+static gg_status widened_weights(gg_op *head, const gg_op_args *args) { return run_parts(head, args, weights_part); }
+
+static gg_status data_part(const widened_op *op, const gg_op_args *args, int64_t part) {
     gg_status status = GG_OK;
-    const widened_op *op = (widened_op *)head;
     gg_op_args wide = *args;
     float *grad_input = (float *)((char *)args->scratch + op->grad_input);
     if (op->keeps) {
@@ -124,8 +181,11 @@ static gg_status widened_data(gg_op *head, const gg_op_args *args) {
     GG_TRY(op->inner->type->backward_data(op->inner, &wide));
     if (args->grad_input[0] != NULL) narrow_result(op, op->inputs, grad_input, args->grad_input[0], false);
 cleanup:
+    (void)part;
     return status;
 }
+
+static gg_status widened_data(gg_op *head, const gg_op_args *args) { return run_parts(head, args, data_part); }
 
 static void widened_destroy(gg_op *head) {
     gg_op_destroy(((widened_op *)head)->inner);
@@ -156,7 +216,35 @@ static void lay_out_scratch(widened_op *op) {
     op->output = lay_out_numbers(&bytes, op->outputs);
     op->error = inner->backward_needs_output ? lay_out_numbers(&bytes, op->outputs) : op->output;
     op->grad_input = inner->type->backward_weights == NULL ? lay_out_numbers(&bytes, op->inputs) : op->input;
+    if (op->parts > 1 && op->head.desc.training)
+        op->gradient = lay_out_numbers(&bytes, op->weights + GG_LANES + op->biases);
     op->head.scratch_bytes = bytes;
+}
+
+static int64_t weights_of(const gg_op_desc *desc) {
+    const gg_window *window = &desc->window;
+    return desc->output.size[0] * (desc->input[0].size[0] / desc->groups) * window->kernel[0] * window->kernel[1];
+}
+
+/* The fewest parts that are small enough, or as many as are allowed; all have as many samples. */
+static int64_t parts_of(const gg_op_desc *desc) {
+    if (desc->kind != GG_OP_CONV2D) return 1;
+    const int64_t sample = gg_shape_count(&desc->input[0]) + gg_shape_count(&desc->output);
+    int64_t parts = 1;
+    for (int64_t next = 2; next <= desc->batch && desc->batch / parts * sample > MOST_NUMBERS; ++next) {
+        if (desc->batch % next != 0) continue;
+        if (next * weights_of(desc) > desc->batch * sample / LEAST_SHARE) break;
+        parts = next;
+    }
+    return parts;
+}
+
+/* Whether every part of activations begins where kernels may read it. */
+static bool is_aligned(const gg_op *inner) {
+    const gg_op_desc *desc = &inner->desc;
+    const size_t in = gg_format_bytes((gg_format){GG_BFLOAT16, inner->input[0].layout}, &desc->input[0], desc->batch);
+    const size_t out = gg_format_bytes((gg_format){GG_BFLOAT16, inner->output.layout}, &desc->output, desc->batch);
+    return in % GG_ALIGNMENT == 0 && out % GG_ALIGNMENT == 0;
 }
 
 gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cpu_create_fn create, gg_op **out) {
@@ -164,14 +252,23 @@ gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cp
     gg_op *inner = NULL;
     void *block = NULL;
     gg_op_desc wide = *desc;
+    int64_t parts = parts_of(desc);
     *out = NULL;
     if (desc->inputs != 1 || desc->dtype != GG_BFLOAT16)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "%s of %d inputs in %s has no widened form", gg_op_kind_name(desc->kind),
                 desc->inputs, gg_dtype_name(desc->dtype));
     wide.dtype = wide.offered[0].dtype = GG_FLOAT32;
     wide.activation = GG_ACTIVATION_NONE;
+    wide.batch = desc->batch / parts;
     if (wide.algorithm == GG_ALGORITHM_WIDENED) wide.algorithm = GG_ALGORITHM_DIRECT;
     GG_TRY(create(device, &wide, &inner));
+    if (parts > 1 && !is_aligned(inner)) {
+        parts = 1;
+        wide.batch = desc->batch;
+        gg_op_destroy(inner);
+        inner = NULL;
+        GG_TRY(create(device, &wide, &inner));
+    }
     if (inner->input[0].layout == GG_LAYOUT_BATCH_LAST || inner->output.layout == GG_LAYOUT_BATCH_LAST)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "bfloat16 does not lie %s", gg_layout_name(GG_LAYOUT_BATCH_LAST));
     GG_TRY(gg_calloc(1, sizeof(widened_op), "an operation", &block));
@@ -184,15 +281,17 @@ gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cp
     head->output = (gg_format){GG_BFLOAT16, inner->output.layout};
     head->prepared_bytes = inner->prepared_bytes;
     head->prepared_once = inner->prepared_once;
-    head->saved_bytes = inner->saved_bytes;
+    head->saved_bytes = parts > 1 ? (size_t)parts * saved_of_part(inner) : inner->saved_bytes;
     head->backward_needs_input = inner->backward_needs_input;
     head->backward_needs_output = inner->backward_needs_output;
     op->device = device;
     op->inner = inner;
-    op->inputs = gg_format_bytes(head->input[0], &desc->input[0], desc->batch) / sizeof(uint16_t);
-    op->outputs = gg_format_bytes(head->output, &desc->output, desc->batch) / sizeof(uint16_t);
+    op->parts = parts;
+    op->inputs = gg_format_bytes(head->input[0], &desc->input[0], wide.batch) / sizeof(uint16_t);
+    op->outputs = gg_format_bytes(head->output, &desc->output, wide.batch) / sizeof(uint16_t);
+    if (desc->kind == GG_OP_CONV2D) op->weights = (size_t)weights_of(desc), op->biases = (size_t)desc->output.size[0];
     if (desc->training && inner->type->backward_weights != NULL && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) {
-        op->keeps = true;
+        op->keeps = parts == 1;
         if (desc->activation == GG_ACTIVATION_RELU) head->backward_needs_output = true;
     }
     lay_out_scratch(op);
