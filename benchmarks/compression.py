@@ -25,7 +25,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,16 +134,18 @@ def train(
     epochs: int | None,
     take: int | None,
     *,
+    lr: float | None = None,
     replicas: bool = False,
 ) -> Record:
     """One run: the figures of its end; ratios and bytes are of all epochs."""
     task = TASKS[name]
     training, test = task.sets(seed)
     training = training[:take]
+    optimizer = task.optimizer()
     trainer = gg.Trainer(
         task.net(),
         loss=task.loss,
-        optimizer=task.optimizer(),
+        optimizer=optimizer if lr is None else replace(optimizer, lr=lr),
         strategy=strategy,
         compression=compression,
         metrics=["auc"] if task.measured == "auc" else None,
@@ -233,7 +235,8 @@ def adacomp(mode: str, selection: str, arguments: argparse.Namespace) -> gg.AdaC
 def options(arguments: argparse.Namespace, compressed: bool) -> Record:
     """What else tells one run from another."""
     how = " ".join(f"{key}={value}" for key, value in arguments.adacomp) if compressed else ""
-    return {"epochs": arguments.epochs, "take": arguments.take, "adacomp": how}
+    found = {"epochs": arguments.epochs, "take": arguments.take, "adacomp": how}
+    return found if arguments.lr is None else {**found, "lr": arguments.lr}
 
 
 def keyword(text: str) -> tuple[str, Any]:
@@ -263,7 +266,7 @@ def tasks(arguments: argparse.Namespace, results: Results) -> None:
 
                 def run(name: str = name, how: gg.AdaComp | None = how, seed: int = seed) -> Record:
                     strategy = strategies.by_name(arguments.strategy)
-                    return train(name, strategy, how, ranks, seed, arguments.epochs, arguments.take)
+                    return train(name, strategy, how, ranks, seed, arguments.epochs, arguments.take, lr=arguments.lr)
 
                 label = mode if selection == "local" else f"{mode}, {selection}"
                 found[name].setdefault(label, []).append(results.run(what, run))
@@ -324,11 +327,12 @@ def gossip(arguments: argparse.Namespace, results: Results) -> None:
         for seed in range(arguments.seeds):
             for label in arguments.ways or GOSSIP:
                 what = {"part": "gossip", "task": name, "way": label, "seed": seed, "ranks": ranks}
-                what |= {"epochs": arguments.epochs, "take": arguments.take}
+                what |= options(arguments, compressed=False)
 
                 def run(label: str = label, ranks: int = ranks, seed: int = seed) -> Record:
                     strategy, how = GOSSIP[label]()
-                    return train(name, strategy, how, ranks, seed, arguments.epochs, arguments.take, replicas=True)
+                    cut = (arguments.epochs, arguments.take)
+                    return train(name, strategy, how, ranks, seed, *cut, lr=arguments.lr, replicas=True)
 
                 found[ranks].setdefault(label, []).append(results.run(what, run))
         if launcher_rank():
@@ -379,7 +383,7 @@ def peers(arguments: argparse.Namespace, results: Results) -> None:
             how = adacomp(mode, "local", arguments)
 
             def ours(how: gg.AdaComp | None = how, seed: int = seed) -> Record:
-                return train(name, gg.AllReduce(), how, ranks, seed, arguments.epochs, arguments.take)
+                return train(name, gg.AllReduce(), how, ranks, seed, arguments.epochs, arguments.take, lr=arguments.lr)
 
             found.setdefault("dense" if mode == "dense" else f"AdaComp {mode}", []).append(results.run(what, ours))
         ratios = {mode: found[f"AdaComp {mode}"][-1]["ratio"] for mode in ("strict", "exact")}
@@ -443,6 +447,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[8], help="of a virtual cluster")
     parser.add_argument("--seeds", type=int, default=1, help="runs, of seeds 0, 1, ...")
     parser.add_argument("--epochs", type=int, help="default: the task's")
+    parser.add_argument("--lr", type=float, help="of tasks and gossip; default: the task's")
     parser.add_argument("--take", type=int, help="train on so many samples; default: all")
     parser.add_argument(
         "--adacomp",
