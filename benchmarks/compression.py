@@ -235,8 +235,7 @@ def adacomp(mode: str, selection: str, arguments: argparse.Namespace) -> gg.AdaC
 def options(arguments: argparse.Namespace, compressed: bool) -> Record:
     """What else tells one run from another."""
     how = " ".join(f"{key}={value}" for key, value in arguments.adacomp) if compressed else ""
-    found = {"epochs": arguments.epochs, "take": arguments.take, "adacomp": how}
-    return found if arguments.lr is None else {**found, "lr": arguments.lr}
+    return {"epochs": arguments.epochs, "take": arguments.take, "lr": arguments.lr, "adacomp": how}
 
 
 def keyword(text: str) -> tuple[str, Any]:
@@ -461,6 +460,8 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="runs, written one by one; those that it has are not run again")
     parser.add_argument("--plot", metavar="FILE", help="a picture (matplotlib)")
     arguments = parser.parse_args()
+    if arguments.part == "peers" and arguments.lr is not None:
+        parser.error("--lr: peers train at the task's rate")
     if launcher_world_size():
         arguments.ranks = [launcher_world_size()]
     arguments.tasks = arguments.tasks or (list(TASKS) if arguments.part == "tasks" else ["lenet"])

@@ -322,31 +322,45 @@ def test_widened_is_float32_rounded():
     assert np.array_equal(found["grad_weight"], wide["grad_weight"])
 
 
-@pytest.mark.parametrize(
-    ("shape", "algorithm"),
-    [((6, 4, 300, 300, 4), "widened"), ((5, 3, 301, 299, 8), "widened"), ((4, 16, 200, 200, 16), "winograd4")],
-)
-def test_convolutions_of_large_images_compute_some_samples_after_the_others(shape, algorithm):
-    """More than 4 million numbers: in 2 and 5 parts, and in 4. In one where a part would begin anywhere: 301 x 299."""
-    n, c, h, w, filters = shape
+LARGE = [  # batch, channels, height, width, filters, groups: more than 4 million numbers
+    (6, 4, 300, 300, 4, 1),  # 2 parts
+    (9, 4, 300, 300, 8, 2),  # 3 parts, of groups
+    (2, 8, 512, 520, 8, 1),  # single samples
+    (5, 3, 301, 299, 8, 1),  # parts would begin where vectors do not: none
+    (4, 16, 200, 200, 16, 1),  # Winograd's
+]
+
+
+@pytest.mark.parametrize("shape", LARGE)
+def test_convolutions_of_large_images_compute_some_samples_after_the_others(shape):
+    """As float32 does whole batches, rounded: each sample has its own results, and gradients other sums."""
+    n, c, h, w, filters, groups = shape
     rng = np.random.default_rng(6)
     x, grad = held(rng, n, c, h, w), held(rng, n, filters, h, w)
-    options = {"weight": rng.standard_normal((filters, c, 3, 3), np.float32), "padding": (1, 1), "kernel": (3, 3)}
-    options |= {"bias": rng.standard_normal(filters, np.float32), "activation": "relu", "threads": 2}
-    table, layout = ("native", "channels16") if algorithm != "widened" else ("onednn", "plain")
-    found = operations.run_op(
-        table, None, "conv2d", [x], grad.shape[1:], dtype="bfloat16", algorithm=algorithm, layout=layout,
-        grad_output=grad, **options,
-    )  # fmt: skip
-    grad = grad * (found["output"] > 0)
-    wide = operations.run_op(
-        "onednn", None, "conv2d", [x], grad.shape[1:], grad_output=grad, **options | {"activation": "none"}
-    )
-    size = 9 * c * 16  # of an element's sum, nearly always
-    near(found["output"], np.maximum(wide["output"], 0), size, 1, "output")
-    near(found["grad_inputs"][0], wide["grad_inputs"][0], 9 * filters * 16, 1, "grad_input")
+    options = {"weight": rng.standard_normal((filters, c // groups, 3, 3), np.float32), "padding": (1, 1)}
+    options |= {"bias": rng.standard_normal(filters, np.float32), "kernel": (3, 3), "groups": groups}
+    table, algorithm, layout = ("native", "winograd4", "channels16") if c == 16 else ("onednn", "widened", "plain")
+
+    def narrow_of(threads):
+        return operations.run_op(
+            table, None, "conv2d", [x], grad.shape[1:], dtype="bfloat16", algorithm=algorithm, layout=layout,
+            grad_output=grad, activation="relu", threads=threads, **options,
+        )  # fmt: skip
+
+    found = narrow_of(2)
+    masked = grad * (found["output"] > 0)
+    wide = operations.run_op("onednn", None, "conv2d", [x], grad.shape[1:], grad_output=masked, threads=2, **options)
+    rounding = ROUNDING if algorithm == "widened" else 2 * ROUNDING
+    for each, exact in (
+        (found["output"], np.maximum(wide["output"], 0)),
+        (found["grad_inputs"][0], wide["grad_inputs"][0]),
+    ):
+        assert np.all(np.abs(each - exact) <= rounding * np.abs(exact) + 2.0**-12)
     for each in ("grad_weight", "grad_bias"):
-        near(found[each], wide[each], n * h * w, 0, each, 2.0**-16)
+        assert np.all(np.abs(found[each] - wide[each]) <= 2.0**-16 * n * h * w), each
+    other = narrow_of(1)
+    for each in ("output", "grad_weight", "grad_bias"):
+        assert table == "onednn" or np.array_equal(other[each], found[each])
 
 
 # ---- networks

@@ -4,8 +4,6 @@
  *
  * Convolutions of large images compute some samples after the others, so that scratch memory is that of a part of the
  * batch. The gradients of their weights are added up in the order of the parts, which depend on the shapes alone. */
-#include <string.h>
-
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/shared.h"
@@ -13,8 +11,10 @@
 typedef struct widened_op {
     gg_op head;
     gg_device *device;
-    gg_op *inner;                            /* float32, of a part of the batch, without an activation */
-    int64_t parts;                           /* more than 1: of a convolution */
+    gg_op *inner;  /* float32, of a part of the batch, without an activation */
+    gg_op *data;   /* of backward data; with several parts another one, since what the gradient of the weights leaves it
+                      in   scratch is of one part */
+    int64_t parts; /* more than 1: of a convolution */
     size_t inputs, outputs;                  /* numbers in a part, padded channels included */
     size_t weights, biases;                  /* of a convolution */
     size_t input, output, error, grad_input; /* where they lie in scratch, in bytes */
@@ -22,9 +22,9 @@ typedef struct widened_op {
     bool keeps; /* the weights' pass of the same operation leaves the error to that of the data */
 } widened_op;
 
-/* A batch is divided where its input and output have more numbers than this. Each part's gradient of the weights is
- * added: all of them together are at most 1/LEAST_SHARE of the numbers. */
-enum { MOST_NUMBERS = 4 << 20, LEAST_SHARE = 4 };
+/* A batch is divided where its input and output have more numbers than this, to parts that have some. Each part's
+ * gradient of the weights is added: all of them together are at most 1/LEAST_SHARE of the numbers. */
+enum { MOST_NUMBERS = 4 << 20, LEAST_NUMBERS = 1 << 19, LEAST_SHARE = 4 };
 
 typedef struct convert_job {
     const gg_cpu_kernels *kernels;
@@ -85,19 +85,14 @@ static void narrow_result(const widened_op *op, size_t n, float *from, void *out
     gg_parallel_run(gg_cpu_threads_for(op->device, n), convert_pieces, &job);
 }
 
-static size_t saved_of_part(const gg_op *inner) {
-    return (inner->saved_bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
-}
-
 static gg_op_args args_of_part(const widened_op *op, const gg_op_args *args, int64_t part) {
     const size_t in = (size_t)part * op->inputs, out = (size_t)part * op->outputs;
     gg_op_args own = *args;
     if (part == 0) return own;
-    own.input[0] = (const uint16_t *)args->input[0] + in;
+    if (args->input[0] != NULL) own.input[0] = (const uint16_t *)args->input[0] + in;
     if (args->output != NULL) own.output = (uint16_t *)args->output + out;
     if (args->grad_output != NULL) own.grad_output = (uint16_t *)args->grad_output + out;
     if (args->grad_input[0] != NULL) own.grad_input[0] = (uint16_t *)args->grad_input[0] + in;
-    if (args->saved != NULL) own.saved = (char *)args->saved + (size_t)part * saved_of_part(op->inner);
     return own;
 }
 
@@ -115,7 +110,8 @@ cleanup:
 }
 
 static gg_status widened_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
-    return gg_op_prepare(((widened_op *)head)->inner, args, pass);
+    const widened_op *op = (widened_op *)head;
+    return gg_op_prepare(pass == GG_PASS_DATA ? op->data : op->inner, args, pass);
 }
 
 static gg_status forward_part(const widened_op *op, const gg_op_args *args, int64_t part) {
@@ -178,7 +174,7 @@ static gg_status data_part(const widened_op *op, const gg_op_args *args, int64_t
         wide.grad_output = widen_outputs(op, args, args->grad_output, op->error, false);
     }
     if (args->grad_input[0] != NULL) wide.grad_input[0] = grad_input;
-    GG_TRY(op->inner->type->backward_data(op->inner, &wide));
+    GG_TRY(op->data->type->backward_data(op->data, &wide));
     if (args->grad_input[0] != NULL) narrow_result(op, op->inputs, grad_input, args->grad_input[0], false);
 cleanup:
     (void)part;
@@ -188,8 +184,10 @@ cleanup:
 static gg_status widened_data(gg_op *head, const gg_op_args *args) { return run_parts(head, args, data_part); }
 
 static void widened_destroy(gg_op *head) {
-    gg_op_destroy(((widened_op *)head)->inner);
-    gg_free(head);
+    widened_op *op = (widened_op *)head;
+    if (op->data != op->inner) gg_op_destroy(op->data);
+    gg_op_destroy(op->inner);
+    gg_free(op);
 }
 
 /* With the gradients of the parameters in a pass of their own, or together with that of the input. */
@@ -201,6 +199,8 @@ static const gg_op_class widened_class = {.prepare = widened_prepare,
 static const gg_op_class widened_class_at_once = {
     .prepare = widened_prepare, .forward = widened_forward, .backward_data = widened_data, .destroy = widened_destroy};
 
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
 /* Room for so many float32 in scratch, behind what has been laid out. */
 static size_t lay_out_numbers(size_t *bytes, size_t count) {
     const size_t at = *bytes;
@@ -211,7 +211,8 @@ static size_t lay_out_numbers(size_t *bytes, size_t count) {
 /* What follows another in time lies in its place, unless both are read together. */
 static void lay_out_scratch(widened_op *op) {
     const gg_op *inner = op->inner;
-    size_t bytes = (inner->scratch_bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+    const size_t most = larger(inner->scratch_bytes, op->data->scratch_bytes);
+    size_t bytes = (most + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
     op->input = lay_out_numbers(&bytes, op->inputs);
     op->output = lay_out_numbers(&bytes, op->outputs);
     op->error = inner->backward_needs_output ? lay_out_numbers(&bytes, op->outputs) : op->output;
@@ -228,28 +229,60 @@ static int64_t weights_of(const gg_op_desc *desc) {
 
 /* The fewest parts that are small enough, or as many as are allowed; all have as many samples. */
 static int64_t parts_of(const gg_op_desc *desc) {
-    if (desc->kind != GG_OP_CONV2D) return 1;
+    if (desc->kind != GG_OP_CONV2D || desc->groups < 1) return 1;
     const int64_t sample = gg_shape_count(&desc->input[0]) + gg_shape_count(&desc->output);
     int64_t parts = 1;
     for (int64_t next = 2; next <= desc->batch && desc->batch / parts * sample > MOST_NUMBERS; ++next) {
         if (desc->batch % next != 0) continue;
+        if (desc->batch / next * sample < LEAST_NUMBERS) break;
         if (next * weights_of(desc) > desc->batch * sample / LEAST_SHARE) break;
         parts = next;
     }
     return parts;
 }
 
-/* Whether every part of activations begins where kernels may read it. */
-static bool is_aligned(const gg_op *inner) {
-    const gg_op_desc *desc = &inner->desc;
-    const size_t in = gg_format_bytes((gg_format){GG_BFLOAT16, inner->input[0].layout}, &desc->input[0], desc->batch);
-    const size_t out = gg_format_bytes((gg_format){GG_BFLOAT16, inner->output.layout}, &desc->output, desc->batch);
-    return in % GG_ALIGNMENT == 0 && out % GG_ALIGNMENT == 0;
+static size_t narrow_bytes(const gg_op *op, bool output) {
+    const gg_layout layout = output ? op->output.layout : op->input[0].layout;
+    return gg_format_bytes((gg_format){GG_BFLOAT16, layout}, output ? &op->desc.output : &op->desc.input[0],
+                           op->desc.batch);
+}
+
+/* Whether operations of a part can be run for all parts: activations lie alike, and each part of them begins where
+ * kernels may read it. */
+static bool serve_parts(const gg_op *inner, const gg_op *data) {
+    return data->input[0].layout == inner->input[0].layout && data->output.layout == inner->output.layout &&
+           narrow_bytes(inner, false) % GG_ALIGNMENT == 0 && narrow_bytes(inner, true) % GG_ALIGNMENT == 0 &&
+           inner->saved_bytes == 0 && data->saved_bytes == 0;
+}
+
+/* wide: in float32. *parts becomes 1 where the batch is not divided. */
+static gg_status create_inner(gg_device *device, const gg_op_desc *wide, gg_cpu_create_fn create, int64_t *parts,
+                              gg_op **inner, gg_op **data) {
+    gg_status status = GG_OK;
+    gg_op_desc own = *wide;
+    own.batch /= *parts;
+    GG_TRY(create(device, &own, inner));
+    *data = *inner;
+    if (*parts == 1) goto cleanup;
+    if (own.training && own.input_grad && gg_op_has_pass(&own, GG_PASS_WEIGHTS) && gg_op_has_pass(&own, GG_PASS_DATA)) {
+        own.passes = 1u << GG_PASS_DATA;
+        *data = NULL;
+        GG_TRY(create(device, &own, data));
+    }
+    if (serve_parts(*inner, *data)) goto cleanup;
+    if (*data != *inner) gg_op_destroy(*data);
+    gg_op_destroy(*inner);
+    *parts = 1;
+    *inner = *data = NULL;
+    GG_TRY(create(device, wide, inner));
+    *data = *inner;
+cleanup:
+    return status;
 }
 
 gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cpu_create_fn create, gg_op **out) {
     gg_status status = GG_OK;
-    gg_op *inner = NULL;
+    gg_op *inner = NULL, *data = NULL;
     void *block = NULL;
     gg_op_desc wide = *desc;
     int64_t parts = parts_of(desc);
@@ -259,16 +292,8 @@ gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cp
                 desc->inputs, gg_dtype_name(desc->dtype));
     wide.dtype = wide.offered[0].dtype = GG_FLOAT32;
     wide.activation = GG_ACTIVATION_NONE;
-    wide.batch = desc->batch / parts;
     if (wide.algorithm == GG_ALGORITHM_WIDENED) wide.algorithm = GG_ALGORITHM_DIRECT;
-    GG_TRY(create(device, &wide, &inner));
-    if (parts > 1 && !is_aligned(inner)) {
-        parts = 1;
-        wide.batch = desc->batch;
-        gg_op_destroy(inner);
-        inner = NULL;
-        GG_TRY(create(device, &wide, &inner));
-    }
+    GG_TRY(create_inner(device, &wide, create, &parts, &inner, &data));
     if (inner->input[0].layout == GG_LAYOUT_BATCH_LAST || inner->output.layout == GG_LAYOUT_BATCH_LAST)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "bfloat16 does not lie %s", gg_layout_name(GG_LAYOUT_BATCH_LAST));
     GG_TRY(gg_calloc(1, sizeof(widened_op), "an operation", &block));
@@ -279,16 +304,17 @@ gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cp
     head->desc = *desc;
     head->input[0] = (gg_format){GG_BFLOAT16, inner->input[0].layout};
     head->output = (gg_format){GG_BFLOAT16, inner->output.layout};
-    head->prepared_bytes = inner->prepared_bytes;
-    head->prepared_once = inner->prepared_once;
-    head->saved_bytes = parts > 1 ? (size_t)parts * saved_of_part(inner) : inner->saved_bytes;
+    head->prepared_bytes = larger(inner->prepared_bytes, data->prepared_bytes);
+    head->prepared_once = data == inner && inner->prepared_once;
+    head->saved_bytes = inner->saved_bytes;
     head->backward_needs_input = inner->backward_needs_input;
     head->backward_needs_output = inner->backward_needs_output;
     op->device = device;
     op->inner = inner;
+    op->data = data;
     op->parts = parts;
-    op->inputs = gg_format_bytes(head->input[0], &desc->input[0], wide.batch) / sizeof(uint16_t);
-    op->outputs = gg_format_bytes(head->output, &desc->output, wide.batch) / sizeof(uint16_t);
+    op->inputs = narrow_bytes(inner, false) / sizeof(uint16_t);
+    op->outputs = narrow_bytes(inner, true) / sizeof(uint16_t);
     if (desc->kind == GG_OP_CONV2D) op->weights = (size_t)weights_of(desc), op->biases = (size_t)desc->output.size[0];
     if (desc->training && inner->type->backward_weights != NULL && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) {
         op->keeps = parts == 1;
@@ -296,8 +322,9 @@ gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cp
     }
     lay_out_scratch(op);
     *out = head;
-    inner = NULL;
+    inner = data = NULL;
 cleanup:
+    if (data != inner) gg_op_destroy(data);
     gg_op_destroy(inner);
     return status;
 }
