@@ -8,13 +8,13 @@
 #include "base/parallel.h"
 #include "cpu/shared.h"
 
+/* inner, data: in float32, of a part of the batch, without an activation. With several parts backward data has an
+ * operation of its own: what the gradient of the weights leaves for it in scratch is of one part. */
 typedef struct widened_op {
     gg_op head;
     gg_device *device;
-    gg_op *inner;  /* float32, of a part of the batch, without an activation */
-    gg_op *data;   /* of backward data; with several parts another one, since what the gradient of the weights leaves it
-                      in   scratch is of one part */
-    int64_t parts; /* more than 1: of a convolution */
+    gg_op *inner, *data;
+    int64_t parts;                           /* more than 1: of a convolution */
     size_t inputs, outputs;                  /* numbers in a part, padded channels included */
     size_t weights, biases;                  /* of a convolution */
     size_t input, output, error, grad_input; /* where they lie in scratch, in bytes */
