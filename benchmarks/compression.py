@@ -382,7 +382,7 @@ def peers(arguments: argparse.Namespace, results: Results) -> None:
             how = adacomp(mode, "local", arguments)
 
             def ours(how: gg.AdaComp | None = how, seed: int = seed) -> Record:
-                return train(name, gg.AllReduce(), how, ranks, seed, arguments.epochs, arguments.take, lr=arguments.lr)
+                return train(name, gg.AllReduce(), how, ranks, seed, arguments.epochs, arguments.take)
 
             found.setdefault("dense" if mode == "dense" else f"AdaComp {mode}", []).append(results.run(what, ours))
         ratios = {mode: found[f"AdaComp {mode}"][-1]["ratio"] for mode in ("strict", "exact")}
