@@ -262,6 +262,35 @@ def test_layerwise_is_allreduce_bit_for_bit(net, how):
     assert all(one == hashes[0] for one in hashes)
 
 
+@pytest.mark.parametrize("clip", [None, 1e6], ids=["in pieces", "measured"])
+@pytest.mark.parametrize("how", ["strict", "bfloat16", "cyclic, float32"])
+def test_several_messages_of_an_allreduce_have_its_bits(how, clip):
+    """Gradients of 4 MiB are a message, and so is what is left in front of them."""
+    compression = dataclasses.replace(COMPRESSIONS[how], bin_size=None, dense=())
+    found, messages = [], []
+    for strategy in (gg.AllReduce(), *(gg.LayerwiseAllReduce(bucket_bytes=size) for size in (1, 1 << 30))):
+        layers = [gg.Conv2d(4, 3), gg.Flatten(), gg.Linear(1056), gg.ReLU(), gg.Linear(1000), gg.ReLU()]
+        trainer = gg.Trainer(
+            gg.Sequential([*layers, gg.Linear(1060), gg.ReLU(), gg.Linear(4)], input=(1, 8, 8)),
+            optimizer=gg.SGD(lr=0.05, momentum=0.9, clip_norm=clip),
+            strategy=strategy,
+            seed=5,
+            comm=gg.VirtualCluster(3),
+            compression=compression,
+        )
+        generator = np.random.default_rng(2)
+        for _ in range(4):
+            trainer.train_step(*small_batches(generator, 3, (5, 3, 8)))
+        left = [flat(one).tobytes() for one in residues(trainer)]
+        found.append((trainer.weights_sha256(), left))
+        messages.append(trainer.team.counts()[1])
+        trainer.close()
+    assert len(set(found[0][0])) == 1
+    assert found[0] == found[1] == found[2]
+    if how != "cyclic, float32":  # 4 steps, 3 ranks, 2 others
+        assert [(n - messages[2]) / (4 * 3 * 2) for n in messages] == [2, 4, 0]
+
+
 def large_trainer(optimizer, strategy, compression, threads):
     """One parameter is longer than a piece for each thread, one travels whole, and one is small and not compressed."""
     compression = dataclasses.replace(compression, dense_below=1200)

@@ -1,51 +1,98 @@
 /* AllReduce: synchronous SGD. One blocking reduction of all gradients after the backward pass, weighted by the samples
  * that each rank contributed, so that p ranks of batch b do what one rank of batch p*b does, ragged last batches
- * included. */
+ * included.
+ *
+ * Compressed gradients travel in several messages where there are many: one is chosen from and packed while those
+ * before it travel, and of those that have arrived the weights are updated while the others do. */
 #include "base/memory.h"
+#include "strategy/buckets.h"
 #include "strategy/flight.h"
 #include "strategy/reduction.h"
 #include "strategy/types.h"
 
+/* Bytes of gradients at least, before they are compressed, that are worth a message. */
+#define MESSAGE_BYTES ((size_t)4 << 20)
+
 typedef struct allreduce {
     gg_strategy head;
-    gg_reduction *reduction;
+    gg_buckets buckets;       /* each of one chunk, or of no parameters */
+    gg_reduction **reduction; /* one a chunk */
     gg_compression_counts counts;
 } allreduce;
 
-static gg_status allreduce_end(gg_strategy *strategy) {
+static gg_status at_layers(const allreduce *s, int i, gg_status status) {
+    const gg_bucket *bucket = &s->buckets.bucket[gg_buckets_of_chunk(&s->buckets, i)];
+    return gg_strategy_at(&s->head, bucket->first_layer, bucket->last_layer, status);
+}
+
+static gg_status start_all(allreduce *s) {
     gg_status status = GG_OK;
+    float *gradients = gg_state_gradients(s->head.env.state);
+    for (int i = s->buckets.chunk_count - 1; i >= 0; --i) {
+        status = gg_reduction_start(s->reduction[i], gradients + s->buckets.chunk[i].offset, s->head.share);
+        if (status == GG_OK) status = gg_progress(s->head.env.transport);
+        GG_TRY(at_layers(s, i, status));
+    }
+cleanup:
+    return status;
+}
+
+static gg_status deliver(allreduce *s, int i) {
+    return at_layers(s, i, gg_reduction_deliver(s->reduction[i], gg_strategy_update_piece, &s->head));
+}
+
+/* Where norms are needed, which are those of all gradients, no weight is updated before the last sum is there. */
+static gg_status reduce_and_update(allreduce *s) {
+    gg_status status = GG_OK;
+    gg_strategy *strategy = &s->head;
+    const bool measures = gg_updater_measures(strategy->env.updater);
+    const int last = s->buckets.chunk_count - 1;
+    gg_flight flight = {0};
+    gg_flight_begin(&flight, strategy, -1);
+    GG_TRY(start_all(s));
+    for (int i = last; i >= 0; --i) {
+        GG_TRY(at_layers(s, i, gg_reduction_wait(s->reduction[i])));
+        if (i == 0) gg_flight_complete(&flight, strategy);
+        if (!measures) GG_TRY(deliver(s, i));
+    }
+    gg_flight_end_all(&flight, strategy, "gradients");
+    gg_strategy_measure(strategy, gg_state_gradients(strategy->env.state));
+    for (int i = last; measures && i >= 0; --i) GG_TRY(deliver(s, i));
+    for (int i = last; i >= 0; --i) GG_TRY(at_layers(s, i, gg_reduction_finish(s->reduction[i])));
+cleanup:
+    return status;
+}
+
+static gg_status allreduce_end(gg_strategy *strategy) {
     const gg_strategy_env *env = &strategy->env;
     float *gradients = gg_state_gradients(env->state);
-    gg_reduction *reduction = env->transport->size > 1 ? ((allreduce *)strategy)->reduction : NULL;
-    gg_flight flight = {0};
-    if (reduction != NULL) {
-        gg_flight_begin(&flight, strategy, -1);
-        GG_TRY(gg_reduction_start(reduction, gradients, strategy->share));
-        GG_TRY(gg_reduction_wait(reduction));
-        gg_flight_complete(&flight, strategy);
-        gg_flight_end_all(&flight, strategy, "gradients");
-    }
+    if (env->transport->size > 1) return reduce_and_update((allreduce *)strategy);
     gg_strategy_measure(strategy, gradients);
-    if (reduction == NULL) gg_strategy_update(strategy, 0, env->state->count, gradients);
-    else GG_TRY(gg_reduction_deliver(reduction, gg_strategy_update_piece, strategy));
-    if (reduction != NULL) GG_TRY(gg_reduction_finish(reduction));
-cleanup:
-    return gg_strategy_at_all(strategy, status);
+    gg_strategy_update(strategy, 0, env->state->count, gradients);
+    return GG_OK;
+}
+
+static gg_reduction *reduction_of(const gg_strategy *strategy, int layer) {
+    const allreduce *s = (const allreduce *)strategy;
+    return s->reduction[s->buckets.bucket[s->buckets.bucket_of_layer[layer]].first_chunk];
 }
 
 static gg_status allreduce_offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken) {
-    gg_reduction *reduction = ((allreduce *)strategy)->reduction;
+    gg_reduction *reduction = reduction_of(strategy, layer);
     return gg_strategy_at(strategy, layer, layer, gg_reduction_input(reduction, layer, input, taken));
 }
 
 static gg_status allreduce_offer_error(gg_strategy *strategy, int layer, const gg_vectors *error) {
-    gg_reduction *reduction = ((allreduce *)strategy)->reduction;
+    gg_reduction *reduction = reduction_of(strategy, layer);
     return gg_strategy_at(strategy, layer, layer, gg_reduction_error(reduction, layer, error));
 }
 
 static const gg_strategy_fc_hooks fc_hooks = {allreduce_offer_input, allreduce_offer_error};
 
-static void complete_residue(gg_strategy *strategy) { gg_reduction_complete(((allreduce *)strategy)->reduction); }
+static void complete_residue(gg_strategy *strategy) {
+    const allreduce *s = (const allreduce *)strategy;
+    for (int i = 0; i < s->buckets.chunk_count; ++i) gg_reduction_complete(s->reduction[i]);
+}
 
 static gg_status allreduce_settle(gg_strategy *strategy) {
     complete_residue(strategy);
@@ -54,7 +101,9 @@ static gg_status allreduce_settle(gg_strategy *strategy) {
 
 static void allreduce_destroy(gg_strategy *strategy) {
     allreduce *s = (allreduce *)strategy;
-    gg_reduction_destroy(s->reduction);
+    for (int i = s->buckets.chunk_count - 1; s->reduction != NULL && i >= 0; --i) gg_reduction_destroy(s->reduction[i]);
+    gg_free(s->reduction);
+    gg_buckets_destroy(&s->buckets);
     gg_state_destroy(&strategy->env);
     gg_free(strategy);
 }
@@ -74,18 +123,27 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
     bool accumulates;
     GG_TRY(gg_strategy_accumulate(options, env, &accumulates));
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT | gg_residue_wanted(options, env)));
-    if (gg_state_residue(env->state) != NULL) made->head.compression_counts = &made->counts;
-    GG_TRY(gg_reduction_create(&made->head, options,
-                               &(gg_reduction_run){.group = env->transport,
-                                                   .count = env->state->count,
-                                                   .tag = GG_TAG_ALLREDUCE,
-                                                   .residue = gg_state_residue(env->state),
-                                                   .in_pieces = !gg_updater_measures(env->updater),
-                                                   .marks = true,
-                                                   .accumulates = accumulates,
-                                                   .counts = &made->counts},
-                               &made->reduction));
-    if (made->reduction->takes) made->head.fc_hooks = &fc_hooks;
+    float *residue = gg_state_residue(env->state);
+    const size_t all = env->state->count * sizeof(float);
+    if (residue != NULL) made->head.compression_counts = &made->counts;
+    GG_TRY(gg_buckets_create(env->layout, residue != NULL ? MESSAGE_BYTES : all, all, &made->buckets));
+    GG_TRY(gg_buckets_check_tags(&made->buckets, GG_TAG_LIMIT - GG_TAG_USER));
+    GG_TRY(gg_calloc((size_t)made->buckets.chunk_count, sizeof *made->reduction, "reductions", &made->reduction));
+    for (int i = 0; i < made->buckets.chunk_count; ++i) {
+        const gg_chunk *chunk = &made->buckets.chunk[i];
+        GG_TRY(gg_reduction_create(&made->head, options,
+                                   &(gg_reduction_run){.group = env->transport,
+                                                       .offset = chunk->offset,
+                                                       .count = chunk->count,
+                                                       .tag = GG_TAG_USER + i,
+                                                       .residue = residue,
+                                                       .in_pieces = !gg_updater_measures(env->updater),
+                                                       .marks = true,
+                                                       .accumulates = accumulates,
+                                                       .counts = &made->counts},
+                                   &made->reduction[i]));
+        if (made->reduction[i]->takes) made->head.fc_hooks = &fc_hooks;
+    }
 cleanup:
     if (status != GG_OK && made != NULL) allreduce_destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

@@ -34,6 +34,9 @@
 /* Elements that gg_updater_accumulate works on at once on the CPU, in cache. */
 #define ACCUMULATED_AT_ONCE ((size_t)2048)
 
+/* Elements that are packed, or given out, between two calls in which other messages progress: about 0.2 ms. */
+#define PROGRESS_EVERY ((size_t)1 << 18)
+
 /* What is waited for: nothing; a dense sum of all; the sum of whole parameters; the next rank's message; which elements
  * are chosen; their sum; with SUMMED the sum is there, but peers may still read. */
 typedef enum stage { IDLE = 0, DENSE, ADDING_WHOLE, COLLECTING, CHOOSING, SUMMING, SUMMED } stage;
@@ -72,6 +75,8 @@ typedef struct packed_reduction {
     const void **messages;  /* likewise: one a rank */
     gg_factored *factored;  /* likewise: of linear layers whose gradients are no arrays either; NULL: there are none */
     float *data;            /* the run's first element */
+    size_t passed;          /* elements since messages have progressed */
+    gg_status progressed;
     /* CYCLIC only: */
     const gg_codec *codec;
     gg_allreduce *sum; /* of the chosen values */
@@ -116,9 +121,24 @@ static void accumulate(const packed_reduction *s, size_t offset, size_t count, f
                                              .room_count = s->room_count});
 }
 
+/* `count` elements more have been worked on. A failure is kept until the work is done. */
+static void let_progress(packed_reduction *s, size_t count) {
+    s->passed += count;
+    if (s->passed < PROGRESS_EVERY || s->progressed != GG_OK) return;
+    s->passed = 0;
+    s->progressed = gg_progress(s->group);
+}
+
+static gg_status progress_failure(packed_reduction *s) {
+    const gg_status status = s->progressed;
+    s->progressed = GG_OK;
+    return status;
+}
+
 /* gg_packing.prepare. */
 static const float *prepare(void *context, size_t offset, size_t count) {
-    const packed_reduction *s = context;
+    packed_reduction *s = context;
+    let_progress(s, count);
     float *elsewhere = s->factored != NULL ? gg_factored_run(s->factored, offset, count) : NULL;
     float *gradient = elsewhere != NULL ? elsewhere : packed_base(s) + offset;
     if (s->equal_share != NULL) accumulate(s, offset, count, gradient);
@@ -282,11 +302,24 @@ cleanup:
     return status;
 }
 
+typedef struct piece_reader {
+    packed_reduction *reduction;
+    gg_reduction_piece *piece;
+    void *context;
+} piece_reader;
+
+static void pass_piece(void *context, size_t offset, size_t count, const float *sum) {
+    const piece_reader *reader = context;
+    reader->piece(reader->context, offset, count, sum);
+    let_progress(reader->reduction, count);
+}
+
 /* What the messages say, and where parameters travel whole their sums, which are in the data. */
 static gg_status deliver_pieces(packed_reduction *s, gg_reduction_piece *piece, void *context) {
     gg_status status = GG_OK;
     const int p = s->group->size, rank = s->group->rank;
-    gg_unpack_pieces(&s->packing, s->pieces, s->messages, p, piece, context);
+    gg_unpack_pieces(&s->packing, s->pieces, s->messages, p, pass_piece, &(piece_reader){s, piece, context});
+    GG_TRY(progress_failure(s));
     for (int i = 0; i < p; ++i)
         if (i != rank) GG_TRY(gg_release(s->group, &s->arrived[i]));
     for (int i = s->n; i < s->in_run; ++i) {
@@ -407,6 +440,7 @@ static gg_status packed_start(gg_reduction *reduction, float *data, const float 
         goto cleanup;
     }
     GG_TRY(s->compression.selection == GG_SELECTION_CYCLIC ? start_cyclic(s, scale) : start_local(s, scale));
+    GG_TRY(progress_failure(s));
     GG_TRY(start_whole(s, share));
 cleanup:
     return packed_failed(s, status);

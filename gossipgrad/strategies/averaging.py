@@ -18,6 +18,9 @@ PARTITIONS = ("auto", True, False)
 class AllReduce(Strategy):
     """The mean of all ranks' gradients, in one blocking all-reduce after the backward pass.
 
+    With compression it sends a message for every 4 MiB of gradients, in whole layers: one travels while the next is
+    packed, and the weights of those that have arrived are updated meanwhile.
+
     wire_dtype   "float32", or "bfloat16" for half the bytes: gradients and their sum travel rounded to nearest even,
                  the sum is made in float32, and all ranks end with the same bits.
     collectives  "own": sums are made in the order of ranks, so MPI, the virtual cluster and every run give the same
