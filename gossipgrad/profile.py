@@ -93,9 +93,10 @@ def step(
     "operations": one record for each pass of each operation: number (of the operation), name (the layers that it
     computes, joined by "+"), operation, pass, layout, backend, algorithm (of convolutions), ms (its shortest in so many
     steps), share (of the step), gflops (GFLOP/s) and of_product (share of "product_gflops"), mbytes (that it has to
-    move at least), gbytes_per_s and of_copy (share of "copy_gbytes_per_s"). "ms": the fastest whole step. "loss_ms",
-    "update_ms": the losses, the optimiser; "other_ms": the rest of the step: reading the batch, what is between the
-    operations, and what other processes took.
+    move at least), gbytes_per_s and of_copy (share of "copy_gbytes_per_s"); with_update: the update computes the
+    gradient of this weight itself, row by row, so ms is of the bias alone, and what is moved and multiplied is 0. "ms":
+    the fastest whole step. "loss_ms", "update_ms": the losses, the optimiser; "other_ms": the rest of the step: reading
+    the batch, what is between the operations, and what other processes took.
     """
     if net is None:
         entry = models.by_name(model)
@@ -180,8 +181,11 @@ def _record(
     one, mine = operation["passes"][name], [nodes[i] for i in operation["nodes"]]
     seconds = one["seconds"]
     reorders = operation["operation"] == "reorder"
-    gflop = 0.0 if reorders else 2e-9 * batch * one["products"] * sum(node["macs"] for node in mine)
-    gflops, gbytes = gflop / seconds, one["bytes"] / 1e9 / seconds
+    moved = 0.0 if one["with_update"] else one["bytes"]
+    gflop = (
+        0.0 if reorders or one["with_update"] else 2e-9 * batch * one["products"] * sum(node["macs"] for node in mine)
+    )
+    gflops, gbytes = gflop / seconds, moved / 1e9 / seconds
     return {
         "name": "+".join(node["name"] for node in mine),
         "operation": operation["operation"],
@@ -193,9 +197,10 @@ def _record(
         "share": seconds / step_seconds,
         "gflops": gflops,
         "of_product": gflops / product,
-        "mbytes": one["bytes"] / 1e6,
+        "mbytes": moved / 1e6,
         "gbytes_per_s": gbytes,
         "of_copy": gbytes / copy,
+        "with_update": one["with_update"],
     }
 
 
@@ -207,8 +212,12 @@ def table(profile: Record) -> str:
     rows: list[tuple[str, ...]] = [_COLUMNS]
     for one in profile["operations"]:
         by = one["backend"] if one["algorithm"] in (None, "direct") else f"{one['backend']} {one['algorithm']}"
+        if one["with_update"]:
+            by = "with the update"
         numbers = (f"{one['gflops']:.1f}", f"{one['of_product']:.0%}") if one["gflops"] else ("", "")
         memory = (f"{one['mbytes']:.2f}", f"{one['gbytes_per_s']:.1f}", f"{one['of_copy']:.0%}")
+        if not one["mbytes"]:
+            memory = ("", "", "")
         time_ = (f"{one['ms']:.3f}", f"{one['share']:.1%}")
         rows.append((one["name"], one["operation"], one["pass"], by, *time_, *numbers, *memory))
     for name, key in (("losses", "loss_ms"), ("update", "update_ms"), ("other", "other_ms"), ("step", "ms")):

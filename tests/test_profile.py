@@ -61,6 +61,17 @@ def test_products_and_bytes(peaks, backend):
     assert whole == pytest.approx(found["ms"]) and found["update_ms"] > 0 and found["loss_ms"] > 0
 
 
+def test_a_gradient_that_the_update_computes(peaks):
+    """No product is counted where none is; the layer below is too small for that."""
+    net = gg.Sequential([gg.Linear(700, name="large"), gg.ReLU(), gg.Linear(4, name="small")], input=(500,))
+    found = profile.step("mine", 8, steps=2, warmup=1, net=net)
+    by_update = {one["name"].split("+")[0]: one for one in found["operations"] if one["with_update"]}
+    assert by_update.keys() == {"large"} and by_update["large"]["pass"] == "weights"
+    assert by_update["large"]["gflops"] == by_update["large"]["mbytes"] == 0
+    (line,) = (one for one in profile.table(found).splitlines() if "with the update" in one)
+    assert line.startswith("large") and line.endswith("%")
+
+
 def test_the_shortest_time_of_each_pass_counts():
     def run(*seconds):
         return [{"nodes": [0], "passes": {"forward": {"seconds": seconds[0]}, "data": {"seconds": seconds[1]}}}]

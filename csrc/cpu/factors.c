@@ -6,13 +6,16 @@
  * where the whole gradient is one. */
 #include <string.h>
 
+#include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/sgemm_split.h"
 #include "cpu/shared.h"
 
-/* Elements of the rows that are computed at a time: about, and at most, where kernels want several long rows. */
-#define ROWS_ELEMENTS 49152
-#define MOST_ROWS_ELEMENTS (4 * ROWS_ELEMENTS)
+/* Elements of the rows that a thread computes at a time: about, and at most, where kernels want several long rows. */
+#define ROWS_ELEMENTS 65536
+#define MOST_ROWS_ELEMENTS (3 * ROWS_ELEMENTS)
+/* Of long rows: products of fewer would wait for their operands. */
+#define LEAST_ROWS 4
 
 static const gg_split_kernels *split_of(const gg_device *device, const gg_gradient_factors *f) {
     return gg_weight_gradient_is_split(device->isa, f->batch, f->in) ? gg_split_kernels_for(device->isa) : NULL;
@@ -22,16 +25,17 @@ static int64_t panel_floats(const gg_device *device, const gg_gradient_factors *
     return gg_gemm_kernels_for(device->isa)->panel * f->batch;
 }
 
-/* What several threads compute they would read from each other's caches, and longer sums than a panel has terms are
- * cut, with other bits. What is kept should be much less than the gradient that it stands for. */
+/* Longer sums than a panel has terms are cut, with other bits. What is kept should be much less than the gradient that
+ * it stands for. */
 bool gg_cpu_factors(const gg_device *device, gg_gradient_factors *f) {
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     const gg_split_kernels *split = split_of(device, f);
     const int64_t step = split != NULL ? 2 * GG_SPLIT_SIDE : kernels->tile_rows;
-    const int64_t steps = ROWS_ELEMENTS / (f->in * step);
-    if (device->threads > 1 || (split == NULL && f->batch > GG_SGEMM_TERMS)) return false;
-    f->rows = step * (steps > 0 ? steps : 1);
+    const int64_t least = split != NULL ? step : LEAST_ROWS, fit = ROWS_ELEMENTS / f->in;
+    if (split == NULL && f->batch > GG_SGEMM_TERMS) return false;
+    f->rows = fit >= step ? fit / step * step : fit > least ? fit : least;
     if (f->rows * f->in > MOST_ROWS_ELEMENTS) return false;
+    f->rows *= device->threads;
     if (split != NULL) {
         f->input_bytes = (size_t)gg_split_packed(f->in, f->batch) * sizeof(uint16_t);
         f->error_bytes = (size_t)gg_split_packed(f->out, f->batch) * sizeof(uint16_t);
@@ -43,61 +47,122 @@ bool gg_cpu_factors(const gg_device *device, gg_gradient_factors *f) {
     return f->input_bytes + f->error_bytes < (size_t)(f->in * f->out) * sizeof(float) / 2;
 }
 
-static void keep_tiles(const gg_split_kernels *split, bool columns, const gg_vectors *from, void *out) {
-    const bool lanes = from->layout == GG_LAYOUT_BATCH_LAST;
-    const gg_split_pack pack = {.count = from->features,
-                                .terms = from->batch,
-                                .from = from->data,
-                                .step = lanes ? gg_lanes_padded(from->batch) : from->features,
-                                .across = !lanes,
-                                .out = out};
-    if (columns) split->pack_cols(&pack);
-    else split->pack_rows(&pack);
+/* Features of the vectors that a thread keeps. */
+typedef struct keep_job {
+    const gg_device *device;
+    const gg_gradient_factors *factors;
+    const gg_vectors *from;
+    const gg_split_kernels *split;
+    bool columns; /* of split products: else rows */
+    void *out;
+} keep_job;
+
+/* The address of a feature, and in *step how far its samples, or with `lanes` the next feature's, lie apart. */
+static const float *feature_at(const gg_vectors *from, int64_t feature, bool *lanes, int64_t *step) {
+    *lanes = from->layout == GG_LAYOUT_BATCH_LAST;
+    *step = *lanes ? gg_lanes_padded(from->batch) : from->features;
+    return (const float *)from->data + (*lanes ? feature * *step : feature);
+}
+
+static void keep_tiles(void *context, int thread, int threads) {
+    const keep_job *j = context;
+    const int64_t batch = j->factors->batch;
+    size_t begin, end;
+    bool lanes;
+    gg_parallel_split((size_t)j->from->features, 2 * GG_SPLIT_SIDE, thread, threads, &begin, &end);
+    if (begin == end) return;
+    gg_split_pack pack = {.count = (int64_t)(end - begin),
+                          .terms = batch,
+                          .out = (uint16_t *)j->out + gg_split_packed((int64_t)begin, batch)};
+    pack.from = feature_at(j->from, (int64_t)begin, &lanes, &pack.step);
+    pack.across = !lanes;
+    if (j->columns) j->split->pack_cols(&pack);
+    else j->split->pack_rows(&pack);
+}
+
+static void keep_panels(void *context, int thread, int threads) {
+    const keep_job *j = context;
+    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(j->device->isa);
+    const int64_t panel = panel_floats(j->device, j->factors);
+    size_t begin, end;
+    bool lanes;
+    int64_t step;
+    gg_parallel_split((size_t)j->from->features, (size_t)kernels->panel, thread, threads, &begin, &end);
+    if (begin == end) return;
+    const float *from = feature_at(j->from, (int64_t)begin, &lanes, &step);
+    kernels->pack_panels((int64_t)(end - begin), j->factors->batch, from, step, lanes,
+                         (float *)j->out + (int64_t)begin / kernels->panel * panel, panel);
+}
+
+static void keep(gg_device *device, const gg_gradient_factors *f, const gg_vectors *from, bool columns, void *out) {
+    keep_job job = {
+        .device = device, .factors = f, .from = from, .split = split_of(device, f), .columns = columns, .out = out};
+    const int threads = gg_cpu_threads_for(device, (size_t)(from->features * from->batch));
+    gg_parallel_run(threads, job.split != NULL ? keep_tiles : keep_panels, &job);
 }
 
 void gg_cpu_keep_input(gg_device *device, const gg_gradient_factors *f, const gg_vectors *input, void *out) {
-    const gg_split_kernels *split = split_of(device, f);
-    const bool lanes = input->layout == GG_LAYOUT_BATCH_LAST;
-    if (split != NULL) keep_tiles(split, true, input, out);
-    else
-        gg_gemm_kernels_for(device->isa)
-            ->pack_panels(f->in, f->batch, input->data, lanes ? gg_lanes_padded(f->batch) : f->in, lanes, out,
-                          panel_floats(device, f));
+    keep(device, f, input, true, out);
 }
 
 void gg_cpu_keep_error(gg_device *device, const gg_gradient_factors *f, const gg_vectors *error, void *out) {
-    const gg_split_kernels *split = split_of(device, f);
-    if (split != NULL) keep_tiles(split, false, error, out);
+    if (split_of(device, f) != NULL) keep(device, f, error, false, out);
     else if (error->layout == GG_LAYOUT_BATCH_LAST) memcpy(out, error->data, f->error_bytes);
     else gg_cpu_transpose(device, f->batch, f->out, true, error->data, out);
 }
 
-void gg_cpu_gradient_rows(gg_device *device, const gg_gradient_factors *f, const void *input, const void *error,
-                          int64_t first, int64_t count, float *out) {
-    const gg_split_kernels *split = split_of(device, f);
-    const int64_t lanes = gg_lanes_padded(f->batch);
-    if (split != NULL) {
-        const int64_t group = gg_split_group(f->batch);
-        split->multiply(&(gg_split_product){.m = count,
-                                            .n = f->in,
-                                            .terms = f->batch,
-                                            .a = (const uint16_t *)error + gg_split_packed(first, f->batch),
-                                            .b = input,
-                                            .a_group = group,
-                                            .b_group = group,
-                                            .c = out,
-                                            .c_row = f->in});
-    } else {
-        gg_gemm_kernels_for(device->isa)
-            ->panels(&(gg_panels){.m = count,
+typedef struct rows_job {
+    const gg_device *device;
+    const gg_gradient_factors *factors;
+    const gg_split_kernels *split;
+    const void *input, *error;
+    int64_t first, count;
+    float *out;
+} rows_job;
+
+/* A thread's rows are those, but for a few, that it updates when the elements are divided among as many threads. */
+static void compute_rows(void *context, int thread, int threads) {
+    const rows_job *j = context;
+    const gg_gradient_factors *f = j->factors;
+    const int64_t lanes = gg_lanes_padded(f->batch), group = gg_split_group(f->batch);
+    size_t begin, end;
+    gg_parallel_split((size_t)j->count, j->split != NULL ? 2 * GG_SPLIT_SIDE : 1, thread, threads, &begin, &end);
+    const int64_t first = j->first + (int64_t)begin, m = (int64_t)(end - begin);
+    float *out = j->out + (int64_t)begin * f->in;
+    if (m == 0) return;
+    if (j->split != NULL)
+        j->split->multiply(&(gg_split_product){.m = m,
+                                               .n = f->in,
+                                               .terms = f->batch,
+                                               .a = (const uint16_t *)j->error + gg_split_packed(first, f->batch),
+                                               .b = j->input,
+                                               .a_group = group,
+                                               .b_group = group,
+                                               .c = out,
+                                               .c_row = f->in});
+    else
+        gg_gemm_kernels_for(j->device->isa)
+            ->panels(&(gg_panels){.m = m,
                                   .n = f->in,
                                   .k = f->batch,
-                                  .a = (const float *)error + first * lanes,
+                                  .a = (const float *)j->error + first * lanes,
                                   .a_row = lanes,
-                                  .b = input,
-                                  .b_panel = panel_floats(device, f),
+                                  .b = j->input,
+                                  .b_panel = panel_floats(j->device, f),
                                   .c = out,
                                   .c_row = f->in,
                                   .far = true});
-    }
+}
+
+void gg_cpu_gradient_rows(gg_device *device, const gg_gradient_factors *f, const void *input, const void *error,
+                          int64_t first, int64_t count, float *out) {
+    rows_job job = {.device = device,
+                    .factors = f,
+                    .split = split_of(device, f),
+                    .input = input,
+                    .error = error,
+                    .first = first,
+                    .count = count,
+                    .out = out};
+    gg_parallel_run(gg_cpu_threads_for(device, (size_t)(count * f->in)), compute_rows, &job);
 }

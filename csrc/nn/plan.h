@@ -178,8 +178,10 @@ typedef struct gg_pass_profile {
                      0: it has nothing to compute, and is not run */
     const char *backend;
     gg_algorithm algorithm;
-    double seconds; /* with the preparation of weights, and with sums of gradients that meet in its input */
-    double bytes;   /* that it reads and writes at least: activations, their gradients and parameters, each once */
+    double seconds;   /* with the preparation of weights, and with sums of gradients that meet in its input */
+    double bytes;     /* that it reads and writes at least: activations, their gradients and parameters, each once */
+    bool with_update; /* in the last step the gradient of the weight was left to whoever reads it: seconds are of what
+                         is left, that of the bias */
 } gg_pass_profile;
 
 /* An operation of the plan, which computes one or several nodes, or reorders what one of them reads or gives. */

@@ -49,6 +49,7 @@ gg_step_profile gg_plan_step_profile(const gg_plan *plan, int number) {
         one->algorithm = step->pass[pass]->desc.algorithm;
         one->seconds = step->seconds[pass];
         one->bytes = pass_bytes(plan, step, (gg_pass)pass, one->products);
+        one->with_update = pass == GG_PASS_WEIGHTS && step->skip_weight_gradient;
     }
     return profile;
 }

@@ -48,6 +48,15 @@ typedef struct gg_lent {
     const float *gradient;
 } gg_lent;
 
+/* Gradients that are computed where they are read. */
+typedef struct gg_gradient_source {
+    void *context;
+    /* The gradient from element `offset` of the arenas on, and in *count how much of it: whole lanes, `most` at most,
+     * at least one. Valid up to the next call. NULL: that of *count elements is in the arena. The runs of a parameter
+     * are asked for one behind the other. */
+    const float *(*run)(void *context, size_t offset, size_t most, size_t *count);
+} gg_gradient_source;
+
 /* The strategy owns the arenas. They have the current values after its settle. The data of an arena may be at another
  * address after each step. */
 typedef struct gg_state {
@@ -60,6 +69,8 @@ typedef struct gg_state {
      * the order of the arenas; else 0. */
     const gg_lent *lent;
     int lents;
+    /* Whom gg_updater_apply asks for gradients where none are lent; run NULL: all are in the arena. */
+    gg_gradient_source source;
 } gg_state;
 
 static inline float *gg_state_weights(const gg_state *state) { return state->arena[GG_WEIGHTS].data; }

@@ -161,8 +161,22 @@ static void apply_lent(const gg_updater *updater, gg_device *device, const gg_st
     each_piece(updater, device, state, &rest, apply_piece);
 }
 
+/* Cuts an update into runs whose gradients are computed one after the other. */
+static void apply_computed(const gg_updater *updater, gg_device *device, const gg_state *state,
+                           const gg_update *update) {
+    const gg_gradient_source *source = &state->source;
+    const size_t end = update->offset + update->count;
+    for (size_t at = update->offset, count; at < end; at += count) {
+        const float *gradient = source->run(source->context, at, end - at, &count);
+        gg_update part = part_of(update, at, count);
+        if (gradient != NULL) part.gradient = gradient;
+        each_piece(updater, device, state, &part, apply_piece);
+    }
+}
+
 void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
     if (state->lents > 0) apply_lent(updater, device, state, update);
+    else if (state->source.run != NULL) apply_computed(updater, device, state, update);
     else each_piece(updater, device, state, update, apply_piece);
 }
 

@@ -97,8 +97,9 @@ static PyObject *set_timing(PyObject *self, PyObject *argument) {
 }
 
 static PyObject *pass_dict(const gg_pass_profile *pass) {
-    return Py_BuildValue("{sssssisdsd}", "backend", pass->backend, "algorithm", gg_algorithm_name(pass->algorithm),
-                         "products", pass->products, "seconds", pass->seconds, "bytes", pass->bytes);
+    return Py_BuildValue("{sssssisdsdsO}", "backend", pass->backend, "algorithm", gg_algorithm_name(pass->algorithm),
+                         "products", pass->products, "seconds", pass->seconds, "bytes", pass->bytes, "with_update",
+                         pass->with_update ? Py_True : Py_False);
 }
 
 static PyObject *step_dict(const gg_step_profile *step) {

@@ -30,10 +30,9 @@ struct gg_factored {
     float *at;                /* element `begin` */
 };
 
-static const gg_parameter *factored_weight(const gg_arena_layout *layout, const gg_segment *segment) {
-    const gg_layer_place *place = &layout->layer[segment->layer];
-    const gg_parameter *weight = &layout->parameter[place->first_parameter];
-    return place->partitionable && segment->bin > 0 && weight->offset == segment->offset ? weight : NULL;
+const gg_parameter *gg_factored_weight(const gg_arena_layout *layout, int layer) {
+    const gg_layer_place *place = &layout->layer[layer];
+    return place->partitionable ? &layout->parameter[place->first_parameter] : NULL;
 }
 
 /* Whether the device would compute rows of the smallest batch, for which it is worth most. */
@@ -42,21 +41,20 @@ static bool factored_fits(const gg_device *device, const gg_parameter *weight) {
     return device->table->factors != NULL && device->table->factors(device, &smallest);
 }
 
-gg_status gg_factored_create(gg_device *device, const gg_arena_layout *layout, const gg_segment *segment, int segments,
+gg_status gg_factored_create(gg_device *device, const gg_arena_layout *layout, const gg_factored_wish *wish, int wishes,
                              gg_factored **out) {
     gg_status status = GG_OK;
     gg_factored *made = NULL;
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *made, "factors", &made));
     made->device = device;
-    GG_TRY(gg_calloc((size_t)segments, sizeof *made->layer, "factors", &made->layer));
-    for (int i = 0; i < segments; ++i) {
-        const gg_parameter *weight = factored_weight(layout, &segment[i]);
-        if (weight == NULL || !factored_fits(device, weight)) continue;
-        const size_t run = gg_pack_run((size_t)segment[i].bin);
-        if (run > made->longest_run) made->longest_run = run;
+    GG_TRY(gg_calloc((size_t)wishes, sizeof *made->layer, "factors", &made->layer));
+    for (int i = 0; i < wishes; ++i) {
+        const gg_parameter *weight = gg_factored_weight(layout, wish[i].layer);
+        if (!factored_fits(device, weight)) continue;
+        if (wish[i].run > made->longest_run) made->longest_run = wish[i].run;
         made->layer[made->count++] =
-            (factored_layer){.layer = segment[i].layer,
+            (factored_layer){.layer = wish[i].layer,
                              .offset = weight->offset,
                              .count = weight->count,
                              .factors = {.in = weight->shape.size[1], .out = weight->shape.size[0]}};
@@ -131,6 +129,7 @@ gg_status gg_factored_error(gg_factored *factored, int layer, const gg_vectors *
                 (long long)error->batch);
     factored->device->table->keep_error(factored->device, &own->factors, error, own->error);
     own->stage = BOTH;
+    if (factored->of == own) factored->of = NULL; /* the rows are those of other errors */
 cleanup:
     return status;
 }
@@ -151,20 +150,61 @@ static void next_rows(gg_factored *factored, size_t from) {
     if (factored->end == own->count) memset(at + count, 0, (GG_LANES - own->count % GG_LANES) % GG_LANES * sizeof *at);
 }
 
-float *gg_factored_run(gg_factored *factored, size_t offset, size_t count) {
+/* Begins with the weight's first element, or goes on with it; NULL: it is of no weight. */
+static const factored_layer *factored_at(gg_factored *factored, size_t offset) {
     const factored_layer *own = factored->of;
-    if (own == NULL || offset < own->offset || offset >= own->offset + own->count) {
-        own = NULL;
-        for (int i = 0; i < factored->count && own == NULL; ++i)
-            if (factored->layer[i].offset == offset && factored->layer[i].stage == BOTH) own = &factored->layer[i];
-        factored->of = own;
-        factored->begin = factored->end = 0;
-        factored->at = factored->memory;
-        if (own == NULL) return NULL;
-    }
+    if (own != NULL && offset >= own->offset && offset < own->offset + own->count) return own;
+    own = NULL;
+    for (int i = 0; i < factored->count && own == NULL; ++i)
+        if (factored->layer[i].offset == offset && factored->layer[i].stage == BOTH) own = &factored->layer[i];
+    factored->of = own;
+    factored->begin = factored->end = 0;
+    factored->at = factored->memory;
+    return own;
+}
+
+float *gg_factored_run(gg_factored *factored, size_t offset, size_t count) {
+    const factored_layer *own = factored_at(factored, offset);
+    if (own == NULL) return NULL;
     const size_t from = offset - own->offset;
     while (factored->end < own->count && factored->end < from + count) next_rows(factored, from);
     return factored->at + (from - factored->begin);
+}
+
+/* Elements up to the next weight that is computed, no more than `most`. */
+static size_t up_to_next(const gg_factored *factored, size_t offset, size_t most) {
+    for (int i = 0; i < factored->count; ++i) {
+        const factored_layer *one = &factored->layer[i];
+        if (one->stage == BOTH && one->offset > offset && one->offset - offset < most) most = one->offset - offset;
+    }
+    return most;
+}
+
+const float *gg_factored_next(void *context, size_t offset, size_t most, size_t *count) {
+    gg_factored *factored = context;
+    const factored_layer *own = factored_at(factored, offset);
+    if (own == NULL) {
+        *count = up_to_next(factored, offset, most);
+        return NULL;
+    }
+    const size_t from = offset - own->offset;
+    while (factored->end < own->count && factored->end < from + GG_LANES) next_rows(factored, from);
+    const size_t left = factored->end - from + (factored->end == own->count ? GG_LANES - 1 : 0);
+    *count = left / GG_LANES * GG_LANES;
+    if (*count > most) *count = most;
+    return factored->at + (from - factored->begin);
+}
+
+void gg_factored_write(gg_factored *factored, float *gradients) {
+    gg_device *device = factored->device;
+    for (int i = 0; i < factored->count; ++i) {
+        const factored_layer *own = &factored->layer[i];
+        const gg_gradient_factors *f = &own->factors;
+        for (int64_t first = 0; own->stage == BOTH && first < f->out; first += f->rows)
+            device->table->gradient_rows(device, f, own->input, own->error, first,
+                                         f->out - first < f->rows ? f->out - first : f->rows,
+                                         gradients + own->offset + (size_t)(first * f->in));
+    }
 }
 
 void gg_factored_end(gg_factored *factored) {

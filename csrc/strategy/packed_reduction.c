@@ -546,6 +546,29 @@ cleanup:
     return status;
 }
 
+/* Of the weights of linear layers in messages the gradients need be no arrays. Several threads would choose from what
+ * lies in each other's caches. */
+static gg_status create_factored(packed_reduction *s) {
+    gg_status status = GG_OK;
+    const gg_strategy_env *env = &s->owner->env;
+    gg_factored_wish *wish = NULL;
+    int wishes = 0;
+    if (env->device->threads > 1) goto cleanup;
+    GG_TRY(gg_calloc((size_t)s->n, sizeof *wish, "factors", &wish));
+    for (int i = 0; i < s->n; ++i) {
+        const gg_segment *one = &s->sorted[i];
+        const gg_parameter *weight = gg_factored_weight(env->layout, one->layer);
+        if (one->bin > 0 && weight != NULL && weight->offset == one->offset)
+            wish[wishes++] = (gg_factored_wish){.layer = one->layer, .run = gg_pack_run((size_t)one->bin)};
+    }
+    GG_TRY(gg_factored_create(env->device, env->layout, wish, wishes, &s->factored));
+    s->head.takes = s->factored != NULL;
+    if (s->factored != NULL) s->packing.prepare = prepare;
+cleanup:
+    gg_free(wish);
+    return status;
+}
+
 static gg_status find_segments(packed_reduction *s) {
     gg_status status = GG_OK;
     int first = 0, end;
@@ -584,9 +607,7 @@ static gg_status create_messages(packed_reduction *s, const gg_reduction_run *ru
     if (s->in_pieces && here) {
         GG_TRY(gg_pack_pieces_create(s->owner->env.device, s->sorted, s->n, s->group->size, &s->pieces));
         GG_TRY(gg_calloc((size_t)s->group->size, sizeof *s->messages, "packed messages", &s->messages));
-        GG_TRY(gg_factored_create(s->owner->env.device, s->owner->env.layout, s->sorted, s->n, &s->factored));
-        s->head.takes = s->factored != NULL;
-        if (s->factored != NULL) s->packing.prepare = prepare;
+        GG_TRY(create_factored(s));
     }
     if (s->whole_count == 0) goto cleanup;
     GG_TRY(gg_message_alloc(s->owner->env.transport, s->whole_count * sizeof *s->whole, "whole parameters", &s->whole));

@@ -6,6 +6,10 @@
 #include "base/memory.h"
 #include "comm/collective.h"
 #include "strategy/buckets.h"
+#include "strategy/factored.h"
+
+/* Elements of a linear layer's weight whose gradient does not stay in the second cache until the update. */
+#define FACTORED_LEAST ((size_t)1 << 18)
 
 struct gg_exchange {
     const gg_arena_layout *layout;
@@ -15,6 +19,7 @@ struct gg_exchange {
     gg_updater updater;
     gg_state state;
     gg_strategy *strategy;
+    gg_factored *factored; /* of linear layers whose gradients only updates read; NULL: there are none */
     gg_tuning tuning;
     bool begun;       /* a step is under way, */
     int readied;      /* in which so many layers are ready; */
@@ -30,6 +35,25 @@ struct gg_exchange {
 };
 
 /* ---- creation and destruction ---- */
+
+/* The update asks for the gradients of large linear layers' weights row by row, where nothing else reads them. */
+static gg_status create_factored(gg_exchange *x) {
+    gg_status status = GG_OK;
+    gg_factored_wish *wish = NULL;
+    int wishes = 0;
+    if (!x->strategy->only_applies_gradients || gg_exchange_updates_wait(x)) goto cleanup;
+    GG_TRY(gg_calloc((size_t)x->layout->layers + 1, sizeof *wish, "factors", &wish));
+    for (int layer = 0; layer < x->layout->layers; ++layer) {
+        const gg_parameter *weight = gg_factored_weight(x->layout, layer);
+        if (weight != NULL && weight->count >= FACTORED_LEAST)
+            wish[wishes++] = (gg_factored_wish){.layer = layer, .run = GG_LANES};
+    }
+    GG_TRY(gg_factored_create(x->device, x->layout, wish, wishes, &x->factored));
+    if (x->factored != NULL) x->state.source = (gg_gradient_source){.context = x->factored, .run = gg_factored_next};
+cleanup:
+    gg_free(wish);
+    return status;
+}
 
 gg_status gg_exchange_create(const gg_exchange_options *options, gg_exchange **out) {
     gg_status status = GG_OK;
@@ -64,6 +88,7 @@ gg_status gg_exchange_create(const gg_exchange_options *options, gg_exchange **o
                                                  .seed = options->seed,
                                                  .trace = options->trace},
                               &x->strategy));
+    GG_TRY(create_factored(x));
     *out = x;
 cleanup:
     if (status != GG_OK) gg_exchange_destroy(x);
@@ -72,6 +97,7 @@ cleanup:
 
 void gg_exchange_destroy(gg_exchange *x) {
     if (x == NULL) return;
+    gg_factored_destroy(x->factored);
     gg_strategy_destroy(x->strategy);
     gg_updater_destroy(&x->updater);
     gg_allreduce_destroy(x->averaging);
@@ -245,14 +271,16 @@ cleanup:
 
 bool gg_exchange_current_at_end(const gg_exchange *x) { return x->transport->size == 1 || x->strategy->current_at_end; }
 
-bool gg_exchange_offers_fc(const gg_exchange *x) { return x->strategy->fc_hooks != NULL; }
+bool gg_exchange_offers_fc(const gg_exchange *x) { return x->strategy->fc_hooks != NULL || x->factored != NULL; }
 
-gg_status gg_exchange_fc_input(gg_exchange *x, int layer, const gg_vectors *input, bool *partitioned) {
-    return failed_in_step(x, x->strategy->fc_hooks->input(x->strategy, layer, input, partitioned));
+gg_status gg_exchange_fc_input(gg_exchange *x, int layer, const gg_vectors *input, bool *taken) {
+    return failed_in_step(x, x->factored != NULL ? gg_factored_input(x->factored, layer, input, taken)
+                                                 : x->strategy->fc_hooks->input(x->strategy, layer, input, taken));
 }
 
 gg_status gg_exchange_fc_error(gg_exchange *x, int layer, const gg_vectors *error) {
-    return failed_in_step(x, x->strategy->fc_hooks->error(x->strategy, layer, error));
+    return failed_in_step(x, x->factored != NULL ? gg_factored_error(x->factored, layer, error)
+                                                 : x->strategy->fc_hooks->error(x->strategy, layer, error));
 }
 
 const bool *gg_exchange_fc_partitioned(const gg_exchange *x) { return x->strategy->fc_partitioned; }
@@ -280,6 +308,7 @@ cleanup:
 }
 
 gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole) {
+    if (arena == GG_GRADIENTS && x->factored != NULL) gg_factored_write(x->factored, gg_state_gradients(&x->state));
     return failed_in_step(x, gg_strategy_gather(x->strategy, arena, whole));
 }
 

@@ -80,9 +80,11 @@ bool gg_exchange_under_way(const gg_exchange *x, bool half);
  * gg_exchange_ready_all, called once when all are, makes the updates. */
 bool gg_exchange_updates_wait(const gg_exchange *x);
 gg_status gg_exchange_ready_all(gg_exchange *x);
-/* Of layers that are partitionable: gg_strategy_fc_hooks; allowed where gg_exchange_offers_fc. */
+/* Of layers that are partitionable, as gg_strategy_fc_hooks; allowed where gg_exchange_offers_fc. Where the strategy
+ * has none, and only updates read a gradient, they compute it themselves, row by row: of a large linear layer there is
+ * no array then before gg_exchange_gather. */
 bool gg_exchange_offers_fc(const gg_exchange *x);
-gg_status gg_exchange_fc_input(gg_exchange *x, int layer, const gg_vectors *input, bool *partitioned);
+gg_status gg_exchange_fc_input(gg_exchange *x, int layer, const gg_vectors *input, bool *taken);
 gg_status gg_exchange_fc_error(gg_exchange *x, int layer, const gg_vectors *error);
 /* Of each layer: whether the strategy has computed the gradient of its weight in some step so far; NULL: of none. */
 const bool *gg_exchange_fc_partitioned(const gg_exchange *x);

@@ -35,12 +35,15 @@ cleanup:
     return status;
 }
 
-static gg_status on_input(void *context, int layer, const gg_vectors *input, bool *partitioned) {
+/* Whether inputs and errors that are taken go to other ranks; else they are kept here, as part of the computation. */
+static bool gives(const gg_replica *r) { return gg_exchange_fc_partitioned(r->exchange) != NULL; }
+
+static gg_status on_input(void *context, int layer, const gg_vectors *input, bool *taken) {
     gg_status status = GG_OK;
     gg_replica *r = context;
     double begin = gg_transport_now(r->options.transport);
-    GG_TRY(gg_exchange_fc_input(r->exchange, layer, input, partitioned));
-    if (!*partitioned || r->trace == NULL) goto cleanup;
+    GG_TRY(gg_exchange_fc_input(r->exchange, layer, input, taken));
+    if (!*taken || r->trace == NULL || !gives(r)) goto cleanup;
     gg_replica_record(r, "give", begin, r->node);
     r->node_begin = gg_transport_now(r->options.transport);
 cleanup:
@@ -55,11 +58,12 @@ static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     int node = r->node;
     r->charged = replica_modelled(r, layer);
     GG_TRY(gg_transport_compute(r->options.transport, r->charged));
-    if (r->trace != NULL) on_leave(r, node, "backward");
+    if (r->trace != NULL && gives(r)) on_leave(r, node, "backward");
     double begin = gg_transport_now(r->options.transport);
     GG_TRY(gg_exchange_fc_error(r->exchange, layer, error));
+    if (r->trace == NULL || !gives(r)) goto cleanup;
     gg_replica_record(r, "give", begin, node);
-    if (r->trace != NULL) on_enter(r, node);
+    on_enter(r, node);
 cleanup:
     return status;
 }

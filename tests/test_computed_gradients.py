@@ -1,0 +1,94 @@
+"""Gradients of large linear layers that the update computes row by row: the bits of gradients that are arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+from gossipgrad import _core
+
+# Rows that are no multiple of a vector, and rows of which a few fill what is computed at a time; the last is small.
+NETS = {
+    "alone": lambda: gg.Sequential([gg.Linear(601, bias=False)], input=(449,)),
+    "uneven": lambda: gg.Sequential([gg.Linear(603), gg.ReLU(), gg.Linear(599), gg.ReLU(), gg.Linear(5)], input=(451,)),
+    "long": lambda: gg.Sequential([gg.Linear(23), gg.ReLU(), gg.Linear(5)], input=(20011,)),
+    "images": lambda: gg.Sequential(
+        [gg.Conv2d(5, 3, padding=1), gg.Flatten(), gg.Linear(700, bias=False), gg.Tanh(), gg.Linear(5)], input=(2, 9, 9)
+    ),
+}
+STRATEGIES = {
+    "none": gg.NoExchange(),
+    "gossip": gg.GossipGraD(exchange="weights", bucket_bytes=1, chunk_bytes=100_000),
+    "momentum": gg.GossipGraD(exchange="weights+momentum", chunk_bytes=33_000),
+    "stale": gg.GossipGraD(exchange="weights", staleness=1, wire_dtype="bfloat16"),
+    "slices": gg.GossipGraD(exchange="weights", slices=3),
+    "halves": gg.GossipGraD(exchange="weights", mix="halves"),
+    "periodic": gg.PeriodicAllReduce(period=2),
+    "elastic": gg.ElasticAveraging(period=2),
+    "diloco": gg.DiLoCo(period=2),
+}
+
+
+def trained(net, strategy, p, optimizer, backend=None, threads=1):
+    """What a rank has after some steps: gradients of all ranks after each, weights, moments."""
+    trainer = gg.Trainer(
+        NETS[net](),
+        optimizer=optimizer,
+        strategy=strategy,
+        seed=3,
+        threads=threads,
+        backend=backend,
+        comm=gg.VirtualCluster(p),
+    )
+    generator = np.random.default_rng(1)
+    gradients = []
+    for step in range(5):
+        sizes = [(5, 3, 8)[(rank + step) % 3] for rank in range(p)]
+        x = [generator.standard_normal((n, *trainer.net.input_shape)).astype(np.float32) for n in sizes]
+        y = [generator.integers(0, 5, n) for n in sizes]
+        trainer.train_step(x, y)
+        if step in (1, 4):
+            gradients += [trainer.gradients(rank) for rank in range(p)]
+    trainer.core.settle()
+    arenas = {name: [trainer.core.arena(name, rank) for rank in range(p)] for name in trainer.core.arenas()}
+    trainer.close()
+    return gradients, arenas
+
+
+def equal(a, b):
+    assert all(np.array_equal(one[key], other[key]) for one, other in zip(a[0], b[0], strict=True) for key in one)
+    assert a[1].keys() == b[1].keys()
+    for name in a[1]:
+        for one, other in zip(a[1][name], b[1][name], strict=True):
+            assert all(np.array_equal(one[key], other[key]) for key in one), name
+
+
+@pytest.mark.parametrize("backend", ["native", *(["onednn"] if _core.info()["onednn"] else [])])
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("threads", [1, 3], ids=["1 thread", "3 threads"])
+def test_they_have_the_bits_of_arrays(strategy, net, backend, threads):
+    """Where a norm is needed, they are arrays; 1e9 clips nothing."""
+    found = [
+        trained(
+            net,
+            STRATEGIES[strategy],
+            3,
+            gg.SGD(lr=0.05, momentum=0.9, weight_decay=0.01, clip_norm=clip),
+            backend,
+            threads,
+        )
+        for clip in (None, 1e9)
+    ]
+    equal(*found)
+    assert all(np.abs(one[key]).max() > 0 for one in found[0][0] for key in one)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_adam_and_one_rank(net):
+    found = [
+        trained(net, gg.GossipGraD(), 1, gg.Adam(lr=0.01, decoupled=True, weight_decay=0.1, clip_norm=clip))
+        for clip in (None, 1e9)
+    ]
+    equal(*found)
