@@ -150,7 +150,7 @@ int main(void) {
     const int first = GG_TAG_USER, sum = GG_TAG_ALLREDUCE;
     const char *message = "message of rank 1: ", *one = "layers 'first' to 'first': ",
                *all = "layers 'first' to 'second': ";
-    test_strategy(compressed(GG_STRATEGY_ALLREDUCE, local, GG_COMPRESSION_STRICT), sum, 1, message, all);
+    test_strategy(compressed(GG_STRATEGY_ALLREDUCE, local, GG_COMPRESSION_STRICT), first, 1, message, all);
     test_strategy(compressed(each, local, GG_COMPRESSION_EXACT), first, 1, message, one);
     test_strategy(compressed(GG_STRATEGY_PERIODIC_ALLREDUCE, local, GG_COMPRESSION_SAFE), sum, 1, message, all);
     /* The biases and the values of step 0 come first, and the biases of step 1, in which the sender chooses. */
