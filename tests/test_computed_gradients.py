@@ -27,6 +27,11 @@ STRATEGIES = {
     "periodic": gg.PeriodicAllReduce(period=2),
     "elastic": gg.ElasticAveraging(period=2),
     "diloco": gg.DiLoCo(period=2),
+    "noloco": gg.NoLoCo(period=2, group=2),
+    "push-sum": gg.GossipGraD(push_sum=True, chunk_bytes=50_000),
+    "pull": gg.PullGossip(),
+    "push": gg.PushGossip(),
+    "edges": gg.GossipGraD(topology="cube", rotate=False, exchange="weights"),  # with a copy for each edge
 }
 
 
@@ -40,6 +45,7 @@ def trained(net, strategy, p, optimizer, backend=None, threads=1):
         threads=threads,
         backend=backend,
         comm=gg.VirtualCluster(p),
+        compression=gg.AdaComp(mode="exact") if strategy == STRATEGIES["edges"] else None,
     )
     generator = np.random.default_rng(1)
     gradients = []
@@ -64,25 +70,26 @@ def equal(a, b):
             assert all(np.array_equal(one[key], other[key]) for key in one), name
 
 
-@pytest.mark.parametrize("backend", ["native", *(["onednn"] if _core.info()["onednn"] else [])])
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("threads", [1, 3], ids=["1 thread", "3 threads"])
-def test_they_have_the_bits_of_arrays(strategy, net, backend, threads):
+def as_arrays_and_not(net, strategy, *how):
     """Where a norm is needed, they are arrays; 1e9 clips nothing."""
     found = [
-        trained(
-            net,
-            STRATEGIES[strategy],
-            3,
-            gg.SGD(lr=0.05, momentum=0.9, weight_decay=0.01, clip_norm=clip),
-            backend,
-            threads,
-        )
+        trained(net, STRATEGIES[strategy], 3, gg.SGD(lr=0.05, momentum=0.9, weight_decay=0.01, clip_norm=clip), *how)
         for clip in (None, 1e9)
     ]
     equal(*found)
     assert all(np.abs(one[key]).max() > 0 for one in found[0][0] for key in one)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_has_the_bits_of_arrays(strategy):
+    as_arrays_and_not("uneven", strategy)
+
+
+@pytest.mark.parametrize("backend", ["native", *(["onednn"] if _core.info()["onednn"] else [])])
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("threads", [1, 3], ids=["1 thread", "3 threads"])
+def test_every_shape_has_the_bits_of_arrays(net, backend, threads):
+    as_arrays_and_not(net, "gossip", backend, threads)
 
 
 @pytest.mark.parametrize("net", NETS)

@@ -481,6 +481,7 @@ gg_status gg_gossip_edges_create(const gg_strategy_options *options, const gg_st
     const gg_compression nothing = {0};
     GG_TRY(gg_calloc(1, sizeof *g, "strategy", &g));
     g->gossip.head.table = &table;
+    g->gossip.head.only_applies_gradients = true;
     g->gossip.head.loaded = gossip_edges_loaded;
     g->gossip.head.compression_counts = &g->counts;
     g->gamma = options->mix_gamma > 0 ? (float)options->mix_gamma : USUAL_GAMMA;

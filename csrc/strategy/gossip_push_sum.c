@@ -351,6 +351,7 @@ gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg
     size_t ranks = (size_t)env->transport->size;
     GG_TRY(gg_calloc(1, sizeof *g, "strategy", &g));
     g->gossip.head.table = &table;
+    g->gossip.head.only_applies_gradients = true;
     GG_TRY(gg_gossip_init(&g->gossip, options, env));
     GG_TRY(check_reach(&g->gossip.schedule));
     g->most = most_arrivals(&g->gossip.schedule, env->transport->rank);

@@ -624,6 +624,7 @@ static gg_status random_gossip_create(const gg_strategy_options *options, const 
     GG_TRY(gg_calloc(1, sizeof *s, "strategy", &s));
     s->pulls = options->kind == GG_STRATEGY_PULL_GOSSIP;
     s->head.table = &table;
+    s->head.only_applies_gradients = true;
     s->head.env = *env;
     s->push_sum = options->push_sum;
     s->interval = options->interval;
