@@ -92,6 +92,21 @@ def test_every_shape_has_the_bits_of_arrays(net, backend, threads):
     as_arrays_and_not(net, "gossip", backend, threads)
 
 
+def test_a_batch_of_which_they_are_arrays():
+    """Inputs and errors of 200 samples are no fewer than half of the gradient: between batches of few there is one."""
+    found = []
+    for clip in (None, 1e9):
+        optimizer = gg.SGD(lr=0.05, momentum=0.9, clip_norm=clip)
+        trainer = gg.Trainer(NETS["alone"](), optimizer=optimizer, strategy=gg.NoExchange(), seed=3, threads=1)
+        generator = np.random.default_rng(1)
+        for n in (5, 200, 5, 5, 200):
+            x = generator.standard_normal((n, 449)).astype(np.float32)
+            trainer.train_step(x, generator.integers(0, 601, n))
+            found.append([trainer.weights_sha256(), *(one.tobytes() for one in trainer.gradients().values())])
+        trainer.close()
+    assert found[:5] == found[5:]
+
+
 @pytest.mark.parametrize("net", NETS)
 def test_adam_and_one_rank(net):
     found = [

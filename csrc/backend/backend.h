@@ -448,7 +448,7 @@ typedef struct gg_gradient_factors {
     int64_t batch, in, out;
     /* By the device: */
     size_t input_bytes, error_bytes; /* of what is kept, in memory aligned to 64 bytes */
-    int64_t rows;                    /* at most so many are computed at a time, which stay in the second cache */
+    int64_t rows;                    /* at most so many at a time: each thread's stay in its second cache */
 } gg_gradient_factors;
 
 typedef struct gg_backend {

@@ -76,7 +76,7 @@ typedef struct gg_step {
     int output;
     bool backward;
     int first_slot, parameters;      /* of the plan's slots: its layers' parameters, in their order */
-    bool skip_weight_gradient;       /* in the current step the strategy computes the gradient of its weight */
+    bool skip_weight_gradient;       /* in the current step whoever reads its weight's gradient computes it */
     int prepared[GG_PASS_COUNT];     /* buffers, of forward and data; the same: prepared for both at once */
     int saved;                       /* buffer */
     int64_t carried, carried_before; /* numbers of state that a sample carries here, and in nodes before this one */

@@ -3,15 +3,17 @@
  * included.
  *
  * Compressed gradients travel in several messages where there are many: one is chosen from and packed while those
- * before it travel, and of those that have arrived the weights are updated while the others do. */
+ * before it travel, and of those that have arrived the weights are updated while the others do, unless the update
+ * needs norms, which are those of all gradients. */
 #include "base/memory.h"
 #include "strategy/buckets.h"
 #include "strategy/flight.h"
 #include "strategy/reduction.h"
 #include "strategy/types.h"
 
-/* Bytes of gradients at least, before they are compressed, that are worth a message. */
+/* Bytes of gradients at least, before they are compressed, that are worth a message; and messages at most. */
 #define MESSAGE_BYTES ((size_t)4 << 20)
+#define MOST_MESSAGES 64
 
 typedef struct allreduce {
     gg_strategy head;
@@ -41,7 +43,7 @@ static gg_status deliver(allreduce *s, int i) {
     return at_layers(s, i, gg_reduction_deliver(s->reduction[i], gg_strategy_update_piece, &s->head));
 }
 
-/* Where norms are needed, which are those of all gradients, no weight is updated before the last sum is there. */
+/* Where norms are needed no weight is updated before the last sum is there. */
 static gg_status reduce_and_update(allreduce *s) {
     gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;
@@ -125,8 +127,9 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
     GG_TRY(gg_state_create(env, GG_SHARED_GRADIENT | gg_residue_wanted(options, env)));
     float *residue = gg_state_residue(env->state);
     const size_t all = env->state->count * sizeof(float);
+    const size_t least = all / MOST_MESSAGES > MESSAGE_BYTES ? all / MOST_MESSAGES : MESSAGE_BYTES;
     if (residue != NULL) made->head.compression_counts = &made->counts;
-    GG_TRY(gg_buckets_create(env->layout, residue != NULL ? MESSAGE_BYTES : all, all, &made->buckets));
+    GG_TRY(gg_buckets_create(env->layout, residue != NULL ? least : all, all, &made->buckets));
     GG_TRY(gg_buckets_check_tags(&made->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_calloc((size_t)made->buckets.chunk_count, sizeof *made->reduction, "reductions", &made->reduction));
     for (int i = 0; i < made->buckets.chunk_count; ++i) {

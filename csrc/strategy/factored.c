@@ -104,6 +104,7 @@ gg_status gg_factored_input(gg_factored *factored, int layer, const gg_vectors *
     *taken = false;
     if (own == NULL) goto cleanup;
     own->stage = NOTHING;
+    if (factored->of == own) factored->of = NULL; /* rows of another step */
     own->factors.batch = input->batch;
     if (input->dtype != GG_FLOAT32 || !device->table->factors(device, &own->factors)) goto cleanup;
     const size_t rows = (size_t)(own->factors.rows * own->factors.in);
@@ -129,7 +130,6 @@ gg_status gg_factored_error(gg_factored *factored, int layer, const gg_vectors *
                 (long long)error->batch);
     factored->device->table->keep_error(factored->device, &own->factors, error, own->error);
     own->stage = BOTH;
-    if (factored->of == own) factored->of = NULL; /* the rows are those of other errors */
 cleanup:
     return status;
 }
@@ -193,6 +193,12 @@ const float *gg_factored_next(void *context, size_t offset, size_t most, size_t 
     *count = left / GG_LANES * GG_LANES;
     if (*count > most) *count = most;
     return factored->at + (from - factored->begin);
+}
+
+size_t gg_factored_bytes(const gg_factored *factored) {
+    size_t bytes = factored->memory_room;
+    for (int i = 0; i < factored->count; ++i) bytes += factored->layer[i].input_room + factored->layer[i].error_room;
+    return bytes;
 }
 
 void gg_factored_write(gg_factored *factored, float *gradients) {

@@ -3,7 +3,8 @@
  * of the whole (gg_backend.factors). So it is neither written to memory nor read from there.
  *
  * In each step: gg_factored_input and gg_factored_error for each layer that is taken, in this order; then
- * gg_factored_run, or gg_factored_next, for runs of a weight, one behind the other. One thread. */
+ * gg_factored_run, or gg_factored_next, for runs of a weight, one behind the other from its first element on. Called by
+ * one thread. */
 #ifndef GG_STRATEGY_FACTORED_H
 #define GG_STRATEGY_FACTORED_H
 
@@ -35,6 +36,8 @@ gg_status gg_factored_error(gg_factored *factored, int layer, const gg_vectors *
 float *gg_factored_run(gg_factored *factored, size_t offset, size_t count);
 /* gg_gradient_source.run: as long a run as has been computed. */
 const float *gg_factored_next(void *factored, size_t offset, size_t most, size_t *count);
+/* Of what is kept, and of rows. */
+size_t gg_factored_bytes(const gg_factored *factored);
 /* Forgets what has been kept. */
 void gg_factored_end(gg_factored *factored);
 /* Writes the gradients of what is kept into an array of all, where they are after a step without gg_factored. */

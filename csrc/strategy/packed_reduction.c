@@ -34,7 +34,8 @@
 /* Elements that gg_updater_accumulate works on at once on the CPU, in cache. */
 #define ACCUMULATED_AT_ONCE ((size_t)2048)
 
-/* Elements that are packed, or given out, between two calls in which other messages progress: about 0.2 ms. */
+/* Elements that are packed run by run, or given out in pieces, between two calls in which other messages progress:
+ * about 0.2 ms. */
 #define PROGRESS_EVERY ((size_t)1 << 18)
 
 /* What is waited for: nothing; a dense sum of all; the sum of whole parameters; the next rank's message; which elements

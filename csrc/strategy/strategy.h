@@ -150,8 +150,8 @@ struct gg_strategy {
     bool current_at_end;
     /* What `need` waits for and `ready` begins, in whole buckets; NULL: layers do not matter. */
     const struct gg_buckets *buckets;
-    /* `ready` alone reads a layer's gradient, and only by gg_updater_apply: it may lie elsewhere (gg_lent), or be
-     * computed there (gg_gradient_source). */
+    /* `ready` alone reads a layer's gradient, and only by gg_updater_apply, from its first element to its last: it may
+     * lie elsewhere (gg_lent), or be computed there (gg_gradient_source). */
     bool only_applies_gradients;
     /* After an arena, given by its place in the state's list, has been loaded; NULL: nothing to do. */
     void (*loaded)(gg_strategy *strategy, int arena);

@@ -316,7 +316,10 @@ bool gg_exchange_is_partitioned(const gg_exchange *x, int arena) {
     return x->strategy->partition != NULL && x->state.arena[arena].kind == GG_ARENA_MOMENT;
 }
 
-void gg_exchange_load(gg_exchange *x, int arena, const float *whole) { gg_strategy_load(x->strategy, arena, whole); }
+void gg_exchange_load(gg_exchange *x, int arena, const float *whole) {
+    if (arena == GG_GRADIENTS && x->factored != NULL) gg_factored_end(x->factored); /* the array is what counts */
+    gg_strategy_load(x->strategy, arena, whole);
+}
 
 gg_status gg_exchange_at(const gg_exchange *x, const char *what, gg_status status) {
     return gg_error_prefix(status, "step %lld, %s: ", (long long)x->state.step, what);
@@ -506,5 +509,6 @@ void gg_exchange_counted(const gg_exchange *x, gg_exchange_counts *out) {
 
 size_t gg_exchange_bytes(const gg_exchange *x) {
     const size_t whole = (size_t)(x->state.arenas - gg_state_moments(&x->state)); /* arenas of all elements */
-    return whole * x->state.count * sizeof(float) + (size_t)gg_state_moment_bytes(&x->state, false);
+    const size_t kept = x->factored != NULL ? gg_factored_bytes(x->factored) : 0;
+    return whole * x->state.count * sizeof(float) + (size_t)gg_state_moment_bytes(&x->state, false) + kept;
 }

@@ -146,6 +146,6 @@ bool gg_exchange_trains(const gg_exchange *x); /* this rank does; the others onl
 bool gg_exchange_failed(const gg_exchange *x);
 /* Adds "step 12, WHAT: " to the message of a failure, and returns it. */
 gg_status gg_exchange_at(const gg_exchange *x, const char *what, gg_status status);
-size_t gg_exchange_bytes(const gg_exchange *x); /* of the arenas */
+size_t gg_exchange_bytes(const gg_exchange *x); /* of the arenas, and of what is kept in place of gradients */
 
 #endif

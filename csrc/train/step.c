@@ -51,7 +51,7 @@ cleanup:
 }
 
 /* The error is complete after half of the layer's backward pass. The other half is the gradient of the weight, of which
- * the strategy computes some rank's part, or all of it later. */
+ * some rank's part, or all of it, is computed later. */
 static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     gg_status status = GG_OK;
     gg_replica *r = context;

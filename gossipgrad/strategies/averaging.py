@@ -18,8 +18,8 @@ PARTITIONS = ("auto", True, False)
 class AllReduce(Strategy):
     """The mean of all ranks' gradients, in one blocking all-reduce after the backward pass.
 
-    With compression it sends a message for every 4 MiB of gradients, in whole layers: one travels while the next is
-    packed, and the weights of those that have arrived are updated meanwhile.
+    With compression gradients are cut into messages of 4 MiB and more each, in whole layers: one travels while the next
+    is packed, and the weights of those that have arrived are updated meanwhile, unless the optimiser needs norms.
 
     wire_dtype   "float32", or "bfloat16" for half the bytes: gradients and their sum travel rounded to nearest even,
                  the sum is made in float32, and all ranks end with the same bits.
