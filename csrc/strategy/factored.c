@@ -51,7 +51,7 @@ gg_status gg_factored_create(gg_device *device, const gg_arena_layout *layout, c
     GG_TRY(gg_calloc((size_t)wishes, sizeof *made->layer, "factors", &made->layer));
     for (int i = 0; i < wishes; ++i) {
         const gg_parameter *weight = gg_factored_weight(layout, wish[i].layer);
-        if (!factored_fits(device, weight)) continue;
+        if (weight == NULL || !factored_fits(device, weight)) continue;
         if (wish[i].run > made->longest_run) made->longest_run = wish[i].run;
         made->layer[made->count++] =
             (factored_layer){.layer = wish[i].layer,

@@ -21,7 +21,7 @@ typedef struct gg_factored_wish {
 
 /* The first parameter of a layer, where it is the weight of a linear layer over flat samples; else NULL. */
 const gg_parameter *gg_factored_weight(const gg_arena_layout *layout, int layer);
-/* For these layers, which have such a weight each. *out NULL: there are none, or the device has no such kernels. */
+/* For those of these layers that have such a weight. *out NULL: there are none, or the device has no such kernels. */
 gg_status gg_factored_create(gg_device *device, const gg_arena_layout *layout, const gg_factored_wish *wish, int wishes,
                              gg_factored **out);
 void gg_factored_destroy(gg_factored *factored); /* NULL is fine */
