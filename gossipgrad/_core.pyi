@@ -370,9 +370,10 @@ class Trainer:
     def profile(self) -> dict[str, Any]:
         """The operations of a training step, in their order, after the first one: {"operations": [...],
         "loss_seconds"}. Of each {"nodes", "operation", "input", "output" (layouts), "passes"}: by the name of the pass
-        {"backend", "algorithm", "products", "seconds", "bytes"}; products: how often as many as forward has, 2 where
-        "data" computes the gradients of "weights" too. Seconds are summed since set_timing(True); bytes are those of
-        its operands, each moved once."""
+        {"backend", "algorithm", "products", "seconds", "bytes", "with_update"}; products: how often as many as forward
+        has, 2 where "data" computes the gradients of "weights" too. Seconds are summed since set_timing(True); bytes
+        are those of its operands, each moved once. with_update: the update computed the gradient of this weight in the
+        last step, so seconds are of the bias alone."""
     def set_timing(self, on: bool, /) -> None: ...
     def spans(self, rank: int = 0) -> list[tuple[float, float, str, int, int, int, int, int, float, int]]:
         """begin, end, name, step, lane, index, last, peer, arrived, bytes: gg_trace_span, on rank 0's clock."""

@@ -181,10 +181,8 @@ def _record(
     one, mine = operation["passes"][name], [nodes[i] for i in operation["nodes"]]
     seconds = one["seconds"]
     reorders = operation["operation"] == "reorder"
-    moved = 0.0 if one["with_update"] else one["bytes"]
-    gflop = (
-        0.0 if reorders or one["with_update"] else 2e-9 * batch * one["products"] * sum(node["macs"] for node in mine)
-    )
+    products, moved = (0, 0.0) if one["with_update"] else (one["products"], one["bytes"])
+    gflop = 0.0 if reorders else 2e-9 * batch * products * sum(node["macs"] for node in mine)
     gflops, gbytes = gflop / seconds, moved / 1e9 / seconds
     return {
         "name": "+".join(node["name"] for node in mine),
