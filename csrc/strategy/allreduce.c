@@ -6,9 +6,8 @@
  * before it travel, and of those that have arrived the weights are updated while the others do, unless the update
  * needs norms, which are those of all gradients. */
 #include "base/memory.h"
-#include "strategy/buckets.h"
 #include "strategy/flight.h"
-#include "strategy/reduction.h"
+#include "strategy/reductions.h"
 #include "strategy/types.h"
 
 /* Bytes of gradients at least, before they are compressed, that are worth a message; and messages at most. */
@@ -17,8 +16,8 @@
 
 typedef struct allreduce {
     gg_strategy head;
-    gg_buckets buckets;       /* each of one chunk, or of no parameters */
-    gg_reduction **reduction; /* one a chunk */
+    gg_buckets buckets; /* each of one chunk, or of no parameters */
+    gg_reductions reductions;
     gg_compression_counts counts;
 } allreduce;
 
@@ -31,7 +30,7 @@ static gg_status start_all(allreduce *s) {
     gg_status status = GG_OK;
     float *gradients = gg_state_gradients(s->head.env.state);
     for (int i = s->buckets.chunk_count - 1; i >= 0; --i) {
-        status = gg_reduction_start(s->reduction[i], gradients + s->buckets.chunk[i].offset, s->head.share);
+        status = gg_reduction_start(s->reductions.of_chunk[i], gradients + s->buckets.chunk[i].offset, s->head.share);
         if (status == GG_OK) status = gg_progress(s->head.env.transport);
         GG_TRY(at_layers(s, i, status));
     }
@@ -40,7 +39,7 @@ cleanup:
 }
 
 static gg_status deliver(allreduce *s, int i) {
-    return at_layers(s, i, gg_reduction_deliver(s->reduction[i], gg_strategy_update_piece, &s->head));
+    return at_layers(s, i, gg_reduction_deliver(s->reductions.of_chunk[i], gg_strategy_update_piece, &s->head));
 }
 
 /* Where norms are needed no weight is updated before the last sum is there. */
@@ -53,14 +52,14 @@ static gg_status reduce_and_update(allreduce *s) {
     gg_flight_begin(&flight, strategy, -1);
     GG_TRY(start_all(s));
     for (int i = last; i >= 0; --i) {
-        GG_TRY(at_layers(s, i, gg_reduction_wait(s->reduction[i])));
+        GG_TRY(at_layers(s, i, gg_reduction_wait(s->reductions.of_chunk[i])));
         if (i == 0) gg_flight_complete(&flight, strategy);
         if (!measures) GG_TRY(deliver(s, i));
     }
     gg_flight_end_all(&flight, strategy, "gradients");
     gg_strategy_measure(strategy, gg_state_gradients(strategy->env.state));
     for (int i = last; measures && i >= 0; --i) GG_TRY(deliver(s, i));
-    for (int i = last; i >= 0; --i) GG_TRY(at_layers(s, i, gg_reduction_finish(s->reduction[i])));
+    for (int i = last; i >= 0; --i) GG_TRY(at_layers(s, i, gg_reduction_finish(s->reductions.of_chunk[i])));
 cleanup:
     return status;
 }
@@ -74,26 +73,18 @@ static gg_status allreduce_end(gg_strategy *strategy) {
     return GG_OK;
 }
 
-static gg_reduction *reduction_of(const gg_strategy *strategy, int layer) {
-    const allreduce *s = (const allreduce *)strategy;
-    return s->reduction[s->buckets.bucket[s->buckets.bucket_of_layer[layer]].first_chunk];
-}
-
 static gg_status allreduce_offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken) {
-    gg_reduction *reduction = reduction_of(strategy, layer);
-    return gg_strategy_at(strategy, layer, layer, gg_reduction_input(reduction, layer, input, taken));
+    return gg_reductions_input(&((const allreduce *)strategy)->reductions, strategy, layer, input, taken);
 }
 
 static gg_status allreduce_offer_error(gg_strategy *strategy, int layer, const gg_vectors *error) {
-    gg_reduction *reduction = reduction_of(strategy, layer);
-    return gg_strategy_at(strategy, layer, layer, gg_reduction_error(reduction, layer, error));
+    return gg_reductions_error(&((const allreduce *)strategy)->reductions, strategy, layer, error);
 }
 
 static const gg_strategy_fc_hooks fc_hooks = {allreduce_offer_input, allreduce_offer_error};
 
 static void complete_residue(gg_strategy *strategy) {
-    const allreduce *s = (const allreduce *)strategy;
-    for (int i = 0; i < s->buckets.chunk_count; ++i) gg_reduction_complete(s->reduction[i]);
+    gg_reductions_complete(&((const allreduce *)strategy)->reductions);
 }
 
 static gg_status allreduce_settle(gg_strategy *strategy) {
@@ -103,8 +94,7 @@ static gg_status allreduce_settle(gg_strategy *strategy) {
 
 static void allreduce_destroy(gg_strategy *strategy) {
     allreduce *s = (allreduce *)strategy;
-    for (int i = s->buckets.chunk_count - 1; s->reduction != NULL && i >= 0; --i) gg_reduction_destroy(s->reduction[i]);
-    gg_free(s->reduction);
+    gg_reductions_destroy(&s->reductions);
     gg_buckets_destroy(&s->buckets);
     gg_state_destroy(&strategy->env);
     gg_free(strategy);
@@ -130,23 +120,15 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
     const size_t least = all / MOST_MESSAGES > MESSAGE_BYTES ? all / MOST_MESSAGES : MESSAGE_BYTES;
     if (residue != NULL) made->head.compression_counts = &made->counts;
     GG_TRY(gg_buckets_create(env->layout, residue != NULL ? least : all, all, &made->buckets));
-    GG_TRY(gg_buckets_check_tags(&made->buckets, GG_TAG_LIMIT - GG_TAG_USER));
-    GG_TRY(gg_calloc((size_t)made->buckets.chunk_count, sizeof *made->reduction, "reductions", &made->reduction));
-    for (int i = 0; i < made->buckets.chunk_count; ++i) {
-        const gg_chunk *chunk = &made->buckets.chunk[i];
-        GG_TRY(gg_reduction_create(&made->head, options,
-                                   &(gg_reduction_run){.group = env->transport,
-                                                       .offset = chunk->offset,
-                                                       .count = chunk->count,
-                                                       .tag = GG_TAG_USER + i,
-                                                       .residue = residue,
-                                                       .in_pieces = !gg_updater_measures(env->updater),
-                                                       .marks = true,
-                                                       .accumulates = accumulates,
-                                                       .counts = &made->counts},
-                                   &made->reduction[i]));
-        if (made->reduction[i]->takes) made->head.fc_hooks = &fc_hooks;
-    }
+    const gg_reduction_run run = {.group = env->transport,
+                                  .tag = GG_TAG_USER,
+                                  .residue = residue,
+                                  .in_pieces = !gg_updater_measures(env->updater),
+                                  .marks = true,
+                                  .accumulates = accumulates,
+                                  .counts = &made->counts};
+    GG_TRY(gg_reductions_create(&made->head, options, &made->buckets, &run, &made->reductions));
+    if (made->reductions.takes) made->head.fc_hooks = &fc_hooks;
 cleanup:
     if (status != GG_OK && made != NULL) allreduce_destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;

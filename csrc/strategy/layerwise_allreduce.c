@@ -10,17 +10,16 @@
  * a rank as without nodes. */
 #include "base/memory.h"
 #include "comm/subgroup.h"
-#include "strategy/buckets.h"
 #include "strategy/flight.h"
 #include "strategy/gossip_forms.h"
-#include "strategy/reduction.h"
+#include "strategy/reductions.h"
 #include "strategy/types.h"
 
 typedef struct layerwise_allreduce {
     gg_strategy head;
     gg_buckets buckets;
-    gg_transport *group;      /* the ranks whose gradients are reduced: all, or those of a node */
-    gg_reduction **reduction; /* one a chunk */
+    gg_transport *group; /* the ranks whose gradients are reduced: all, or those of a node */
+    gg_reductions reductions;
     gg_compression_counts counts;
     int started;       /* the bucket whose reductions were started last; count: none in this step */
     int *next;         /* a bucket: the first chunk that is still to be updated; end_chunk: none */
@@ -51,7 +50,7 @@ static gg_status layerwise_rest(gg_strategy *strategy) {
     for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
         for (int i = b->first_chunk; i < b->end_chunk; ++i)
-            GG_TRY(at_layers(s, bucket, gg_reduction_finish(s->reduction[i])));
+            GG_TRY(at_layers(s, bucket, gg_reduction_finish(s->reductions.of_chunk[i])));
     }
 cleanup:
     return status;
@@ -88,21 +87,12 @@ static gg_status layerwise_need(gg_strategy *strategy, int layer) {
     return s->gossip != NULL ? by_gossip(s, s->gossip->table->need(s->gossip, layer)) : GG_OK;
 }
 
-/* What is offered of a layer is for the one reduction of its bucket: only packed ones take anything, and these are of
- * whole buckets. */
-static gg_reduction *reduction_of(const gg_strategy *strategy, int layer) {
-    const layerwise_allreduce *s = (const layerwise_allreduce *)strategy;
-    return s->reduction[s->buckets.bucket[s->buckets.bucket_of_layer[layer]].first_chunk];
-}
-
 static gg_status layerwise_offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken) {
-    gg_reduction *reduction = reduction_of(strategy, layer);
-    return gg_strategy_at(strategy, layer, layer, gg_reduction_input(reduction, layer, input, taken));
+    return gg_reductions_input(&((const layerwise_allreduce *)strategy)->reductions, strategy, layer, input, taken);
 }
 
 static gg_status layerwise_offer_error(gg_strategy *strategy, int layer, const gg_vectors *error) {
-    gg_reduction *reduction = reduction_of(strategy, layer);
-    return gg_strategy_at(strategy, layer, layer, gg_reduction_error(reduction, layer, error));
+    return gg_reductions_error(&((const layerwise_allreduce *)strategy)->reductions, strategy, layer, error);
 }
 
 static const gg_strategy_fc_hooks fc_hooks = {layerwise_offer_input, layerwise_offer_error};
@@ -121,8 +111,8 @@ static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
         GG_FAIL(GG_ERROR_STATE, "the gradients of bucket %d are final after those of bucket %d", bucket, s->started);
     s->started = bucket;
     for (int i = b->first_chunk; i < b->end_chunk; ++i)
-        GG_TRY(gg_reduction_start(s->reduction[i], gg_state_gradients(strategy->env.state) + s->buckets.chunk[i].offset,
-                                  share));
+        GG_TRY(gg_reduction_start(s->reductions.of_chunk[i],
+                                  gg_state_gradients(strategy->env.state) + s->buckets.chunk[i].offset, share));
     s->next[bucket] = b->first_chunk;
     gg_flight_begin(&s->flight[bucket], strategy, -1);
 cleanup:
@@ -149,7 +139,7 @@ static gg_status update_all(layerwise_allreduce *s) {
 static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
     gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;
-    gg_reduction *reduction = s->reduction[s->next[bucket]++];
+    gg_reduction *reduction = s->reductions.of_chunk[s->next[bucket]++];
     const gg_bucket *b = &s->buckets.bucket[bucket];
     const bool last = s->next[bucket] == b->end_chunk, now = !updates_wait(s);
     gg_flight_arrived(&s->flight[bucket], gg_transport_now(strategy->env.transport), reduction->bytes);
@@ -168,7 +158,7 @@ static gg_status poll_bucket(layerwise_allreduce *s, int bucket) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     for (int i = s->next[bucket]; i < b->end_chunk; ++i) {
         bool summed = false;
-        GG_TRY(gg_reduction_poll(s->reduction[i], &summed));
+        GG_TRY(gg_reduction_poll(s->reductions.of_chunk[i], &summed));
         if (summed && i == s->next[bucket]) GG_TRY(layerwise_update_next(s, bucket));
     }
 cleanup:
@@ -189,7 +179,7 @@ static gg_status wait_bucket(layerwise_allreduce *s, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &s->buckets.bucket[bucket];
     while (s->next[bucket] < b->end_chunk) {
-        GG_TRY(gg_reduction_wait(s->reduction[s->next[bucket]]));
+        GG_TRY(gg_reduction_wait(s->reductions.of_chunk[s->next[bucket]]));
         GG_TRY(layerwise_update_next(s, bucket));
     }
 cleanup:
@@ -208,8 +198,7 @@ cleanup:
 }
 
 static void complete_residues(gg_strategy *strategy) {
-    const layerwise_allreduce *s = (layerwise_allreduce *)strategy;
-    for (int i = 0; i < s->buckets.chunk_count; ++i) gg_reduction_complete(s->reduction[i]);
+    gg_reductions_complete(&((const layerwise_allreduce *)strategy)->reductions);
 }
 
 static gg_status layerwise_settle(gg_strategy *strategy) {
@@ -224,8 +213,7 @@ cleanup:
 
 static void layerwise_destroy(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
-    for (int i = s->buckets.chunk_count - 1; s->reduction != NULL && i >= 0; --i) gg_reduction_destroy(s->reduction[i]);
-    gg_free(s->reduction);
+    gg_reductions_destroy(&s->reductions);
     gg_free(s->next);
     gg_free(s->flight);
     if (s->gossip != NULL) gg_strategy_destroy(s->gossip);
@@ -283,26 +271,18 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     /* A packed message is a bucket: bins cross no message, and small messages are worth no cut. */
     GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes,
                              residue != NULL ? env->state->count * sizeof(float) : options->chunk_bytes, &s->buckets));
-    GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof(int), "next chunks", &s->next));
     GG_TRY(gg_calloc((size_t)s->buckets.count, sizeof *s->flight, "flights", &s->flight));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) s->next[bucket] = s->buckets.bucket[bucket].end_chunk;
-    GG_TRY(gg_calloc((size_t)s->buckets.chunk_count, sizeof *s->reduction, "reductions", &s->reduction));
-    for (int i = 0; i < s->buckets.chunk_count; ++i) {
-        const gg_chunk *chunk = &s->buckets.chunk[i];
-        GG_TRY(gg_reduction_create(&s->head, options,
-                                   &(gg_reduction_run){.group = s->group,
-                                                       .offset = chunk->offset,
-                                                       .count = chunk->count,
-                                                       .tag = GG_TAG_USER + i,
-                                                       .residue = residue,
-                                                       .in_pieces = !hierarchical && !gg_updater_measures(env->updater),
-                                                       .marks = true,
-                                                       .accumulates = accumulates,
-                                                       .counts = &s->counts},
-                                   &s->reduction[i]));
-        if (s->reduction[i]->takes) s->head.fc_hooks = &fc_hooks;
-    }
+    const gg_reduction_run run = {.group = s->group,
+                                  .tag = GG_TAG_USER,
+                                  .residue = residue,
+                                  .in_pieces = !hierarchical && !gg_updater_measures(env->updater),
+                                  .marks = true,
+                                  .accumulates = accumulates,
+                                  .counts = &s->counts};
+    GG_TRY(gg_reductions_create(&s->head, options, &s->buckets, &run, &s->reductions));
+    if (s->reductions.takes) s->head.fc_hooks = &fc_hooks;
 cleanup:
     if (status != GG_OK && s != NULL) layerwise_destroy(&s->head), s = NULL;
     *out = s ? &s->head : NULL;

@@ -1,0 +1,48 @@
+#include "strategy/reductions.h"
+
+#include "base/memory.h"
+#include "strategy/common.h"
+
+gg_status gg_reductions_create(gg_strategy *owner, const gg_strategy_options *options, const gg_buckets *buckets,
+                               const gg_reduction_run *run, gg_reductions *out) {
+    gg_status status = GG_OK;
+    *out = (gg_reductions){.buckets = buckets};
+    GG_TRY(gg_buckets_check_tags(buckets, GG_TAG_LIMIT - run->tag));
+    GG_TRY(gg_calloc((size_t)buckets->chunk_count, sizeof *out->of_chunk, "reductions", &out->of_chunk));
+    for (int i = 0; i < buckets->chunk_count; ++i) {
+        gg_reduction_run own = *run;
+        own.offset = buckets->chunk[i].offset;
+        own.count = buckets->chunk[i].count;
+        own.tag = run->tag + i;
+        GG_TRY(gg_reduction_create(owner, options, &own, &out->of_chunk[i]));
+        out->takes = out->takes || out->of_chunk[i]->takes;
+    }
+cleanup:
+    return status;
+}
+
+void gg_reductions_destroy(gg_reductions *reductions) {
+    if (reductions->of_chunk == NULL) return;
+    for (int i = reductions->buckets->chunk_count - 1; i >= 0; --i) gg_reduction_destroy(reductions->of_chunk[i]);
+    gg_free(reductions->of_chunk);
+}
+
+void gg_reductions_complete(const gg_reductions *reductions) {
+    for (int i = 0; i < reductions->buckets->chunk_count; ++i) gg_reduction_complete(reductions->of_chunk[i]);
+}
+
+/* Only packed ones take anything, and each of these is a whole bucket. */
+static gg_reduction *of_layer(const gg_reductions *reductions, int layer) {
+    const gg_buckets *buckets = reductions->buckets;
+    return reductions->of_chunk[buckets->bucket[buckets->bucket_of_layer[layer]].first_chunk];
+}
+
+gg_status gg_reductions_input(const gg_reductions *reductions, const gg_strategy *owner, int layer,
+                              const gg_vectors *input, bool *taken) {
+    return gg_strategy_at(owner, layer, layer, gg_reduction_input(of_layer(reductions, layer), layer, input, taken));
+}
+
+gg_status gg_reductions_error(const gg_reductions *reductions, const gg_strategy *owner, int layer,
+                              const gg_vectors *error) {
+    return gg_strategy_at(owner, layer, layer, gg_reduction_error(of_layer(reductions, layer), layer, error));
+}

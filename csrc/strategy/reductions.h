@@ -1,0 +1,31 @@
+/* Private to the room: the reductions of a strategy that sums its gradients, one a chunk of its buckets, and what all
+ * such strategies do with them alike. The buckets and the array's reductions are the strategy's own; it starts them,
+ * waits for them and names the layers of a failure. */
+#ifndef GG_STRATEGY_REDUCTIONS_H
+#define GG_STRATEGY_REDUCTIONS_H
+
+#include "strategy/buckets.h"
+#include "strategy/reduction.h"
+
+typedef struct gg_reductions {
+    const gg_buckets *buckets; /* borrowed; NULL: none have been created */
+    gg_reduction **of_chunk;
+    bool takes; /* one of them takes inputs and errors (gg_reduction.takes) */
+} gg_reductions;
+
+/* run: of all of them, but for offset and count, which are the chunk's, and tags, which count from run->tag. Collective
+ * as gg_reduction_create. After a failure gg_reductions_destroy ends what there is. */
+gg_status gg_reductions_create(gg_strategy *owner, const gg_strategy_options *options, const gg_buckets *buckets,
+                               const gg_reduction_run *run, gg_reductions *out);
+void gg_reductions_destroy(gg_reductions *reductions); /* all zero is fine */
+
+/* gg_reduction_complete of all. */
+void gg_reductions_complete(const gg_reductions *reductions);
+
+/* gg_reduction_input and gg_reduction_error of the reduction whose bucket has this layer; a failure names the layer. */
+gg_status gg_reductions_input(const gg_reductions *reductions, const gg_strategy *owner, int layer,
+                              const gg_vectors *input, bool *taken);
+gg_status gg_reductions_error(const gg_reductions *reductions, const gg_strategy *owner, int layer,
+                              const gg_vectors *error);
+
+#endif
