@@ -113,7 +113,7 @@ cleanup:
 
 static size_t add_bytes(size_t *used, size_t bytes) {
     const size_t at = *used;
-    *used += (bytes + 63) / 64 * 64;
+    *used += gg_aligned(bytes);
     return at;
 }
 

@@ -13,6 +13,9 @@
 
 #define GG_ALIGNMENT 64
 
+/* Bytes rounded up to whole lines, so that what lies behind them in a block is aligned as well. */
+static inline size_t gg_aligned(size_t bytes) { return (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT; }
+
 /* The allocating functions write to `out`, the address of a pointer of any object type: `float *x; gg_alloc(bytes,
  * "weights", &x)`. They copy the pointer there byte by byte, so that no pointer is written through the type of
  * another one (strict aliasing). What is not the address of a pointer does not compile. */

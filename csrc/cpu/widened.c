@@ -204,7 +204,7 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 /* Room for so many float32 in scratch, behind what has been laid out. */
 static size_t lay_out_numbers(size_t *bytes, size_t count) {
     const size_t at = *bytes;
-    *bytes += (count * sizeof(float) + GG_READ_BEHIND + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+    *bytes += gg_aligned(count * sizeof(float) + GG_READ_BEHIND);
     return at;
 }
 
@@ -212,7 +212,7 @@ static size_t lay_out_numbers(size_t *bytes, size_t count) {
 static void lay_out_scratch(widened_op *op) {
     const gg_op *inner = op->inner;
     const size_t most = larger(inner->scratch_bytes, op->data->scratch_bytes);
-    size_t bytes = (most + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+    size_t bytes = gg_aligned(most);
     op->input = lay_out_numbers(&bytes, op->inputs);
     op->output = lay_out_numbers(&bytes, op->outputs);
     op->error = inner->backward_needs_output ? lay_out_numbers(&bytes, op->outputs) : op->output;

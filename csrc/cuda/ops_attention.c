@@ -6,6 +6,7 @@
  * numbers a row are saved, from which the weights are computed again.
  *
  * In bfloat16 all but scores, their errors and sums is in it. */
+#include "base/memory.h"
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 #include "cuda/product.h"
@@ -256,7 +257,7 @@ cleanup:
 
 static size_t add_bytes(size_t *used, size_t bytes) {
     const size_t at = *used;
-    *used += (bytes + 63) / 64 * 64;
+    *used += gg_aligned(bytes);
     return at;
 }
 

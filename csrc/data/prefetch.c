@@ -95,8 +95,6 @@ cleanup:
 
 /* ---- the rank ---- */
 
-static size_t padded(size_t bytes) { return (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT; }
-
 /* A place in one block for each field of each slot. */
 static gg_status make_slots(gg_prefetch *p, int64_t most) {
     gg_status status = GG_OK;
@@ -104,14 +102,14 @@ static gg_status make_slots(gg_prefetch *p, int64_t most) {
     const int fields = gg_dataset_fields(&p->set);
     GG_TRY(gg_calloc((size_t)p->depth, sizeof *p->slots, "slots of batches", &p->slots));
     for (int f = 0; f < fields; ++f)
-        if (p->set.memory[f] == NULL) each += padded((size_t)most * gg_field_bytes(&p->set.field[f]));
+        if (p->set.memory[f] == NULL) each += gg_aligned((size_t)most * gg_field_bytes(&p->set.field[f]));
     GG_TRY(gg_alloc((size_t)p->depth * each, "batches that are read ahead", &p->memory));
     char *at = p->memory;
     for (int s = 0; s < p->depth; ++s)
         for (int f = 0; f < fields; ++f) {
             if (p->set.memory[f] != NULL) continue;
             p->slots[s].field[f] = at;
-            at += padded((size_t)most * gg_field_bytes(&p->set.field[f]));
+            at += gg_aligned((size_t)most * gg_field_bytes(&p->set.field[f]));
         }
 cleanup:
     return status;

@@ -26,7 +26,7 @@ static gg_status add_buffer(gg_plan *plan, size_t bytes, int first, int last, in
     void *array = NULL;
     GG_TRY(gg_plan_reserve(plan->buffer, &plan->buffer_capacity, plan->buffers, sizeof(gg_buffer), &array));
     plan->buffer = array;
-    size_t padded = (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+    size_t padded = gg_aligned(bytes);
     plan->buffer[plan->buffers] = (gg_buffer){.bytes = padded, .first = first, .last = last};
     *out = plan->buffers++;
 cleanup:
@@ -156,7 +156,7 @@ static gg_status add_sums(gg_plan *plan, int value, gg_place term, int time, int
         const gg_value *leaf = &plan->value[i];
         size_t offset = 0;
         if (leaf->children > 0 || !is_within(plan, i, value)) continue;
-        const size_t padded = (leaf->bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+        const size_t padded = gg_aligned(leaf->bytes);
         gg_sum made = {.term = term,
                        .dtype = leaf->format.dtype,
                        .count = padded / gg_dtype_size(leaf->format.dtype),

@@ -1,5 +1,6 @@
 /* What a run does at each of its times. */
 #include "base/clock.h"
+#include "base/memory.h"
 #include "nn/plan_pieces.h"
 
 static gg_status plan_poll(const gg_plan_hooks *hooks, const gg_step *step) {
@@ -136,7 +137,7 @@ static void run_loss(gg_plan *plan, int number, const gg_plan_targets *targets, 
     args.loss.class_weights = targets->class_weights[number];
     plan->loss_device->table->loss(plan->loss_device, &args);
     if (args.gradient != NULL && options->weight != 1) {
-        const size_t count = (plan->value[head->value].bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_LANES;
+        const size_t count = gg_aligned(plan->value[head->value].bytes) / sizeof(float);
         const float *source[1] = {args.gradient};
         plan->sum_device->table->weighted_sum(plan->sum_device, count, 1, source, &options->weight, args.gradient);
     }

@@ -10,8 +10,6 @@
 
 #define RESULTS_BYTES (GG_MAX_FIELDS * sizeof(gg_loss_result))
 
-static size_t in_lines(size_t bytes) { return (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT; }
-
 static bool head_has_classes(const gg_plan *plan, int head) {
     return plan->options.head[head].loss.kind == GG_LOSS_CROSS_ENTROPY;
 }
@@ -34,7 +32,7 @@ static const gg_value *input_value(const gg_plan *plan, int i) {
 
 static size_t take_bytes(size_t *used, size_t bytes) {
     const size_t at = *used;
-    *used += in_lines(bytes);
+    *used += gg_aligned(bytes);
     return at;
 }
 

@@ -646,7 +646,7 @@ static gg_status place_messages(gg_centre *s) {
             const size_t packed = gg_packed_capacity(segment, count, &s->compression);
             if (packed > bytes) bytes = packed;
         }
-        s->place[chunk + 1] = s->place[chunk] + (s->packs ? (bytes + 63) / 64 * 64 : bytes);
+        s->place[chunk + 1] = s->place[chunk] + (s->packs ? gg_aligned(bytes) : bytes);
     }
 cleanup:
     return status;

@@ -456,7 +456,7 @@ static gg_status create_messages(gossip_edges *g) {
             gg_pack_sizes_add(&sizes, device, segment, n);
         }
         if (run_of(g, bucket)->count > elements) elements = run_of(g, bucket)->count;
-        x->capacity = (x->capacity + 63) / 64 * 64;
+        x->capacity = gg_aligned(x->capacity);
         bytes += PARTNERS * x->capacity;
         for (int i = 0; i < PARTNERS; ++i)
             GG_TRY(gg_alloc(x->capacity, "landing of packed messages", &x->end[i].landing));

@@ -596,7 +596,7 @@ static gg_status create_messages(packed_reduction *s, const gg_reduction_run *ru
     const bool cyclic = s->compression.selection == GG_SELECTION_CYCLIC;
     const bool here = !cyclic && !gg_device_is_separate(s->owner->env.device);
     gg_pack_sizes sizes = {0};
-    s->capacity = (gg_packed_capacity(s->sorted, s->n, &s->compression) + 63) / 64 * 64;
+    s->capacity = gg_aligned(gg_packed_capacity(s->sorted, s->n, &s->compression));
     gg_pack_sizes_add(&sizes, s->owner->env.device, s->sorted, s->n);
     GG_TRY(gg_pack_room_create(s->owner->env.device, &sizes, &s->packing.room));
     GG_TRY(gg_message_alloc(s->owner->env.transport, s->capacity, "packed message", &s->message));

@@ -23,8 +23,6 @@ void gg_uploads_close(gg_uploads *u) {
     *u = (gg_uploads){0};
 }
 
-static size_t in_lines(size_t bytes) { return (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT; }
-
 static gg_status reserve(gg_uploads *u, size_t bytes) {
     gg_status status = GG_OK;
     if (u->device == NULL || bytes <= u->room) goto cleanup;
@@ -45,9 +43,9 @@ static size_t scales_bytes(const gg_field *field) {
 }
 
 static size_t bytes_of_set(const gg_dataset *set, int64_t n) {
-    size_t bytes = set->sample_weights != NULL ? in_lines((size_t)n * sizeof(float)) : 0;
+    size_t bytes = set->sample_weights != NULL ? gg_aligned((size_t)n * sizeof(float)) : 0;
     for (int f = 0; f < gg_dataset_fields(set); ++f)
-        bytes += in_lines((size_t)n * gg_field_bytes(&set->field[f])) + in_lines(scales_bytes(&set->field[f]));
+        bytes += gg_aligned((size_t)n * gg_field_bytes(&set->field[f])) + gg_aligned(scales_bytes(&set->field[f]));
     return bytes;
 }
 
@@ -69,8 +67,8 @@ gg_status gg_uploads_reserve_set(gg_uploads *u, const gg_dataset *set, int64_t n
 
 static size_t bytes_of_given(const gg_graph *graph, const gg_head_options *head, int64_t n) {
     size_t bytes = 0;
-    for (int i = 0; i < gg_graph_inputs(graph); ++i) bytes += in_lines(input_bytes(graph, i, n));
-    for (int h = 0; h < gg_graph_heads(graph); ++h) bytes += in_lines(target_bytes(graph, head, h, n));
+    for (int i = 0; i < gg_graph_inputs(graph); ++i) bytes += gg_aligned(input_bytes(graph, i, n));
+    for (int h = 0; h < gg_graph_heads(graph); ++h) bytes += gg_aligned(target_bytes(graph, head, h, n));
     return bytes;
 }
 
@@ -93,7 +91,7 @@ cleanup:
 /* Room in the block that is written. */
 static void *next_room(gg_uploads *u, size_t bytes) {
     void *at = u->upload[u->next].host + u->filled;
-    u->filled += in_lines(bytes);
+    u->filled += gg_aligned(bytes);
     return at;
 }
 

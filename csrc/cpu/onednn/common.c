@@ -180,8 +180,6 @@ cleanup:
     return status;
 }
 
-static size_t onednn_align(size_t bytes) { return (bytes + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT; }
-
 gg_status gg_dnn_op_finish(gg_status status, gg_dnn_op *op, gg_op **out) {
     *out = NULL;
     if (op == NULL || status != GG_OK) goto cleanup;
@@ -332,7 +330,7 @@ bool gg_dnn_is_slow(const_dnnl_primitive_desc_t pd) {
 
 gg_dnn_place gg_dnn_temporary(gg_dnn_op *op, gg_dnn_pass pass, const_dnnl_memory_desc_t md) {
     gg_dnn_place place = {GG_DNN_SCRATCH, 0, op->temporaries[pass]};
-    op->temporaries[pass] += onednn_align(dnnl_memory_desc_get_size(md));
+    op->temporaries[pass] += gg_aligned(dnnl_memory_desc_get_size(md));
     return place;
 }
 

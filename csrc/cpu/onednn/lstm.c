@@ -462,7 +462,7 @@ static gg_status make_product(narrow_lstm *op, lstm_product_kind kind, int64_t m
                op->attributes[0]);
     const const_dnnl_memory_desc_t copies[2] = {md[PARAMETER], packed};
     GG_TRY(make_primitive(op, pack, 2, copied, copies, &product->pack));
-    product->packed_bytes = (dnnl_memory_desc_get_size(packed) + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+    product->packed_bytes = gg_aligned(dnnl_memory_desc_get_size(packed));
 cleanup:
     for (int i = 0; i < COUNT; i++)
         if (md[i] != NULL) dnnl_memory_desc_destroy(md[i]);
@@ -535,7 +535,7 @@ cleanup:
 /* The next place for so many elements, 64-byte aligned. */
 static size_t add_room(size_t *used, int64_t count, size_t size) {
     const size_t here = *used;
-    *used += ((size_t)count * size + GG_ALIGNMENT - 1) / GG_ALIGNMENT * GG_ALIGNMENT;
+    *used += gg_aligned((size_t)count * size);
     return here;
 }
 
