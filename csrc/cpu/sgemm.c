@@ -1,6 +1,7 @@
 /* The general matrix product: B is packed into panels that kernels read from one end to the other, as many columns at a
  * time as a part of C stays in the second-level cache; then each thread multiplies its rows of A with them, some blocks
- * of rows at a time, copied so that rows whose distance is a power of two do not share sets of the cache. */
+ * of rows at a time, copied so that rows whose distance is a power of two do not share sets of the cache. Where A is
+ * small, each panel is multiplied with all of it as soon as it is packed. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -107,6 +108,40 @@ static void multiply_part(void *context, int thread, int threads) {
     }
 }
 
+/* One panel after the other, by the thread that packs it: it never leaves the first-level cache. */
+static void panel_by_panel(void *context, int thread, int threads) {
+    const job *j = context;
+    const gg_sgemm *p = j->p;
+    const int64_t panel = j->kernels->panel;
+    float *own = j->packed + thread * panel * p->k;
+    size_t first, last;
+    gg_parallel_split((size_t)j->panels, 1, thread, threads, &first, &last);
+    for (int64_t at = (int64_t)first * panel; at < (int64_t)last * panel; at += panel) {
+        const int64_t cols = p->n - at < panel ? p->n - at : panel;
+        const float *b = p->transpose_b ? p->b + at * p->ldb : p->b + at;
+        j->kernels->pack_panels(cols, p->k, b, p->ldb, p->transpose_b, own, 0);
+        j->kernels->panels(&(gg_panels){.m = p->m,
+                                        .n = cols,
+                                        .k = p->k,
+                                        .a = p->a,
+                                        .a_row = p->lda,
+                                        .b = own,
+                                        .c = p->c + at,
+                                        .c_row = p->ldc,
+                                        .bias = p->bias ? p->bias + at : NULL,
+                                        .add = p->add,
+                                        .relu = p->relu});
+    }
+}
+
+/* Whether all of A is near and read in place, so that it may be read again for each panel, and the panels can be
+ * divided evenly among the threads. */
+static bool takes_panels(const gg_gemm_kernels *kernels, const gg_sgemm *p, int threads) {
+    const int64_t panels = gg_block_count(p->n, kernels->panel);
+    return in_place(p) && p->k <= PART_TERMS && p->m * p->k <= NEAR_FLOATS &&
+           (panels % threads == 0 || panels >= 4 * threads);
+}
+
 /* Columns of a strip: whole panels, except at the end of the matrix. */
 static int64_t strip_cols(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
     int64_t most = p->k > 0 ? STRIP_FLOATS / p->k : STRIP_COLS;
@@ -124,6 +159,7 @@ size_t gg_sgemm_scratch(gg_isa isa, const gg_sgemm *p, int threads) {
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(isa);
     if (p->n < 1) return 0;
     if (gg_sgemm_is_split(isa, p)) return gg_sgemm_split_scratch(p, threads);
+    if (takes_panels(kernels, p, threads)) return (size_t)(threads * kernels->panel * p->k) * sizeof(float);
     const int64_t copies = in_place(p) ? 0 : threads * group_floats(kernels);
     return (size_t)(strip_floats(kernels, p) + copies) * sizeof(float);
 }
@@ -137,6 +173,11 @@ void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
     }
     job j = {.kernels = kernels, .p = p, .packed = scratch, .parts = parts_of(p)};
     j.blocks = j.packed + strip_floats(kernels, p);
+    if (takes_panels(kernels, p, threads)) {
+        j.panels = gg_block_count(p->n, kernels->panel);
+        gg_parallel_run(threads, panel_by_panel, &j);
+        return;
+    }
     const int64_t most = strip_cols(kernels, p);
     for (j.j = 0; j.j < p->n; j.j += most) {
         j.cols = p->n - j.j < most ? p->n - j.j : most;
