@@ -172,12 +172,12 @@ void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
         return;
     }
     job j = {.kernels = kernels, .p = p, .packed = scratch, .parts = parts_of(p)};
-    j.blocks = j.packed + strip_floats(kernels, p);
     if (takes_panels(kernels, p, threads)) {
         j.panels = gg_block_count(p->n, kernels->panel);
         gg_parallel_run(threads, panel_by_panel, &j);
         return;
     }
+    j.blocks = j.packed + strip_floats(kernels, p);
     const int64_t most = strip_cols(kernels, p);
     for (j.j = 0; j.j < p->n; j.j += most) {
         j.cols = p->n - j.j < most ? p->n - j.j : most;
