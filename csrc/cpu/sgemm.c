@@ -37,6 +37,11 @@ static bool in_place(const gg_sgemm *p) { return !p->transpose_a && p->lda < NEA
 
 static int64_t parts_of(const gg_sgemm *p) { return p->k > 0 ? gg_block_count(p->k, PART_TERMS) : 1; }
 
+/* Term k of column j of op(B). */
+static const float *columns_at(const gg_sgemm *p, int64_t j, int64_t k) {
+    return p->transpose_b ? p->b + j * p->ldb + k : p->b + k * p->ldb + j;
+}
+
 /* Where a part of the strip's panels begins; each of them has the part's terms times `panel` floats. */
 static float *part_at(const job *j, int64_t k) { return j->packed + k * j->panels * j->kernels->panel; }
 
@@ -50,8 +55,8 @@ static void sgemm_pack_part(void *context, int thread, int threads) {
         const int64_t part = (int64_t)unit / j->panels, first = (int64_t)unit % j->panels * panel;
         const int64_t k = gg_block_begin(p->k, j->parts, part), terms = gg_block_begin(p->k, j->parts, part + 1) - k;
         const int64_t cols = j->cols - first < panel ? j->cols - first : panel, at = j->j + first;
-        const float *b = p->transpose_b ? p->b + at * p->ldb + k : p->b + k * p->ldb + at;
-        j->kernels->pack_panels(cols, terms, b, p->ldb, p->transpose_b, part_at(j, k) + first * terms, 0);
+        j->kernels->pack_panels(cols, terms, columns_at(p, at, k), p->ldb, p->transpose_b,
+                                part_at(j, k) + first * terms, 0);
     }
 }
 
@@ -118,8 +123,7 @@ static void panel_by_panel(void *context, int thread, int threads) {
     gg_parallel_split((size_t)j->panels, 1, thread, threads, &first, &last);
     for (int64_t at = (int64_t)first * panel; at < (int64_t)last * panel; at += panel) {
         const int64_t cols = p->n - at < panel ? p->n - at : panel;
-        const float *b = p->transpose_b ? p->b + at * p->ldb : p->b + at;
-        j->kernels->pack_panels(cols, p->k, b, p->ldb, p->transpose_b, own, 0);
+        j->kernels->pack_panels(cols, p->k, columns_at(p, at, 0), p->ldb, p->transpose_b, own, 0);
         j->kernels->panels(&(gg_panels){.m = p->m,
                                         .n = cols,
                                         .k = p->k,

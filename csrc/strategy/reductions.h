@@ -1,6 +1,6 @@
 /* Private to the room: the reductions of a strategy that sums its gradients, one a chunk of its buckets, and what all
- * such strategies do with them alike. The buckets and the array's reductions are the strategy's own; it starts them,
- * waits for them and names the layers of a failure. */
+ * such strategies do with them alike. The strategy owns the buckets; it starts the reductions, waits for them, and
+ * names the layers where that fails. */
 #ifndef GG_STRATEGY_REDUCTIONS_H
 #define GG_STRATEGY_REDUCTIONS_H
 
@@ -8,9 +8,9 @@
 #include "strategy/reduction.h"
 
 typedef struct gg_reductions {
-    const gg_buckets *buckets; /* borrowed; NULL: none have been created */
-    gg_reduction **of_chunk;
-    bool takes; /* one of them takes inputs and errors (gg_reduction.takes) */
+    const gg_buckets *buckets; /* borrowed */
+    gg_reduction **of_chunk;   /* NULL: none have been created */
+    bool takes;                /* one of them takes inputs and errors (gg_reduction.takes) */
 } gg_reductions;
 
 /* run: of all of them, but for offset and count, which are the chunk's, and tags, which count from run->tag. Collective
