@@ -26,10 +26,11 @@ def set_all(trainer: gg.Trainer, value: np.float32) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_denormals_are_zero_in_every_thread(backend, threads, ranks):
-    """A product with a denormal weight is 0, and an update makes the weight 0; large enough that threads share it."""
+    """A product with a denormal weight is 0, and an update makes the weight 0 where there is a gradient; large enough
+    that threads share it."""
     net = gg.Sequential([gg.Linear(512, bias=False)], input=512)
     comm = gg.VirtualCluster(2) if ranks == 2 else None
-    x, y = np.full((64, 512), 1e30, np.float32), np.zeros((64, 512), np.float32)
+    x, y = np.full((64, 512), 1e30, np.float32), np.ones((64, 512), np.float32)
     options = dict(loss="mean_squared_error", optimizer=gg.SGD(lr=0.0), threads=threads, backend=backend, comm=comm)
     with gg.Trainer(net, **options) as trainer:
         set_all(trainer, TINY)

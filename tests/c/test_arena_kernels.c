@@ -240,6 +240,39 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     release();
 }
 
+/* Of plain updates that exchange nothing: where the gradient is 0 the weight keeps its bits, those of a denormal number
+ * too, which counts as 0; elsewhere it gets the bits of an update that also copies, which reads all. */
+static void check_zero_gradients(size_t n, size_t every) {
+    const int64_t count = (int64_t)n;
+    float *grad = uniform(count, -1, 1), *weight = uniform(count, -1, 1), *before = floats(count);
+    float *dense = floats(count), *copy = floats(count);
+    gg_update_args args = {.n = n, .grad = grad, .weight = weight, .wire = GG_FLOAT32, .grad_scale = 0.5f, .lr = 0.1f};
+    for (size_t i = 0; i < n; ++i) {
+        if (every == 0 || i % every != 0) grad[i] = i % 2 ? -0.0f : 0.0f;
+        if (grad[i] == 0 && i % 3 == 0) weight[i] = i % 2 ? NAN : 1e-40f;
+    }
+    if (every > 0) grad[0] = NAN;
+    memcpy(before, weight, n * 4);
+    memcpy(dense, weight, n * 4);
+    const gg_float_mode own = gg_cpu_float_mode();
+    gg_cpu_set_float_mode(gg_cpu_compute_mode());
+    gg_backend_native.update(device, &args);
+    args.weight = dense;
+    args.weight_copy = copy;
+    gg_backend_native.update(device, &args);
+    gg_cpu_set_float_mode(own);
+    bool right = true;
+    for (size_t i = 0; i < n; ++i) right = right && same_bits(weight + i, (grad[i] == 0 ? before : dense) + i, 4);
+    CHECK(right);
+    args.weight = weight;
+    args.weight_copy = NULL;
+    args.grad_scale = NAN;
+    gg_backend_native.update(device, &args);
+    for (size_t i = 0; i < n; ++i) right = right && isnan(weight[i]);
+    CHECK(right);
+    release();
+}
+
 /* A second moment that an average has brought below 0 is 0, and moves no weight to NaN. */
 static void test_square_below_zero(void) {
     enum { n = 16 };
@@ -303,6 +336,8 @@ static void test_arenas(void) {
                 check_update(4016, (gg_update_rule)rule, (gg_dtype)wire, flags);
             }
     check_update(100000, GG_UPDATE_ADAM, GG_BFLOAT16, 7);
+    for (size_t n = 16; n < 100000; n = 5 * n + 16)
+        for (size_t every = 0; every < 60; every = 3 * every + 1) check_zero_gradients(n, every);
     test_square_below_zero();
     test_bfloat16();
     const size_t sizes[4] = {0, 16, 2064, 70000 / 16 * 16};

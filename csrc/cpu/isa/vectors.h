@@ -116,6 +116,19 @@ GG_INLINE void fence(void) {
 #endif
 }
 
+/* Whether any bit is set. */
+GG_INLINE bool any_bit(words w) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)w, (__m512i)w) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)w, (__m256i)w);
+#else
+    uint32_t all = 0;
+    for (size_t i = 0; i < FLOATS; ++i) all |= w[i];
+    return all != 0;
+#endif
+}
+
 /* Correctly rounded at every level. */
 GG_INLINE value square_root(value v) {
 #if defined(__AVX512F__)
