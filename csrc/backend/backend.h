@@ -453,6 +453,18 @@ typedef struct gg_gradient_factors {
     int64_t rows;                    /* at most so many at a time: each thread's stay in its second cache */
 } gg_gradient_factors;
 
+#define GG_MOST_USED_NEXT 4
+
+/* Rows [first, first + count) of such a gradient; first is a multiple of gg_gradient_factors.rows, count no more. */
+typedef struct gg_gradient_rows {
+    int64_t first, count;
+    float *out;
+    /* So many arrays have elements that are used with these, next: they may be fetched into cache meanwhile. Each is
+     * given by the element that belongs to out[0]. */
+    int used;
+    const float *used_next[GG_MOST_USED_NEXT];
+} gg_gradient_rows;
+
 typedef struct gg_backend {
     const char *name;
     bool fills_lanes;         /* operations compute in BATCH_LAST, whose padding is all that small batches cost */
@@ -507,10 +519,9 @@ typedef struct gg_backend {
     /* What is kept of float32 inputs and errors. */
     void (*keep_input)(gg_device *device, const gg_gradient_factors *factors, const gg_vectors *input, void *out);
     void (*keep_error)(gg_device *device, const gg_gradient_factors *factors, const gg_vectors *error, void *out);
-    /* Rows [first, first + count) of the gradient, with the bits that LINEAR's backward gives; first is a multiple of
-     * factors->rows, and count no more. */
+    /* With the bits that LINEAR's backward gives. */
     void (*gradient_rows)(gg_device *device, const gg_gradient_factors *factors, const void *input, const void *error,
-                          int64_t first, int64_t count, float *out);
+                          const gg_gradient_rows *rows);
     /* Features [first, first + count) of each sample, plain and as float32: out[sample*count + i]. */
     void (*columns)(gg_device *device, const gg_vectors *from, int64_t first, int64_t count, float *out);
     /* Between PLAIN and BATCH_LAST for n samples of `values` float32 each; to_lanes: PLAIN -> BATCH_LAST. */

@@ -116,8 +116,7 @@ typedef struct rows_job {
     const gg_gradient_factors *factors;
     const gg_split_kernels *split;
     const void *input, *error;
-    int64_t first, count;
-    float *out;
+    const gg_gradient_rows *rows;
 } rows_job;
 
 /* A thread's rows are those, but for a few, that it updates when the elements are divided among as many threads. */
@@ -126,9 +125,9 @@ static void compute_rows(void *context, int thread, int threads) {
     const gg_gradient_factors *f = j->factors;
     const int64_t lanes = gg_lanes_padded(f->batch), group = gg_split_group(f->batch);
     size_t begin, end;
-    gg_parallel_split((size_t)j->count, j->split != NULL ? 2 * GG_SPLIT_SIDE : 1, thread, threads, &begin, &end);
-    const int64_t first = j->first + (int64_t)begin, m = (int64_t)(end - begin);
-    float *out = j->out + (int64_t)begin * f->in;
+    gg_parallel_split((size_t)j->rows->count, j->split != NULL ? 2 * GG_SPLIT_SIDE : 1, thread, threads, &begin, &end);
+    const int64_t first = j->rows->first + (int64_t)begin, m = (int64_t)(end - begin), at = (int64_t)begin * f->in;
+    float *out = j->rows->out + at;
     if (m == 0) return;
     if (j->split != NULL)
         j->split->multiply(&(gg_split_product){.m = m,
@@ -151,18 +150,15 @@ static void compute_rows(void *context, int thread, int threads) {
                                   .b_panel = panel_floats(j->device, f),
                                   .c = out,
                                   .c_row = f->in,
-                                  .far = true});
+                                  .far = true,
+                                  .used = j->rows->used,
+                                  .used_next = j->rows->used_next,
+                                  .used_at = at});
 }
 
 void gg_cpu_gradient_rows(gg_device *device, const gg_gradient_factors *f, const void *input, const void *error,
-                          int64_t first, int64_t count, float *out) {
-    rows_job job = {.device = device,
-                    .factors = f,
-                    .split = split_of(device, f),
-                    .input = input,
-                    .error = error,
-                    .first = first,
-                    .count = count,
-                    .out = out};
-    gg_parallel_run(gg_cpu_threads_for(device, (size_t)(count * f->in)), compute_rows, &job);
+                          const gg_gradient_rows *rows) {
+    rows_job job = {
+        .device = device, .factors = f, .split = split_of(device, f), .input = input, .error = error, .rows = rows};
+    gg_parallel_run(gg_cpu_threads_for(device, (size_t)(rows->count * f->in)), compute_rows, &job);
 }

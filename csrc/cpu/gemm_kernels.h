@@ -103,7 +103,12 @@ typedef struct gg_panels {
     int64_t c_row;
     const float *bias; /* one a column; NULL: zeros */
     bool add, relu;
-    bool far;       /* b comes from beyond the second-level cache */
+    bool far; /* b comes from beyond the second-level cache */
+    /* So many arrays are used after the product, of each m*n floats behind used_at: beside it these are fetched into
+     * the second-level cache, and nothing of b. */
+    int used;
+    const float *const *used_next;
+    int64_t used_at;
     bool downwards; /* from the last panel to the first: a product that follows another finds the last ones in cache */
 } gg_panels;
 

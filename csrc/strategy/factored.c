@@ -28,6 +28,8 @@ struct gg_factored {
     const factored_layer *of; /* whose rows lie there; NULL: nobody's */
     size_t begin, end;        /* elements of its weight, of which the last ones are read next */
     float *at;                /* element `begin` */
+    int arenas;
+    const gg_arena *uses[GG_MOST_USED_NEXT]; /* where the gradient is read */
 };
 
 const gg_parameter *gg_factored_weight(const gg_arena_layout *layout, int layer) {
@@ -76,6 +78,10 @@ void gg_factored_destroy(gg_factored *factored) {
     gg_free(factored->layer);
     gg_free(factored->memory);
     gg_free(factored);
+}
+
+void gg_factored_uses(gg_factored *factored, const gg_arena *arena) {
+    if (factored->arenas < GG_MOST_USED_NEXT) factored->uses[factored->arenas++] = arena;
 }
 
 static factored_layer *layer_of(const gg_factored *factored, int layer) {
@@ -143,7 +149,9 @@ static void next_rows(gg_factored *factored, size_t from) {
     const size_t left = factored->end - from, count = (size_t)(rows * f->in);
     float *at = factored->memory + factored->longest_run + factored->end % GG_LANES;
     memmove(at - left, factored->at + (from - factored->begin), left * sizeof *at);
-    factored->device->table->gradient_rows(factored->device, f, own->input, own->error, first, rows, at);
+    gg_gradient_rows args = {.first = first, .count = rows, .out = at, .used = factored->arenas};
+    for (int i = 0; i < args.used; ++i) args.used_next[i] = factored->uses[i]->data + own->offset + factored->end;
+    factored->device->table->gradient_rows(factored->device, f, own->input, own->error, &args);
     factored->at = at - left;
     factored->begin = from;
     factored->end += count;
@@ -207,9 +215,11 @@ void gg_factored_write(gg_factored *factored, float *gradients) {
         const factored_layer *own = &factored->layer[i];
         const gg_gradient_factors *f = &own->factors;
         for (int64_t first = 0; own->stage == BOTH && first < f->out; first += f->rows)
-            device->table->gradient_rows(device, f, own->input, own->error, first,
-                                         f->out - first < f->rows ? f->out - first : f->rows,
-                                         gradients + own->offset + (size_t)(first * f->in));
+            device->table->gradient_rows(
+                device, f, own->input, own->error,
+                &(gg_gradient_rows){.first = first,
+                                    .count = f->out - first < f->rows ? f->out - first : f->rows,
+                                    .out = gradients + own->offset + (size_t)(first * f->in)});
     }
 }
 

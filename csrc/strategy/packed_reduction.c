@@ -547,6 +547,14 @@ cleanup:
     return status;
 }
 
+/* Whether elements of an arena are used where the gradient that is packed is. */
+static bool is_used(const packed_reduction *s, const gg_arena *arena) {
+    const bool accumulates = s->equal_share != NULL;
+    if (arena->kind == GG_ARENA_WEIGHT) return accumulates && s->owner->env.updater->optimizer->weight_decay > 0;
+    if (arena->kind == GG_ARENA_MOMENT) return accumulates;
+    return arena->data == s->residue;
+}
+
 /* Of the weights of linear layers in messages the gradients need be no arrays. Several threads would choose from what
  * lies in each other's caches. */
 static gg_status create_factored(packed_reduction *s) {
@@ -564,7 +572,10 @@ static gg_status create_factored(packed_reduction *s) {
     }
     GG_TRY(gg_factored_create(env->device, env->layout, wish, wishes, &s->factored));
     s->head.takes = s->factored != NULL;
-    if (s->factored != NULL) s->packing.prepare = prepare;
+    if (s->factored == NULL) goto cleanup;
+    s->packing.prepare = prepare;
+    for (int i = 0; i < env->state->arenas; ++i)
+        if (is_used(s, &env->state->arena[i])) gg_factored_uses(s->factored, &env->state->arena[i]);
 cleanup:
     gg_free(wish);
     return status;

@@ -49,7 +49,11 @@ static gg_status create_factored(gg_exchange *x) {
             wish[wishes++] = (gg_factored_wish){.layer = layer, .run = GG_LANES};
     }
     GG_TRY(gg_factored_create(x->device, x->layout, wish, wishes, &x->factored));
-    if (x->factored != NULL) x->state.source = (gg_gradient_source){.context = x->factored, .run = gg_factored_next};
+    if (x->factored == NULL) goto cleanup;
+    x->state.source = (gg_gradient_source){.context = x->factored, .run = gg_factored_next};
+    gg_factored_uses(x->factored, &x->state.arena[GG_WEIGHTS]);
+    for (int i = 0; i < gg_state_moments(&x->state) && x->state.owned == x->state.count; ++i)
+        gg_factored_uses(x->factored, &x->state.arena[GG_MOMENTS + i]);
 cleanup:
     gg_free(wish);
     return status;

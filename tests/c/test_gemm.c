@@ -536,7 +536,10 @@ static void check_rows(gg_device *device, int64_t batch, int64_t in, int64_t out
     for (int64_t first = 0; first < out; first += f.rows) {
         const int64_t rows = out - first < f.rows ? out - first : f.rows;
         buffer run = buffer_create((size_t)(rows * in));
-        device->table->gradient_rows(device, &f, inputs.data, errors.data, first, rows, run.data);
+        const int used = (int)(first / f.rows % (GG_MOST_USED_NEXT + 1));
+        gg_gradient_rows args = {.first = first, .count = rows, .out = run.data, .used = used};
+        for (int i = 0; i < used; ++i) args.used_next[i] = whole->data + first * in;
+        device->table->gradient_rows(device, &f, inputs.data, errors.data, &args);
         CHECK(memcmp(run.data, whole->data + first * in, (size_t)(rows * in) * sizeof(float)) == 0);
         CHECK(guards_hold(&run));
         buffer_free(&run);

@@ -167,6 +167,13 @@ static const gg_tile_fn panel_tiles[2][GG_TILE_ROWS + 1] = {{GG_TILE_LIST_NARROW
 /* Terms of a panel that stay in the first-level cache while all blocks of rows use them. */
 #define PANEL_TERMS 256
 
+/* Of what is used after a product, the share of tile `tile` of `count` is prefetched beside it. */
+static void fetch_used(const gg_panels *p, gg_tile *t, int64_t tile, int64_t count) {
+    const int64_t each = p->m * p->n, all = p->used * each, share = gg_block_count(all, count), at = tile * share % all;
+    t->ahead = p->used_next[at / each] + p->used_at + at % each;
+    t->ahead_step = gg_block_count(share, t->terms);
+}
+
 /* One part of the terms of one panel: t->x, t->terms, t->start, t->add and t->relu are of it. next: what is read after
  * it, of as many terms; a piece is prefetched beside each block of rows. */
 static void panel_part(const gg_panels *p, gg_tile *t, int64_t j, int64_t first, const float *next) {
@@ -176,6 +183,7 @@ static void panel_part(const gg_panels *p, gg_tile *t, int64_t j, int64_t first,
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t i = gg_block_begin(p->m, blocks, b), rows = gg_block_begin(p->m, blocks, b + 1) - i;
         t->ahead = next != NULL ? next + b * t->terms * t->ahead_step : t->x;
+        if (p->used > 0) fetch_used(p, t, j / PANEL * blocks + b, gg_block_count(p->n, PANEL) * blocks);
         t->w = p->a + i * (across ? p->a_row : p->k) + first;
         t->w_step = rows;
         t->y = p->c + i * p->c_row + j;
