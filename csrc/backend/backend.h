@@ -451,6 +451,7 @@ typedef struct gg_gradient_factors {
     /* By the device: */
     size_t input_bytes, error_bytes; /* of what is kept, in memory aligned to 64 bytes */
     int64_t rows;                    /* at most so many at a time: each thread's stay in its second cache */
+    int fetched;                     /* so many of gg_gradient_rows.used_next at most have room there, too */
 } gg_gradient_factors;
 
 #define GG_MOST_USED_NEXT 4

@@ -167,6 +167,14 @@ const char *gg_cpu_name(void) {
     return cpu_name;
 }
 
+size_t gg_cpu_second_cache(void) {
+    long bytes = 0;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return bytes > 0 ? (size_t)bytes : (size_t)1 << 20;
+}
+
 int gg_cpu_count(void) {
 #if defined(__linux__)
     cpu_set_t sets[16]; /* 16384 processors: one set alone is too small for the largest machines */

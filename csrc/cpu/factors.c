@@ -25,6 +25,15 @@ static int64_t panel_floats(const gg_device *device, const gg_gradient_factors *
     return gg_gemm_kernels_for(device->isa)->panel * f->batch;
 }
 
+/* Arrays for which three quarters of the second cache have room, beside all inputs and a thread's rows. A tile fetches
+ * a row of a panel in each term; it has tile_rows of each array to fetch. */
+static int64_t fetched_beside(const gg_device *device, const gg_gradient_factors *f, int64_t rows) {
+    const int64_t cache = (int64_t)((const gg_cpu_device *)device)->second_cache / (int64_t)sizeof(float);
+    const int64_t room = cache * 3 / 4 - (f->batch + rows) * f->in, most = room / (rows * f->in);
+    const int64_t by_terms = f->batch / gg_gemm_kernels_for(device->isa)->tile_rows;
+    return room < 0 ? 0 : most < by_terms ? most : by_terms;
+}
+
 /* Longer sums than a panel has terms are cut, with other bits. What is kept should be much less than the gradient that
  * it stands for. */
 bool gg_cpu_factors(const gg_device *device, gg_gradient_factors *f) {
@@ -35,6 +44,7 @@ bool gg_cpu_factors(const gg_device *device, gg_gradient_factors *f) {
     if (split == NULL && f->batch > GG_SGEMM_TERMS) return false;
     f->rows = fit >= step ? fit / step * step : fit > least ? fit : least;
     if (f->rows * f->in > MOST_ROWS_ELEMENTS) return false;
+    f->fetched = split != NULL ? 0 : (int)fetched_beside(device, f, f->rows);
     f->rows *= device->threads;
     if (split != NULL) {
         f->input_bytes = (size_t)gg_split_packed(f->in, f->batch) * sizeof(uint16_t);
@@ -151,7 +161,7 @@ static void compute_rows(void *context, int thread, int threads) {
                                   .c = out,
                                   .c_row = f->in,
                                   .far = true,
-                                  .used = j->rows->used,
+                                  .used = j->rows->used < f->fetched ? j->rows->used : f->fetched,
                                   .used_next = j->rows->used_next,
                                   .used_at = at});
 }

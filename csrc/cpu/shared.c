@@ -26,6 +26,7 @@ gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, const gg_dev
     made->head.isa = isa;
     made->head.threads = threads;
     made->kernels = kernels;
+    made->second_cache = gg_cpu_second_cache();
     *out = &made->head;
 cleanup:
     return status;

@@ -378,6 +378,7 @@ static void test_cpu(void) {
     CHECK_TEXT(gg_isa_name((gg_isa)-1), "unknown");
     CHECK(gg_cpu_name()[0] != '\0' && gg_cpu_name()[0] != ' ');
     CHECK(gg_cpu_count() >= 1);
+    CHECK(gg_cpu_second_cache() >= 1 << 14 && gg_cpu_second_cache() <= 1 << 30);
 }
 
 static void test_clock(void) {
