@@ -263,7 +263,7 @@ const gg_cpu_kernels *gg_cpu_kernels_for(gg_isa isa);
 typedef struct gg_cpu_device {
     gg_device head;
     const gg_cpu_kernels *kernels;
-    size_t second_cache; /* bytes, of a core */
+    size_t second_cache;                /* bytes, of a core */
     double partial[GG_CPU_MAX_THREADS]; /* what each thread adds to a reduction */
     int64_t partial_count[GG_CPU_MAX_THREADS];
 } gg_cpu_device;
