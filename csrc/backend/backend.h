@@ -301,10 +301,10 @@ typedef enum gg_update_rule {
  * type `wire`: GG_FLOAT32, or GG_BFLOAT16, rounded to nearest even. With bfloat16 the subtracted weight, momentum and
  * square are rounded too: they are what the copies of the last step said, so what one rank gains another loses, and the
  * mean over the ranks is preserved.
- * Nothing may overlap. Elements where everything is 0 stay 0. On a CPU PLAIN without weight decay, received weights and
- * copies neither reads nor writes weights where the gradient is 0 from one GG_LANES to the next, and changes none whose
- * gradient is 0. An element's result does not depend on where it lies in
- * the call. */
+ * Nothing may overlap. Elements where everything is 0 stay 0. An element's result does not depend on where it lies in
+ * the call. On a CPU PLAIN with finite lr and grad_scale, without weight decay, received weights and copies, neither
+ * reads nor writes weights where the gradient is 0 from one GG_LANES to the next, and changes none whose gradient is 0;
+ * an infinite weight stays infinite. */
 typedef struct gg_update_args {
     size_t n; /* multiple of GG_LANES */
     gg_update_rule rule;

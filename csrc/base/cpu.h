@@ -40,7 +40,7 @@ void gg_cpu_set_float_mode(gg_float_mode mode);
  * as 0 and become 0. Such numbers do not affect training, but an operation on one costs a hundred cycles. A CPU without
  * this setting: the calling thread's mode. */
 gg_float_mode gg_cpu_compute_mode(void);
-/* Bytes of a core's second-level cache; 1 MiB where the system does not know. */
+/* Bytes of the second-level cache of a core, or of those that share one; 1 MiB where the system does not know. */
 size_t gg_cpu_second_cache(void);
 /* Processors this process may run on. */
 int gg_cpu_count(void);

@@ -104,8 +104,8 @@ typedef struct gg_panels {
     const float *bias; /* one a column; NULL: zeros */
     bool add, relu;
     bool far; /* b comes from beyond the second-level cache */
-    /* So many arrays are used after the product, of each m*n floats behind used_at: beside it these are fetched into
-     * the second-level cache, and nothing of b. */
+    /* So many arrays are used after the product, of each m*n floats behind used_at: vector kernels fetch these into
+     * the second-level cache beside it, and nothing of b. k is above 0 then. */
     int used;
     const float *const *used_next;
     int64_t used_at;

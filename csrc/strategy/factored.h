@@ -25,8 +25,8 @@ const gg_parameter *gg_factored_weight(const gg_arena_layout *layout, int layer)
 /* For those of these layers that have such a weight. *out NULL: there are none, or the device has no such kernels. */
 gg_status gg_factored_create(gg_device *device, const gg_arena_layout *layout, const gg_factored_wish *wish, int wishes,
                              gg_factored **out);
-/* Where the gradient is read, elements of this arena are used as well: they are fetched into cache while it is
- * computed. Whole arenas, whose gg_arena outlives this; more than GG_MOST_USED_NEXT are not fetched. */
+/* Where the gradient is read, elements of this arena are used as well: they may be fetched into cache while
+ * it is computed, the first arenas first. Whole arenas, whose gg_arena outlives this. */
 void gg_factored_uses(gg_factored *factored, const gg_arena *arena);
 void gg_factored_destroy(gg_factored *factored); /* NULL is fine */
 

@@ -550,7 +550,9 @@ cleanup:
 /* Whether elements of an arena are used where the gradient that is packed is. */
 static bool is_used(const packed_reduction *s, const gg_arena *arena) {
     const bool accumulates = s->equal_share != NULL;
-    if (arena->kind == GG_ARENA_WEIGHT) return accumulates && s->owner->env.updater->optimizer->weight_decay > 0;
+    const gg_optimizer *optimizer = s->owner->env.updater->optimizer;
+    const bool decays = optimizer->weight_decay > 0 && !(optimizer->kind == GG_OPTIMIZER_ADAM && optimizer->decoupled);
+    if (arena->kind == GG_ARENA_WEIGHT) return accumulates && decays;
     if (arena->kind == GG_ARENA_MOMENT) return accumulates;
     return arena->data == s->residue;
 }

@@ -52,8 +52,8 @@ static gg_status create_factored(gg_exchange *x) {
     if (x->factored == NULL) goto cleanup;
     x->state.source = (gg_gradient_source){.context = x->factored, .run = gg_factored_next};
     gg_factored_uses(x->factored, &x->state.arena[GG_WEIGHTS]);
-    for (int i = 0; i < gg_state_moments(&x->state) && x->state.owned == x->state.count; ++i)
-        gg_factored_uses(x->factored, &x->state.arena[GG_MOMENTS + i]);
+    const int moments = x->state.owned == x->state.count ? gg_state_moments(&x->state) : 0;
+    for (int i = 0; i < moments; ++i) gg_factored_uses(x->factored, &x->state.arena[GG_MOMENTS + i]);
 cleanup:
     gg_free(wish);
     return status;

@@ -241,7 +241,7 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
 }
 
 /* Of plain updates that exchange nothing: where the gradient is 0 the weight keeps its bits, those of a denormal number
- * too, which counts as 0; elsewhere it gets the bits of an update that also copies, which reads all. */
+ * too, which counts as 0; elsewhere a finite one gets the bits of an update that also copies, which reads all. */
 static void check_zero_gradients(size_t n, size_t every) {
     const int64_t count = (int64_t)n;
     float *grad = uniform(count, -1, 1), *weight = uniform(count, -1, 1), *before = floats(count);

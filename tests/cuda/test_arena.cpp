@@ -50,7 +50,7 @@ void check_update(gg_update_rule rule, gg_dtype wire, unsigned have, size_t n, s
     a.grad_scale = 0.7f;
     a.lr = 0.1f;
     a.mu = 0.9f;
-    a.weight_decay = 0.01f;
+    a.weight_decay = have == 0 && !strange ? 0.0f : 0.01f; /* a plain update without has a way of its own */
     a.d_share = 0.1f;
     a.beta2 = 0.99f;
     a.square_share = 0.01f;

@@ -167,23 +167,42 @@ static const gg_tile_fn panel_tiles[2][GG_TILE_ROWS + 1] = {{GG_TILE_LIST_NARROW
 /* Terms of a panel that stay in the first-level cache while all blocks of rows use them. */
 #define PANEL_TERMS 256
 
-/* Of what is used after a product, the share of tile `tile` of `count` is prefetched beside it. */
-static void fetch_used(const gg_panels *p, gg_tile *t, int64_t tile, int64_t count) {
-    const int64_t each = p->m * p->n, all = p->used * each, share = gg_block_count(all, count), at = tile * share % all;
-    t->ahead = p->used_next[at / each] + p->used_at + at % each;
-    t->ahead_step = gg_block_count(share, t->terms);
+/* Of what is used after a product: the share of a tile, the distance that it goes on by in each term, and which array's
+ * share is next. */
+typedef struct fetching {
+    int64_t share, step;
+    int array;
+    int64_t at;
+} fetching;
+
+/* parts: of the terms. */
+static fetching fetch_begin(const gg_panels *p, int64_t parts) {
+    const int64_t tiles_of_each = gg_block_count(p->n, PANEL) * gg_block_count(p->m, GG_TILE_ROWS) * parts / p->used;
+    const int64_t share = gg_block_count(p->m * p->n, tiles_of_each > 0 ? tiles_of_each : 1);
+    return (fetching){.share = share, .step = share / gg_block_count(p->k, parts)};
+}
+
+/* The last share of an array ends with it. */
+static void fetch_share(const gg_panels *p, gg_tile *t, fetching *f) {
+    const int64_t all = p->m * p->n, last = all - f->share;
+    t->ahead = p->used_next[f->array] + p->used_at + (f->at < last ? f->at : last);
+    t->ahead_step = f->step;
+    f->at += f->share;
+    if (f->at < all) return;
+    f->at = 0;
+    f->array = f->array + 1 < p->used ? f->array + 1 : 0;
 }
 
 /* One part of the terms of one panel: t->x, t->terms, t->start, t->add and t->relu are of it. next: what is read after
  * it, of as many terms; a piece is prefetched beside each block of rows. */
-static void panel_part(const gg_panels *p, gg_tile *t, int64_t j, int64_t first, const float *next) {
+static void panel_part(const gg_panels *p, gg_tile *t, int64_t j, int64_t first, const float *next, fetching *used) {
     const bool across = p->a_row > 0;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS), cols = p->n - j < PANEL ? p->n - j : PANEL;
     t->ahead_step = next != NULL ? gg_block_count(PANEL, blocks) : 0;
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t i = gg_block_begin(p->m, blocks, b), rows = gg_block_begin(p->m, blocks, b + 1) - i;
         t->ahead = next != NULL ? next + b * t->terms * t->ahead_step : t->x;
-        if (p->used > 0) fetch_used(p, t, j / PANEL * blocks + b, gg_block_count(p->n, PANEL) * blocks);
+        if (p->used > 0) fetch_share(p, t, used);
         t->w = p->a + i * (across ? p->a_row : p->k) + first;
         t->w_step = rows;
         t->y = p->c + i * p->c_row + j;
@@ -206,6 +225,8 @@ static void gemm_panels(const gg_panels *p) {
                  .w_row = p->a_row,
                  .y_row = p->c_row,
                  .y_delta = GG_VECTOR};
+    fetching used = {0};
+    if (p->used > 0) used = fetch_begin(p, parts);
     for (int64_t i = 0; i < panels; ++i) {
         const int64_t panel = p->downwards ? panels - 1 - i : i, j = panel * PANEL;
         const int64_t cols = p->n - j < PANEL ? p->n - j : PANEL;
@@ -219,7 +240,7 @@ static void gemm_panels(const gg_panels *p) {
             t.add = p->add || part > 0;
             t.relu = p->relu && part == parts - 1;
             if (part + 1 < parts) next = t.x + t.terms * PANEL;
-            panel_part(p, &t, j, first, p->far ? next : NULL);
+            panel_part(p, &t, j, first, p->far ? next : NULL, &used);
         }
     }
 }

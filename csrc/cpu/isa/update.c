@@ -67,12 +67,12 @@ static bool keeps_where_zero(const gg_update_args *args) {
            args->weight_copy == NULL && isfinite(args->grad_scale) && isfinite(args->lr);
 }
 
-/* The 16 lanes from element i on where the gradient is not 0. */
-GG_INLINE void update_lanes(const gg_update_args *args, size_t i) {
-    for (const size_t end = i + GG_LANES; i < end; i += FLOATS) {
-        const value g = load(args->grad + i), w = load(args->weight + i), w_new = w - args->lr * (args->grad_scale * g);
+/* A line of GG_LANES: elements whose gradient is not 0. */
+GG_INLINE void update_line(const float *grad, float *weight, float grad_scale, float lr) {
+    for (size_t i = 0; i < GG_LANES; i += FLOATS) {
+        const value g = load(grad + i), w = load(weight + i), w_new = w - lr * (grad_scale * g);
         const words changed = (words)(g != 0.0f);
-        *(floats *)(args->weight + i) = (value)(((words)w_new & changed) | ((words)w & ~changed));
+        *(floats *)(weight + i) = (value)(((words)w_new & changed) | ((words)w & ~changed));
     }
 }
 
@@ -83,19 +83,26 @@ GG_INLINE bool any_lane(const float *p) {
 }
 
 /* The sum of packed messages is 0 nearly everywhere, and in cache: weights there are not read, nor written back. First
- * it is listed where it is not, without a branch that nobody can predict; then the weights are fetched side by side. */
+ * the lines where it is not are listed, without a branch that nobody could predict; then their weights are fetched side
+ * by side. */
 static void update_where_not_zero(const gg_update_args *args) {
     enum { LISTED = 256 };
     uint16_t listed[LISTED];
     const size_t n = whole_lanes(args->n), most = LISTED * GG_LANES;
+    const float grad_scale = args->grad_scale, lr = args->lr;
     for (size_t begin = 0; begin < n; begin += most) {
+        const float *grad = args->grad + begin;
+        float *weight = args->weight + begin;
         const size_t lines = (n - begin < most ? n - begin : most) / GG_LANES;
         size_t count = 0;
         for (size_t i = 0; i < lines; ++i) {
             listed[count] = (uint16_t)i;
-            count += any_lane(args->grad + begin + i * GG_LANES);
+            count += any_lane(grad + i * GG_LANES);
         }
-        for (size_t i = 0; i < count; ++i) update_lanes(args, begin + listed[i] * (size_t)GG_LANES);
+        for (size_t i = 0; i < count; ++i) {
+            const size_t at = listed[i] * (size_t)GG_LANES;
+            update_line(grad + at, weight + at, grad_scale, lr);
+        }
     }
 }
 

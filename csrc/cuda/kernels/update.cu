@@ -1,4 +1,5 @@
-/* The optimisers' updates: one pass over arenas, fused with what gossip needs; the bits of the CPU's scalar kernels. */
+/* The optimisers' updates: one pass over arenas, fused with what gossip needs; the bits of the CPU's scalar kernels,
+ * but for weights that are denormal or infinite where plain updates without decay leave them alone on a CPU. */
 #include "cuda/kernels/common.cuh"
 
 namespace {
