@@ -154,15 +154,22 @@ static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t blo
     }                                                                                                                  \
     static __attribute__((noinline)) void panel_across_##R##x##V(const gg_tile *t) {                                   \
         gg_tile_run(t, R, V, GG_TILE_PANEL_ACROSS);                                                                    \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void panel_near_##R##x##V(const gg_tile *t) {                                     \
+        gg_tile_run(t, R, V, GG_TILE_PANEL_NEAR);                                                                      \
     }
 GG_TILE_LIST_NARROW(TILE, 2)
 #undef TILE
 #define PACKED(R, V) [R] = panel_packed_##R##x##V,
 #define ACROSS(R, V) [R] = panel_across_##R##x##V,
-static const gg_tile_fn panel_tiles[2][GG_TILE_ROWS + 1] = {{GG_TILE_LIST_NARROW(PACKED, 2)},
-                                                            {GG_TILE_LIST_NARROW(ACROSS, 2)}};
+#define NEAR(R, V) [R] = panel_near_##R##x##V,
+enum { PACKED_ROWS, ACROSS_ROWS, NEAR_ROWS };
+static const gg_tile_fn panel_tiles[3][GG_TILE_ROWS + 1] = {[PACKED_ROWS] = {GG_TILE_LIST_NARROW(PACKED, 2)},
+                                                            [ACROSS_ROWS] = {GG_TILE_LIST_NARROW(ACROSS, 2)},
+                                                            [NEAR_ROWS] = {GG_TILE_LIST_NARROW(NEAR, 2)}};
 #undef PACKED
 #undef ACROSS
+#undef NEAR
 
 /* Terms of a panel that stay in the first-level cache while all blocks of rows use them. */
 #define PANEL_TERMS 256
@@ -194,20 +201,26 @@ static void fetch_share(const gg_panels *p, gg_tile *t, fetching *f) {
 }
 
 /* One part of the terms of one panel: t->x, t->terms, t->start, t->add and t->relu are of it. next: what is read after
- * it, of as many terms; a piece is prefetched beside each block of rows. */
+ * it, of as many terms; a piece is prefetched beside each block of rows. Where nothing is to come into the second-level
+ * cache, the rows of the next block come into the first: a tile reads a line of each of them at once. */
 static void panel_part(const gg_panels *p, gg_tile *t, int64_t j, int64_t first, const float *next, fetching *used) {
-    const bool across = p->a_row > 0;
+    const bool across = p->a_row > 0, near = across && next == NULL && p->used == 0 && t->terms > 0;
+    const int kind = near ? NEAR_ROWS : across ? ACROSS_ROWS : PACKED_ROWS;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS), cols = p->n - j < PANEL ? p->n - j : PANEL;
     t->ahead_step = next != NULL ? gg_block_count(PANEL, blocks) : 0;
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t i = gg_block_begin(p->m, blocks, b), rows = gg_block_begin(p->m, blocks, b + 1) - i;
         t->ahead = next != NULL ? next + b * t->terms * t->ahead_step : t->x;
         if (p->used > 0) fetch_share(p, t, used);
+        if (near) {
+            t->ahead = p->a + gg_block_begin(p->m, blocks, b + 1 < blocks ? b + 1 : 0) * p->a_row + first;
+            t->ahead_step = rows * p->a_row / t->terms;
+        }
         t->w = p->a + i * (across ? p->a_row : p->k) + first;
         t->w_step = rows;
         t->y = p->c + i * p->c_row + j;
-        if (cols == PANEL) panel_tiles[across][rows](t);
-        else edge(t, panel_tiles[across][rows], rows, cols);
+        if (cols == PANEL) panel_tiles[kind][rows](t);
+        else edge(t, panel_tiles[kind][rows], rows, cols);
     }
 }
 

@@ -76,13 +76,15 @@ enum {
     GG_TILE_PACKED_FAR,   /* the same, with large distances between the vectors of the terms */
     GG_TILE_DOWN,         /* one behind the other; terms have the distance w_step, in a matrix read in place */
     GG_TILE_ACROSS,       /* at the distance w_row; terms follow each other */
-    GG_TILE_PANEL_PACKED, /* as PACKED and ACROSS, and something is prefetched */
-    GG_TILE_PANEL_ACROSS
+    GG_TILE_PANEL_PACKED, /* as PACKED and ACROSS, and something is prefetched into the second-level cache */
+    GG_TILE_PANEL_ACROSS,
+    GG_TILE_PANEL_NEAR /* as ACROSS, and a line a term is prefetched into the first */
 };
 
 GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int scalars) {
-    const bool across = scalars == GG_TILE_ACROSS || scalars == GG_TILE_PANEL_ACROSS;
-    const bool ahead = scalars == GG_TILE_PANEL_PACKED || scalars == GG_TILE_PANEL_ACROSS;
+    const bool near = scalars == GG_TILE_PANEL_NEAR;
+    const bool across = scalars == GG_TILE_ACROSS || scalars == GG_TILE_PANEL_ACROSS || near;
+    const bool ahead = scalars == GG_TILE_PANEL_PACKED || scalars == GG_TILE_PANEL_ACROSS || near;
     gg_vec sum[GG_TILE_ROWS][4];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -102,11 +104,11 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
                 if (scalars == GG_TILE_PACKED_FAR)
 #pragma GCC unroll 4
                     for (int v = 0; v < V; v += 16 / GG_VECTOR) __builtin_prefetch(x + (V + v) * GG_VECTOR);
-                if (ahead) {
+                if (near) __builtin_prefetch(next);
+                else if (ahead)
 #pragma GCC unroll 4
                     for (int v = 0; v < V; v += 16 / GG_VECTOR) __builtin_prefetch(next + v * GG_VECTOR, 0, 2);
-                    next += t->ahead_step;
-                }
+                if (ahead) next += t->ahead_step;
                 gg_vec value[4];
 #pragma GCC unroll 4
                 for (int v = 0; v < V; ++v) value[v] = *(const gg_vec *)(x + v * x_delta);
