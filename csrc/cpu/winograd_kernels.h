@@ -45,23 +45,25 @@ typedef struct gg_winograd_weights {
 } gg_winograd_weights;
 
 /* y[r*y_row + column] = sum over terms k of scalar(r, k) * x[column], for panels of columns: panel p begins at
- * x + p*x_panel, has a row of gg_winograd_kernels.panel floats for each term, and its result is at y + p*y_panel.
+ * x + p*x_panel, has a row of `panel` floats for each term, and its result is at y + p*y_panel, where every GG_LANES
+ * columns begin y_block behind those before.
  * Terms are summed GG_WINOGRAD_TERMS at a time, and these sums then added: that halves the error of long sums. */
 #define GG_WINOGRAD_TERMS 64
 typedef struct gg_winograd_product {
     int64_t rows, terms, panels;
-    const float *scalars; /* of blocks of gg_winograd_kernels.rows: [term][row of the block]; or, with scalar_row, of
-                             row r at scalars + r*scalar_row + k */
-    int64_t scalar_row;   /* 0: packed in blocks */
+    int panel;            /* gg_winograd_kernels.panel; or GG_LANES with scalar_block, if that is less */
+    const float *scalars; /* of blocks of gg_winograd_kernels.rows: [term][row of the block]; or, with scalar_block, of
+                             row r at scalars + k/GG_LANES*scalar_block + r*GG_LANES + k%GG_LANES */
+    int64_t scalar_block; /* 0: packed in blocks */
     const float *x;
     int64_t x_panel;
     float *y;
-    int64_t y_row, y_panel;
+    int64_t y_row, y_panel, y_block;
 } gg_winograd_product;
 
 typedef struct gg_winograd_kernels {
     gg_isa isa;
-    int panel; /* columns of a panel: a multiple of GG_LANES */
+    int panel; /* columns of a wide panel: a multiple of GG_LANES */
     int rows;  /* most rows of a block */
     int least; /* lanes that transforms compute at a time, at most GG_LANES */
     /* image to places: of the input, tiles of outputs + taps - 1 rows and columns; of the output's gradient, of

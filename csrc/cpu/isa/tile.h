@@ -8,6 +8,7 @@
 #define GG_CPU_ISA_TILE_H
 
 #include "cpu/gemm_kernels.h"
+#include "tensor/tensor.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -76,6 +77,7 @@ enum {
     GG_TILE_PACKED_FAR,   /* the same, with large distances between the vectors of the terms */
     GG_TILE_DOWN,         /* one behind the other; terms have the distance w_step, in a matrix read in place */
     GG_TILE_ACROSS,       /* at the distance w_row; terms follow each other */
+    GG_TILE_LANES,        /* the same at the distance GG_LANES, so that one register addresses all; no bias, no ReLU */
     GG_TILE_PANEL_PACKED, /* as PACKED and ACROSS, and something is prefetched into the second-level cache */
     GG_TILE_PANEL_ACROSS,
     GG_TILE_PANEL_NEAR /* as ACROSS, and a line a term is prefetched into the first */
@@ -83,7 +85,8 @@ enum {
 
 GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int scalars) {
     const bool near = scalars == GG_TILE_PANEL_NEAR;
-    const bool across = scalars == GG_TILE_ACROSS || scalars == GG_TILE_PANEL_ACROSS || near;
+    const bool lanes = scalars == GG_TILE_LANES;
+    const bool across = scalars == GG_TILE_ACROSS || scalars == GG_TILE_PANEL_ACROSS || lanes || near;
     const bool ahead = scalars == GG_TILE_PANEL_PACKED || scalars == GG_TILE_PANEL_ACROSS || near;
     gg_vec sum[GG_TILE_ROWS][4];
 #pragma GCC unroll 16
@@ -91,7 +94,7 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) sum[r][v] = (gg_vec){0};
 
-    const int64_t x_delta = t->x_delta, x_step = t->x_step, w_row = t->w_row, w_step = t->w_step;
+    const int64_t x_delta = t->x_delta, x_step = t->x_step, w_row = lanes ? GG_LANES : t->w_row, w_step = t->w_step;
     const float *next = t->ahead;
     for (int i = 0; i < t->row_count; ++i) {
         for (int j = 0; j < t->col_count; ++j) {
@@ -124,17 +127,22 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
         }
     }
 
+    /* Read once: the stores below could be to any of them. */
+    const bool add = t->add, relu = !lanes && t->relu;
+    const float *const bias = lanes ? NULL : t->bias, *const start = lanes ? NULL : t->start;
+    const int64_t y_row = t->y_row, y_delta = t->y_delta;
+    float *const first = t->y;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-        float *y = t->y + r * t->y_row;
+        float *y = first + r * y_row;
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
-            gg_vec *place = (gg_vec *)(y + v * t->y_delta);
+            gg_vec *place = (gg_vec *)(y + v * y_delta);
             gg_vec value = sum[r][v];
-            if (t->add) value += *place;
-            else if (t->bias) value += t->bias[r];
-            else if (t->start) value += *(const gg_vec *)(t->start + v * GG_VECTOR);
-            if (t->relu) value = GG_MAX((gg_vec){0}, value); /* in this order NaN stays NaN */
+            if (add) value += *place;
+            else if (bias) value += bias[r];
+            else if (start) value += *(const gg_vec *)(start + v * GG_VECTOR);
+            if (relu) value = GG_MAX((gg_vec){0}, value); /* in this order NaN stays NaN */
             *place = value;
         }
     }

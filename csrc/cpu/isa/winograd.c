@@ -521,13 +521,16 @@ static void winograd_product(const gg_winograd_product *p) {
     for (int64_t panel = 0; panel < p->panels; ++panel) {
         for (int64_t r = 0; r < p->rows; ++r) {
             /* A block is one row here. */
-            const float *scalars = p->scalars + r * (p->scalar_row > 0 ? p->scalar_row : p->terms);
-            float *y = p->y + panel * p->y_panel + r * p->y_row;
+            const int64_t block = p->scalar_block > 0 ? p->scalar_block : GG_LANES;
+            const float *scalars = p->scalars + r * (p->scalar_block > 0 ? GG_LANES : p->terms);
+            float *y = p->y + panel * p->y_panel + r * p->y_row; /* a panel has GG_LANES columns here */
             for (int64_t k = 0; k < p->terms; k += GG_WINOGRAD_TERMS) {
                 const int64_t end = k + GG_WINOGRAD_TERMS < p->terms ? k + GG_WINOGRAD_TERMS : p->terms;
                 float sum[PANEL] = {0};
                 for (int64_t l = k; l < end; ++l)
-                    for (int64_t c = 0; c < PANEL; ++c) sum[c] += scalars[l] * p->x[panel * p->x_panel + l * PANEL + c];
+                    for (int64_t c = 0; c < PANEL; ++c)
+                        sum[c] +=
+                            scalars[l / GG_LANES * block + l % GG_LANES] * p->x[panel * p->x_panel + l * PANEL + c];
                 for (int64_t c = 0; c < PANEL; ++c) y[c] = k > 0 ? y[c] + sum[c] : sum[c];
             }
         }
@@ -539,43 +542,64 @@ static void winograd_product(const gg_winograd_product *p) {
 #define PANEL (2 * GG_VECTOR)
 #define ROWS GG_TILE_ROWS
 
+enum { PACKED_WIDE, LANES_WIDE, LANES_NARROW };
 #define TILE(R, V)                                                                                                     \
     static __attribute__((noinline)) void packed_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED); }       \
-    static __attribute__((noinline)) void across_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_ACROSS); }
+    static __attribute__((noinline)) void lanes_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_LANES); }
+#define NARROW_TILE(R, V)                                                                                              \
+    static __attribute__((noinline)) void narrow_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_LANES); }
 GG_TILE_LIST_NARROW(TILE, 2)
+GG_TILE_LIST_NARROW(NARROW_TILE, GG_LANES / GG_VECTOR)
 #undef TILE
+#undef NARROW_TILE
 #define PACKED(R, V) [R] = packed_##R,
-#define ACROSS(R, V) [R] = across_##R,
-static const gg_tile_fn tiles[2][GG_TILE_ROWS + 1] = {{GG_TILE_LIST_NARROW(PACKED, 2)},
-                                                      {GG_TILE_LIST_NARROW(ACROSS, 2)}};
+#define LANES(R, V) [R] = lanes_##R,
+#define NARROW(R, V) [R] = narrow_##R,
+static const gg_tile_fn tiles[3][GG_TILE_ROWS + 1] = {[PACKED_WIDE] = {GG_TILE_LIST_NARROW(PACKED, 2)},
+                                                      [LANES_WIDE] = {GG_TILE_LIST_NARROW(LANES, 2)},
+                                                      [LANES_NARROW] = {GG_TILE_LIST_NARROW(NARROW, 1)}};
 #undef PACKED
-#undef ACROSS
+#undef LANES
+#undef NARROW
+
+/* The terms of a tile from term k on: of scalars in blocks whole blocks, one pair of taps each, then the rest. */
+static int64_t begin_terms(const gg_winograd_product *p, int64_t k, gg_tile *t) {
+    const int64_t left = k + GG_WINOGRAD_TERMS < p->terms ? GG_WINOGRAD_TERMS : p->terms - k;
+    const bool whole = p->scalar_block > 0 && left > GG_LANES;
+    t->row_count = whole ? (int)(left / GG_LANES) : 1;
+    t->terms = whole ? GG_LANES : left;
+    return t->row_count * t->terms;
+}
 
 static void winograd_product(const gg_winograd_product *p) {
-    static const gg_tap here = {0, 0};
-    const bool across = p->scalar_row > 0;
-    const int64_t blocks = gg_block_count(p->rows, GG_TILE_ROWS);
-    gg_tile t = {.row_taps = &here,
-                 .col_taps = &here,
-                 .row_count = 1,
+    enum { BLOCKS = GG_WINOGRAD_TERMS / GG_LANES };
+    const bool lanes = p->scalar_block > 0;
+    const gg_tile_fn *run = tiles[p->panel < PANEL ? LANES_NARROW : lanes ? LANES_WIDE : PACKED_WIDE];
+    const int64_t blocks = gg_block_count(p->rows, GG_TILE_ROWS), least = p->rows / blocks, longer = p->rows % blocks;
+    gg_tap block_taps[BLOCKS];
+    for (int i = 0; i < BLOCKS; ++i)
+        block_taps[i] = (gg_tap){.w = i * p->scalar_block, .x = (int64_t)i * GG_LANES * p->panel};
+    gg_tile t = {.row_taps = block_taps,
+                 .col_taps = block_taps,
                  .col_count = 1,
-                 .x_step = PANEL,
+                 .x_step = p->panel,
                  .x_delta = GG_VECTOR,
-                 .w_row = p->scalar_row,
+                 .w_tap = 1,
                  .y_row = p->y_row,
-                 .y_delta = GG_VECTOR};
+                 .y_delta = GG_VECTOR == GG_LANES ? p->y_block : GG_VECTOR}; /* narrower ones: one block a panel */
     for (int64_t panel = 0; panel < p->panels; ++panel) {
-        for (int64_t b = 0; b < blocks; ++b) {
-            const int64_t r = gg_block_begin(p->rows, blocks, b), rows = gg_block_begin(p->rows, blocks, b + 1) - r;
-            const float *scalars = p->scalars + r * (across ? p->scalar_row : p->terms);
+        int64_t r = 0;
+        for (int64_t b = 0, rows; b < blocks; ++b, r += rows) {
+            rows = least + (b < longer); /* as gg_block_begin has them, without its divisions */
             t.y = p->y + panel * p->y_panel + r * p->y_row;
             t.w_step = rows;
-            for (int64_t k = 0; k < p->terms; k += GG_WINOGRAD_TERMS) {
-                t.terms = k + GG_WINOGRAD_TERMS < p->terms ? GG_WINOGRAD_TERMS : p->terms - k;
-                t.w = scalars + (across ? k : k * rows);
-                t.x = p->x + panel * p->x_panel + k * PANEL;
+            for (int64_t k = 0, more; k < p->terms; k += more) {
+                more = begin_terms(p, k, &t);
+                t.w = lanes ? p->scalars + k / GG_LANES * p->scalar_block + r * GG_LANES
+                            : p->scalars + r * p->terms + k * rows;
+                t.x = p->x + panel * p->x_panel + k * p->panel;
                 t.add = k > 0;
-                tiles[across][rows](&t);
+                run[rows](&t);
             }
         }
     }

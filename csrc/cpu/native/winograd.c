@@ -25,8 +25,11 @@
 /* Bytes of the places of a block of units: small, because transforms write to all places in turn, each on a page of its
  * own if the block is large. Many channels have more, since a block fills the rows of a product. */
 #define BLOCK_BYTES (128 * 1024)
-/* The same for the gradient of weights, whose products read each operand once. */
-#define GRADIENT_BYTES (4 * 1024 * 1024)
+/* The same for the gradient of weights. A block is no shorter than sums and operands take the same memory, up to
+ * LEAST_COLUMNS: every block reads and writes all sums. */
+#define GRADIENT_BYTES (512 * 1024)
+/* Tiles of single planes that are requested ahead. */
+#define TILES_AHEAD 4
 /* Columns of a block, where the transformed weights are much larger than caches: each block reads all of them. */
 #define LEAST_COLUMNS 128
 #define LARGE_WEIGHTS (4 * 1024 * 1024)
@@ -36,8 +39,8 @@ typedef struct wino_walk {
     int64_t source[2], target[2], padding[2], tiles[2];
     int64_t terms, rows;  /* channels: source's, target's */
     int64_t units, block; /* in a block at most */
+    int64_t panel;        /* columns of a panel in products */
     int64_t weights;      /* floats of prepared weights at each place */
-    int64_t terms_step;   /* CHANNELS16: floats from the source channels of a unit to those of the next */
 } wino_walk;
 
 typedef struct winograd_op {
@@ -80,13 +83,6 @@ static int64_t odd_lines(int64_t n) {
 
 /* ------------------------------------------------------------------------------------------------ geometry */
 
-/* A unit's tile: the image at its first row and column, which may lie in the padding, and what of it is inside. */
-typedef struct wino_tile {
-    int64_t offset;
-    int64_t plane, row, pixel, count;
-    int begin[2], end[2];
-} wino_tile;
-
 static int clamped(int64_t n, int64_t most) { return (int)(n < 0 ? 0 : n > most ? most : n); }
 
 /* Where a unit is: its sample (CHANNELS16) or its sixteen samples (BATCH_LAST), and its tile. */
@@ -112,169 +108,151 @@ static void move_on(const winograd_op *op, const int64_t tiles[2], wino_place *p
     ++place->samples;
 }
 
-/* Tiles of units that follow each other, of the source or of the target of a walk: one, and that after it, which is the
- * last one again where none follows. */
+/* Tiles of units that follow each other, of the source or of the target of a walk, as the kernels read them. Their
+ * fields are set one by one, in place. A copy would go by vectors, which wait for what has been stored by halves until
+ * the whole transform before it has left the store buffer. */
 typedef struct wino_series {
     const winograd_op *op;
     const wino_walk *walk;
-    bool source;
-    wino_place place; /* of `after` */
-    wino_tile tile, after;
+    const int64_t *size; /* of the image */
+    int64_t padding[2];
+    int across;
+    float *image;
+    int64_t samples_step;    /* floats from a sample, or sixteen, to the next */
+    wino_place place, ahead; /* of the tile that comes next, and of that which is requested then */
+    int64_t left;            /* units behind `ahead` */
+    gg_winograd_tiles tiles;
 } wino_series;
 
-static wino_tile tile_at(const wino_series *s) {
-    const winograd_op *op = s->op;
-    const wino_walk *walk = s->walk;
-    const int64_t *size = s->source ? walk->source : walk->target;
-    const int64_t channels = s->source ? walk->terms : walk->rows, samples = s->place.samples;
-    const int across = s->source ? op->outputs + op->taps - 1 : op->outputs;
-    wino_tile made = {.count = channels};
-    if (op->channels) {
-        made.count = gg_block_count(channels, GG_LANES);
-        made.pixel = GG_LANES;
-        made.row = size[1] * GG_LANES;
-        made.plane = size[0] * made.row;
-        made.offset = samples * made.count * made.plane;
-    } else {
-        made.pixel = op->lanes;
-        made.row = size[1] * op->lanes;
-        made.plane = size[0] * made.row;
-        made.offset = samples * GG_LANES;
-    }
-    for (int axis = 0; axis < 2; ++axis) {
-        const int64_t at = s->place.tile[axis] * op->outputs - (s->source ? walk->padding[axis] : 0);
-        made.offset += at * (axis == 0 ? made.row : made.pixel);
-        made.begin[axis] = clamped(-at, across);
-        made.end[axis] = clamped(size[axis] - at, across);
-    }
-    return made;
+static float *image_at(const wino_series *s, const wino_place *place) {
+    const int64_t row = place->tile[0] * s->op->outputs - s->padding[0];
+    const int64_t column = place->tile[1] * s->op->outputs - s->padding[1];
+    return s->image + (place->samples * s->samples_step + row * s->tiles.row + column * s->tiles.pixel);
 }
 
-/* Before the first unit. */
-static wino_series series_from(const winograd_op *op, const wino_walk *walk, bool source, int64_t unit) {
-    wino_series s = {.op = op, .walk = walk, .source = source, .place = place_of(op, walk->tiles, unit)};
-    s.after = tile_at(&s);
+/* Before `unit`; last: behind the last one. Where the places lie is the caller's. */
+static wino_series series_from(const winograd_op *op, const wino_walk *walk, bool source, const float *image,
+                               int64_t unit, int64_t last) {
+    const int64_t channels = source ? walk->terms : walk->rows, *size = source ? walk->source : walk->target;
+    const int64_t pixel = op->channels ? GG_LANES : op->lanes, plane = size[0] * size[1] * pixel;
+    const int64_t planes = op->channels ? gg_block_count(channels, GG_LANES) : channels;
+    wino_series s = {.op = op,
+                     .walk = walk,
+                     .size = size,
+                     .padding = {source ? walk->padding[0] : 0, source ? walk->padding[1] : 0},
+                     .across = source ? op->outputs + op->taps - 1 : op->outputs,
+                     .image = (float *)(uintptr_t)image,
+                     .samples_step = op->channels ? planes * plane : GG_LANES,
+                     .place = place_of(op, walk->tiles, unit),
+                     .tiles = {.outputs = op->outputs,
+                               .taps = op->taps,
+                               .count = planes,
+                               .lanes = (int)op->width,
+                               .plane = plane,
+                               .row = size[1] * pixel,
+                               .pixel = pixel}};
+    const int64_t ahead = at_most(unit + gg_block_count(TILES_AHEAD, planes), last - 1);
+    s.ahead = place_of(op, walk->tiles, ahead);
+    s.left = last - 1 - ahead;
     return s;
 }
 
-static void series_next(wino_series *s, bool last) {
-    s->tile = s->after;
-    if (last) return;
+/* The last unit is requested again where none is so far ahead. */
+static void series_next(wino_series *s) {
+    gg_winograd_tiles *tiles = &s->tiles;
+    for (int axis = 0; axis < 2; ++axis) {
+        const int64_t at = s->place.tile[axis] * s->op->outputs - s->padding[axis];
+        tiles->begin[axis] = clamped(-at, s->across);
+        tiles->end[axis] = clamped(s->size[axis] - at, s->across);
+    }
+    tiles->image = image_at(s, &s->place);
+    tiles->ahead = image_at(s, &s->ahead);
     move_on(s->op, s->walk->tiles, &s->place);
-    s->after = tile_at(s);
-}
-
-static gg_winograd_tiles tiles_of(const wino_series *s, const float *image) {
-    const wino_tile *tile = &s->tile;
-    return (gg_winograd_tiles){.outputs = s->op->outputs,
-                               .taps = s->op->taps,
-                               .count = tile->count,
-                               .lanes = (int)s->op->width,
-                               .image = (float *)(uintptr_t)image + tile->offset,
-                               .ahead = image + s->after.offset,
-                               .plane = tile->plane,
-                               .row = tile->row,
-                               .pixel = tile->pixel,
-                               .begin = {tile->begin[0], tile->begin[1]},
-                               .end = {tile->end[0], tile->end[1]}};
+    if (s->left-- > 0) move_on(s->op, s->walk->tiles, &s->ahead);
 }
 
 /* ------------------------------------------------------------------------------------------ forward and data */
 
 /* BATCH_LAST: units side by side are the columns of panels, [panel][channel][column]. */
-static int64_t panels_of(const winograd_op *op, int64_t units) {
-    return gg_block_count(units * op->width, op->kernels->panel);
+static int64_t panels_of(const winograd_op *op, const wino_walk *walk, int64_t units) {
+    return gg_block_count(units * op->width, walk->panel);
 }
 
-/* Floats at one place, of so many channels of a block of units. CHANNELS16: V is [unit][channel], with step floats from
- * a unit to the next; M is [panel of channels][unit][column]. Both are a number of lines that is odd. */
+/* Floats at one place, of so many channels of a block of units. CHANNELS16: [block of channels][unit][channel]. Both
+ * are a number of lines that is odd. */
 static int64_t source_floats(const winograd_op *op, const wino_walk *walk, int64_t units) {
-    if (op->channels) return odd_lines(units * walk->terms_step);
-    return odd_lines(panels_of(op, units) * walk->terms * op->kernels->panel);
+    if (op->channels) return odd_lines(units * up_to(walk->terms, GG_LANES));
+    return odd_lines(panels_of(op, walk, units) * walk->terms * walk->panel);
 }
 
 static int64_t target_floats(const winograd_op *op, const wino_walk *walk, int64_t units) {
-    if (op->channels) return odd_lines(up_to(walk->rows, op->kernels->panel) * units);
-    return odd_lines(panels_of(op, units) * walk->rows * op->kernels->panel);
+    if (op->channels) return odd_lines(up_to(walk->rows, walk->panel) * units);
+    return odd_lines(panels_of(op, walk, units) * walk->rows * walk->panel);
 }
 
-/* number: of the unit in its block. */
-static void places_of_input(const wino_job *j, const wino_series *series, int64_t number, float *v, int64_t step) {
-    const winograd_op *op = j->op;
-    const wino_walk *walk = j->walk;
-    const int64_t panel = op->kernels->panel, each = panel / op->width;
-    gg_winograd_tiles tiles = tiles_of(series, j->forward ? j->args->input[0] : j->args->grad_output);
-    tiles.place_step = step;
-    if (op->channels) {
-        tiles.places = v + number * walk->terms_step;
-        tiles.step = GG_LANES;
-    } else {
-        tiles.places = v + number / each * walk->terms * panel + number % each * op->width;
-        tiles.step = panel;
-    }
-    op->kernels->input(&tiles);
+/* Of a block of units, from `unit` on. */
+static wino_series input_series(const wino_job *j, int64_t unit, int64_t units, int64_t last, int64_t v_step) {
+    const float *image = j->forward ? j->args->input[0] : j->args->grad_output;
+    wino_series s = series_from(j->op, j->walk, true, image, unit, last);
+    s.tiles.place_step = v_step;
+    s.tiles.step = j->op->channels ? units * GG_LANES : j->walk->panel;
+    return s;
 }
 
-static void image_of_output(const wino_job *j, const wino_series *series, int64_t number, int64_t units, float *m,
-                            int64_t step) {
+static wino_series output_series(const wino_job *j, int64_t unit, int64_t units, int64_t last, int64_t m_step) {
     const winograd_op *op = j->op;
-    const wino_walk *walk = j->walk;
-    const int64_t panel = op->kernels->panel, each = panel / op->width;
-    gg_winograd_tiles tiles = tiles_of(series, j->forward ? j->args->output : j->args->grad_input[0]);
-    tiles.place_step = step;
+    const float *image = j->forward ? j->args->output : j->args->grad_input[0];
+    wino_series s = series_from(op, j->walk, false, image, unit, last);
+    gg_winograd_tiles *tiles = &s.tiles;
+    tiles->place_step = m_step;
+    tiles->step = op->channels ? units * GG_LANES : j->walk->panel;
+    tiles->bias_vectors = op->channels;
+    tiles->bias_step = op->channels ? GG_LANES : 1;
+    tiles->relu = j->forward && op->op.desc.activation == GG_ACTIVATION_RELU;
     if (j->forward && op->op.desc.bias)
-        tiles.bias = op->channels ? (const float *)j->args->prepared + op->bias : j->args->parameter[GG_PARAMETER_BIAS];
-    tiles.bias_vectors = op->channels;
-    tiles.bias_step = 1;
-    tiles.relu = j->forward && op->op.desc.activation == GG_ACTIVATION_RELU;
-    if (!op->channels) {
-        tiles.places = m + number / each * walk->rows * panel + number % each * op->width;
-        tiles.step = panel;
-        op->kernels->output(&tiles);
-        return;
-    }
-    /* Blocks of channels lie side by side in a panel: as many runs of planes as a panel has blocks. */
-    const int64_t blocks = tiles.count;
-    for (int64_t b = 0; b < each && b < blocks; ++b) {
-        gg_winograd_tiles part = tiles;
-        part.count = (blocks - b + each - 1) / each;
-        part.image += b * tiles.plane;
-        part.ahead += b * tiles.plane;
-        part.plane = each * tiles.plane;
-        part.places = m + number * panel + b * GG_LANES;
-        part.step = units * panel;
-        if (part.bias != NULL) part.bias += b * GG_LANES;
-        part.bias_step = each * GG_LANES;
-        op->kernels->output(&part);
-    }
+        tiles->bias =
+            op->channels ? (const float *)j->args->prepared + op->bias : j->args->parameter[GG_PARAMETER_BIAS];
+    return s;
+}
+
+/* Where the places of a block's unit begin, of so many channels: `at` is where those of the first do. */
+static float *places_at(const wino_series *s, int64_t channels, int64_t number, float *at) {
+    const int64_t panel = s->walk->panel, each = panel / s->op->width;
+    if (s->op->channels) return at + number * GG_LANES;
+    return at + number / each * channels * panel + number % each * s->op->width;
 }
 
 /* Units [begin, end), of those before `last` that the thread computes. */
 static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t last, float *scratch) {
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
-    const int64_t units = end - begin, panel = op->kernels->panel;
+    const int64_t units = end - begin, panel = walk->panel;
     const int64_t v_step = source_floats(op, walk, units), m_step = target_floats(op, walk, units);
     const float *weights = j->args->prepared;
     float *v = scratch, *m = v + op->places * v_step;
-    wino_series input = series_from(op, walk, true, begin), output = series_from(op, walk, false, begin);
+    wino_series input = input_series(j, begin, units, last, v_step);
+    wino_series output = output_series(j, begin, units, last, m_step);
     for (int64_t u = begin; u < end; ++u) {
-        series_next(&input, u + 1 == last);
-        places_of_input(j, &input, u - begin, v, v_step);
+        series_next(&input);
+        input.tiles.places = places_at(&input, walk->terms, u - begin, v);
+        op->kernels->input(&input.tiles);
     }
     for (int p = 0; p < op->places; ++p) {
-        gg_winograd_product product = {.terms = walk->terms, .y = m + p * m_step, .y_row = panel};
+        gg_winograd_product product = {
+            .terms = walk->terms, .panel = (int)panel, .y = m + p * m_step, .y_row = panel, .y_block = GG_LANES};
         if (op->channels) {
             product.rows = units;
             product.panels = gg_block_count(walk->rows, panel);
             product.scalars = v + p * v_step;
-            product.scalar_row = walk->terms_step;
+            product.scalar_block = units * GG_LANES;
             product.x = weights + p * walk->weights;
             product.x_panel = walk->terms * panel;
+            product.y_row = GG_LANES;
             product.y_panel = units * panel;
+            product.y_block = units * GG_LANES;
         } else {
             product.rows = walk->rows;
-            product.panels = panels_of(op, units);
+            product.panels = panels_of(op, walk, units);
             product.scalars = weights + p * walk->weights;
             product.x = v + p * v_step;
             product.x_panel = walk->terms * panel;
@@ -283,19 +261,19 @@ static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t la
         op->kernels->product(&product);
     }
     for (int64_t u = begin; u < end; ++u) {
-        series_next(&output, u + 1 == last);
-        image_of_output(j, &output, u - begin, units, m, m_step);
+        series_next(&output);
+        output.tiles.places = places_at(&output, walk->rows, u - begin, m);
+        op->kernels->output(&output.tiles);
     }
 }
 
 static void wino_walk_part(void *context, int thread, int threads) {
     const wino_job *j = context;
     size_t begin, end;
-    gg_parallel_split((size_t)j->walk->units, (size_t)(j->op->kernels->panel / j->op->width), thread, threads, &begin,
-                      &end);
+    gg_parallel_split((size_t)j->walk->units, (size_t)(j->walk->panel / j->op->width), thread, threads, &begin, &end);
     const int64_t units = (int64_t)(end - begin), blocks = gg_block_count(units, j->walk->block);
     float *scratch = (float *)j->args->scratch + (size_t)thread * j->op->thread_floats;
-    const int64_t each = j->op->kernels->panel / j->op->width;
+    const int64_t each = j->walk->panel / j->op->width;
     /* Whole panels in every block but the last. */
     for (int64_t b = 0, at = 0; b < blocks; ++b) {
         const int64_t next = at_most(up_to(gg_block_begin(units, blocks, b + 1), each), units);
@@ -320,7 +298,7 @@ static void wino_prepare_part(void *context, int thread, int threads) {
     const int64_t all = op->taps * op->taps;
     const int64_t row_step = j->forward ? op->in * all : all, term_step = j->forward ? all : op->in * all;
     const int64_t terms = j->forward ? op->in : op->out, rows = j->forward ? op->out : op->in;
-    const int64_t panel = op->kernels->panel;
+    const int64_t panel = walk->panel;
     const int64_t blocks = op->channels ? gg_block_count(rows, GG_LANES) : gg_block_count(rows, op->kernels->rows);
     float *to = j->args->prepared;
     size_t begin, end;
@@ -345,21 +323,11 @@ static void wino_prepare_part(void *context, int thread, int threads) {
     }
 }
 
-/* The columns of the last panel that no block of rows has. */
-static void clear_last_panel(const winograd_op *op, const gg_op_args *args, const wino_walk *walk, int64_t rows) {
-    const int64_t panel = op->kernels->panel, whole = up_to(rows, GG_LANES) / panel;
-    float *to = (float *)args->prepared + whole * walk->terms * panel;
-    if (up_to(rows, GG_LANES) % panel == 0) return;
-    for (int p = 0; p < op->places; ++p)
-        memset(to + p * walk->weights, 0, (size_t)(walk->terms * panel) * sizeof(float));
-}
-
 static gg_status winograd_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
     const winograd_op *op = (const winograd_op *)head;
     const bool forward = pass == GG_PASS_FORWARD;
     const wino_walk *walk = forward ? &op->forward : &op->data;
     if (walk->units == 0) return GG_OK;
-    if (op->channels) clear_last_panel(op, args, walk, forward ? op->out : op->in);
     if (op->channels && head->desc.bias && forward) {
         float *bias = (float *)args->prepared + op->bias;
         memset(bias, 0, (size_t)up_to(op->out, GG_LANES) * sizeof(float));
@@ -413,10 +381,10 @@ static float *gradient_sum(const wino_job *j) { return (float *)j->args->scratch
 
 /* Floats of one place of the input, and of the output's gradient. */
 static int64_t gradient_x_place(const winograd_op *op) {
-    return op->x_step * (op->channels ? op->gradient_block : op->in);
+    return odd_lines(op->x_step * (op->channels ? op->gradient_block : op->in));
 }
 static int64_t gradient_dy_place(const winograd_op *op) {
-    return op->dy_step * (op->channels ? op->gradient_block : op->out);
+    return odd_lines(op->dy_step * (op->channels ? op->gradient_block : op->out));
 }
 
 /* Places of the units of a block, of the input and of the output's gradient. */
@@ -425,21 +393,21 @@ static void wino_gradient_places_part(void *context, int thread, int threads) {
     const winograd_op *op = j->op;
     size_t begin, end;
     gg_parallel_split((size_t)(j->end - j->begin), 1, thread, threads, &begin, &end);
-    wino_series input = series_from(op, j->walk, true, j->begin + (int64_t)begin);
-    wino_series error = series_from(op, j->walk, false, j->begin + (int64_t)begin);
+    if (begin >= end) return;
+    const int64_t first = j->begin + (int64_t)begin, last = j->begin + (int64_t)end;
+    wino_series input = series_from(op, j->walk, true, j->args->input[0], first, last);
+    wino_series error = series_from(op, j->walk, false, j->args->grad_output, first, last);
+    input.tiles.place_step = gradient_x_place(op);
+    error.tiles.place_step = gradient_dy_place(op);
+    input.tiles.step = op->channels ? GG_LANES : op->x_step;
+    error.tiles.step = op->channels ? GG_LANES : op->dy_step;
     for (int64_t u = (int64_t)begin; u < (int64_t)end; ++u) {
-        series_next(&input, u + 1 == (int64_t)end);
-        series_next(&error, u + 1 == (int64_t)end);
-        gg_winograd_tiles x = tiles_of(&input, j->args->input[0]);
-        gg_winograd_tiles dy = tiles_of(&error, j->args->grad_output);
-        x.place_step = gradient_x_place(op);
-        dy.place_step = gradient_dy_place(op);
-        x.step = op->channels ? GG_LANES : op->x_step;
-        dy.step = op->channels ? GG_LANES : op->dy_step;
-        x.places = gradient_x(j) + u * (op->channels ? op->x_step : op->width);
-        dy.places = gradient_dy(j) + u * (op->channels ? op->dy_step : op->width);
-        op->kernels->input(&x);
-        op->kernels->gradient(&dy);
+        series_next(&input);
+        series_next(&error);
+        input.tiles.places = gradient_x(j) + u * (op->channels ? op->x_step : op->width);
+        error.tiles.places = gradient_dy(j) + u * (op->channels ? op->dy_step : op->width);
+        op->kernels->input(&input.tiles);
+        op->kernels->gradient(&error.tiles);
     }
 }
 
@@ -468,7 +436,7 @@ static void wino_gradient_products_part(void *context, int thread, int threads) 
             product.b = dy;
             product.b_row = op->dy_step;
         } else {
-            op->gemm->transpose(op->in, columns, x, op->x_step, up_to(op->in, op->gemm->width), turned,
+            op->gemm->transpose(op->in, columns, x, op->x_step, up_to(op->in, op->gemm->vector), turned,
                                 op->turned_step);
             product.n = op->in;
             product.k = columns;
@@ -542,7 +510,7 @@ static int outputs_of(gg_algorithm algorithm) {
 /* How many units are computed together: their places fill BLOCK_BYTES, unless that would read large weights too often.
  */
 static int64_t choose_block(const winograd_op *op, const wino_walk *walk, int64_t units) {
-    const int64_t each = op->kernels->panel / op->width, columns = op->channels ? 1 : op->width;
+    const int64_t each = walk->panel / op->width, columns = op->channels ? 1 : op->width;
     const int64_t unit = (walk->terms + walk->rows) * op->places * columns * (int64_t)sizeof(float);
     int64_t block = BLOCK_BYTES / unit;
     const int64_t least = walk->terms * walk->rows * op->places * (int64_t)sizeof(float) > LARGE_WEIGHTS
@@ -553,10 +521,16 @@ static int64_t choose_block(const winograd_op *op, const wino_walk *walk, int64_
     return at_most(block, up_to(units, each));
 }
 
+/* Columns of a panel: in CHANNELS16 no more than a block of channels where wide panels would have more zeros. */
+static int64_t panel_of(const winograd_op *op, int64_t rows) {
+    const int64_t wide = op->kernels->panel;
+    return op->channels && up_to(rows, GG_LANES) < up_to(rows, wide) ? GG_LANES : wide;
+}
+
 /* run: the walk is made for a pass, not for its geometry only. */
 static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) {
     const gg_op_desc *desc = &op->op.desc;
-    const int64_t *in = desc->input[0].size, *out = desc->output.size, panel = op->kernels->panel;
+    const int64_t *in = desc->input[0].size, *out = desc->output.size;
     walk->terms = forward ? op->in : op->out;
     walk->rows = forward ? op->out : op->in;
     for (int axis = 0; axis < 2; ++axis) {
@@ -567,8 +541,8 @@ static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) 
     }
     if (!run) return;
     walk->units = walk->tiles[0] * walk->tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
-    walk->terms_step = odd_lines(walk->terms);
-    walk->weights = odd_lines(op->channels ? up_to(walk->rows, panel) * walk->terms : walk->rows * walk->terms);
+    walk->panel = panel_of(op, walk->rows);
+    walk->weights = odd_lines(op->channels ? up_to(walk->rows, walk->panel) * walk->terms : walk->rows * walk->terms);
     walk->block = choose_block(op, walk, walk->units);
     const size_t floats =
         (size_t)(op->places * (source_floats(op, walk, walk->block) + target_floats(op, walk, walk->block)));
@@ -578,20 +552,22 @@ static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) 
 static void make_gradient(winograd_op *op, size_t *scratch) {
     const int64_t units =
         op->forward.tiles[0] * op->forward.tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
-    const int64_t columns = op->channels ? 1 : op->width, width = op->gemm->width;
+    const int64_t columns = op->channels ? 1 : op->width;
     const int64_t unit = (op->in + op->out) * op->places * columns * (int64_t)sizeof(float);
+    const int64_t least = at_most(2 * op->in * op->out / (op->in + op->out), LEAST_COLUMNS) / columns;
     int64_t block = GRADIENT_BYTES / unit;
-    if (block < LEAST_COLUMNS / columns) block = LEAST_COLUMNS / columns;
+    if (block < least) block = least;
+    if (block < 1) block = 1;
     op->gradient_block = gg_block_count(units, gg_block_count(units, block));
-    op->x_step = odd_lines(op->channels ? up_to(op->in, width) : op->gradient_block * op->width);
-    op->dy_step = odd_lines(op->channels ? up_to(op->out, width) : op->gradient_block * op->width);
-    op->turned_step = op->channels ? 0 : odd_lines(up_to(op->in, width));
+    op->x_step = op->channels ? up_to(op->in, GG_LANES) : odd_lines(op->gradient_block * op->width);
+    op->dy_step = op->channels ? up_to(op->out, GG_LANES) : odd_lines(op->gradient_block * op->width);
+    op->turned_step = op->channels ? 0 : odd_lines(op->in);
     op->sum_step = odd_lines(op->channels ? op->out : op->in);
     size_t at = 0;
     op->x_at = at;
     at += (size_t)(op->places * gradient_x_place(op));
     op->dy_at = at;
-    at += (size_t)(op->places * gradient_dy_place(op)) + (size_t)width;
+    at += (size_t)(op->places * gradient_dy_place(op));
     at = (size_t)up_to((int64_t)at, GG_LANES);
     op->sum_at = at;
     at += (size_t)(op->places * sum_rows(op) * op->sum_step);
