@@ -46,7 +46,7 @@ typedef struct gg_winograd_weights {
 
 /* y[r*y_row + column] = sum over terms k of scalar(r, k) * x[column], for panels of columns: panel p begins at
  * x + p*x_panel, has a row of `panel` floats for each term, and its result is at y + p*y_panel, where every GG_LANES
- * columns begin y_block behind those before.
+ * columns begin y_block behind those before. Place after place, each with operands and a result of its own.
  * Terms are summed GG_WINOGRAD_TERMS at a time, and these sums then added: that halves the error of long sums. */
 #define GG_WINOGRAD_TERMS 64
 typedef struct gg_winograd_product {
@@ -59,6 +59,8 @@ typedef struct gg_winograd_product {
     int64_t x_panel;
     float *y;
     int64_t y_row, y_panel, y_block;
+    int places;
+    int64_t scalars_place, x_place, y_place; /* from one place to the next */
 } gg_winograd_product;
 
 typedef struct gg_winograd_kernels {

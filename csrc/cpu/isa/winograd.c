@@ -65,6 +65,20 @@ typedef lanes_f part_f;
 static inline part_f part_relu(part_f a) { return lanes_choose(lanes_positive(a), a, lanes_set(0)); }
 #endif
 
+/* What lies at p, or zeros: then p is not read. */
+#if defined(__AVX512F__)
+typedef __mmask16 part_if;
+static inline part_if part_when(bool inside) { return (__mmask16)-inside; }
+static inline part_f part_load_when(part_if inside, const float *p) { return (part_f)_mm512_maskz_loadu_ps(inside, p); }
+#else
+typedef bool part_if;
+static inline part_if part_when(bool inside) { return inside; }
+static inline part_f part_load_when(part_if inside, const float *p) {
+    static const _Alignas(64) float zeros[PART];
+    return part_load(inside ? p : zeros);
+}
+#endif
+
 WINOGRAD_INLINE part_f times(float a, part_f x) { return part_multiply(part_set(a), x); }
 /* a*x + y */
 WINOGRAD_INLINE part_f plus(float a, part_f x, part_f y) { return part_multiply_add(part_set(a), x, y); }
@@ -319,8 +333,10 @@ WINOGRAD_INLINE void request(const gg_winograd_tiles *t, int64_t plane, const in
 /* Image to places. gradient: of the output, whose tiles have no border. whole: all of the tile lies in the image. */
 WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, const int places, const bool gradient,
                                const bool whole) {
-    static const _Alignas(64) float zeros[PART];
     const int across = gradient ? outputs : places;
+    part_if rows[MOST] = {0};
+#pragma GCC unroll 8
+    for (int r = 0; r < across; ++r) rows[r] = part_when(r >= t->begin[0] && r < t->end[0]);
     for (int64_t at = 0; at < t->count * t->lanes; at += PART) {
         const int64_t i = at / t->lanes, lane = at % t->lanes;
         const float *image = t->image + i * t->plane + lane;
@@ -329,12 +345,16 @@ WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, co
         if (lane == 0 && t->ahead != NULL) request(t, i, across);
         ALONG_AXIS
         for (int c = 0; c < across; ++c) {
-            const bool column = whole || (c >= t->begin[1] && c < t->end[1]);
             part_f in[MOST], out[MOST];
+            if (!whole && (c < t->begin[1] || c >= t->end[1])) {
+#pragma GCC unroll 8
+                for (int r = 0; r < places; ++r) turned[r][c] = part_set(0);
+                continue;
+            }
 #pragma GCC unroll 8
             for (int r = 0; r < across; ++r) {
-                const bool inside = whole || (column && r >= t->begin[0] && r < t->end[0]);
-                in[r] = part_load(inside ? image + r * t->row + c * t->pixel : zeros);
+                const float *place = image + r * t->row + c * t->pixel;
+                in[r] = whole ? part_load(place) : part_load_when(rows[r], place);
             }
             if (gradient) gradient_axis(outputs, places, in, out);
             else input_axis(places, in, out);
@@ -518,20 +538,24 @@ static void winograd_weight_gradient(const gg_winograd_weights *w) {
 #define ROWS 1
 
 static void winograd_product(const gg_winograd_product *p) {
-    for (int64_t panel = 0; panel < p->panels; ++panel) {
-        for (int64_t r = 0; r < p->rows; ++r) {
-            /* A block is one row here. */
-            const int64_t block = p->scalar_block > 0 ? p->scalar_block : GG_LANES;
-            const float *scalars = p->scalars + r * (p->scalar_block > 0 ? GG_LANES : p->terms);
-            float *y = p->y + panel * p->y_panel + r * p->y_row; /* a panel has GG_LANES columns here */
-            for (int64_t k = 0; k < p->terms; k += GG_WINOGRAD_TERMS) {
-                const int64_t end = k + GG_WINOGRAD_TERMS < p->terms ? k + GG_WINOGRAD_TERMS : p->terms;
-                float sum[PANEL] = {0};
-                for (int64_t l = k; l < end; ++l)
-                    for (int64_t c = 0; c < PANEL; ++c)
-                        sum[c] +=
-                            scalars[l / GG_LANES * block + l % GG_LANES] * p->x[panel * p->x_panel + l * PANEL + c];
-                for (int64_t c = 0; c < PANEL; ++c) y[c] = k > 0 ? y[c] + sum[c] : sum[c];
+    const int64_t block = p->scalar_block > 0 ? p->scalar_block : GG_LANES;
+    for (int64_t place = 0; place < p->places; ++place) {
+        for (int64_t panel = 0; panel < p->panels; ++panel) {
+            const float *x = p->x + place * p->x_place + panel * p->x_panel;
+            for (int64_t r = 0; r < p->rows; ++r) {
+                /* A block is one row here, and a panel GG_LANES columns. */
+                const float *scalars =
+                    p->scalars + place * p->scalars_place + r * (p->scalar_block > 0 ? GG_LANES : p->terms);
+                float *y = p->y + place * p->y_place + panel * p->y_panel + r * p->y_row;
+                for (int64_t k = 0; k < p->terms; k += GG_WINOGRAD_TERMS) {
+                    const int64_t end = k + GG_WINOGRAD_TERMS < p->terms ? k + GG_WINOGRAD_TERMS : p->terms;
+                    float sum[PANEL] = {0};
+                    for (int64_t l = k; l < end; ++l) {
+                        const float scalar = scalars[l / GG_LANES * block + l % GG_LANES];
+                        for (int64_t c = 0; c < PANEL; ++c) sum[c] += scalar * x[l * PANEL + c];
+                    }
+                    for (int64_t c = 0; c < PANEL; ++c) y[c] = k > 0 ? y[c] + sum[c] : sum[c];
+                }
             }
         }
     }
@@ -571,11 +595,36 @@ static int64_t begin_terms(const gg_winograd_product *p, int64_t k, gg_tile *t) 
     return t->row_count * t->terms;
 }
 
+/* What the products of all places have in common. */
+typedef struct tile_rows {
+    const gg_tile_fn *run;
+    int64_t blocks, least, longer; /* of rows: as gg_block_begin has them, without its divisions */
+} tile_rows;
+
+/* One panel of one place: t->x, t->y and t->w are its first ones. */
+WINOGRAD_INLINE void panel_product(const gg_winograd_product *p, const tile_rows *all, const float *scalars,
+                                   const float *x, float *y, gg_tile *t) {
+    const bool lanes = p->scalar_block > 0;
+    int64_t r = 0;
+    for (int64_t b = 0, rows; b < all->blocks; ++b, r += rows) {
+        rows = all->least + (b < all->longer);
+        t->y = y + r * p->y_row;
+        t->w_step = rows;
+        for (int64_t k = 0, more; k < p->terms; k += more) {
+            more = begin_terms(p, k, t);
+            t->w = scalars + (lanes ? k / GG_LANES * p->scalar_block + r * GG_LANES : r * p->terms + k * rows);
+            t->x = x + k * p->panel;
+            t->add = k > 0;
+            all->run[rows](t);
+        }
+    }
+}
+
 static void winograd_product(const gg_winograd_product *p) {
     enum { BLOCKS = GG_WINOGRAD_TERMS / GG_LANES };
-    const bool lanes = p->scalar_block > 0;
-    const gg_tile_fn *run = tiles[p->panel < PANEL ? LANES_NARROW : lanes ? LANES_WIDE : PACKED_WIDE];
-    const int64_t blocks = gg_block_count(p->rows, GG_TILE_ROWS), least = p->rows / blocks, longer = p->rows % blocks;
+    const int64_t blocks = gg_block_count(p->rows, GG_TILE_ROWS);
+    const int kind = p->panel < PANEL ? LANES_NARROW : p->scalar_block > 0 ? LANES_WIDE : PACKED_WIDE;
+    const tile_rows all = {.run = tiles[kind], .blocks = blocks, .least = p->rows / blocks, .longer = p->rows % blocks};
     gg_tap block_taps[BLOCKS];
     for (int i = 0; i < BLOCKS; ++i)
         block_taps[i] = (gg_tap){.w = i * p->scalar_block, .x = (int64_t)i * GG_LANES * p->panel};
@@ -587,22 +636,11 @@ static void winograd_product(const gg_winograd_product *p) {
                  .w_tap = 1,
                  .y_row = p->y_row,
                  .y_delta = GG_VECTOR == GG_LANES ? p->y_block : GG_VECTOR}; /* narrower ones: one block a panel */
-    for (int64_t panel = 0; panel < p->panels; ++panel) {
-        int64_t r = 0;
-        for (int64_t b = 0, rows; b < blocks; ++b, r += rows) {
-            rows = least + (b < longer); /* as gg_block_begin has them, without its divisions */
-            t.y = p->y + panel * p->y_panel + r * p->y_row;
-            t.w_step = rows;
-            for (int64_t k = 0, more; k < p->terms; k += more) {
-                more = begin_terms(p, k, &t);
-                t.w = lanes ? p->scalars + k / GG_LANES * p->scalar_block + r * GG_LANES
-                            : p->scalars + r * p->terms + k * rows;
-                t.x = p->x + panel * p->x_panel + k * p->panel;
-                t.add = k > 0;
-                run[rows](&t);
-            }
-        }
-    }
+    for (int64_t place = 0; place < p->places; ++place)
+        for (int64_t panel = 0; panel < p->panels; ++panel)
+            panel_product(p, &all, p->scalars + place * p->scalars_place,
+                          p->x + place * p->x_place + panel * p->x_panel,
+                          p->y + place * p->y_place + panel * p->y_panel, &t);
 }
 
 #endif

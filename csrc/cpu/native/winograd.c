@@ -217,8 +217,8 @@ static wino_series output_series(const wino_job *j, int64_t unit, int64_t units,
 
 /* Where the places of a block's unit begin, of so many channels: `at` is where those of the first do. */
 static float *places_at(const wino_series *s, int64_t channels, int64_t number, float *at) {
-    const int64_t panel = s->walk->panel, each = panel / s->op->width;
     if (s->op->channels) return at + number * GG_LANES;
+    const int64_t panel = s->walk->panel, each = panel / s->op->width;
     return at + number / each * channels * panel + number % each * s->op->width;
 }
 
@@ -237,29 +237,35 @@ static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t la
         input.tiles.places = places_at(&input, walk->terms, u - begin, v);
         op->kernels->input(&input.tiles);
     }
-    for (int p = 0; p < op->places; ++p) {
-        gg_winograd_product product = {
-            .terms = walk->terms, .panel = (int)panel, .y = m + p * m_step, .y_row = panel, .y_block = GG_LANES};
-        if (op->channels) {
-            product.rows = units;
-            product.panels = gg_block_count(walk->rows, panel);
-            product.scalars = v + p * v_step;
-            product.scalar_block = units * GG_LANES;
-            product.x = weights + p * walk->weights;
-            product.x_panel = walk->terms * panel;
-            product.y_row = GG_LANES;
-            product.y_panel = units * panel;
-            product.y_block = units * GG_LANES;
-        } else {
-            product.rows = walk->rows;
-            product.panels = panels_of(op, walk, units);
-            product.scalars = weights + p * walk->weights;
-            product.x = v + p * v_step;
-            product.x_panel = walk->terms * panel;
-            product.y_panel = walk->rows * panel;
-        }
-        op->kernels->product(&product);
+    gg_winograd_product product = {.terms = walk->terms,
+                                   .panel = (int)panel,
+                                   .y = m,
+                                   .y_row = panel,
+                                   .y_block = GG_LANES,
+                                   .places = op->places,
+                                   .y_place = m_step};
+    if (op->channels) {
+        product.rows = units;
+        product.panels = gg_block_count(walk->rows, panel);
+        product.scalars = v;
+        product.scalars_place = v_step;
+        product.scalar_block = units * GG_LANES;
+        product.x = weights;
+        product.x_place = walk->weights;
+        product.y_row = GG_LANES;
+        product.y_panel = units * panel;
+        product.y_block = units * GG_LANES;
+    } else {
+        product.rows = walk->rows;
+        product.panels = panels_of(op, walk, units);
+        product.scalars = weights;
+        product.scalars_place = walk->weights;
+        product.x = v;
+        product.x_place = v_step;
+        product.y_panel = walk->rows * panel;
     }
+    product.x_panel = walk->terms * panel;
+    op->kernels->product(&product);
     for (int64_t u = begin; u < end; ++u) {
         series_next(&output);
         output.tiles.places = places_at(&output, walk->rows, u - begin, m);
