@@ -51,10 +51,10 @@ typedef struct gg_winograd_weights {
 #define GG_WINOGRAD_TERMS 64
 typedef struct gg_winograd_product {
     int64_t rows, terms, panels;
-    int panel;            /* gg_winograd_kernels.panel; or GG_LANES with scalar_block, if that is less */
-    const float *scalars; /* of blocks of gg_winograd_kernels.rows: [term][row of the block]; or, with scalar_block, of
-                             row r at scalars + k/GG_LANES*scalar_block + r*GG_LANES + k%GG_LANES */
-    int64_t scalar_block; /* 0: packed in blocks */
+    int panel;            /* gg_winograd_kernels.panel; or GG_LANES where scalar_row is, if that is less */
+    const float *scalars; /* of blocks of gg_winograd_kernels.rows: [term][row of the block]; or, with scalar_row, of
+                             row r at scalars + r*scalar_row + k/GG_LANES*scalar_block + k%GG_LANES */
+    int64_t scalar_row, scalar_block; /* scalar_row 0: packed in blocks. One of them is GG_LANES */
     const float *x;
     int64_t x_panel;
     float *y;

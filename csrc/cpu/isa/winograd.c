@@ -538,14 +538,14 @@ static void winograd_weight_gradient(const gg_winograd_weights *w) {
 #define ROWS 1
 
 static void winograd_product(const gg_winograd_product *p) {
-    const int64_t block = p->scalar_block > 0 ? p->scalar_block : GG_LANES;
+    const int64_t block = p->scalar_row > 0 ? p->scalar_block : GG_LANES;
     for (int64_t place = 0; place < p->places; ++place) {
         for (int64_t panel = 0; panel < p->panels; ++panel) {
             const float *x = p->x + place * p->x_place + panel * p->x_panel;
             for (int64_t r = 0; r < p->rows; ++r) {
                 /* A block is one row here, and a panel GG_LANES columns. */
                 const float *scalars =
-                    p->scalars + place * p->scalars_place + r * (p->scalar_block > 0 ? GG_LANES : p->terms);
+                    p->scalars + place * p->scalars_place + r * (p->scalar_row > 0 ? p->scalar_row : p->terms);
                 float *y = p->y + place * p->y_place + panel * p->y_panel + r * p->y_row;
                 for (int64_t k = 0; k < p->terms; k += GG_WINOGRAD_TERMS) {
                     const int64_t end = k + GG_WINOGRAD_TERMS < p->terms ? k + GG_WINOGRAD_TERMS : p->terms;
@@ -566,53 +566,58 @@ static void winograd_product(const gg_winograd_product *p) {
 #define PANEL (2 * GG_VECTOR)
 #define ROWS GG_TILE_ROWS
 
-enum { PACKED_WIDE, LANES_WIDE, LANES_NARROW };
-#define TILE(R, V)                                                                                                     \
+enum { PACKED_WIDE, ACROSS_WIDE, LANES_WIDE, LANES_NARROW, KINDS };
+#define WIDE_TILE(R, V)                                                                                                \
     static __attribute__((noinline)) void packed_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED); }       \
+    static __attribute__((noinline)) void across_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_ACROSS); }       \
     static __attribute__((noinline)) void lanes_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_LANES); }
 #define NARROW_TILE(R, V)                                                                                              \
     static __attribute__((noinline)) void narrow_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_LANES); }
-GG_TILE_LIST_NARROW(TILE, 2)
+GG_TILE_LIST_NARROW(WIDE_TILE, 2)
 GG_TILE_LIST_NARROW(NARROW_TILE, GG_LANES / GG_VECTOR)
-#undef TILE
+#undef WIDE_TILE
 #undef NARROW_TILE
 #define PACKED(R, V) [R] = packed_##R,
+#define ACROSS(R, V) [R] = across_##R,
 #define LANES(R, V) [R] = lanes_##R,
 #define NARROW(R, V) [R] = narrow_##R,
-static const gg_tile_fn tiles[3][GG_TILE_ROWS + 1] = {[PACKED_WIDE] = {GG_TILE_LIST_NARROW(PACKED, 2)},
-                                                      [LANES_WIDE] = {GG_TILE_LIST_NARROW(LANES, 2)},
-                                                      [LANES_NARROW] = {GG_TILE_LIST_NARROW(NARROW, 1)}};
+static const gg_tile_fn tiles[KINDS][GG_TILE_ROWS + 1] = {[PACKED_WIDE] = {GG_TILE_LIST_NARROW(PACKED, 2)},
+                                                          [ACROSS_WIDE] = {GG_TILE_LIST_NARROW(ACROSS, 2)},
+                                                          [LANES_WIDE] = {GG_TILE_LIST_NARROW(LANES, 2)},
+                                                          [LANES_NARROW] = {GG_TILE_LIST_NARROW(NARROW, 1)}};
 #undef PACKED
+#undef ACROSS
 #undef LANES
 #undef NARROW
 
-/* The terms of a tile from term k on: of scalars in blocks whole blocks, one pair of taps each, then the rest. */
-static int64_t begin_terms(const gg_winograd_product *p, int64_t k, gg_tile *t) {
+/* What the products of all places have in common. */
+typedef struct tile_rows {
+    const gg_tile_fn *run;
+    bool packed, in_blocks;        /* of the scalars; in_blocks: blocks of terms are far from each other */
+    int64_t blocks, least, longer; /* of rows: as gg_block_begin has them, without its divisions */
+} tile_rows;
+
+/* The terms of a tile from term k on. In blocks: whole blocks, one pair of taps each, then the rest. */
+static int64_t begin_terms(const gg_winograd_product *p, const tile_rows *all, int64_t k, gg_tile *t) {
     const int64_t left = k + GG_WINOGRAD_TERMS < p->terms ? GG_WINOGRAD_TERMS : p->terms - k;
-    const bool whole = p->scalar_block > 0 && left > GG_LANES;
+    const bool whole = all->in_blocks && left > GG_LANES;
     t->row_count = whole ? (int)(left / GG_LANES) : 1;
     t->terms = whole ? GG_LANES : left;
     return t->row_count * t->terms;
 }
 
-/* What the products of all places have in common. */
-typedef struct tile_rows {
-    const gg_tile_fn *run;
-    int64_t blocks, least, longer; /* of rows: as gg_block_begin has them, without its divisions */
-} tile_rows;
-
-/* One panel of one place: t->x, t->y and t->w are its first ones. */
+/* One panel of one place, whose operands and result begin there. */
 WINOGRAD_INLINE void panel_product(const gg_winograd_product *p, const tile_rows *all, const float *scalars,
                                    const float *x, float *y, gg_tile *t) {
-    const bool lanes = p->scalar_block > 0;
     int64_t r = 0;
     for (int64_t b = 0, rows; b < all->blocks; ++b, r += rows) {
         rows = all->least + (b < all->longer);
         t->y = y + r * p->y_row;
         t->w_step = rows;
         for (int64_t k = 0, more; k < p->terms; k += more) {
-            more = begin_terms(p, k, t);
-            t->w = scalars + (lanes ? k / GG_LANES * p->scalar_block + r * GG_LANES : r * p->terms + k * rows);
+            more = begin_terms(p, all, k, t);
+            t->w = scalars + (all->packed ? r * p->terms + k * rows
+                                          : r * p->scalar_row + k / GG_LANES * p->scalar_block + k % GG_LANES);
             t->x = x + k * p->panel;
             t->add = k > 0;
             all->run[rows](t);
@@ -623,8 +628,14 @@ WINOGRAD_INLINE void panel_product(const gg_winograd_product *p, const tile_rows
 static void winograd_product(const gg_winograd_product *p) {
     enum { BLOCKS = GG_WINOGRAD_TERMS / GG_LANES };
     const int64_t blocks = gg_block_count(p->rows, GG_TILE_ROWS);
-    const int kind = p->panel < PANEL ? LANES_NARROW : p->scalar_block > 0 ? LANES_WIDE : PACKED_WIDE;
-    const tile_rows all = {.run = tiles[kind], .blocks = blocks, .least = p->rows / blocks, .longer = p->rows % blocks};
+    const bool packed = p->scalar_row == 0, in_blocks = p->scalar_row == GG_LANES;
+    const int kind = packed ? PACKED_WIDE : !in_blocks ? ACROSS_WIDE : p->panel == PANEL ? LANES_WIDE : LANES_NARROW;
+    const tile_rows all = {.run = tiles[kind],
+                           .packed = packed,
+                           .in_blocks = in_blocks,
+                           .blocks = blocks,
+                           .least = p->rows / blocks,
+                           .longer = p->rows % blocks};
     gg_tap block_taps[BLOCKS];
     for (int i = 0; i < BLOCKS; ++i)
         block_taps[i] = (gg_tap){.w = i * p->scalar_block, .x = (int64_t)i * GG_LANES * p->panel};
@@ -634,6 +645,7 @@ static void winograd_product(const gg_winograd_product *p) {
                  .x_step = p->panel,
                  .x_delta = GG_VECTOR,
                  .w_tap = 1,
+                 .w_row = p->scalar_row,
                  .y_row = p->y_row,
                  .y_delta = GG_VECTOR == GG_LANES ? p->y_block : GG_VECTOR}; /* narrower ones: one block a panel */
     for (int64_t place = 0; place < p->places; ++place)

@@ -30,6 +30,9 @@
 #define GRADIENT_BYTES (512 * 1024)
 /* Tiles of single planes that are requested ahead. */
 #define TILES_AHEAD 4
+/* Few channels: a unit's lie on few pages, however far its blocks are from each other, and units side by side share no
+ * sets of the caches. */
+#define FEW_CHANNELS 64
 /* Columns of a block, where the transformed weights are much larger than caches: each block reads all of them. */
 #define LEAST_COLUMNS 128
 #define LARGE_WEIGHTS (4 * 1024 * 1024)
@@ -40,6 +43,8 @@ typedef struct wino_walk {
     int64_t terms, rows;  /* channels: source's, target's */
     int64_t units, block; /* in a block at most */
     int64_t panel;        /* columns of a panel in products */
+    bool by_blocks;       /* CHANNELS16: V is [block of channels][unit][channel], else [unit][channel] */
+    int64_t unit_floats;  /* CHANNELS16: of V */
     int64_t weights;      /* floats of prepared weights at each place */
 } wino_walk;
 
@@ -79,6 +84,11 @@ static int64_t at_most(int64_t n, int64_t most) { return n < most ? n : most; }
 /* An odd number of cache lines: rows whose distance is a power of two share few sets of the caches. */
 static int64_t odd_lines(int64_t n) {
     return up_to(n, GG_LANES) + (up_to(n, GG_LANES) / GG_LANES % 2 == 0 ? GG_LANES : 0);
+}
+
+/* CHANNELS16: from a unit to the next one, where all channels of a unit lie side by side. */
+static int64_t unit_floats(int64_t channels) {
+    return channels <= FEW_CHANNELS ? up_to(channels, GG_LANES) : odd_lines(channels);
 }
 
 /* ------------------------------------------------------------------------------------------------ geometry */
@@ -178,10 +188,10 @@ static int64_t panels_of(const winograd_op *op, const wino_walk *walk, int64_t u
     return gg_block_count(units * op->width, walk->panel);
 }
 
-/* Floats at one place, of so many channels of a block of units. CHANNELS16: [block of channels][unit][channel]. Both
- * are a number of lines that is odd. */
+/* Floats at one place, of so many channels of a block of units. CHANNELS16: M is [block of channels][unit][channel],
+ * and so is V, if walk->by_blocks. Both are a number of lines that is odd. */
 static int64_t source_floats(const winograd_op *op, const wino_walk *walk, int64_t units) {
-    if (op->channels) return odd_lines(units * up_to(walk->terms, GG_LANES));
+    if (op->channels) return odd_lines(units * walk->unit_floats);
     return odd_lines(panels_of(op, walk, units) * walk->terms * walk->panel);
 }
 
@@ -195,7 +205,7 @@ static wino_series input_series(const wino_job *j, int64_t unit, int64_t units, 
     const float *image = j->forward ? j->args->input[0] : j->args->grad_output;
     wino_series s = series_from(j->op, j->walk, true, image, unit, last);
     s.tiles.place_step = v_step;
-    s.tiles.step = j->op->channels ? units * GG_LANES : j->walk->panel;
+    s.tiles.step = !j->op->channels ? j->walk->panel : j->walk->by_blocks ? units * GG_LANES : GG_LANES;
     return s;
 }
 
@@ -215,11 +225,13 @@ static wino_series output_series(const wino_job *j, int64_t unit, int64_t units,
     return s;
 }
 
-/* Where the places of a block's unit begin, of so many channels: `at` is where those of the first do. */
-static float *places_at(const wino_series *s, int64_t channels, int64_t number, float *at) {
-    if (s->op->channels) return at + number * GG_LANES;
-    const int64_t panel = s->walk->panel, each = panel / s->op->width;
-    return at + number / each * channels * panel + number % each * s->op->width;
+/* CHANNELS16: floats of V from a unit to the next. */
+static int64_t unit_step(const wino_walk *walk) { return walk->by_blocks ? GG_LANES : walk->unit_floats; }
+
+/* BATCH_LAST: where a unit of a block begins, of so many channels; places: where the first does. */
+static float *in_panels(const winograd_op *op, const wino_walk *walk, int64_t channels, int64_t number, float *places) {
+    const int64_t each = walk->panel / op->width;
+    return places + number / each * channels * walk->panel + number % each * op->width;
 }
 
 /* Units [begin, end), of those before `last` that the thread computes. */
@@ -234,7 +246,8 @@ static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t la
     wino_series output = output_series(j, begin, units, last, m_step);
     for (int64_t u = begin; u < end; ++u) {
         series_next(&input);
-        input.tiles.places = places_at(&input, walk->terms, u - begin, v);
+        input.tiles.places =
+            op->channels ? v + (u - begin) * unit_step(walk) : in_panels(op, walk, walk->terms, u - begin, v);
         op->kernels->input(&input.tiles);
     }
     gg_winograd_product product = {.terms = walk->terms,
@@ -249,7 +262,8 @@ static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t la
         product.panels = gg_block_count(walk->rows, panel);
         product.scalars = v;
         product.scalars_place = v_step;
-        product.scalar_block = units * GG_LANES;
+        product.scalar_row = unit_step(walk);
+        product.scalar_block = walk->by_blocks ? units * GG_LANES : GG_LANES;
         product.x = weights;
         product.x_place = walk->weights;
         product.y_row = GG_LANES;
@@ -268,7 +282,7 @@ static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t la
     op->kernels->product(&product);
     for (int64_t u = begin; u < end; ++u) {
         series_next(&output);
-        output.tiles.places = places_at(&output, walk->rows, u - begin, m);
+        output.tiles.places = op->channels ? m + (u - begin) * GG_LANES : in_panels(op, walk, walk->rows, u - begin, m);
         op->kernels->output(&output.tiles);
     }
 }
@@ -548,6 +562,8 @@ static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) 
     if (!run) return;
     walk->units = walk->tiles[0] * walk->tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
     walk->panel = panel_of(op, walk->rows);
+    walk->by_blocks = walk->terms <= FEW_CHANNELS || walk->panel == GG_LANES;
+    walk->unit_floats = walk->by_blocks ? up_to(walk->terms, GG_LANES) : odd_lines(walk->terms);
     walk->weights = odd_lines(op->channels ? up_to(walk->rows, walk->panel) * walk->terms : walk->rows * walk->terms);
     walk->block = choose_block(op, walk, walk->units);
     const size_t floats =
@@ -565,8 +581,8 @@ static void make_gradient(winograd_op *op, size_t *scratch) {
     if (block < least) block = least;
     if (block < 1) block = 1;
     op->gradient_block = gg_block_count(units, gg_block_count(units, block));
-    op->x_step = op->channels ? up_to(op->in, GG_LANES) : odd_lines(op->gradient_block * op->width);
-    op->dy_step = op->channels ? up_to(op->out, GG_LANES) : odd_lines(op->gradient_block * op->width);
+    op->x_step = op->channels ? unit_floats(op->in) : odd_lines(op->gradient_block * op->width);
+    op->dy_step = op->channels ? unit_floats(op->out) : odd_lines(op->gradient_block * op->width);
     op->turned_step = op->channels ? 0 : odd_lines(op->in);
     op->sum_step = odd_lines(op->channels ? op->out : op->in);
     size_t at = 0;
