@@ -38,6 +38,8 @@ SHAPES = [
     (19, 70, 5, 6, 20, (2, 2)),
     (33, 4, 13, 3, 65, (0, 1)),
     (2, 130, 9, 8, 40, (1, 0)),
+    (2, 64, 6, 7, 64, (1, 1)),
+    (3, 100, 7, 6, 128, (1, 1)),
 ]
 SHAPES5 = [
     (1, 1, 5, 5, 1, (0, 0)),
@@ -48,6 +50,7 @@ SHAPES5 = [
     (16, 8, 14, 14, 24, (2, 2)),
     (19, 70, 5, 6, 20, (4, 3)),
     (33, 4, 13, 5, 65, (0, 2)),
+    (2, 100, 6, 7, 128, (2, 2)),
 ]
 
 
@@ -102,8 +105,8 @@ def test_against_float64(isa, algorithm, taps, layout):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("layout", ["batch_last", "channels16"])
-def test_threads_give_the_same_bits(isa, layout):
-    shape = (18, 20, 11, 6, 37, (1, 1))
+@pytest.mark.parametrize("shape", [(18, 20, 11, 6, 37, (1, 1)), (5, 100, 7, 6, 128, (1, 1))], ids=str)
+def test_threads_give_the_same_bits(isa, layout, shape):
     for algorithm, taps in BOUNDS:
         given = arrays((isa, layout), *shape, taps)
         found = [run(isa, algorithm, *given, shape[-1], layout=layout, threads=threads) for threads in (1, 2, 5)]
@@ -115,11 +118,12 @@ def test_threads_give_the_same_bits(isa, layout):
 
 @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa != "scalar"])
 @pytest.mark.parametrize(("algorithm", "taps"), RMS)
-def test_error_of_long_sums(isa, algorithm, taps):
+@pytest.mark.parametrize("layout", ["batch_last", "channels16"])
+def test_error_of_long_sums(isa, algorithm, taps, layout):
     shape = (2, 512, 8, 8, 32, (taps // 2, taps // 2))
     x, weight, bias, grad = arrays("long", *shape, taps)
     bias[:] = 0
-    found = run(isa, algorithm, x, weight, bias, grad, shape[-1])
+    found = run(isa, algorithm, x, weight, bias, grad, shape[-1], layout=layout)
     exact = ref.conv2d(x.astype(np.float64), weight.astype(np.float64), padding=shape[-1])
     error = np.sqrt(np.mean((found["output"] - exact) ** 2) / np.mean(exact**2))
     assert error <= RMS[algorithm, taps], error

@@ -115,7 +115,6 @@ typedef struct gg_panels {
 typedef struct gg_gemm_kernels {
     gg_isa isa;
     int vector;    /* floats of a vector; 1: scalar */
-    int width;     /* floats across a tile */
     int panel;     /* columns of a panel */
     int tile_rows; /* most rows of a block in conv and multiply */
     int dot_rows;  /* most rows of a block in dot */

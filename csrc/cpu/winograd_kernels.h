@@ -47,14 +47,15 @@ typedef struct gg_winograd_weights {
 /* y[r*y_row + column] = sum over terms k of scalar(r, k) * x[column], for panels of columns: panel p begins at
  * x + p*x_panel, has a row of `panel` floats for each term, and its result is at y + p*y_panel, where every GG_LANES
  * columns begin y_block behind those before. Place after place, each with operands and a result of its own.
- * Terms are summed GG_WINOGRAD_TERMS at a time, and these sums then added: that halves the error of long sums. */
+ * Terms are summed GG_WINOGRAD_TERMS at a time, and these sums then added: that halves the error of long sums. With
+ * scalar_row GG_LANES, what is left of less than GG_LANES terms is a sum of its own. */
 #define GG_WINOGRAD_TERMS 64
 typedef struct gg_winograd_product {
     int64_t rows, terms, panels;
-    int panel;            /* gg_winograd_kernels.panel; or GG_LANES where scalar_row is, if that is less */
+    int panel;            /* gg_winograd_kernels.panel; or GG_LANES, where scalar_row is GG_LANES too */
     const float *scalars; /* of blocks of gg_winograd_kernels.rows: [term][row of the block]; or, with scalar_row, of
                              row r at scalars + r*scalar_row + k/GG_LANES*scalar_block + k%GG_LANES */
-    int64_t scalar_row, scalar_block; /* scalar_row 0: packed in blocks. One of them is GG_LANES */
+    int64_t scalar_row, scalar_block; /* scalar_row 0: packed in blocks; else one of them is GG_LANES */
     const float *x;
     int64_t x_panel;
     float *y;

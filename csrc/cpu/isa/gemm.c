@@ -59,14 +59,12 @@ static void gemm_panels(const gg_panels *p) {
 }
 
 #define VECTOR 1
-#define WIDTH 1
 #define TILE_ROWS 1
 #define DOT_ROWS 1
 
 #else
 
 #define VECTOR GG_VECTOR
-#define WIDTH (2 * GG_VECTOR)
 #define TILE_ROWS GG_TILE_ROWS
 #define DOT_ROWS GG_DOT_ROWS
 
@@ -373,7 +371,6 @@ static void gemm_pack(int64_t m, int64_t k, const float *a, int64_t a_step, floa
 const gg_gemm_kernels GG_TILE_NAME(gg_gemm_kernels) = {
     .isa = GG_TILE_JOIN(GG_TILE_ISA, GG_ISA),
     .vector = VECTOR,
-    .width = WIDTH,
     .panel = PANEL,
     .tile_rows = TILE_ROWS,
     .dot_rows = DOT_ROWS,

@@ -3,7 +3,7 @@
  * A tile is R rows by V vectors of the output. It stays in registers for the whole sum: each term loads V vectors,
  * broadcasts each of R scalars and multiplies it with them. R*V accumulators hide the latency of the multiply-adds, and
  * R + V loads for R*V of them leave the load ports idle half of the time. The scalar build does not use tiles. Included
- * by gemm.c, conv.c and dot.c only. */
+ * by gemm.c, conv.c, dot.c and winograd.c only. */
 #ifndef GG_CPU_ISA_TILE_H
 #define GG_CPU_ISA_TILE_H
 
@@ -73,11 +73,11 @@ typedef void (*gg_tile_fn)(const gg_tile *tile);
 
 /* Where the scalars of a term lie. */
 enum {
-    GG_TILE_PACKED,       /* one behind the other, and so do the terms */
-    GG_TILE_PACKED_FAR,   /* the same, with large distances between the vectors of the terms */
-    GG_TILE_DOWN,         /* one behind the other; terms have the distance w_step, in a matrix read in place */
-    GG_TILE_ACROSS,       /* at the distance w_row; terms follow each other */
-    GG_TILE_LANES,        /* the same at the distance GG_LANES, so that one register addresses all; no bias, no ReLU */
+    GG_TILE_PACKED,     /* one behind the other, and so do the terms */
+    GG_TILE_PACKED_FAR, /* the same, with large distances between the vectors of the terms */
+    GG_TILE_DOWN,       /* one behind the other; terms have the distance w_step, in a matrix read in place */
+    GG_TILE_ACROSS,     /* at the distance w_row; terms follow each other */
+    GG_TILE_LANES,      /* the same at the distance GG_LANES, so that one register addresses all; results as they are */
     GG_TILE_PANEL_PACKED, /* as PACKED and ACROSS, and something is prefetched into the second-level cache */
     GG_TILE_PANEL_ACROSS,
     GG_TILE_PANEL_NEAR /* as ACROSS, and a line a term is prefetched into the first */

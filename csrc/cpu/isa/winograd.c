@@ -571,16 +571,21 @@ enum { PACKED_WIDE, ACROSS_WIDE, LANES_WIDE, LANES_NARROW, KINDS };
     static __attribute__((noinline)) void packed_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED); }       \
     static __attribute__((noinline)) void across_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_ACROSS); }       \
     static __attribute__((noinline)) void lanes_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_LANES); }
+/* Where a wide panel has more columns than GG_LANES. */
+#if GG_VECTOR == GG_LANES
 #define NARROW_TILE(R, V)                                                                                              \
     static __attribute__((noinline)) void narrow_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_LANES); }
-GG_TILE_LIST_NARROW(WIDE_TILE, 2)
-GG_TILE_LIST_NARROW(NARROW_TILE, GG_LANES / GG_VECTOR)
-#undef WIDE_TILE
+GG_TILE_LIST_NARROW(NARROW_TILE, 1)
 #undef NARROW_TILE
+#define NARROW(R, V) [R] = narrow_##R,
+#else
+#define NARROW(R, V)
+#endif
+GG_TILE_LIST_NARROW(WIDE_TILE, 2)
+#undef WIDE_TILE
 #define PACKED(R, V) [R] = packed_##R,
 #define ACROSS(R, V) [R] = across_##R,
 #define LANES(R, V) [R] = lanes_##R,
-#define NARROW(R, V) [R] = narrow_##R,
 static const gg_tile_fn tiles[KINDS][GG_TILE_ROWS + 1] = {[PACKED_WIDE] = {GG_TILE_LIST_NARROW(PACKED, 2)},
                                                           [ACROSS_WIDE] = {GG_TILE_LIST_NARROW(ACROSS, 2)},
                                                           [LANES_WIDE] = {GG_TILE_LIST_NARROW(LANES, 2)},

@@ -1,10 +1,10 @@
 /* Convolution with windows of 3 x 3 or 5 x 5, stride 1, by Winograd's method: F(4x4,3x3) has 36 products for the 144 of
  * a tile of 4 x 4 outputs, F(6x6,3x3) 64 for 324, F(2x2,3x3) 16 for 36, F(2x2,5x5) 36 for 100, F(4x4,5x5) 64 for 400.
  *
- * Tiles of the input are transformed to places, and so are the weights (prepared once for all tiles). At each place the
- * output's is a product of matrices over the channels, then the output is transformed back. Backward data is the same
- * with the weights turned by half a turn and transposed. The gradient of the weights is, at each place, a product over
- * the tiles of the places of the input and of the output's gradient, transformed back once at the end.
+ * Tiles of the input are transformed to places (V), and so are the weights (prepared once for all tiles). At each place
+ * the output's (M) is a product of matrices over the channels, then the output is transformed back. Backward data is
+ * the same with the weights turned by half a turn and transposed. The gradient of the weights is, at each place, a
+ * product over the tiles of the places of the input and of the output's gradient, transformed back once at the end.
  *
  * It computes where activations lie BATCH_LAST, and in CHANNELS16 if that is offered. A unit is a vector of GG_LANES in
  * each plane of an image: in BATCH_LAST the planes are channels, and the units the tiles with sixteen samples each; in
@@ -25,15 +25,17 @@
 /* Bytes of the places of a block of units: small, because transforms write to all places in turn, each on a page of its
  * own if the block is large. Many channels have more, since a block fills the rows of a product. */
 #define BLOCK_BYTES (128 * 1024)
-/* The same for the gradient of weights. A block is no shorter than sums and operands take the same memory, up to
- * LEAST_COLUMNS: every block reads and writes all sums. */
+/* The same for the gradient of weights, of all threads together: the bits of sums depend on where blocks end, so not on
+ * the number of threads. Every block reads and writes all sums, so its operands are twice as large as these, with half
+ * of LEAST_COLUMNS to all of them. */
 #define GRADIENT_BYTES (512 * 1024)
 /* Tiles of single planes that are requested ahead. */
 #define TILES_AHEAD 4
-/* Few channels: a unit's lie on few pages, however far its blocks are from each other, and units side by side share no
- * sets of the caches. */
+/* Up to so many channels, a unit's lie on few pages, however far its blocks are from each other; and units side by
+ * side do not meet in the same sets of the caches. */
 #define FEW_CHANNELS 64
-/* Columns of a block, where the transformed weights are much larger than caches: each block reads all of them. */
+/* Columns of a block, where the transformed weights are much larger than caches: each block reads all of them. And the
+ * most columns that a block of the gradient has for the sake of its sums. */
 #define LEAST_COLUMNS 128
 #define LARGE_WEIGHTS (4 * 1024 * 1024)
 
@@ -86,8 +88,8 @@ static int64_t odd_lines(int64_t n) {
     return up_to(n, GG_LANES) + (up_to(n, GG_LANES) / GG_LANES % 2 == 0 ? GG_LANES : 0);
 }
 
-/* CHANNELS16: from a unit to the next one, where all channels of a unit lie side by side. */
-static int64_t unit_floats(int64_t channels) {
+/* CHANNELS16, gradient of weights: floats from a unit to the next, whose channels lie side by side. */
+static int64_t gradient_step(int64_t channels) {
     return channels <= FEW_CHANNELS ? up_to(channels, GG_LANES) : odd_lines(channels);
 }
 
@@ -183,12 +185,17 @@ static void series_next(wino_series *s) {
 
 /* ------------------------------------------------------------------------------------------ forward and data */
 
-/* BATCH_LAST: units side by side are the columns of panels, [panel][channel][column]. */
+/* BATCH_LAST: units side by side are the columns of panels, [panel][channel][column]. So many are in one; in CHANNELS16
+ * units are the rows of products. */
+static int64_t units_of_panel(const winograd_op *op, const wino_walk *walk) {
+    return op->channels ? 1 : walk->panel / op->width;
+}
+
 static int64_t panels_of(const winograd_op *op, const wino_walk *walk, int64_t units) {
     return gg_block_count(units * op->width, walk->panel);
 }
 
-/* Floats at one place, of so many channels of a block of units. CHANNELS16: M is [block of channels][unit][channel],
+/* Floats at one place, of a block of so many units. CHANNELS16: M is [block of channels][unit][channel],
  * and so is V, if walk->by_blocks. Both are a number of lines that is odd. */
 static int64_t source_floats(const winograd_op *op, const wino_walk *walk, int64_t units) {
     if (op->channels) return odd_lines(units * walk->unit_floats);
@@ -230,7 +237,7 @@ static int64_t unit_step(const wino_walk *walk) { return walk->by_blocks ? GG_LA
 
 /* BATCH_LAST: where a unit of a block begins, of so many channels; places: where the first does. */
 static float *in_panels(const winograd_op *op, const wino_walk *walk, int64_t channels, int64_t number, float *places) {
-    const int64_t each = walk->panel / op->width;
+    const int64_t each = units_of_panel(op, walk);
     return places + number / each * channels * walk->panel + number % each * op->width;
 }
 
@@ -290,10 +297,10 @@ static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t la
 static void wino_walk_part(void *context, int thread, int threads) {
     const wino_job *j = context;
     size_t begin, end;
-    gg_parallel_split((size_t)j->walk->units, (size_t)(j->walk->panel / j->op->width), thread, threads, &begin, &end);
+    gg_parallel_split((size_t)j->walk->units, (size_t)units_of_panel(j->op, j->walk), thread, threads, &begin, &end);
     const int64_t units = (int64_t)(end - begin), blocks = gg_block_count(units, j->walk->block);
     float *scratch = (float *)j->args->scratch + (size_t)thread * j->op->thread_floats;
-    const int64_t each = j->walk->panel / j->op->width;
+    const int64_t each = units_of_panel(j->op, j->walk);
     /* Whole panels in every block but the last. */
     for (int64_t b = 0, at = 0; b < blocks; ++b) {
         const int64_t next = at_most(up_to(gg_block_begin(units, blocks, b + 1), each), units);
@@ -310,7 +317,7 @@ static void wino_run(const winograd_op *op, const gg_op_args *args, bool forward
 /* ------------------------------------------------------------------------------------------------ weights */
 
 /* BATCH_LAST: [place][block of rows][term][row]. CHANNELS16: [place][panel of rows][term][column], zeros behind the
- * last row and the last term. */
+ * last row. */
 static void wino_prepare_part(void *context, int thread, int threads) {
     const wino_job *j = context;
     const winograd_op *op = j->op;
@@ -530,7 +537,7 @@ static int outputs_of(gg_algorithm algorithm) {
 /* How many units are computed together: their places fill BLOCK_BYTES, unless that would read large weights too often.
  */
 static int64_t choose_block(const winograd_op *op, const wino_walk *walk, int64_t units) {
-    const int64_t each = walk->panel / op->width, columns = op->channels ? 1 : op->width;
+    const int64_t each = units_of_panel(op, walk), columns = op->channels ? 1 : op->width;
     const int64_t unit = (walk->terms + walk->rows) * op->places * columns * (int64_t)sizeof(float);
     int64_t block = BLOCK_BYTES / unit;
     const int64_t least = walk->terms * walk->rows * op->places * (int64_t)sizeof(float) > LARGE_WEIGHTS
@@ -562,7 +569,8 @@ static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) 
     if (!run) return;
     walk->units = walk->tiles[0] * walk->tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
     walk->panel = panel_of(op, walk->rows);
-    walk->by_blocks = walk->terms <= FEW_CHANNELS || walk->panel == GG_LANES;
+    /* Products with narrow panels have V by blocks only. */
+    walk->by_blocks = walk->terms <= FEW_CHANNELS || walk->panel < op->kernels->panel;
     walk->unit_floats = walk->by_blocks ? up_to(walk->terms, GG_LANES) : odd_lines(walk->terms);
     walk->weights = odd_lines(op->channels ? up_to(walk->rows, walk->panel) * walk->terms : walk->rows * walk->terms);
     walk->block = choose_block(op, walk, walk->units);
@@ -576,13 +584,13 @@ static void make_gradient(winograd_op *op, size_t *scratch) {
         op->forward.tiles[0] * op->forward.tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
     const int64_t columns = op->channels ? 1 : op->width;
     const int64_t unit = (op->in + op->out) * op->places * columns * (int64_t)sizeof(float);
-    const int64_t least = at_most(2 * op->in * op->out / (op->in + op->out), LEAST_COLUMNS) / columns;
+    const int64_t as_sums = 2 * op->in * op->out / (op->in + op->out);
+    const int64_t least = as_sums < LEAST_COLUMNS / 2 ? LEAST_COLUMNS / 2 : at_most(as_sums, LEAST_COLUMNS);
     int64_t block = GRADIENT_BYTES / unit;
-    if (block < least) block = least;
-    if (block < 1) block = 1;
+    if (block < least / columns) block = least / columns;
     op->gradient_block = gg_block_count(units, gg_block_count(units, block));
-    op->x_step = op->channels ? unit_floats(op->in) : odd_lines(op->gradient_block * op->width);
-    op->dy_step = op->channels ? unit_floats(op->out) : odd_lines(op->gradient_block * op->width);
+    op->x_step = op->channels ? gradient_step(op->in) : odd_lines(op->gradient_block * op->width);
+    op->dy_step = op->channels ? gradient_step(op->out) : odd_lines(op->gradient_block * op->width);
     op->turned_step = op->channels ? 0 : odd_lines(op->in);
     op->sum_step = odd_lines(op->channels ? op->out : op->in);
     size_t at = 0;
@@ -590,7 +598,6 @@ static void make_gradient(winograd_op *op, size_t *scratch) {
     at += (size_t)(op->places * gradient_x_place(op));
     op->dy_at = at;
     at += (size_t)(op->places * gradient_dy_place(op));
-    at = (size_t)up_to((int64_t)at, GG_LANES);
     op->sum_at = at;
     at += (size_t)(op->places * sum_rows(op) * op->sum_step);
     op->turned_at = at;
