@@ -108,7 +108,7 @@ bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
 
 /* Where Winograd's was faster, measured with AVX-512: transforms cost as much for each channel, and products gain with
  * the channels on the other side. Tiles that reach far beyond the image compute too much. */
-static bool winograd_by_rule(const gg_op_desc *desc) {
+static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
     const int64_t in = desc->input[0].size[0], out = desc->output.size[0], channels = in < out ? in : out;
     const gg_layout layout = desc->offered[0].layout;
     const bool blocks = layout == GG_LAYOUT_CHANNELS16;
@@ -119,7 +119,7 @@ static bool winograd_by_rule(const gg_op_desc *desc) {
         tiled *= (desc->output.size[axis] + tile - 1) / tile * tile;
     }
     if (2 * tiled > 3 * area || (!blocks && layout != GG_LAYOUT_BATCH_LAST)) return false;
-    return channels >= (blocks ? 16 : 64);
+    return channels >= (blocks && pass != GG_PASS_WEIGHTS ? 32 : 64);
 }
 
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
@@ -130,7 +130,7 @@ void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc
                           gg_conv_has_form(desc, GG_LAYOUT_BATCH_LAST, GG_ALGORITHM_WINOGRAD4);
     const gg_conv_key key = gg_conv_key_of(desc);
     for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
-        const bool faster = options->conv_algorithm == GG_CONV_WINOGRAD || winograd_by_rule(desc);
+        const bool faster = options->conv_algorithm == GG_CONV_WINOGRAD || winograd_by_rule(desc, (gg_pass)pass);
         out[pass] = possible && faster ? GG_ALGORITHM_WINOGRAD4 : gg_choose_direct(options, desc);
     }
     for (int i = 0; measured && i < options->conv_choices; i++) {
