@@ -28,6 +28,7 @@ RMS = {
 }
 
 # batch, input channels, height, width, output channels, padding
+MANY_TILES = (33, 3, 37, 29, 5, (1, 1))  # the gradient of weights in parts, with any tiles and layout
 SHAPES = [
     (1, 1, 3, 3, 1, (0, 0)),
     (1, 3, 4, 4, 5, (1, 1)),
@@ -40,6 +41,7 @@ SHAPES = [
     (2, 130, 9, 8, 40, (1, 0)),
     (2, 64, 6, 7, 64, (1, 1)),
     (3, 100, 7, 6, 128, (1, 1)),
+    MANY_TILES,
 ]
 SHAPES5 = [
     (1, 1, 5, 5, 1, (0, 0)),
@@ -51,6 +53,7 @@ SHAPES5 = [
     (19, 70, 5, 6, 20, (4, 3)),
     (33, 4, 13, 5, 65, (0, 2)),
     (2, 100, 6, 7, 128, (2, 2)),
+    MANY_TILES,
 ]
 
 
@@ -105,7 +108,7 @@ def test_against_float64(isa, algorithm, taps, layout):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("layout", ["batch_last", "channels16"])
-@pytest.mark.parametrize("shape", [(18, 20, 11, 6, 37, (1, 1)), (5, 100, 7, 6, 128, (1, 1))], ids=str)
+@pytest.mark.parametrize("shape", [(18, 20, 11, 6, 37, (1, 1)), (5, 100, 7, 6, 128, (1, 1)), MANY_TILES], ids=str)
 def test_threads_give_the_same_bits(isa, layout, shape):
     for algorithm, taps in BOUNDS:
         given = arrays((isa, layout), *shape, taps)

@@ -19,16 +19,23 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
+#include "cpu/kernels.h"
 #include "cpu/native/native.h"
 #include "cpu/winograd_kernels.h"
 
 /* Bytes of the places of a block of units: small, because transforms write to all places in turn, each on a page of its
  * own if the block is large. Many channels have more, since a block fills the rows of a product. */
 #define BLOCK_BYTES (128 * 1024)
-/* The same for the gradient of weights, of all threads together: the bits of sums depend on where blocks end, so not on
- * the number of threads. Every block reads and writes all sums, so its operands are twice as large as these, with half
- * of LEAST_COLUMNS to all of them. */
+/* The same for the gradient of weights. The bits of sums depend on where blocks end, so not on the number of threads.
+ * Every block reads and writes all sums, so its operands are twice as large as these, with half of LEAST_COLUMNS to all
+ * of them. */
 #define GRADIENT_BYTES (512 * 1024)
+/* Units are cut into parts with sums of their own, so that threads need not wait for each other: a multiple of
+ * LEAST_PARTS, whose sums have together at most 1/SUMS_SHARE of the operands' bytes, and SUMS_BYTES; else one. */
+#define SUMS_SHARE 8
+#define SUMS_BYTES (8 * 1024 * 1024)
+#define LEAST_PARTS 4
+#define MOST_PARTS 16
 /* Tiles of single planes that are requested ahead. */
 #define TILES_AHEAD 4
 /* Up to so many channels, a unit's lie on few pages, however far its blocks are from each other; and units side by
@@ -55,6 +62,7 @@ typedef struct winograd_op {
     gg_device *device;
     const gg_winograd_kernels *kernels;
     const gg_gemm_kernels *gemm;
+    void (*add)(size_t n, const float *a, const float *b, float *out);
     int threads, outputs, taps, places; /* taps: of the window, along one axis */
     bool channels;                      /* CHANNELS16 */
     int64_t lanes, batch;               /* BATCH_LAST: padded batch */
@@ -64,11 +72,13 @@ typedef struct winograd_op {
     size_t bias;          /* CHANNELS16: where the padded bias is prepared */
     size_t thread_floats; /* scratch of a thread in forward and data */
     /* Gradient of the weights. */
-    int64_t gradient_block;  /* units */
-    int64_t x_step, dy_step; /* floats between channels (BATCH_LAST) or units (CHANNELS16) of the places */
-    int64_t turned_step;     /* BATCH_LAST: between rows of the input's places turned around */
-    int64_t sum_step;        /* between rows of the sums at a place: out x in, CHANNELS16: in x out */
-    size_t x_at, dy_at, sum_at, turned_at; /* in scratch, floats */
+    int64_t units, parts;                /* of the units, each with sums of its own */
+    int64_t gradient_block;              /* units of a block, at most */
+    int64_t x_step, dy_step;             /* floats between channels (BATCH_LAST) or units (CHANNELS16) of the places */
+    int64_t turned_step;                 /* BATCH_LAST: between rows of the input's places turned around */
+    int64_t sum_step;                    /* between rows of the sums at a place: out x in, CHANNELS16: in x out */
+    size_t operand_floats;               /* of the places of a block */
+    size_t places_at, sum_at, turned_at; /* in scratch, floats */
 } winograd_op;
 
 typedef struct wino_job {
@@ -76,8 +86,7 @@ typedef struct wino_job {
     const gg_op_args *args;
     const wino_walk *walk;
     bool forward;
-    int64_t begin, end; /* units */
-    bool first;
+    int64_t part, block; /* of the gradient of weights, where all threads compute one */
 } wino_job;
 
 static int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -402,10 +411,6 @@ static void wino_mask(wino_job *j) {
     gg_native_mask_blocks(op->device, &op->op, j->args);
 }
 
-static float *gradient_x(const wino_job *j) { return (float *)j->args->scratch + j->op->x_at; }
-static float *gradient_dy(const wino_job *j) { return (float *)j->args->scratch + j->op->dy_at; }
-static float *gradient_sum(const wino_job *j) { return (float *)j->args->scratch + j->op->sum_at; }
-
 /* Floats of one place of the input, and of the output's gradient. */
 static int64_t gradient_x_place(const winograd_op *op) {
     return odd_lines(op->x_step * (op->channels ? op->gradient_block : op->in));
@@ -414,46 +419,71 @@ static int64_t gradient_dy_place(const winograd_op *op) {
     return odd_lines(op->dy_step * (op->channels ? op->gradient_block : op->out));
 }
 
-/* Places of the units of a block, of the input and of the output's gradient. */
-static void wino_gradient_places_part(void *context, int thread, int threads) {
-    const wino_job *j = context;
+static int64_t sum_rows(const winograd_op *op) { return op->channels ? op->in : op->out; }
+
+static size_t sum_floats(const winograd_op *op) { return (size_t)(op->places * sum_rows(op) * op->sum_step); }
+
+/* A block of units, and what it is computed with. */
+typedef struct wino_block {
+    int64_t begin, end;
+    float *x, *dy; /* places of the input, and of the output's gradient */
+    float *turned; /* BATCH_LAST: room for one place of the input, turned around */
+    float *sums;   /* [place][row][column] */
+    bool first;    /* sums are set, not added to */
+} wino_block;
+
+/* A thread computes whole parts, or all compute each block. */
+static bool parts_for_threads(const winograd_op *op) { return op->parts >= op->threads; }
+
+static int64_t part_begin(const winograd_op *op, int64_t part) { return gg_block_begin(op->units, op->parts, part); }
+
+static int64_t blocks_of(const winograd_op *op, int64_t part) {
+    return gg_block_count(part_begin(op, part + 1) - part_begin(op, part), op->gradient_block);
+}
+
+static wino_block block_of(const wino_job *j, int thread, int64_t part, int64_t number) {
     const winograd_op *op = j->op;
-    size_t begin, end;
-    gg_parallel_split((size_t)(j->end - j->begin), 1, thread, threads, &begin, &end);
+    float *scratch = j->args->scratch;
+    float *places = scratch + op->places_at + (size_t)(parts_for_threads(op) ? thread : 0) * op->operand_floats;
+    const int64_t from = part_begin(op, part), units = part_begin(op, part + 1) - from, blocks = blocks_of(op, part);
+    return (wino_block){.begin = from + gg_block_begin(units, blocks, number),
+                        .end = from + gg_block_begin(units, blocks, number + 1),
+                        .x = places,
+                        .dy = places + op->places * gradient_x_place(op),
+                        .turned = scratch + op->turned_at + thread * op->gradient_block * op->width * op->turned_step,
+                        .sums = scratch + op->sum_at + (size_t)part * sum_floats(op),
+                        .first = number == 0};
+}
+
+/* Places of the units [begin, end) of a block. */
+static void gradient_places(const wino_job *j, const wino_block *block, int64_t begin, int64_t end) {
+    const winograd_op *op = j->op;
     if (begin >= end) return;
-    const int64_t first = j->begin + (int64_t)begin, last = j->begin + (int64_t)end;
-    wino_series input = series_from(op, j->walk, true, j->args->input[0], first, last);
-    wino_series error = series_from(op, j->walk, false, j->args->grad_output, first, last);
+    wino_series input = series_from(op, j->walk, true, j->args->input[0], begin, end);
+    wino_series error = series_from(op, j->walk, false, j->args->grad_output, begin, end);
     input.tiles.place_step = gradient_x_place(op);
     error.tiles.place_step = gradient_dy_place(op);
     input.tiles.step = op->channels ? GG_LANES : op->x_step;
     error.tiles.step = op->channels ? GG_LANES : op->dy_step;
-    for (int64_t u = (int64_t)begin; u < (int64_t)end; ++u) {
+    for (int64_t u = begin - block->begin; u < end - block->begin; ++u) {
         series_next(&input);
         series_next(&error);
-        input.tiles.places = gradient_x(j) + u * (op->channels ? op->x_step : op->width);
-        error.tiles.places = gradient_dy(j) + u * (op->channels ? op->dy_step : op->width);
+        input.tiles.places = block->x + u * (op->channels ? op->x_step : op->width);
+        error.tiles.places = block->dy + u * (op->channels ? op->dy_step : op->width);
         op->kernels->input(&input.tiles);
         op->kernels->gradient(&error.tiles);
     }
 }
 
-static int64_t sum_rows(const winograd_op *op) { return op->channels ? op->in : op->out; }
-
-static void wino_gradient_products_part(void *context, int thread, int threads) {
-    const wino_job *j = context;
-    const winograd_op *op = j->op;
-    const int64_t units = j->end - j->begin, columns = units * op->width;
-    float *turned =
-        (float *)j->args->scratch + op->turned_at + thread * op->gradient_block * op->width * op->turned_step;
-    size_t begin, end;
-    gg_parallel_split((size_t)op->places, 1, thread, threads, &begin, &end);
-    for (int64_t p = (int64_t)begin; p < (int64_t)end; ++p) {
-        const float *x = gradient_x(j) + p * gradient_x_place(op), *dy = gradient_dy(j) + p * gradient_dy_place(op);
-        gg_multiply product = {.c = gradient_sum(j) + p * sum_rows(op) * op->sum_step,
+/* Sums at the places [begin, end) over the units of a block. */
+static void gradient_products(const winograd_op *op, const wino_block *block, int64_t begin, int64_t end) {
+    const int64_t units = block->end - block->begin, columns = units * op->width;
+    for (int64_t p = begin; p < end; ++p) {
+        const float *x = block->x + p * gradient_x_place(op), *dy = block->dy + p * gradient_dy_place(op);
+        gg_multiply product = {.c = block->sums + p * sum_rows(op) * op->sum_step,
                                .c_row = op->sum_step,
                                .m = sum_rows(op),
-                               .add = !j->first};
+                               .add = !block->first};
         if (op->channels) {
             product.n = op->out;
             product.k = units;
@@ -463,21 +493,52 @@ static void wino_gradient_products_part(void *context, int thread, int threads) 
             product.b = dy;
             product.b_row = op->dy_step;
         } else {
-            op->gemm->transpose(op->in, columns, x, op->x_step, up_to(op->in, op->gemm->vector), turned,
+            op->gemm->transpose(op->in, columns, x, op->x_step, up_to(op->in, op->gemm->vector), block->turned,
                                 op->turned_step);
             product.n = op->in;
             product.k = columns;
             product.a = dy;
             product.a_row = op->dy_step;
             product.a_step = 1;
-            product.b = turned;
+            product.b = block->turned;
             product.b_row = op->turned_step;
         }
         op->gemm->multiply(&product, 0, gg_block_count(product.m, op->gemm->tile_rows));
     }
 }
 
-/* Back from places to weights. */
+/* All threads compute the places of a block, then the sums. */
+static void wino_gradient_places_part(void *context, int thread, int threads) {
+    const wino_job *j = context;
+    const wino_block block = block_of(j, thread, j->part, j->block);
+    size_t begin, end;
+    gg_parallel_split((size_t)(block.end - block.begin), 1, thread, threads, &begin, &end);
+    gradient_places(j, &block, block.begin + (int64_t)begin, block.begin + (int64_t)end);
+}
+
+static void wino_gradient_products_part(void *context, int thread, int threads) {
+    const wino_job *j = context;
+    const wino_block block = block_of(j, thread, j->part, j->block);
+    size_t begin, end;
+    gg_parallel_split((size_t)j->op->places, 1, thread, threads, &begin, &end);
+    gradient_products(j->op, &block, (int64_t)begin, (int64_t)end);
+}
+
+/* A thread computes whole parts, and waits for none. */
+static void wino_gradient_part(void *context, int thread, int threads) {
+    const wino_job *j = context;
+    size_t begin, end;
+    gg_parallel_split((size_t)j->op->parts, 1, thread, threads, &begin, &end);
+    for (int64_t part = (int64_t)begin; part < (int64_t)end; ++part) {
+        for (int64_t b = 0; b < blocks_of(j->op, part); ++b) {
+            const wino_block block = block_of(j, thread, part, b);
+            gradient_places(j, &block, block.begin, block.end);
+            gradient_products(j->op, &block, 0, j->op->places);
+        }
+    }
+}
+
+/* Adds the parts' sums, and goes back from places to weights. */
 static void wino_gradient_weights_part(void *context, int thread, int threads) {
     const wino_job *j = context;
     const winograd_op *op = j->op;
@@ -486,6 +547,12 @@ static void wino_gradient_weights_part(void *context, int thread, int threads) {
     const int64_t row_step = op->channels ? all : op->in * all, column_step = op->channels ? op->in * all : all;
     size_t begin, end;
     gg_parallel_split((size_t)rows, 1, thread, threads, &begin, &end);
+    float *sums = block_of(j, thread, 0, 0).sums + (int64_t)begin * op->sum_step;
+    for (int64_t p = 0; p < op->places; ++p) {
+        float *at = sums + p * rows * op->sum_step;
+        for (int64_t part = 1; part < op->parts; ++part)
+            op->add((end - begin) * (size_t)op->sum_step, at, at + (size_t)part * sum_floats(op), at);
+    }
     for (int64_t c = 0; begin < end && c < columns; c += GG_LANES) {
         const int lanes = (int)at_most(columns - c, GG_LANES);
         const gg_winograd_weights weights = {.outputs = op->outputs,
@@ -497,7 +564,7 @@ static void wino_gradient_weights_part(void *context, int thread, int threads) {
                                                         (int64_t)begin * row_step + c * column_step,
                                              .lane_step = column_step,
                                              .step = row_step,
-                                             .places = gradient_sum(j) + (int64_t)begin * op->sum_step + c,
+                                             .places = sums + c,
                                              .place_step = rows * op->sum_step,
                                              .places_step = op->sum_step};
         op->kernels->weight_gradient(&weights);
@@ -506,17 +573,17 @@ static void wino_gradient_weights_part(void *context, int thread, int threads) {
 
 static gg_status winograd_backward_weights(gg_op *head, const gg_op_args *args) {
     const winograd_op *op = (const winograd_op *)head;
-    const int64_t area = op->forward.tiles[0] * op->forward.tiles[1];
-    const int64_t units = area * (op->channels ? op->batch : op->lanes / GG_LANES);
-    const int64_t blocks = gg_block_count(units, op->gradient_block);
     wino_job j = {.op = op, .args = args, .walk = &op->forward, .forward = true};
     wino_mask(&j);
-    for (int64_t b = 0; b < blocks; ++b) {
-        j.begin = gg_block_begin(units, blocks, b);
-        j.end = gg_block_begin(units, blocks, b + 1);
-        j.first = b == 0;
-        gg_parallel_run(op->threads, wino_gradient_places_part, &j);
-        gg_parallel_run(op->threads, wino_gradient_products_part, &j);
+    if (parts_for_threads(op)) {
+        gg_parallel_run(op->threads, wino_gradient_part, &j);
+    } else {
+        for (j.part = 0; j.part < op->parts; ++j.part) {
+            for (j.block = 0; j.block < blocks_of(op, j.part); ++j.block) {
+                gg_parallel_run(op->threads, wino_gradient_places_part, &j);
+                gg_parallel_run(op->threads, wino_gradient_products_part, &j);
+            }
+        }
     }
     gg_parallel_run(op->threads, wino_gradient_weights_part, &j);
     return GG_OK;
@@ -579,27 +646,34 @@ static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) 
     if (floats > op->thread_floats) op->thread_floats = floats;
 }
 
+/* unit: bytes of one; block: units. */
+static int64_t choose_parts(const winograd_op *op, int64_t unit, int64_t block) {
+    const int64_t sums = (int64_t)(sum_floats(op) * sizeof(float));
+    int64_t parts = at_most(op->units * unit / SUMS_SHARE, SUMS_BYTES) / sums;
+    parts = at_most(at_most(parts, op->units / block), MOST_PARTS) / LEAST_PARTS * LEAST_PARTS;
+    return parts == 0 ? 1 : parts;
+}
+
 static void make_gradient(winograd_op *op, size_t *scratch) {
-    const int64_t units =
-        op->forward.tiles[0] * op->forward.tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
     const int64_t columns = op->channels ? 1 : op->width;
     const int64_t unit = (op->in + op->out) * op->places * columns * (int64_t)sizeof(float);
     const int64_t as_sums = 2 * op->in * op->out / (op->in + op->out);
     const int64_t least = as_sums < LEAST_COLUMNS / 2 ? LEAST_COLUMNS / 2 : at_most(as_sums, LEAST_COLUMNS);
     int64_t block = GRADIENT_BYTES / unit;
     if (block < least / columns) block = least / columns;
-    op->gradient_block = gg_block_count(units, gg_block_count(units, block));
+    op->units = op->forward.tiles[0] * op->forward.tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
+    op->sum_step = odd_lines(op->channels ? op->out : op->in);
+    op->parts = choose_parts(op, unit, block);
+    op->gradient_block = gg_block_count(op->units, op->parts * gg_block_count(op->units, op->parts * block));
     op->x_step = op->channels ? gradient_step(op->in) : odd_lines(op->gradient_block * op->width);
     op->dy_step = op->channels ? gradient_step(op->out) : odd_lines(op->gradient_block * op->width);
     op->turned_step = op->channels ? 0 : odd_lines(op->in);
-    op->sum_step = odd_lines(op->channels ? op->out : op->in);
+    op->operand_floats = (size_t)(op->places * (gradient_x_place(op) + gradient_dy_place(op)));
     size_t at = 0;
-    op->x_at = at;
-    at += (size_t)(op->places * gradient_x_place(op));
-    op->dy_at = at;
-    at += (size_t)(op->places * gradient_dy_place(op));
+    op->places_at = at;
+    at += (parts_for_threads(op) ? (size_t)op->threads : 1) * op->operand_floats;
     op->sum_at = at;
-    at += (size_t)(op->places * sum_rows(op) * op->sum_step);
+    at += (size_t)op->parts * sum_floats(op);
     op->turned_at = at;
     at += (size_t)(op->threads * op->gradient_block * op->width * op->turned_step);
     if (at > *scratch) *scratch = at;
@@ -623,6 +697,7 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     op->device = device;
     op->kernels = kernels;
     op->gemm = gg_gemm_kernels_for(device->isa);
+    op->add = gg_cpu_kernels_for(device->isa)->elementwise->add;
     op->threads = device->threads;
     op->outputs = outputs_of(desc->algorithm);
     op->taps = (int)desc->window.kernel[0];
