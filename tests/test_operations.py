@@ -250,6 +250,25 @@ def test_nan_passes_a_layer(backend, isa, activation):
     assert np.isnan(y["output"]).all((1, 2, 3)).tolist() == [False, True, False]
 
 
+@products
+@pytest.mark.parametrize("layout", ["plain", "batch_last", "channels16"])
+def test_a_fused_relu_passes_gradients_where_its_output_is_nan(backend, isa, layout):
+    """As one by itself does, and PyTorch's."""
+    x, weight, image, kernel = (np.ones(s, np.float32) for s in [(19, 5), (4, 5), (3, 2, 4, 4), (5, 2, 3, 3)])
+    x[1, 2] = image[1, 1, 2, 2] = np.nan
+    x[2], image[2] = -1, -1
+    options = dict(activation="relu", layout=layout, grad_output=np.ones((19, 4), np.float32))
+    found = operations.run_op(backend, isa, "linear", [x], (4,), weight=weight, bias=weight[:, 0] * 0, **options)
+    assert found["grad_bias"].tolist() == [18] * 4
+    options.update(grad_output=np.ones((3, 5, 2, 2), np.float32), kernel=(3, 3))
+    for algorithm in ("direct", "winograd4"):
+        if algorithm == "winograd4" and (backend != "native" or layout == "plain"):
+            continue
+        options.update(weight=kernel, bias=kernel[:, 0, 0, 0] * 0, algorithm=algorithm)
+        found = operations.run_op(backend, isa, "conv2d", [image], (5, 2, 2), **options)
+        assert found["grad_bias"].tolist() == [8] * 5, algorithm
+
+
 # ---- pooling: batch, channels, size, kernel, stride, padding, options
 
 POOLS = {
@@ -348,6 +367,9 @@ def test_max_pool2d_of_nan_is_nan(backend, isa, name):
     case = POOLS[name]
     x = np.round(pool_input(case, "nan")).astype(np.float32)
     x[seeded(name).random(x.shape) < 0.1] = np.nan
+    check_max_pool(backend, isa, case, x)
+    x[np.isnan(x)] = 0
+    x.flat[-1] = np.nan
     check_max_pool(backend, isa, case, x)
 
 

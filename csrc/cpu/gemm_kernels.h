@@ -136,7 +136,7 @@ typedef struct gg_gemm_kernels {
      * to `padded`. */
     void (*transpose)(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
                       int64_t out_row);
-    /* dy = y > 0 ? dy : 0 (NaN in y: 0), then the sum of dy, over n floats. y NULL: only the sum. */
+    /* dy = y <= 0 ? 0 : dy (as it is where y is NaN), then the sum of dy, over n floats. y NULL: only the sum. */
     float (*mask_sum)(int64_t n, const float *y, float *dy);
 } gg_gemm_kernels;
 

@@ -33,7 +33,7 @@ static void gemm_transpose(int64_t rows, int64_t cols, const float *in, int64_t 
 static float mask_sum(int64_t n, const float *y, float *dy) {
     double sum = 0;
     for (int64_t i = 0; i < n; ++i) {
-        if (y != NULL && !(y[i] > 0)) dy[i] = 0;
+        if (y != NULL && y[i] <= 0) dy[i] = 0;
         sum += dy[i];
     }
     return (float)sum;
@@ -301,12 +301,12 @@ static void gemm_transpose(int64_t rows, int64_t cols, const float *in, int64_t 
     }
 }
 
-/* y > 0 ? dy : 0 */
+/* y <= 0 ? 0 : dy */
 GG_INLINE gg_vec masked(gg_vec y, gg_vec dy) {
 #if GG_VECTOR == 16
-    return (gg_vec)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)y, _mm512_setzero_ps(), _CMP_GT_OQ), (__m512)dy);
+    return (gg_vec)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)y, _mm512_setzero_ps(), _CMP_NLE_UQ), (__m512)dy);
 #else
-    return (gg_vec)_mm256_and_ps(_mm256_cmp_ps((__m256)y, _mm256_setzero_ps(), _CMP_GT_OQ), (__m256)dy);
+    return (gg_vec)_mm256_and_ps(_mm256_cmp_ps((__m256)y, _mm256_setzero_ps(), _CMP_NLE_UQ), (__m256)dy);
 #endif
 }
 
@@ -326,7 +326,7 @@ static float mask_sum(int64_t n, const float *y, float *dy) {
     float total = 0;
     for (int v = 0; v < GG_VECTOR; ++v) total += all[v];
     for (; i < n; ++i) {
-        if (y != NULL && !(y[i] > 0)) dy[i] = 0;
+        if (y != NULL && y[i] <= 0) dy[i] = 0;
         total += dy[i];
     }
     return total;

@@ -57,6 +57,16 @@ static int64_t last_nan(const gg_op_desc *desc, gg_format format, const void *in
     return found;
 }
 
+/* Of any number of values. */
+static bool all_finite(gg_device *device, gg_dtype dtype, size_t n, const void *data) {
+    if (dtype == GG_BFLOAT16) return gg_cpu_all_finite_narrow(device, n, data);
+    const float *values = data;
+    size_t at = n / GG_LANES * GG_LANES;
+    bool finite = gg_cpu_all_finite(device, at, values);
+    for (; finite && at < n; ++at) finite = isfinite(values[at]);
+    return finite;
+}
+
 /* Puts NaN into the outputs of windows that hold one, and its place where the backward pass looks for the maximum's. */
 static void pass_nan(gg_device *device, const gg_dnn_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->head.desc;
@@ -66,9 +76,7 @@ static void pass_nan(gg_device *device, const gg_dnn_op *op, const gg_op_args *a
     const size_t inputs = gg_format_bytes(op->head.input[0], &desc->input[0], desc->batch) / size;
     const size_t place_bytes = op->head.saved_bytes / (bytes / size);
     const bool narrow = op->dtype == GG_BFLOAT16;
-    if (narrow ? gg_cpu_all_finite_narrow(device, inputs, args->input[0])
-               : gg_cpu_all_finite(device, inputs, args->input[0]))
-        return;
+    if (all_finite(device, op->dtype, inputs, args->input[0])) return;
     for (int64_t n = 0; n < desc->batch; n++)
         for (int64_t c = 0; c < shape->size[0]; c++)
             for (int64_t h = 0; h < shape->size[1]; h++)
