@@ -3,41 +3,59 @@
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
 
+/* Sums that are computed side by side: at most MOST_PARTS of the samples for each block of channels. They are double,
+ * and added in their order, so bits do not depend on the number of threads. */
+#define MOST_PARTS 16
+#define MOST_SUMS 512
+
 typedef struct blocks_job {
     gg_device *device;
     const gg_op *op;
     const gg_op_args *args;
+    int64_t parts, first, count; /* of the samples; blocks of channels [first, first + count) */
+    double (*sums)[GG_LANES];    /* [part][block] */
 } blocks_job;
 
-static void mask_blocks_part(void *context, int thread, int threads) {
+/* Neighbours in memory are one thread's. */
+static void blocks_part(void *context, int thread, int threads) {
     const blocks_job *j = context;
-    const size_t n = gg_format_bytes(j->op->output, &j->op->desc.output, j->op->desc.batch) / sizeof(float);
-    const float *y = j->args->output;
-    float *dy = j->args->grad_output;
-    size_t begin, end;
-    gg_parallel_split(n, GG_LANES, thread, threads, &begin, &end);
-    gg_cpu_device_kernels(j->device)->elementwise->relu_backward(end - begin, y + begin, dy + begin, dy + begin);
-}
-
-static void sum_blocks(const blocks_job *j) {
     const gg_op_desc *desc = &j->op->desc;
-    const int64_t channels = desc->output.size[0], area = desc->output.size[1] * desc->output.size[2];
-    const int64_t blocks = gg_block_count(channels, GG_LANES);
-    for (int64_t b = 0; b < blocks; ++b) {
-        double total[GG_LANES] = {0};
-        for (int64_t n = 0; n < desc->batch; ++n) {
-            _Alignas(64) float sum[GG_LANES];
-            const float *dy = (const float *)j->args->grad_output + (n * blocks + b) * area * GG_LANES;
-            gg_cpu_column_sums(j->device, area, GG_LANES, dy, GG_LANES, sum);
-            for (int i = 0; i < GG_LANES; ++i) total[i] += (double)sum[i];
-        }
-        for (int64_t i = 0; i < GG_LANES && b * GG_LANES + i < channels; ++i)
-            j->args->gradient[GG_PARAMETER_BIAS][b * GG_LANES + i] = (float)total[i];
+    const int64_t area = desc->output.size[1] * desc->output.size[2];
+    const int64_t sample = gg_block_count(desc->output.size[0], GG_LANES) * area * GG_LANES;
+    const bool relu = desc->activation == GG_ACTIVATION_RELU;
+    const gg_norm_lanes lanes = {0};
+    size_t begin, end;
+    gg_parallel_split((size_t)(j->parts * j->count), 1, thread, threads, &begin, &end);
+    for (int64_t i = (int64_t)begin; i < (int64_t)end; ++i) {
+        const int64_t part = i / j->count, from = gg_block_begin(desc->batch, j->parts, part);
+        const int64_t at = from * sample + (j->first + i % j->count) * area * GG_LANES;
+        const gg_norm_runs runs = {
+            .runs = gg_block_begin(desc->batch, j->parts, part + 1) - from, .run_step = sample, .vectors = area};
+        float *dy = (float *)j->args->grad_output + at;
+        double unused[GG_LANES] = {0};
+        for (int l = 0; l < GG_LANES; ++l) j->sums[i][l] = 0;
+        gg_cpu_device_kernels(j->device)->norm->products(&runs, &lanes, relu, dy,
+                                                         relu ? (const float *)j->args->output + at : NULL, dy,
+                                                         relu ? dy : NULL, j->sums[i], unused);
     }
 }
 
 void gg_native_mask_blocks(gg_device *device, const gg_op *op, const gg_op_args *args) {
-    blocks_job j = {device, op, args};
-    if (op->desc.activation == GG_ACTIVATION_RELU) gg_parallel_run(device->threads, mask_blocks_part, &j);
-    if (op->desc.bias) sum_blocks(&j);
+    const gg_op_desc *desc = &op->desc;
+    const int64_t channels = desc->output.size[0], blocks = gg_block_count(channels, GG_LANES);
+    double sums[MOST_SUMS][GG_LANES];
+    blocks_job j = {.device = device, .op = op, .args = args, .sums = sums};
+    if (desc->activation != GG_ACTIVATION_RELU && !desc->bias) return;
+    j.parts = desc->batch < MOST_PARTS ? desc->batch : MOST_PARTS;
+    for (; j.first < blocks; j.first += j.count) {
+        const int64_t left = blocks - j.first, most = MOST_SUMS / j.parts;
+        j.count = left < most ? left : most;
+        gg_parallel_run(device->threads, blocks_part, &j);
+        for (int64_t c = j.first * GG_LANES; desc->bias && c < (j.first + j.count) * GG_LANES && c < channels; ++c) {
+            double total = 0;
+            for (int64_t part = 0; part < j.parts; ++part)
+                total += sums[part * j.count + c / GG_LANES - j.first][c % GG_LANES];
+            args->gradient[GG_PARAMETER_BIAS][c] = (float)total;
+        }
+    }
 }
