@@ -333,19 +333,19 @@ static void native_conv2d_weights_part(void *context, int thread, int threads) {
     const gg_window *w = &conv->op.desc.window;
     const int64_t *in = conv->op.desc.input[0].size, *out = conv->op.desc.output.size;
     const int64_t lanes = conv->lanes, cols = conv->in_channels * conv->taps, dy_row = out[2] * lanes;
-    const int64_t blocks = gg_block_count(conv->out_channels, conv->kernels->dot_rows);
     const int64_t x_width = conv->copied ? conv->slab_width : in[2];
     float *slab = (float *)((char *)args->scratch + thread * conv->slab_bytes);
-    /* Units are blocks of output channels of all groups in turn. */
+    /* Output channels of all groups in turn. */
     size_t begin, end;
-    gg_parallel_split((size_t)(conv->groups * blocks), 1, thread, threads, &begin, &end);
+    gg_parallel_split((size_t)(conv->groups * conv->out_channels), 1, thread, threads, &begin, &end);
     if (begin == end) return;
-    const int64_t first = (int64_t)begin / blocks, last = ((int64_t)end - 1) / blocks;
+    const int64_t first = (int64_t)begin / conv->out_channels, last = ((int64_t)end - 1) / conv->out_channels;
     for (int64_t r = 0; r < out[1]; r += conv->slab_rows) {
         const int64_t r_end = r + conv->slab_rows < out[1] ? r + conv->slab_rows : out[1];
         for (int64_t group = first; group <= last; ++group) {
-            const int64_t from = group == first ? (int64_t)begin - group * blocks : 0;
-            const int64_t to = group == last ? (int64_t)end - group * blocks : blocks;
+            const int64_t from = group == first ? (int64_t)begin : group * conv->out_channels;
+            const int64_t to = group == last ? (int64_t)end : (group + 1) * conv->out_channels;
+            const int64_t blocks = gg_block_count(to - from, conv->kernels->dot_rows);
             for (int64_t c = 0; c < conv->in_channels; c += conv->slab_channels) {
                 const int64_t left = conv->in_channels - c;
                 const int64_t count = left < conv->slab_channels ? left : conv->slab_channels;
@@ -356,7 +356,7 @@ static void native_conv2d_weights_part(void *context, int thread, int threads) {
                     x = slab;
                 }
                 const gg_conv_dot dot = {
-                    .rows = conv->out_channels,
+                    .rows = to - from,
                     .cols = count * conv->taps,
                     .height = r_end - r,
                     .width = out[2],
@@ -365,19 +365,19 @@ static void native_conv2d_weights_part(void *context, int thread, int threads) {
                     .col_x = conv->col_x,
                     .x_row = w->stride[0] * x_width * lanes,
                     .x_col = w->stride[1] * lanes,
-                    .dy = (const float *)args->grad_output + group * conv->out_channels * out[1] * dy_row + r * dy_row,
+                    .dy = (const float *)args->grad_output + from * out[1] * dy_row + r * dy_row,
                     .dy_plane = out[1] * dy_row,
                     .dy_row = dy_row,
-                    .dw = args->gradient[GG_PARAMETER_WEIGHT] + group * conv->out_channels * cols + c * conv->taps,
+                    .dw = args->gradient[GG_PARAMETER_WEIGHT] + from * cols + c * conv->taps,
                     .dw_row = cols,
                     .add = r > 0,
                 };
-                for (int64_t b = from; b < to; ++b) {
+                for (int64_t b = 0; b < blocks; ++b) {
                     /* Block by block, so that what is read here is still in cache for the products. */
                     if (c == 0)
-                        for (int64_t m = gg_block_begin(conv->out_channels, blocks, b);
-                             m < gg_block_begin(conv->out_channels, blocks, b + 1); ++m)
-                            native_conv2d_prepare(conv, args, group * conv->out_channels + m, r, r_end);
+                        for (int64_t m = gg_block_begin(to - from, blocks, b);
+                             m < gg_block_begin(to - from, blocks, b + 1); ++m)
+                            native_conv2d_prepare(conv, args, from + m, r, r_end);
                     conv->kernels->dot(&dot, b, b + 1);
                 }
             }
