@@ -277,6 +277,19 @@ static void add_gated_part(void *context, int thread, int threads) {
     }
 }
 
+/* Without an activation all gradients are the output's. */
+static void add_copied_part(void *context, int thread, int threads) {
+    const element_job *j = context;
+    const gg_op_args *args = j->args;
+    const size_t size = gg_dtype_size(j->op->dtype);
+    size_t begin, end;
+    gg_parallel_split(j->op->n, GG_LANES, thread, threads, &begin, &end);
+    for (int i = 0; i < j->op->head.desc.inputs; ++i)
+        if (args->grad_input[i] != NULL && args->grad_input[i] != args->grad_output)
+            memcpy((char *)args->grad_input[i] + begin * size, (const char *)args->grad_output + begin * size,
+                   (end - begin) * size);
+}
+
 static gg_status native_elementwise_add_forward(gg_op *head, const gg_op_args *args) {
     element_job job = {.op = (element_op *)head, .args = args};
     native_elementwise_run(job.op, add_part, &job);
@@ -284,15 +297,9 @@ static gg_status native_elementwise_add_forward(gg_op *head, const gg_op_args *a
 }
 
 static gg_status native_elementwise_add_backward(gg_op *head, const gg_op_args *args) {
-    const element_op *op = (element_op *)head;
-    if (head->desc.activation == GG_ACTIVATION_RELU) {
-        element_job job = {.op = op, .args = args};
-        native_elementwise_run(op, add_gated_part, &job);
-        return GG_OK;
-    }
-    for (int i = 0; i < head->desc.inputs; ++i)
-        if (args->grad_input[i] != NULL && args->grad_input[i] != args->grad_output)
-            memcpy(args->grad_input[i], args->grad_output, op->n * gg_dtype_size(op->dtype));
+    element_job job = {.op = (element_op *)head, .args = args};
+    const bool gated = head->desc.activation == GG_ACTIVATION_RELU;
+    native_elementwise_run(job.op, gated ? add_gated_part : add_copied_part, &job);
     return GG_OK;
 }
 

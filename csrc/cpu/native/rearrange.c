@@ -25,23 +25,27 @@ typedef struct rearrange_job {
     bool gather; /* from the view to the dense tensor; else the other way */
 } rearrange_job;
 
+/* Elements are divided, not rows: those of BATCH_LAST may be few and long. */
 static void rearrange_part(void *context, int thread, int threads) {
     const rearrange_job *j = context;
     const rearrange_op *op = j->op;
     int64_t at[MOST_AXES] = {0}, viewed = op->offset;
     size_t begin, end;
-    gg_parallel_split((size_t)op->rows, 1, thread, threads, &begin, &end);
-    int64_t left = (int64_t)begin;
+    gg_parallel_split((size_t)(op->rows * op->inner), GG_LANES, thread, threads, &begin, &end);
+    int64_t dense = (int64_t)begin, left = dense / op->inner;
     for (int a = op->axes - 1; a >= 0; --a) {
         at[a] = left % op->size[a];
         left /= op->size[a];
         viewed += at[a] * op->step[a];
     }
-    for (int64_t row = (int64_t)begin; row < (int64_t)end; ++row) {
-        const float *from = j->from + (j->gather ? viewed : row * op->inner);
-        float *to = j->to + (j->gather ? row * op->inner : viewed);
+    while (dense < (int64_t)end) {
+        const int64_t first = dense % op->inner, most = (int64_t)end - dense;
+        const int64_t n = op->inner - first < most ? op->inner - first : most;
+        const float *from = j->from + (j->gather ? viewed + first : dense);
+        float *to = j->to + (j->gather ? dense : viewed + first);
         if (op->inner == 1) *to = *from;
-        else memcpy(to, from, (size_t)op->inner * sizeof(float));
+        else memcpy(to, from, (size_t)n * sizeof(float));
+        dense += n;
         for (int a = op->axes - 1; a >= 0; --a) {
             viewed += op->step[a];
             if (++at[a] < op->size[a]) break;
@@ -51,11 +55,18 @@ static void rearrange_part(void *context, int thread, int threads) {
     }
 }
 
+static void clear_part(void *context, int thread, int threads) {
+    const rearrange_job *j = context;
+    size_t begin, end;
+    gg_parallel_split(j->op->viewed, GG_LANES, thread, threads, &begin, &end);
+    memset(j->to + begin, 0, (end - begin) * sizeof(float));
+}
+
 /* scatter: what lies outside of the view becomes 0. */
 static void rearrange_run(const rearrange_op *op, const void *from, void *to, bool gather) {
     rearrange_job job = {.op = op, .from = from, .to = to, .gather = gather};
     const size_t count = (size_t)(op->rows * op->inner);
-    if (!gather && count < op->viewed) memset(to, 0, op->viewed * sizeof(float));
+    if (!gather && count < op->viewed) gg_parallel_run(gg_cpu_threads_for(op->device, op->viewed), clear_part, &job);
     gg_parallel_run(gg_cpu_threads_for(op->device, count), rearrange_part, &job);
 }
 
