@@ -31,11 +31,13 @@
  * of them. */
 #define GRADIENT_BYTES (512 * 1024)
 /* Units are cut into parts with sums of their own, so that threads need not wait for each other: a multiple of
- * LEAST_PARTS, whose sums have together at most 1/SUMS_SHARE of the operands' bytes, and SUMS_BYTES; else one. */
-#define SUMS_SHARE 8
+ * LEAST_PARTS, whose sums together have at most SUMS_CACHED bytes and 1/SUMS_SHARE of the operands' bytes, and at most
+ * SUMS_BYTES; else one. */
+#define SUMS_CACHED (7 * 256 * 1024)
+#define SUMS_SHARE 16
 #define SUMS_BYTES (8 * 1024 * 1024)
 #define LEAST_PARTS 4
-#define MOST_PARTS 16
+#define MOST_PARTS 8
 /* Tiles of single planes that are requested ahead. */
 #define TILES_AHEAD 4
 /* Up to so many channels, a unit's lie on few pages, however far its blocks are from each other; and units side by
@@ -97,7 +99,7 @@ static int64_t odd_lines(int64_t n) {
     return up_to(n, GG_LANES) + (up_to(n, GG_LANES) / GG_LANES % 2 == 0 ? GG_LANES : 0);
 }
 
-/* CHANNELS16, gradient of weights: floats from a unit to the next, whose channels lie side by side. */
+/* Gradient of weights: floats between rows of channels side by side. */
 static int64_t gradient_step(int64_t channels) {
     return channels <= FEW_CHANNELS ? up_to(channels, GG_LANES) : odd_lines(channels);
 }
@@ -649,7 +651,7 @@ static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) 
 /* unit: bytes of one; block: units. */
 static int64_t choose_parts(const winograd_op *op, int64_t unit, int64_t block) {
     const int64_t sums = (int64_t)(sum_floats(op) * sizeof(float));
-    int64_t parts = at_most(op->units * unit / SUMS_SHARE, SUMS_BYTES) / sums;
+    int64_t parts = at_most(SUMS_CACHED + op->units * unit / SUMS_SHARE, SUMS_BYTES) / sums;
     parts = at_most(at_most(parts, op->units / block), MOST_PARTS) / LEAST_PARTS * LEAST_PARTS;
     return parts == 0 ? 1 : parts;
 }
@@ -662,7 +664,7 @@ static void make_gradient(winograd_op *op, size_t *scratch) {
     int64_t block = GRADIENT_BYTES / unit;
     if (block < least / columns) block = least / columns;
     op->units = op->forward.tiles[0] * op->forward.tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);
-    op->sum_step = odd_lines(op->channels ? op->out : op->in);
+    op->sum_step = gradient_step(op->channels ? op->out : op->in);
     op->parts = choose_parts(op, unit, block);
     op->gradient_block = gg_block_count(op->units, op->parts * gg_block_count(op->units, op->parts * block));
     op->x_step = op->channels ? gradient_step(op->in) : odd_lines(op->gradient_block * op->width);
