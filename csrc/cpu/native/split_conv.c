@@ -292,14 +292,15 @@ static void turn_band(const split_conv *conv, const float *image, int64_t begin,
 
 static int64_t sum_tiles(const split_conv *conv) { return blocks_of(conv->out) * blocks_of(conv->in) * conv->taps; }
 
-static void multiply_band(const split_conv *conv, int64_t tiles, const uint16_t *points, const uint16_t *turned,
-                          bool add, float *sums) {
+/* Blocks [begin, end) of output channels. */
+static void multiply_band(const split_conv *conv, int64_t begin, int64_t end, int64_t tiles, const uint16_t *points,
+                          const uint16_t *turned, bool add, float *sums) {
     const split_walk *w = &conv->gradient;
     const gg_split_step *step = w->phase[0].step; /* of all blocks of channels and taps */
     const int64_t most = gradient_tiles(w, w->band) * GG_SPLIT_FACTOR;
     gg_split_gradient run = {.points = points, .tiles = tiles, .add = add};
     const int64_t steps = w->phase[0].steps, runs = gg_block_count(steps, GG_SPLIT_RUN);
-    for (int64_t block = 0; block < w->rows; ++block)
+    for (int64_t block = begin; block < end; ++block)
         for (int64_t r = 0; r < runs; ++r) {
             const int64_t s = gg_block_begin(steps, runs, r);
             run.turned = turned + block * most;
@@ -310,32 +311,36 @@ static void multiply_band(const split_conv *conv, int64_t tiles, const uint16_t 
         }
 }
 
-/* Units are parts of the batch. */
+/* Units are parts of the batch; of fewer parts than threads, slices of the output's channels in each. */
 static void split_gradient_part(void *context, int thread, int threads) {
     const split_job *j = context;
     const split_conv *conv = j->conv;
     const split_walk *w = &conv->gradient;
     const int64_t source = w->terms * w->source[0] * w->source[1] * CHANNELS;
     const int64_t plane = w->target[0] * w->target[1] * CHANNELS;
+    const int64_t slices = at_most(gg_block_count(threads, conv->parts), w->rows);
     size_t begin, end;
-    gg_parallel_split((size_t)conv->parts, 1, thread, threads, &begin, &end);
+    gg_parallel_split((size_t)(conv->parts * slices), 1, thread, threads, &begin, &end);
     if (begin == end) return;
     float *scratch = thread_scratch(j, thread), *grid = scratch + conv->dy_at;
     uint16_t *points = cleared_points(w, scratch), *turned = (uint16_t *)(scratch + conv->turned_at);
     memset(grid, 0, (size_t)(gradient_tiles(w, w->band) * TILE_FLOATS) * sizeof(float));
-    for (size_t part = begin; part < end; ++part) {
-        float *sums = (float *)j->args->scratch + conv->sums_at + part * (size_t)(sum_tiles(conv) * TILE_FLOATS);
-        const int64_t first = gg_block_begin(conv->batch, conv->parts, (int64_t)part);
-        const int64_t last = gg_block_begin(conv->batch, conv->parts, (int64_t)part + 1);
-        for (int64_t unit = first * w->bands; unit < last * w->bands; ++unit) {
-            const int64_t sample = unit / w->bands, top = unit % w->bands * w->band;
-            const int64_t bottom = at_most(top + w->band, w->total);
+    for (int64_t unit = (int64_t)begin; unit < (int64_t)end; ++unit) {
+        const int64_t part = unit / slices, slice = unit % slices;
+        const int64_t rows_begin = gg_block_begin(w->rows, slices, slice);
+        const int64_t rows_end = gg_block_begin(w->rows, slices, slice + 1);
+        float *sums = (float *)j->args->scratch + conv->sums_at + (size_t)(part * sum_tiles(conv) * TILE_FLOATS);
+        const int64_t first = gg_block_begin(conv->batch, conv->parts, part) * w->bands;
+        const int64_t last = gg_block_begin(conv->batch, conv->parts, part + 1) * w->bands;
+        for (int64_t at = first; at < last; ++at) {
+            const int64_t sample = at / w->bands, top = at % w->bands * w->band;
+            const int64_t bottom = at_most(top + w->band, w->total), tiles = gradient_tiles(w, bottom - top);
             const float *dy = (const float *)j->args->grad_output + sample * w->rows * plane;
             split_band(conv, w, (const float *)j->args->input[0] + sample * source, top, top + w->band, points);
-            for (int64_t block = 0; block < w->rows; ++block)
+            for (int64_t block = rows_begin; block < rows_end; ++block)
                 turn_band(conv, dy + block * plane, top, bottom, grid,
                           turned + block * gradient_tiles(w, w->band) * GG_SPLIT_FACTOR);
-            multiply_band(conv, gradient_tiles(w, bottom - top), points, turned, unit > first * w->bands, sums);
+            multiply_band(conv, rows_begin, rows_end, tiles, points, turned, at > first, sums);
         }
     }
 }
