@@ -92,6 +92,23 @@ def test_nodes_gossip_with_their_mean_gradient(p, asked, size, options, gradient
     assert len(set(hashes)) == nodes or nodes == 2, "two nodes agree after each exchange"
 
 
+@pytest.mark.parametrize("exchange", ["weights+momentum", "weights", "gradients"])
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+def test_a_node_without_samples_has_a_gradient_of_zero(ranks_per_node, exchange):
+    strategy = gg.GossipGraD(hierarchical=True, ranks_per_node=ranks_per_node, exchange=exchange)
+    found = []
+    for samples in ([8, 8, 0, 0], None):
+        x = gg.Exchange(
+            {"w": np.ones(40)}, strategy=strategy, optimizer=gg.SGD(lr=0.1, momentum=0.9), comm=gg.VirtualCluster(4)
+        )
+        given = [1, 2, 3, 4] if samples else [1, 2, 0, 0]
+        for _ in range(3):
+            x.step([{"w": np.full(40, float(one))} for one in given], samples=samples)
+        x.settle()
+        found.append([one.weights["w"].tolist() for one in x.replicas])
+    assert np.isfinite(found[0]).all() and found[0] == found[1]
+
+
 def test_traffic_between_and_inside_nodes():
     data = np.zeros((48, 1, 8, 8), np.float32), np.zeros(48, np.int64)
 

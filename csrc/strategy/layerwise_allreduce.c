@@ -56,13 +56,13 @@ cleanup:
     return status;
 }
 
-/* Shares within the node, in proportion to the samples of its ranks. */
+/* Shares within the node, in proportion to the samples of its ranks: 0 where none of them has any. */
 static void set_node_share(layerwise_allreduce *s) {
     const float *share = s->head.share;
     const int *member = s->nodes.member, size = s->nodes.size, first = s->across->rank * size;
     double whole = 0;
     for (int i = 0; i < size; ++i) whole += (double)share[member[first + i]];
-    if (s->nodes.count == 1) whole = 1; /* the same bits as without nodes */
+    if (s->nodes.count == 1 || whole == 0) whole = 1; /* one node: the same bits as without nodes */
     for (int i = 0; i < size; ++i) s->node_share[i] = (float)((double)share[member[first + i]] / whole);
 }
 
