@@ -109,6 +109,51 @@ def test_a_node_without_samples_has_a_gradient_of_zero(ranks_per_node, exchange)
     assert np.isfinite(found[0]).all() and found[0] == found[1]
 
 
+def bits_of(trainer, arena):
+    return [{name: a.tobytes() for name, a in trainer.state()[1][rank][arena].items()} for rank in range(4)]
+
+
+@pytest.mark.parametrize("how", ["a checkpoint's state", "a reshape"])
+@pytest.mark.parametrize("before", [gg.NoExchange(), gg.GossipGraD(staleness=1)], ids=["none", "gossip"])
+def test_nodes_whose_ranks_differ_begin_with_the_mean(before, how):
+    """Gossip between nodes never makes the ranks of a node equal again."""
+    strategy, generator = gg.GossipGraD(hierarchical=True, ranks_per_node=2), np.random.default_rng(1)
+    trainer = trainer_of(4, OPTIMIZERS["momentum"], before)
+    for _ in range(5):
+        trainer.train_step(*small_batches(generator, 4))
+    _, parts, consensus = state_before = trainer.state()
+    if how == "a reshape":
+        trainer.core.reshape(strategy=strategy.options() | {"exchange": "weights"})
+    else:
+        trainer = trainer_of(4, OPTIMIZERS["momentum"], strategy)
+        trainer.set_state(*state_before)
+    for rank in range(4):
+        for name, a in trainer.weights(rank).items():
+            np.testing.assert_array_equal(a, consensus[name])
+        for name, a in trainer.momentum(rank).items():
+            mean = np.mean([part["momentum"][name] for part in parts], axis=0, dtype=np.float64)
+            np.testing.assert_allclose(a, mean, rtol=1e-5, atol=1e-6)
+    trainer.train_step(*small_batches(generator, 4))
+    hashes = trainer.weights_sha256()
+    assert hashes[0] == hashes[1] and hashes[2] == hashes[3]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_nodes_that_differ_go_on_as_they_are(staleness):
+    generator = np.random.default_rng(1)
+    first, second = (
+        trainer_of(4, OPTIMIZERS["momentum"], gg.GossipGraD(hierarchical=True, ranks_per_node=2, staleness=one))
+        for one in (1, staleness)
+    )
+    for _ in range(5):
+        first.train_step(*small_batches(generator, 4))
+    second.set_state(*first.state())
+    assert bits_of(first, "weight") == bits_of(second, "weight")
+    momentum = bits_of(second, "momentum")
+    assert bits_of(first, "momentum") == momentum
+    assert momentum[0] == momentum[1] != momentum[2] == momentum[3]
+
+
 def test_traffic_between_and_inside_nodes():
     data = np.zeros((48, 1, 8, 8), np.float32), np.zeros(48, np.int64)
 

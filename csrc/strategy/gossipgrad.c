@@ -69,5 +69,8 @@ static gg_exchange_cost gossipgrad_cost(const gg_strategy_options *options, int 
                               .hidden = options->staleness == 1};
 }
 
-const gg_strategy_type gg_strategy_gossipgrad = {
-    .name = "gossipgrad", .check = gossipgrad_check, .create = gossipgrad_create, .cost = gossipgrad_cost};
+const gg_strategy_type gg_strategy_gossipgrad = {.name = "gossipgrad",
+                                                 .check = gossipgrad_check,
+                                                 .create = gossipgrad_create,
+                                                 .cost = gossipgrad_cost,
+                                                 .keeps_nodes_equal = GG_EQUAL_REPLICAS};

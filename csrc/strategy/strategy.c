@@ -62,9 +62,11 @@ cleanup:
     return status;
 }
 
-bool gg_strategy_keeps_equal(const gg_strategy_options *options, gg_arena_kind arena) {
-    if (arena == GG_ARENA_MOMENT && options->compression.local_momentum) return false;
-    return (types[options->kind]->keeps_equal & 1u << arena) != 0;
+int gg_strategy_keeps_equal(const gg_strategy_options *options, int size, gg_arena_kind arena) {
+    const gg_strategy_type *type = types[options->kind];
+    if (arena == GG_ARENA_MOMENT && options->compression.local_momentum) return 1;
+    if (type->keeps_equal & 1u << arena) return size;
+    return options->hierarchical && type->keeps_nodes_equal & 1u << arena ? options->ranks_per_node : 1;
 }
 
 int gg_strategy_workers(const gg_strategy_options *options, int size) {

@@ -175,8 +175,9 @@ void gg_strategy_destroy(gg_strategy *strategy);
 const char *gg_strategy_name(gg_strategy_kind kind);
 /* How many of `size` ranks train: the first ones; the others are dedicated servers. Any options. */
 int gg_strategy_workers(const gg_strategy_options *options, int size);
-/* Whether arenas of this kind are the same on all ranks after each step: they must begin with the same ones. */
-bool gg_strategy_keeps_equal(const gg_strategy_options *options, gg_arena_kind arena);
+/* In nodes of how many of `size` ranks, as gg_nodes_create takes it, arenas of this kind are the same after each step:
+ * the ranks of a node must begin with the same ones. `size`: all ranks; 1: none. */
+int gg_strategy_keeps_equal(const gg_strategy_options *options, int size, gg_arena_kind arena);
 
 /* Where updates need norms of a rank's own gradients: measures them, all of them final, and calls ready for every
  * layer, from the last to the first. */

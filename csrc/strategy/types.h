@@ -27,6 +27,8 @@ typedef struct gg_strategy_type {
     /* A set of arenas' kinds, 1u << kind, that are the same on all ranks after each step if they were before the first.
      * Weights and moments: the ranks update with the same gradients, or each its own slices, which the others copy. */
     unsigned keeps_equal;
+    /* The same of the ranks of a node, where options are hierarchical. */
+    unsigned keeps_nodes_equal;
     bool local_momentum; /* it sums gradients, which may have each rank's own momentum where they are compressed */
 } gg_strategy_type;
 

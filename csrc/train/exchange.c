@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "comm/collective.h"
+#include "comm/subgroup.h"
 #include "strategy/buckets.h"
 #include "strategy/factored.h"
 
@@ -358,18 +359,23 @@ static uint64_t checksum_of(const float *values, size_t count) {
     return all;
 }
 
-/* Whether the bits are not the same on all ranks. Collective. */
-static gg_status ranks_differ(gg_exchange *x, const float *whole, bool *differ) {
+/* Whether in some node of so many ranks these do not have the same bits. Collective. */
+static gg_status ranks_differ(gg_exchange *x, const float *whole, int ranks_per_node, bool *differ) {
     gg_status status = GG_OK;
     gg_transport *transport = x->transport;
-    const uint64_t own = checksum_of(whole, x->state.count);
-    uint64_t *all = NULL;
+    gg_nodes nodes = {0};
+    uint64_t own, *all = NULL;
     *differ = false;
+    GG_TRY(gg_nodes_create(transport, ranks_per_node, &nodes));
+    if (nodes.size == 1) goto cleanup;
+    own = checksum_of(whole, x->state.count);
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "checksums of all ranks", &all));
     GG_TRY(gg_allgather(transport, &own, sizeof own, all));
-    for (int i = 0; i < transport->size; ++i) *differ = *differ || all[i] != own;
+    for (int i = 0; i < transport->size; ++i)
+        *differ = *differ || all[nodes.member[i]] != all[nodes.member[i - i % nodes.size]];
 cleanup:
     gg_free(all);
+    gg_nodes_destroy(&nodes);
     return status;
 }
 
@@ -391,10 +397,9 @@ cleanup:
 
 gg_status gg_exchange_resume(gg_exchange *x, int arena, const float *whole, const float *consensus, int trained) {
     gg_status status = GG_OK;
-    const gg_arena_kind kind = x->state.arena[arena].kind;
+    const int alike = gg_strategy_keeps_equal(&x->options, x->transport->size, x->state.arena[arena].kind);
     bool differ = false;
-    if (gg_strategy_keeps_equal(&x->options, kind))
-        GG_TRY(gg_exchange_at(x, "what the ranks go on from", ranks_differ(x, whole, &differ)));
+    GG_TRY(gg_exchange_at(x, "what the ranks go on from", ranks_differ(x, whole, alike, &differ)));
     if (differ && consensus == NULL) {
         GG_TRY(gg_exchange_at(x, "mean of the ranks' moments", mean_of(x, whole, trained)));
         consensus = x->consensus;

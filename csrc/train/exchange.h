@@ -103,9 +103,10 @@ gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole);
 bool gg_exchange_is_partitioned(const gg_exchange *x, int arena);
 /* Settled: sets the weights, or the slices that this rank owns of a moment. */
 void gg_exchange_load(gg_exchange *x, int arena, const float *whole);
-/* The same with what the rank goes on from. A strategy that has this kind of arena alike on all ranks after every step
- * begins from one state: where the ranks bring different bits, weights become `consensus`, others the mean over the
- * first `trained` ranks. consensus: not NULL for weights, the same on all ranks. Collective. */
+/* The same with what the rank goes on from. A strategy that has this kind of arena alike on all ranks after every step,
+ * or on those of each node, begins from one state: where such ranks bring different bits, weights become `consensus`,
+ * others the mean over the first `trained` ranks. consensus: not NULL for weights, the same on all ranks. Collective.
+ */
 gg_status gg_exchange_resume(gg_exchange *x, int arena, const float *whole, const float *consensus, int trained);
 /* Whether there is memory for the mean of the ranks' weights, which is made when it is first asked for; and that
  * memory. Collective. */

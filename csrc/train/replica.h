@@ -148,9 +148,9 @@ gg_status gg_replica_gather(gg_replica *replica, int arena, float *whole);
 void gg_replica_load(gg_replica *replica, int arena, const float *whole);
 /* How often weights, or a model of the strategy's own, have been set by the calls around here. */
 int64_t gg_replica_loads(const gg_replica *replica);
-/* gg_replica_load of what each rank goes on from. Where the strategy gives all ranks the same weights and moments
- * (gg_strategy_keeps_equal), and the ranks are given different ones, all of them load the same: `consensus`, or where
- * that is NULL the mean of what the first `trained` ranks are given. Settled. Collective. */
+/* gg_replica_load of what each rank goes on from. Where the strategy gives all ranks, or those of each node, the same
+ * weights and moments (gg_strategy_keeps_equal), and these ranks are given different ones, all ranks load the same:
+ * `consensus`, or where that is NULL the mean of what the first `trained` ranks are given. Settled. Collective. */
 gg_status gg_replica_resume(gg_replica *replica, int arena, const float *whole, const float *consensus, int trained);
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
