@@ -220,6 +220,7 @@ gg_status gg_network_transport_create(gg_transport *inner, const gg_network *net
     GG_TRY(gg_calloc(1, sizeof *made, "slow network", &made));
     made->transport = *inner;
     made->transport.table = &table;
+    made->transport.reads_devices = made->transport.may_read_devices = false; /* `as_it_is` does not reach `inner` */
     made->inner = inner;
     made->network = *network;
     *out = &made->transport;

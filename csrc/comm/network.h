@@ -21,7 +21,7 @@ gg_status gg_network_check(const gg_network *network);
 /* A transport that slows `inner` down in real time, and owns it from now on if this succeeds. A message is given to
  * `inner` when its last byte would be there with the receiver's link free, never sooner. The receiver delays it until
  * the messages before it have arrived. Both happen only inside calls of the rank, so times are as exact as it polls
- * often. */
+ * often. Messages lie in memory of the host, whatever `inner` reads. */
 gg_status gg_network_transport_create(gg_transport *inner, const gg_network *network, gg_transport **out);
 
 #endif

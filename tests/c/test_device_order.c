@@ -5,6 +5,7 @@
 #include "check.h"
 #include "comm/collective.h"
 #include "comm/device_order.h"
+#include "comm/network.h"
 #include "late_device.h"
 
 /* ---- the post office ---- */
@@ -269,6 +270,26 @@ static void test_none_where_not_separate(void) {
     CHECK_OK(gg_device_alloc_landing(&device, BYTES, "landing", &landing));
     CHECK(landing != NULL && !gg_device_shares(&device, landing));
     gg_device_free_host(&device, landing);
+}
+
+static void stay(gg_transport *transport) { (void)transport; }
+
+/* Of two transports that read memory of a GPU, the one behind a slow network is not asked to: the network passes
+ * messages on without a word of where they lie. */
+static void test_a_slow_network_reads_no_devices(void) {
+    static const gg_transport_table left = {.destroy = stay};
+    for (int slow = 0; slow < 2; ++slow) {
+        gg_transport mpi = {.table = &left, .size = 2, .reads_devices = true, .may_read_devices = true};
+        gg_transport *inner = &mpi, *made = NULL;
+        late_device device;
+        late_open(&device);
+        if (slow) CHECK_OK(gg_network_transport_create(&mpi, &(gg_network){.latency = 1}, &inner));
+        CHECK(inner->reads_devices == !slow && inner->may_read_devices == !slow);
+        CHECK_OK(gg_device_order_create(inner, &device.head, &made));
+        CHECK(device.head.own_messages == !slow);
+        gg_transport_destroy(made);
+        if (slow) gg_transport_destroy(inner);
+    }
 }
 
 /* A send leaves when the work that writes it is done, in whichever call comes next. */
@@ -723,6 +744,7 @@ static void test_shared_blocks(void) {
 int main(void) {
     const int64_t before = gg_memory_live_bytes();
     test_none_where_not_separate();
+    test_a_slow_network_reads_no_devices();
     test_send();
     test_landing();
     test_host_memory();
