@@ -145,13 +145,13 @@ static gg_status update_measured(overlapped_averaging *s) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->head.env;
     gg_updater *updater = env->updater;
-    const double begin = gg_transport_now(env->transport);
     gg_updater_measure_begin(updater);
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         const gg_part *own = gg_partition_part(&s->partition, env->transport->rank, i);
         gg_updater_measure(updater, env->device, own->offset, own->count, gg_state_gradients(env->state) + own->offset,
                            gg_state_weights(env->state) + own->offset);
     }
+    const double begin = gg_transport_now(env->transport);
     for (int at = 0, n; at < 2 * updater->groups; at += n) {
         n = 2 * updater->groups - at < MOST ? 2 * updater->groups - at : MOST;
         GG_TRY(gg_allreduce_doubles(env->transport, updater->squares + at, n));
