@@ -6,7 +6,7 @@
 #include "base/memory.h"
 
 /* Tags below those of the strategies and different from those of the collectives. */
-enum { TAG_AGREE = 6, TAG_RING = 7 };
+enum { TAG_RING = 7, TAG_WORST = 9 };
 
 #define SMALL 8
 #define BURST 8 /* small messages that are sent together */
@@ -41,8 +41,8 @@ static gg_status link_agree(gg_transport *transport, double values[VALUES]) {
     for (int64_t hop = 1; hop < p; hop *= 2) {
         memcpy(out, values, sizeof out);
         GG_TRY(
-            gg_receive_exact(transport, landing, sizeof landing, (int)((rank - hop + p) % p), TAG_AGREE, &request[0]));
-        GG_TRY(gg_send(transport, out, sizeof out, (int)((rank + hop) % p), TAG_AGREE, &request[1]));
+            gg_receive_exact(transport, landing, sizeof landing, (int)((rank - hop + p) % p), TAG_WORST, &request[0]));
+        GG_TRY(gg_send(transport, out, sizeof out, (int)((rank + hop) % p), TAG_WORST, &request[1]));
         GG_TRY(gg_wait(transport, &request[0]));
         memcpy(in, request[0].data, sizeof in);
         GG_TRY(gg_release(transport, &request[0]));

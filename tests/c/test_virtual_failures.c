@@ -4,6 +4,7 @@
 
 #include "base/memory.h"
 #include "comm/collective.h"
+#include "comm/link.h"
 #include "comm/subgroup.h"
 #include "comm/virtual/virtual.h"
 #include "comm_check.h"
@@ -39,6 +40,24 @@ static void test_deadlock(void) {
     CHECK(strstr(text, "rank 2 waits for rank 1 to receive 8 bytes (tag 78)"));
     CHECK(s.order[1] == GG_ERROR_COMM && s.order[2] == GG_ERROR_COMM);
     CHECK(gg_virtual_run(s.cluster, run_deadlock, &s) == GG_ERROR_STATE);
+    gg_virtual_destroy(s.cluster);
+}
+
+/* Rank 0 measures links while rank 1 compares as many bytes as the values of a measurement have. */
+static gg_status run_mistaken(void *context, int rank) {
+    setup *s = context;
+    gg_link link;
+    double own[5] = {0}, all[2 * 5];
+    const gg_status status =
+        rank == 0 ? gg_link_measure(at(s, 0), 4096, &link) : gg_agree(at(s, 1), own, sizeof own, all);
+    s->order[rank] = (int)status;
+    return status;
+}
+
+static void test_a_measurement_is_no_agreement(void) {
+    setup s = {.cluster = make(2, 0, 0)};
+    CHECK(gg_virtual_run(s.cluster, run_mistaken, &s) == GG_ERROR_COMM);
+    CHECK(s.order[0] == GG_ERROR_COMM && s.order[1] == GG_ERROR_COMM);
     gg_virtual_destroy(s.cluster);
 }
 
@@ -336,6 +355,7 @@ static void test_corrupting(void) {
 int main(void) {
     test_options();
     test_deadlock();
+    test_a_measurement_is_no_agreement();
     test_wide_deadlock();
     test_failure();
     test_timeout();
