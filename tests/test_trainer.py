@@ -53,6 +53,13 @@ def test_bad_constructor_arguments(options, error, words):
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("strategy", [gg.AllReduce(), gg.PushGossip(wire_dtype="bfloat16")], ids=["allreduce", "push"])
+def test_a_network_without_parameters_is_refused(strategy, ranks):
+    with pytest.raises(ValueError, match="net: 'model' has no parameters; there must be at least one"):
+        gg.Trainer(gg.Sequential([gg.ReLU()], input=(4,)), strategy=strategy, comm=gg.VirtualCluster(ranks))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

@@ -1,0 +1,66 @@
+/* What an exchange refuses. */
+#include "base/memory.h"
+#include "check.h"
+#include "comm/local.h"
+#include "cpu/cpu_backend.h"
+#include "nn/graph.h"
+#include "train/exchange.h"
+
+enum { WIDTH = 4 };
+
+/* A linear layer; or nothing but the input. */
+static gg_graph *graph_of(bool layer) {
+    gg_graph *graph = NULL;
+    const gg_layer_desc desc = {.kind = GG_LAYER_LINEAR, .name = "a", .outputs = WIDTH};
+    int node = 0;
+    CHECK_OK(gg_graph_create(&graph));
+    CHECK_OK(gg_graph_add(graph, &(gg_layer_desc){.kind = GG_LAYER_INPUT, .name = "x"}, &(gg_shape){1, {WIDTH}}, 0,
+                          NULL, &node));
+    if (layer) CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, &node, &node));
+    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
+    return graph;
+}
+
+typedef struct setup {
+    gg_graph *graph;
+    gg_transport *transport;
+    gg_device *device;
+} setup;
+
+static void open_setup(setup *s, bool layer) {
+    s->graph = graph_of(layer);
+    CHECK_OK(gg_local_transport_create(&s->transport));
+    CHECK_OK(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &s->device));
+}
+
+static void close_setup(setup *s) {
+    s->device->table->close(s->device);
+    gg_transport_destroy(s->transport);
+    gg_graph_destroy(s->graph);
+}
+
+static gg_status create(const setup *s, gg_exchange **out) {
+    const gg_optimizer optimizer = {.rate = {.lr = 0.5}};
+    return gg_exchange_create(&(gg_exchange_options){.layout = gg_graph_layout(s->graph),
+                                                     .transport = s->transport,
+                                                     .device = s->device,
+                                                     .optimizer = &optimizer,
+                                                     .strategy = {.kind = GG_STRATEGY_ALLREDUCE}},
+                              out);
+}
+
+static void test_no_parameters(void) {
+    setup s;
+    gg_exchange *x = NULL;
+    open_setup(&s, false);
+    CHECK_FAILS(create(&s, &x), GG_ERROR_ARGUMENT, "layers: none; there must be at least one parameter");
+    CHECK(x == NULL);
+    close_setup(&s);
+}
+
+int main(void) {
+    const int64_t before = gg_memory_live_bytes();
+    test_no_parameters();
+    CHECK_INT(gg_memory_live_bytes(), before);
+    return check_report();
+}
