@@ -108,6 +108,7 @@ void gg_exchange_destroy(gg_exchange *x) {
     gg_updater_destroy(&x->updater);
     gg_allreduce_destroy(x->averaging);
     gg_message_free(x->transport, x->consensus);
+    if (x->transport->step == &x->state.step) x->transport->step = NULL; /* the transport outlives it */
     gg_free(x->ready);
     gg_free(x->share);
     gg_free(x->equal_share);

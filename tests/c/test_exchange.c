@@ -1,4 +1,4 @@
-/* What an exchange refuses. */
+/* What an exchange refuses, and what it leaves behind where it ends in the middle of a step. */
 #include "base/memory.h"
 #include "check.h"
 #include "comm/local.h"
@@ -58,9 +58,27 @@ static void test_no_parameters(void) {
     close_setup(&s);
 }
 
+/* The transport outlives it, and reports the step of a wait that lasts. */
+static void test_a_step_that_does_not_end(void) {
+    setup s;
+    const int64_t another = 7;
+    open_setup(&s, true);
+    for (int taken = 0; taken < 2; ++taken) {
+        gg_exchange *x = NULL;
+        CHECK_OK(create(&s, &x));
+        CHECK_OK(gg_exchange_begin(x, NULL));
+        CHECK(s.transport->step == &gg_exchange_state(x)->step);
+        if (taken) s.transport->step = &another;
+        gg_exchange_destroy(x);
+        CHECK(s.transport->step == (taken ? &another : NULL));
+    }
+    close_setup(&s);
+}
+
 int main(void) {
     const int64_t before = gg_memory_live_bytes();
     test_no_parameters();
+    test_a_step_that_does_not_end();
     CHECK_INT(gg_memory_live_bytes(), before);
     return check_report();
 }
