@@ -457,6 +457,20 @@ static void show_residue(gg_centre *s) {
     }
 }
 
+/* All workers have received their answers, which a transport may learn later: a send that is still open where the
+ * strategy ends would be cancelled. What others ask meanwhile, in their next step, is answered afterwards. */
+static gg_status complete_answers(gg_centre *s) {
+    gg_status status = GG_OK;
+    gg_transport *transport = s->head.env.transport;
+    const gg_service service = transport->service;
+    gg_transport_set_service(transport, &(gg_service){0});
+    for (int i = 0; i < (s->end_chunk - s->first_chunk) * s->workers; ++i)
+        if (s->served[i].state == GG_REQUEST_SENDING) GG_TRY(gg_strategy_wait(&s->head, &s->served[i]));
+cleanup:
+    gg_transport_set_service(transport, &service);
+    return status;
+}
+
 gg_status gg_centre_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gg_centre *s = (gg_centre *)strategy;
@@ -474,6 +488,7 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
     double begin = gg_transport_now(transport);
     GG_TRY(gg_barrier(transport));
     gg_strategy_waited(strategy, begin);
+    GG_TRY(complete_answers(s));
     if (s->workers < transport->size) {
         GG_TRY(centre_gather(s, (float *)(void *)s->message));
         if (!centre_trains(s))
