@@ -1,6 +1,7 @@
 /* Collectives over any transport. Sums are added in a fixed order, so MPI and the virtual cluster give the same bits,
  * on every rank and in every run; GG_COLLECTIVES_MPI is the exception. All ranks make the same calls in the same order.
- * All calls block except gg_allreduce_start and gg_allreduce_poll; while they wait they sleep. */
+ * All calls block except those that start an all-reduce, or a half of one, and gg_allreduce_poll; while they wait they
+ * sleep. */
 #ifndef GG_COMM_COLLECTIVE_H
 #define GG_COMM_COLLECTIVE_H
 

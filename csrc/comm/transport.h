@@ -94,7 +94,8 @@ typedef struct gg_transport_table {
      * group. */
     gg_status (*wait)(gg_transport *transport, gg_request *request);
     gg_status (*progress)(gg_transport *transport);
-    /* Pass the epoch, and the service, on to a transport behind this one; NULL: there is none. */
+    /* Pass the epoch, and the service, on to a transport behind this one; NULL: there is none, or, for the service,
+     * none in which this rank waits. */
     void (*set_epoch)(gg_transport *transport, int64_t epoch);
     void (*set_service)(gg_transport *transport, const gg_service *service);
     double (*now)(gg_transport *transport);

@@ -16,7 +16,7 @@
 
 typedef struct allreduce {
     gg_strategy head;
-    gg_buckets buckets; /* each of one chunk, or of no parameters */
+    gg_buckets buckets; /* each of one chunk */
     gg_reductions reductions;
     gg_compression_counts counts;
 } allreduce;

@@ -137,7 +137,7 @@ struct gg_strategy {
     int64_t step;           /* the current training step; set by begin's caller */
     const float *share;     /* batch of each rank / samples of all ranks in this step; set by begin's caller */
     const int64_t *batch;   /* samples of each rank in this step; set by begin's caller */
-    double exposed_seconds; /* waited in need, end and settle, since creation */
+    double exposed_seconds; /* waited in any call but poll, since creation */
     int64_t skipped;        /* exchanges skipped since creation because a rank lagged behind */
     const bool
         *fc_partitioned; /* of each layer: whether it has been partitioned in a step since creation; NULL: none */

@@ -10,7 +10,7 @@
 #include "comm/mpi/mpi_private.h"
 #include "comm/mpi/mpi_transport.h"
 
-/* A rank that ends waits in gg_mpi_end for all others, because MPI_Finalize does. A rank that waits for a message from
+/* A rank that ends waits in gg_mpi_stop for all others, because MPI_Finalize does. A rank that waits for a message from
  * it would wait without end. So a rank that has waited for about a second sends a question, which a rank that has ended
  * answers. These messages use a separate communicator. */
 #define TAG_QUESTION 1
