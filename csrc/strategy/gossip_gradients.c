@@ -2,9 +2,11 @@
  * averaged, so replicas diverge.
  *
  * Gradients have two arenas, used in alternate steps, so one may be in flight while the other is written. They are sent
- * where they lie; with a codec that is not exact a rounded copy is. staleness 0   the update of a layer waits for the
- * partner's gradient of the same step: g + (received - g)/2 staleness 1   the update uses g(t) + (received(t-1) -
- * g(t-1))/2; settling adds what the last exchange brought as if it had come in time (gg_optimizer_late). */
+ * where they lie; with a codec that is not exact a rounded copy is.
+ *
+ * - staleness 0: the update of a layer waits for the partner's gradient of the same step: g + (received - g)/2.
+ * - staleness 1: the update uses g(t) + (received(t-1) - g(t-1))/2; settling adds what the last exchange brought as if
+ *   it had come in time (gg_optimizer_late). */
 #include "base/memory.h"
 #include "strategy/gossip.h"
 #include "strategy/gossip_forms.h"

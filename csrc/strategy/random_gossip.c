@@ -1,9 +1,9 @@
 /* PullGossip and PushGossip: after its update a rank draws another rank and averages with it. No rank waits for another
  * one in a step.
  *
- * - Push: the new weights are sent to the drawn rank. At the end of each step a rank mixes all complete messages. -
- * Pull: the drawn rank is asked for its weights and sends the last snapshot that it published, that is its weights
- * after its last update. It answers while it polls.
+ * - Push: the new weights are sent to the drawn rank. At the end of each step a rank mixes all complete messages.
+ * - Pull: the drawn rank is asked for its weights and sends the last snapshot that it published, that is its weights
+ *   after its last update. It answers while it polls.
  *
  * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over what has arrived. The masses c and m_i are 1. With push_sum
  * a rank that sends gives away half of its mass with its weights, so that the sum of mass*w over the ranks and over all
