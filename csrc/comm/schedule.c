@@ -7,14 +7,14 @@
 
 /* ---- creation and destruction ---- */
 
-static bool schedule_turns(const gg_schedule *schedule) {
+bool gg_schedule_turns(const gg_schedule *schedule) {
     const gg_schedule_options *o = &schedule->options;
     return o->topology == GG_TOPOLOGY_RANDOM || (o->rotate && o->topology != GG_TOPOLOGY_TABLE);
 }
 
 static void turn_to(gg_schedule *schedule, int64_t cycle) {
     uint32_t size = (uint32_t)schedule->size;
-    if (!schedule_turns(schedule) || (cycle == 0 && schedule->options.topology != GG_TOPOLOGY_RANDOM)) {
+    if (!gg_schedule_turns(schedule) || (cycle == 0 && schedule->options.topology != GG_TOPOLOGY_RANDOM)) {
         for (uint32_t i = 0; i < size; ++i) schedule->rank_at[i] = i;
     } else {
         const gg_random_key key = {
@@ -97,7 +97,7 @@ static int in_table(const gg_schedule *schedule, int64_t step, int rank) {
 /* The partner in step `step`, the receiver or the sender. Not for tables. */
 static int schedule_partner(gg_schedule *schedule, int64_t step, int rank, bool sends) {
     int64_t cycle = step / schedule->stages, size = schedule->size;
-    if (schedule_turns(schedule) && cycle != schedule->cycle) turn_to(schedule, cycle);
+    if (gg_schedule_turns(schedule) && cycle != schedule->cycle) turn_to(schedule, cycle);
     int64_t place = schedule->place_of[rank], hop = 1, peer;
     if (schedule->options.topology != GG_TOPOLOGY_RING)
         hop <<= step % schedule->stages; /* below size: no rank is its own partner */
@@ -200,9 +200,7 @@ cleanup:
 gg_status gg_schedule_meeting(gg_schedule *schedule, int64_t *steps) {
     gg_status status = GG_OK;
     const size_t size = (size_t)schedule->size, words = (size + 63) / 64, all = size * (size - 1);
-    const bool varies = schedule->options.topology == GG_TOPOLOGY_RANDOM ||
-                        (schedule->options.rotate && schedule->options.topology != GG_TOPOLOGY_TABLE);
-    const int64_t last = varies ? GG_MEETING_SEARCH / schedule->size : schedule->stages;
+    const int64_t last = gg_schedule_turns(schedule) ? GG_MEETING_SEARCH / schedule->size : schedule->stages;
     uint64_t *met = NULL; /* one row of bits per rank */
     size_t count = 0;
     *steps = 0;

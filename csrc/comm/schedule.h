@@ -56,6 +56,8 @@ typedef struct gg_schedule {
 gg_status gg_schedule_create(const gg_schedule_options *options, int size, uint64_t seed, gg_schedule *out);
 void gg_schedule_destroy(gg_schedule *schedule);
 
+/* Whether cycles differ: who meets whom changes from each one to the next. */
+bool gg_schedule_turns(const gg_schedule *schedule);
 /* The rank to which `rank` sends in this step; -1: nobody. These three allocate nothing. */
 int gg_schedule_send_to(gg_schedule *schedule, int64_t step, int rank);
 /* The first rank above `after` that sends to `rank` in this step; -1: no more. The senders, in ascending order:

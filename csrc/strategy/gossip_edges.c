@@ -92,18 +92,13 @@ static int64_t period_of(const gg_schedule *schedule) {
     return schedule->options.topology == GG_TOPOLOGY_RING ? 2 * schedule->stages : schedule->stages;
 }
 
-static bool edges_change(const gg_schedule *schedule) {
-    const gg_topology topology = schedule->options.topology;
-    return topology == GG_TOPOLOGY_RANDOM || (topology != GG_TOPOLOGY_TABLE && schedule->options.rotate);
-}
-
 /* The edges of a rank, in the order of their first use. With a schedule of chance any rank may be a partner. Returns
  * how many they are. */
 static int edges_of(gg_schedule *schedule, int rank, int *edge_of) {
     const int p = schedule->size;
     int count = 0;
-    for (int r = 0; r < p; ++r) edge_of[r] = edges_change(schedule) && r != rank ? count++ : -1;
-    for (int64_t t = 0; !edges_change(schedule) && t < period_of(schedule); ++t) {
+    for (int r = 0; r < p; ++r) edge_of[r] = gg_schedule_turns(schedule) && r != rank ? count++ : -1;
+    for (int64_t t = 0; !gg_schedule_turns(schedule) && t < period_of(schedule); ++t) {
         int peer[PARTNERS];
         gg_schedule_at(schedule, t, rank, &peer[0], &peer[1]);
         if (peer[0] < 0 || peer[1] < 0) continue;
@@ -117,7 +112,7 @@ static int edges_of(gg_schedule *schedule, int rank, int *edge_of) {
 static gg_status find_edges(gossip_edges *g) {
     gg_status status = GG_OK;
     gg_schedule *schedule = &g->gossip.schedule;
-    const int p = schedule->size, others = edges_change(schedule) ? 0 : p - 1;
+    const int p = schedule->size, others = gg_schedule_turns(schedule) ? 0 : p - 1;
     GG_TRY(gg_alloc((size_t)p * sizeof(int), "edges", &g->edge_of));
     for (int i = others; i >= 0; --i) { /* this rank is the last */
         const int count = edges_of(schedule, (g->gossip.head.env.transport->rank + i) % p, g->edge_of);
@@ -128,7 +123,7 @@ static gg_status find_edges(gossip_edges *g) {
                 "compression: a rank of %d has %d partners by this topology%s, and each needs a copy of the model; "
                 "allowed are %d: rotate False with 'dissemination', 'exponential' or 'cube' has at most two for each "
                 "doubling of the ranks, 'ring' two",
-                p, g->edges, edges_change(schedule) ? ", which change" : "", GG_MOST_EDGES);
+                p, g->edges, gg_schedule_turns(schedule) ? ", which change" : "", GG_MOST_EDGES);
 cleanup:
     return status;
 }
