@@ -164,6 +164,16 @@ cleanup:
     return status;
 }
 
+gg_status gg_strategy_wait_layers(gg_strategy *strategy, int first_layer, int last_layer, gg_request *request) {
+    const gg_arena_layout *layout = strategy->env.layout;
+    const char **layers = strategy->env.transport->waits_for;
+    layers[0] = layout->layer[first_layer].name;
+    layers[1] = layout->layer[last_layer].name;
+    const gg_status status = gg_strategy_wait(strategy, request);
+    layers[0] = layers[1] = NULL;
+    return status;
+}
+
 static void strategy_waited(void *context, double begin) { gg_strategy_waited(context, begin); }
 
 void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction) {

@@ -55,6 +55,8 @@ gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer);
 
 /* Waits on one request, adding the time to the strategy's exposed seconds. */
 gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request);
+/* The same, of what these layers exchange: a wait that lasts is reported with them. */
+gg_status gg_strategy_wait_layers(gg_strategy *strategy, int first_layer, int last_layer, gg_request *request);
 /* Counts the time from `begin` to now as waiting, and records it in the trace. All waits are counted here, so the
  * exposed seconds are the waits in the trace. */
 void gg_strategy_waited(gg_strategy *strategy, double begin);

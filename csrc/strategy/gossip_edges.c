@@ -318,15 +318,9 @@ cleanup:
     return edges_at_bucket(g, bucket, status);
 }
 
-/* A wait that lasts is reported with its layers. */
 static gg_status edges_wait(gossip_edges *g, int bucket, gg_request *request) {
-    const gg_arena_layout *layout = g->gossip.head.env.layout;
-    const char **layers = g->gossip.head.env.transport->waits_for;
-    layers[0] = layout->layer[bucket_at(g, bucket)->first_layer].name;
-    layers[1] = layout->layer[bucket_at(g, bucket)->last_layer].name;
-    gg_status status = gg_strategy_wait(&g->gossip.head, request);
-    layers[0] = layers[1] = NULL;
-    return edges_at_bucket(g, bucket, status);
+    const gg_bucket *b = bucket_at(g, bucket);
+    return edges_at_bucket(g, bucket, gg_strategy_wait_layers(&g->gossip.head, b->first_layer, b->last_layer, request));
 }
 
 static gg_status complete_bucket(gossip_edges *g, int bucket) {

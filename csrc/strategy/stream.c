@@ -106,16 +106,9 @@ cleanup:
     return stream_at_bucket(stream, bucket, status);
 }
 
-/* A wait that lasts is reported with its layers. */
 static gg_status stream_wait(gg_stream *stream, int bucket, gg_request *request) {
     const gg_bucket *b = &stream->buckets->bucket[bucket];
-    const gg_arena_layout *layout = stream->owner->env.layout;
-    const char **layers = stream->owner->env.transport->waits_for;
-    layers[0] = layout->layer[b->first_layer].name;
-    layers[1] = layout->layer[b->last_layer].name;
-    gg_status status = gg_strategy_wait(stream->owner, request);
-    layers[0] = layers[1] = NULL;
-    return status;
+    return gg_strategy_wait_layers(stream->owner, b->first_layer, b->last_layer, request);
 }
 
 static gg_status wait_all(gg_stream *stream, int bucket, gg_request *requests) {
