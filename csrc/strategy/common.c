@@ -1,6 +1,9 @@
 #include "strategy/common.h"
 
+#include <string.h>
+
 #include "base/memory.h"
+#include "strategy/partition.h"
 
 gg_status gg_strategy_check_sizes(const gg_strategy_options *options) {
     gg_status status = GG_OK;
@@ -86,6 +89,76 @@ void gg_state_destroy(const gg_strategy_env *env) {
         arena->data = NULL;
     }
 }
+
+/* ---- the state, whole ---- */
+
+/* Packs a rank's slices of a whole arena one behind the other. Either side may be the host's, which must not be touched
+ * before the device is done. */
+static void pack_owned(const gg_partition *partition, gg_device *device, int rank, const float *arena, float *owned) {
+    for (int i = 0; i < partition->chunks; ++i) {
+        const gg_part *part = gg_partition_part(partition, rank, i);
+        gg_device_copy(device, GG_QUEUE_COMPUTE, owned + part->owned_offset, arena + part->offset,
+                       part->count * sizeof(float));
+    }
+}
+
+/* The other way, on the host. */
+static void unpack_owned(const gg_partition *partition, int rank, const float *owned, float *arena) {
+    for (int i = 0; i < partition->chunks; ++i) {
+        const gg_part *part = gg_partition_part(partition, rank, i);
+        memcpy(arena + part->offset, owned + part->owned_offset, part->count * sizeof(float));
+    }
+}
+
+static size_t owned_count(const gg_partition *partition, int rank) {
+    if (partition->chunks == 0) return 0;
+    const gg_part *last = gg_partition_part(partition, rank, partition->chunks - 1);
+    return last->owned_offset + last->count;
+}
+
+gg_status gg_strategy_gather(gg_strategy *strategy, int arena, float *whole) {
+    gg_status status = GG_OK;
+    const gg_partition *partition = strategy->partition;
+    const gg_state *state = strategy->env.state;
+    const gg_arena *from = &state->arena[arena];
+    gg_transport *transport = strategy->env.transport;
+    gg_device *device = strategy->env.device;
+    float *slices = NULL;
+    if (partition == NULL || from->kind == GG_ARENA_WEIGHT || from->kind >= GG_ARENA_RESIDUE) {
+        if (whole != NULL) GG_TRY(gg_device_read(device, whole, from->data, state->count * sizeof(float)));
+        goto cleanup;
+    }
+    GG_TRY(gg_alloc(partition->most * sizeof(float), "slices of one rank", &slices));
+    for (int rank = 0; rank < partition->ranks; ++rank) {
+        size_t bytes = owned_count(partition, rank) * sizeof(float);
+        if (rank == transport->rank && from->kind == GG_ARENA_GRADIENT) {
+            pack_owned(partition, device, rank, from->data, slices);
+            gg_device_finish(device);
+            GG_TRY(gg_device_check(device));
+        } else if (rank == transport->rank) {
+            GG_TRY(gg_device_read(device, slices, from->data, bytes));
+        }
+        GG_TRY(gg_broadcast(transport, slices, bytes, rank));
+        if (whole != NULL) unpack_owned(partition, rank, slices, whole);
+    }
+cleanup:
+    gg_free(slices);
+    return status;
+}
+
+void gg_strategy_load(gg_strategy *strategy, int arena, const float *whole) {
+    const gg_state *state = strategy->env.state;
+    const gg_arena *to = &state->arena[arena];
+    gg_device *device = strategy->env.device;
+    if (strategy->partition == NULL || to->kind != GG_ARENA_MOMENT)
+        gg_device_copy(device, GG_QUEUE_COMPUTE, to->data, whole, state->count * sizeof(float));
+    else pack_owned(strategy->partition, device, strategy->env.transport->rank, whole, to->data);
+    gg_device_finish(device); /* a failure is reported by what uses the device next */
+    strategy->loads++;
+    if (strategy->loaded != NULL) strategy->loaded(strategy, arena);
+}
+
+/* ---- what strategies share ---- */
 
 bool gg_strategy_all_zero(gg_strategy *strategy, int arena) {
     const gg_strategy_env *env = &strategy->env;
