@@ -128,6 +128,17 @@ cleanup:
     return status;
 }
 
+static void set_defaults(gg_strategy_options *options) {
+    if (options->bucket_bytes == 0) options->bucket_bytes = GG_DEFAULT_BUCKET_BYTES;
+    if (options->chunk_bytes == 0) options->chunk_bytes = GG_DEFAULT_CHUNK_BYTES;
+}
+
+gg_status gg_strategy_check_open(const gg_strategy_options *options, int ranks) {
+    gg_strategy_options closed = *options;
+    set_defaults(&closed);
+    return gg_strategy_check(&closed, ranks);
+}
+
 gg_status gg_strategy_tune(gg_strategy_options *options, const gg_arena_layout *layout, int momenta, int ranks,
                            const double *forward, double least, const gg_link *link, gg_tuning *out) {
     gg_status status = GG_OK;
@@ -143,8 +154,7 @@ gg_status gg_strategy_tune(gg_strategy_options *options, const gg_arena_layout *
         out->measured = true;
         out->link = *link;
     }
-    if (options->bucket_bytes == 0) options->bucket_bytes = GG_DEFAULT_BUCKET_BYTES;
-    if (options->chunk_bytes == 0) options->chunk_bytes = GG_DEFAULT_CHUNK_BYTES;
+    set_defaults(options);
     if (!out->cuts) goto cleanup;
     out->bucket_bytes = options->bucket_bytes;
     out->chunk_bytes = options->chunk_bytes;

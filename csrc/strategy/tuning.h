@@ -40,6 +40,9 @@ typedef struct gg_tuning {
 /* Whether gg_strategy_tune needs the link. */
 bool gg_strategy_tunes(const gg_strategy_options *options, int ranks);
 
+/* gg_strategy_check of options whose sizes may be 0: gg_strategy_tune is still to choose them. */
+gg_status gg_strategy_check_open(const gg_strategy_options *options, int ranks);
+
 /* Sets the sizes of `options` that are 0. forward: seconds of each layer in the forward pass, or from `least` (0 to 1)
  * times that on. link: NULL: not measured, the defaults. With the same arguments all ranks choose the same. `momenta`:
  * how many arenas the optimiser has. */

@@ -107,10 +107,7 @@ gg_status gg_peers_create(const gg_peers_options *options, gg_team *team, gg_pee
     if (options->threads < 1) GG_FAIL(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads);
     if (options->layout->layers < 1) GG_FAIL(GG_ERROR_ARGUMENT, "layers: none; there must be at least one parameter");
     GG_TRY(gg_optimizer_check(&options->optimizer));
-    gg_strategy_options strategy = options->strategy;
-    if (strategy.bucket_bytes == 0) strategy.bucket_bytes = GG_DEFAULT_BUCKET_BYTES; /* chosen when it is made */
-    if (strategy.chunk_bytes == 0) strategy.chunk_bytes = GG_DEFAULT_CHUNK_BYTES;
-    GG_TRY(gg_strategy_check(&strategy, gg_team_size(team)));
+    GG_TRY(gg_strategy_check_open(&options->strategy, gg_team_size(team)));
     if (gg_strategy_tunes(&options->strategy, gg_team_size(team))) {
         GG_TRY(gg_team_link(team, options->layout->count * sizeof(float), &link));
         p->link = &link;

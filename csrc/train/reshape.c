@@ -204,25 +204,23 @@ gg_status gg_replica_check_reshape(const gg_replica *r, const gg_reshape *how) {
     if (r->data.loader != NULL && (how->batch != 0 || workers != r->data.workers))
         GG_TRY(gg_batches_check(&r->data, workers, how->batch != 0 ? how->batch : r->data.options.batch));
     if (how->strategy == NULL) goto cleanup;
-    gg_strategy_options strategy = *how->strategy;
-    if (strategy.bucket_bytes == 0) strategy.bucket_bytes = GG_DEFAULT_BUCKET_BYTES; /* chosen when it is made */
-    if (strategy.chunk_bytes == 0) strategy.chunk_bytes = GG_DEFAULT_CHUNK_BYTES;
-    GG_TRY(gg_strategy_check(&strategy, ranks));
-    if (has_unsent(r) && !sends_alike(r, &strategy))
+    const gg_strategy_options *strategy = how->strategy;
+    GG_TRY(gg_strategy_check_open(strategy, ranks));
+    if (has_unsent(r) && !sends_alike(r, strategy))
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "reshape: what %s has compressed and not sent yet would mean something else, or be lost, with %s as it "
                 "is wanted; allowed with compression: the same strategy, partners and compressed parameters",
-                gg_strategy_name(r->options.strategy.kind), gg_strategy_name(strategy.kind));
-    if (r->data.loader != NULL && r->data.options.shard == GG_SHARD_OWN && divides_otherwise(r, &strategy))
+                gg_strategy_name(r->options.strategy.kind), gg_strategy_name(strategy->kind));
+    if (r->data.loader != NULL && r->data.options.shard == GG_SHARD_OWN && divides_otherwise(r, strategy))
         GG_FAIL(GG_ERROR_ARGUMENT, "reshape: every rank has brought samples of its own: all ranks train, and "
                                    "shuffle_samples is not allowed");
-    if (gg_batches_in_an_epoch(&r->data) && divides_otherwise(r, &strategy))
+    if (gg_batches_in_an_epoch(&r->data) && divides_otherwise(r, strategy))
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "reshape: after step %lld of an epoch's %lld the ranks that train (%d, wanted %d) and shuffle_samples "
                 "(%s, wanted %s) stay as they are; between epochs they may change",
                 (long long)r->data.next, (long long)gg_loader_steps(r->data.loader), gg_exchange_workers(r->exchange),
-                gg_strategy_workers(&strategy, ranks), r->data.shuffle_samples ? "true" : "false",
-                strategy.shuffle_samples ? "true" : "false");
+                gg_strategy_workers(strategy, ranks), r->data.shuffle_samples ? "true" : "false",
+                strategy->shuffle_samples ? "true" : "false");
 cleanup:
     return status;
 }
