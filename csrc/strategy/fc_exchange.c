@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "strategy/common.h"
+#include "strategy/factored.h"
 #include "strategy/stream.h"
 
 /* Weights smaller than this are not chosen, because each message has a cost besides its bytes: they are sent with their
@@ -26,10 +27,6 @@ static gg_status at_layer(const gg_fc_exchange *x, const gg_fc *fc, gg_status st
 }
 
 /* ---- which layers ---- */
-
-static const gg_parameter *fc_weight_of(const gg_arena_layout *layout, int layer) {
-    return &layout->parameter[layout->layer[layer].first_parameter];
-}
 
 static gg_slice lanes_of(const gg_parameter *weight) {
     return (gg_slice){weight->offset, (weight->count + GG_LANES - 1) / GG_LANES * GG_LANES};
@@ -64,8 +61,8 @@ void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, size_t
     int ranks = env->transport->size;
     if (ranks == 1 || choice == GG_PARTITION_NONE) return;
     for (int layer = 0; layer < env->layout->layers; ++layer) {
-        if (!env->layout->layer[layer].partitionable) continue;
-        const gg_parameter *weight = fc_weight_of(env->layout, layer);
+        const gg_parameter *weight = gg_factored_weight(env->layout, layer);
+        if (weight == NULL) continue;
         /* No step has less than one sample of each rank. */
         if (choice == GG_PARTITION_ALL || fc_cheaper(weight, ranks, ranks, size)) separate[layer] = lanes_of(weight);
     }
@@ -75,7 +72,7 @@ void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, size_t
 
 static gg_status create_one(gg_fc_exchange *x, gg_fc *fc, const gg_partition *partition) {
     gg_status status = GG_OK;
-    const gg_parameter *weight = fc_weight_of(x->owner->env.layout, fc->layer);
+    const gg_parameter *weight = gg_factored_weight(x->owner->env.layout, fc->layer);
     size_t p = (size_t)ranks_of(x);
     int64_t rows = 0;
     fc->out = weight->shape.size[0];
@@ -189,8 +186,9 @@ gg_status gg_fc_begin(gg_fc_exchange *x) {
     }
     for (int i = 0; i < x->count; ++i) {
         gg_fc *fc = &x->fc[i];
-        fc->partitioned = x->choice == GG_PARTITION_ALL || fc_cheaper(fc_weight_of(x->owner->env.layout, fc->layer),
-                                                                      ranks_of(x), (double)samples, x->size);
+        fc->partitioned =
+            x->choice == GG_PARTITION_ALL ||
+            fc_cheaper(gg_factored_weight(x->owner->env.layout, fc->layer), ranks_of(x), (double)samples, x->size);
         if (!fc->partitioned) continue;
         x->partitioned[fc->layer] = true;
         if (fc->room < most) GG_TRY(make_room(x, fc, most));
