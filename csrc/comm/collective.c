@@ -12,7 +12,7 @@ enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER, TAG_AG
 #define PIECE ((size_t)64 << 20) /* a broadcast goes in pieces: a message's size is an int for MPI */
 #define ROUNDS 31                /* more than log2 of any group's size */
 #define WINDOW 16                /* outstanding receives of the root of a sum */
-#define MAX_VALUES 64
+#define MAX_VALUES 64            /* doubles that are summed at once */
 #define CLOCK_ROUNDS 10
 
 /* Waits for an arrived message, copies it to `target` unless it landed there, and releases it. */
@@ -145,7 +145,7 @@ static gg_status sum_doubles(gg_transport *transport, double *values, int n) {
     double landing[WINDOW][MAX_VALUES];
     int p = transport->size;
     size_t bytes = (size_t)n * sizeof *values;
-    if (n == 0 || p == 1) goto cleanup;
+    if (p == 1) goto cleanup;
     if (transport->rank == 0) {
         /* Rank 0 adds in the order of ranks: the same bits as if every rank did, with 2(p-1) messages and no memory. */
         int posted = 1;
@@ -172,9 +172,9 @@ cleanup:
 
 gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n) {
     gg_status status = GG_OK;
-    if (n < 0 || n > MAX_VALUES)
-        GG_FAIL(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected 0 to %d", n, MAX_VALUES);
-    GG_TRY(sum_doubles(transport, values, n));
+    if (n < 0) GG_FAIL(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected at least 0", n);
+    for (int at = 0; at < n; at += MAX_VALUES)
+        GG_TRY(sum_doubles(transport, values + at, n - at < MAX_VALUES ? n - at : MAX_VALUES));
 cleanup:
     return status;
 }

@@ -17,7 +17,7 @@ gg_status gg_allgather(gg_transport *transport, const void *data, size_t bytes, 
 /* The same for comparing what ranks do. It is not counted, and it has a tag of its own: a rank that makes another call
  * at that time never receives its messages. */
 gg_status gg_agree(gg_transport *transport, const void *data, size_t bytes, void *out);
-/* Sums over ranks 0, 1, ..., p-1 in this order, of a few doubles, in place. n <= 64. */
+/* Sums over ranks 0, 1, ..., p-1 in this order, of a few doubles, in place. */
 gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n);
 
 /* Copies `bytes` bytes from rank `from` to another rank `to`. Other ranks return at once. `to` writes data, `from`

@@ -141,7 +141,6 @@ static void overlapped_update(overlapped_averaging *s, int chunk) {
 
 /* All chunks are added: the norms of all gradients, and the updates that need them. */
 static gg_status update_measured(overlapped_averaging *s) {
-    enum { MOST = 64 }; /* numbers of gg_allreduce_doubles */
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->head.env;
     gg_updater *updater = env->updater;
@@ -152,10 +151,7 @@ static gg_status update_measured(overlapped_averaging *s) {
                            gg_state_weights(env->state) + own->offset);
     }
     const double begin = gg_transport_now(env->transport);
-    for (int at = 0, n; at < 2 * updater->groups; at += n) {
-        n = 2 * updater->groups - at < MOST ? 2 * updater->groups - at : MOST;
-        GG_TRY(gg_allreduce_doubles(env->transport, updater->squares + at, n));
-    }
+    GG_TRY(gg_allreduce_doubles(env->transport, updater->squares, 2 * updater->groups));
     gg_strategy_waited(&s->head, begin);
     gg_updater_measured(updater);
     for (int i = 0; i < s->buckets.chunk_count; ++i) overlapped_update(s, i);

@@ -324,8 +324,8 @@ static gg_status case_collectives(gg_transport *t, uint64_t *hash) {
         CHECK(wrong == 0);
         *hash = case_hash(*hash, all, (size_t)p * sizes[s]);
     }
-    for (int n = 0; n <= 64; n += 16) {
-        double values[64], expected[64];
+    for (int n = 0; n <= 144; n += 16) {
+        double values[144], expected[144];
         for (int i = 0; i < n; ++i) {
             values[i] = (double)case_value(t->rank, (size_t)i);
             expected[i] = (double)case_value(0, (size_t)i);
@@ -335,7 +335,7 @@ static gg_status case_collectives(gg_transport *t, uint64_t *hash) {
         CHECK(memcmp(values, expected, (size_t)n * sizeof(double)) == 0);
         *hash = case_hash(*hash, values, (size_t)n * sizeof(double));
     }
-    CHECK(gg_allreduce_doubles(t, (double *)all, 65) == GG_ERROR_ARGUMENT);
+    CHECK(gg_allreduce_doubles(t, (double *)all, -1) == GG_ERROR_ARGUMENT);
     CHECK(gg_broadcast(t, all, 1, p) == GG_ERROR_ARGUMENT);
     gg_free(bytes);
     gg_free(all);
