@@ -2,14 +2,8 @@
 #include <math.h>
 
 #include "base/memory.h"
+#include "train/costs_private.h"
 #include "train/replica_private.h"
-
-/* The rate at which the virtual clock charges arithmetic by default: that of a modest core. */
-#define MODEL_FLOPS_PER_SECOND 50e9
-/* Sizes are tuned before the batch size is known. It is assumed to be this, or so small that a step needs no more than
- * this part of the time. */
-#define USUAL_BATCH 64
-#define LEAST (1.0 / 64)
 
 /* Forward times of the layers that add up to `whole`. */
 static void scale_costs(int layers, double whole, double *seconds) {
@@ -25,7 +19,8 @@ gg_status gg_replica_model_costs(gg_replica *r) {
     GG_TRY(gg_calloc((size_t)layers + 1, sizeof(double), "modelled times", &r->layer_seconds));
     for (int i = 0; i < gg_graph_nodes(graph); ++i) {
         int layer = gg_graph_node(graph, i)->layer;
-        if (layer >= 0) r->layer_seconds[layer] += 2.0 * (double)gg_graph_node_macs(graph, i) / MODEL_FLOPS_PER_SECOND;
+        if (layer >= 0)
+            r->layer_seconds[layer] += 2.0 * (double)gg_graph_node_macs(graph, i) / GG_MODEL_FLOPS_PER_SECOND;
     }
     r->any_batch = r->options.step_seconds != NULL;
     if (!r->any_batch) goto cleanup;
@@ -42,8 +37,8 @@ void gg_replica_tuning_costs(const gg_replica *r, double *forward, double *least
     const gg_replica_options *o = &r->options;
     const int layers = gg_graph_layers(o->graph);
     double slowest = 0;
-    for (int i = 0; i < layers; ++i) forward[i] = r->layer_seconds[i] * (r->any_batch ? 1 : USUAL_BATCH);
+    for (int i = 0; i < layers; ++i) forward[i] = r->layer_seconds[i] * (r->any_batch ? 1 : GG_USUAL_BATCH);
     for (int i = 0; r->any_batch && i < o->transport->size; ++i) slowest = fmax(slowest, o->step_seconds[i]);
     if (r->any_batch) scale_costs(layers, slowest / 3, forward);
-    *least = r->any_batch ? 1.0 : LEAST;
+    *least = r->any_batch ? 1.0 : GG_LEAST_OF_USUAL;
 }

@@ -6,11 +6,10 @@
 #include "backend/registry.h"
 #include "base/memory.h"
 #include "comm/collective.h"
+#include "train/costs_private.h"
 
-/* The rate at which sizes of buckets are tuned, for lack of a better one: a multiply-add for each number of a layer and
- * sample, that of a modest core, in batches of this size; or in far less time. */
-#define MODEL_SECONDS (2 * 64 / 50e9)
-#define LEAST (1.0 / 64)
+/* Of the forward pass for a number of a layer, by which sizes are tuned: a multiply-add for each sample. */
+#define MODEL_SECONDS (2 * GG_USUAL_BATCH / GG_MODEL_FLOPS_PER_SECOND)
 
 /* Elements of a parameter from which on it is worth while to read its gradient where its maker has it. */
 #define LARGE 16384
@@ -59,7 +58,7 @@ static gg_status create_exchange(const gg_peers *p, peer *it, gg_transport *tran
                                                      .seed = o->seed,
                                                      .trace = it->trace,
                                                      .forward = forward,
-                                                     .least = o->step_seconds != NULL ? 1.0 : LEAST,
+                                                     .least = o->step_seconds != NULL ? 1.0 : GG_LEAST_OF_USUAL,
                                                      .link = p->link},
                               &it->exchange));
 cleanup:
