@@ -15,17 +15,6 @@ enum { TAG_BARRIER = 1, TAG_BROADCAST, TAG_GATHER, TAG_SUM, TAG_TRANSFER, TAG_AG
 #define MAX_VALUES 64            /* doubles that are summed at once */
 #define CLOCK_ROUNDS 10
 
-/* Waits for an arrived message, copies it to `target` unless it landed there, and releases it. */
-static gg_status wait_and_copy(gg_transport *transport, gg_request *request, void *target) {
-    gg_status status = GG_OK;
-    if (request->state == GG_REQUEST_IDLE) goto cleanup;
-    GG_TRY(gg_wait(transport, request));
-    if (request->data != target) memcpy(target, request->data, request->bytes);
-    GG_TRY(gg_release(transport, request));
-cleanup:
-    return status;
-}
-
 gg_status gg_barrier(gg_transport *transport) {
     gg_status status = GG_OK;
     gg_request request[2] = {0};
@@ -35,7 +24,7 @@ gg_status gg_barrier(gg_transport *transport) {
         int to = (int)((rank + hop) % p), from = (int)((rank - hop + p) % p);
         GG_TRY(gg_receive_exact(transport, &landing, 1, from, TAG_BARRIER, &request[0]));
         GG_TRY(gg_send(transport, &token, 1, to, TAG_BARRIER, &request[1]));
-        GG_TRY(wait_and_copy(transport, &request[0], &landing));
+        GG_TRY(gg_wait_and_copy(transport, &request[0], &landing));
         GG_TRY(gg_wait(transport, &request[1]));
     }
 cleanup:
@@ -57,7 +46,7 @@ static gg_status broadcast_piece(gg_transport *transport, char *data, size_t byt
     if (place) {
         int parent = (int)((place - bit + root) % p);
         GG_TRY(gg_receive_exact(transport, data, bytes, parent, TAG_BROADCAST, &up));
-        GG_TRY(wait_and_copy(transport, &up, data));
+        GG_TRY(gg_wait_and_copy(transport, &up, data));
     }
     for (bit /= 2; bit >= 1; bit /= 2) {
         if (place + bit >= p) continue;
@@ -115,7 +104,7 @@ static gg_status collective_gather_all(gg_transport *transport, const void *data
             GG_TRY(
                 gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, tag, &sends[i]));
         for (int i = 0; i < 2; ++i)
-            GG_TRY(wait_and_copy(transport, &receives[i], blocks + (size_t)received[i] * bytes));
+            GG_TRY(gg_wait_and_copy(transport, &receives[i], blocks + (size_t)received[i] * bytes));
         for (int i = 0; i < 2; ++i) GG_TRY(gg_wait(transport, &sends[i]));
     }
 cleanup:
@@ -154,7 +143,7 @@ static gg_status sum_doubles(gg_transport *transport, double *values, int n) {
                 GG_TRY(gg_receive_exact(transport, landing[posted % WINDOW], bytes, posted, TAG_SUM,
                                         &request[posted % WINDOW]));
             double *own = landing[r % WINDOW];
-            GG_TRY(wait_and_copy(transport, &request[r % WINDOW], own));
+            GG_TRY(gg_wait_and_copy(transport, &request[r % WINDOW], own));
             for (int i = 0; i < n; ++i) values[i] += own[i];
         }
     } else {
@@ -190,7 +179,7 @@ gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int fro
             GG_TRY(gg_wait(transport, &request));
         } else if (transport->rank == to) {
             GG_TRY(gg_receive_exact(transport, at, n, from, TAG_TRANSFER, &request));
-            GG_TRY(wait_and_copy(transport, &request, at));
+            GG_TRY(gg_wait_and_copy(transport, &request, at));
         }
     }
 cleanup:

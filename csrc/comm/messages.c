@@ -1,7 +1,5 @@
 #include "comm/messages.h"
 
-#include <string.h>
-
 #include "base/memory.h"
 
 enum { TAG_MESSAGES = 16 };
@@ -14,14 +12,8 @@ static gg_status message_start(gg_transport *transport, const gg_message *messag
 }
 
 static gg_status message_complete(gg_transport *transport, const gg_message *message, gg_request *request) {
-    gg_status status = GG_OK;
-    if (request->state == GG_REQUEST_IDLE) goto cleanup;
-    GG_TRY(gg_wait(transport, request));
-    if (message->landing == NULL) goto cleanup;
-    if (request->data != message->landing) memcpy(message->landing, request->data, message->bytes);
-    GG_TRY(gg_release(transport, request));
-cleanup:
-    return status;
+    return message->landing != NULL ? gg_wait_and_copy(transport, request, message->landing)
+                                    : gg_wait(transport, request);
 }
 
 gg_status gg_messages_exchange(gg_transport *transport, const gg_message *messages, int n) {

@@ -255,6 +255,16 @@ cleanup:
     return status;
 }
 
+gg_status gg_wait_and_copy(gg_transport *transport, gg_request *request, void *target) {
+    gg_status status = GG_OK;
+    if (request->state == GG_REQUEST_IDLE) goto cleanup;
+    GG_TRY(gg_wait(transport, request));
+    if (request->data != target) memcpy(target, request->data, request->bytes);
+    GG_TRY(gg_release(transport, request));
+cleanup:
+    return status;
+}
+
 void gg_cancel(gg_transport *transport, gg_request *request) {
     if (request->state == GG_REQUEST_IDLE) return;
     transport->table->cancel(transport, request);

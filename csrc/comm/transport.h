@@ -179,6 +179,8 @@ gg_status gg_transport_attend(gg_transport *transport, const char *what, bool (*
                               void *context);
 /* Ends the reading of an arrived message; the request is IDLE again. */
 gg_status gg_release(gg_transport *transport, gg_request *request);
+/* Waits for a message, copies it to `target` unless it landed there, and releases it. IDLE: nothing. */
+gg_status gg_wait_and_copy(gg_transport *transport, gg_request *request, void *target);
 /* Cancels a request in any state, so that its memory may be freed. A receive for which nothing has been sent is
  * withdrawn without harm. Otherwise the message is lost, and the peer may wait for ever or fail: for use after a
  * failure. IDLE: nothing. The error message does not change. */
