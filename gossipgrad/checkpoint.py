@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import agreement, algorithms, fingerprint, notices, strategies
+from gossipgrad import agreement, algorithms, arenas, fingerprint, notices, strategies
 from gossipgrad import checkpoint_files as files
 from gossipgrad.apoptosis import Apoptosis, Course
+from gossipgrad.arenas import RESIDUE
 from gossipgrad.errors import CheckpointError, counted
 from gossipgrad.history import Record
 from gossipgrad.model import Model
-from gossipgrad.replicas import CARRIED, RESIDUE, Arrays, Replicas
+from gossipgrad.replicas import CARRIED, Arrays, Replicas
 
 
 def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
@@ -215,16 +216,9 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         replicas.adopt(saved.net)
     notices.residue(team.rank, name, any(RESIDUE in part for part in parts), RESIDUE in replicas.core.arenas())
     _restore_exchange(replicas, saved.settings)
-    arenas = replicas.core.arenas()
-    copies = {name for name, kind in arenas.items() if kind == "copy"}
-    outer = {name for name, kind in arenas.items() if kind in ("outer", "outer moment")}
-    if saved.optimizer != replicas.optimizer.name:
-        kept = {"weight", RESIDUE, CARRIED} | copies | outer
-        parts = [{key: part[key] for key in part if key in kept} for part in parts]
     here = replicas.settings()
-    if any(saved.settings.get(key) != here.get(key) for key in ("strategy", "topology", "rotate")):
-        # A rank has other partners; copies for them begin anew.
-        parts = [{key: part[key] for key in part if key not in copies} for part in parts]
+    anew = arenas.begun_anew(saved.settings, here, replicas.core.arenas())
+    parts = [{key: part[key] for key in part if key not in anew} for part in parts]
     replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
     replicas.set_state(saved.step, parts, consensus, strategies.from_settings(saved.settings).workers(saved.ranks))
     _restore_rate(replicas, saved)
@@ -266,12 +260,9 @@ def _check_residue(replicas: Replicas, saved: _Saved, residue: Arrays, where: st
     compression = replicas.compression
     if not residue or compression is None or RESIDUE not in replicas.core.arenas():
         return
-    theirs = strategies.BY_NAME[saved.settings["strategy"]]
-    if theirs.residue != replicas.strategy.residue:
-        raise CheckpointError(
-            f"{where}: its residue is of {theirs.residue} (strategy {theirs.name!r}), here it is of "
-            f"{replicas.strategy.residue} ({replicas.strategy.name!r}); net.load_weights loads the weights alone"
-        )
+    differ = arenas.residues_differ(saved.settings["strategy"], replicas.strategy.name)
+    if differ is not None:
+        raise CheckpointError(f"{where}: {differ}; net.load_weights loads the weights alone")
 
 
 def _restore_exchange(replicas: Replicas, saved: Record) -> None:

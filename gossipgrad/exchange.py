@@ -432,12 +432,15 @@ class Exchange:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what state_dict gave, of as many ranks, with the same arrays and seed. Collective.
 
-        Another strategy or optimiser goes on from it as well: moments that the state does not have begin at zero,
-        outer weights at the consensus; and where the strategy gives all ranks the same weights, they begin from the
-        consensus.
+        Another strategy or optimiser goes on from it as well: moments that the state does not have, or has of another
+        kind of optimiser, begin at zero, outer weights at the consensus, copies for partners anew where these are
+        others; and where the strategy gives all ranks the same weights, they begin from the consensus. ValueError where
+        the state has a residue of compression that means something else to the strategy here.
         """
         with agreement.agreed(self._team, "Exchange.load_state_dict"):
-            parts, consensus = exchange_state.checked(state, self._shapes, self.size, self.seed)
+            here = {**self.strategy.settings(), **self.optimizer.settings()}
+            kinds = self.core.arenas()
+            parts, consensus = exchange_state.checked(state, self._shapes, self.size, self.seed, here, kinds)
         exchange_state.resume(self.core, self._team, self._shapes, state, parts, consensus)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import _core, agreement
-from gossipgrad.errors import CheckpointError
+from gossipgrad import _core, agreement, arenas, strategies
+from gossipgrad.errors import CheckpointError, choice
 from gossipgrad.exchange_arrays import Array, Arrays, Shapes
 
 _FORMAT = 1  # of state_dict
@@ -42,19 +42,41 @@ def gathered(core: _core.Exchange, team: _core.Team, shapes: Shapes, seed: int) 
     }
 
 
-def checked(state: Any, shapes: Shapes, size: int, seed: int) -> tuple[list[dict[str, Arrays]], Arrays]:
-    """(each rank's arenas, the consensus) of a state, for a group of this size; ValueError, TypeError."""
+def checked(
+    state: Any, shapes: Shapes, size: int, seed: int, here: Mapping[str, Any], kinds: Mapping[str, str]
+) -> tuple[list[dict[str, Arrays]], Arrays]:
+    """(each rank's arenas, the consensus) of a state, for a group of this size; ValueError, TypeError.
+
+    Without arenas that begin anew under the settings of here.
+    """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT or not _STATE <= set(state):
         raise ValueError("state: not what state_dict of an Exchange gives")
     if len(state["ranks"]) != size:
         raise ValueError(f"state: of {len(state['ranks'])} ranks; this group has {size}")
     if int(state["seed"]) != seed:
         raise ValueError(f"state: of seed {state['seed']}; this exchange has seed {seed}")
+    saved = _settings(state, here)
+    anew = arenas.begun_anew(saved, here, kinds)
     parts = [
-        {arena: shapes.fitting_all(f"state, {arena}", arrays) for arena, arrays in part.items()}
+        {arena: shapes.fitting_all(f"state, {arena}", arrays) for arena, arrays in part.items() if arena not in anew}
         for part in state["ranks"]
     ]
+    if arenas.RESIDUE in kinds and any(arenas.RESIDUE in part for part in parts):
+        differ = arenas.residues_differ(saved["strategy"], here["strategy"])
+        if differ is not None:
+            raise ValueError(f"state: {differ}; load_weights loads the weights alone")
     return parts, shapes.fitting_all("state, consensus", state["consensus"])
+
+
+def _settings(state: Mapping[str, Any], here: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the strategy and the optimiser of a state; those of here for a state that does not have them."""
+    if "strategy" not in state or "optimizer" not in state:
+        return here
+    for key in ("strategy", "optimizer"):
+        if not isinstance(state[key], Mapping) or not isinstance(state[key].get(key), str):
+            raise ValueError(f"state: {key} is {state[key]!r}; allowed: what state_dict of an Exchange gives")
+    choice("state: strategy", state["strategy"]["strategy"], strategies.BY_NAME)
+    return {**state["strategy"], **state["optimizer"]}
 
 
 def resume(

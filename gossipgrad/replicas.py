@@ -45,7 +45,6 @@ from gossipgrad.model import Model
 
 Arrays = dict[str, NDArray[np.float32]]
 CARRIED = "carried"  # of rank_state: no arena, and no parameters
-RESIDUE = "residue"  # of rank_state, where something is compressed
 
 # What a trainer is made of: the core has been built for it, so another value would be believed and not used.
 _FIXED = frozenset(

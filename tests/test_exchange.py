@@ -368,6 +368,49 @@ def test_moments_that_begin_later_count_from_there() -> None:
     np.testing.assert_allclose(z.weights["w"], -0.02, rtol=1e-5)
 
 
+@pytest.mark.parametrize("here", [gg.Adam(lr=0.01), gg.LARS(lr=0.01, momentum=0.9)], ids=["adam", "lars"])
+def test_moments_of_another_kind_of_optimizer_begin_at_zero(here: gg.Optimizer) -> None:
+    """Both call theirs "momentum", but Adam's is a mean of gradients, and LARS's of their scaled ones."""
+    x = gg.Exchange({"w": np.ones((3, 3))}, optimizer=gg.SGD(lr=0.01, momentum=0.9))
+    for _ in range(5):
+        x.step({"w": np.full((3, 3), 10.0)})
+    y, z = (gg.Exchange({"w": np.ones((3, 3))}, optimizer=here) for _ in range(2))
+    y.load_state_dict(x.state_dict())
+    z.load_weights({"w": x.weights["w"]})
+    for one in (y, z):
+        one.step({"w": np.ones((3, 3))})
+    np.testing.assert_array_equal(y.weights["w"], z.weights["w"])
+
+
+def test_copies_of_other_partners_begin_anew() -> None:
+    """A loaded exchange then has the copies of one that was never trained, and the weights of the state."""
+    options = {"compression": gg.AdaComp(bin_size=20, dense_below=1, warmup=0), "optimizer": gg.SGD(lr=0.1)}
+    x, same, other = (made(gg.GossipGraD(topology=one), **options) for one in ("ring", "ring", "dissemination"))
+    copies = [name for name, kind in x.core.arenas().items() if kind == "copy"]
+    assert copies and set(copies) <= set(other.core.arenas())
+    all_step(x, 3)
+    state = x.state_dict()
+    same.load_state_dict(state)
+    assert_same(x, same)
+    other.load_state_dict(state)
+    for part in other.state_dict()["ranks"]:
+        for name in copies:
+            assert not any(array.any() for array in part[name].values())
+
+
+def test_a_residue_that_means_something_else_is_refused() -> None:
+    options = {"compression": gg.AdaComp(bin_size=20, dense_below=1, warmup=0), "optimizer": gg.SGD(lr=0.1)}
+    x, y, plain = made(gg.AllReduce(), **options), made(gg.PeriodicAllReduce(period=2), **options), made()
+    all_step(x, 3)
+    state = x.state_dict()
+    with pytest.raises(ValueError, match=r"state: its residue is of gradients \(strategy 'allreduce'\), here it is of"):
+        y.load_state_dict(state)
+    plain.load_state_dict(state)  # has no residue
+    for wrong in ({"strategy": 3}, {"strategy": {"strategy": "none of it"}}, {"optimizer": {}}):
+        with pytest.raises(ValueError, match="state: "):
+            y.load_state_dict(state | wrong)
+
+
 # Of several workers of a server, who comes first depends on what else runs.
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "server"])
 def test_a_step_that_only_began_is_left(name: str) -> None:
