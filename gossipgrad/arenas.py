@@ -1,4 +1,4 @@
-"""Which arenas of a saved state go on under the settings of here. Pure functions of settings in terms of JSON."""
+"""What of a saved state goes on under the settings of here: pure functions of settings in terms of JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gossipgrad import strategies
+from gossipgrad.optim import Optimizer
 
 RESIDUE = "residue"  # the arena of what compression has not sent yet
 
@@ -31,3 +32,9 @@ def residues_differ(saved: str, here: str) -> str | None:
     if theirs.residue == ours.residue:
         return None
     return f"its residue is of {theirs.residue} (strategy {saved!r}), here it is of {ours.residue} ({here!r})"
+
+
+def rates_alike(saved: Mapping[str, Any], optimizer: Optimizer) -> bool:
+    """Has the optimiser the lr and the schedule of these settings? A learning rate that was set goes on only there."""
+    here = {"lr": optimizer.lr, **optimizer.timing.settings()}
+    return all(saved.get(key) == value for key, value in here.items())

@@ -280,8 +280,7 @@ def _restore_exchange(replicas: Replicas, saved: Record) -> None:
 
 def _restore_rate(replicas: Replicas, saved: _Saved) -> None:
     """A rate that was set goes on, unless another lr or schedule is wanted from here on, which is warned of."""
-    here = replicas.optimizer.settings()
-    same = all(saved.settings.get(key) == here[key] for key in ("lr", *replicas.optimizer.timing.settings()))
+    same = arenas.rates_alike(saved.settings, replicas.optimizer)
     replicas.set_rate = saved.learning_rate if same else None
 
 

@@ -427,7 +427,8 @@ class Exchange:
         Settles. Collective. load_state_dict goes on with the same bits as without it, from here on.
         """
         made = exchange_state.gathered(self.core, self._team, self._shapes, self.seed)
-        return {**made, "strategy": self.strategy.settings(), "optimizer": self.optimizer.settings()}
+        settings = {"strategy": self.strategy.settings(), "optimizer": self.optimizer.settings()}
+        return {**made, **settings, "learning_rate": self._rate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what state_dict gave, of as many ranks, with the same arrays and seed. Collective.
@@ -435,13 +436,18 @@ class Exchange:
         Another strategy or optimiser goes on from it as well: moments that the state does not have, or has of another
         kind of optimiser, begin at zero, outer weights at the consensus, copies for partners anew where these are
         others; and where the strategy gives all ranks the same weights, they begin from the consensus. ValueError where
-        the state has a residue of compression that means something else to the strategy here.
+        the state has a residue of compression that means something else to the strategy here. A learning_rate that was
+        set goes on, unless the optimiser here has another lr or schedule.
         """
         with agreement.agreed(self._team, "Exchange.load_state_dict"):
             here = {**self.strategy.settings(), **self.optimizer.settings()}
             kinds = self.core.arenas()
             parts, consensus = exchange_state.checked(state, self._shapes, self.size, self.seed, here, kinds)
+            rate = exchange_state.set_rate(state, self.optimizer)
         exchange_state.resume(self.core, self._team, self._shapes, state, parts, consensus)
+        self._rate = rate
+        self.core.set_schedule(self._schedule(self.steps, 1))
+        self._prepare_rates(1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write state_dict to a file, an .npz of NumPy, by rank 0; it appears complete or not at all. Collective."""

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from gossipgrad import _core, agreement, arenas, strategies
-from gossipgrad.errors import CheckpointError, choice
+from gossipgrad.errors import CheckpointError, choice, number
 from gossipgrad.exchange_arrays import Array, Arrays, Shapes
+from gossipgrad.optim import Optimizer
 
 _FORMAT = 1  # of state_dict
 _STATE = {"step", "seed", "workers", "moments_since", "ranks", "consensus"}  # what it goes on from
@@ -77,6 +78,14 @@ def _settings(state: Mapping[str, Any], here: Mapping[str, Any]) -> Mapping[str,
             raise ValueError(f"state: {key} is {state[key]!r}; allowed: what state_dict of an Exchange gives")
     choice("state: strategy", state["strategy"]["strategy"], strategies.BY_NAME)
     return {**state["strategy"], **state["optimizer"]}
+
+
+def set_rate(state: Mapping[str, Any], optimizer: Optimizer) -> float | None:
+    """The learning rate that was set and goes on with this optimiser; None: its schedule's."""
+    rate = state.get("learning_rate")
+    if rate is None or not arenas.rates_alike(state.get("optimizer", optimizer.settings()), optimizer):
+        return None
+    return number("state: learning_rate", rate, 0.0)
 
 
 def resume(

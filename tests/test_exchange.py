@@ -411,6 +411,28 @@ def test_a_residue_that_means_something_else_is_refused() -> None:
             y.load_state_dict(state | wrong)
 
 
+def test_a_learning_rate_that_was_set_goes_on(tmp_path: Any) -> None:
+    """In a file as well; another lr or schedule of the loading optimiser counts more, as in a trainer's checkpoint."""
+    x, y, again = (made(gg.GossipGraD(**SMALL)) for _ in range(3))
+    x.learning_rate = 0.003
+    all_step(x, 2)
+    x.save(tmp_path / "x.npz")
+    y.load(tmp_path / "x.npz")
+    assert y.learning_rate == 0.003
+    for one in (x, y):
+        all_step(one, 2)
+    assert_same(x, y)
+    other = made(gg.GossipGraD(**SMALL), optimizer=gg.SGD(lr=0.2, momentum=0.9))
+    other.load(tmp_path / "x.npz")
+    assert other.learning_rate == 0.2
+    state = x.state_dict()
+    with pytest.raises(ValueError, match="state: learning_rate=-1"):
+        y.load_state_dict(state | {"learning_rate": -1})
+    del state["learning_rate"]
+    again.load_state_dict(state)
+    assert again.learning_rate == 0.1
+
+
 # Of several workers of a server, who comes first depends on what else runs.
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "server"])
 def test_a_step_that_only_began_is_left(name: str) -> None:
@@ -754,7 +776,7 @@ def test_wrong_states(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="no array is named 'v'"):
         x.load_weights({"v": np.ones(1)})
     for missing in state:
-        if missing not in ("strategy", "optimizer"):  # these only describe
+        if missing not in ("strategy", "optimizer", "learning_rate"):  # without them those of here count
             with pytest.raises(ValueError, match="not what state_dict"):
                 x.load_state_dict({key: value for key, value in state.items() if key != missing})
     x.save(tmp_path / "whole.npz")
