@@ -437,13 +437,18 @@ class Exchange:
         kind of optimiser, begin at zero, outer weights at the consensus, copies for partners anew where these are
         others; and where the strategy gives all ranks the same weights, they begin from the consensus. ValueError where
         the state has a residue of compression that means something else to the strategy here. A learning_rate that was
-        set goes on, unless the optimiser here has another lr or schedule.
+        set goes on, unless the optimiser here has another lr or schedule. ValueError on all ranks where theirs differ.
         """
-        with agreement.agreed(self._team, "Exchange.load_state_dict"):
+        with agreement.agreed(self._team, "Exchange.load_state_dict") as one:
             here = {**self.strategy.settings(), **self.optimizer.settings()}
             kinds = self.core.arenas()
             parts, consensus = exchange_state.checked(state, self._shapes, self.size, self.seed, here, kinds)
             rate = exchange_state.set_rate(state, self.optimizer)
+            one.facts = {
+                "step": int(state["step"]),
+                "consensus": lambda: fingerprint.weights(consensus),
+                "learning_rate": rate,
+            }
         exchange_state.resume(self.core, self._team, self._shapes, state, parts, consensus)
         self._rate = rate
         self.core.set_schedule(self._schedule(self.steps, 1))

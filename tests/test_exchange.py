@@ -848,6 +848,31 @@ def test_under_mpi_the_same_bits(mpirun: Any, tmp_path: Any) -> None:
             assert lines[f"samples {rank} {wrong}"].startswith(f"{kind}: {said}"), lines
 
 
+def test_under_mpi_ranks_that_load_other_states(mpirun: Any) -> None:
+    """As where each node has files of its own by one path."""
+    text = (
+        "import numpy as np\nimport gossipgrad as gg\n"
+        "with gg.Exchange({'w': np.ones(3)}, strategy=gg.AllReduce(), timeout=20) as x:\n"
+        "    states = []\n"
+        "    for _ in range(2):\n"
+        "        x.step({'w': np.ones(3)})\n"
+        "        states.append(x.state_dict())\n"
+        "    states.append({**states[0], 'consensus': {'w': np.zeros(3, np.float32)}})\n"
+        "    for second in (1, 2):\n"
+        "        try:\n"
+        "            x.load_state_dict(states[second if x.rank else 0])\n"
+        "        except ValueError as error:\n"
+        "            print(f'refused {second} {x.rank}|{error}')\n"
+        "    x.load_state_dict(states[0])\n"
+        "    assert x.steps == 1\n"
+    )
+    done = mpirun(2, text)
+    lines = dict(line.split("|") for line in done.stdout.splitlines() if "|" in line)
+    for rank in range(2):
+        assert "step: 1 on rank 0; 2 on rank 1" in lines[f"refused 1 {rank}"], lines
+        assert "consensus, w: checksum" in lines[f"refused 2 {rank}"], lines
+
+
 def test_under_mpi_a_rank_that_leaves_a_step_out(mpirun: Any) -> None:
     text = (
         "import time\nimport numpy as np\nimport gossipgrad as gg\n"
