@@ -285,12 +285,47 @@ def test_another_training_state_is_a_value_error():
         torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3)), gg.SGD(0.1)
     )
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    lacking = [{key: value for key, value in good.items() if key != one} for one in good]
+    needed = [one for one in good if one not in ("settings", "learning_rate")]
+    lacking = [{key: value for key, value in good.items() if key != one} for one in needed]
     for state in ({}, model.state_dict(), momentum, other, wide.training_state(), *lacking):
         with pytest.raises(ValueError, match="state: "):
             model.load_training_state(state)
     close(model.state_dict(), before, rtol=0, atol=0)
     model.load_training_state(good)
+
+
+def test_a_training_state_of_another_optimizer_or_other_partners_is_a_value_error():
+    sgd = gg.torch.wrap(small(), gg.SGD(0.1, momentum=0.9)).training_state()
+    lars = gg.torch.wrap(small(), gg.LARS(0.1, momentum=0.9))
+    with pytest.raises(ValueError, match="state: momentum is of {'optimizer': 'sgd'}; allowed: of {'optimizer': 'la"):
+        lars.load_training_state(sgd)
+    compression = gg.AdaComp(bin_size=20, dense_below=1, warmup=0)
+    one, other = (
+        gg.torch.replicas(small, 3, gg.SGD(0.1), gg.GossipGraD(topology=topology), compression=compression)
+        for topology in ("ring", "dissemination")
+    )
+    with pytest.raises(ValueError, match="'topology': 'ring'.*; allowed: of .*'topology': 'dissemination'"):
+        other.load_training_states(one.training_states())
+
+
+def test_a_learning_rate_that_was_set_goes_on():
+    model, again, other = (gg.torch.wrap(small(), gg.SGD(lr, momentum=0.9)) for lr in (0.1, 0.1, 0.2))
+    model.learning_rate = 0.01
+    F.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
+    model.step()
+    state = model.training_state()
+    for one, rate in ((again, 0.01), (other, 0.2)):
+        one.load_training_state(state)
+        assert one.learning_rate == rate
+    for one in (model, again):
+        F.cross_entropy(one(batch(1)[0]), batch(1)[1]).backward()
+        one.step()
+    close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="state: learning_rate=-1"):
+        again.load_training_state(_damaged(state, learning_rate=-1))
+    old = {key: one for key, one in state.items() if key not in ("settings", "learning_rate")}
+    again.load_training_state(old)
+    assert again.learning_rate == 0.1
 
 
 def _damaged(good, **parts):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossipgrad import _core, agreement, environment, fingerprint, optim, strategies
+from gossipgrad import _core, agreement, arenas, environment, fingerprint, optim, strategies
 from gossipgrad._launch import launcher_world_size
 from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy
 from gossipgrad.cluster import Network, VirtualCluster, machines, make_team, refuse, with_circumstances
@@ -91,6 +91,8 @@ class Group:
             self.exchange = self.strategy.exchange_on(machines(self.team, links))
             if self.compression is not None:
                 self.exchange = "weights"
+        self.rate: float | None = None  # by set_rate; None: the optimiser's schedule says
+        self._given = self.optimizer
         self._rates_until = 0
         self.members: list[Any] = []  # the wrapped modules of the local ranks
         self.running = False  # do the threads of virtual ranks run?
@@ -174,8 +176,8 @@ class Group:
         del self.core
         self.core = self._made()
         self.core.step = step
-        for rank, arenas in enumerate(state):
-            for name, arrays in arenas.items():
+        for rank, own in enumerate(state):
+            for name, arrays in own.items():
                 self.core.load_arena(name, arrays, rank)
         self.core.load_consensus(consensus)
         self._rates_until = 0
@@ -202,10 +204,21 @@ class Group:
 
     # ---- learning rates
 
-    def set_rate(self, lr: float) -> None:
-        """A constant rate from the next step on. Between two steps."""
-        self.optimizer = dataclasses.replace(self.optimizer, lr=lr, schedule=Constant())  # type: ignore[type-var]
-        self.core.set_schedule(self.optimizer.timing.options() | {"lr": lr})
+    def set_rate(self, lr: float | None) -> None:
+        """A constant rate from the next step on; None: the schedule's. Between two steps."""
+        self.rate, self.optimizer = lr, self._given
+        if lr is not None:
+            self.optimizer = dataclasses.replace(self._given, lr=lr, schedule=Constant())  # type: ignore[type-var]
+        self.core.set_schedule(self.optimizer.timing.options() | {"lr": self.optimizer.lr})
+        self._rates_until = 0
+
+    def settings(self) -> dict[str, Any]:
+        """Of the strategy and the optimiser, as they were given, in terms of JSON."""
+        return {**self.strategy.settings(), **self._given.settings()}
+
+    def rate_of(self, settings: Mapping[str, Any], rate: Any) -> float | None:
+        """The rate that goes on from a state of these settings where this one was set; None: the schedule's."""
+        return None if rate is None or not arenas.rates_alike(settings, self._given) else float(rate)
 
     def next_rates(self) -> None:
         """A schedule that is a function of Python's is asked for the rates of the next steps. Between two steps."""

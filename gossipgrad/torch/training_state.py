@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from gossipgrad.errors import integer
+from gossipgrad import arenas
+from gossipgrad.errors import integer, number
 
 Shapes = Mapping[str, tuple[int, ...]]
 _MADE = "allowed: what training_state() gave"
@@ -57,10 +58,29 @@ def _check_optimizer(given: Any, optimizer: Any) -> None:
         raise ValueError(f"state: optimizer: groups of {counts} parameters; the optimizer has groups of {wanted}")
 
 
-def check_state(state: Any, arenas: Sequence[str], shapes: Shapes, module: Mapping[str, Any], optimizer: Any) -> int:
+def _check_settings(state: Mapping[str, Any], kinds: Mapping[str, str], here: Mapping[str, Any]) -> None:
+    """ValueError: an arena of the state means something else under the settings of here, or its rate is none."""
+    if state.get("learning_rate") is not None:
+        number("state: learning_rate", state["learning_rate"], 0.0)
+    saved = _mapping("state: settings", state.get("settings", here))
+    for name in sorted(arenas.begun_anew(saved, here, kinds)):
+        keys = ("optimizer",) if kinds[name] == "moment" else ("strategy", "topology", "rotate")
+        there, own = ({key: one[key] for key in keys if key in one} for one in (saved, here))
+        raise ValueError(f"state: {name} is of {there}; allowed: of {own}, as here")
+
+
+def check_state(
+    state: Any,
+    kinds: Mapping[str, str],
+    settings: Mapping[str, Any],
+    shapes: Shapes,
+    module: Mapping[str, Any],
+    optimizer: Any,
+) -> int:
     """The step of a state that can be loaded; ValueError: one that cannot, before anything of it was.
 
-    arenas     names of those that the strategy and the optimizer have, but the gradients'.
+    kinds      of the arenas that the strategy and the optimizer have, but the gradients', by name.
+    settings   of the strategy and the optimizer here.
     shapes     of each arena's arrays, by name.
     module     its state_dict.
     optimizer  one of torch's; None: the core's.
@@ -74,11 +94,12 @@ def check_state(state: Any, arenas: Sequence[str], shapes: Shapes, module: Mappi
     except TypeError as error:
         raise ValueError(str(error)) from None
     given = _mapping("state: arenas", state["arenas"])
-    if set(given) != set(arenas):
+    if set(given) != set(kinds):
         raise ValueError(
-            f"state: has {sorted(map(str, given))}; this strategy and optimizer want {sorted(map(str, arenas))}"
+            f"state: has {sorted(map(str, given))}; this strategy and optimizer want {sorted(map(str, kinds))}"
         )
-    for name in arenas:
+    _check_settings(state, kinds, settings)
+    for name in kinds:
         _check_tensors(name, given[name], shapes, torch.float32)
     _check_tensors("consensus", state["consensus"], shapes, torch.float32)
     own = {name: tuple(one.shape) for name, one in module.items() if isinstance(one, torch.Tensor)}

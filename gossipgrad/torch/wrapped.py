@@ -352,6 +352,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         own = {"optimizer": self._optimizer.state_dict()} if self._group.unfused else {}
         return {
             "step": self.steps,
+            "settings": self._group.settings(),
+            "learning_rate": self._group.rate,
             "arenas": tensors,
             "consensus": consensus,
             "module": {name: tensor.clone() for name, tensor in self.state_dict().items()},
@@ -361,13 +363,15 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what training_state gave on this rank. Collective.
 
-        ValueError, on all ranks, where a rank's state is damaged or another module's, or steps differ; nothing has
-        changed then.
+        A learning_rate that was set goes on, unless the optimizer here has another lr or schedule. ValueError, on all
+        ranks, where a rank's state is damaged, of another module, of another kind of optimizer with moments or of other
+        partners with copies for them, or where steps differ; nothing has changed then.
         """
         self.settle()
         with agreement.agreed(self._group.team, "load_training_state") as one:
             step = self._checked_step(state)
-            one.facts = {"step": step}
+            rate = self._group.rate_of(state.get("settings", self._group.settings()), state.get("learning_rate"))
+            one.facts = {"step": step, "learning_rate": rate}
         original(self.module).load_state_dict(state["module"])
         for name, arrays in state["arenas"].items():
             self._group.core.load_arena(name, _arrays(arrays), self._local)
@@ -375,6 +379,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if self._group.unfused:
             self._optimizer.load_state_dict(state["optimizer"])
         self._group.core.step = self._done = step
+        self._group.set_rate(rate)
         self._step.rested = False
         self._rest()
 
@@ -383,7 +388,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         core = self._group.core
         return check_state(
             state,
-            [name for name, kind in core.arenas().items() if kind != "gradient"],
+            {name: kind for name, kind in core.arenas().items() if kind != "gradient"},
+            self._group.settings(),
             {name: one.shape for name, one in core.weights(self._local).items()},
             original(self.module).state_dict(),
             self._optimizer if self._group.unfused else None,
