@@ -168,8 +168,10 @@ s.barrier()
 class Broken(Module):
     def training_step(self, batch, index):
         if rank == 1 and index == 1: raise LookupError("no more of it")
-        return super().training_step(batch, index)
-fitted(make(timeout=10), Broken())
+        loss = super().training_step(batch, index)
+        self.log("loss", loss, on_step=True, sync_dist=True)  # where rank 0 waits for rank 1
+        return loss
+fitted(make(gg.PushGossip()), Broken())
 """
 
 
@@ -187,6 +189,32 @@ def test_under_mpi(mpirun, tmp_path):
     assert len({line[2] for line in lines if line[0] == "METRIC"}) == 1
     assert len(list(Path(tmp_path).rglob("*.ckpt"))) == 1
     assert done.returncode != 0 and "LookupError: no more of it" in done.stderr, done.stderr
+
+
+class Breaking(Module):
+    """Whose second backward pass fails behind the last layer, which is exchanged then."""
+
+    def training_step(self, batch, index):
+        for place, part in enumerate(self.net):
+            batch[0] = part(batch[0])
+            if place == 2 and index == 1:
+                batch[0].register_hook(self.fail)
+        return nn.functional.cross_entropy(*batch)
+
+    def fail(self, _):
+        raise LookupError("no more of it")
+
+
+def test_an_exception_in_the_middle_of_a_backward_pass_is_the_users():
+    module = Breaking()
+    with pytest.raises(LookupError, match="no more of it"):
+        fitted(gg.torch.lightning.GossipStrategy(gg.GossipGraD(), optimizer=gg.SGD(lr=0.1)), module)
+    before = weights(module)
+    assert torch.isfinite(before).all() and not torch.equal(before, weights(Module()))
+    with gg.torch.wrap(module.net, gg.SGD(lr=0.1)) as again:  # its parameters are plain
+        nn.functional.cross_entropy(again(samples()[0]), samples()[1]).backward()
+        again.step()
+    assert not torch.equal(before, weights(module))
 
 
 def test_a_checkpoint_goes_on(tmp_path):

@@ -103,6 +103,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         self._team = Team(comm, timeout=timeout)
         self.wrapped: Wrapped | None = None  # the module in training
         self._failed = False
+        self._left: Wrapped | None = None  # of a training that failed: its end would wait for other ranks
 
     # ---- who and where
 
@@ -182,11 +183,14 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         """The module has plain parameters again: the consensus, after a training that was not interrupted."""
         wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
-            state = None if self._failed else wrapped.consensus_state_dict()
-            wrapped.close()
-            self.model = self.lightning_module
-            if state is not None:
+            if self._failed:
+                wrapped._detach()
+                self._left = wrapped
+            else:
+                state = wrapped.consensus_state_dict()
+                wrapped.close()
                 wrapped.module.load_state_dict(state)
+            self.model = self.lightning_module
         super().teardown()
 
     # ---- messages of Lightning's

@@ -403,6 +403,13 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if self._closed:
             return
         self.settle()
+        self._detach()
+
+    def _detach(self) -> None:
+        """What close does, without other ranks and also in the middle of a step; what is in flight stays so.
+
+        The group must live on until the process ends, for its end settles as well.
+        """
         self._closed = True
         unhook(list(self._announcements))
         while self._handles:
