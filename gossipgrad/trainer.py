@@ -42,7 +42,7 @@ from gossipgrad.data.checks import samples_array, shape_hint, targets_array
 from gossipgrad.errors import CheckpointError, flag, integer, named_keywords, number, warn
 from gossipgrad.fitting import HINTS, Fit
 from gossipgrad.history import History, Record
-from gossipgrad.literals import Backend, Precision
+from gossipgrad.literals import Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
 from gossipgrad.replicas import CARRIED, Arrays, Replicas, collective
@@ -609,6 +609,8 @@ class Trainer(Replicas):
         comm: Any = None,
         threads: int | None = 1,
         backend: Backend | None = None,
+        conv_algorithm: ConvAlgorithm | None = None,
+        dtype: DType | None = None,
         device: str | None = None,
         precision: Precision = "exact",
         metrics: Metrics | None = None,
@@ -621,6 +623,8 @@ class Trainer(Replicas):
         It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
         threads, backend, device, precision: those of this run, whatever saved it; device None as of Trainer, and
         graphs its default.
+        conv_algorithm, dtype: None: those of the checkpoint. With dtype="float32" a run in bfloat16 goes on where there
+        is none.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of
@@ -638,6 +642,10 @@ class Trainer(Replicas):
                 if getattr(strategy, "collectives", "own") != "own" and not cluster.by_mpi(comm):
                     strategy = replace(strategy, collectives="own")  # type: ignore[call-arg]
                 how = {**heads.losses_of(settings), "seed": settings["seed"], "device": device, "precision": precision}
+                how["conv_algorithm"] = (
+                    settings.get("conv_algorithm", "auto") if conv_algorithm is None else conv_algorithm
+                )
+                how["dtype"] = settings.get("dtype", "float32") if dtype is None else dtype
                 how["compression"] = compression.from_settings(settings.get("compression"))
                 how["apoptosis"] = apoptosis_from(settings.get("apoptosis")) if apoptosis is None else apoptosis
                 how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics

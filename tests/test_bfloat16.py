@@ -463,6 +463,19 @@ def test_checkpoints_are_those_of_float32(tmp_path):
                 assert all(np.array_equal(a, weights[name]) for name, a in other.weights().items())
 
 
+def test_a_checkpoint_of_bfloat16_goes_on_in_it(tmp_path):
+    net = branches()
+    data = images(net)
+    with trainer_of(net) as trainer:
+        trainer.fit(data, epochs=1, batch_size=16, progress=False)
+        trainer.save(tmp_path / "c")
+        with gg.Trainer.load(tmp_path / "c") as again, gg.Trainer.load(tmp_path / "c", dtype="float32") as wide:
+            assert (again.dtype, wide.dtype) == ("bfloat16", "float32")
+            for one in (trainer, again):
+                one.fit(data, epochs=2, batch_size=16, progress=False)
+            assert again.weights_sha256() == trainer.weights_sha256()
+
+
 # ---- the option
 
 

@@ -73,6 +73,16 @@ def test_resuming_equals_never_having_stopped(strategy, data, tmp_path):
         assert history["bytes_sent"] == whole["bytes_sent"]
 
 
+def test_load_computes_as_the_checkpoint(tmp_path, data):
+    trainer = make(1, conv_algorithm="direct")
+    fit(trainer, data, 1)
+    trainer.save(tmp_path / "c")
+    assert gg.Trainer.load(tmp_path / "c").conv_algorithm == "direct"
+    assert gg.Trainer.load(tmp_path / "c", conv_algorithm="winograd").conv_algorithm == "winograd"
+    with pytest.raises(ValueError, match="dtype='half': allowed"):
+        gg.Trainer.load(tmp_path / "c", dtype="half")
+
+
 def test_load_rebuilds_everything(data, tmp_path):
     trainer = make(strategy=gg.GossipGraD(rotate=False))
     fit(trainer, data, 2)
