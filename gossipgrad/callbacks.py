@@ -198,6 +198,7 @@ class EarlyStopping(_Monitor):
                   epoch, and a centre (ElasticAveraging, ParameterServer) its own: copies are in memory meanwhile.
                   Momentum, step and learning rate stay. A best epoch before a resume is not in memory: a warning says
                   so, and the last weights stay. Checkpoints are written after each epoch, before anything is restored.
+                  With fit(final_mix=True) all ranks get the consensus of those weights.
                   If the network has shrunk since the best epoch, it has the size of that again, and momentum begins
                   at zero.
     """

@@ -107,7 +107,8 @@ class Loop:
             self._pauses = self._all_pauses(wanted)
             while trainer.epoch < trainer.last_epoch and not trainer.stop:
                 self._epoch()
-            if final_mix and trainer.strategy.replicas_differ:
+            trainer.mixes = final_mix and trainer.strategy.replicas_differ
+            if trainer.mixes:
                 trainer.core.adopt_consensus()
             trainer.failed, ended = False, True
             trainer.rebatched = None  # no batch follows
@@ -119,7 +120,7 @@ class Loop:
                 call(self.callbacks, "on_fit_end", trainer)
             raise
         finally:
-            trainer.fitting = trainer.within_epoch = False
+            trainer.fitting = trainer.within_epoch = trainer.mixes = False
             trainer.watchers = []
             trainer.rebatched = None
 

@@ -196,6 +196,7 @@ class Replicas:
         notices.one_rank(self.team, network, timeout)
         self.stop = False
         self.fitting = False  # is fit at work?
+        self.mixes = False  # is fit at its end, where all replicas have become the consensus model?
         self.failed = False  # has the last fit ended by an error? True while it is at work
         self.record_names: list[str] = []  # the numbers of an epoch's record in this fit, dotted
         self.speaker: Callable[[str], None] | None = None  # where say's lines go
@@ -429,6 +430,7 @@ class Replicas:
         """Every rank, and a centre, gets the weights that copy_weights gave; moments and step stay. Collective.
 
         If the network has shrunk since then, it has its former size again, and moments and residues begin at zero.
+        Where fit ends with one model for all (final_mix), they then become the consensus of what was put back.
         """
         own, consensus, net = weights
         self.core.settle()
@@ -438,6 +440,8 @@ class Replicas:
         self.core.load_consensus(consensus)
         for local, arrays in enumerate(own):
             self.core.load_arena("weight", arrays, local)
+        if self.mixes:
+            self.core.adopt_consensus()
 
     # ---- the middle of an epoch
 

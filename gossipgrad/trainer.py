@@ -194,7 +194,8 @@ class Trainer(Replicas):
                            weights and statistics: for strategies that leave replicas apart (GossipGraD, most of all
                            with slices, the asynchronous ones, NoExchange). It comes after the last epoch's record and
                            checkpoint, so that a resume goes on as if training had never stopped, and before
-                           on_fit_end. The optimiser's moments stay each rank's.
+                           on_fit_end. Weights that EarlyStopping restores there become one as well. The optimiser's
+                           moments stay each rank's.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
         callbacks          one or several (gossipgrad.callbacks); a ProgressBar, if `progress`, and StopOnNaN are added.

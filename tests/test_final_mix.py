@@ -58,6 +58,22 @@ def test_all_replicas_are_the_consensus_model(name):
     fit(mixed)  # and it goes on
 
 
+@pytest.mark.parametrize("name", ["gossip", "elastic", "none"])
+def test_weights_that_are_restored_are_mixed_as_well(name):
+    """The best epoch is the first one, whose consensus is what a training of one epoch ends with."""
+    best, stopped = (trainer_of(P, gg.SGD(lr=0.1), STRATEGIES[name], net()) for _ in range(2))
+    fit(best, final_mix=True)
+    stopping = gg.callbacks.EarlyStopping("learning_rate", mode="min", patience=2)
+    history = fit(stopped, 3, final_mix=True, callbacks=[Raise(), stopping])
+    assert stopping.best_epoch == 1 and len(set(stopped.weights_sha256())) == 1
+    assert history.weights_sha256 == stopped.weights_sha256() == best.weights_sha256()
+
+
+class Raise(gg.callbacks.Callback):
+    def on_epoch_end(self, trainer, record):
+        trainer.learning_rate *= 2
+
+
 def test_nothing_changes_where_replicas_are_equal():
     """Not even the last bit: the mean of three equal numbers may be another one."""
     plain, mixed = (trainer_of(P, gg.SGD(lr=0.1), gg.AllReduce(), net()) for _ in range(2))
