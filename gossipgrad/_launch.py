@@ -190,8 +190,11 @@ def _check_family(mpiexec: str, kind: str) -> None:
         )
 
 
-def rank_environment(ranks: int, threads: int, kind: str, oversubscribed: bool) -> dict[str, str]:
-    """What to add to the environment; nothing that the user has set is changed."""
+def rank_environment(ranks: int, threads: int, kind: str, oversubscribed: bool, asked: bool) -> dict[str, str]:
+    """What to add to the environment; nothing that the user has set is changed, but by an option.
+
+    asked: were the threads given as one?
+    """
     wanted = {"OMP_NUM_THREADS": str(threads)}
     # Open MPI gives rank 0 a pseudo-terminal even where its output goes to a file, and no width: say what it really is.
     if sys.stdout.isatty():
@@ -214,7 +217,10 @@ def rank_environment(ranks: int, threads: int, kind: str, oversubscribed: bool) 
                 wanted["OMPI_MCA_btl_sm_backing_directory"] = tempfile.gettempdir()
     if not os.access("/tmp", os.W_OK | os.X_OK):
         wanted["TMPDIR"] = tempfile.gettempdir()
-    return {name: value for name, value in wanted.items() if name not in os.environ} | home(os.environ)
+    made = {name: value for name, value in wanted.items() if name not in os.environ}
+    if asked:
+        made["OMP_NUM_THREADS"] = str(threads)
+    return made | home(os.environ)
 
 
 def _shared_memory_for(ranks: int) -> bool:
@@ -344,7 +350,7 @@ def plan(argv: list[str]) -> Plan:
     cores = usable_cores()
     extra = _words("--mpi", options.get("--mpi", ""))
     oversubscribed = not several and ranks > cores
-    made = rank_environment(ranks, threads, kind, oversubscribed)
+    made = rank_environment(ranks, threads, kind, oversubscribed, asked is not None)
 
     command = [mpiexec, "-n", str(ranks)]
     if options.get("--hosts"):

@@ -178,7 +178,8 @@ class Exchange:
                  from 3 axes on, "linear" for 2, else "other".
     total        steps of all training, for schedules with total="auto".
     seed         of the strategy's draws: partners, rotation.
-    threads      that a rank computes with: updates and mixes.
+    threads      that a rank computes with: updates and mixes. None: OMP_NUM_THREADS, which `gossipgrad run
+                 --threads N` sets, else 1.
     timeout      seconds that a wait for another rank may take before it fails; 0: for ever.
     network      a Network that slows the links down under MPI; a VirtualCluster has its own.
     trace        spans that each rank records at most; 0: none.
@@ -213,7 +214,7 @@ class Exchange:
         families: Mapping[str, str] | None = None,
         total: int | None = None,
         seed: int = 0,
-        threads: int | None = 1,
+        threads: int | None = None,
         timeout: float = 0.0,
         network: cluster.Network | None = None,
         trace: int = 0,

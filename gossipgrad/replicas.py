@@ -130,7 +130,7 @@ class Replicas:
         apoptosis: Apoptosis | None = None,
         seed: int = 0,
         comm: Any = None,
-        threads: int | None = 1,
+        threads: int | None = None,
         backend: Backend | None = None,
         conv_algorithm: ConvAlgorithm = "auto",
         tune: bool | None = None,

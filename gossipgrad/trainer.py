@@ -73,7 +73,7 @@ class Trainer(Replicas):
     seed       of initial weights, order of samples, dropout and rotation.
     comm       None: the MPI world where mpiexec started this process, else one rank. A VirtualCluster(p): p ranks in
                this process. An mpi4py communicator: that group.
-    threads    of each rank; None: OMP_NUM_THREADS, else 1.
+    threads    of each rank; None: OMP_NUM_THREADS, which `gossipgrad run --threads N` sets, else 1.
     backend    "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else each operation from the faster one.
     conv_algorithm  how convolutions with windows of 3 x 3 or 5 x 5 and stride 1 are computed: "winograd" by Winograd's
                methods F(4x4,3x3) and F(4x4,5x5), which have about a quarter and a sixth of the multiplications and
@@ -608,7 +608,7 @@ class Trainer(Replicas):
         path: str | os.PathLike[str],
         *,
         comm: Any = None,
-        threads: int | None = 1,
+        threads: int | None = None,
         backend: Backend | None = None,
         conv_algorithm: ConvAlgorithm | None = None,
         dtype: DType | None = None,

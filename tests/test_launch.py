@@ -72,6 +72,8 @@ def test_threads(bare):
     bare.setenv("OMP_NUM_THREADS", "2")
     line, made, _ = words("-n", "2", "train")
     assert "slot:PE=2" in line and "OMP_NUM_THREADS" not in made
+    line, made, _ = words("-n", "2", "--threads", "1", "train")
+    assert "slot:PE" not in line and made["OMP_NUM_THREADS"] == "1"  # what is asked for counts more
     bare.setenv("OMP_NUM_THREADS", "2,3")  # OpenMP's: the second number is for nested regions
     assert "slot:PE=2" in words("-n", "2", "train")[0]
     bare.setenv("OMP_NUM_THREADS", "none")

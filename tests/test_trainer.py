@@ -22,6 +22,18 @@ def make(**options):
     return gg.Trainer(net(), **({"optimizer": gg.SGD(lr=0.05, momentum=0.9)} | options))
 
 
+def test_a_script_computes_with_the_threads_that_run_sets(monkeypatch):
+    """Where it names none itself."""
+    net = gg.Sequential([gg.Linear(3)], input=(4,))
+    for variable, wanted in (("3", 3), ("2,4", 2), (None, 1)):
+        if variable is None:
+            monkeypatch.delenv("OMP_NUM_THREADS")
+        else:
+            monkeypatch.setenv("OMP_NUM_THREADS", variable)
+        with gg.Trainer(net) as trainer, gg.Trainer(net, threads=1) as own:
+            assert (trainer.threads, own.threads) == (wanted, 1)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
