@@ -62,8 +62,9 @@ class DiLoCo(_OuterSteps):
     outer_lr=1 and outer_momentum=0 this is PeriodicAllReduce without the mean of the moments.
 
     The model that is evaluated and saved is the mean of the replicas. phi and m are state: they are saved, resumed to
-    the bit, and go on through Trainer.reshape. Where they were not there before, another strategy's checkpoint for
-    example, or where weights are loaded, phi begins as those weights (of several replicas: their mean).
+    the bit, and go on where the batch size changes or apoptosis makes the network smaller. Where they were not there
+    before, another strategy's checkpoint for example, or where weights are loaded, phi begins as those weights (of
+    several replicas: their mean).
 
     Statistics of BatchNorm are not trained: at an outer step they become their mean over the ranks, without momentum
     and with rate 1 (less 2^-22, with "bfloat16" 2^-6, so that rounding leaves every variance above zero).
