@@ -406,6 +406,34 @@ def test_training_goes_on_to_the_bit(strategy, tmp_path):
             assert (tensor == other.state_dict()[name]).all(), name
 
 
+def test_counts_go_on_in_another_order_of_layers():
+    """As under MPI, where the order of use is found in the first step."""
+    models = gg.torch.replicas(small, gg.VirtualCluster(2, latency=0.01), gg.SGD(0.1), gg.AllReduce())
+
+    def train(model, rank):
+        F.cross_entropy(model(batch(0, rank)[0]), batch(0, rank)[1]).backward()
+        model.step()
+
+    models.run(train)
+    models.settle()
+    before = [model.counts() for model in models]
+    for model in models:
+        model._unhook_gradients()
+        model._step.unbind()
+        del model._step
+    models[0]._group.reorder([1, 0])
+    for model in models:
+        model._bind()
+        model._step.rested = False
+    after = [model.counts() for model in models]
+    for key in ("exposed_seconds", "bytes_sent", "messages_sent", "clock_seconds"):
+        assert all(now[key] >= then[key] > 0 for then, now in zip(before, after, strict=True)), key
+    models.run(train)
+    assert all(
+        model.counts()["exposed_seconds"] > one["exposed_seconds"] for model, one in zip(models, after, strict=True)
+    )
+
+
 def test_a_compiled_module():
     module = small()
     model = gg.torch.wrap(torch.compile(module, backend="eager"), gg.SGD(0.1))

@@ -24,6 +24,8 @@ from gossipgrad.torch.modules import Layer, original
 Arrays = dict[str, NDArray[np.float32]]
 # A function of the step is asked for so many learning rates at a time.
 _RATES_AT_ONCE = 256
+# What an exchange counts from its creation on; what is sent, and the clock, are the team's.
+_COUNTED = ("exposed_seconds", "skipped")
 CALL = "gossipgrad.torch.wrap"
 
 
@@ -94,6 +96,7 @@ class Group:
         self.rate: float | None = None  # by set_rate; None: the optimiser's schedule says
         self._given = self.optimizer
         self._rates_until = 0
+        self._before: list[dict[str, float]] = []  # what each rank had counted when the arenas were laid out anew
         self.members: list[Any] = []  # the wrapped modules of the local ranks
         self.running = False  # do the threads of virtual ranks run?
         self.core = self._made()
@@ -172,6 +175,7 @@ class Group:
         state = [self.state(rank) for rank in range(len(self.layers))]
         consensus = self.core.consensus_weights()
         step = self.core.step
+        self._before = [self.counts(rank) for rank in range(len(self.layers))]
         self.layers = [[layers[place] for place in order] for layers in self.layers]
         del self.core
         self.core = self._made()
@@ -186,6 +190,13 @@ class Group:
         """All arenas but the gradients', by name: copies. Collective."""
         kinds = self.core.arenas()
         return {name: self.core.arena(name, rank) for name, kind in kinds.items() if kind != "gradient"}
+
+    def counts(self, rank: int) -> dict[str, float]:
+        """What a rank has sent and waited for since the beginning, in whatever order its arenas lay."""
+        found = self.core.counts(rank)
+        if self._before:
+            found |= {key: found[key] + self._before[rank][key] for key in _COUNTED}
+        return found
 
     def agreed_order(self, own: Sequence[int]) -> list[int]:
         """Rank 0's order. Collective."""

@@ -289,8 +289,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._group.set_rate(rate)
 
     def counts(self) -> dict[str, Any]:
-        """What this rank has sent and waited for: bytes_sent, messages_sent, exposed_seconds, skipped, clock."""
-        return dict(self._group.core.counts(self._local))
+        """What this rank has done: exposed_seconds, bytes_sent, messages_sent, skipped, clock_seconds, residue.
+
+        As of gossipgrad.Exchange.counts.
+        """
+        return self._group.counts(self._local)
 
     def _end_unused_step(self, call: str) -> None:
         """A step that only a forward pass has begun is left: the next one begins it again."""
