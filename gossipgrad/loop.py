@@ -206,7 +206,13 @@ class Loop:
         trainer, number = self.trainer, self.trainer.epoch + 1
         done = self._begin_epoch()
         if done < self.steps:
-            self._train(done)
+            try:
+                self._train(done)
+            except KeyboardInterrupt:
+                if agreement.alone(trainer.team):  # a save goes on from here; its ranks are at one step
+                    trainer.core.settle()
+                    trainer.position = trainer.where_in_epoch()
+                raise
             if trainer.set_rate is not None:
                 self._rate = trainer.set_rate
         self._pause_at_end()

@@ -73,6 +73,29 @@ def test_resuming_equals_never_having_stopped(strategy, data, tmp_path):
         assert history["bytes_sent"] == whole["bytes_sent"]
 
 
+class Interrupt(gg.Callback):
+    """Ctrl-C in the middle of an epoch."""
+
+    every = 3
+
+    def on_step(self, trainer, step):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("comm", [None, gg.VirtualCluster(3)], ids=["one rank", "virtual"])
+def test_an_interrupted_epoch_goes_on_from_a_save(comm, data, tmp_path):
+    whole, first, rest = (make(comm=comm) for _ in range(3))
+    fit(whole, data, 2)
+    with pytest.raises(KeyboardInterrupt):
+        fit(first, data, 2, callbacks=[Interrupt()])
+    assert (first.epoch, first.step) == (0, 3)
+    first.save(tmp_path / "c")
+    fit(rest, data, 2, resume=tmp_path / "c")
+    assert (rest.step, rest.weights_sha256()) == (whole.step, whole.weights_sha256())
+    fit(first, data, 1)  # what is trained without the checkpoint begins with an epoch
+    assert first.step == 3 + whole.step // 2
+
+
 def test_load_computes_as_the_checkpoint(tmp_path, data):
     trainer = make(1, conv_algorithm="direct")
     fit(trainer, data, 1)
