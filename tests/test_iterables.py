@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 import gossipgrad as gg
+from gossipgrad.data import iterables
 
 X = np.arange(40, dtype=np.float32).reshape(20, 2)
 Y = np.arange(20) % 3
@@ -37,6 +40,7 @@ class Loader:
 
     def __init__(self, size=6, x=X, y=Y):
         self.passes, self.size, self.dataset = 0, size, np.zeros(len(x))
+        self.open = 0  # passes that have begun and have not been ended
         self.x, self.y = x, y
 
     def __len__(self):
@@ -44,8 +48,12 @@ class Loader:
 
     def __iter__(self):
         self.passes += 1
-        for x, y in batches(self.size, self.x + 100 * (self.passes - 1), self.y):
-            yield Tensor(x), Tensor(y)
+        self.open += 1
+        try:
+            for x, y in batches(self.size, self.x + 100 * (self.passes - 1), self.y):
+                yield Tensor(x), Tensor(y)
+        finally:
+            self.open -= 1
 
 
 @pytest.mark.parametrize("make", [batches, lambda: iter(batches()), lambda: (list(b) for b in batches()), Loader])
@@ -103,6 +111,49 @@ def test_ranks_have_passes_of_their_own():
             x, y = source.read_new(rows, 0)
             assert (x % 100 == X[rows]).all() and (y == Y[rows]).all()
     assert loader.passes <= 2
+
+
+@pytest.mark.parametrize("begin, end", [(0, 20), (0, 10), (10, 20), (7, 13)])
+def test_each_evaluation_is_a_pass_and_leaves_none_behind(begin, end):
+    loader = Loader(6)
+    source = gg.data.from_iterable(loader, stream=True).source
+    loader.passes = 0
+    for evaluation in range(70):
+        rows = [np.arange(i, min(i + 4, end)) for i in range(begin, end, 4)]
+        found = [source.read_new(each, -1) for each in rows]
+        assert np.array_equal(np.concatenate([x for x, _ in found]), X[begin:end] + 100 * evaluation)
+        assert loader.passes == evaluation + 1 and loader.open <= 1
+    assert loader.open == (end < 20)
+
+
+def test_threads_that_evaluate_leave_few_passes_behind(monkeypatch):
+    monkeypatch.setattr(iterables, "MOST_CURSORS", 3)
+    loader = Loader(6)
+    source = gg.data.from_iterable(loader, stream=True).source
+    release, begun = threading.Event(), threading.Barrier(6)
+
+    def evaluate():  # the first half; all threads live at the same time, so that each is another one
+        source.read_new(np.arange(10), -1)
+        begun.wait()
+        release.wait(20)
+
+    threads = [threading.Thread(target=evaluate) for _ in range(5)]
+    for one in threads:
+        one.start()
+    begun.wait()
+    assert loader.open <= 3
+    release.set()
+    for one in threads:
+        one.join()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_stream_validates_any_number_of_epochs(ranks):
+    loader = Loader(6, X / 40 - 0.5, Y)
+    stream = gg.data.from_iterable(loader, stream=True)
+    with gg.Trainer(gg.Sequential([gg.Linear(3)], X.shape[1:]), comm=gg.VirtualCluster(ranks)) as trainer:
+        history = trainer.fit(X / 40, Y, validation=stream, epochs=70, batch_size=5, progress=False)
+    assert len(history) == 70 and loader.open <= ranks
 
 
 def test_what_cannot_be_streamed():

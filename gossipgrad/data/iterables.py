@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.checks import samples_array
-from gossipgrad.data.source import Source
+from gossipgrad.data.source import EVALUATION, Source
 from gossipgrad.errors import DataError, flag, integer
 
-MOST_CURSORS = 64  # iterators of one epoch that a stream has open at a time
+MOST_CURSORS = 64  # iterators of an epoch, or of evaluation, that a stream has open at a time
 
 
 def _array(value: Any, what: str) -> NDArray[Any]:
@@ -118,7 +118,8 @@ class _Cursor:
 
 
 class Stream(Source):
-    """A pass through an iterable in each epoch. Rows are read in ascending order; each reader has a pass of its own."""
+    """A pass through an iterable in each epoch and each evaluation. Rows are read in ascending order; each reader has a
+    pass of its own."""
 
     ordered = True
 
@@ -127,6 +128,7 @@ class Stream(Source):
         self._lock = threading.Lock()
         self._epoch = -2
         self._cursors: list[_Cursor] = []
+        self._evaluations: dict[int, _Cursor] = {}  # of each thread that evaluates; the last used is the last
         first = _Cursor(iter(iterable))
         first.forward(samples, name)
         assert first.batch is not None
@@ -141,8 +143,8 @@ class Stream(Source):
     def read(self, rows: NDArray[Any], epoch: int, samples: NDArray[Any], targets: NDArray[Any] | None) -> None:
         with self._lock:
             if epoch != self._epoch:
-                self._epoch, self._cursors = epoch, []
-            cursor = self._at(int(rows[0]))
+                self._epoch, self._cursors, self._evaluations = epoch, [], {}
+            cursor = self._evaluation_at(int(rows[0])) if epoch == EVALUATION else self._at(int(rows[0]))
             at = 0
             while at < len(rows):
                 if not cursor.begin <= rows[at] < cursor.end:
@@ -161,6 +163,24 @@ class Stream(Source):
                 if targets is not None:
                     targets[at:here] = y[chosen]
                 at = here
+            if epoch == EVALUATION and rows[-1] == self.count - 1:
+                del self._evaluations[threading.get_ident()]  # at its end, where an iterator ends its workers
+
+    def _evaluation_at(self, row: int) -> _Cursor:
+        """The pass of the thread that evaluates; a new one where that is behind the row.
+
+        All evaluations are one epoch, so a row before those that were read begins the next one. A rank that evaluates a
+        part of the samples never comes to the end: what it leaves is replaced by the thread's next pass, or is the one
+        that was used least recently.
+        """
+        thread = threading.get_ident()
+        cursor = self._evaluations.pop(thread, None)
+        if cursor is None or cursor.begin > row:
+            cursor = _Cursor(iter(self.iterable))
+        self._evaluations[thread] = cursor
+        if len(self._evaluations) > MOST_CURSORS:
+            del self._evaluations[next(iter(self._evaluations))]
+        return cursor
 
     def _at(self, row: int) -> _Cursor:
         """The pass that is nearest before a row; a new one where all are behind it."""
