@@ -273,6 +273,21 @@ def test_a_broken_file_is_named_at_the_line_that_trains(folder, workers):
     assert [one.filename for one in caught] == [__file__]
 
 
+def test_a_broken_file_is_replaced_by_its_class_in_any_order_of_classes(folder):
+    data = gg.data.image_folder(folder, 24, classes=["dog", "cat"], workers=1)
+    assert data.targets.tolist() == [1, 1, 0, 0]
+    whole = read(data)
+    broken = {"cat": "a.jpg", "dog": "d.jpg"}
+    for kind, name in broken.items():
+        (folder / kind / name).write_bytes(b"text")
+    with pytest.warns(UserWarning, match="no JPEG"):
+        found = read(data)
+    near(found, whole[[1, 1, 2, 2]], 40)
+    assert np.array_equal(found[[1, 2]], whole[[1, 2]])
+    paths = [[data.source.path(other).name for other in data.source._instead(row)] for row in range(4)]
+    assert paths == [["b.png"], ["b.png"], ["c.JPEG"], ["c.JPEG"]]
+
+
 def test_a_class_of_which_every_image_is_broken(folder):
     for name in ("a.jpg", "b.png"):
         (folder / "cat" / name).write_bytes(b"")

@@ -418,10 +418,9 @@ class ImageFolder(Source):
         """The row, then the others of its class; without those that are known to be broken."""
         if str(self.path(row)) not in self.broken:
             yield row
-        kind = self.targets[row]
-        first, last = np.searchsorted(self.targets, [kind, kind + 1]).tolist()
-        for step in range(1, last - first):
-            other = first + (row - first + step) % (last - first)
+        alike = np.flatnonzero(self.targets == self.targets[row])  # not side by side where classes= orders them
+        place = int(np.searchsorted(alike, row))
+        for other in np.roll(alike, -place)[1:].tolist():
             if str(self.path(other)) not in self.broken:
                 yield other
 
