@@ -416,10 +416,16 @@ class CSVLogger(_FileLogger):
         super().__init__(path)
         self._columns: list[str] = []
 
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """After earlier epochs the columns are theirs, and those of this fit: only one may have validation."""
+        earlier = [name for record in trainer.history.epochs for name in flat(record)]
+        self._columns = list(dict.fromkeys([*earlier, *trainer.record_names])) if earlier else []
+        super().on_fit_begin(trainer)
+
     def line(self, record: Record, first: bool) -> str:
         row = flat(record)
         text = io.StringIO()
-        if first or not self._columns:
+        if not self._columns:
             self._columns = list(row)
         writer = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore", lineterminator="\n")
         if first:

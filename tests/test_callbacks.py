@@ -237,6 +237,20 @@ def test_loggers_of_a_resumed_run_hold_all_epochs(data, tmp_path):
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 4
 
 
+def test_columns_are_those_of_earlier_epochs_and_of_this_fit(data, tmp_path):
+    log = gg.CSVLogger(tmp_path / "a.csv")
+    t = trainer()
+    t.fit(data[0], epochs=1, batch_size=8, callbacks=log, progress=False)
+    history = t.fit(data[0], data[1], epochs=2, batch_size=8, callbacks=log, progress=False)
+    with open(tmp_path / "a.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["validation.loss"] for row in rows][0] == "" and len(rows) == len(history)
+    assert [float(row["validation.loss"]) for row in rows[1:]] == [
+        record["validation"]["loss"] for record in history.epochs[1:]
+    ]
+    assert set(rows[0]) >= {name for record in history.epochs for name in flat(record)}
+
+
 def history_of(values):
     return History(
         epochs=[{"epoch": i + 1, "validation": {"loss": v, "accuracy": 1 - v}} for i, v in enumerate(values)]
