@@ -246,4 +246,11 @@ class History:
                 raise ValueError(f"{os.fspath(path)}: no report: {error}") from error
         if not isinstance(report, dict) or report.get("schema") != SCHEMA:
             raise ValueError(f"{os.fspath(path)}: no report of schema {SCHEMA}")
+        known = cls().to_dict()
+        unknown = [key for key in report if key not in known]
+        if unknown:
+            raise ValueError(
+                f"{os.fspath(path)}: no report of a training: it has {', '.join(map(repr, unknown))}; allowed: "
+                f"{', '.join(known)}"
+            )
         return cls(**{key: value for key, value in report.items() if key != "schema"})

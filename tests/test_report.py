@@ -108,6 +108,9 @@ def test_history_access(run, tmp_path):
     (tmp_path / "x").write_text('{"schema": 2}')
     with pytest.raises(ValueError, match="no report of schema 1"):
         History.read(tmp_path / "x")
+    (tmp_path / "x").write_text('{"schema": 1, "settings": {}, "environment": {}, "target_loss": 1, "runs": []}')
+    with pytest.raises(ValueError, match="x: no report of a training: it has 'target_loss', 'runs'; allowed: schema, "):
+        History.read(tmp_path / "x")
 
 
 def test_trace(tmp_path):
