@@ -193,6 +193,23 @@ def test_files_that_cannot_be_read(tmp_path, file):
         gg.data.csv(path, "label")
 
 
+def test_standardised_samples_have_no_scale():
+    x = np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32)
+    (found,) = gg.data.standardize(gg.Dataset(x, np.arange(50) % 2, 1 / 255, [0.5, 2.0], name="mine"))
+    assert found.scale == 1 and found.shift == 0 and found.name == "mine"
+    np.testing.assert_allclose(found.samples, (x - x.mean(0)) / x.std(0), atol=1e-5)
+
+
+def test_several_inputs_or_targets_are_not_standardised():
+    x, y = np.zeros((4, 2), np.float32), np.arange(4)
+    one = gg.Dataset(x, y)
+    refused = [(gg.Dataset((x, x), y), "2 inputs and 1 array of"), (gg.Dataset(x, (y, y)), "1 input and 2 arrays")]
+    for several, words in refused:
+        for sets in ((several,), (one, several)):
+            with pytest.raises(ValueError, match=f"standardize: arrays has {words}.*; allowed: one of each"):
+                gg.data.standardize(*sets)
+
+
 def test_a_table_without_a_header_wants_numbers_of_columns(file):
     with pytest.raises(gg.DataError, match="no line of names: a column is a number"):
         gg.data.csv(file("1,2\n3,4\n"), "label")

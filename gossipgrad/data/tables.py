@@ -409,8 +409,11 @@ def standardize(train: Dataset, *others: Dataset) -> tuple[Dataset, ...]:
 
     Samples are float32 arrays (n, ...), and a feature is a place in a sample. One that never changes becomes 0. The
     result has `standardization`, a pair (mean, deviation) of float32 arrays in the shape of a sample: new samples are
-    made alike by (x - mean) / deviation. Copies the samples.
+    made alike by (x - mean) / deviation. Both are of the samples as they are stored, and the result has scale 1 and
+    shift 0. Copies the samples. ValueError: a set with several inputs or targets.
     """
+    for one in (train, *others):
+        _check_single(one)
     mean, deviation = moments(train.samples)
     return tuple(_standardized(one, mean, deviation) for one in (train, *others))
 
@@ -427,13 +430,23 @@ def moments(samples: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.floa
     return np.asarray(mean, np.float32), np.where(constant, 1.0, deviation).astype(np.float32)
 
 
+def _check_single(one: Dataset) -> None:
+    inputs, targets = 1 + len(one._others), len(one.target_shapes)
+    if inputs > 1 or targets > 1:
+        raise ValueError(
+            f"standardize: {one.name} has {counted(inputs, 'input')} and {counted(targets, 'array')} of targets; "
+            "allowed: one of each"
+        )
+
+
 def _standardized(one: Dataset, mean: NDArray[np.float32], deviation: NDArray[np.float32]) -> Dataset:
+    _check_single(one)
     if one.dtype != np.float32 or one.shape != mean.shape:
         raise ValueError(
             f"standardize: {one.name} has samples {one.shape} of {one.dtype}; allowed: float32 of {mean.shape}"
         )
     samples = (one.samples - mean) / deviation
-    made = Dataset(samples, one.targets, one.scale, one.shift, sample_weight=one.sample_weight, name=one.name)
+    made = Dataset(samples, one.targets, sample_weight=one.sample_weight, name=one.name)
     made.classes, made.standardization = one.classes, (mean, deviation)
     return made
 
