@@ -8,6 +8,7 @@ import pytest
 
 import gossipgrad as gg
 from gossipgrad import cli, compare
+from gossipgrad.compare import processes
 
 FEW = {"model": "mlp", "dataset": "synthetic", "samples": 900, "points": 3, "global_batch": 24}
 
@@ -94,6 +95,34 @@ def test_learning_rates_and_batches():
     assert scaled.batch(64) == 8 and scaled.rate(entry, 2) == 0.6 and scaled.rate(entry, 4) == 1.0
     assert plan(lr_scaling="sqrt").rate(entry, 4) == pytest.approx(0.6)
     assert plan(samples=1000, points=3).parts(200) == (5, 200)
+
+
+def test_as_many_at_a_time_as_this_process_may_use_cores(tmp_path, monkeypatch):
+    plan = compare.Comparison(entries=compare.entries("allreduce,no-exchange"), ranks=(1, 2), **FEW)
+    under_way, counts = [], []
+
+    class Fake:
+        """A configuration that ends when it is looked at for the third time."""
+
+        def __init__(self, comparison, entry, p, path):
+            self.entry, self.p, self.looks, self.process = entry, p, 0, self
+            under_way.append(self)
+            counts.append(len(under_way))
+
+        def poll(self):
+            self.looks += 1
+            return 0 if self.looks >= 3 else None
+
+        def result(self):
+            under_way.remove(self)
+            return {"strategy": self.entry.label, "ranks": self.p, "lr": 0.1, "points": [], "failure": "none"}
+
+    monkeypatch.setattr(processes, "Process", Fake)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    for cores in (1, 3):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+        counts.clear()
+        assert len(compare.run(plan, tmp_path)) == 4 and max(counts) == cores
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path):

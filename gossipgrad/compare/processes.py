@@ -185,7 +185,7 @@ def run(
     said: Callable[[str], None] = lambda line: None,
     shown: bool = False,
 ) -> list[Record]:
-    """Train every configuration, `jobs` at a time (None: as many as there are cores), those of most ranks first.
+    """Train every configuration, `jobs` at a time (None: as many as the cores it may use), those of most ranks first.
 
     One result a configuration, in the order of entries and ranks: strategy, ranks, and batch_size, lr, seconds, points
     and report, or failure, the reason why there is no more ("diverged ...": with the points before that); with several
@@ -194,7 +194,7 @@ def run(
     been trained, or has diverged, is stored in `folder`, which is made, for a run that is interrupted: what is there
     of the same settings is not trained again. What has failed otherwise is not there.
     """
-    jobs = max(os.cpu_count() or 1, 1) if jobs is None else integer("jobs", jobs, 1)
+    jobs = len(os.sched_getaffinity(0)) if jobs is None else integer("jobs", jobs, 1)
     by_size = sorted(comparison.ranks, reverse=True)
     waiting = [(one, p) for p in by_size for entry in comparison.entries for one in comparison.variants(entry, p)]
     weights = {p: 4.0 + p for p in comparison.ranks}  # more ranks take longer, by about so much
