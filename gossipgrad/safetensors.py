@@ -76,8 +76,8 @@ def write(
 def content(path: str) -> bytes:
     """The bytes of a regular file; CheckpointError: there is none, or it cannot be read."""
     try:
-        # A named pipe that nobody writes to would be waited for.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        # A named pipe that nobody writes to would be waited for. What an opener gives is closed if it is a folder.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise CheckpointError(f"{path}: not a regular file")
             return file.read()

@@ -156,6 +156,10 @@ def test_malformed_files_are_refused(content, words, tmp_path):
 
 def test_only_regular_files_are_read(tmp_path):
     """An endless device is no file to read; nor is a pipe that nobody writes to."""
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(gg.CheckpointError, match="Is a directory"):
+        safetensors.content(str(tmp_path))
+    assert os.listdir("/proc/self/fd") == before
     with pytest.raises(gg.CheckpointError, match="/dev/zero: not a regular file"):
         safetensors.read("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
