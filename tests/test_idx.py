@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import os
 import stat
@@ -157,6 +158,14 @@ def mirror(tmp_path, monkeypatch):
 
 def hidden(folder):
     return sorted(p.name for p in folder.iterdir() if p.name.startswith("."))
+
+
+def test_a_cache_on_a_file_system_without_locks(mirror, monkeypatch):
+    def without_locks(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    assert len(gg.data.load("mnist")[1]) == 30
 
 
 def test_download_checks_and_stores(tmp_path, mirror):

@@ -5,7 +5,6 @@ Source: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database of handwritten
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import hashlib
 import http.client
@@ -75,8 +74,7 @@ def _fetch_all() -> Path:
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with cache.locked(folder / ".lock"):
             cache.remove_left(folder)
             for name in FILES:
                 if find(name, folder) is None:
