@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Literal, NoReturn, get_args
 
 from gossipgrad.errors import choice, flag, integer, named_keywords, number, pair
@@ -25,7 +26,7 @@ def _init(argument: str, value: Any) -> tuple[str, float]:
             return name, 0.0
         choice(f"{argument}[0]", name, VALUE_INITS)
         return name, number(f"{argument}[1]", parameter, 0.0 if name != "constant" else None)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, Real) and not isinstance(value, bool):
         return "constant", number(argument, value)
     if value not in PLAIN_INITS:
         names = ", ".join(map(repr, PLAIN_INITS))

@@ -7,11 +7,12 @@ Weights have PyTorch's names and shapes: "conv1.weight" (out, in/groups, height,
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -523,16 +524,42 @@ def _again(made: type[Model], config: Mapping[str, Any], loaded: Arrays | None) 
     return model
 
 
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def _of_a_list(init: _Init) -> _Init:
+    """Sequential's constructor, whose error for layers that are no list, PyTorch's form, says what to write."""
+
+    @functools.wraps(init)
+    def checked(self: Model, *args: Any, **kwargs: Any) -> None:
+        if args and isinstance(args[0], Layer):
+            raise TypeError(
+                f"layers is a {type(args[0]).__name__}; allowed: a list of layers, as "
+                "gg.Sequential([gg.Linear(100), gg.ReLU(), gg.Linear(10)], input=(784,))"
+            )
+        init(self, *args, **kwargs)
+
+    return cast(_Init, checked)
+
+
 @named_keywords
 class Sequential(Model):
     """Layers one after another; `input` is the shape of one sample, as (1, 28, 28)."""
 
+    @_of_a_list
     def __init__(self, layers: Iterable[Layer], input: Sequence[int] | int, name: str = "model") -> None:
         node = root = Input(input)
-        for i, layer in enumerate(layers):
-            if not isinstance(layer, Layer):
-                raise TypeError(f"layers[{i}] is a {type(layer).__name__}; wanted a layer")
-            node = layer(node)
-        if node is root:
-            raise ValueError("layers: empty")
-        super().__init__(root, node, name)
+        placed: list[Layer] = []
+        try:
+            for i, layer in enumerate(layers):
+                if not isinstance(layer, Layer):
+                    raise TypeError(f"layers[{i}] is a {type(layer).__name__}; wanted a layer")
+                node = layer(node)
+                placed.append(layer)
+            if node is root:
+                raise ValueError("layers: empty")
+            super().__init__(root, node, name)
+        except BaseException:
+            for layer in placed:  # they stand in no network, and can be given again with another input
+                layer._used = False
+            raise

@@ -106,6 +106,38 @@ def test_bad_layers_are_refused_at_once(make, error, words):
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [int, np.int64, np.int32, np.float64, np.float32])
+def test_a_weight_is_filled_with_any_number(kind):
+    layer = gg.Linear(10, weight_init=kind(2), bias_init=kind(0))
+    assert layer.weight_init == ("constant", 2.0) and type(layer.weight_init[1]) is float
+    assert layer.bias_init == ("constant", 0.0)
+    for wrong in (True, np.True_):
+        with pytest.raises(ValueError, match="weight_init=.*True.*or a number"):
+            gg.Linear(10, weight_init=wrong)
+
+
+def test_layers_of_a_network_that_was_refused_can_be_given_again():
+    layers = [gg.Conv2d(4, 3), gg.Flatten(), gg.Linear(3)]
+    for wrong in ((2, 2), (1, 2, 2)):
+        with pytest.raises(ValueError, match="conv1"):
+            gg.Sequential(layers, input=wrong)
+    with pytest.raises(TypeError, match=r"layers\[3\] is a int"):
+        gg.Sequential([*layers, 5], input=(1, 5, 5))
+    assert gg.Sequential(layers, input=(1, 5, 5)).output_shape == (3,)
+    with pytest.raises(ValueError, match="used twice"):
+        gg.Sequential([gg.ReLU(), *layers], input=(1, 5, 5))
+    with pytest.raises(ValueError, match="used twice"):
+        gg.Sequential(layers, input=(1, 5, 5))
+
+
+def test_layers_that_are_no_list():
+    words = r"layers is a Flatten; allowed: a list of layers, as gg.Sequential\(\[gg.Linear"
+    with pytest.raises(TypeError, match=words):
+        gg.Sequential(gg.Flatten(), gg.Linear(10), input=(1, 5, 5))
+    with pytest.raises(TypeError, match=words):
+        gg.Sequential(gg.Flatten(), input=(1, 5, 5))
+
+
 def test_a_layer_stands_at_one_place():
     layer = gg.Linear(3, name="twice")
     layer(gg.Input((3,)))
