@@ -141,7 +141,6 @@ class ProgressBar(Callback):
     def __init__(self, file: IO[str] | None = None) -> None:
         self._file = file
         self._shown = False
-        self._epochs = 0
         self._line_due = 0.0
         self._width = 0  # of the line that is drawn
 
@@ -174,7 +173,6 @@ class ProgressBar(Callback):
         self._line_due = time.monotonic() + (CELL_EVERY if in_notebook(self.file) else LINE_EVERY)
 
     def on_progress(self, trainer: Trainer, progress: Progress) -> None:
-        self._epochs = progress.epochs
         if trainer.rank != 0:
             return
         done = progress.step / max(progress.steps, 1)
