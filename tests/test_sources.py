@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -116,6 +117,29 @@ def test_pixels_have_a_scale_for_each_channel():
         wanted = trainer.predict(plain.astype(np.float32), batch_size=8)
         for data in (gg.Dataset(x, y, scale, shift), gg.Dataset(Arrays(x, y, scale=scale, shift=shift))):
             np.testing.assert_allclose(trainer.predict(data, batch_size=8), wanted, rtol=1e-4, atol=1e-4)
+
+
+class InOrder(Arrays):
+    """Rows that can only be read in ascending order; counts the calls that are in it at the same time."""
+
+    ordered = True
+
+    def __init__(self, *arguments, **attributes):
+        super().__init__(*arguments, **attributes)
+        self.inside, self.most = 0, 0
+
+    def read(self, rows, epoch, samples, targets):
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        time.sleep(0.002)  # other threads run
+        super().read(rows, epoch, samples, targets)
+        self.inside -= 1
+
+
+def test_ranks_of_a_virtual_cluster_read_an_ordered_source_one_at_a_time():
+    source = InOrder(*arrays(96))
+    trained(gg.Dataset(source), ranks=4)
+    assert len(source.threads) == 4 and source.most == 1
 
 
 # ---- what goes wrong

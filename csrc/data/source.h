@@ -20,8 +20,8 @@ typedef struct gg_source gg_source;
 
 typedef struct gg_source_table {
     /* Writes n samples of every field f whose out[f] is not NULL, one after the other, as the set describes the field.
-     * Called by any thread, and by several at once unless the source is ordered. A failure's message names the file or
-     * the sample; GG_ERROR_SOURCE where it is the source's own. */
+     * Called by any thread, and by several at once: the readers of a rank, and those of all ranks of a virtual cluster.
+     * A failure's message names the file or the sample; GG_ERROR_SOURCE where it is the source's own. */
     gg_status (*read)(gg_source *source, const uint32_t *rows, int64_t n, int64_t epoch, void *const *out);
     void (*destroy)(gg_source *source); /* by whichever thread released it last */
 } gg_source_table;
@@ -30,7 +30,7 @@ typedef struct gg_source_table {
 struct gg_source {
     const gg_source_table *table;
     atomic_int references;
-    bool ordered; /* it can only go on: rows are asked for in ascending order in each epoch, by one thread at a time */
+    bool ordered; /* it can only go on: each rank asks for rows in ascending order in each epoch, by one thread */
     int readers;  /* threads of a rank that read at the same time; at least 1, and 1 if ordered */
     int ahead;    /* batches that a rank reads ahead of the network; at least 1 */
 };

@@ -2,6 +2,7 @@
  *
  * Called by the threads that read ahead, which hold the GIL for that call alone. An exception is stored until the rank
  * that wants the batch raises the failure (gg_py_raise). */
+#include <pthread.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -9,7 +10,8 @@
 
 typedef struct py_source {
     gg_source head;
-    PyObject *read; /* the bound method */
+    PyObject *read;       /* the bound method */
+    pthread_mutex_t turn; /* of the threads of virtual ranks, if ordered; never waited for with the GIL held */
     int inputs, fields;
     struct {
         int type, dims;
@@ -41,9 +43,10 @@ static PyObject *arrays_of(const py_source *source, int first, int fields, int64
 }
 
 static gg_status py_source_read(gg_source *head, const uint32_t *rows, int64_t n, int64_t epoch, void *const *out) {
-    const py_source *source = (const py_source *)head;
+    py_source *source = (py_source *)head;
     PyObject *inputs = NULL, *targets = NULL, *result = NULL;
     gg_status status = GG_OK;
+    if (head->ordered) pthread_mutex_lock(&source->turn);
     PyGILState_STATE gil = PyGILState_Ensure();
     npy_intp count = (npy_intp)n;
     PyArrayObject *numbers = gg_py_new_array(1, &count, NPY_INT64);
@@ -60,6 +63,7 @@ static gg_status py_source_read(gg_source *head, const uint32_t *rows, int64_t n
     Py_XDECREF(targets);
     Py_XDECREF(result);
     PyGILState_Release(gil);
+    if (head->ordered) pthread_mutex_unlock(&source->turn);
     return status;
 }
 
@@ -67,6 +71,7 @@ static void py_source_destroy(gg_source *head) {
     PyGILState_STATE gil = PyGILState_Ensure();
     Py_CLEAR(((py_source *)head)->read);
     PyGILState_Release(gil);
+    pthread_mutex_destroy(&((py_source *)head)->turn);
     gg_free(head);
 }
 
@@ -129,6 +134,7 @@ int gg_py_source(PyObject *object, const gg_dataset *set, gg_source **out) {
         return -1;
     }
     gg_source_init(&made->head, &table);
+    pthread_mutex_init(&made->turn, NULL);
     made->head.ordered = ordered != 0;
     made->head.readers = readers;
     made->head.ahead = ahead;

@@ -23,7 +23,9 @@ class Source(ABC):
     targets       all targets, an array, or None: then `read` gives them, of target_shape and target_dtype a sample.
     classes       the classes' names where `targets` are classes, or None.
     values        how many tokens there are, and classes in targets that are read; 0: that is not known.
-    ordered       True: rows can only be read in ascending order, by one thread at a time.
+    ordered       True: in an epoch each rank reads rows in ascending order alone, and the calls for a set are one after
+                  the other. Those of the ranks of a virtual cluster alternate, each going on where its own last one
+                  ended. Evaluation has one epoch, -1, and begins anew each time.
     streams       True: each sample goes on where the one before it ends; see gossipgrad.data.text.
     readers       threads of a rank that call `read` at the same time.
     ahead         batches that a rank reads ahead of the network.
