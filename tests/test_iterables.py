@@ -130,21 +130,24 @@ def test_threads_that_evaluate_leave_few_passes_behind(monkeypatch):
     monkeypatch.setattr(iterables, "MOST_CURSORS", 3)
     loader = Loader(6)
     source = gg.data.from_iterable(loader, stream=True).source
-    release, begun = threading.Event(), threading.Barrier(6)
+    release, read, found = threading.Event(), threading.Barrier(6), []
 
     def evaluate():  # the first half; all threads live at the same time, so that each is another one
-        source.read_new(np.arange(10), -1)
-        begun.wait()
-        release.wait(20)
+        try:
+            found.append(source.read_new(np.arange(10), -1))
+        finally:
+            read.wait(20)
+            release.wait(20)
 
     threads = [threading.Thread(target=evaluate) for _ in range(5)]
     for one in threads:
         one.start()
-    begun.wait()
-    assert loader.open <= 3
+    read.wait(20)
+    left = loader.open
     release.set()
     for one in threads:
         one.join()
+    assert len(found) == 5 and left <= 3
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
