@@ -201,7 +201,7 @@ def virtual():
     return run
 
 
-@pytest.mark.parametrize(("p", "shared"), [(1, "1"), *((p, shared) for p in (2, 3, 4) for shared in "10"), (5, "1")])
+@pytest.mark.parametrize(("p", "shared"), [(1, "1"), (2, "1"), (3, "1"), (3, "0"), (4, "1"), (5, "1")])
 def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
     text = IMPORT + (
         "found = {}\n"
