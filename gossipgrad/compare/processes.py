@@ -71,6 +71,7 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
         apoptosis=entry.apoptosis,
         seed=comparison.seed,
         comm=VirtualCluster(p, compute_time=comparison.compute_time),
+        threads=1,  # there are as many processes as CPUs
         backend=comparison.backend,
         device=comparison.device,
         straggler=comparison.straggler,
