@@ -113,7 +113,7 @@ def test_ranks_have_passes_of_their_own():
     assert loader.passes <= 2
 
 
-@pytest.mark.parametrize("begin, end", [(0, 20), (0, 10), (10, 20), (7, 13)])
+@pytest.mark.parametrize("begin, end", [(0, 20), (0, 10), (0, 6), (10, 20), (7, 13)])
 def test_each_evaluation_is_a_pass_and_leaves_none_behind(begin, end):
     loader = Loader(6)
     source = gg.data.from_iterable(loader, stream=True).source

@@ -106,6 +106,7 @@ class _Cursor:
     def __init__(self, batches: Iterator[Any]) -> None:
         self.batches, self.number = batches, 0
         self.begin = self.end = 0  # samples of the batch at hand
+        self.read = 0  # samples before this one have been read, or will not be
         self.batch: tuple[NDArray[Any], NDArray[Any]] | None = None
 
     def forward(self, count: int, name: str) -> None:
@@ -163,6 +164,7 @@ class Stream(Source):
                 if targets is not None:
                     targets[at:here] = y[chosen]
                 at = here
+            cursor.read = int(rows[-1]) + 1
             if epoch == EVALUATION and rows[-1] == self.count - 1:
                 del self._evaluations[threading.get_ident()]  # at its end, where an iterator ends its workers
 
@@ -175,7 +177,7 @@ class Stream(Source):
         """
         thread = threading.get_ident()
         cursor = self._evaluations.pop(thread, None)
-        if cursor is None or cursor.begin > row:
+        if cursor is None or cursor.read > row:
             cursor = _Cursor(iter(self.iterable))
         self._evaluations[thread] = cursor
         if len(self._evaluations) > MOST_CURSORS:
