@@ -39,6 +39,7 @@ except ImportError:
             "gossipgrad.torch.lightning wants Lightning, 2.0 or newer: pip install lightning"
         ) from _missing
 
+_LEAVING = 3.0  # seconds that what is left of a training that failed waits for other ranks where it ends
 _OPERATIONS: dict[str, Operation] = {
     "none": "sum",
     "sum": "sum",
@@ -103,7 +104,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         self._team = Team(comm, timeout=timeout)
         self.wrapped: Wrapped | None = None  # the module in training
         self._failed = False
-        self._left: Wrapped | None = None  # of a training that failed: its end would wait for other ranks
+        self._left: list[Wrapped] = []  # of trainings that failed: their end would wait for other ranks
 
     # ---- who and where
 
@@ -184,8 +185,8 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
             if self._failed:
-                wrapped._detach()
-                self._left = wrapped
+                wrapped._detach(_LEAVING)
+                self._left.append(wrapped)
             else:
                 state = wrapped.consensus_state_dict()
                 wrapped.close()

@@ -408,11 +408,14 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self.settle()
         self._detach()
 
-    def _detach(self) -> None:
+    def _detach(self, patience: float | None = None) -> None:
         """What close does, without other ranks and also in the middle of a step; what is in flight stays so.
 
-        The group must live on until the process ends, for its end settles as well.
+        patience   seconds that the group waits for other ranks where it ends, for its end settles as well; None: those
+                   of its team, after a settle that has been waited for.
         """
+        if patience is not None:
+            self._group.team.timeout = patience
         self._closed = True
         unhook(list(self._announcements))
         while self._handles:
