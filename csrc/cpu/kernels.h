@@ -85,8 +85,8 @@ typedef struct gg_cpu_norm {
     void (*apply)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const float *x, const float *added,
                   float *y);
     /* Of each lane the sums of d and of d*(x - mean), where d is dy, or with relu what of it has passed: as y says, or
-     * where y is NULL, what apply would make of x alone. passed: d is written there, which may be dy or y; NULL:
-     * nowhere. */
+     * where y is NULL, what apply would make of x alone. passed: d is written there, which may be x, dy or y;
+     * NULL: nowhere. */
     void (*products)(const gg_norm_runs *runs, const gg_norm_lanes *lanes, bool relu, const float *x, const float *y,
                      const float *dy, float *passed, double sum[GG_LANES], double product[GG_LANES]);
     /* dx = scale*d + slope*(x - mean) + shift, where d is dy, or with relu what of it has passed as x says; dx may be

@@ -440,7 +440,6 @@ def _check_single(one: Dataset) -> None:
 
 
 def _standardized(one: Dataset, mean: NDArray[np.float32], deviation: NDArray[np.float32]) -> Dataset:
-    _check_single(one)
     if one.dtype != np.float32 or one.shape != mean.shape:
         raise ValueError(
             f"standardize: {one.name} has samples {one.shape} of {one.dtype}; allowed: float32 of {mean.shape}"
@@ -456,6 +455,8 @@ def _standardize_as(wanted: Any, train: Dataset, others: Sequence[Dataset]) -> t
     if isinstance(wanted, Dataset):
         if wanted.standardization is None:
             raise ValueError(f"standardize: {wanted.name} is not standardised; allowed: True, False, or a set that is")
+        for one in (train, *others):
+            _check_single(one)
         return tuple(_standardized(one, *wanted.standardization) for one in (train, *others))
     return standardize(train, *others) if flag("standardize", wanted) else (train, *others)
 

@@ -3,8 +3,9 @@
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
 
-/* Sums that are computed side by side: at most MOST_PARTS of the samples for each block of channels. They are double,
- * and added in their order, so bits do not depend on the number of threads. */
+/* The samples are in at most MOST_PARTS parts, and at most MOST_SUMS sums, of a part and a block of channels, are
+ * computed side by side. They are double, and added in the order of the parts, so bits do not depend on the number of
+ * threads. */
 #define MOST_PARTS 16
 #define MOST_SUMS 512
 
