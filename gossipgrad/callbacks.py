@@ -309,7 +309,7 @@ class Checkpoint(_Monitor):
     monitor None: "validation.loss" where there is validation, else "train_loss". save_last, save_best: which of both.
     every: saves to `path` also after so many steps of training, within an epoch; a resume goes on there, without
     on_epoch_begin. 0: after epochs alone.
-    It is called after the other callbacks, whatever their order, so that it has what they have changed.
+    It has what callbacks that are given before it have changed at the end of the epoch, such as the rate.
     While fit runs, no other run can save to these paths: it is refused with a CheckpointError before it trains.
     """
 

@@ -58,11 +58,6 @@ def with_defaults(callbacks: Callback | Iterable[Callback], progress: bool, sche
     return actors
 
 
-def _in_order(callbacks: list[Callback]) -> list[Callback]:
-    """As they were given, but checkpoints last: these have what the others have changed."""
-    return sorted(callbacks, key=lambda actor: isinstance(actor, Checkpoint))
-
-
 class Loop:
     """One call of fit. The trainer's core has begun its training set; validation is in batches of `batch_size`."""
 
@@ -231,7 +226,7 @@ class Loop:
         trainer.epoch += 1
         trainer.history.epochs.append(record)
         with trainer.agreed(f"end of epoch {number}") as one:
-            call(_in_order(self.callbacks), "on_epoch_end", trainer, record)
+            call(self.callbacks, "on_epoch_end", trainer, record)
             one.number = bool(trainer.stop)
         trainer.stop = any(one.numbers)
 
@@ -305,7 +300,9 @@ class Loop:
     def _call_on_step(self, step: int) -> None:
         trainer = self.trainer
         with self._aside(), trainer.agreed(f"after step {step}"):
-            actors = [actor for actor in _in_order(self.callbacks) if has_steps(actor) and actor.every]
+            actors = [actor for actor in self.callbacks if has_steps(actor) and actor.every]
+            # A checkpoint has what the others have changed.
+            actors.sort(key=lambda actor: isinstance(actor, Checkpoint))
             call([actor for actor in actors if step % actor.every == 0], "on_step", trainer, step)
 
     def _pause_at_end(self) -> None:

@@ -310,21 +310,6 @@ def test_early_stopping_remembers_across_a_resume():
     assert (callback.best, callback.best_epoch, callback.since) == (4, 2, 1)
 
 
-def test_a_checkpoint_has_what_other_callbacks_have_changed(tmp_path, data):
-    """In whatever order they were given, the bits of a resumed run are those of one that never stopped."""
-
-    class Halve(gg.Callback):
-        def on_epoch_end(self, trainer, record):
-            trainer.learning_rate /= 2
-
-    whole, first, rest = (trainer() for _ in range(3))
-    for one, epochs, options in ((whole, 2, {}), (first, 1, {}), (rest, 2, {"resume": tmp_path / "c"})):
-        callbacks = [gg.Checkpoint(tmp_path / "c"), Halve()] if one is not whole else [Halve()]
-        one.fit(data[0], epochs=epochs, batch_size=8, callbacks=callbacks, progress=False, **options)
-    assert rest.history["learning_rate"] == whole.history["learning_rate"] == [0.05, 0.025]
-    assert rest.weights_sha256() == whole.weights_sha256()
-
-
 def test_checkpoint_best_and_last(tmp_path):
     path = str(tmp_path / "c.safetensors")
     best = str(tmp_path / "c.best.safetensors")
