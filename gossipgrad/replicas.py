@@ -147,8 +147,6 @@ class Replicas:
         try:
             if not isinstance(net, Model):
                 raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model")
-            if net.parameters == 0:
-                raise ValueError(f"net: {net.name!r} has no parameters; there must be at least one that can be trained")
             self.net = net
             self.heads = heads.with_losses(net.heads, loss, loss_weights)
             self.loss = self.heads[0].kind  # the main one's name

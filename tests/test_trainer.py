@@ -67,9 +67,11 @@ def test_bad_constructor_arguments(options, error, words):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("strategy", [gg.AllReduce(), gg.PushGossip(wire_dtype="bfloat16")], ids=["allreduce", "push"])
-def test_a_network_without_parameters_is_refused(strategy, ranks):
-    with pytest.raises(ValueError, match="net: 'model' has no parameters; there must be at least one"):
-        gg.Trainer(gg.Sequential([gg.ReLU()], input=(4,)), strategy=strategy, comm=gg.VirtualCluster(ranks))
+def test_a_network_without_parameters_predicts(strategy, ranks):
+    net = gg.Sequential([gg.ReLU()], input=(4,))
+    with gg.Trainer(net, strategy=strategy, comm=gg.VirtualCluster(ranks)) as trainer:
+        x = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
+        assert np.array_equal(trainer.predict(x), np.maximum(x, 0))
 
 
 @pytest.mark.parametrize(

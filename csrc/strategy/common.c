@@ -256,6 +256,7 @@ void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction) {
 gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status) {
     const gg_arena_layout *layout = strategy->env.layout;
     if (status == GG_OK) return status;
+    if (layout->layers == 0) return gg_error_prefix(status, "step %lld: ", (long long)strategy->step);
     return gg_error_prefix(status, "step %lld, layers '%s' to '%s': ", (long long)strategy->step,
                            layout->layer[first_layer].name, layout->layer[last_layer].name);
 }

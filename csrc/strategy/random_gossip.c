@@ -584,7 +584,7 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
         GG_TRY(gg_message_alloc_device(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes,
                                        "snapshot of the weights",
                                        &s->snapshot[i])); /* while settling the first holds the shift */
-    if (!s->codec->exact)
+    if (!s->codec->exact && chunks > 0)
         GG_TRY(gg_device_alloc(env->device, s->cut.chunk[0].count * sizeof(float), "a chunk", &s->wide));
     for (int i = 0; i < DELIVERIES; ++i)
         GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->delivery[i].chunk));

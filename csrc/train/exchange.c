@@ -66,7 +66,6 @@ gg_status gg_exchange_create(const gg_exchange_options *options, gg_exchange **o
     const size_t ranks = (size_t)options->transport->size;
     const char *names[GG_MOST_MOMENTS];
     *out = NULL;
-    if (options->layout->layers < 1) GG_FAIL(GG_ERROR_ARGUMENT, "layers: none; there must be at least one parameter");
     GG_TRY(gg_calloc(1, sizeof *x, "exchange", &x));
     x->layout = options->layout;
     x->transport = options->transport;

@@ -45,7 +45,7 @@ typedef struct gg_exchange_counts {
 
 typedef struct gg_exchange gg_exchange;
 
-/* Arenas are zero. GG_ERROR_ARGUMENT where the layout has no parameters. Collective. */
+/* Arenas are zero. The layout may have no parameters. Collective. */
 gg_status gg_exchange_create(const gg_exchange_options *options, gg_exchange **out);
 /* Collective; NULL is fine. Settle first: otherwise what is in flight is cancelled, and partners may read memory that
  * is freed. */

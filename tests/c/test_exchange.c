@@ -1,4 +1,4 @@
-/* What an exchange refuses, and what it leaves behind where it ends in the middle of a step. */
+/* What an exchange leaves behind where it ends in the middle of a step. */
 #include "base/memory.h"
 #include "check.h"
 #include "comm/local.h"
@@ -8,15 +8,15 @@
 
 enum { WIDTH = 4 };
 
-/* A linear layer; or nothing but the input. */
-static gg_graph *graph_of(bool layer) {
+/* A linear layer. */
+static gg_graph *one_layer(void) {
     gg_graph *graph = NULL;
     const gg_layer_desc desc = {.kind = GG_LAYER_LINEAR, .name = "a", .outputs = WIDTH};
     int node = 0;
     CHECK_OK(gg_graph_create(&graph));
     CHECK_OK(gg_graph_add(graph, &(gg_layer_desc){.kind = GG_LAYER_INPUT, .name = "x"}, &(gg_shape){1, {WIDTH}}, 0,
                           NULL, &node));
-    if (layer) CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, &node, &node));
+    CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, &node, &node));
     CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
     return graph;
 }
@@ -27,8 +27,8 @@ typedef struct setup {
     gg_device *device;
 } setup;
 
-static void open_setup(setup *s, bool layer) {
-    s->graph = graph_of(layer);
+static void open_setup(setup *s) {
+    s->graph = one_layer();
     CHECK_OK(gg_local_transport_create(&s->transport));
     CHECK_OK(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &s->device));
 }
@@ -49,20 +49,11 @@ static gg_status create(const setup *s, gg_exchange **out) {
                               out);
 }
 
-static void test_no_parameters(void) {
-    setup s;
-    gg_exchange *x = NULL;
-    open_setup(&s, false);
-    CHECK_FAILS(create(&s, &x), GG_ERROR_ARGUMENT, "layers: none; there must be at least one parameter");
-    CHECK(x == NULL);
-    close_setup(&s);
-}
-
 /* The transport outlives it, and reports the step of a wait that lasts. */
 static void test_a_step_that_does_not_end(void) {
     setup s;
     const int64_t another = 7;
-    open_setup(&s, true);
+    open_setup(&s);
     for (int taken = 0; taken < 2; ++taken) {
         gg_exchange *x = NULL;
         CHECK_OK(create(&s, &x));
@@ -77,7 +68,6 @@ static void test_a_step_that_does_not_end(void) {
 
 int main(void) {
     const int64_t before = gg_memory_live_bytes();
-    test_no_parameters();
     test_a_step_that_does_not_end();
     CHECK_INT(gg_memory_live_bytes(), before);
     return check_report();
