@@ -23,6 +23,7 @@ ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
     "GOSSIPGRAD_TUNE": "0",  # fixed rules: the bits of a run depend on nothing that is measured
 }
@@ -30,7 +31,8 @@ if not os.path.isdir("/sys/class/infiniband") or not os.listdir("/sys/class/infi
     ENVIRONMENT |= {"OMPI_MCA_btl": "^ofi,uct", "OMPI_MCA_pml": "ob1"}
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
-os.environ["OMP_NUM_THREADS"] = "1"  # of all trainers that name no number of threads, whatever is exported
+# Of all trainers that name no number of threads, whatever is exported.
+os.environ["OMP_NUM_THREADS"] = ENVIRONMENT["OMP_NUM_THREADS"]
 if not os.environ.get("HOME"):
     os.environ["HOME"] = tempfile.gettempdir()
 if "GOSSIPGRAD_DATA" not in os.environ and (ROOT.parent / "shared" / "data").is_dir():
