@@ -4,7 +4,7 @@
 #include "check.h"
 #include "comm/team.h"
 #include "cpu/cpu_backend.h"
-#include "nn/graph.h"
+#include "one_layer.h"
 #include "strategy/strategy.h"
 
 enum { RANKS = 2, SERVER = 1, WIDTH = 40, LATE_TESTS = 20 };
@@ -44,18 +44,6 @@ typedef struct setup {
     gg_team *team;
     gg_graph *graph;
 } setup;
-
-static gg_graph *one_layer(void) {
-    gg_graph *graph = NULL;
-    gg_layer_desc desc = {.kind = GG_LAYER_LINEAR, .name = "a", .outputs = WIDTH};
-    int node = 0;
-    CHECK_OK(gg_graph_create(&graph));
-    CHECK_OK(gg_graph_add(graph, &(gg_layer_desc){.kind = GG_LAYER_INPUT, .name = "x"}, &(gg_shape){1, {WIDTH}}, 0,
-                          NULL, &node));
-    CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, &node, &node));
-    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
-    return graph;
-}
 
 static gg_status train_rank(void *context, int rank) {
     gg_status status = GG_OK;
@@ -97,7 +85,7 @@ cleanup:
 }
 
 static void test_late_answers(void) {
-    setup s = {.graph = one_layer()};
+    setup s = {.graph = one_layer(WIDTH)};
     CHECK_OK(gg_team_create_virtual(&(gg_virtual_options){.size = RANKS, .compute_rate = 1}, &s.team));
     gg_transport *server = gg_team_transport(s.team, SERVER);
     table = late_table = *server->table;

@@ -3,23 +3,10 @@
 #include "check.h"
 #include "comm/local.h"
 #include "cpu/cpu_backend.h"
-#include "nn/graph.h"
+#include "one_layer.h"
 #include "train/exchange.h"
 
 enum { WIDTH = 4 };
-
-/* A linear layer. */
-static gg_graph *one_layer(void) {
-    gg_graph *graph = NULL;
-    const gg_layer_desc desc = {.kind = GG_LAYER_LINEAR, .name = "a", .outputs = WIDTH};
-    int node = 0;
-    CHECK_OK(gg_graph_create(&graph));
-    CHECK_OK(gg_graph_add(graph, &(gg_layer_desc){.kind = GG_LAYER_INPUT, .name = "x"}, &(gg_shape){1, {WIDTH}}, 0,
-                          NULL, &node));
-    CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, &node, &node));
-    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
-    return graph;
-}
 
 typedef struct setup {
     gg_graph *graph;
@@ -28,7 +15,7 @@ typedef struct setup {
 } setup;
 
 static void open_setup(setup *s) {
-    s->graph = one_layer();
+    s->graph = one_layer(WIDTH);
     CHECK_OK(gg_local_transport_create(&s->transport));
     CHECK_OK(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &s->device));
 }

@@ -4,7 +4,7 @@
 #include "check.h"
 #include "comm/team.h"
 #include "cpu/cpu_backend.h"
-#include "nn/graph.h"
+#include "one_layer.h"
 #include "strategy/strategy.h"
 
 enum { RANKS = 2, WIDTH = 40 };
@@ -18,18 +18,6 @@ typedef struct setup {
     int own[RANKS];   /* and those that are this rank's own */
     int settled[RANKS];
 } setup;
-
-static gg_graph *one_layer(void) {
-    gg_graph *graph = NULL;
-    gg_layer_desc desc = {.kind = GG_LAYER_LINEAR, .name = "a", .outputs = WIDTH};
-    int node = 0;
-    CHECK_OK(gg_graph_create(&graph));
-    CHECK_OK(gg_graph_add(graph, &(gg_layer_desc){.kind = GG_LAYER_INPUT, .name = "x"}, &(gg_shape){1, {WIDTH}}, 0,
-                          NULL, &node));
-    CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, &node, &node));
-    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
-    return graph;
-}
 
 static int count_equal(const gg_state *state, float wanted) {
     int count = 0;
@@ -87,7 +75,7 @@ static void test_ready(int staleness, int64_t chunk_bytes) {
                            .bucket_bytes = 1,
                            .chunk_bytes = (size_t)chunk_bytes}};
     CHECK_OK(gg_team_create_virtual(&(gg_virtual_options){.size = RANKS, .compute_rate = 1}, &s.team));
-    s.graph = one_layer();
+    s.graph = one_layer(WIDTH);
     const int count = (int)gg_graph_arena_count(s.graph);
     CHECK_OK(gg_team_run(s.team, train_rank, &s));
     CHECK_INT(s.mixed[0], 0);

@@ -4,7 +4,7 @@
 #include "check.h"
 #include "comm/local.h"
 #include "cpu/cpu_backend.h"
-#include "nn/graph.h"
+#include "one_layer.h"
 #include "strategy/strategy.h"
 
 enum { WIDTH = 40 };
@@ -21,20 +21,8 @@ static double slow_squares(gg_device *device, size_t count, const float *a, cons
     return gg_backend_native.sum_squares(device, count, a, b);
 }
 
-static gg_graph *one_layer(void) {
-    gg_graph *graph = NULL;
-    gg_layer_desc desc = {.kind = GG_LAYER_LINEAR, .name = "a", .outputs = WIDTH};
-    int node = 0;
-    CHECK_OK(gg_graph_create(&graph));
-    CHECK_OK(gg_graph_add(graph, &(gg_layer_desc){.kind = GG_LAYER_INPUT, .name = "x"}, &(gg_shape){1, {WIDTH}}, 0,
-                          NULL, &node));
-    CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, &node, &node));
-    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
-    return graph;
-}
-
 static void test_norms_are_no_wait(void) {
-    gg_graph *graph = one_layer();
+    gg_graph *graph = one_layer(WIDTH);
     gg_transport *transport = NULL;
     gg_device *device = NULL;
     gg_updater updater = {0};
