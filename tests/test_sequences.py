@@ -697,3 +697,26 @@ def test_multi_head_attention_is_pytorchs():
     np.testing.assert_allclose(found["grad_inputs"][0], z.grad.numpy(), rtol=1e-4, atol=1e-5)
     for one, (_, own) in zip(found["gradients"], named, strict=True):
         np.testing.assert_allclose(one, own.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["plain", "batch_last"])
+@pytest.mark.parametrize(
+    ("kind", "inputs", "output", "options"),
+    [
+        ("add", 2, (9, 40, 50), {}),
+        ("pad", 1, (12, 40, 50), {"axis": 0, "begin": 1, "end": 10, "stride1": 1}),
+        ("slice", 1, (5, 40, 50), {"axis": 0, "begin": 2, "end": 7, "stride1": 1}),
+    ],
+)
+def test_copies_that_threads_divide_have_the_same_bits(kind, inputs, output, options, layout):
+    """Of sizes for which three threads are worth it, and that they do not divide evenly."""
+    rng = np.random.default_rng(3)
+    x = [rng.standard_normal((7, 9, 40, 50), np.float32) for _ in range(inputs)]
+    grad = rng.standard_normal((7, *output), np.float32)
+    one, three = (
+        operations.run_op("native", None, kind, x, output, grad_output=grad, layout=layout, threads=threads, **options)
+        for threads in (1, 3)
+    )
+    assert np.array_equal(one["output"], three["output"])
+    for alone, divided in zip(one["grad_inputs"], three["grad_inputs"], strict=True):
+        assert np.array_equal(alone, divided)
