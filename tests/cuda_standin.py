@@ -2,6 +2,8 @@
 
 The library is the room csrc/cuda with the stand-in in the place of the CUDA runtime, cuDNN and cuBLASLt, and the own
 kernels compiled for the host by the emulation of tests/cuda/emulation. GOSSIPGRAD_CUDA_LIBRARY names it.
+
+As a program it builds what all tests of CUDA want, so that they need not wait for it.
 """
 
 from __future__ import annotations
@@ -151,3 +153,13 @@ class Standin:
         count = getattr(self.library, name)(text, ctypes.c_size_t(len(text)))
         lines = text.value.decode().splitlines()
         return lines + ["..."] * (count - len(lines))
+
+
+if __name__ == "__main__":
+    from gossipgrad import _preload
+
+    folder = ROOT / _preload.build_facts().OBJECTS
+    library(folder)
+    for variant in cuda_build.VARIANTS:
+        cuda_build.build(folder, variant)
+    program(folder)
