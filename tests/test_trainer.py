@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 
 import numpy as np
 import pytest
 
 import gossipgrad as gg
+from gossipgrad.environment import openmp_runtimes
 
 
 def net(name="n"):
@@ -63,6 +65,26 @@ def test_bad_constructor_arguments(options, error, words):
         make(**options)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_other_libraries_compute_with_their_own_threads(monkeypatch, tmp_path):
+    """OpenMP has one number for all libraries that a thread calls, PyTorch's among them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if not any(name.startswith("libgomp.so.1") for name in openmp_runtimes()):
+        pytest.skip("the core has another OpenMP")
+    openmp = ctypes.CDLL("libgomp.so.1")
+    before = openmp.omp_get_max_threads()
+    net = gg.Sequential([gg.Conv2d(8, 3, padding=1), gg.ReLU(), gg.Flatten(), gg.Linear(3)], input=(2, 12, 12))
+    train, _ = gg.data.synthetic((2, 12, 12), 3, 40, 5)
+    try:
+        openmp.omp_set_num_threads(3)
+        for comm in (None, gg.VirtualCluster(2)):
+            with gg.Trainer(net, comm=comm, tune=True) as trainer:
+                trainer.fit(train, validation=train, batch_size=16, progress=False)
+                trainer.predict(train)
+            assert openmp.omp_get_max_threads() == 3
+    finally:
+        openmp.omp_set_num_threads(before)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

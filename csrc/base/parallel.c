@@ -11,6 +11,7 @@ typedef struct float_modes {
     bool entered;
     gg_float_mode former; /* if entered */
     int workers;          /* of a thread that starts regions: the most threads of one since it entered */
+    int libraries;        /* threads of the libraries that it called before; 0: nobody has set another number since */
 } float_modes;
 
 static _Thread_local float_modes own;
@@ -52,6 +53,7 @@ gg_float_mode gg_parallel_enter(void) {
 void gg_parallel_leave(gg_float_mode former) {
 #ifdef _OPENMP
     workers_leave();
+    if (own.libraries > 0) omp_set_num_threads(own.libraries);
     own.entered = false;
 #endif
     gg_cpu_set_float_mode(former);
@@ -90,6 +92,7 @@ void gg_parallel_split(size_t n, size_t grain, int thread, int threads, size_t *
 void gg_parallel_set_threads(int threads) {
 #ifdef _OPENMP
     workers_enter(threads);
+    if (own.entered && own.libraries == 0) own.libraries = omp_get_max_threads();
     omp_set_num_threads(threads > 0 ? threads : 1);
 #else
     (void)threads;

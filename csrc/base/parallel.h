@@ -25,7 +25,8 @@ void gg_parallel_run(int threads, gg_parallel_fn fn, void *context);
 /* The part [begin, end) of 0..n-1 that belongs to `thread`, cut at multiples of `grain` elements. */
 void gg_parallel_split(size_t n, size_t grain, int thread, int threads, size_t *begin, size_t *end);
 
-/* How many threads a library that uses OpenMP by itself uses when the calling thread calls it. */
+/* How many threads a library that uses OpenMP by itself uses when the calling thread calls it, until it leaves: other
+ * libraries of the process, such as PyTorch, go by the same number. */
 void gg_parallel_set_threads(int threads);
 
 #endif

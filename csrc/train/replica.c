@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/parallel.h"
 #include "comm/device_order.h"
 #include "train/replica_private.h"
 
@@ -165,24 +166,32 @@ static gg_plan_options measured_options(const gg_replica *r, int64_t batch, bool
 gg_status gg_replica_measured_convolutions(gg_replica *r, int64_t batch, bool training, const gg_table_choice *order,
                                            gg_conv_key **out, int *count) {
     const gg_plan_options options = measured_options(r, batch, training, order);
-    return gg_measured_convolutions(r->options.graph, &options, out, count);
+    const gg_float_mode former = gg_parallel_enter();
+    const gg_status status = gg_measured_convolutions(r->options.graph, &options, out, count);
+    gg_parallel_leave(former);
+    return status;
 }
 
 gg_status gg_replica_measure_algorithms(gg_replica *r, int64_t batch, bool training, const gg_table_choice *order,
                                         const gg_conv_key *wanted, int wants, double seconds, gg_conv_timing **out,
                                         int *count) {
     const gg_plan_options options = measured_options(r, batch, training, order);
-    return gg_measure_algorithms(r->options.graph, &options, wanted, wants, seconds, out, count);
+    const gg_float_mode former = gg_parallel_enter();
+    const gg_status status = gg_measure_algorithms(r->options.graph, &options, wanted, wants, seconds, out, count);
+    gg_parallel_leave(former);
+    return status;
 }
 
 gg_status gg_replica_measure_tables(gg_replica *r, int64_t batch, double seconds, gg_tables_timing *out) {
     gg_status status = GG_OK;
     gg_plan_options options = measured_options(r, batch, true, NULL);
+    const gg_float_mode former = gg_parallel_enter();
     options.memory = &r->plans.memory; /* not beside that of other plans */
     if (r->exchange == NULL) GG_FAIL(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
     GG_TRY(
         gg_measure_tables(r->options.graph, &options, gg_state_weights(gg_exchange_state(r->exchange)), seconds, out));
 cleanup:
+    gg_parallel_leave(former);
     return status;
 }
 

@@ -1,5 +1,6 @@
 /* Status, memory, random numbers, CPU, clock, threads, trace, tensors, storages. */
 #define _GNU_SOURCE
+#include <omp.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -577,6 +578,22 @@ static void test_denormals(void) {
     }
 }
 
+/* Libraries that the caller uses beside the core go by the same number of threads. */
+static void test_threads_of_libraries(void) {
+    omp_set_num_threads(3);
+    for (int again = 0; again < 2; ++again) {
+        const gg_float_mode former = gg_parallel_enter();
+        CHECK_INT(omp_get_max_threads(), 3);
+        gg_parallel_set_threads(2);
+        gg_parallel_set_threads(1);
+        CHECK_INT(omp_get_max_threads(), 1);
+        gg_parallel_leave(former);
+        CHECK_INT(omp_get_max_threads(), 3);
+    }
+    gg_parallel_leave(gg_parallel_enter()); /* without another number in between */
+    CHECK_INT(omp_get_max_threads(), 3);
+}
+
 int main(void) {
     test_status();
     test_available();
@@ -588,6 +605,7 @@ int main(void) {
     test_clock();
     test_parallel();
     test_denormals();
+    test_threads_of_libraries();
     test_trace();
     test_tensor();
     test_storage();
