@@ -302,6 +302,7 @@ def test_a_library_that_is_not_there_or_of_another_build(tmp_path):
     named = tmp_path / "other.so"
     count, why, lines = asked(GOSSIPGRAD_CUDA_LIBRARY=str(named))
     assert count == 0 and lines == "" and str(named) in why and "GOSSIPGRAD_CUDA=on" in why
+    assert "/nowhere\ufffd.so' is not there" in asked(GOSSIPGRAD_CUDA_LIBRARY=os.fsdecode(b"/nowhere\xff.so"))[1]
     named.write_text("not a library")
     assert "cannot load" in asked(GOSSIPGRAD_CUDA_LIBRARY=str(named))[1]
     source = tmp_path / "other.c"

@@ -67,6 +67,13 @@ def test_bad_constructor_arguments(options, error, words):
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("first", ["", "x"])  # either of both is cut off within a character
+def test_a_message_that_is_cut_off(first):
+    with pytest.raises(ValueError) as caught:
+        make(device=first + "\u00e9" * 600)
+    assert type(caught.value) is ValueError and str(caught.value).startswith(f"device: '{first}\u00e9\u00e9")
+
+
 def test_other_libraries_compute_with_their_own_threads(monkeypatch, tmp_path):
     """OpenMP has one number for all libraries that a thread calls, PyTorch's among them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -13,6 +13,8 @@ PyTypeObject *gg_py_add_type(PyObject *module, PyType_Spec *spec) {
     return type;
 }
 
+PyObject *gg_py_text(const char *text) { return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"); }
+
 PyObject *gg_py_raise(gg_status status) {
     PyObject *type = PyExc_RuntimeError;
     if (status == GG_ERROR_SOURCE && gg_py_raise_stored(gg_error_message())) return NULL;
@@ -27,7 +29,9 @@ PyObject *gg_py_raise(gg_status status) {
     case GG_ERROR_NUMERIC: type = PyExc_FloatingPointError; break;
     default: break;
     }
-    PyErr_SetString(type, gg_error_message());
+    PyObject *text = gg_py_text(gg_error_message());
+    if (text != NULL) PyErr_SetObject(type, text);
+    Py_XDECREF(text);
     return NULL;
 }
 

@@ -63,7 +63,7 @@ static PyObject *py_info_cuda(PyObject *module, PyObject *unused) {
     }
     Py_END_ALLOW_THREADS;
     if (status != GG_OK) snprintf(why, sizeof why, "%s", gg_error_message());
-    return Py_BuildValue("iss", count, why, text);
+    return Py_BuildValue("iNN", count, gg_py_text(why), gg_py_text(text));
 }
 
 static PyObject *py_info_memory(PyObject *module, PyObject *unused) {

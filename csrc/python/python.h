@@ -60,6 +60,10 @@ int gg_py_team_check_process(const gg_py_team *team);
 /* Makes a heap type and adds it under its name. */
 PyTypeObject *gg_py_add_type(PyObject *module, PyType_Spec *spec);
 
+/* What the core says, as a str: a text that was cut off may end within a character, and paths and variables of the
+ * environment may have bytes that are none. */
+PyObject *gg_py_text(const char *text);
+
 /* Sets the exception that belongs to a status, with this thread's message; returns NULL. */
 PyObject *gg_py_raise(gg_status status);
 

@@ -330,7 +330,7 @@ static PyObject *tables_timing(const gg_tables_timing *timing, double budget) {
     case GG_TABLES_MEASURED:
         return Py_BuildValue("{sdsd}s", table_names[0], timing->seconds[0], table_names[1], timing->seconds[1], "");
     case GG_TABLES_ONE: return Py_BuildValue("{}s", "");
-    case GG_TABLES_NO_MEMORY: return Py_BuildValue("{}s", gg_error_message());
+    case GG_TABLES_NO_MEMORY: return Py_BuildValue("{}N", gg_py_text(gg_error_message()));
     case GG_TABLES_NO_TIME: break;
     }
     why = PyOS_double_to_string(budget, 'g', 4, 0, NULL);
