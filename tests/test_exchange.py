@@ -700,6 +700,29 @@ def test_a_run_can_be_interrupted() -> None:
     assert x.steps >= 5
 
 
+def test_an_exchange_that_was_interrupted_is_freed() -> None:
+    def interrupt() -> bool:
+        x = made(p=2)
+
+        def train(replica: Any) -> None:
+            while True:
+                replica.step({name: np.zeros(shape) for name, shape in SHAPES.items()})
+                if replica.rank == 1 and x.steps == 5:
+                    _thread.interrupt_main()
+
+        try:
+            x.run(train)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    gc.collect()
+    before, _ = _core.memory()
+    assert interrupt()
+    gc.collect()
+    assert _core.memory()[0] <= before
+
+
 def test_a_rank_that_leaves_a_step_out_is_named() -> None:
     x = made(gg.AllReduce(), 2)
 

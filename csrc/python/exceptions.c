@@ -33,6 +33,8 @@ gg_status gg_py_store_exception(void) {
     return gg_fail(GG_ERROR_SOURCE, "%s", text);
 }
 
+void gg_py_forget_stored(void) { Py_CLEAR(stored); }
+
 bool gg_py_raise_stored(const char *message) {
     PyObject *list = stored;
     bool raised = false;

@@ -288,6 +288,7 @@ static PyObject *exchange_run(PyObject *self, PyObject *function) {
     Py_END_ALLOW_THREADS;
     x->running = false;
     if (c.kind != NULL) {
+        gg_py_forget_stored();
         PyErr_Restore(c.kind, c.value, c.trace);
         return NULL;
     }

@@ -75,6 +75,8 @@ gg_status gg_py_store_exception(void);
 /* Sets the exception of a source that failed with a message like this one, and forgets those of other failures; false:
  * there is none. */
 bool gg_py_raise_stored(const char *message);
+/* Where a call ends by another exception: those that are stored, and what their tracebacks refer to, are freed. */
+void gg_py_forget_stored(void);
 
 /* The place of `value` among n names; else ValueError naming the argument, the value and what is allowed, and -1. */
 int gg_py_choice(const char *argument, const char *value, const char *const *names, int n);

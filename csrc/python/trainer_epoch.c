@@ -277,6 +277,7 @@ static PyObject *py_trainer_run(PyObject *self, PyObject *args, PyObject *kwargs
     Py_END_ALLOW_THREADS;
     t->busy = false;
     if (w.failed) {
+        gg_py_forget_stored();
         PyErr_Restore(w.kind, w.value, w.trace);
         return NULL;
     }
