@@ -91,8 +91,12 @@ class CrossEntropy:
     def describe(self) -> dict[str, Any]:
         """In terms of JSON."""
         weights = None if self.class_weights is None else list(self.class_weights)
-        given = {"label_smoothing": self.label_smoothing, "class_weights": weights, "ignore_index": self.ignore_index}
-        return {"name": self.name} | {key: value for key, value in given.items() if value not in (None, 0.0)}
+        given = {
+            "label_smoothing": self.label_smoothing or None,
+            "class_weights": weights,
+            "ignore_index": self.ignore_index,  # may be 0
+        }
+        return {"name": self.name} | {key: value for key, value in given.items() if value is not None}
 
 
 def described(loss: Any) -> Any:

@@ -16,6 +16,7 @@ def test_a_loss_survives_json():
         gg.CrossEntropy(),
         gg.CrossEntropy(label_smoothing=0.1),
         gg.CrossEntropy(class_weights=np.array([1, 2.5, 0]), ignore_index=-100),
+        gg.CrossEntropy(ignore_index=0),
     ):
         assert losses.from_description(json.loads(json.dumps(losses.described(loss)))) == loss
     assert losses.from_description(losses.described("mean_squared_error")) == "mean_squared_error"
@@ -49,3 +50,13 @@ def test_as_many_class_weights_as_classes():
     net = gg.Sequential([gg.Linear(3)], 4)
     with pytest.raises(ValueError, match="class_weights: 2 of them, but the output has 3 classes; allowed"):
         gg.Trainer(net, loss=gg.CrossEntropy(class_weights=[1, 2]))
+
+
+def test_the_class_0_that_is_ignored_is_so_in_a_checkpoint(tmp_path):
+    x, y = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32), np.arange(12) % 3
+    loss = gg.CrossEntropy(ignore_index=0)
+    with gg.Trainer(gg.Sequential([gg.Linear(3)], 4), loss=loss) as trainer:
+        trainer.save(tmp_path / "c")
+        found = trainer.evaluate(x, y)
+    with gg.Trainer.load(tmp_path / "c") as loaded:
+        assert loaded.heads[0].loss == loss and loaded.evaluate(x, y) == found
