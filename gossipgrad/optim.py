@@ -129,12 +129,13 @@ class SGD(Optimizer):
                   tuple. By default everything decays, as in PyTorch.
 
     clip_norm     the largest Euclidean norm of all gradients together: where it is larger, all are multiplied by
-                  clip_norm / (norm + 1e-6), as by torch.nn.utils.clip_grad_norm_. Strategies that average gradients
-                  (AllReduce, LayerwiseAllReduce, OverlappedAveraging, GossipGraD(exchange="gradients")) clip the
-                  averaged ones, hierarchical GossipGraD those of a node, all others each rank's own. Updates wait for
-                  the end of the backward pass then, and so does what is sent after them; at staleness 0
-                  exchange="gradients" also waits for the partner. A norm that is NaN makes all weights NaN, one that is
-                  infinite those whose gradient is; StopOnNaN ends the run at the next loss.
+                  clip_norm / (norm + 1e-6), as by torch.nn.utils.clip_grad_norm_. Those of frozen layers (lr=0) do not
+                  count. Strategies that average gradients (AllReduce, LayerwiseAllReduce, OverlappedAveraging,
+                  GossipGraD(exchange="gradients")) clip the averaged ones, hierarchical GossipGraD those of a node, all
+                  others each rank's own. Updates wait for the end of the backward pass then, and so does what is sent
+                  after them; at staleness 0 exchange="gradients" also waits for the partner. A norm that is NaN makes
+                  all weights NaN, one that is infinite those whose gradient is; StopOnNaN ends the run at the next
+                  loss.
 
     Layers may have factors of lr and weight_decay of their own: gossipgrad.Conv2d(..., lr=(1, 2)).
     """

@@ -116,6 +116,19 @@ def test_averaging_strategies_have_equal_replicas_and_one_result(optimizer):
     np.testing.assert_allclose(found["overlapped"], found["allreduce"], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("strategy", ["alone", "allreduce", "overlapped", "gradients"])
+def test_gradients_of_frozen_layers_do_not_count_in_the_norm(strategy):
+    """The update of what is trained is as long as clip_norm says."""
+    limit, net = 1e-3, small_net().freeze("conv", "fc2")
+    optimizer, comm = gg.SGD(1.0, clip_norm=limit), gg.VirtualCluster(2)
+    with gg.Trainer(net, optimizer=optimizer, strategy=STRATEGIES[strategy], comm=comm) as trainer:
+        before = trainer.weights()
+        trainer.train_step(*small_batches(np.random.default_rng(4), 2, sizes=(4, 4)))
+        change = {name: array - before[name] for name, array in trainer.weights().items()}
+    assert {name for name, array in change.items() if array.any()} == {"fc1.weight", "fc1.bias"}
+    assert np.linalg.norm(flat(change)) == pytest.approx(limit, 1e-3)
+
+
 @pytest.mark.parametrize("optimizer", ["clipped", "adam"])
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "server"])  # whose results follow the pace
 def test_a_limit_that_no_norm_reaches_changes_no_bit(strategy, optimizer):

@@ -246,7 +246,7 @@ void gg_updater_measure(gg_updater *updater, gg_device *device, size_t offset, s
         const ptrdiff_t i = group - updater->group;
         const size_t from = at - offset;
         next = group->end < end ? group->end : end;
-        if (group->statistic) continue;
+        if (group->statistic || group->lr_factor == 0) continue; /* not trained */
         gradients[i] += device->table->sum_squares(device, next - at, gradient + from, NULL);
         if (group->adapts) weights[i] += device->table->sum_squares(device, next - at, weight + from, NULL);
     }
