@@ -363,6 +363,8 @@ class Trainer:
         """Sets the strategy's own model, where it has one (a centre)."""
     def set_schedule(self, schedule: dict[str, Any], /) -> None:
         """The learning rates of the steps from here on, at rest: schedule{kind ...} as in the optimizer's options."""
+    def set_moments_since(self, step: int, /) -> None:
+        """The optimiser's moments were zero in this step, from which on Adam counts its updates; at rest."""
 
     # measurement
     def bench(self, samples: _Fields, targets: _Fields, warmup: int, steps: int) -> list[float]:

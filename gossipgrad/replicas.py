@@ -435,6 +435,7 @@ class Replicas:
         if not net.same_network(self.net):
             self.core.restore_graph(net.graph)
             self._is_now(net)
+            self.set_moments_since(self.step)
         self.core.load_consensus(consensus)
         for local, arrays in enumerate(own):
             self.core.load_arena("weight", arrays, local)
@@ -548,10 +549,9 @@ class Replicas:
         return f"{_core.rate(rates, self.step):g} to {_core.rate(rates, last):g} (checksum {digest})"
 
     def set_moments_since(self, step: int) -> None:
-        """The optimiser's moments were zero in this step, 0 for one that has begun with the training. Collective."""
-        if self.moments_since != step:
-            self.moments_since = step
-            self._make()
+        """The optimiser's moments were zero in this step, 0 for one that has begun with the training."""
+        self.moments_since = step
+        self.core.set_moments_since(step)
 
     # ---- state, at rest
 

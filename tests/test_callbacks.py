@@ -180,7 +180,6 @@ def test_what_is_collective_is_known(tmp_path):
         "gather",
         "go_on",
         "set_exchange",
-        "set_moments_since",
         "set_state",
         "state",
         "where_in_epoch",

@@ -275,6 +275,28 @@ def test_best_epochs_before_an_event(data, tmp_path):
             assert trainer.epoch == 4
 
 
+def test_moments_that_begin_at_zero_with_the_larger_network_are_adams_first(data):
+    """Its bias correction counts from there: in its first step the weights move by lr."""
+
+    class Smaller(gg.Callback):
+        def on_epoch_end(self, trainer, record):
+            if record["epoch"] == 1:
+                assert trainer.shrink(0.3)["left"]
+
+    x, y = data[0].samples[:30], data[0].targets[:30]
+    stop = gg.EarlyStopping("train_loss", min_delta=10.0, patience=2)
+    with trainer_of(mlp(), 1, optimizer=gg.Adam(lr=0.01), comm=None) as trainer:
+        fit(trainer, data, 4, callbacks=[stop, Smaller()])
+        assert trainer.net.units["fc1"] == 8 and not any(array.any() for array in trainer.momentum().values())
+        before = trainer.weights()
+        trainer.train_step(x, y)
+        gradients = trainer.gradients()
+        for name, array in trainer.weights().items():
+            moved = abs(gradients[name]) > 1e-4
+            assert moved.any()
+            np.testing.assert_allclose(abs(array - before[name])[moved], 0.01, 1e-3)
+
+
 def test_what_goes_on_after_an_event(data, tmp_path):
     trainer = shrinking("gossip", trace=100_000)
     fit(trainer, data, 2)

@@ -255,6 +255,19 @@ static PyObject *py_trainer_set_schedule(PyObject *self, PyObject *schedule) {
     Py_RETURN_NONE;
 }
 
+static PyObject *set_moments_since(PyObject *self, PyObject *value) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const long long step = PyLong_AsLongLong(value);
+    if ((step == -1 && PyErr_Occurred()) || !gg_py_trainer_is_free(t)) return NULL;
+    if (step < 0) {
+        PyErr_Format(PyExc_ValueError, "moments_since: %lld; must be at least 0", step);
+        return NULL;
+    }
+    for (int i = 0; i < gg_team_local(t->team->team); ++i)
+        gg_replica_set_moments_since(gg_trainer_replica(t->trainer, i), step);
+    Py_RETURN_NONE;
+}
+
 /* What the options of a strategy point into is the trainer's from here on, or, where a change to them has failed
  * half-way, lives as long as the trainer. Clears `memory`. */
 static void adopt_options(gg_py_trainer *t, gg_py_option_memory *memory, bool adopted) {
@@ -305,6 +318,8 @@ PyMethodDef gg_py_trainer_state[] = {
      "Goes on with another strategy or size of batch, with the next batch of the same epoch."},
     {"set_schedule", py_trainer_set_schedule, METH_O,
      "set_schedule($self, schedule, /)\n--\n\nThe learning rates from here on, of every local rank."},
+    {"set_moments_since", set_moments_since, METH_O,
+     "set_moments_since($self, step, /)\n--\n\nThe optimiser's moments were zero in this step."},
     {"consensus_distance", consensus_distance, METH_NOARGS, "Mean over ranks of |w_r - w_mean| / |w_mean|."},
     {"carried", py_trainer_carried, METH_VARARGS,
      "carried($self, rank=0, /)\n--\n\nState that layers carry from batch to batch: rows by the layers' names."},

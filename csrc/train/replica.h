@@ -197,6 +197,8 @@ gg_status gg_replica_adopt_consensus(gg_replica *replica);
 /* The learning rates of the steps from here on, checked by the caller; a table is not copied. At rest; all ranks give
  * the same. */
 void gg_replica_set_rate(gg_replica *replica, const gg_rate *rate);
+/* The optimiser's moments were zero in this step. At rest; all ranks give the same. */
+void gg_replica_set_moments_since(gg_replica *replica, int64_t step);
 /* The strategy's own model, where it has one, becomes this. Settled; all ranks give the same, but need not call
  * together. */
 void gg_replica_set_consensus(gg_replica *replica, const float *weights);

@@ -100,6 +100,8 @@ cleanup:
 
 void gg_replica_set_rate(gg_replica *r, const gg_rate *rate) { r->options.optimizer.rate = *rate; }
 
+void gg_replica_set_moments_since(gg_replica *r, int64_t step) { r->options.optimizer.moments_since = step; }
+
 void gg_replica_set_consensus(gg_replica *r, const float *weights) {
     r->loads++;
     gg_exchange_set_consensus(r->exchange, weights);
