@@ -222,6 +222,27 @@ def test_residues_of_parameters_that_become_small_are_sent(packing, strategy):
     trainer.close()
 
 
+def test_no_residue_of_gradients_goes_into_a_running_mean():
+    """From which it would be subtracted without a learning rate. The weights of a constant unit do."""
+    layers = [gg.Linear(6, name="fc"), gg.ReLU(), gg.Linear(9, bias=False, name="behind"), gg.BatchNorm1d(name="norm")]
+    net = gg.Sequential([*layers, gg.Linear(3, name="out")], input=(5,), name="constant")
+    weights = {key: array.copy() for key, array in net.weights(2).items()}
+    weights["fc.weight"][2], weights["fc.bias"][2] = 0, 0.7
+    generator = np.random.default_rng(6)
+    x, y = generator.standard_normal((2, 8, 5), np.float32), generator.integers(0, 3, (2, 8)).astype(np.int32)
+    how = {"strategy": gg.AllReduce(), "compression": PACKING, "comm": gg.VirtualCluster(2)}
+    with gg.Trainer(net, optimizer=gg.SGD(lr=0.01), **how) as trainer:
+        trainer.train_step(list(x), list(y))
+        trainer.core.settle()
+        trainer.core.load_arena("weight", weights)
+        assert shrunk(trainer, {"fc": 0.0}, least=5)[0].left == {"fc": [2]}
+        for rank in range(2):
+            residue = trainer.core.arena("residue", rank)
+            assert residue["behind.weight"].any() and not residue["norm.running_mean"].any()
+            mean = trainer.core.arena("weight", rank)["norm.running_mean"]
+            np.testing.assert_allclose(mean, -0.7 * weights["behind.weight"][:, 2], 1e-5, 1e-6)
+
+
 # ---- state that layers carry
 
 

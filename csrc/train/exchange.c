@@ -505,6 +505,7 @@ gg_state *gg_exchange_state(gg_exchange *x) { return &x->state; }
 const gg_strategy_options *gg_exchange_strategy(const gg_exchange *x) { return &x->options; }
 const gg_tuning *gg_exchange_tuning(const gg_exchange *x) { return &x->tuning; }
 bool gg_exchange_compresses(const gg_exchange *x) { return x->strategy->compression_counts != NULL; }
+bool gg_exchange_averages_gradients(const gg_exchange *x) { return x->strategy->averages_gradients; }
 int gg_exchange_workers(const gg_exchange *x) { return x->workers; }
 bool gg_exchange_trains(const gg_exchange *x) { return x->transport->rank < x->workers; }
 bool gg_exchange_failed(const gg_exchange *x) { return x->failed; }

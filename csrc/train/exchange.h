@@ -141,6 +141,8 @@ const gg_strategy_options *gg_exchange_strategy(const gg_exchange *x);
 const gg_tuning *gg_exchange_tuning(const gg_exchange *x);
 void gg_exchange_counted(const gg_exchange *x, gg_exchange_counts *out);
 bool gg_exchange_compresses(const gg_exchange *x);
+/* Whether its strategy does: what compression has not sent then is gradients. */
+bool gg_exchange_averages_gradients(const gg_exchange *x);
 int gg_exchange_workers(const gg_exchange *x); /* the first ranks, which train */
 bool gg_exchange_trains(const gg_exchange *x); /* this rank does; the others only serve, in begin and end */
 /* A call failed in the middle of an exchange: it can only be destroyed. */

@@ -300,17 +300,33 @@ cleanup:
 
 /* ---- applying it ---- */
 
-/* Moments are not folded: a merged unit goes on with the moments of the one that stays. */
+/* A plan while it is applied. */
+typedef struct applied_plan {
+    const gg_shrink_plan *plan;
+    bool averages_gradients;
+} applied_plan;
+
+static void clear_statistics(const gg_graph *graph, float *arena) {
+    for (int i = 0; i < gg_graph_parameters(graph); ++i) {
+        const gg_parameter *it = gg_graph_parameter(graph, i);
+        if (it->role == GG_ROLE_STATISTIC) memset(arena + it->offset, 0, it->count * sizeof *arena);
+    }
+}
+
+/* Moments are not folded: a merged unit goes on with the moments of the one that stays. Nothing of gradients goes into
+ * running means, from which it would be subtracted as it is, without a learning rate. */
 static gg_status map_arena(const void *context, gg_arena_kind kind, float *before, float *after) {
-    const gg_shrink_plan *plan = context;
+    const applied_plan *it = context;
+    const gg_shrink_plan *plan = it->plan;
     if (kind != GG_ARENA_MOMENT && kind != GG_ARENA_OUTER_MOMENT)
         gg_merges_fold(plan->merges, plan->graph, plan->units, before);
+    if (kind == GG_ARENA_RESIDUE && it->averages_gradients) clear_statistics(plan->graph, before);
     gg_arena_select(plan->selection, before, after);
     return GG_OK;
 }
 
 static void map_carried(const void *context, int node, const float *before, float *after) {
-    const gg_shrink_plan *plan = context;
+    const gg_shrink_plan *plan = ((const applied_plan *)context)->plan;
     gg_carried_select(plan->selection, node, before, after);
 }
 
@@ -391,10 +407,12 @@ gg_status gg_trainer_apply_shrink(gg_trainer *t, const gg_shrink_plan *plan, con
         .own = {.hash = plan->hash, .step = gg_replica_state(t->replica[0])->step, .fault = fault_of(t, plan, small)}};
     GG_TRY(gg_team_run(t->team, compare_plans, &call));
     if (call.found != GG_OK) GG_FAIL(call.found, "%s", call.text);
+    const applied_plan applied = {.plan = plan,
+                                  .averages_gradients = gg_exchange_averages_gradients(t->replica[0]->exchange)};
     GG_TRY(gg_trainer_reshape(t, &(gg_reshape){.graph = small != NULL ? small : plan->small,
                                                .map = map_arena,
                                                .carried = map_carried,
-                                               .context = plan}));
+                                               .context = &applied}));
 cleanup:
     return status;
 }
