@@ -323,10 +323,10 @@ class Course:
 
     def learn(self, options: Apoptosis, event: Mapping[str, Any], layers: Iterable[str]) -> None:
         """An event has been made, in which these layers might lose units."""
-        self.last, left, loss = event["step"], event["left"], event["loss_before"]
+        self.last, left, loss, after = event["step"], event["left"], event["loss_before"], event["loss_after"]
         if loss is not None and (self.best is None or loss < self.best):
             self.best = loss
-        if event["undone"] and event["loss_after"] <= limit(options.epsilon, loss):
+        if event["undone"] and None not in (loss, after) and after <= limit(options.epsilon, loss):
             return  # it has cost little by itself: what came before has not been made up for yet
         if event["undone"]:
             self.budget = max(self.budget * options.shrink, options.budget * LEAST_BUDGET)

@@ -97,7 +97,7 @@ class Wanted:
     by_hand: bool
 
     def limit(self, loss_before: float | None) -> float | None:
-        """What the loss of the probe may be after the event; None: anything."""
+        """What the loss of the probe may be after the event; None: there is no probe, or its loss is NaN."""
         return None if loss_before is None else apoptosis.limit(self.epsilon, loss_before, self.best)
 
 
@@ -108,7 +108,8 @@ def make(replicas: Replicas, wanted: Wanted, pace: Pace | None = None) -> tuple[
     least = {name: wanted.least[name] for name in wanted.budgets}
     plan = replicas.core.plan_shrink(dict(wanted.budgets), least=least, probe=wanted.probe, batch=batch)
     most = wanted.limit(plan.loss_before)
-    stays = bool(plan.left) and (most is None or (plan.loss_after is not None and plan.loss_after <= most))
+    no_worse = most is not None and plan.loss_after is not None and plan.loss_after <= most  # None: it is NaN
+    stays = bool(plan.left) and (wanted.probe is None or no_worse)
     undone = bool(plan.left) and not stays
     if stays:
         replicas.become(plan)
@@ -151,7 +152,8 @@ def say(event: Record) -> str:
     losses = event["loss_before"], event["loss_after"]
     probe = "" if None in losses else f"; loss of the probe {losses[0]:.4g} -> {losses[1]:.4g}"
     if event["undone"]:
-        return f"step {event['step']}: undone: {units} would have left{probe}, at most {event['loss_limit']:.4g}"
+        limit = f"{probe}, at most {event['loss_limit']:.4g}" if probe else "; loss of the probe: NaN"
+        return f"step {event['step']}: undone: {units} would have left{limit}"
     return f"step {event['step']}: left the network: {units}; {event['parameters']:,} parameters{probe}"
 
 

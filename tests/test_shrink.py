@@ -11,6 +11,7 @@ from conftest import ROOT
 
 import gossipgrad as gg
 from gossipgrad import _core, apoptosis
+from gossipgrad.events import say
 
 TIMES = ("seconds", "step_seconds_before", "step_seconds_after")
 
@@ -350,6 +351,19 @@ def test_a_probe_of_ones_own(data, tmp_path):
     assert without_times(fit(own, data, 1).apoptosis) == without_times(history.apoptosis)
     with pytest.raises(ValueError, match=r"samples of shape \(4,\), but the network's input is \(6,\)"):
         shrinking("gossip", apoptosis=gg.Apoptosis(probe=(np.zeros((5, 4), np.float32), np.zeros(5, int))))
+
+
+def test_nothing_leaves_where_the_probe_has_no_loss(data):
+    """All its targets are ignored, so nothing can be compared."""
+    probe = data[1].samples, np.zeros(len(data[1]), np.int32)
+    rule = gg.Apoptosis(every=3, budget=0.3, probe=probe)
+    with trainer_of(mlp(), 2, loss=gg.CrossEntropy(ignore_index=0), apoptosis=rule) as trainer:
+        history = fit(trainer, data, 2)
+        events = [one for one in history.apoptosis["events"] if one["left"]]
+        assert events and trainer.net.units == mlp().units
+        for one in events:
+            assert one["undone"] and one["loss_before"] is one["loss_after"] is one["loss_limit"] is None
+            assert "undone" in say(one) and "NaN" in say(one)
 
 
 def test_a_probe_of_what_is_read_in_order(data):
