@@ -43,7 +43,7 @@ typedef struct gg_pool_cover {
 /* A pooling's geometry, computed once. Axis 0 is height, 1 is width. An element is a row of `lanes` floats: samples of
  * BATCH_LAST, or the channels of a block of CHANNELS16, where `channels` counts the blocks of all samples. */
 typedef struct gg_pool_shape {
-    int64_t channels, in[2], out[2], kernel[2], stride[2], dilation[2], lanes;
+    int64_t channels, in[2], out[2], kernel[2], dilation[2], lanes;
     const int32_t *first[2]; /* per output position: the first input position of its window inside the image */
     const int32_t *place[2]; /* and that position's place in the window */
     const int32_t *count[2]; /* and how many places are inside */

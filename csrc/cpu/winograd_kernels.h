@@ -65,7 +65,6 @@ typedef struct gg_winograd_product {
 } gg_winograd_product;
 
 typedef struct gg_winograd_kernels {
-    gg_isa isa;
     int panel; /* columns of a wide panel: a multiple of GG_LANES */
     int rows;  /* most rows of a block */
     int least; /* lanes that transforms compute at a time, at most GG_LANES */

@@ -663,7 +663,6 @@ static void winograd_product(const gg_winograd_product *p) {
 #endif
 
 const gg_winograd_kernels GG_TILE_NAME(gg_winograd_kernels) = {
-    .isa = GG_TILE_JOIN(GG_TILE_ISA, GG_ISA),
     .panel = PANEL,
     .rows = ROWS,
     .least = PART,

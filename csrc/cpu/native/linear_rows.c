@@ -9,7 +9,6 @@
 typedef struct rows_op {
     gg_op head;
     gg_device *device;
-    const gg_gemm_kernels *kernels;
     int64_t rows, in, out;
 } rows_op;
 
@@ -108,13 +107,11 @@ gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc
     gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
-    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
-    if (kernels == NULL)
+    if (gg_gemm_kernels_for(device->isa) == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here", gg_isa_name(device->isa));
     GG_TRY(gg_native_op_create(desc, &rows_class, sizeof(rows_op), &head));
     rows_op *op = (rows_op *)head;
     op->device = device;
-    op->kernels = kernels;
     op->in = desc->input[0].size[desc->input[0].dims - 1];
     op->out = desc->output.size[desc->output.dims - 1];
     op->rows = desc->batch * (gg_shape_count(&desc->input[0]) / op->in);

@@ -203,7 +203,6 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
         shape->in[a] = desc->input[0].size[1 + a];
         shape->out[a] = desc->output.size[1 + a];
         shape->kernel[a] = largest_window(desc, a);
-        shape->stride[a] = adaptive ? 1 : w->stride[a]; /* not even: used of tiles only */
         shape->dilation[a] = adaptive ? 1 : w->dilation[a];
     }
     GG_TRY(gg_alloc((axis_entries(shape, 0) + axis_entries(shape, 1)) * sizeof(int32_t), "a pooling's tables", &block));

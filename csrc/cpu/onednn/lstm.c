@@ -64,9 +64,9 @@ typedef struct narrow_lstm {
 typedef struct lstm_layer {
     const narrow_lstm *op;
     const gg_op_args *args;
-    int64_t number, inputs, position;
+    int64_t number, position;
     bool first, last, drops;
-    const uint16_t *in;         /* (T, N, inputs) */
+    const uint16_t *in;         /* (T, N, I), behind the first layer (T, N, H) */
     float *gates, *cells;       /* (T, N, 4H), (T, N, H) */
     float *first_cells;         /* (N, H) */
     uint16_t *states, *dropped; /* (1 + T, N, H); (T, N, H), what the next layer reads */
@@ -95,7 +95,7 @@ static lstm_layer layer_of(const narrow_lstm *op, const gg_op_args *args, int64_
     const void *own = at(base, (size_t)(training ? number : 0) * op->layer_bytes);
     /* Without training the states of the layer before are still read. */
     const size_t other = training || number % 2 == 0 ? 0 : op->dropped_at - op->states_at;
-    lstm_layer l = {.op = op, .args = args, .number = number, .inputs = number == 0 ? op->inputs : op->hidden};
+    lstm_layer l = {.op = op, .args = args, .number = number};
     l.first = number == 0;
     l.last = number == op->layers - 1;
     l.drops = op->drops && !l.last && !args->evaluate;
