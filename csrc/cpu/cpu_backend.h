@@ -4,10 +4,10 @@
 
 #include "backend/registry.h"
 
-/* Own kernels, in BATCH_LAST layout throughout; every entry is filled. */
+/* Own kernels; every entry is filled. */
 extern const gg_backend gg_backend_native;
-/* oneDNN for convolution, linear, pooling, activations and reorders; the element-wise, loss and arena entries
- * are the native ones. */
+/* oneDNN for convolution, linear, pooling, activations, sums, concatenation and reorders, and for the LSTM in bfloat16;
+ * the loss, arena and layout entries are the native ones. */
 extern const gg_backend gg_backend_onednn;
 
 /* The native kernels behind the rules of devices with memory of their own, for tests (cpu/strict/strict.h). */

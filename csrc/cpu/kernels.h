@@ -160,7 +160,8 @@ typedef struct gg_cpu_loss_kernels {
                                 int64_t *correct);
 } gg_cpu_loss_kernels;
 
-/* As in gg_backend; n is a multiple of GG_LANES, pointers aligned to 64 bytes. */
+/* As in gg_backend; n is a multiple of GG_LANES, pointers aligned to 64 bytes, but those of narrow and widen: these may
+ * lie anywhere. */
 typedef struct gg_cpu_arena {
     void (*update)(const gg_update_args *args);
     void (*mix)(size_t n, gg_dtype wire, float share, const float *base, const void *received, const float *sent,

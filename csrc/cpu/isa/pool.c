@@ -1,6 +1,5 @@
-/* Pooling of images whose elements are rows of lanes, so a window is a few vector operations, whatever its
- * stride and padding. Backward passes gather: each input element is written once, as the sum over the windows that hold
- * it, in the order of the windows. */
+/* Pooling of images whose elements are rows of lanes, so a window is a few vector operations, whatever its stride and
+ * padding. Backward, an input element gets the sum over the windows that hold it, in the order of the windows. */
 #include "cpu/isa/isa.h"
 #include "cpu/isa/lanes.h"
 

@@ -1,5 +1,5 @@
-/* The operations of the native CPU table. Each creates its kind for float32, for a device that begins with a
- * gg_cpu_device; the device must outlive the operation. */
+/* The operations of the native CPU table. Each creates its kind for a device that begins with a gg_cpu_device; the device
+ * must outlive the operation. They compute in float32; some read and give bfloat16 where that is offered. */
 #ifndef GG_CPU_NATIVE_NATIVE_H
 #define GG_CPU_NATIVE_NATIVE_H
 
