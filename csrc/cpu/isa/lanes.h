@@ -27,19 +27,6 @@ static inline lanes_f lanes_load_part(const float *p, int n) {
 static inline void lanes_store_part(float *p, int n, lanes_f v) {
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), v);
 }
-/* bfloat16, the upper half of a float; rounded to nearest even, a NaN stays one. */
-static inline lanes_f lanes_load_narrow(const uint16_t *p) {
-    return _mm512_castsi512_ps(
-        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p)), 16));
-}
-static inline void lanes_store_narrow(uint16_t *p, lanes_f v) {
-    const __m512i bits = _mm512_castps_si512(v),
-                  odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    const __m512i rounded = _mm512_mask_or_epi32(sum, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
-}
 static inline lanes_f lanes_first(int n, lanes_f v) { return _mm512_maskz_mov_ps((__mmask16)((1u << n) - 1u), v); }
 static inline lanes_f lanes_set(float value) { return _mm512_set1_ps(value); }
 static inline lanes_i lanes_set_int(int32_t value) { return _mm512_set1_epi32(value); }
@@ -308,40 +295,6 @@ static inline lanes_i lanes_load_wide(const void *p, size_t at, int bytes) {
         lane[i] = bytes == 2 ? ((const uint16_t *)p)[at + (size_t)i] : ((const int32_t *)p)[at + (size_t)i];
     memcpy(&v, lane, sizeof v);
     return v;
-}
-
-#if !defined(__AVX512F__)
-/* bfloat16, the upper half of a float; rounded to nearest even, a NaN stays one. */
-static inline lanes_f lanes_load_narrow(const uint16_t *p) {
-    float wide[16] __attribute__((aligned(64)));
-    for (int i = 0; i < 16; ++i) {
-        const uint32_t bits = (uint32_t)p[i] << 16;
-        memcpy(&wide[i], &bits, sizeof bits);
-    }
-    return lanes_load(wide);
-}
-static inline void lanes_store_narrow(uint16_t *p, lanes_f v) {
-    float wide[16] __attribute__((aligned(64)));
-    lanes_store(wide, v);
-    for (int i = 0; i < 16; ++i) {
-        uint32_t bits;
-        memcpy(&bits, &wide[i], sizeof bits);
-        const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-        p[i] = (uint16_t)(((bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded) >> 16);
-    }
-}
-#endif
-
-/* The first n lanes, zeros behind them. */
-static inline lanes_f lanes_load_narrow_part(const uint16_t *p, int n) {
-    uint16_t all[16] __attribute__((aligned(32))) = {0};
-    memcpy(all, p, (size_t)n * sizeof *all);
-    return lanes_load_narrow(all);
-}
-static inline void lanes_store_narrow_part(uint16_t *p, int n, lanes_f v) {
-    uint16_t all[16] __attribute__((aligned(32)));
-    lanes_store_narrow(all, v);
-    memcpy(p, all, (size_t)n * sizeof *all);
 }
 
 #endif

@@ -3,8 +3,35 @@
  * from 0, loses no digits, and memory is read once. */
 #include "cpu/isa/isa.h"
 #include "cpu/isa/lanes.h"
+#include "cpu/isa/vectors.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* Lanes of bfloat16. */
+ALWAYS_INLINE lanes_f load_lanes_narrow(const uint16_t *p) {
+    float wide[GG_LANES] __attribute__((aligned(64)));
+    for (size_t i = 0; i < GG_LANES; i += FLOATS) *(floats *)(wide + i) = load_narrow(p + i);
+    return lanes_load(wide);
+}
+
+ALWAYS_INLINE void store_lanes_narrow(uint16_t *p, lanes_f v) {
+    float wide[GG_LANES] __attribute__((aligned(64)));
+    lanes_store(wide, v);
+    for (size_t i = 0; i < GG_LANES; i += FLOATS) *(halves *)(p + i) = narrowed(rounded_words(load(wide + i)));
+}
+
+/* The first n lanes, zeros behind them. */
+ALWAYS_INLINE lanes_f load_lanes_narrow_part(const uint16_t *p, int n) {
+    uint16_t all[GG_LANES] __attribute__((aligned(32))) = {0};
+    memcpy(all, p, (size_t)n * sizeof *all);
+    return load_lanes_narrow(all);
+}
+
+ALWAYS_INLINE void store_lanes_narrow_part(uint16_t *p, int n, lanes_f v) {
+    uint16_t all[GG_LANES] __attribute__((aligned(32)));
+    store_lanes_narrow(all, v);
+    memcpy(p, all, (size_t)n * sizeof *all);
+}
 
 /* Vectors in a piece. */
 #define PIECE ((int64_t)256)
@@ -100,10 +127,10 @@ ALWAYS_INLINE lanes_f gradient_of(const lane_values *l, bool relu, lanes_f x, la
 
 #define ELEMENT uint16_t
 #define NAME(name) narrow_##name
-#define LOAD lanes_load_narrow
-#define LOAD_PART lanes_load_narrow_part
-#define STORE lanes_store_narrow
-#define STORE_PART lanes_store_narrow_part
+#define LOAD load_lanes_narrow
+#define LOAD_PART load_lanes_narrow_part
+#define STORE store_lanes_narrow
+#define STORE_PART store_lanes_narrow_part
 #include "cpu/isa/norm_kernels.h"
 
 const gg_cpu_norm GG_VARIANT(gg_cpu_norm) = {
