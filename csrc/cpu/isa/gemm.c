@@ -1,7 +1,7 @@
 /* Products of matrices used where they lie, transposition, and the set of kernels of this instruction set. */
 #include "cpu/isa/lanes.h"
 #include "cpu/isa/tile.h"
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include "cpu/isa/turn.h"
 #endif
 #include "tensor/tensor.h"
@@ -256,45 +256,12 @@ static void gemm_panels(const gg_panels *p) {
     }
 }
 
-/* A square of GG_VECTOR by GG_VECTOR. */
-GG_INLINE void square(const float *in, int64_t in_row, float *out, int64_t out_row) {
-#if GG_VECTOR == 16
-    __m512 a[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_ps(in + i * in_row);
-    turn(a);
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) _mm512_storeu_ps(out + i * out_row, a[i]);
-#else
-    __m256 a[8], b[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(in + i * in_row);
-#pragma GCC unroll 4
-    for (int i = 0; i < 8; i += 2) {
-        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 8; i += 4) {
-        a[i] = (__m256)_mm256_unpacklo_pd((__m256d)b[i], (__m256d)b[i + 2]);
-        a[i + 1] = (__m256)_mm256_unpackhi_pd((__m256d)b[i], (__m256d)b[i + 2]);
-        a[i + 2] = (__m256)_mm256_unpacklo_pd((__m256d)b[i + 1], (__m256d)b[i + 3]);
-        a[i + 3] = (__m256)_mm256_unpackhi_pd((__m256d)b[i + 1], (__m256d)b[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-        _mm256_storeu_ps(out + c * out_row, _mm256_permute2f128_ps(a[c], a[c + 4], 0x20));
-        _mm256_storeu_ps(out + (c + 4) * out_row, _mm256_permute2f128_ps(a[c], a[c + 4], 0x31));
-    }
-#endif
-}
-
 static void gemm_transpose(int64_t rows, int64_t cols, const float *in, int64_t in_row, int64_t padded, float *out,
                            int64_t out_row) {
     const int64_t whole_rows = rows - rows % GG_VECTOR, whole_cols = cols - cols % GG_VECTOR;
     for (int64_t i = 0; i < whole_rows; i += GG_VECTOR)
         for (int64_t j = 0; j < whole_cols; j += GG_VECTOR)
-            square(in + i * in_row + j, in_row, out + j * out_row + i, out_row);
+            turn_square(in + i * in_row + j, in_row, out + j * out_row + i, out_row);
     for (int64_t j = 0; j < cols; ++j) {
         for (int64_t i = j < whole_cols ? whole_rows : 0; i < rows; ++i) out[j * out_row + i] = in[i * in_row + j];
         for (int64_t i = rows; i < padded; ++i) out[j * out_row + i] = 0;

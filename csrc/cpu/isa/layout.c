@@ -2,121 +2,68 @@
 #include "cpu/isa/isa.h"
 
 #if defined(__AVX2__)
-#include <immintrin.h>
+#include "cpu/isa/turn.h"
 #endif
 
 #define L GG_LANES
 
-#if defined(__AVX512F__)
-/* to[j*to_stride + i] = element j of a[i]; a is used up. */
-static inline __attribute__((always_inline)) void store_transposed(__m512 a[L], float *to, size_t to_stride) {
-    __m512 b[L];
-    for (int i = 0; i < L; i += 2) {
-        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-    }
-    /* a[i + k]: element 4q + k of rows i..i+3, in quarter q. */
-    for (int i = 0; i < L; i += 4) {
-        a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
-        a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
-        a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
-        a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
-    }
-    for (int k = 0; k < 4; ++k) {
-        b[k] = _mm512_shuffle_f32x4(a[k], a[4 + k], 0x88); /* quarters 0 2 of rows 0..3, then of 4..7 */
-        b[4 + k] = _mm512_shuffle_f32x4(a[k], a[4 + k], 0xdd);
-        b[8 + k] = _mm512_shuffle_f32x4(a[8 + k], a[12 + k], 0x88);
-        b[12 + k] = _mm512_shuffle_f32x4(a[8 + k], a[12 + k], 0xdd);
-    }
-    for (int k = 0; k < 4; ++k) {
-        _mm512_storeu_ps(to + (size_t)k * to_stride, _mm512_shuffle_f32x4(b[k], b[8 + k], 0x88));
-        _mm512_storeu_ps(to + (size_t)(4 + k) * to_stride, _mm512_shuffle_f32x4(b[4 + k], b[12 + k], 0x88));
-        _mm512_storeu_ps(to + (size_t)(8 + k) * to_stride, _mm512_shuffle_f32x4(b[k], b[8 + k], 0xdd));
-        _mm512_storeu_ps(to + (size_t)(12 + k) * to_stride, _mm512_shuffle_f32x4(b[4 + k], b[12 + k], 0xdd));
-    }
-}
-#endif
-
-/* to[j*to_stride + i] = from[i*from_stride + j] for i, j < 16; nothing need be aligned. */
-static inline void transpose_block(const float *from, size_t from_stride, float *to, size_t to_stride) {
-#if defined(__AVX512F__)
-    __m512 a[L];
-    for (int i = 0; i < L; ++i) a[i] = _mm512_loadu_ps(from + (size_t)i * from_stride);
-    store_transposed(a, to, to_stride);
-#elif defined(__AVX2__)
-    for (size_t y = 0; y < L; y += 8) {
-        for (size_t x = 0; x < L; x += 8) {
-            __m256 a[8], b[8];
-            for (size_t i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(from + (y + i) * from_stride + x);
-            for (size_t i = 0; i < 8; i += 2) {
-                b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-                b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
-            }
-            for (size_t i = 0; i < 8; i += 4) {
-                a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
-                a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
-                a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
-                a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
-            }
-            for (size_t k = 0; k < 4; ++k) {
-                _mm256_storeu_ps(to + (x + k) * to_stride + y, _mm256_permute2f128_ps(a[k], a[4 + k], 0x20));
-                _mm256_storeu_ps(to + (x + 4 + k) * to_stride + y, _mm256_permute2f128_ps(a[k], a[4 + k], 0x31));
-            }
-        }
-    }
+/* to[j*to_row + i] = from[i*from_row + j] for i, j < 16; nothing need be aligned. */
+static inline void transpose_block(const float *from, int64_t from_row, float *to, int64_t to_row) {
+#if defined(__AVX2__)
+    for (int64_t i = 0; i < L; i += TURN_SIDE)
+        for (int64_t j = 0; j < L; j += TURN_SIDE)
+            turn_square(from + i * from_row + j, from_row, to + j * to_row + i, to_row);
 #else
-    for (size_t j = 0; j < L; ++j)
-        for (size_t i = 0; i < L; ++i) to[j * to_stride + i] = from[i * from_stride + j];
+    for (int64_t j = 0; j < L; ++j)
+        for (int64_t i = 0; i < L; ++i) to[j * to_row + i] = from[i * from_row + j];
 #endif
 }
 
 /* rows x columns of a block; the rest of the 16 x 16 becomes zeros. */
-static void load_part(const float *from, size_t stride, int64_t rows, int64_t columns, float block[L * L]) {
+static void load_part(const float *from, int64_t from_row, int64_t rows, int64_t columns, float block[L * L]) {
     memset(block, 0, L * L * sizeof(float));
-    for (int64_t i = 0; i < rows; ++i)
-        memcpy(block + i * L, from + (size_t)i * stride, (size_t)columns * sizeof(float));
+    for (int64_t i = 0; i < rows; ++i) memcpy(block + i * L, from + i * from_row, (size_t)columns * sizeof(float));
 }
 
 static int64_t at_most_lanes(int64_t n) { return n < L ? n : L; }
 
 static void to_lanes(int64_t n, int64_t values, int64_t begin, int64_t end, const float *in, float *out) {
-    const size_t padded = (size_t)gg_lanes_padded(n), stride = (size_t)values;
+    const int64_t padded = gg_lanes_padded(n);
     _Alignas(64) float block[L * L], transposed[L * L];
     for (int64_t v = begin; v < end; v += L) {
         const int64_t columns = at_most_lanes(end - v);
         for (int64_t s = 0; s < n; s += L) {
             const int64_t rows = at_most_lanes(n - s);
-            const float *from = in + (size_t)s * stride + v;
-            float *to = out + (size_t)v * padded + s;
+            const float *from = in + s * values + v;
+            float *to = out + v * padded + s;
             if (rows == L && columns == L) {
-                transpose_block(from, stride, to, padded);
+                transpose_block(from, values, to, padded);
                 continue;
             }
-            load_part(from, stride, rows, columns, block);
+            load_part(from, values, rows, columns, block);
             transpose_block(block, L, transposed, L);
-            for (int64_t j = 0; j < columns; ++j)
-                memcpy(to + (size_t)j * padded, transposed + j * L, L * sizeof(float));
+            for (int64_t j = 0; j < columns; ++j) memcpy(to + j * padded, transposed + j * L, L * sizeof(float));
         }
     }
 }
 
 static void from_lanes(int64_t n, int64_t values, int64_t begin, int64_t end, const float *in, float *out) {
-    const size_t padded = (size_t)gg_lanes_padded(n), stride = (size_t)values;
+    const int64_t padded = gg_lanes_padded(n);
     _Alignas(64) float block[L * L], transposed[L * L];
     for (int64_t s = 0; s < n; s += L) {
         const int64_t rows = at_most_lanes(n - s);
         for (int64_t v = begin; v < end; v += L) {
             const int64_t columns = at_most_lanes(end - v);
-            const float *from = in + (size_t)v * padded + s;
-            float *to = out + (size_t)s * stride + v;
+            const float *from = in + v * padded + s;
+            float *to = out + s * values + v;
             if (rows == L && columns == L) {
-                transpose_block(from, padded, to, stride);
+                transpose_block(from, padded, to, values);
                 continue;
             }
             load_part(from, padded, columns, L, block);
             transpose_block(block, L, transposed, L);
             for (int64_t i = 0; i < rows; ++i)
-                memcpy(to + (size_t)i * stride, transposed + i * L, (size_t)columns * sizeof(float));
+                memcpy(to + i * values, transposed + i * L, (size_t)columns * sizeof(float));
         }
     }
 }
@@ -168,15 +115,18 @@ static void block_from_numbers(int64_t n, const int32_t *in, const scaling *s, f
 #if defined(__AVX512F__)
 /* A whole block of bytes, transposed in registers: 16 x 16 values from `value` on of the samples from `sample` on. */
 static void gather_bytes(const gg_gather_args *args, const scaling *s, int64_t sample, int64_t value, float *to,
-                         size_t to_stride) {
+                         int64_t to_row) {
     const __m512 scale = _mm512_load_ps(s->scale), shift = _mm512_load_ps(s->shift);
     __m512 a[L];
+#pragma GCC unroll 16
     for (int i = 0; i < L; ++i) {
         const uint8_t *in = (const uint8_t *)args->rows + gather_row(args, sample + i) * args->values + value;
         const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)in));
         a[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(wide), scale, shift);
     }
-    store_transposed(a, to, to_stride);
+    turn(a);
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) _mm512_storeu_ps(to + i * to_row, a[i]);
 }
 #endif
 
@@ -245,13 +195,13 @@ static void layout_gather(const gg_gather_args *args, int64_t begin, int64_t end
             float *to = (float *)args->out + v * padded + s;
 #if defined(__AVX512F__)
             if (args->dtype == GG_UINT8 && columns == L && args->n - s >= L) {
-                gather_bytes(args, &how, s, v, to, (size_t)padded);
+                gather_bytes(args, &how, s, v, to, padded);
                 continue;
             }
 #endif
             gather_block(args, &how, s, v, block);
             if (columns == L) {
-                transpose_block(block, L, to, (size_t)padded);
+                transpose_block(block, L, to, padded);
                 continue;
             }
             transpose_block(block, L, transposed, L);
