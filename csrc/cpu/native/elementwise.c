@@ -45,8 +45,6 @@ static void native_elementwise_run(const element_op *op, gg_parallel_fn fn, elem
     gg_parallel_run(gg_cpu_threads_for(op->device, op->n), fn, job);
 }
 
-static void native_elementwise_destroy(gg_op *op) { gg_native_op_free(op); }
-
 static gg_status native_elementwise_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type,
                                            gg_layout layout, gg_op **out) {
     gg_status status = GG_OK;
@@ -78,18 +76,36 @@ cleanup:
 
 /* ------------------------------------------------------------------------------------------ activations */
 
-typedef void (*unary_fn)(const element_op *op, size_t n, const float *x, float *y);
-typedef void (*unary_backward_fn)(const element_op *op, size_t n, const float *from, const float *dy, float *dx);
+static const gg_cpu_elementwise *kernels_of(const element_op *op) {
+    return gg_cpu_device_kernels(op->device)->elementwise;
+}
 
-typedef struct unary_job {
-    const element_op *op;
-    const gg_op_args *args;
-    unary_fn forward;
-    unary_backward_fn backward;
-} unary_job;
+static void activate(const element_op *op, size_t n, const float *x, float *y) {
+    const gg_cpu_elementwise *kernels = kernels_of(op);
+    const gg_op_desc *desc = &op->head.desc;
+    switch ((int)desc->kind) {
+    case GG_OP_RELU: kernels->relu(n, x, y); break;
+    case GG_OP_TANH: kernels->tanh(n, x, y); break;
+    case GG_OP_SIGMOID: kernels->sigmoid(n, x, y); break;
+    case GG_OP_LEAKY_RELU: kernels->leaky_relu(n, desc->slope, x, y); break;
+    default: (desc->tanh_form ? kernels->gelu_tanh : kernels->gelu)(n, x, y);
+    }
+}
 
-static void unary_forward_part(void *context, int thread, int threads) {
-    const unary_job *job = context;
+/* Of all but the ReLU. from: the output, or the input, whichever the operation says that it needs. */
+static void activate_backward(const element_op *op, size_t n, const float *from, const float *dy, float *dx) {
+    const gg_cpu_elementwise *kernels = kernels_of(op);
+    const gg_op_desc *desc = &op->head.desc;
+    switch ((int)desc->kind) {
+    case GG_OP_TANH: kernels->tanh_backward(n, from, dy, dx); break;
+    case GG_OP_SIGMOID: kernels->sigmoid_backward(n, from, dy, dx); break;
+    case GG_OP_LEAKY_RELU: kernels->leaky_relu_backward(n, desc->slope, from, dy, dx); break;
+    default: (desc->tanh_form ? kernels->gelu_tanh_backward : kernels->gelu_backward)(n, from, dy, dx);
+    }
+}
+
+static void activation_forward_part(void *context, int thread, int threads) {
+    const element_job *job = context;
     const element_op *op = job->op;
     _Alignas(64) float room[STRETCH];
     size_t begin, end;
@@ -97,14 +113,13 @@ static void unary_forward_part(void *context, int thread, int threads) {
     for (size_t at = begin; at < end; at += STRETCH) {
         const size_t n = end - at < STRETCH ? end - at : STRETCH;
         float *y = room_for(op, job->args->output, at, room);
-        job->forward(op, n, read_elements(op, job->args->input[0], at, n, room), y);
+        activate(op, n, read_elements(op, job->args->input[0], at, n, room), y);
         write_elements(op, job->args->output, at, n, y);
     }
 }
 
-/* From the output, or from the input, whichever the operation says that it needs. */
-static void unary_backward_part(void *context, int thread, int threads) {
-    const unary_job *job = context;
+static void activation_backward_part(void *context, int thread, int threads) {
+    const element_job *job = context;
     const element_op *op = job->op;
     const gg_op_args *args = job->args;
     const void *from = op->head.backward_needs_output ? args->output : args->input[0];
@@ -116,109 +131,64 @@ static void unary_backward_part(void *context, int thread, int threads) {
         const float *value = read_elements(op, from, at, n, room), *dy;
         dy = read_elements(op, args->grad_output, at, n, error);
         float *dx = room_for(op, args->grad_input[0], at, error);
-        job->backward(op, n, value, dy, dx);
+        activate_backward(op, n, value, dy, dx);
         write_elements(op, args->grad_input[0], at, n, dx);
     }
 }
 
-static const gg_cpu_elementwise *kernels_of(const element_op *op) {
-    return gg_cpu_device_kernels(op->device)->elementwise;
-}
-
-static void activate(const element_op *op, size_t n, const float *x, float *y) {
-    const gg_cpu_elementwise *kernels = kernels_of(op);
-    const gg_op_kind kind = op->head.desc.kind;
-    (kind == GG_OP_RELU ? kernels->relu : kind == GG_OP_TANH ? kernels->tanh : kernels->sigmoid)(n, x, y);
-}
-
-static void activate_backward(const element_op *op, size_t n, const float *y, const float *dy, float *dx) {
-    const gg_cpu_elementwise *kernels = kernels_of(op);
-    if (op->head.desc.kind == GG_OP_RELU) kernels->relu_backward(n, y, dy, dx);
-    else if (op->head.desc.kind == GG_OP_TANH) kernels->tanh_backward(n, y, dy, dx);
-    else kernels->sigmoid_backward(n, y, dy, dx);
-}
-
 /* A ReLU in bfloat16 compares bits. */
 static void relu_narrow_part(void *context, int thread, int threads) {
-    const unary_job *job = context;
+    const element_job *job = context;
     const gg_op_args *args = job->args;
     size_t begin, end;
     gg_parallel_split(job->op->n, GG_LANES, thread, threads, &begin, &end);
-    if (job->backward == NULL)
-        kernels_of(job->op)->relu_narrow(end - begin, (const uint16_t *)args->input[0] + begin,
-                                         (uint16_t *)args->output + begin);
+    kernels_of(job->op)->relu_narrow(end - begin, (const uint16_t *)args->input[0] + begin,
+                                     (uint16_t *)args->output + begin);
+}
+
+/* relu_backward of a piece, in whichever type. */
+static void pass_gate(const element_op *op, size_t at, size_t n, const gg_op_args *args, void *to) {
+    if (op->dtype == GG_BFLOAT16)
+        kernels_of(op)->relu_narrow_backward(n, (const uint16_t *)args->output + at,
+                                             (const uint16_t *)args->grad_output + at, (uint16_t *)to + at);
     else
-        kernels_of(job->op)->relu_narrow_backward(end - begin, (const uint16_t *)args->output + begin,
-                                                  (const uint16_t *)args->grad_output + begin,
-                                                  (uint16_t *)args->grad_input[0] + begin);
+        kernels_of(op)->relu_backward(n, (const float *)args->output + at, (const float *)args->grad_output + at,
+                                      (float *)to + at);
+}
+
+static void relu_backward_part(void *context, int thread, int threads) {
+    const element_job *job = context;
+    size_t begin, end;
+    gg_parallel_split(job->op->n, GG_LANES, thread, threads, &begin, &end);
+    pass_gate(job->op, begin, end - begin, job->args, job->args->grad_input[0]);
 }
 
 static gg_status activation_forward(gg_op *head, const gg_op_args *args) {
-    const element_op *op = (element_op *)head;
-    const bool bits = head->desc.kind == GG_OP_RELU && op->dtype == GG_BFLOAT16;
-    unary_job job = {.op = op, .args = args, .forward = activate};
-    gg_parallel_run(gg_cpu_threads_for(op->device, op->n), bits ? relu_narrow_part : unary_forward_part, &job);
+    element_job job = {.op = (element_op *)head, .args = args};
+    const bool bits = head->desc.kind == GG_OP_RELU && job.op->dtype == GG_BFLOAT16;
+    native_elementwise_run(job.op, bits ? relu_narrow_part : activation_forward_part, &job);
     return GG_OK;
 }
 
 static gg_status activation_backward(gg_op *head, const gg_op_args *args) {
-    const element_op *op = (element_op *)head;
-    const bool bits = head->desc.kind == GG_OP_RELU && op->dtype == GG_BFLOAT16;
-    unary_job job = {.op = op, .args = args, .backward = activate_backward};
+    element_job job = {.op = (element_op *)head, .args = args};
+    const bool relu = head->desc.kind == GG_OP_RELU;
     if (args->grad_input[0] == NULL) return GG_OK;
-    gg_parallel_run(gg_cpu_threads_for(op->device, op->n), bits ? relu_narrow_part : unary_backward_part, &job);
+    native_elementwise_run(job.op, relu ? relu_backward_part : activation_backward_part, &job);
     return GG_OK;
 }
 
 static const gg_op_class activation_class = {
-    .forward = activation_forward, .backward_data = activation_backward, .destroy = native_elementwise_destroy};
+    .forward = activation_forward, .backward_data = activation_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
     gg_layout layout = desc->offered[0].layout;
     /* sigmoid(0) = 1/2: padding of the channels would not stay zero. */
     const int64_t block = layout == GG_LAYOUT_CHANNELS16 ? 16 : layout == GG_LAYOUT_CHANNELS8 ? 8 : 1;
     if (desc->kind == GG_OP_SIGMOID && desc->output.size[0] % block != 0) layout = GG_LAYOUT_PLAIN;
-    const gg_status status = native_elementwise_create(device, desc, &activation_class, layout, out);
-    if (status == GG_OK) (*out)->backward_needs_output = true;
-    return status;
-}
-
-/* ------------------------------------------------------------------------------------------ leaky ReLU, GELU */
-
-static void bend(const element_op *op, size_t n, const float *x, float *y) {
-    const gg_cpu_elementwise *kernels = kernels_of(op);
-    if (op->head.desc.kind == GG_OP_LEAKY_RELU) kernels->leaky_relu(n, op->head.desc.slope, x, y);
-    else (op->head.desc.tanh_form ? kernels->gelu_tanh : kernels->gelu)(n, x, y);
-}
-
-static void bend_backward(const element_op *op, size_t n, const float *from, const float *dy, float *dx) {
-    const gg_cpu_elementwise *kernels = kernels_of(op);
-    if (op->head.desc.kind == GG_OP_LEAKY_RELU) kernels->leaky_relu_backward(n, op->head.desc.slope, from, dy, dx);
-    else if (op->head.desc.tanh_form) kernels->gelu_tanh_backward(n, from, dy, dx);
-    else kernels->gelu_backward(n, from, dy, dx);
-}
-
-static gg_status curve_forward(gg_op *head, const gg_op_args *args) {
-    const element_op *op = (element_op *)head;
-    unary_job job = {.op = op, .args = args, .forward = bend};
-    gg_parallel_run(gg_cpu_threads_for(op->device, op->n), unary_forward_part, &job);
-    return GG_OK;
-}
-
-static gg_status curve_backward(gg_op *head, const gg_op_args *args) {
-    const element_op *op = (element_op *)head;
-    unary_job job = {.op = op, .args = args, .backward = bend_backward};
-    if (args->grad_input[0] != NULL) gg_parallel_run(gg_cpu_threads_for(op->device, op->n), unary_backward_part, &job);
-    return GG_OK;
-}
-
-static const gg_op_class curve_class = {
-    .forward = curve_forward, .backward_data = curve_backward, .destroy = native_elementwise_destroy};
-
-gg_status gg_native_curve_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
-    GG_TRY(native_elementwise_create(device, desc, &curve_class, desc->offered[0].layout, out));
-    (*out)->backward_needs_output = desc->kind == GG_OP_LEAKY_RELU && desc->slope >= 0;
+    GG_TRY(native_elementwise_create(device, desc, &activation_class, layout, out));
+    (*out)->backward_needs_output = desc->kind == GG_OP_LEAKY_RELU ? desc->slope >= 0 : desc->kind != GG_OP_GELU;
     (*out)->backward_needs_input = !(*out)->backward_needs_output;
 cleanup:
     return status;
@@ -244,16 +214,6 @@ static void add_part(void *context, int thread, int threads) {
         if (op->head.desc.activation == GG_ACTIVATION_RELU) kernels_of(op)->relu(n, out, out);
         write_elements(op, args->output, at, n, out);
     }
-}
-
-/* relu_backward of a piece, in whichever type. */
-static void pass_gate(const element_op *op, size_t at, size_t n, const gg_op_args *args, void *to) {
-    if (op->dtype == GG_BFLOAT16)
-        kernels_of(op)->relu_narrow_backward(n, (const uint16_t *)args->output + at,
-                                             (const uint16_t *)args->grad_output + at, (uint16_t *)to + at);
-    else
-        kernels_of(op)->relu_backward(n, (const float *)args->output + at, (const float *)args->grad_output + at,
-                                      (float *)to + at);
 }
 
 /* All inputs have the same gradient; the first one's may be that of the output itself, the last one's the output. */
@@ -305,7 +265,7 @@ static gg_status native_elementwise_add_backward(gg_op *head, const gg_op_args *
 
 static const gg_op_class add_class = {.forward = native_elementwise_add_forward,
                                       .backward_data = native_elementwise_add_backward,
-                                      .destroy = native_elementwise_destroy};
+                                      .destroy = gg_native_op_free};
 
 gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
@@ -413,7 +373,7 @@ static gg_status dropout_backward(gg_op *op, const gg_op_args *args) {
 }
 
 static const gg_op_class dropout_class = {
-    .forward = dropout_forward, .backward_data = dropout_backward, .destroy = native_elementwise_destroy};
+    .forward = dropout_forward, .backward_data = dropout_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;

@@ -51,9 +51,8 @@ static gg_status lrn_backward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-static void lrn_destroy(gg_op *op) { gg_native_op_free(op); }
-
-static const gg_op_class lrn_class = {.forward = lrn_forward, .backward_data = lrn_backward, .destroy = lrn_destroy};
+static const gg_op_class lrn_class = {
+    .forward = lrn_forward, .backward_data = lrn_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_lrn_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;

@@ -1,5 +1,5 @@
-/* The operations of the native CPU table. Each creates its kind for a device that begins with a gg_cpu_device; the device
- * must outlive the operation. They compute in float32; some read and give bfloat16 where that is offered. */
+/* The operations of the native CPU table. Each creates its kind for a device that begins with a gg_cpu_device; the
+ * device must outlive the operation. They compute in float32; some read and give bfloat16 where that is offered. */
 #ifndef GG_CPU_NATIVE_NATIVE_H
 #define GG_CPU_NATIVE_NATIVE_H
 
@@ -24,14 +24,13 @@ gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc
 
 /* All poolings; CHANNELS16 if offered, else BATCH_LAST. */
 gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-/* RELU, TANH, SIGMOID: in the layout offered (but a sigmoid in PLAIN where padded channels would not stay zero). */
+/* RELU, TANH, SIGMOID, LEAKY_RELU and GELU: in the layout offered (but a sigmoid in PLAIN where padded channels would
+ * not stay zero). */
 gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* In the first input's layout. */
 gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* PLAIN if offered, else BATCH_LAST; the mask does not depend on it. */
 gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-/* LEAKY_RELU and GELU, in the layout offered. */
-gg_status gg_native_curve_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* PLAIN if offered, else BATCH_LAST. */
 gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_native_softmax_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

@@ -8,8 +8,6 @@ typedef struct move_op {
     gg_device *device;
 } move_op;
 
-static void native_reorder_destroy(gg_op *op) { gg_native_op_free(op); }
-
 /* ------------------------------------------------------------------------------------------ reorder */
 
 static void native_reorder_move(const gg_op *op, gg_layout from, gg_layout to, const void *in, void *out) {
@@ -32,7 +30,7 @@ static gg_status reorder_backward(gg_op *op, const gg_op_args *args) {
 }
 
 static const gg_op_class reorder_class = {
-    .forward = reorder_forward, .backward_data = reorder_backward, .destroy = native_reorder_destroy};
+    .forward = reorder_forward, .backward_data = reorder_backward, .destroy = gg_native_op_free};
 
 static bool native_reorder_known(gg_layout layout) {
     return layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST;
@@ -80,7 +78,7 @@ static gg_status concat_backward(gg_op *op, const gg_op_args *args) {
 }
 
 static const gg_op_class concat_class = {
-    .forward = concat_forward, .backward_data = concat_backward, .destroy = native_reorder_destroy};
+    .forward = concat_forward, .backward_data = concat_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
