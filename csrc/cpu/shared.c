@@ -372,43 +372,32 @@ double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const flo
 typedef struct all_finite_call {
     gg_cpu_device *device;
     size_t n;
-    const float *a;
+    const float *wide; /* one of both; the other is NULL */
+    const uint16_t *narrow;
 } all_finite_call;
 
 static void all_finite_part(void *context, int thread, int threads) {
     const all_finite_call *c = context;
     const part p = cpu_part_of(c->n, thread, threads);
-    c->device->partial_count[thread] = c->device->kernels->arena->all_finite(p.count, c->a + p.begin);
+    const gg_cpu_arena *kernels = c->device->kernels->arena;
+    c->device->partial_count[thread] = c->wide != NULL ? kernels->all_finite(p.count, c->wide + p.begin)
+                                                       : kernels->all_finite_narrow(p.count, c->narrow + p.begin);
+}
+
+static bool run_all_finite(all_finite_call *call) {
+    const int threads = gg_cpu_threads_for(&call->device->head, call->n);
+    gg_parallel_run(threads, all_finite_part, call);
+    bool finite = true;
+    for (int i = 0; i < threads; ++i) finite = finite && call->device->partial_count[i] != 0;
+    return finite;
 }
 
 bool gg_cpu_all_finite(gg_device *device, size_t n, const float *a) {
-    all_finite_call call = {.device = (gg_cpu_device *)device, .n = n, .a = a};
-    const int threads = gg_cpu_threads_for(device, n);
-    gg_parallel_run(threads, all_finite_part, &call);
-    bool finite = true;
-    for (int i = 0; i < threads; ++i) finite = finite && call.device->partial_count[i] != 0;
-    return finite;
-}
-
-typedef struct all_finite_narrow_call {
-    gg_cpu_device *device;
-    size_t n;
-    const uint16_t *a;
-} all_finite_narrow_call;
-
-static void all_finite_narrow_part(void *context, int thread, int threads) {
-    const all_finite_narrow_call *c = context;
-    const part p = cpu_part_of(c->n, thread, threads);
-    c->device->partial_count[thread] = c->device->kernels->arena->all_finite_narrow(p.count, c->a + p.begin);
+    return run_all_finite(&(all_finite_call){.device = (gg_cpu_device *)device, .n = n, .wide = a});
 }
 
 bool gg_cpu_all_finite_narrow(gg_device *device, size_t n, const uint16_t *a) {
-    all_finite_narrow_call call = {.device = (gg_cpu_device *)device, .n = n, .a = a};
-    const int threads = gg_cpu_threads_for(device, n);
-    gg_parallel_run(threads, all_finite_narrow_part, &call);
-    bool finite = true;
-    for (int i = 0; i < threads; ++i) finite = finite && call.device->partial_count[i] != 0;
-    return finite;
+    return run_all_finite(&(all_finite_call){.device = (gg_cpu_device *)device, .n = n, .narrow = a});
 }
 
 typedef struct gather_call {
