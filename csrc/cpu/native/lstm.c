@@ -18,6 +18,7 @@
 
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
+#include "cpu/lstm.h"
 #include "cpu/native/native.h"
 #include "cpu/split_kernels.h"
 
@@ -28,8 +29,6 @@
 #define SPLIT_BATCH 12
 #define SPLIT_UNITS 32
 
-enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH };
-
 typedef struct lstm_op {
     gg_op head;
     gg_device *device;
@@ -38,10 +37,7 @@ typedef struct lstm_op {
     int64_t batch, positions, inputs, hidden, layers;
     int64_t state_row, gate_row; /* distances of rows of H states that products read, and of 4H gates or errors */
     bool by_units;               /* how the threads divide the work */
-    int64_t mask_row;            /* bytes of the mask of a position */
-    bool drops;                  /* in training, between layers */
-    uint32_t threshold;
-    float keep_scale;
+    gg_lstm_dropout dropout;
     /* Floats, and where they begin. */
     size_t layer_floats, gates_at, cells_at, states_at, first_at, dropped_at, mask_at;
     size_t packed_at, bias_at, later_at, cell_error_at, before_at, error_at, rows_at, sums_at,
@@ -69,16 +65,6 @@ typedef struct lstm_layer {
     bool drops;
 } lstm_layer;
 
-static int parameters_of_layer(const lstm_op *op) { return op->head.desc.bias ? 4 : 2; }
-
-static const float *lstm_parameter(const lstm_layer *l, int which) {
-    return l->args->parameter[l->number * parameters_of_layer(l->op) + which];
-}
-
-static float *lstm_gradient(const lstm_layer *l, int which) {
-    return l->args->gradient[l->number * parameters_of_layer(l->op) + which];
-}
-
 static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t number) {
     const bool training = op->head.desc.training, last = number == op->layers - 1;
     float *scratch = args->scratch, *base = training ? args->saved : scratch;
@@ -90,7 +76,7 @@ static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t nu
     l.cells = own + op->cells_at;
     l.first = own + op->first_at;
     l.states = last ? args->output : own + op->states_at + other;
-    l.drops = op->drops && !last && !args->evaluate;
+    l.drops = op->dropout.used && !last && !args->evaluate;
     l.dropped = l.drops ? own + op->dropped_at : l.states;
     l.mask = (uint8_t *)(own + op->mask_at);
     l.packed = scratch + op->packed_at;
@@ -130,14 +116,6 @@ static bool is_empty(const lstm_share *s) { return s->sample == s->samples_end |
 
 /* ------------------------------------------------------------------------------------------ forward */
 
-/* The sum of both biases. */
-static void add_biases(const lstm_layer *l) {
-    const lstm_op *op = l->op;
-    float *bias = (float *)l->args->scratch + op->bias_at;
-    gg_cpu_device_kernels(op->device)
-        ->elementwise->add((size_t)(4 * op->hidden), lstm_parameter(l, BIAS_IH), lstm_parameter(l, BIAS_HH), bias);
-}
-
 /* The recurrent weights for split products: each gate's H columns of H terms, or the H columns of 4H terms. */
 static void order_recurrent(const lstm_layer *l, bool forward, int thread, int threads) {
     const lstm_op *op = l->op;
@@ -145,7 +123,8 @@ static void order_recurrent(const lstm_layer *l, bool forward, int thread, int t
     size_t begin, end;
     gg_parallel_split((size_t)hidden, 2 * GG_SPLIT_SIDE, thread, threads, &begin, &end);
     for (int64_t i = 0; i < (forward ? 4 : 1) && begin < end; ++i) {
-        const float *weights = lstm_parameter(l, WEIGHT_HH) + i * hidden * hidden;
+        const float *weights =
+            gg_lstm_parameter(&op->head, l->args, l->number, GG_LSTM_WEIGHT_HH) + i * hidden * hidden;
         const gg_split_pack pack = {.count = (int64_t)(end - begin),
                                     .terms = terms,
                                     .from = weights + (int64_t)begin * (forward ? hidden : 1),
@@ -162,7 +141,7 @@ static void pack_recurrent(const lstm_layer *l, bool forward, int thread, int th
     const lstm_op *op = l->op;
     const int64_t hidden = op->hidden, gates = 4 * hidden, panel = op->kernels->panel;
     const int64_t n = forward ? gates : hidden, k = forward ? hidden : gates;
-    const float *weights = lstm_parameter(l, WEIGHT_HH);
+    const float *weights = gg_lstm_parameter(&op->head, l->args, l->number, GG_LSTM_WEIGHT_HH);
     if (op->split != NULL) {
         order_recurrent(l, forward, thread, threads);
         return;
@@ -221,19 +200,6 @@ static const float *state_before(const lstm_layer *l, int64_t n, int64_t t) {
 static const float *cell_before(const lstm_layer *l, int64_t n, int64_t t) {
     const int64_t hidden = l->op->hidden;
     return t == 0 ? l->first + (2 * n + 1) * hidden : l->cells + (n * l->op->positions + t - 1) * hidden;
-}
-
-static void drop_states(const lstm_layer *l, int64_t n, int64_t t) {
-    const lstm_op *op = l->op;
-    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
-    const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, l->args->rank, *l->args->step};
-    const int64_t row = n * op->positions + t, blocks = op->mask_row / 4;
-    uint8_t *mask = l->mask + row * op->mask_row;
-    uint8_t *const rows[4] = {mask, mask + 1, mask + 2, mask + 3};
-    const int64_t first = (l->number * op->batch * op->positions + row) * blocks;
-    kernels->dropout_mask(&key, (uint32_t)first, 1, (size_t)blocks, op->threshold, rows, 4);
-    kernels->masked_scale((size_t)op->hidden, l->states + row * op->hidden, mask, op->keep_scale,
-                          l->dropped + row * op->hidden);
 }
 
 static void forward_position(const lstm_layer *l, int64_t t, const lstm_share *share) {
@@ -313,34 +279,35 @@ static void lstm_forward_part(void *context, int thread, int threads) {
 
 static void lstm_drop_part(void *context, int thread, int threads) {
     const lstm_layer *l = context;
-    size_t begin, end;
-    gg_parallel_split((size_t)l->op->batch, 1, thread, threads, &begin, &end);
-    for (size_t n = begin; n < end; ++n)
-        for (int64_t t = 0; t < l->op->positions; ++t) drop_states(l, (int64_t)n, t);
-}
-
-/* A sample's carried state: for each layer its states, then its cells. */
-static float *carried_of(const lstm_layer *l, int64_t n) {
     const lstm_op *op = l->op;
-    return l->args->carried + (n * op->layers + l->number) * 2 * op->hidden;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->batch, 1, thread, threads, &begin, &end);
+    for (size_t n = begin; n < end; ++n)
+        for (int64_t t = 0; t < op->positions; ++t) {
+            const int64_t row = (int64_t)n * op->positions + t, at = row * op->hidden;
+            gg_lstm_drop(op->device, &op->head, l->args, l->number, (int64_t)n, t, l->states + at,
+                         l->mask + row * op->dropout.mask_row, l->dropped + at);
+        }
 }
 
 static void begin_layer(const lstm_layer *l) {
     const size_t bytes = (size_t)(2 * l->op->hidden) * sizeof(float);
     for (int64_t n = 0; n < l->op->batch; ++n) {
+        const float *carried = gg_lstm_carried(&l->op->head, l->args, l->number, n);
         float *first = l->first + 2 * n * l->op->hidden;
-        if (l->args->carried != NULL && l->op->head.desc.stateful) memcpy(first, carried_of(l, n), bytes);
+        if (carried != NULL) memcpy(first, carried, bytes);
         else memset(first, 0, bytes);
     }
 }
 
 static void leave_layer(const lstm_layer *l) {
     const int64_t hidden = l->op->hidden;
-    if (l->args->carried == NULL || !l->op->head.desc.stateful) return;
     for (int64_t n = 0; n < l->op->batch; ++n) {
         const int64_t last = (n * l->op->positions + l->op->positions - 1) * hidden;
-        memcpy(carried_of(l, n), l->states + last, (size_t)hidden * sizeof(float));
-        memcpy(carried_of(l, n) + hidden, l->cells + last, (size_t)hidden * sizeof(float));
+        float *carried = gg_lstm_carried(&l->op->head, l->args, l->number, n);
+        if (carried == NULL) return;
+        memcpy(carried, l->states + last, (size_t)hidden * sizeof(float));
+        memcpy(carried + hidden, l->cells + last, (size_t)hidden * sizeof(float));
     }
 }
 
@@ -351,7 +318,7 @@ static gg_sgemm input_product(const lstm_layer *l) {
                       .n = gates,
                       .k = l->inputs,
                       .a = l->in,
-                      .b = lstm_parameter(l, WEIGHT_IH),
+                      .b = gg_lstm_parameter(&l->op->head, l->args, l->number, GG_LSTM_WEIGHT_IH),
                       .c = l->gates,
                       .lda = l->inputs,
                       .ldb = l->inputs,
@@ -375,7 +342,7 @@ static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
         lstm_layer l = layer_of(op, args, number);
         begin_layer(&l);
         gg_parallel_run(op->device->threads, lstm_prepare_part, &l);
-        if (head->desc.bias) add_biases(&l);
+        if (head->desc.bias) gg_lstm_add_biases(op->device, head, args, number, (float *)args->scratch + op->bias_at);
         const gg_sgemm product = input_product(&l);
         gg_sgemm_run(op->device->isa, &product, op->device->threads, (float *)args->scratch + op->product_at);
         run_positions(&l, lstm_forward_part, true);
@@ -495,7 +462,7 @@ static gg_sgemm data_product(const lstm_layer *l, float *out) {
                       .n = l->inputs,
                       .k = gates,
                       .a = l->gates,
-                      .b = lstm_parameter(l, WEIGHT_IH),
+                      .b = gg_lstm_parameter(&l->op->head, l->args, l->number, GG_LSTM_WEIGHT_IH),
                       .c = out,
                       .lda = l->op->gate_row,
                       .ldb = l->inputs,
@@ -519,15 +486,16 @@ static gg_sgemm weight_product(const lstm_layer *l, int64_t columns, const float
 
 static void weight_gradients(const lstm_layer *l) {
     const lstm_op *op = l->op;
-    const int64_t gates = 4 * op->hidden;
     float *scratch = l->args->scratch;
-    const gg_sgemm input = weight_product(l, l->inputs, l->in, lstm_gradient(l, WEIGHT_IH));
-    const gg_sgemm states = weight_product(l, op->hidden, scratch + op->before_at, lstm_gradient(l, WEIGHT_HH));
+    const gg_sgemm input =
+        weight_product(l, l->inputs, l->in, gg_lstm_gradient(&op->head, l->args, l->number, GG_LSTM_WEIGHT_IH));
+    const gg_sgemm states = weight_product(l, op->hidden, scratch + op->before_at,
+                                           gg_lstm_gradient(&op->head, l->args, l->number, GG_LSTM_WEIGHT_HH));
     gg_sgemm_run(op->device->isa, &input, op->device->threads, scratch + op->product_at);
     gg_sgemm_run(op->device->isa, &states, op->device->threads, scratch + op->product_at);
-    if (!op->head.desc.bias) return;
-    gg_cpu_column_sums(op->device, op->batch * op->positions, gates, l->gates, op->gate_row, lstm_gradient(l, BIAS_IH));
-    memcpy(lstm_gradient(l, BIAS_HH), lstm_gradient(l, BIAS_IH), (size_t)gates * sizeof(float));
+    if (op->head.desc.bias)
+        gg_lstm_bias_gradients(op->device, &op->head, l->args, l->number, op->batch * op->positions, l->gates,
+                               op->gate_row);
 }
 
 /* The error of the states, of that of what the next layer read. */
@@ -540,7 +508,7 @@ static void lstm_undrop_part(void *context, int thread, int threads) {
     gg_parallel_split((size_t)(op->batch * op->positions), 1, thread, threads, &begin, &end);
     for (int64_t row = (int64_t)begin; row < (int64_t)end; ++row) {
         float *d = error + row * op->hidden;
-        kernels->masked_scale((size_t)op->hidden, d, l->mask + row * op->mask_row, op->keep_scale, d);
+        kernels->masked_scale((size_t)op->hidden, d, l->mask + row * op->dropout.mask_row, op->dropout.keep_scale, d);
     }
 }
 
@@ -604,8 +572,8 @@ static void lay_out(lstm_op *op) {
     op->cells_at = add_room(&used, all * hidden);
     op->first_at = add_room(&used, 2 * (size_t)op->batch * hidden);
     op->states_at = op->layers > 1 ? add_room(&used, all * hidden) : 0;
-    op->dropped_at = op->layers > 1 && (op->drops || !training) ? add_room(&used, all * hidden) : op->states_at;
-    op->mask_at = op->drops ? add_room(&used, (all * (size_t)op->mask_row + 3) / sizeof(float)) : 0;
+    op->dropped_at = op->layers > 1 && (op->dropout.used || !training) ? add_room(&used, all * hidden) : op->states_at;
+    op->mask_at = op->dropout.used ? add_room(&used, (all * (size_t)op->dropout.mask_row + 3) / sizeof(float)) : 0;
     op->layer_floats = used;
     if (training) op->head.saved_bytes = (size_t)op->layers * used * sizeof(float);
     else scratch = used;
@@ -665,10 +633,7 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     const int64_t grain = grain_of_units(op);
     op->by_units = device->threads > 1 && op->hidden % grain == 0 && op->hidden >= 2 * grain &&
                    4 * op->hidden * op->hidden > LARGE_WEIGHTS;
-    op->mask_row = (op->hidden + 3) / 4 * 4;
-    op->drops = desc->training && desc->probability > 0 && desc->layers > 1;
-    op->threshold = (uint32_t)((double)desc->probability * 0x1p32);
-    op->keep_scale = (float)(1.0 / (1.0 - (double)desc->probability));
+    op->dropout = gg_lstm_dropout_of(desc);
     lay_out(op);
     lstm_scratch(op);
     *out = head;

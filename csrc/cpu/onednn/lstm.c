@@ -12,10 +12,9 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "cpu/lstm.h"
 #include "cpu/native/native.h"
 #include "cpu/onednn/common.h"
-
-enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH };
 
 /* Layers behind the first have the same shapes. */
 typedef enum lstm_product_kind {
@@ -51,10 +50,7 @@ typedef struct narrow_lstm {
     dnnl_primitive_attr_t attributes[2]; /* of products; the second adds to what is there. NULL once it is created */
     lstm_product product[PRODUCTS];
     int64_t batch, positions, inputs, hidden, layers;
-    int64_t mask_row; /* bytes of the mask of a position */
-    bool drops;
-    uint32_t threshold;
-    float keep_scale;
+    gg_lstm_dropout dropout;
     /* Bytes, and where things begin. */
     size_t layer_bytes, gates_at, cells_at, first_cells_at, states_at, dropped_at, mask_at, in_at;
     size_t bias_at, hidden_at, row_at, later_at, cell_error_at, error_at, errors_at, data_at, scratchpad_at;
@@ -77,16 +73,6 @@ typedef struct lstm_layer {
     uint16_t *errors;           /* (T, N, 4H): of the gates */
 } lstm_layer;
 
-static int parameters_of_layer(const narrow_lstm *op) { return op->head.desc.bias ? 4 : 2; }
-
-static const float *lstm_parameter(const lstm_layer *l, int which) {
-    return l->args->parameter[l->number * parameters_of_layer(l->op) + which];
-}
-
-static float *lstm_gradient(const lstm_layer *l, int which) {
-    return l->args->gradient[l->number * parameters_of_layer(l->op) + which];
-}
-
 static void *at(const void *base, size_t bytes) { return (char *)(uintptr_t)base + bytes; }
 
 static lstm_layer layer_of(const narrow_lstm *op, const gg_op_args *args, int64_t number) {
@@ -98,7 +84,7 @@ static lstm_layer layer_of(const narrow_lstm *op, const gg_op_args *args, int64_
     lstm_layer l = {.op = op, .args = args, .number = number};
     l.first = number == 0;
     l.last = number == op->layers - 1;
-    l.drops = op->drops && !l.last && !args->evaluate;
+    l.drops = op->dropout.used && !l.last && !args->evaluate;
     l.gates = at(own, op->gates_at);
     l.cells = at(own, op->cells_at);
     l.first_cells = at(own, op->first_cells_at);
@@ -160,9 +146,10 @@ static gg_status narrow_lstm_prepare(gg_op *head, const gg_op_args *args, gg_pas
     const lstm_product *products = op->product + (pass == GG_PASS_FORWARD ? FORWARD_FIRST : DATA_FIRST);
     gg_parallel_set_threads(op->device->threads);
     for (int64_t number = 0; number < op->layers; ++number) {
-        const lstm_layer l = {.op = op, .args = args, .number = number};
-        const void *const inputs[2] = {lstm_parameter(&l, WEIGHT_IH), packed_weights(op, args, pass, number, false)};
-        const void *const states[2] = {lstm_parameter(&l, WEIGHT_HH), packed_weights(op, args, pass, number, true)};
+        const void *const inputs[2] = {gg_lstm_parameter(head, args, number, GG_LSTM_WEIGHT_IH),
+                                       packed_weights(op, args, pass, number, false)};
+        const void *const states[2] = {gg_lstm_parameter(head, args, number, GG_LSTM_WEIGHT_HH),
+                                       packed_weights(op, args, pass, number, true)};
         const lstm_primitive *pack = &products[number == 0 ? 0 : 1].pack;
         if (pack->primitive != NULL) GG_TRY(run_primitive(op, pack, args, inputs));
         GG_TRY(run_primitive(op, &products[2].pack, args, states));
@@ -183,13 +170,6 @@ static lstm_samples samples_of(const narrow_lstm *op, int thread, int threads) {
     return (lstm_samples){(int64_t)begin, (int64_t)end};
 }
 
-/* A sample's carried state: for each layer its states, then its cells. NULL: begins at zero, nothing is left. */
-static float *carried_of(const lstm_layer *l, int64_t n) {
-    const narrow_lstm *op = l->op;
-    if (l->args->carried == NULL || !op->head.desc.stateful) return NULL;
-    return l->args->carried + (n * op->layers + l->number) * 2 * op->hidden;
-}
-
 static void lstm_begin_part(void *context, int thread, int threads) {
     const lstm_layer *l = context;
     const narrow_lstm *op = l->op;
@@ -197,7 +177,7 @@ static void lstm_begin_part(void *context, int thread, int threads) {
     const lstm_samples share = samples_of(op, thread, threads);
     const size_t hidden = (size_t)op->hidden;
     for (int64_t n = share.begin; n < share.end; ++n) {
-        const float *carried = carried_of(l, n);
+        const float *carried = gg_lstm_carried(&op->head, l->args, l->number, n);
         uint16_t *states = l->states + n * op->hidden;
         float *cells = l->first_cells + n * op->hidden;
         if (carried == NULL) {
@@ -214,19 +194,14 @@ static void lstm_begin_part(void *context, int thread, int threads) {
     }
 }
 
-/* What the next layer reads of a row of states, each by the number that it has in the native operation. */
+/* What the next layer reads of a row of states. */
 static void drop_row(const lstm_layer *l, int64_t n, int64_t t) {
     const narrow_lstm *op = l->op;
-    const gg_cpu_kernels *kernels = gg_cpu_device_kernels(op->device);
-    const gg_random_key key = {op->head.desc.seed, GG_RANDOM_DROPOUT, l->args->rank, *l->args->step};
-    const int64_t row = t * op->batch + n, blocks = op->mask_row / 4;
-    uint8_t *mask = l->mask + row * op->mask_row;
-    uint8_t *const rows[4] = {mask, mask + 1, mask + 2, mask + 3};
-    const int64_t number = (l->number * op->batch + n) * op->positions + t;
+    const int64_t row = t * op->batch + n;
     float *scaled = l->row + n * op->hidden;
-    kernels->elementwise->dropout_mask(&key, (uint32_t)(number * blocks), 1, (size_t)blocks, op->threshold, rows, 4);
-    kernels->elementwise->masked_scale((size_t)op->hidden, l->hidden + n * op->hidden, mask, op->keep_scale, scaled);
-    gg_cpu_narrow_any(kernels, (size_t)op->hidden, scaled, l->dropped + row * op->hidden);
+    gg_lstm_drop(op->device, &op->head, l->args, l->number, n, t, l->hidden + n * op->hidden,
+                 l->mask + row * op->dropout.mask_row, scaled);
+    gg_cpu_narrow_any(gg_cpu_device_kernels(op->device), (size_t)op->hidden, scaled, l->dropped + row * op->hidden);
 }
 
 /* The cells before a position of a sample. */
@@ -259,7 +234,7 @@ static void leave_layer(const lstm_layer *l) {
     const narrow_lstm *op = l->op;
     const size_t bytes = (size_t)op->hidden * sizeof(float);
     for (int64_t n = 0; n < op->batch; ++n) {
-        float *carried = carried_of(l, n);
+        float *carried = gg_lstm_carried(&op->head, l->args, l->number, n);
         if (carried == NULL) return;
         memcpy(carried, l->hidden + n * op->hidden, bytes);
         memcpy(carried + op->hidden, cells_before(l, n, op->positions), bytes);
@@ -279,10 +254,7 @@ static gg_status narrow_lstm_forward(gg_op *head, const gg_op_args *args) {
         lstm_layer l = layer_of(op, args, number);
         const void *weights = packed_weights(op, args, GG_PASS_FORWARD, number, true);
         gg_parallel_run(threads_of(op), lstm_begin_part, &l);
-        if (bias != NULL)
-            gg_cpu_device_kernels(op->device)
-                ->elementwise->add((size_t)(4 * op->hidden), lstm_parameter(&l, BIAS_IH), lstm_parameter(&l, BIAS_HH),
-                                   bias);
+        if (bias != NULL) gg_lstm_add_biases(op->device, head, args, number, bias);
         GG_TRY(multiply(&l, l.first ? FORWARD_FIRST : FORWARD_LATER, l.in,
                         packed_weights(op, args, GG_PASS_FORWARD, number, false), l.gates, bias));
         for (int64_t t = 0; t < op->positions; ++t) {
@@ -314,8 +286,8 @@ static void lstm_backward_part(void *context, int thread, int threads) {
             gg_cpu_widen_any(kernels, (size_t)hidden,
                              (const uint16_t *)l->args->grad_output + (n * op->positions + t) * hidden, error);
         else if (l->drops)
-            kernels->elementwise->masked_scale((size_t)hidden, error, l->mask + row * op->mask_row, op->keep_scale,
-                                               error);
+            kernels->elementwise->masked_scale((size_t)hidden, error, l->mask + row * op->dropout.mask_row,
+                                               op->dropout.keep_scale, error);
         if (t == op->positions - 1) {
             memset(l->later + own, 0, bytes);
             memset(l->cell_error + own, 0, bytes);
@@ -342,12 +314,13 @@ static void lstm_return_part(void *context, int thread, int threads) {
 static gg_status weight_gradients(const lstm_layer *l) {
     gg_status status = GG_OK;
     const narrow_lstm *op = l->op;
-    const int64_t gates = 4 * op->hidden;
-    GG_TRY(multiply(l, l->first ? WEIGHTS_FIRST : WEIGHTS_LATER, l->in, l->errors, lstm_gradient(l, WEIGHT_IH), NULL));
-    GG_TRY(multiply(l, WEIGHTS_LATER, l->states, l->errors, lstm_gradient(l, WEIGHT_HH), NULL));
-    if (!op->head.desc.bias) goto cleanup;
-    gg_cpu_column_sums(op->device, op->batch * op->positions, gates, l->gates, gates, lstm_gradient(l, BIAS_IH));
-    memcpy(lstm_gradient(l, BIAS_HH), lstm_gradient(l, BIAS_IH), (size_t)gates * sizeof(float));
+    GG_TRY(multiply(l, l->first ? WEIGHTS_FIRST : WEIGHTS_LATER, l->in, l->errors,
+                    gg_lstm_gradient(&op->head, l->args, l->number, GG_LSTM_WEIGHT_IH), NULL));
+    GG_TRY(multiply(l, WEIGHTS_LATER, l->states, l->errors,
+                    gg_lstm_gradient(&op->head, l->args, l->number, GG_LSTM_WEIGHT_HH), NULL));
+    if (op->head.desc.bias)
+        gg_lstm_bias_gradients(op->device, &op->head, l->args, l->number, op->batch * op->positions, l->gates,
+                               4 * op->hidden);
 cleanup:
     return status;
 }
@@ -550,9 +523,9 @@ static void lay_out(narrow_lstm *op) {
     op->first_cells_at = add_room(&used, some, wide);
     op->states_at = add_room(&used, some + all, narrow);
     op->dropped_at = op->states_at;
-    if (training && op->drops) op->dropped_at = add_room(&used, all, narrow);
+    if (training && op->dropout.used) op->dropped_at = add_room(&used, all, narrow);
     if (!training && op->layers > 1) op->dropped_at = add_room(&used, some + all, narrow);
-    op->mask_at = op->drops ? add_room(&used, rows * op->mask_row, 1) : 0;
+    op->mask_at = op->dropout.used ? add_room(&used, rows * op->dropout.mask_row, 1) : 0;
     op->layer_bytes = used;
     if (training) used *= (size_t)op->layers;
     op->in_at = add_room(&used, rows * op->inputs, narrow);
@@ -601,10 +574,7 @@ static gg_status onednn_lstm_direct(gg_device *device, const gg_op_desc *desc, g
     op->inputs = desc->input[0].size[1];
     op->hidden = desc->output.size[1];
     op->layers = desc->layers;
-    op->mask_row = (op->hidden + 3) / 4 * 4;
-    op->drops = desc->training && desc->probability > 0 && desc->layers > 1;
-    op->threshold = (uint32_t)((double)desc->probability * 0x1p32);
-    op->keep_scale = (float)(1.0 / (1.0 - (double)desc->probability));
+    op->dropout = gg_lstm_dropout_of(desc);
     /* A primitive splits its work by the number of threads at its creation. */
     gg_parallel_set_threads(device->threads);
     GG_DNN_TRY(dnnl_stream_create, &op->stream, op->engine, dnnl_stream_default_flags);
