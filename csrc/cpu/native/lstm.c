@@ -535,12 +535,6 @@ static const gg_op_class lstm_class = {
 
 /* ------------------------------------------------------------------------------------------ creation */
 
-/* An odd number of cache lines, so that rows lie in different sets of the first-level cache. */
-static int64_t odd_lines(int64_t n) {
-    const int64_t lines = (n + GG_LANES - 1) / GG_LANES;
-    return (lines + (lines % 2 == 0)) * GG_LANES;
-}
-
 /* The next place for `floats`, 64-byte aligned. */
 static size_t add_room(size_t *used, size_t floats) {
     const size_t at = *used;
@@ -627,8 +621,8 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->inputs = desc->input[0].size[1];
     op->hidden = desc->output.size[1];
     op->layers = desc->layers;
-    op->state_row = odd_lines(op->hidden);
-    op->gate_row = odd_lines(4 * op->hidden);
+    op->state_row = gg_odd_lines(op->hidden);
+    op->gate_row = gg_odd_lines(4 * op->hidden);
     if (op->batch >= SPLIT_BATCH && op->hidden >= SPLIT_UNITS) op->split = gg_split_kernels_for(device->isa);
     const int64_t grain = grain_of_units(op);
     op->by_units = device->threads > 1 && op->hidden % grain == 0 && op->hidden >= 2 * grain &&

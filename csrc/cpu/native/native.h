@@ -7,6 +7,12 @@
 
 #define GG_NATIVE_NAME "native" /* of the table, and of the backend in every operation */
 
+/* An odd number of cache lines, of floats: rows whose distance is a power of two share few sets of the caches. */
+static inline int64_t gg_odd_lines(int64_t n) {
+    const int64_t lines = (n + GG_LANES - 1) / GG_LANES;
+    return (lines + (lines % 2 == 0)) * GG_LANES;
+}
+
 /* A zeroed operation of `bytes` (it begins with a gg_op) with its head filled in: BATCH_LAST float32 in and out. Fails
  * with GG_ERROR_UNSUPPORTED if an offered element type is neither float32 nor bfloat16. Freed by gg_native_op_free. */
 gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, size_t bytes, gg_op **out);

@@ -94,14 +94,9 @@ typedef struct wino_job {
 static int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 static int64_t at_most(int64_t n, int64_t most) { return n < most ? n : most; }
 
-/* An odd number of cache lines: rows whose distance is a power of two share few sets of the caches. */
-static int64_t odd_lines(int64_t n) {
-    return up_to(n, GG_LANES) + (up_to(n, GG_LANES) / GG_LANES % 2 == 0 ? GG_LANES : 0);
-}
-
 /* Gradient of weights: floats between rows of channels side by side. */
 static int64_t gradient_step(int64_t channels) {
-    return channels <= FEW_CHANNELS ? up_to(channels, GG_LANES) : odd_lines(channels);
+    return channels <= FEW_CHANNELS ? up_to(channels, GG_LANES) : gg_odd_lines(channels);
 }
 
 /* ------------------------------------------------------------------------------------------------ geometry */
@@ -209,13 +204,13 @@ static int64_t panels_of(const winograd_op *op, const wino_walk *walk, int64_t u
 /* Floats at one place, of a block of so many units. CHANNELS16: M is [block of channels][unit][channel],
  * and so is V, if walk->by_blocks. Both are a number of lines that is odd. */
 static int64_t source_floats(const winograd_op *op, const wino_walk *walk, int64_t units) {
-    if (op->channels) return odd_lines(units * walk->unit_floats);
-    return odd_lines(panels_of(op, walk, units) * walk->terms * walk->panel);
+    if (op->channels) return gg_odd_lines(units * walk->unit_floats);
+    return gg_odd_lines(panels_of(op, walk, units) * walk->terms * walk->panel);
 }
 
 static int64_t target_floats(const winograd_op *op, const wino_walk *walk, int64_t units) {
-    if (op->channels) return odd_lines(up_to(walk->rows, walk->panel) * units);
-    return odd_lines(panels_of(op, walk, units) * walk->rows * walk->panel);
+    if (op->channels) return gg_odd_lines(up_to(walk->rows, walk->panel) * units);
+    return gg_odd_lines(panels_of(op, walk, units) * walk->rows * walk->panel);
 }
 
 /* Of a block of units, from `unit` on. */
@@ -415,10 +410,10 @@ static void wino_mask(wino_job *j) {
 
 /* Floats of one place of the input, and of the output's gradient. */
 static int64_t gradient_x_place(const winograd_op *op) {
-    return odd_lines(op->x_step * (op->channels ? op->gradient_block : op->in));
+    return gg_odd_lines(op->x_step * (op->channels ? op->gradient_block : op->in));
 }
 static int64_t gradient_dy_place(const winograd_op *op) {
-    return odd_lines(op->dy_step * (op->channels ? op->gradient_block : op->out));
+    return gg_odd_lines(op->dy_step * (op->channels ? op->gradient_block : op->out));
 }
 
 static int64_t sum_rows(const winograd_op *op) { return op->channels ? op->in : op->out; }
@@ -640,8 +635,9 @@ static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) 
     walk->panel = panel_of(op, walk->rows);
     /* Products with narrow panels have V by blocks only. */
     walk->by_blocks = walk->terms <= FEW_CHANNELS || walk->panel < op->kernels->panel;
-    walk->unit_floats = walk->by_blocks ? up_to(walk->terms, GG_LANES) : odd_lines(walk->terms);
-    walk->weights = odd_lines(op->channels ? up_to(walk->rows, walk->panel) * walk->terms : walk->rows * walk->terms);
+    walk->unit_floats = walk->by_blocks ? up_to(walk->terms, GG_LANES) : gg_odd_lines(walk->terms);
+    walk->weights =
+        gg_odd_lines(op->channels ? up_to(walk->rows, walk->panel) * walk->terms : walk->rows * walk->terms);
     walk->block = choose_block(op, walk, walk->units);
     const size_t floats =
         (size_t)(op->places * (source_floats(op, walk, walk->block) + target_floats(op, walk, walk->block)));
@@ -667,9 +663,9 @@ static void make_gradient(winograd_op *op, size_t *scratch) {
     op->sum_step = gradient_step(op->channels ? op->out : op->in);
     op->parts = choose_parts(op, unit, block);
     op->gradient_block = gg_block_count(op->units, op->parts * gg_block_count(op->units, op->parts * block));
-    op->x_step = op->channels ? gradient_step(op->in) : odd_lines(op->gradient_block * op->width);
-    op->dy_step = op->channels ? gradient_step(op->out) : odd_lines(op->gradient_block * op->width);
-    op->turned_step = op->channels ? 0 : odd_lines(op->in);
+    op->x_step = op->channels ? gradient_step(op->in) : gg_odd_lines(op->gradient_block * op->width);
+    op->dy_step = op->channels ? gradient_step(op->out) : gg_odd_lines(op->gradient_block * op->width);
+    op->turned_step = op->channels ? 0 : gg_odd_lines(op->in);
     op->operand_floats = (size_t)(op->places * (gradient_x_place(op) + gradient_dy_place(op)));
     size_t at = 0;
     op->places_at = at;
