@@ -180,6 +180,14 @@ static int64_t native_pool_extent(const gg_pool_shape *shape, const gg_op_desc *
     return corner + w->kernel[axis] < end ? w->kernel[axis] : end - corner;
 }
 
+static void fill_scale(const gg_pool_shape *shape, const gg_op_desc *desc, float *scale) {
+    for (int64_t h = 0; h < shape->out[0]; ++h)
+        for (int64_t v = 0; v < shape->out[1]; ++v) {
+            const int64_t divisor = native_pool_extent(shape, desc, 0, h) * native_pool_extent(shape, desc, 1, v);
+            scale[h * shape->out[1] + v] = (float)(1.0 / (double)divisor);
+        }
+}
+
 gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     gg_op *head = NULL;
@@ -219,12 +227,7 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
         GG_TRY(gg_alloc((size_t)(shape->out[0] * shape->out[1]) * sizeof(float), "a pooling's tables", &block));
         op->scale = block;
         shape->scale = op->scale;
-        for (int64_t h = 0; h < shape->out[0]; ++h) {
-            for (int64_t v = 0; v < shape->out[1]; ++v) {
-                const int64_t divisor = native_pool_extent(shape, desc, 0, h) * native_pool_extent(shape, desc, 1, v);
-                op->scale[h * shape->out[1] + v] = (float)(1.0 / (double)divisor);
-            }
-        }
+        fill_scale(shape, desc, op->scale);
     } else {
         shape->relu = desc->activation == GG_ACTIVATION_RELU;
         const int64_t places = w->kernel[0] * w->kernel[1] + shape->relu;

@@ -92,6 +92,31 @@ static void pass_nan(gg_device *device, const gg_dnn_op *op, const gg_op_args *a
                 }
 }
 
+/* right: the padding on the right that oneDNN needs. */
+static gg_status onednn_pool_check(const gg_op_desc *desc, int64_t right[2]) {
+    gg_status status = GG_OK;
+    char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
+    const char *name = gg_op_kind_name(desc->kind);
+    const gg_window *window = &desc->window;
+    if (desc->activation != GG_ACTIVATION_NONE) GG_FAIL(GG_ERROR_UNSUPPORTED, "%s has no activation here", name);
+    if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
+        desc->input[0].size[0] != desc->output.size[0])
+        GG_FAIL(GG_ERROR_SHAPE, "%s has one image and the same number of channels, not %d of shape %s to %s", name,
+                desc->inputs, gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, out));
+    for (int i = 0; i < 2; i++) {
+        GG_TRY(gg_dnn_window(desc, i, &right[i]));
+        if (desc->kind == GG_OP_AVG_POOL2D && window->dilation[i] > 1)
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "%s has no dilation, but it is %lld", name, (long long)window->dilation[i]);
+        if (2 * window->padding[i] > window->dilation[i] * (window->kernel[i] - 1) + 1)
+            GG_FAIL(GG_ERROR_ARGUMENT, "%s: the padding %lld must be at most half of the kernel %lld", name,
+                    (long long)window->padding[i], (long long)window->kernel[i]);
+        if (!gg_window_covers(window, i, desc->input[0].size[1 + i], desc->output.size[1 + i]))
+            GG_FAIL(GG_ERROR_SHAPE, "%s: a window holds no element of the image", name);
+    }
+cleanup:
+    return status;
+}
+
 static gg_status create_pool(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = NULL;
@@ -99,28 +124,14 @@ static gg_status create_pool(gg_device *device, const gg_op_desc *desc, gg_op **
     const_dnnl_memory_desc_t input = NULL, output = NULL, workspace = NULL;
     dnnl_dims_t stride = {0}, kernel = {0}, dilation = {0}, left = {0}, right = {0};
     dnnl_alg_kind_t kind;
-    char in_text[GG_SHAPE_TEXT], out_text[GG_SHAPE_TEXT];
     const char *name = gg_op_kind_name(desc->kind);
     *out = NULL;
-    if (desc->activation != GG_ACTIVATION_NONE) GG_FAIL(GG_ERROR_UNSUPPORTED, "%s has no activation here", name);
-    if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
-        desc->input[0].size[0] != desc->output.size[0])
-        GG_FAIL(GG_ERROR_SHAPE, "%s has one image and the same number of channels, not %d of shape %s to %s", name,
-                desc->inputs, gg_shape_text(&desc->input[0], in_text), gg_shape_text(&desc->output, out_text));
+    GG_TRY(onednn_pool_check(desc, right));
     for (int i = 0; i < 2; i++) {
-        GG_TRY(gg_dnn_window(desc, i, &right[i]));
         stride[i] = desc->window.stride[i];
         kernel[i] = desc->window.kernel[i];
         left[i] = desc->window.padding[i];
         dilation[i] = desc->window.dilation[i] - 1;
-        if (desc->kind == GG_OP_AVG_POOL2D && dilation[i] > 0)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "%s has no dilation, but it is %lld", name,
-                    (long long)desc->window.dilation[i]);
-        if (2 * left[i] > dilation[i] * (kernel[i] - 1) + kernel[i])
-            GG_FAIL(GG_ERROR_ARGUMENT, "%s: the padding %lld must be at most half of the kernel %lld", name,
-                    (long long)left[i], (long long)kernel[i]);
-        if (!gg_window_covers(&desc->window, i, desc->input[0].size[1 + i], desc->output.size[1 + i]))
-            GG_FAIL(GG_ERROR_SHAPE, "%s: a window holds no element of the image", name);
     }
     GG_TRY(onednn_pool_algorithm(desc, right, &kind));
     GG_TRY(gg_dnn_op_create(device, desc, &op));
