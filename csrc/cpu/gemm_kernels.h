@@ -153,17 +153,17 @@ const gg_gemm_kernels *gg_gemm_kernels_for(gg_isa isa);
 /* So many terms, and no fewer than half as many, are summed at a time where there are more. */
 #define GG_SGEMM_TERMS 256
 
-/* General product of row-major matrices, C = op(A)*op(B), on top of C (add) or of a bias: op(A) is m x k, op(B) k x n,
- * C m x n; op transposes where asked, and lda, ldb, ldc are the distances of rows as stored. Parts of both are packed
- * into scratch of gg_sgemm_scratch bytes, 64-byte aligned. The bits do not depend on the number of threads. A level
- * that has split products (cpu/split_kernels.h) uses them where they are faster. */
+/* General product of row-major matrices, C = op(A)*op(B), on top of a bias: op(A) is m x k, op(B) k x n, C m x n; op
+ * transposes where asked, and lda, ldb, ldc are the distances of rows as stored. Parts of both are packed into scratch
+ * of gg_sgemm_scratch bytes, 64-byte aligned. The bits do not depend on the number of threads. A level that has split
+ * products (cpu/split_kernels.h) uses them where they are faster. */
 typedef struct gg_sgemm {
     int64_t m, n, k;
     const float *a, *b;
     float *c;
     int64_t lda, ldb, ldc;
     const float *bias; /* n of them, to each row; NULL: none */
-    bool transpose_a, transpose_b, add, relu;
+    bool transpose_a, transpose_b, relu;
     bool by_columns; /* split products: the calling threads have B's columns in their caches rather than A's rows */
 } gg_sgemm;
 

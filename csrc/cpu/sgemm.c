@@ -77,7 +77,7 @@ static void multiply_group(const job *j, int64_t i, int64_t rows, int64_t first,
             .c = p->c + i * p->ldc + j->j + col,
             .c_row = p->ldc,
             .bias = p->bias && part == 0 ? p->bias + j->j + col : NULL,
-            .add = p->add || part > 0,
+            .add = part > 0,
             .relu = p->relu && part == j->parts - 1,
             .far = j->panels * panel * p->k > NEAR_FLOATS,
         };
@@ -133,7 +133,6 @@ static void panel_by_panel(void *context, int thread, int threads) {
                                         .c = p->c + at,
                                         .c_row = p->ldc,
                                         .bias = p->bias ? p->bias + at : NULL,
-                                        .add = p->add,
                                         .relu = p->relu});
     }
 }

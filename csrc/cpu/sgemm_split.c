@@ -103,7 +103,7 @@ static void multiply_chunk(const job *j, const uint16_t *chunk, int64_t row, int
                                       .c_row = p->ldc,
                                       .bias = p->bias != NULL ? p->bias + j->col + col : NULL,
                                       .row_bias = j->row_bias != NULL ? j->row_bias + row : NULL,
-                                      .add = p->add || j->term > 0,
+                                      .add = j->term > 0,
                                       .relu = p->relu && j->term + j->terms == p->k};
     j->kernels->multiply(&product);
 }
