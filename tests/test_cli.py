@@ -249,6 +249,55 @@ def test_weights_of_classes_and_an_ignored_target(capsys, tmp_path):
     assert history.weights_sha256 == report["weights_sha256"]
 
 
+def test_a_checkpoint_within_epochs(capsys, tmp_path, monkeypatch):
+    """Of 40 steps an epoch: after each 15, and after the epochs, of which the first is the best so far."""
+    saved, save = [], gg.Trainer.save
+
+    def watched(trainer, path):
+        saved.append((trainer.step, path))
+        save(trainer, path)
+
+    monkeypatch.setattr(gg.Trainer, "save", watched)
+    path = str(tmp_path / "c")
+    code, _, err = cli_run(capsys, "train", *QUICK, "--quiet", "--checkpoint", path, "--checkpoint-every", 15)
+    assert code == 0, err
+    assert [step for step, where in saved if where == path] == [15, 30, 40, 45, 60, 75, 80]
+
+
+def test_what_the_best_epoch_is_chosen_by(capsys, tmp_path):
+    """And stopped by: a constant learning rate was never better than at first. The loss was: by it the last one is."""
+    words = [*QUICK, "--epochs", 3, "--lr", 1e-4, "--quiet", "--checkpoint", tmp_path / "c"]
+    monitored = ["--checkpoint-monitor", "learning_rate", "--early-stopping", 1]
+    monitored += ["--early-stopping-monitor", "learning_rate"]
+    for monitor, best, last in (([], 3, 3), (monitored, 1, 2)):
+        code, _, err = cli_run(capsys, "train", *words, *monitor)
+        assert code == 0, err
+        assert gg.Trainer.load(tmp_path / "c").epoch == last
+        assert gg.Trainer.load(tmp_path / "c.best").epoch == best
+
+
+def test_metrics_and_a_share_to_validate_on(capsys, tmp_path):
+    """The same as by the constructor's metrics= and fit's validation_split=, to the bit."""
+    words = [*QUICK, "--metrics", "auc", "--report", tmp_path / "r", "--seed", 4, "--lr", 1e-4]
+    code, out, err = cli_run(capsys, "train", *words, "--validation-split", 0.25)
+    assert code == 0 and "on synthetic, 1,500 + 500 samples; " in out and re.search(r", auc 0\.\d+, lr ", out), err
+    report = json.loads((tmp_path / "r").read_text())
+    how = {"loss": "binary_cross_entropy", "optimizer": gg.SGD(lr=1e-4, momentum=0.9), "metrics": "auc", "seed": 4}
+    with gg.Trainer(gg.models.mlp(), **how) as trainer:
+        train, _ = gg.data.synthetic((28,), 1, seed=4)
+        history = trainer.fit(train, validation_split=0.25, epochs=2, batch_size=50, progress=False)
+    assert history.weights_sha256 == report["weights_sha256"]
+    assert history["validation.auc"] == [one["validation"]["auc"] for one in report["epochs"]]
+
+
+def test_batches_are_of_what_is_left_to_train_on(capsys, tmp_path):
+    """Where a part is set aside and no size of batches is given."""
+    words = ["--dataset", "synthetic", "--model", "mlp", "--epochs", 1, "--quiet", "--report", tmp_path / "r"]
+    code, _, err = cli_run(capsys, "train", *words, "--validation-split", 1900)
+    settings = json.loads((tmp_path / "r").read_text())["settings"]
+    assert code == 0 and settings["batch_size"] == settings["train_samples"] == 100, err
+
+
 @pytest.mark.parametrize("words", ["", "--apoptosis --apoptosis-every 8 --apoptosis-budget 0.05 --apoptosis-probe 50"])
 def test_resume_goes_on(words, capsys, tmp_path):
     common = [*QUICK, "--virtual-ranks", 2, "--quiet", *words.split()]
@@ -305,6 +354,16 @@ def test_resume_goes_on(words, capsys, tmp_path):
             1,
             "layers='fc2': cannot shrink: fc2: 'fc2' (linear) is an output",
         ),
+        ("train --metrics perplexity,", 2, "--metrics: 'perplexity,': allowed: names with commas, of top_5_accuracy, "),
+        ("train --metrics perplexty", 1, "metrics: 'perplexty': allowed: "),
+        ("train --metrics top_5_accuracy,perplexty", 1, "; did you mean 'perplexity'?"),
+        ("train --validation-split x", 2, "--validation-split: 'x': allowed: a share below 1, or an integer"),
+        ("train --validation-split 1.5", 2, "validation_split=1.5: allowed: a finite number > 0 and < 1"),
+        ("train --validation-split 10000", 2, "validation_split=10000: allowed: "),
+        ("train --checkpoint-every 5", 2, "--checkpoint-every 5: goes with --checkpoint"),
+        ("train --checkpoint-monitor train_loss", 2, "--checkpoint-monitor train_loss: goes with --checkpoint"),
+        ("train --early-stopping-monitor lr", 2, "--early-stopping-monitor lr: goes with --early-stopping"),
+        ("train --early-stopping 1 --early-stopping-monitor acc", 1, "monitor='acc': no number of an epoch's record"),
         ("train --class-weights 1,x", 2, "--class-weights: '1,x': allowed: numbers with commas"),
         ("train --class-weights 1,-1", 2, "class_weights[1]=-1.0: allowed"),
         ("train --class-weights 1,2", 1, "class_weights: 2 of them, but the output has 10 classes"),

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from gossipgrad import compression, models, optim, schedules, strategies
+from gossipgrad import compression, metrics, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
 from gossipgrad.apoptosis import Apoptosis
 from gossipgrad.cluster import Network, Straggler
@@ -428,6 +428,20 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=allowed, help=help_)
     help_ = "what computes: cpu, cuda, cuda:1; default: $GOSSIPGRAD_DEVICE, unless --backend is given; else cpu"
     parser.add_argument("--device", metavar="NAME", help=help_)
+
+
+def _metrics(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if "" in names:
+        raise ValueError
+    return names
+
+
+def add_metrics(group: argparse._ActionsContainer) -> None:
+    names = ", ".join(metrics.NAMES)
+    read = reader(_metrics, f"names with commas, of {names}")
+    help_ = f"measured on samples to validate on, beside loss and accuracy: {names}"
+    group.add_argument("--metrics", type=read, metavar="NAME,NAME,...", help=help_)
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from gossipgrad import _failure, _launch, models, outputs
 from gossipgrad.batches import check_batch
@@ -18,6 +19,7 @@ from gossipgrad.cli.options import (
     add_data_options,
     add_keywords,
     add_machine,
+    add_metrics,
     add_optimizer,
     add_schedule,
     add_strategy,
@@ -32,10 +34,10 @@ from gossipgrad.cli.options import (
     make_strategy,
     option_of,
     path,
+    reader,
 )
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, VirtualCluster
-from gossipgrad.data.arrays import Dataset
-from gossipgrad.data.given import SHARDS, shard_sizes
+from gossipgrad.data.given import SHARDS, held_out, shard_sizes
 from gossipgrad.errors import HIGHEST, counted, number
 from gossipgrad.history import History
 from gossipgrad.keywords import keywords
@@ -68,6 +70,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(shuffle=True)  # later, because Python 3.10 would add it to the help in words of its own
     help_ = "leave a last batch out that is not full, on all ranks"
     parser.add_argument("--drop-last", action="store_true", help=help_)
+    parser.add_argument(
+        "--validation-split",
+        type=reader(lambda text: int(text) if text.isdecimal() else float(text), "a share below 1, or an integer"),
+        metavar="X|N",
+        help="validate on so much of the samples to train on, which are set aside, drawn by the seed, instead of those "
+        "that the set has for it; default: on those",
+    )
+    add_metrics(parser)
     help_ = "at the end all replicas become the consensus model"
     parser.add_argument("--final-mix", action="store_true", help=help_)
     parser.add_argument(
@@ -104,10 +114,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     files.add_argument(
         "--checkpoint", type=path, metavar="FILE", help="save after every epoch; the best beside it, as *.best.*"
     )
+    help_ = "save after so many steps, too, within an epoch; default: after epochs alone"
+    files.add_argument("--checkpoint-every", type=int, metavar="N", help=help_)
+    help_ = "the number of an epoch's record that tells the best one, as validation.accuracy; default: validation.loss"
+    files.add_argument("--checkpoint-monitor", metavar="NAME", help=help_)
     files.add_argument("--resume", type=path, metavar="FILE", help="go on from a checkpoint, up to --epochs in all")
     files.add_argument(
         "--early-stopping", type=int, metavar="N", help="stop after N epochs without a lower validation loss"
     )
+    help_ = "or without a better one by this number, as for --checkpoint-monitor; default: validation.loss"
+    files.add_argument("--early-stopping-monitor", metavar="NAME", help=help_)
     files.add_argument("--log-csv", type=path, metavar="FILE", help="one row an epoch")
     files.add_argument("--log-jsonl", type=path, metavar="FILE", help="one line of JSON an epoch")
     files.add_argument("--quiet", action="store_true", help="print errors only")
@@ -130,12 +146,23 @@ def _loss(arguments: argparse.Namespace, name: Loss) -> Loss | CrossEntropy:
     return checked(lambda: CrossEntropy(**options)) if options else name
 
 
+def _keywords(arguments: argparse.Namespace, owner: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """The keywords of a callback that were given, as --OWNER-KEYWORD; UsageError for one without --OWNER."""
+    found = given(arguments, tuple(f"{owner}_{key}" for key in keys))
+    for key, value in found.items():
+        if getattr(arguments, owner) is None:
+            raise UsageError(f"{option_of(key)} {value}: goes with {option_of(owner)}")
+    return {key.removeprefix(f"{owner}_"): value for key, value in found.items()}
+
+
 def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
     chosen: list[Callback] = [StopOnNaN()]
+    stopping = _keywords(arguments, "early_stopping", ("monitor",))
     if arguments.early_stopping is not None:
-        chosen.append(checked(lambda: EarlyStopping(patience=arguments.early_stopping)))
+        chosen.append(checked(lambda: EarlyStopping(patience=arguments.early_stopping, **stopping)))
+    saving = _keywords(arguments, "checkpoint", ("every", "monitor"))
     if arguments.checkpoint:
-        chosen.append(Checkpoint(arguments.checkpoint))
+        chosen.append(checked(lambda: Checkpoint(arguments.checkpoint, **saving)))
     if arguments.log_csv:  # after the checkpoint, which matters more
         chosen.append(CSVLogger(arguments.log_csv))
     if arguments.log_jsonl:
@@ -174,7 +201,7 @@ def train(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--compute-time {arguments.compute_time}: goes with --virtual-ranks")
     straggler, network = checked(lambda: circumstances(arguments))
     limits = {"epochs": (1, 2**31 - 1), "batch_size": (1, HIGHEST), "threads": (1, 4096), "seed": (0, 2**64 - 1)}
-    check_limits(arguments, limits | {"early_stopping": (1, HIGHEST)})
+    check_limits(arguments, limits | {"early_stopping": (1, HIGHEST), "checkpoint_every": (1, HIGHEST)})
     timeout = checked(lambda: number("timeout", arguments.timeout, 0.0))
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
@@ -182,7 +209,10 @@ def train(arguments: argparse.Namespace) -> int:
 
     net, train_set, validation_set = load_data(arguments)
     ranks = arguments.virtual_ranks or launched or 1
-    sizes = shard_sizes(len(train_set), max(strategy.workers(ranks), 1))
+    samples, split = len(train_set), arguments.validation_split
+    if split is not None:
+        samples -= checked(lambda: held_out(split, samples))
+    sizes = shard_sizes(samples, max(strategy.workers(ranks), 1))
     batch_size = arguments.batch_size or max(1, min(entry.batch, *sizes))
     check_batch(sizes, batch_size)  # before all replicas are made
     trainer = Trainer(
@@ -192,6 +222,7 @@ def train(arguments: argparse.Namespace) -> int:
         strategy=strategy,
         compression=compression,
         apoptosis=apoptosis,
+        metrics=arguments.metrics,
         seed=arguments.seed,
         comm=comm,
         threads=arguments.threads,
@@ -208,10 +239,11 @@ def train(arguments: argparse.Namespace) -> int:
     )
     speaks = trainer.rank == 0 and not arguments.quiet
     if speaks:
-        callbacks.append(_Headline(train_set, validation_set))
+        callbacks.append(_Headline())
     history = trainer.fit(
         train_set,
-        validation_set,
+        validation=validation_set if split is None else None,
+        validation_split=split,
         epochs=arguments.epochs,
         batch_size=batch_size,
         callbacks=callbacks,
@@ -243,26 +275,23 @@ def train(arguments: argparse.Namespace) -> int:
 class _Headline(Callback):
     """Says what will be trained when nothing stands in its way any more: fit has checked all it was given."""
 
-    def __init__(self, train_set: Dataset, validation_set: Dataset) -> None:
-        self.sets = (train_set, validation_set)
-
     def on_fit_begin(self, trainer: Trainer) -> None:
-        print(_headline(trainer, *self.sets), flush=True)
+        print(_headline(trainer), flush=True)
 
 
-def _headline(trainer: Trainer, train_set: Dataset, validation_set: Dataset) -> str:
+def _headline(trainer: Trainer) -> str:
     ranks = counted(trainer.size, "rank")
     where = {"mpi": " under MPI", "virtual": " in a virtual cluster"}.get(trainer.team.kind, "")
     threads = counted(trainer.threads, "thread")
-    settings, shown = trainer.strategy_settings(), ("topology", "exchange_used")
+    settings, shown, fit = trainer.strategy_settings(), ("topology", "exchange_used"), trainer.fit_settings
     how = [v if isinstance(v, str) else "a table of partners" for k, v in settings.items() if k in shown and v]
     slices = settings.get("slices") or 1
     how += [f"{slices} slices"] if slices > 1 else []
     how += [] if trainer.compression is None else [f"{trainer.compression.name} {trainer.compression.mode}"]
     words = f" ({', '.join(how)})" if how else ""
     return (
-        f"{trainer.net.name}, {trainer.net.parameters:,} parameters, on {train_set.name}, {len(train_set):,} + "
-        f"{len(validation_set):,} samples; {trainer.strategy.name}{words}; {trainer.optimizer.name}, "
+        f"{trainer.net.name}, {trainer.net.parameters:,} parameters, on {fit['dataset']}, {fit['train_samples']:,} + "
+        f"{fit['validation_samples']:,} samples; {trainer.strategy.name}{words}; {trainer.optimizer.name}, "
         f"lr {trainer.optimizer.lr:g}; {ranks}{where}, {threads} each; "
         f"{trainer.core.backend}, {trainer.core.isa}, {trainer.dtype}"
     )

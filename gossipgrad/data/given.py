@@ -145,13 +145,18 @@ def _classes(part: Dataset, loss: str, output: Sequence[int], ignored: int | Non
     return classes if ignored is None else np.where(classes == ignored, _IGNORED, classes)
 
 
-def _validation_part(data: Dataset, split: float | int, seed: int) -> tuple[Dataset, Dataset]:
+def held_out(split: float | int, count: int) -> int:
+    """How many of `count` samples fit's validation_split sets aside; ValueError, TypeError: it cannot be."""
     if hasattr(split, "__index__"):
-        size = integer("validation_split", split, 1, len(data) - 1)
-    else:
-        size = round(number("validation_split", split, above=0.0, below=1.0) * len(data))
-        if not 0 < size < len(data):
-            raise ValueError(f"validation_split={split!r}: {size} of {len(data)} samples; both parts want one at least")
+        return integer("validation_split", split, 1, count - 1)
+    size = round(number("validation_split", split, above=0.0, below=1.0) * count)
+    if not 0 < size < count:
+        raise ValueError(f"validation_split={split!r}: {size} of {count} samples; both parts want one at least")
+    return size
+
+
+def _validation_part(data: Dataset, split: float | int, seed: int) -> tuple[Dataset, Dataset]:
+    size = held_out(split, len(data))
     drawn = _core.permutation(seed, "validation", len(data))
     return data[np.sort(drawn[size:])], data[np.sort(drawn[:size])]
 
