@@ -45,7 +45,7 @@ MOST_RANKS, MOST_RANKS_OF_SEVERAL = 4096, 1_000_000
 MOST_THREADS = 4096
 
 # Sub-commands that have --threads themselves.
-_THREADED = ("train", "bench", "compare")
+_THREADED = ("train", "evaluate", "bench", "compare")
 
 # On several hosts Open MPI forwards only its own variables.
 _FORWARDED = re.compile(r"OMP_\w+|GOSSIPGRAD_\w+|PYTHONPATH|PYTHONSAFEPATH|HOME|TMPDIR")
@@ -384,7 +384,7 @@ def plan(argv: list[str]) -> Plan:
         only_print="--print" in flags,
         stdin="--stdin" in flags,
         openmpi=kind != "other",
-        checkpoint=None if is_file else _value_of("--checkpoint", words),
+        checkpoint=_value_of("--checkpoint", words) if words[0] == "train" and not is_file else None,
     )
 
 

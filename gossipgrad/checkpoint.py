@@ -118,7 +118,7 @@ _DIVIDES = ("train_samples", "shuffle", "drop_last", "shard", "seed", "shuffle_s
 
 
 @dataclass
-class _Saved:
+class Saved:
     """What a checkpoint says of itself."""
 
     net: Model
@@ -137,7 +137,7 @@ class _Saved:
     algorithms: list[Record] | None  # None: saved before there were any to choose
 
     @classmethod
-    def of(cls, name: str, description: dict[str, Any]) -> _Saved:
+    def of(cls, name: str, description: dict[str, Any]) -> Saved:
         try:
             return cls(
                 net=Model.from_config(description["model"]),
@@ -181,13 +181,13 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     """
     name = os.fspath(path)
     team = replicas.team
-    found: list[tuple[_Saved, Arrays, list[dict[str, Arrays]]]] = []
+    found: list[tuple[Saved, Arrays, list[dict[str, Arrays]]]] = []
     checksums: list[str] = []
 
     def load() -> None:
         weights, description = files.read(name)
         checksums.append(fingerprint.description(description))
-        saved = _Saved.of(name, description)
+        saved = Saved.of(name, description)
         saved.check(name, replicas)
         net = saved.net
         consensus = _checked(net, weights, name)
@@ -232,7 +232,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     notices.changed_settings(team.rank, name, saved.settings, here)
 
 
-def _restore_apoptosis(replicas: Replicas, saved: _Saved) -> None:
+def _restore_apoptosis(replicas: Replicas, saved: Saved) -> None:
     """The rule and the history of events go on."""
     found = saved.apoptosis or {}
     replicas.history.apoptosis = found.get("report") or {}
@@ -255,7 +255,7 @@ def _checked(net: Model, arrays: Arrays, where: str) -> Arrays:
     return net.check_weights(arrays, where)
 
 
-def _check_residue(replicas: Replicas, saved: _Saved, residue: Arrays, where: str) -> None:
+def _check_residue(replicas: Replicas, saved: Saved, residue: Arrays, where: str) -> None:
     """CheckpointError where a rank's residue means something else here. What travels whole takes its residue along."""
     compression = replicas.compression
     if not residue or compression is None or RESIDUE not in replicas.core.arenas():
@@ -278,13 +278,13 @@ def _restore_exchange(replicas: Replicas, saved: Record) -> None:
         replicas.set_exchange(used)
 
 
-def _restore_rate(replicas: Replicas, saved: _Saved) -> None:
+def _restore_rate(replicas: Replicas, saved: Saved) -> None:
     """A rate that was set goes on, unless another lr or schedule is wanted from here on, which is warned of."""
     same = arenas.rates_alike(saved.settings, replicas.optimizer)
     replicas.set_rate = saved.learning_rate if same else None
 
 
-def _check_position(name: str, saved: _Saved, replicas: Replicas) -> None:
+def _check_position(name: str, saved: Saved, replicas: Replicas) -> None:
     """CheckpointError where training cannot go on in the middle of the epoch that it was saved in."""
     if saved.position is None:
         return
@@ -302,7 +302,7 @@ def _check_position(name: str, saved: _Saved, replicas: Replicas) -> None:
         )
 
 
-def _restore_batches(replicas: Replicas, saved: _Saved) -> None:
+def _restore_batches(replicas: Replicas, saved: Saved) -> None:
     """A size of batches that was set goes on, unless another batch_size is wanted from here on; and the position."""
     replicas.position = saved.position
     replicas.batch_changes = saved.batch_changes

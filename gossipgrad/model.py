@@ -210,6 +210,11 @@ class Model:
         return min((layer.num for layer in readers if isinstance(layer, Embedding)), default=1)
 
     @property
+    def carries_state(self) -> bool:
+        """Does a layer go on from batch to batch, as LSTM(stateful=True)?"""
+        return any(getattr(layer, "stateful", False) for layer, _, _ in self._layers)
+
+    @property
     def target_names(self) -> list[str]:
         """Of each of the data's targets by number: the name of the first output that is trained on it."""
         numbers = [one.target for one in self.heads]

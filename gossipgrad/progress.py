@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING
 
 from gossipgrad._launch import launcher_rank, launcher_world_size
@@ -47,6 +47,14 @@ def simulated(records: Iterable[Record], circumstances: bool) -> str:
     return f", {share}" if circumstances else ""
 
 
+def measured(numbers: Mapping[str, float]) -> list[str]:
+    """What evaluate gives in words, the loss first."""
+    parts = [f"loss {numbers['loss']:.4f}"]
+    if "accuracy" in numbers:
+        parts.append(f"accuracy {100 * numbers['accuracy']:.2f} %")
+    return parts + [f"{name} {value:.4g}" for name, value in numbers.items() if name not in ("loss", "accuracy")]
+
+
 def epoch_line(record: Record, epochs: int, circumstances: bool = False) -> str:
     """One epoch in words; circumstances: stragglers or a network are simulated."""
     parts = [f"loss {record['train_loss']:.4f}"]
@@ -54,10 +62,8 @@ def epoch_line(record: Record, epochs: int, circumstances: bool = False) -> str:
         parts.append(f"training accuracy {100 * record['train_accuracy']:.2f} %")
     validation = record.get("validation")
     if validation is not None:
-        parts.append(f"validation loss {validation['loss']:.4f}")
-        if "accuracy" in validation:
-            parts.append(f"accuracy {100 * validation['accuracy']:.2f} %")
-        parts += [f"{name} {value:.4g}" for name, value in validation.items() if name not in ("loss", "accuracy")]
+        first, *others = measured(validation)
+        parts += [f"validation {first}", *others]
     for i, replica in enumerate(record.get("validation_replicas", [])):
         if "accuracy" in replica:
             parts.append(f"rank {i} {100 * replica['accuracy']:.2f} %")

@@ -39,7 +39,7 @@ def cli_run(capsys, *words):
 
 
 def test_help_and_version(capsys):
-    for words in (["--help"], ["train", "--help"], ["bench", "--help"], ["info", "--help"]):
+    for words in (["--help"], ["train", "--help"], ["evaluate", "--help"], ["bench", "--help"], ["info", "--help"]):
         code, out, _ = cli_run(capsys, *words)
         assert code == 0 and "usage: gossipgrad" in out
     assert cli_run(capsys, "--version")[1].startswith("gossipgrad 0.")
@@ -52,7 +52,7 @@ def actions(command):
 
 def test_help_shows_every_default(capsys):
     """Of every option with a value, in the words of the constructor's field where it feeds one."""
-    for command in ("train", "bench", "compare"):
+    for command in ("train", "evaluate", "bench", "compare"):
         _, out, _ = cli_run(capsys, command, "--help")
         blocks = re.split(r"\n  (?=-)", " ".join(out.split("\n\n")[1:]))
         for action in actions(command):

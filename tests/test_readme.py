@@ -125,12 +125,12 @@ def test_options_of_commands_in_documents():
     """Every gossipgrad command of every page is one that the parser accepts."""
     from gossipgrad.cli import parser
 
-    checked = 0
+    checked, commands_of_ranks = 0, ("train", "evaluate", "bench", "compare", "info")
     for page, line in gossipgrad_lines():
         words = shlex.split(line.rpartition("&&")[2].rpartition(";")[2])
         words = words[words.index("gossipgrad") + 1 :]
         if words[0] == "run":
-            while words and words[0] not in ("train", "bench", "compare", "info") and not words[0].endswith(".py"):
+            while words and words[0] not in commands_of_ranks and not words[0].endswith(".py"):
                 words.pop(0)
         if words and not words[0].endswith(".py") and "..." not in words:
             try:

@@ -1,4 +1,4 @@
-"""The command line: train, run, compare, info, bench. An option is the keyword of the constructor that it feeds."""
+"""The command line: an option is the keyword of the constructor that it feeds."""
 
 from gossipgrad.cli.commands import main, parser
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, UsageError

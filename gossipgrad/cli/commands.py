@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from gossipgrad import _failure, _launch, _supervisor, environment
-from gossipgrad.cli import bench, compare, train
+from gossipgrad.cli import bench, compare, evaluate, train
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, Parser, UsageError
 from gossipgrad.errors import one_line
 
@@ -24,6 +24,7 @@ class _Terminated(KeyboardInterrupt):
 
 _COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int], str]] = {
     "train": (train.add_options, train.train, "train a network"),
+    "evaluate": (evaluate.add_options, evaluate.evaluate, "loss and metrics of a saved network"),
     "info": (bench.add_info_options, bench.info, "versions, CPU, MPI, libraries"),
     "bench": (bench.add_options, bench.time_it, "time a training step; prints one line of JSON"),
     "compare": (compare.add_options, compare.side_by_side, "strategies side by side, on virtual ranks"),
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> int:
     checkpoint: str | None = None  # what is named when a signal ends the command
     try:
         arguments = parser().parse_args(argv)
-        checkpoint = getattr(arguments, "checkpoint", None)
+        checkpoint = arguments.checkpoint if arguments.command == "train" else None
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             return _COMMANDS[arguments.command][1](arguments)

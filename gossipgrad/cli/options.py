@@ -20,7 +20,7 @@ from gossipgrad.model import Model
 
 SETS: dict[str, Any] = {name: made for name, made in sets.BY_NAME.items() if sets.options_of(name)}
 DATASETS = (*gg_data.NAMES, "synthetic")
-_WITH_FILES = tuple(name for name in gg_data.NAMES if name != "mnist-10k")
+WITH_FILES = tuple(name for name in gg_data.NAMES if name != "mnist-10k")
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 DEFAULT_STRATEGY = strategies.GossipGraD.name
 OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
@@ -337,11 +337,16 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=models.BY_NAME, default="lenet", help="the network")
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    help_ = f"mnist-10k is in the package; default: {_by_model(lambda entry: entry.dataset)}"
-    parser.add_argument("--dataset", choices=DATASETS, help=help_)
-    files = ", ".join(_WITH_FILES)
+def add_data(parser: argparse.ArgumentParser, saved: bool = False) -> None:
+    """--model, --dataset, --data; saved: the first two are None where not given, for what a checkpoint says."""
+    if saved:
+        help_ = "the network, where --checkpoint has weights alone; default: the checkpoint's"
+        parser.add_argument("--model", choices=models.BY_NAME, help=help_)
+    else:
+        add_model(parser)
+    usual = "the checkpoint's, else the model's" if saved else _by_model(lambda entry: entry.dataset)
+    parser.add_argument("--dataset", choices=DATASETS, help=f"mnist-10k is in the package; default: {usual}")
+    files = ", ".join(WITH_FILES)
     help_ = f"where the files of --dataset {files} lie; of cifar10 and imagefolder also an archive, of csv a file"
     parser.add_argument("--data", type=path, metavar="PATH", help=f"{help_}; default: $GOSSIPGRAD_DATA, else the cache")
 
@@ -352,8 +357,13 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 
 
 def data_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The data set's options that were given; UsageError for one that it does not have."""
+    """The data set's options that were given; UsageError for one, or a --data, that it does not have."""
     name = dataset_of(arguments)
+    if arguments.data is not None and name not in WITH_FILES:
+        raise UsageError(
+            f"--data {arguments.data}: --dataset {name} has no files; it goes with "
+            f"--dataset {', '.join(WITH_FILES[:-1])} or {WITH_FILES[-1]}"
+        )
     found = given(arguments, tuple(keywords(SETS)))
     for key, value in found.items():
         owners = [one for one in SETS if key in sets.options_of(one)]
@@ -372,16 +382,9 @@ def dataset_of(arguments: argparse.Namespace) -> str:
 
 def load_data(arguments: argparse.Namespace) -> tuple[Model, Dataset, Dataset]:
     """The network, for the samples and classes of the data set, and (train, validation) of this."""
-    name = dataset_of(arguments)
-    if arguments.data is not None and name not in _WITH_FILES:
-        raise UsageError(
-            f"--data {arguments.data}: --dataset {name} has no files; it goes with "
-            f"--dataset {', '.join(_WITH_FILES[:-1])} or {_WITH_FILES[-1]}"
-        )
-    entry = models.by_name(arguments.model)
     return models.with_data(
-        entry,
-        name,
+        models.by_name(arguments.model),
+        dataset_of(arguments),
         arguments.data,
         arguments.seed,
         loss=getattr(arguments, "loss", None),
@@ -437,21 +440,26 @@ def _metrics(text: str) -> tuple[str, ...]:
     return names
 
 
-def add_metrics(group: argparse._ActionsContainer) -> None:
+def add_metrics(group: argparse._ActionsContainer, default: str = "none") -> None:
+    """--metrics; default: what it says of its default, None."""
     names = ", ".join(metrics.NAMES)
     read = reader(_metrics, f"names with commas, of {names}")
-    help_ = f"measured on samples to validate on, beside loss and accuracy: {names}"
+    help_ = f"measured on samples to validate on, beside loss and accuracy: {names}; default: {default}"
     group.add_argument("--metrics", type=read, metavar="NAME,NAME,...", help=help_)
 
 
-def add_machine(parser: argparse.ArgumentParser) -> None:
+def add_machine(parser: argparse.ArgumentParser, saved: bool = False) -> None:
+    """saved: --conv-algorithm and --dtype are None where they are not given, for what a checkpoint says."""
     parser.add_argument("--threads", type=int, metavar="N", help="of each rank; default: OMP_NUM_THREADS, else 1")
     add_backend(parser)
-    help_ = "how 3x3 and 5x5 convolutions are computed; default: auto, each pass of each layer by the fastest"
-    parser.add_argument("--conv-algorithm", choices=CONV_ALGORITHMS, default="auto", help=help_)
+    usual = "the checkpoint's" if saved else "auto"
+    help_ = f"how 3x3 and 5x5 convolutions are computed; auto: each pass of each layer by the fastest; default: {usual}"
+    default = None if saved else "auto"
+    parser.add_argument("--conv-algorithm", choices=CONV_ALGORITHMS, default=default, help=help_)
     help_ = "choose algorithms by fixed rules; default: measure them once, unless $GOSSIPGRAD_TUNE is 0"
     parser.add_argument("--no-tune", action="store_true", help=help_)
-    help_ = "in which the network computes; auto: the faster here; default: float32"
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help=help_)
+    usual = "the checkpoint's" if saved else "float32"
+    help_ = f"in which the network computes; auto: the faster here; default: {usual}"
+    parser.add_argument("--dtype", choices=DTYPES, default=None if saved else "float32", help=help_)
     help_ = "of products on a GPU; fast: TF32, and algorithms that may add in any order; default: exact"
     parser.add_argument("--precision", choices=PRECISIONS, default="exact", help=help_)

@@ -39,6 +39,7 @@ __all__ = [
     "resnet34",
     "resnet50",
     "resnet56",
+    "set_options",
     "speech_dnn",
     "vgg11",
     "vgg11_bn",
@@ -68,13 +69,8 @@ class Entry:
     streams: bool = False  # can it carry its state from batch to batch, by stateful=True?
 
     def options(self, name: str) -> dict[str, Any]:
-        """What a set of this name is for the network unless something else is given: its own size of images or text."""
-        if (name, self.samples) not in (("imagefolder", "images"), ("shakespeare", "tokens")):
-            return {}
-        shape = self.make().input_shape
-        if self.samples == "images":
-            return {"image_size": tuple(shape[1:]), "channels": shape[0]}
-        return {"sequence": shape[0], "windows": "streams" if self.streams else "random"}
+        """As set_options, for the network in its own form."""
+        return set_options(self.make(), name, self.streams)
 
     def of(self, train: Dataset, loss: Loss | None = None, ignored: int | None = None) -> Model:
         """The network for samples and classes as those of a set; its own form, where it has none for such samples.
@@ -143,6 +139,19 @@ def by_name(name: str) -> Entry:
     """The entry of a name; ValueError lists the names there are."""
     choice("model", name, BY_NAME)
     return BY_NAME[name]
+
+
+def set_options(net: Model, name: str, streams: bool) -> dict[str, Any]:
+    """What a set of this name is for a network unless something else is given: its own size of images or text.
+
+    streams: can it carry its state from batch to batch?
+    """
+    shape, text = net.input_shape, net.tokens() is not None
+    if name == "imagefolder" and not text and len(shape) == 3:
+        return {"image_size": tuple(shape[1:]), "channels": shape[0]}
+    if name == "shakespeare" and text:
+        return {"sequence": shape[0], "windows": "streams" if streams else "random"}
+    return {}
 
 
 def with_data(

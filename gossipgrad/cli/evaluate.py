@@ -1,0 +1,170 @@
+"""gossipgrad evaluate."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from gossipgrad import checkpoint_files, data, heads, models
+from gossipgrad.checkpoint import Saved
+from gossipgrad.cli.options import (
+    DATASETS,
+    WITH_FILES,
+    UsageError,
+    add_data,
+    add_data_options,
+    add_machine,
+    add_metrics,
+    check_limits,
+    data_options,
+    load_data,
+    path,
+)
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.errors import HIGHEST, CheckpointError, counted
+from gossipgrad.history import Record
+from gossipgrad.metrics import named
+from gossipgrad.model import Model
+from gossipgrad.optim import SGD
+from gossipgrad.progress import measured
+from gossipgrad.strategies import NoExchange
+from gossipgrad.trainer import Trainer
+
+# What counts where neither an option nor a checkpoint says it.
+_USUAL: Record = {"batch_size": 256, "seed": 0, "dtype": "float32", "conv_algorithm": "auto", "metrics": ()}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    help_ = "what train --checkpoint wrote, or with --model a file of weights alone, .safetensors, .pt, .pth (required)"
+    parser.add_argument("--checkpoint", type=path, required=True, metavar="FILE", help=help_)
+    add_data(parser, saved=True)
+    help_ = "samples a rank and step; default: the checkpoint's, else the model's"
+    parser.add_argument("--batch-size", type=int, metavar="N", help=help_)
+    add_metrics(parser, "the checkpoint's")
+    help_ = "evaluate the own weights of every rank that saved, too"
+    parser.add_argument("--replicas", action="store_true", help=help_)
+    help_ = "of what is drawn, as samples to validate on where a set has none; default: the checkpoint's, else 0"
+    parser.add_argument("--seed", type=int, metavar="N", help=help_)
+    add_machine(parser, saved=True)
+    add_data_options(parser)
+    parser.add_argument("--json", action="store_true", help="as one line of JSON")
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    limits = {"batch_size": (1, HIGHEST), "threads": (1, 4096), "seed": (0, 2**64 - 1)}
+    check_limits(arguments, limits)
+    arguments.quiet = arguments.json
+    try:
+        net, test, settings, description = _saved(arguments)
+    except CheckpointError as error:
+        raise CheckpointError(f"--checkpoint: {error}") from error
+    with Trainer(
+        net,
+        **heads.losses_of(settings),
+        optimizer=SGD(lr=0.0, momentum=0.0),  # nothing is trained
+        strategy=NoExchange(),
+        metrics=arguments.metrics,
+        seed=arguments.seed,
+        threads=arguments.threads,
+        backend=arguments.backend,
+        conv_algorithm=arguments.conv_algorithm,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        precision=arguments.precision,
+        tune=False if arguments.no_tune else None,
+    ) as trainer:
+        result: Record = {
+            "checkpoint": arguments.checkpoint,
+            "model": {"name": net.name, "parameters": net.parameters},
+            **{key: description.get(key) for key in ("ranks", "epoch", "step")},
+            "dataset": test.name,
+            "samples": len(test),
+            "evaluation": trainer.evaluate(test, batch_size=arguments.batch_size),
+        }
+        if arguments.replicas:
+            result["replicas"] = []
+            for rank in range(description["ranks"]):
+                trainer.load_weights(checkpoint_files.read_rank(arguments.checkpoint, description, rank)["weight"])
+                result["replicas"].append(trainer.evaluate(test, batch_size=arguments.batch_size))
+        if trainer.rank == 0:
+            print(json.dumps(result) if arguments.json else _text(result, trainer), flush=True)
+    return 0
+
+
+def _saved(arguments: argparse.Namespace) -> tuple[Model, Dataset, Record, Record]:
+    """(the network with its weights, what to evaluate on, settings, the checkpoint's description or {}).
+
+    Options that were not given become the settings'.
+    """
+    try:
+        weights, description = checkpoint_files.read(arguments.checkpoint)
+    except CheckpointError as error:
+        if not os.path.isfile(arguments.checkpoint):
+            raise
+        if arguments.model is None:
+            raise CheckpointError(f"{error}; a file of weights alone wants --model") from error
+        return _of_weights(arguments)
+    saved = Saved.of(arguments.checkpoint, description)
+    net = saved.net
+    if arguments.model not in (None, net.name):
+        raise CheckpointError(
+            f"{arguments.checkpoint} is of another model than --model {arguments.model}: {net.name!r} with "
+            f"{net.parameters:,} parameters"
+        )
+    arguments.dataset = _dataset(arguments, net, saved.settings)
+    _complete(arguments, saved.settings)
+    how: dict[str, Any] = models.set_options(net, arguments.dataset, net.carries_state) | data_options(arguments)
+    progress = not arguments.quiet
+    _, test = data.for_network(net, arguments.dataset, arguments.data, arguments.seed, progress=progress, **how)
+    net.load_weights(weights)
+    return net, test, saved.settings, description
+
+
+def _of_weights(arguments: argparse.Namespace) -> tuple[Model, Dataset, Record, Record]:
+    """The same of a file of weights alone, whose network --model says."""
+    if arguments.replicas:
+        raise UsageError(f"--replicas: {arguments.checkpoint} has weights alone, and not those of each rank")
+    entry = models.by_name(arguments.model)
+    settings = {"loss": entry.loss, "batch_size": entry.batch}
+    _complete(arguments, settings)
+    net, _, test = load_data(arguments)
+    net.load_weights(arguments.checkpoint)
+    return net, test, settings, {}
+
+
+def _complete(arguments: argparse.Namespace, settings: Record) -> None:
+    """Options that were not given become those of the settings."""
+    known = settings | {"metrics": named(settings.get("metrics", ()))}
+    for key, usual in _USUAL.items():
+        if getattr(arguments, key) is None:
+            setattr(arguments, key, known.get(key, usual))
+
+
+def _dataset(arguments: argparse.Namespace, net: Model, settings: Record) -> str:
+    """The set's name: as given, else the checkpoint's; for --data that it does not know the network's own."""
+    name = arguments.dataset or settings.get("dataset", "nothing")
+    if name in DATASETS:
+        return str(name)
+    own = models.BY_NAME[net.name].dataset if net.name in models.BY_NAME else ""
+    if arguments.data is not None and own in WITH_FILES:
+        return own
+    raise UsageError(
+        f"--dataset: missing: {arguments.checkpoint} was trained on {name!r}, which is no set by name; "
+        f"allowed: {', '.join(DATASETS)}"
+    )
+
+
+def _text(result: Record, trainer: Trainer) -> str:
+    """The result in lines."""
+    model, core = result["model"], trainer.core
+    saved = "" if result["ranks"] is None else f" (epoch {result['epoch']}, {counted(result['ranks'], 'rank')})"
+    lines = [
+        f"{model['name']}, {model['parameters']:,} parameters, of {result['checkpoint']}{saved}, on "
+        f"{result['dataset']}, {result['samples']:,} samples; {counted(trainer.size, 'rank')}, "
+        f"{counted(trainer.threads, 'thread')} each; {core.backend}, {core.isa}, {trainer.dtype}",
+        ", ".join(measured(result["evaluation"])),
+    ]
+    lines += [f"rank {rank}: {', '.join(measured(one))}" for rank, one in enumerate(result.get("replicas", []))]
+    return "\n".join(lines)
