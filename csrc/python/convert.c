@@ -148,3 +148,15 @@ int gg_py_rate(PyObject *dict, gg_rate *out) {
         return -1;
     return out->kind == GG_SCHEDULE_TABLE ? py_convert_rate_table(dict, out) : 0;
 }
+
+int gg_py_schedule(PyObject *schedule, gg_rate *out) {
+    *out = (gg_rate){.lr = 0.01, .gamma = 0.1, .power = 1.0};
+    if (!PyDict_Check(schedule)) {
+        PyErr_SetString(PyExc_TypeError, "schedule: must be a dict");
+        return -1;
+    }
+    if (gg_py_rate(schedule, out) < 0) return -1;
+    const gg_status status = gg_rate_check(out);
+    if (status != GG_OK) (void)gg_py_raise(status);
+    return status == GG_OK ? 0 : -1;
+}

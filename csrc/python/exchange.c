@@ -165,8 +165,7 @@ static void py_exchange_dealloc(PyObject *self) {
 
 static gg_exchange *first_of(PyObject *self) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
-    if (x->peers == NULL) PyErr_SetString(PyExc_RuntimeError, "this exchange was not initialised");
-    return x->peers != NULL ? gg_peers_exchange(x->peers, 0) : NULL;
+    return gg_py_exchange_is_initialised(x) ? gg_peers_exchange(x->peers, 0) : NULL;
 }
 
 static PyObject *exchange_get_step(PyObject *self, void *unused) {

@@ -25,6 +25,7 @@ typedef struct gg_py_exchange {
 PyObject *gg_py_exchange_call(gg_py_exchange *x, int rank, gg_status (*fn)(void *context, int local), void *context);
 /* Whether such a call is allowed now; else an exception is set. */
 bool gg_py_exchange_allows(const gg_py_exchange *x, int rank);
+bool gg_py_exchange_is_initialised(const gg_py_exchange *x); /* else an exception is set */
 /* A rank from an argument: None is -1, all of them. -2 with an exception. */
 int gg_py_exchange_rank(const gg_py_exchange *x, PyObject *object);
 

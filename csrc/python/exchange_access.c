@@ -4,13 +4,13 @@
 #include "base/parallel.h"
 #include "python/exchange.h"
 
-static bool is_initialised(const gg_py_exchange *x) {
+bool gg_py_exchange_is_initialised(const gg_py_exchange *x) {
     if (x->team == NULL || x->peers == NULL) PyErr_SetString(PyExc_RuntimeError, "this exchange was not initialised");
     return x->team != NULL && x->peers != NULL;
 }
 
 int gg_py_exchange_rank(const gg_py_exchange *x, PyObject *object) {
-    if (!is_initialised(x)) return -2;
+    if (!gg_py_exchange_is_initialised(x)) return -2;
     if (object == Py_None) return -1;
     const int local = gg_team_local(x->team->team);
     const long rank = PyLong_AsLong(object);
@@ -21,7 +21,7 @@ int gg_py_exchange_rank(const gg_py_exchange *x, PyObject *object) {
 }
 
 bool gg_py_exchange_allows(const gg_py_exchange *x, int rank) {
-    if (!is_initialised(x)) return false;
+    if (!gg_py_exchange_is_initialised(x)) return false;
     if (gg_py_team_check_process(x->team) < 0 || gg_py_team_check_collectives(x->team) < 0) return false;
     const int local = gg_team_local(x->team->team);
     const bool threads = strcmp(gg_team_kind(x->team->team), "virtual") == 0;

@@ -8,18 +8,7 @@
 
 /* An array of each parameter that shares an arena's memory, which lives as long as one of them does. */
 static PyObject *views_of(PyObject *self, float *arena) {
-    const gg_py_exchange *x = (gg_py_exchange *)self;
-    PyObject *dict = PyDict_New();
-    for (int i = 0; dict != NULL && i < x->layout.parameters; ++i) {
-        const gg_parameter *p = &x->layout.parameter[i];
-        npy_intp sizes[GG_MAX_DIMS];
-        for (int d = 0; d < p->shape.dims; ++d) sizes[d] = (npy_intp)p->shape.size[d];
-        PyObject *array = PyArray_SimpleNewFromData(p->shape.dims, sizes, NPY_FLOAT32, arena + p->offset);
-        if (array != NULL && PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(self)) < 0) Py_CLEAR(array);
-        if (array == NULL || PyDict_SetItemString(dict, p->name, array) < 0) Py_CLEAR(dict);
-        Py_XDECREF(array);
-    }
-    return dict;
+    return gg_py_arena_dict(&((gg_py_exchange *)self)->layout, arena, self);
 }
 
 /* A local rank from the arguments, which are it alone; -1 with an exception. */
@@ -27,8 +16,7 @@ static int rank_of(PyObject *self, PyObject *args) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
     PyObject *object = NULL;
     if (!PyArg_ParseTuple(args, "|O", &object)) return -1;
-    if (x->peers == NULL) PyErr_SetString(PyExc_RuntimeError, "this exchange was not initialised");
-    if (x->peers == NULL || gg_py_team_check_process(x->team) < 0) return -1;
+    if (!gg_py_exchange_is_initialised(x) || gg_py_team_check_process(x->team) < 0) return -1;
     const int rank = object == NULL ? 0 : gg_py_exchange_rank(x, object);
     if (rank == -1) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
     return rank < 0 ? -1 : rank;
@@ -50,19 +38,9 @@ static PyObject *exchange_gradients(PyObject *self, PyObject *args) {
 
 /* ---- copies ---- */
 
-/* Room for all elements of an arena, zeros; NULL with an exception. Freed by PyMem_Free. */
-static float *new_arena(const gg_py_exchange *x) {
-    float *arena = PyMem_Calloc(x->layout.count + 1, sizeof *arena);
-    if (arena == NULL) PyErr_NoMemory();
-    return arena;
-}
-
 /* The place of an arena in the states of all local ranks; -1 with an exception. */
 static int arena_place(PyObject *self, const char *name) {
-    if (((gg_py_exchange *)self)->peers == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "this exchange was not initialised");
-        return -1;
-    }
+    if (!gg_py_exchange_is_initialised((gg_py_exchange *)self)) return -1;
     return gg_py_arena_place(gg_exchange_state(exchange_of(self, 0)), name);
 }
 
@@ -70,18 +48,17 @@ static int arena_place(PyObject *self, const char *name) {
 typedef struct state_call {
     gg_py_exchange *exchange;
     int arena, receiver; /* receiver: the local rank that writes `out` */
-    int trained;
-    float *out, **whole; /* whole: of each local rank */
-    const float *consensus;
+    float *out;
+    gg_py_resume resume;
     double number;
 } state_call;
 
 /* The arena that a call of all ranks writes to `out`, as arrays by parameter. */
 static PyObject *read_arena(state_call *c, gg_status (*call)(void *context, int local)) {
-    if ((c->out = new_arena(c->exchange)) == NULL) return NULL;
+    if ((c->out = gg_py_arena_new(&c->exchange->layout)) == NULL) return NULL;
     PyObject *result = gg_py_exchange_call(c->exchange, -1, call, c);
     Py_XDECREF(result);
-    if (result != NULL) result = gg_py_arena_dict(&c->exchange->layout, c->out);
+    if (result != NULL) result = gg_py_arena_dict(&c->exchange->layout, c->out, NULL);
     PyMem_Free(c->out);
     return result;
 }
@@ -129,13 +106,12 @@ static PyObject *exchange_load_arena(PyObject *self, PyObject *args, PyObject *k
     static char *names[] = {"name", "arrays", "rank", NULL};
     state_call c = {.exchange = (gg_py_exchange *)self};
     const char *name;
-    PyObject *dict, *object = Py_None, *result = NULL;
+    PyObject *dict, *object = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|O:load_arena", names, &name, &dict, &object)) return NULL;
     if ((c.arena = arena_place(self, name)) < 0) return NULL;
     if ((c.receiver = gg_py_exchange_rank(c.exchange, object)) == -2) return NULL;
-    if ((c.out = new_arena(c.exchange)) == NULL) return NULL;
-    if (gg_py_arena_load(&c.exchange->layout, dict, name, c.out) == 0)
-        result = gg_py_exchange_call(c.exchange, -1, call_load, &c);
+    if ((c.out = gg_py_arena_of(&c.exchange->layout, dict, name)) == NULL) return NULL;
+    PyObject *result = gg_py_exchange_call(c.exchange, -1, call_load, &c);
     PyMem_Free(c.out);
     return result;
 }
@@ -145,40 +121,19 @@ static gg_status call_resume(void *context, int local) {
     state_call *c = context;
     gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
     GG_TRY(gg_exchange_settle(x));
-    GG_TRY(gg_exchange_resume(x, c->arena, c->whole[local], c->consensus, c->trained));
+    GG_TRY(gg_exchange_resume(x, c->resume.arena, c->resume.whole[local], c->resume.consensus, c->resume.trained));
 cleanup:
     return status;
 }
 
 static PyObject *exchange_resume_arena(PyObject *self, PyObject *args) {
     state_call c = {.exchange = (gg_py_exchange *)self};
-    PyObject *list, *consensus_object, *result = NULL;
-    const char *name;
-    float *consensus = NULL;
-    if (!PyArg_ParseTuple(args, "sO!Oi:resume_arena", &name, &PyList_Type, &list, &consensus_object, &c.trained))
-        return NULL;
-    if ((c.arena = arena_place(self, name)) < 0) return NULL;
-    const int local = gg_team_local(c.exchange->team->team);
-    if (PyList_GET_SIZE(list) != local || c.trained < 1 || c.trained > gg_team_size(c.exchange->team->team))
-        return PyErr_Format(PyExc_ValueError,
-                            "resume_arena: arrays of %zd ranks, of which %d have trained; here are %d",
-                            PyList_GET_SIZE(list), c.trained, local);
-    c.whole = PyMem_Calloc((size_t)local + 1, sizeof *c.whole);
-    if (c.whole == NULL) return PyErr_NoMemory();
-    for (int i = 0; i < local; ++i) {
-        if ((c.whole[i] = new_arena(c.exchange)) == NULL) goto cleanup;
-        if (gg_py_arena_load(&c.exchange->layout, PyList_GET_ITEM(list, i), name, c.whole[i]) != 0) goto cleanup;
-    }
-    if (consensus_object != Py_None &&
-        ((consensus = new_arena(c.exchange)) == NULL ||
-         gg_py_arena_load(&c.exchange->layout, consensus_object, "weights", consensus) != 0))
-        goto cleanup;
-    c.consensus = consensus;
-    result = gg_py_exchange_call(c.exchange, -1, call_resume, &c);
-cleanup:
-    for (int i = 0; i < local; ++i) PyMem_Free(c.whole[i]);
-    PyMem_Free(c.whole);
-    PyMem_Free(consensus);
+    PyObject *result = NULL;
+    if (!gg_py_exchange_is_initialised(c.exchange)) return NULL;
+    const gg_state *state = gg_exchange_state(exchange_of(self, 0));
+    if (gg_py_resume_read(&c.resume, args, state, &c.exchange->layout, c.exchange->team->team) == 0)
+        result = gg_py_exchange_call(c.exchange, -1, call_resume, &c);
+    gg_py_resume_free(&c.resume);
     return result;
 }
 
@@ -212,10 +167,8 @@ cleanup:
 
 static PyObject *exchange_load_consensus(PyObject *self, PyObject *dict) {
     state_call c = {.exchange = (gg_py_exchange *)self};
-    PyObject *result = NULL;
-    if ((c.out = new_arena(c.exchange)) == NULL) return NULL;
-    if (gg_py_arena_load(&c.exchange->layout, dict, "weights", c.out) == 0)
-        result = gg_py_exchange_call(c.exchange, -1, call_set_consensus, &c);
+    if ((c.out = gg_py_arena_of(&c.exchange->layout, dict, "weights")) == NULL) return NULL;
+    PyObject *result = gg_py_exchange_call(c.exchange, -1, call_set_consensus, &c);
     PyMem_Free(c.out);
     return result;
 }
@@ -242,16 +195,12 @@ static PyObject *exchange_distance(PyObject *self, PyObject *unused) {
 
 static PyObject *exchange_set_schedule(PyObject *self, PyObject *schedule) {
     gg_py_exchange *x = (gg_py_exchange *)self;
-    gg_rate rate = {.lr = 0.01, .gamma = 0.1, .power = 1.0}; /* as of a trainer */
-    if (!PyDict_Check(schedule)) return PyErr_Format(PyExc_TypeError, "schedule: must be a dict");
-    if (arena_place(self, "weight") < 0) return NULL;
+    gg_rate rate;
+    if (!gg_py_exchange_is_initialised(x) || gg_py_schedule(schedule, &rate) < 0) return NULL;
     /* A rank that is alone in its process may be in `run`, between its calls. */
     bool busy = x->busy || (x->running && strcmp(gg_team_kind(x->team->team), "virtual") == 0);
     for (int i = 0; i < gg_team_local(x->team->team); ++i) busy = busy || x->rank_busy[i];
     if (busy) return PyErr_Format(PyExc_RuntimeError, "this exchange is in use by another thread");
-    if (gg_py_rate(schedule, &rate) < 0) return NULL;
-    const gg_status status = gg_rate_check(&rate);
-    if (status != GG_OK) return gg_py_raise(status);
     gg_peers_set_rate(x->peers, &rate);
     Py_XSETREF(x->schedule, Py_NewRef(schedule));
     Py_RETURN_NONE;
@@ -301,16 +250,14 @@ static PyObject *exchange_spans_lost(PyObject *self, PyObject *args) {
     return rank < 0 ? NULL : PyLong_FromSize_t(gg_trace_lost(gg_peers_trace(x->peers, rank)));
 }
 
-#define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
-
 PyMethodDef gg_py_exchange_state[] = {
     {"weights", exchange_weights, METH_VARARGS,
      "weights($self, rank=0, /)\n--\n\nThe weights of a local rank by name: arrays in its memory."},
     {"gradients", exchange_gradients, METH_VARARGS,
      "gradients($self, rank=0, /)\n--\n\nWhere its gradients are to be written: arrays in its memory."},
     {"arenas", exchange_arenas, METH_NOARGS, "The kind of each arena, by its name."},
-    {"arena", KEYWORDS(exchange_arena), "All elements of an arena of a local rank, copied. Collective."},
-    {"load_arena", KEYWORDS(exchange_load_arena),
+    {"arena", GG_PY_KEYWORDS(exchange_arena), "All elements of an arena of a local rank, copied. Collective."},
+    {"load_arena", GG_PY_KEYWORDS(exchange_load_arena),
      "Sets the weights or a moment of a local rank, or of all; the weights of all become the consensus. Collective."},
     {"resume_arena", exchange_resume_arena, METH_VARARGS,
      "resume_arena($self, name, arrays, consensus, trained, /)\n--\n\nAs load_arena, one dict a local rank; one state "

@@ -359,13 +359,11 @@ static PyObject *same_layout(PyObject *self, PyObject *other) {
 static PyObject *initial_weights(PyObject *self, PyObject *argument) {
     const gg_graph *graph = ((gg_py_graph *)self)->graph;
     unsigned long long seed = PyLong_AsUnsignedLongLong(argument);
-    PyObject *dict = NULL;
-    float *arena = NULL;
     if ((seed == (unsigned long long)-1 && PyErr_Occurred()) || !is_finished(self)) return NULL;
-    arena = PyMem_Calloc(gg_graph_arena_count(graph) + 1, sizeof(float));
-    if (arena == NULL) return PyErr_NoMemory();
+    float *arena = gg_py_arena_new(gg_graph_layout(graph));
+    if (arena == NULL) return NULL;
     gg_graph_initialise(graph, seed, arena);
-    dict = gg_py_arena_dict(gg_graph_layout(graph), arena);
+    PyObject *dict = gg_py_arena_dict(gg_graph_layout(graph), arena, NULL);
     PyMem_Free(arena);
     return dict;
 }

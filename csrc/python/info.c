@@ -129,15 +129,11 @@ static PyObject *py_info_rate(PyObject *module, PyObject *args, PyObject *kwargs
     static char *names[] = {"schedule", "step", NULL};
     PyObject *dict;
     long long step;
-    gg_rate made = {.lr = 0.01, .gamma = 0.1, .power = 1.0};
+    gg_rate made;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L:rate", names, &PyDict_Type, &dict, &step)) return NULL;
-    if (gg_py_rate(dict, &made) < 0) return NULL;
-    gg_status status = gg_rate_check(&made);
-    return status == GG_OK ? PyFloat_FromDouble(gg_rate_at(&made, step)) : gg_py_raise(status);
+    return gg_py_schedule(dict, &made) == 0 ? PyFloat_FromDouble(gg_rate_at(&made, step)) : NULL;
 }
-
-#define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
 static PyMethodDef functions[] = {
     {"info", py_info_info, METH_NOARGS,
@@ -147,10 +143,10 @@ static PyMethodDef functions[] = {
     {"cuda", py_info_cuda, METH_NOARGS,
      "GPUs that can be used, why there are none, lines on them and their libraries."},
     {"memory", py_info_memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
-    {"shard", KEYWORDS(py_info_shard), "Which samples a rank has."},
-    {"permutation", KEYWORDS(py_info_permutation), "0 to n - 1 in an order drawn by the seed."},
-    {"random_uniform", KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
-    {"rate", KEYWORDS(py_info_rate), "The learning rate of a schedule at a step."},
+    {"shard", GG_PY_KEYWORDS(py_info_shard), "Which samples a rank has."},
+    {"permutation", GG_PY_KEYWORDS(py_info_permutation), "0 to n - 1 in an order drawn by the seed."},
+    {"random_uniform", GG_PY_KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
+    {"rate", GG_PY_KEYWORDS(py_info_rate), "The learning rate of a schedule at a step."},
     {NULL, NULL, 0, NULL}};
 
 int gg_py_add_info(PyObject *module) { return PyModule_AddFunctions(module, functions); }

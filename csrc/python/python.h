@@ -94,12 +94,26 @@ PyObject *gg_py_shape_tuple(const gg_shape *shape);
 PyArrayObject *gg_py_array(PyObject *object, int type, const char *argument);
 PyArrayObject *gg_py_new_array(int dims, const npy_intp *sizes, int type);
 
-/* Named copies of the parameters in an arena, and back: all names and shapes must fit, nothing is written otherwise. */
-PyObject *gg_py_arena_dict(const gg_arena_layout *layout, const float *arena);
-int gg_py_arena_load(const gg_arena_layout *layout, PyObject *dict, const char *argument, float *arena);
+/* Room for all elements of an arena, zeros; NULL with an exception. Freed by PyMem_Free. */
+float *gg_py_arena_new(const gg_arena_layout *layout);
+/* The parameters in an arena by name: copies, or with an owner of its memory views, which keep that alive. */
+PyObject *gg_py_arena_dict(const gg_arena_layout *layout, float *arena, PyObject *owner);
+/* A new arena of arrays by name, all of whose names and shapes must fit; NULL with an exception. */
+float *gg_py_arena_of(const gg_arena_layout *layout, PyObject *dict, const char *argument);
 /* The place of an arena; -1 with an exception. And the kind of each arena, by name. */
 int gg_py_arena_place(const gg_state *state, const char *name);
 PyObject *gg_py_arena_kinds(const gg_state *state);
+
+/* The arguments of resume_arena: an arena's place, and what it becomes. */
+typedef struct gg_py_resume {
+    int arena, trained, local;
+    float **whole;    /* of each local rank; NULL: nothing was read */
+    float *consensus; /* NULL: none */
+} gg_py_resume;
+/* -1 with an exception; to be freed in either case. */
+int gg_py_resume_read(gg_py_resume *r, PyObject *args, const gg_state *state, const gg_arena_layout *layout,
+                      const gg_team *team);
+void gg_py_resume_free(gg_py_resume *r);
 
 /* One number a rank of the team, owned by the caller (PyMem_Free); *out stays NULL for None. -1 with an exception. */
 int gg_py_compute_time(PyObject *sequence, int size, double **out);
@@ -132,5 +146,9 @@ int gg_py_dtype(const char *name, gg_dtype *out);
 /* A rate from a dict with the fields of gg_rate, `kind` by name; missing fields have their defaults. -1 with an
  * exception. A table's values are read in the dict's array, which must live as long as the rate. */
 int gg_py_rate(PyObject *dict, gg_rate *out);
+/* The same of an argument `schedule`, with all defaults, checked. */
+int gg_py_schedule(PyObject *schedule, gg_rate *out);
+
+#define GG_PY_KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
 #endif

@@ -134,14 +134,12 @@ static PyObject *push_sum_scalar(PyObject *module, PyObject *args, PyObject *kwa
     return result;
 }
 
-#define KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
-
 static PyMethodDef functions[] = {
-    {"partners", KEYWORDS(py_schedule_partners), "(send to, receive from); -1: nobody."},
-    {"groups", KEYWORDS(py_schedule_groups), "The groups of ranks in a turn."},
-    {"schedule", KEYWORDS(py_schedule_schedule),
+    {"partners", GG_PY_KEYWORDS(py_schedule_partners), "(send to, receive from); -1: nobody."},
+    {"groups", GG_PY_KEYWORDS(py_schedule_groups), "The groups of ranks in a turn."},
+    {"schedule", GG_PY_KEYWORDS(py_schedule_schedule),
      "The steps of a cycle, and those after which every rank's data have reached all ranks, and all have met."},
-    {"push_sum_scalar", KEYWORDS(push_sum_scalar), "The scalar of a rank before a step."},
+    {"push_sum_scalar", GG_PY_KEYWORDS(push_sum_scalar), "The scalar of a rank before a step."},
     {NULL, NULL, 0, NULL}};
 
 int gg_py_add_schedule(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -29,14 +29,31 @@ PyObject *gg_py_arena_kinds(const gg_state *state) {
     return dict;
 }
 
-PyObject *gg_py_arena_dict(const gg_arena_layout *layout, const float *arena) {
+float *gg_py_arena_new(const gg_arena_layout *layout) {
+    float *arena = PyMem_Calloc(layout->count + 1, sizeof *arena);
+    if (arena == NULL) PyErr_NoMemory();
+    return arena;
+}
+
+/* A copy of a parameter's numbers, or a view of them; NULL with an exception. */
+static PyArrayObject *array_of(const gg_parameter *p, float *numbers, PyObject *owner) {
+    npy_intp sizes[GG_MAX_DIMS];
+    for (int d = 0; d < p->shape.dims; ++d) sizes[d] = (npy_intp)p->shape.size[d];
+    if (owner == NULL) {
+        PyArrayObject *copy = gg_py_new_array(p->shape.dims, sizes, NPY_FLOAT32);
+        if (copy != NULL) memcpy(PyArray_DATA(copy), numbers, p->count * sizeof(float));
+        return copy;
+    }
+    PyArrayObject *view = (PyArrayObject *)PyArray_SimpleNewFromData(p->shape.dims, sizes, NPY_FLOAT32, numbers);
+    if (view != NULL && PyArray_SetBaseObject(view, Py_NewRef(owner)) < 0) Py_CLEAR(view);
+    return view;
+}
+
+PyObject *gg_py_arena_dict(const gg_arena_layout *layout, float *arena, PyObject *owner) {
     PyObject *dict = PyDict_New();
     for (int i = 0; dict != NULL && i < layout->parameters; ++i) {
         const gg_parameter *p = &layout->parameter[i];
-        npy_intp sizes[GG_MAX_DIMS];
-        for (int d = 0; d < p->shape.dims; ++d) sizes[d] = (npy_intp)p->shape.size[d];
-        PyArrayObject *array = gg_py_new_array(p->shape.dims, sizes, NPY_FLOAT32);
-        if (array != NULL) memcpy(PyArray_DATA(array), arena + p->offset, p->count * sizeof(float));
+        PyArrayObject *array = array_of(p, arena + p->offset, owner);
         if (array == NULL || PyDict_SetItemString(dict, p->name, (PyObject *)array) < 0) Py_CLEAR(dict);
         Py_XDECREF(array);
     }
@@ -66,10 +83,11 @@ static PyArrayObject *parameter_array(PyObject *dict, const gg_parameter *p, con
     return array;
 }
 
-int gg_py_arena_load(const gg_arena_layout *layout, PyObject *dict, const char *argument, float *arena) {
-    int n = layout->parameters, result = -1;
+float *gg_py_arena_of(const gg_arena_layout *layout, PyObject *dict, const char *argument) {
+    const int n = layout->parameters;
+    float *arena = NULL;
     PyObject *arrays = PyList_New(0);
-    if (arrays == NULL) return -1;
+    if (arrays == NULL) return NULL;
     if (!PyDict_Check(dict)) {
         PyErr_Format(PyExc_TypeError, "%s: must be a dict of arrays, not %s", argument, Py_TYPE(dict)->tp_name);
         goto cleanup;
@@ -92,15 +110,43 @@ int gg_py_arena_load(const gg_arena_layout *layout, PyObject *dict, const char *
             goto cleanup;
         }
     }
-    for (int i = 0; i < n; ++i) {
+    arena = gg_py_arena_new(layout);
+    for (int i = 0; arena != NULL && i < n; ++i) {
         const gg_parameter *p = &layout->parameter[i];
         const void *data = PyArray_DATA((PyArrayObject *)PyList_GET_ITEM(arrays, i));
         memcpy(arena + p->offset, data, p->count * sizeof(float));
     }
-    result = 0;
 cleanup:
     Py_DECREF(arrays);
-    return result;
+    return arena;
+}
+
+int gg_py_resume_read(gg_py_resume *r, PyObject *args, const gg_state *state, const gg_arena_layout *layout,
+                      const gg_team *team) {
+    PyObject *list, *consensus;
+    const char *name;
+    *r = (gg_py_resume){.local = gg_team_local(team)};
+    if (!PyArg_ParseTuple(args, "sO!Oi:resume_arena", &name, &PyList_Type, &list, &consensus, &r->trained)) return -1;
+    if (PyList_GET_SIZE(list) != r->local || r->trained < 1 || r->trained > gg_team_size(team)) {
+        PyErr_Format(PyExc_ValueError, "resume_arena: arrays of %zd ranks, of which %d have trained; here are %d",
+                     PyList_GET_SIZE(list), r->trained, r->local);
+        return -1;
+    }
+    if ((r->arena = gg_py_arena_place(state, name)) < 0) return -1;
+    if ((r->whole = PyMem_Calloc((size_t)r->local + 1, sizeof *r->whole)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < r->local; ++i)
+        if ((r->whole[i] = gg_py_arena_of(layout, PyList_GET_ITEM(list, i), name)) == NULL) return -1;
+    if (consensus != Py_None && (r->consensus = gg_py_arena_of(layout, consensus, "weights")) == NULL) return -1;
+    return 0;
+}
+
+void gg_py_resume_free(gg_py_resume *r) {
+    for (int i = 0; r->whole != NULL && i < r->local; ++i) PyMem_Free(r->whole[i]);
+    PyMem_Free(r->whole);
+    PyMem_Free(r->consensus);
 }
 
 /* ---- clocks and messages ---- */

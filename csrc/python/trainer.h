@@ -49,8 +49,6 @@ void gg_py_trainer_hold(gg_py_trainer *t, PyObject *object);
 /* A local rank's; NULL with an exception. */
 gg_replica *gg_py_trainer_replica(gg_py_trainer *t, int rank);
 
-#define GG_PY_KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
-
 /* The methods, each table ended by a NULL name. */
 extern PyMethodDef gg_py_trainer_epochs[], gg_py_trainer_batches[], gg_py_trainer_state[], gg_py_trainer_measures[],
     gg_py_trainer_shrinks[];

@@ -3,12 +3,7 @@
 
 #include "python/trainer.h"
 
-/* Room for all elements of an arena, zeros; NULL with an exception. Freed by PyMem_Free. */
-static float *new_arena(const gg_py_trainer *t) {
-    float *arena = PyMem_Calloc(gg_graph_arena_count(t->graph->graph) + 1, sizeof *arena);
-    if (arena == NULL) PyErr_NoMemory();
-    return arena;
-}
+static const gg_arena_layout *layout_of(const gg_py_trainer *t) { return gg_graph_layout(t->graph->graph); }
 
 /* The place of an arena in the states of all local ranks; -1 with an exception. */
 static int arena_place(const gg_py_trainer *t, const char *name) {
@@ -41,13 +36,13 @@ static PyObject *py_trainer_arena(PyObject *self, PyObject *args, PyObject *kwar
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|i", names, &name, &rank)) return NULL;
     if (gg_py_trainer_replica(t, rank) == NULL || (place = arena_place(t, name)) < 0) return NULL;
     PyObject *dict = NULL;
-    float *whole = new_arena(t);
+    float *whole = gg_py_arena_new(layout_of(t));
     if (whole == NULL || !gg_py_trainer_enter(t)) goto cleanup;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_gather(t->trainer, place, rank, whole);
     Py_END_ALLOW_THREADS;
     t->busy = false;
-    dict = status == GG_OK ? gg_py_arena_dict(gg_graph_layout(t->graph->graph), whole) : gg_py_raise(status);
+    dict = status == GG_OK ? gg_py_arena_dict(layout_of(t), whole, NULL) : gg_py_raise(status);
 cleanup:
     PyMem_Free(whole);
     return dict;
@@ -55,7 +50,7 @@ cleanup:
 
 static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
-    float *mean = new_arena(t);
+    float *mean = gg_py_arena_new(layout_of(t));
     PyObject *dict = NULL;
     gg_status status;
     (void)unused;
@@ -65,7 +60,7 @@ static PyObject *consensus_weights(PyObject *self, PyObject *unused) {
         status = gg_trainer_consensus(t->trainer, mean);
         Py_END_ALLOW_THREADS;
         t->busy = false;
-        dict = status == GG_OK ? gg_py_arena_dict(gg_graph_layout(t->graph->graph), mean) : gg_py_raise(status);
+        dict = status == GG_OK ? gg_py_arena_dict(layout_of(t), mean, NULL) : gg_py_raise(status);
     }
     PyMem_Free(mean);
     return dict;
@@ -98,61 +93,31 @@ static PyObject *load_arena(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     if ((place = arena_place(t, name)) < 0) return NULL;
     GG_PY_CALL(t, gg_trainer_settle(t->trainer));
-    float *whole = new_arena(t);
+    float *whole = gg_py_arena_of(layout_of(t), dict, name);
     if (whole == NULL) return NULL;
-    int failed = gg_py_arena_load(gg_graph_layout(t->graph->graph), dict, name, whole);
-    for (int i = 0; !failed && i < count; ++i) {
+    for (int i = 0; i < count; ++i) {
         gg_replica *replica = gg_trainer_replica(t->trainer, first + i);
         gg_replica_load(replica, place, whole);
         if (place == GG_WEIGHTS && rank_object == Py_None) gg_replica_set_consensus(replica, whole);
     }
     PyMem_Free(whole);
-    if (failed) return NULL;
     Py_RETURN_NONE;
-}
-
-/* The arrays of each local rank as whole arenas; false with an exception. */
-static bool read_arenas(const gg_py_trainer *t, PyObject *list, const char *name, float **whole) {
-    for (int i = 0; i < gg_team_local(t->team->team); ++i) {
-        if ((whole[i] = new_arena(t)) == NULL) return false;
-        if (gg_py_arena_load(gg_graph_layout(t->graph->graph), PyList_GET_ITEM(list, i), name, whole[i]) != 0)
-            return false;
-    }
-    return true;
 }
 
 static PyObject *resume_arena(PyObject *self, PyObject *args) {
     gg_py_trainer *t = (gg_py_trainer *)self;
-    PyObject *list, *consensus_object, *result = NULL;
-    const char *name;
-    const int local = gg_team_local(t->team->team);
-    int place, trained;
+    PyObject *result = NULL;
+    gg_py_resume r;
     gg_status status;
-    if (!PyArg_ParseTuple(args, "sO!Oi:resume_arena", &name, &PyList_Type, &list, &consensus_object, &trained))
-        return NULL;
-    if (PyList_GET_SIZE(list) != local || trained < 1 || trained > gg_team_size(t->team->team)) {
-        PyErr_Format(PyExc_ValueError, "resume_arena: arrays of %zd ranks, of which %d have trained; here are %d",
-                     PyList_GET_SIZE(list), trained, local);
-        return NULL;
-    }
-    if ((place = arena_place(t, name)) < 0) return NULL;
-    float *consensus = NULL, **whole = PyMem_Calloc((size_t)local + 1, sizeof *whole);
-    if (whole == NULL) return PyErr_NoMemory();
-    if (!read_arenas(t, list, name, whole)) goto cleanup;
-    if (consensus_object != Py_None &&
-        ((consensus = new_arena(t)) == NULL ||
-         gg_py_arena_load(gg_graph_layout(t->graph->graph), consensus_object, "weights", consensus) != 0))
-        goto cleanup;
-    if (!gg_py_trainer_enter(t)) goto cleanup;
+    const gg_state *state = gg_replica_state(gg_trainer_replica(t->trainer, 0));
+    if (gg_py_resume_read(&r, args, state, layout_of(t), t->team->team) < 0 || !gg_py_trainer_enter(t)) goto cleanup;
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_resume(t->trainer, place, (const float *const *)whole, consensus, trained);
+    status = gg_trainer_resume(t->trainer, r.arena, (const float *const *)r.whole, r.consensus, r.trained);
     Py_END_ALLOW_THREADS;
     t->busy = false;
     result = status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
 cleanup:
-    for (int i = 0; i < local; ++i) PyMem_Free(whole[i]);
-    PyMem_Free(whole);
-    PyMem_Free(consensus);
+    gg_py_resume_free(&r);
     return result;
 }
 
@@ -219,13 +184,11 @@ static PyObject *load_consensus(PyObject *self, PyObject *dict) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_status status;
     GG_PY_CALL(t, gg_trainer_settle(t->trainer));
-    float *whole = new_arena(t);
+    float *whole = gg_py_arena_of(layout_of(t), dict, "weights");
     if (whole == NULL) return NULL;
-    int failed = gg_py_arena_load(gg_graph_layout(t->graph->graph), dict, "weights", whole);
-    for (int i = 0; !failed && i < gg_team_local(t->team->team); ++i)
+    for (int i = 0; i < gg_team_local(t->team->team); ++i)
         gg_replica_set_consensus(gg_trainer_replica(t->trainer, i), whole);
     PyMem_Free(whole);
-    if (failed) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -240,15 +203,9 @@ static PyObject *consensus_distance(PyObject *self, PyObject *unused) {
 
 static PyObject *py_trainer_set_schedule(PyObject *self, PyObject *schedule) {
     gg_py_trainer *t = (gg_py_trainer *)self;
-    gg_rate rate = {.lr = 0.01, .gamma = 0.1, .power = 1.0};
-    if (!PyDict_Check(schedule)) {
-        PyErr_SetString(PyExc_TypeError, "schedule: must be a dict");
+    gg_rate rate;
+    if (!gg_py_trainer_is_free(t) || gg_py_team_check_collectives(t->team) < 0 || gg_py_schedule(schedule, &rate) < 0)
         return NULL;
-    }
-    if (!gg_py_trainer_is_free(t) || gg_py_team_check_collectives(t->team) < 0 || gg_py_rate(schedule, &rate) < 0)
-        return NULL;
-    gg_status status = gg_rate_check(&rate);
-    if (status != GG_OK) return gg_py_raise(status);
     for (int i = 0; i < gg_team_local(t->team->team); ++i)
         gg_replica_set_rate(gg_trainer_replica(t->trainer, i), &rate);
     Py_XSETREF(t->schedule, Py_NewRef(schedule));
