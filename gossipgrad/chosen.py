@@ -1,4 +1,4 @@
-"""The optimiser, strategy and compression that a training is given, checked."""
+"""The optimiser, strategy and compression that a training is given: checked, and what the core wants of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from gossipgrad import optim, strategies
+from gossipgrad import _core, optim, strategies
+from gossipgrad.cluster import Network, machines
 from gossipgrad.compression import BY_NAME as COMPRESSIONS
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import did_you_mean
@@ -55,3 +56,24 @@ def checked_compression(compression: AdaComp | None, strategy: strategies.Strate
         hint = meant("", compression, COMPRESSIONS)
         raise TypeError(f"compression is a {named(compression)}; allowed: {allowed}{hint}")
     return strategy.compressed(compression)
+
+
+def exchanged(
+    strategy: strategies.Strategy, compression: AdaComp | None, team: _core.Team, links: Network | None
+) -> str | None:
+    """What partners exchange, where the strategy's "auto" has become something; None: the strategy does not ask.
+
+    links: simulated ones.
+    """
+    if not isinstance(strategy, strategies.GossipGraD):
+        return None
+    used = strategy.exchange_on(machines(team, links))
+    return used if compression is None else "weights"
+
+
+def strategy_options(
+    strategy: strategies.Strategy, exchange: str | None, compression: AdaComp | None
+) -> dict[str, Any]:
+    """What the core wants of the strategy, with what `exchanged` gave, and of the compression."""
+    options = strategy.options() | ({} if exchange is None else {"exchange": exchange})
+    return options if compression is None else options | {"compression": compression.options()}

@@ -149,6 +149,11 @@ def with_circumstances(comm: Any, straggler: Straggler | None, network: Network 
     return comm
 
 
+def links(comm: Any, network: Network | None) -> Network | None:
+    """The simulated links of `comm`, as with_circumstances gives it: a VirtualCluster's own, else `network`."""
+    return Network(comm.latency, comm.bandwidth) if isinstance(comm, VirtualCluster) else network
+
+
 def machines(team: _core.Team, network: Network | None) -> int:
     """How many machines the ranks are on; ranks behind the links of a `network` count as one machine each."""
     simulated = network is not None and (network.latency > 0 or network.bandwidth > 0)

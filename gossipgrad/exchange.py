@@ -24,7 +24,7 @@ from gossipgrad import (
     strategies,
     trace,
 )
-from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy
+from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy, exchanged, strategy_options
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import did_you_mean, integer, named_keywords, number
 from gossipgrad.exchange_arrays import Array, Arrays, Shapes
@@ -261,20 +261,14 @@ class Exchange:
             }
         notices.one_rank(self._team, network, timeout)
         self._given = given
-        links = cluster.Network(virtual.latency, virtual.bandwidth) if virtual else network
         self._rate: float | None = None
         self._rates_end = 0 if self._schedule(0, 1)["kind"] == "table" else -1
-        options = self.strategy.options()
-        if isinstance(self.strategy, strategies.GossipGraD):
-            exchanged = self.strategy.exchange_on(cluster.machines(self._team, links))
-            options["exchange"] = "weights" if self.compression is not None else exchanged
-        if self.compression is not None:
-            options["compression"] = self.compression.options()
+        used = exchanged(self.strategy, self.compression, self._team, cluster.links(given, network))
         self._core: _core.Exchange | None = _core.Exchange(
             self._team,
             listed,
             optimizer=self.optimizer.options() | {"schedule": self._schedule(0, 1)},
-            strategy=options,
+            strategy=strategy_options(self.strategy, used, self.compression),
             seed=self.seed,
             threads=threads,
             trace=spans,

@@ -34,7 +34,15 @@ from gossipgrad import (
 )
 from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.batches import Batches
-from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy, meant, named
+from gossipgrad.chosen import (
+    checked_compression,
+    checked_optimizer,
+    checked_strategy,
+    exchanged,
+    meant,
+    named,
+    strategy_options,
+)
 from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import check_keywords, choice, counted, flag, integer, number
@@ -173,7 +181,7 @@ class Replicas:
             self.comm = cluster.with_circumstances(comm, straggler, network)
             virtual = self.comm if isinstance(self.comm, cluster.VirtualCluster) else None
             self.straggler = virtual.straggler if virtual else straggler
-            self.network = cluster.Network(virtual.latency, virtual.bandwidth) if virtual else network
+            self.network = cluster.links(self.comm, network)
             self.compute_time = virtual.step_seconds() if virtual else None
             self._straggler_seed = virtual.seed if virtual and virtual.seed is not None else self.seed
             self.timeout = number("timeout", timeout, 0.0)
@@ -183,12 +191,8 @@ class Replicas:
         with agreement.agreed(self.team, "Trainer") as one:
             one.facts = self._fingerprint(network) | {"dtype": dtype}
         _stall.allow(self._simulated_seconds())
-        # What partners exchange, where the strategy's "auto" has become something; None: the strategy does not ask.
-        self.exchange: str | None = None
+        self.exchange = exchanged(self.strategy, self.compression, self.team, self.network)
         if isinstance(self.strategy, strategies.GossipGraD):
-            self.exchange = self.strategy.exchange_on(cluster.machines(self.team, self.network))
-            if self.compression is not None:
-                self.exchange = "weights"
             notices.missing_partners(self.team, self.strategy)
         self.dtype: DType = self._dtype_of(dtype)
         notices.one_rank(self.team, network, timeout)
@@ -402,12 +406,11 @@ class Replicas:
 
     def _strategy_options(self) -> Record:
         """What the core wants of the strategy, with what "auto" has become, and the compression."""
-        exchange = {} if self.exchange is None else {"exchange": self.exchange}
-        if self.compression is None:
-            return self.strategy.options() | exchange
-        # What is packed stays packed where layers become smaller: what has not been sent yet would never be.
-        packs = list(self.compression.packed(self.born))
-        return self.strategy.options() | exchange | {"compression": self.compression.options() | {"packs": packs}}
+        options = strategy_options(self.strategy, self.exchange, self.compression)
+        if self.compression is not None:
+            # What is packed stays packed where layers become smaller: what has not been sent yet would never be.
+            options["compression"]["packs"] = list(self.compression.packed(self.born))
+        return options
 
     def _straggler_options(self) -> tuple[float, float, int]:
         one = self.straggler or cluster.Straggler(0.0, 0.0)

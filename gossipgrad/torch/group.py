@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from gossipgrad import _core, agreement, arenas, environment, fingerprint, optim, strategies
 from gossipgrad._launch import launcher_world_size
-from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy
-from gossipgrad.cluster import Network, VirtualCluster, machines, make_team, refuse, with_circumstances
+from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy, exchanged, strategy_options
+from gossipgrad.cluster import Network, VirtualCluster, links, make_team, refuse, with_circumstances
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
 from gossipgrad.schedules import Constant, Function
@@ -87,12 +87,7 @@ class Group:
             one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout)
         if self.team.size > 1:
             self._share_first_weights(modules)
-        self.exchange: str | None = None
-        if isinstance(self.strategy, strategies.GossipGraD):
-            links = network if self.virtual is None else Network(self.virtual.latency, self.virtual.bandwidth)
-            self.exchange = self.strategy.exchange_on(machines(self.team, links))
-            if self.compression is not None:
-                self.exchange = "weights"
+        self.exchange = exchanged(self.strategy, self.compression, self.team, links(given, network))
         self.rate: float | None = None  # by set_rate; None: the optimiser's schedule says
         self._given = self.optimizer
         self._rates_until = 0
@@ -145,15 +140,12 @@ class Group:
 
     def _made(self) -> _core.Exchange:
         timing = self.optimizer.timing
-        strategy = self.strategy.options()
-        strategy |= {} if self.exchange is None else {"exchange": self.exchange}
-        strategy |= {} if self.compression is None else {"compression": self.compression.options()}
         schedule = timing.options() | {"lr": self.optimizer.lr}
         return _core.Exchange(
             self.team,
             [layer.described() for layer in self.layers[0]],
             optimizer=self.optimizer.options() | {"schedule": schedule, "moments_since": 0},
-            strategy=strategy,
+            strategy=strategy_options(self.strategy, self.exchange, self.compression),
             seed=self.seed,
             threads=1,
             trace=self.trace,
