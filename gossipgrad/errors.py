@@ -120,8 +120,10 @@ def did_you_mean(value: Any, allowed: Iterable[Any]) -> str:
         return "".join(c for c in name.lower() if c.isalnum())
 
     names = {plain(one): one for one in allowed if isinstance(one, str)}
-    known = [table.get(plain(value)) for table in (_ELSEWHERE, _KEYWORDS_ELSEWHERE)]
-    near = [one for one in known if one in names.values()] or [names[one] for one in _near(plain(value), names)]
+    word = plain(value)
+    known = [table.get(word) for table in (_ELSEWHERE, _KEYWORDS_ELSEWHERE)]
+    begun = [one for one in names if len(word) > 2 and one.startswith(word)]
+    near = [one for one in known if one in names.values()] or [names[one] for one in begun or _near(word, names)]
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
