@@ -1,4 +1,4 @@
-"""Losses with options, as Python describes them. What they compute: test_operations."""
+"""Losses with options, as Python describes them. What they compute: test_loss_kernels."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 import operations
 import pytest
 import reference as ref
-from test_operations import close, float32, isas, seeded
+from operation_cases import close, float32, isas, seeded
 
 import gossipgrad as gg
 

@@ -6,7 +6,7 @@ import numpy as np
 import operations
 import pytest
 import reference as ref
-from test_operations import PRODUCTS, TABLES, close, float32, isas, product_isas, same, seeded, tables
+from operation_cases import PRODUCTS, TABLES, close, float32, isas, product_isas, same, seeded, tables
 
 import gossipgrad as gg
 

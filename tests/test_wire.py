@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gossip_reference import Gradients, flat, randomise, small_batches, small_net, state
-from test_operations import bfloat16
+from operation_cases import bfloat16
 from test_strategies import (
     CUTS,
     EXCHANGES,
