@@ -349,7 +349,9 @@ def test_a_trainer_that_could_not_be_reshaped_says_so():
     compression = gg.AdaComp(dense_below=0).options()
     with pytest.raises(ValueError, match="compression"):
         trainer.core.reshape(strategy=gg.PushGossip().options() | {"compression": compression})
-    for call in (trainer.core.progress, trainer.core.settle, trainer.core.reshape, lambda: trainer.core.run(1)):
+    core = trainer.core
+    reads = (core.arenas, lambda: core.arena("weight"), lambda: core.resume_arena("weight", [{}], None, 1))
+    for call in (core.progress, core.settle, core.reshape, lambda: core.run(1), *reads):
         with pytest.raises(RuntimeError, match="this trainer could not be reshaped and has no state any more"):
             call()
     assert trainer.core.partitioned_fc() == []

@@ -54,7 +54,7 @@ void gg_parallel_leave(gg_float_mode former) {
 #ifdef _OPENMP
     workers_leave();
     if (own.libraries > 0) omp_set_num_threads(own.libraries);
-    own.entered = false;
+    own = (float_modes){0};
 #endif
     gg_cpu_set_float_mode(former);
 }

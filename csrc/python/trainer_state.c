@@ -7,12 +7,15 @@ static const gg_arena_layout *layout_of(const gg_py_trainer *t) { return gg_grap
 
 /* The place of an arena in the states of all local ranks; -1 with an exception. */
 static int arena_place(const gg_py_trainer *t, const char *name) {
+    if (!gg_py_trainer_is_free(t)) return -1;
     return gg_py_arena_place(gg_replica_state(gg_trainer_replica(t->trainer, 0)), name);
 }
 
 static PyObject *py_trainer_arenas(PyObject *self, PyObject *unused) {
+    const gg_py_trainer *t = (const gg_py_trainer *)self;
     (void)unused;
-    return gg_py_arena_kinds(gg_replica_state(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0)));
+    if (!gg_py_trainer_is_free(t)) return NULL;
+    return gg_py_arena_kinds(gg_replica_state(gg_trainer_replica(t->trainer, 0)));
 }
 
 static PyObject *check_arena(PyObject *self, PyObject *name) {
@@ -109,6 +112,7 @@ static PyObject *resume_arena(PyObject *self, PyObject *args) {
     PyObject *result = NULL;
     gg_py_resume r;
     gg_status status;
+    if (!gg_py_trainer_is_free(t)) return NULL;
     const gg_state *state = gg_replica_state(gg_trainer_replica(t->trainer, 0));
     if (gg_py_resume_read(&r, args, state, layout_of(t), t->team->team) < 0 || !gg_py_trainer_enter(t)) goto cleanup;
     Py_BEGIN_ALLOW_THREADS;

@@ -9,7 +9,7 @@
 
 /* Lanes of bfloat16. */
 ALWAYS_INLINE lanes_f load_lanes_narrow(const uint16_t *p) {
-    float wide[GG_LANES] __attribute__((aligned(64)));
+    float wide[GG_LANES] __attribute__((aligned(64))) = {0}; /* gcc's analyzer does not see that all are written */
     for (size_t i = 0; i < GG_LANES; i += FLOATS) *(floats *)(wide + i) = load_narrow(p + i);
     return lanes_load(wide);
 }
