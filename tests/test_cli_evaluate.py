@@ -126,6 +126,15 @@ def test_a_table_and_its_loss(capsys, tmp_path):
     assert code == 2 and f"--dataset: missing: {path} was trained on 't', which is no set by name; allowed: " in err
 
 
+def test_a_damaged_checkpoint_is_no_file_of_weights(saved, capsys, tmp_path):
+    shutil.copy(saved[0], tmp_path / "c")
+    shutil.copytree(f"{saved[0]}.state", tmp_path / "c.state")
+    with open(tmp_path / "c", "r+b") as file:
+        file.truncate(1000)
+    code, out, err = cli_run(capsys, "evaluate", "--checkpoint", tmp_path / "c")
+    assert code == 1 and out == "" and len(err.splitlines()) == 1 and "--model" not in err, err
+
+
 def test_weights_alone(capsys, tmp_path):
     """Of a file that says no more, with the network's name; its loss and its batches are the network's own."""
     path, net = tmp_path / "w.safetensors", gg.models.mlp()

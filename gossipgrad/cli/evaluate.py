@@ -104,6 +104,8 @@ def _saved(arguments: argparse.Namespace) -> tuple[Model, Dataset, Record, Recor
         if not os.path.isfile(arguments.checkpoint):
             raise
         if arguments.model is None:
+            if os.path.isdir(checkpoint_files.state_root(arguments.checkpoint)):
+                raise  # a checkpoint that cannot be read
             raise CheckpointError(f"{error}; a file of weights alone wants --model") from error
         return _of_weights(arguments)
     saved = Saved.of(arguments.checkpoint, description)
