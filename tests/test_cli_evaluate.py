@@ -126,6 +126,23 @@ def test_a_table_and_its_loss(capsys, tmp_path):
     assert code == 2 and f"--dataset: missing: {path} was trained on 't', which is no set by name; allowed: " in err
 
 
+def test_a_set_with_other_classes_is_warned_of(capsys, tmp_path):
+    """Each set numbers its own, so that numbers of another one would be wrong without a word."""
+    table, text = ["--dataset", "csv", "--label", "y", "--data"], ["--model", "char_lstm", "--sequence", 12, "--data"]
+    for name, values in (("t", "abc"), ("u", "bc")):
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + "".join(f"{i},{values[i % len(values)]}\n" for i in range(60)))
+        (tmp_path / f"{name}.txt").write_text(f"{values} " * 200)
+    cases = [("csv", ["--model", "speech_dnn", *table], table, "u has 2 classes, and speech_dnn was trained for 3: ")]
+    cases += [("txt", text, text[-1:], "shakespeare has 3 characters, and char_lstm was trained for 4: ")]
+    for kind, words, again, warned in cases:
+        path, record, _ = trained(capsys, tmp_path, *words, tmp_path / f"t.{kind}", "--epochs", 1, "--batch-size", 5)
+        assert evaluated(capsys, "--checkpoint", path, *again, tmp_path / f"t.{kind}")["evaluation"] == near(
+            record["validation"]
+        )
+        code, _, err = cli_run(capsys, "evaluate", "--checkpoint", path, *again, tmp_path / f"u.{kind}")
+        assert code == 0 and err.startswith(f"gossipgrad: warning: {warned}") and len(err.splitlines()) == 1, err
+
+
 def test_a_damaged_checkpoint_is_no_file_of_weights(saved, capsys, tmp_path):
     shutil.copy(saved[0], tmp_path / "c")
     shutil.copytree(f"{saved[0]}.state", tmp_path / "c.state")

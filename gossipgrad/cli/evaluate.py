@@ -23,7 +23,7 @@ from gossipgrad.cli.options import (
     path,
 )
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import HIGHEST, CheckpointError, counted
+from gossipgrad.errors import HIGHEST, CheckpointError, counted, warn
 from gossipgrad.history import Record
 from gossipgrad.metrics import named
 from gossipgrad.model import Model
@@ -75,6 +75,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         precision=arguments.precision,
         tune=False if arguments.no_tune else None,
     ) as trainer:
+        _check_classes(test, trainer)
         result: Record = {
             "checkpoint": arguments.checkpoint,
             "model": {"name": net.name, "parameters": net.parameters},
@@ -156,6 +157,18 @@ def _dataset(arguments: argparse.Namespace, net: Model, settings: Record) -> str
         f"--dataset: missing: {arguments.checkpoint} was trained on {name!r}, which is no set by name; "
         f"allowed: {', '.join(DATASETS)}"
     )
+
+
+def _check_classes(test: Dataset, trainer: Trainer) -> None:
+    """Warn where a set has other classes, or characters, than the network: each set numbers its own from 0 on."""
+    known = getattr(test.source, "vocabulary", None) if test.classes is None else test.classes
+    head = trainer.heads[0]
+    if trainer.rank == 0 and known is not None and head.kind == "cross_entropy" and len(known) != head.shape[-1]:
+        what = "characters" if test.classes is None else "classes"
+        warn(
+            f"{test.name} has {len(known)} {what}, and {trainer.net.name} was trained for {head.shape[-1]}: each set "
+            "numbers its own, so the results mean nothing unless they are the first ones of those trained on"
+        )
 
 
 def _text(result: Record, trainer: Trainer) -> str:
