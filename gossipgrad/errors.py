@@ -123,7 +123,8 @@ def did_you_mean(value: Any, allowed: Iterable[Any]) -> str:
     word = plain(value)
     known = [table.get(word) for table in (_ELSEWHERE, _KEYWORDS_ELSEWHERE)]
     begun = [one for one in names if len(word) > 2 and one.startswith(word)]
-    near = [one for one in known if one in names.values()] or [names[one] for one in begun or _near(word, names)]
+    near = [one for one in known if one in names.values()]
+    near = near or [names[one] for one in sorted(begun, key=len) or _near(word, names)]
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

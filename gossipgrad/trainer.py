@@ -169,7 +169,8 @@ class Trainer(Replicas):
                            the second positional argument, behind a pair or a Dataset. Its loss is weighted only by
                            weights of its own.
         validation_split   instead of it: a share in 0..1, or a number of samples, of train that is set aside to
-                           validate on, drawn by the trainer's seed. Samples are not copied.
+                           validate on, drawn by the trainer's seed; of text as streams the end. Samples are not
+                           copied.
         sample_weight      what each sample's loss counts, (n,), at least 0. The loss of a batch is
                            sum(weight * loss) / samples: not divided by the sum of the weights, as PyTorch's weighted
                            cross-entropy is, so that it does not matter which samples share a batch or a rank.

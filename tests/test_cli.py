@@ -325,6 +325,7 @@ def test_resume_goes_on(words, capsys, tmp_path):
         ("train --epoch 3", 2, "unrecognized arguments: --epoch 3; did you mean '--epochs'? (see gossipgrad train"),
         ("train --learning-rate=3", 2, "did you mean '--lr'?"),
         ("train --strategy gossip", 2, "did you mean 'gossipgrad'?"),
+        ("train --dat x", 2, "did you mean '--data'?"),
         ("bench --batchsize 3", 2, "did you mean '--batch-size'?"),
         ("train --zzzzzz", 2, "unrecognized arguments: --zzzzzz (see"),
         ("train --strategy gosipgrad", 2, "did you mean 'gossipgrad'?"),

@@ -9,6 +9,7 @@ import pytest
 
 import gossipgrad as gg
 from gossipgrad.data import characters
+from gossipgrad.data.given import Given
 
 TEXT = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n" * 3
 
@@ -88,6 +89,14 @@ def test_the_end_is_to_validate_on():
     assert train.source.streams and test.source.streams
     train, test = gg.data.text(TEXT, 8)
     assert not train.source.streams and (train.source.windows, test.source.windows) == ("random", "consecutive")
+
+
+def test_a_share_of_streams_is_their_end():
+    """Windows that are drawn would leave gaps, over which a state would go on."""
+    whole = gg.data.text(TEXT, 8, windows="streams", validation=None)
+    train, test = (given.parts[0] for given in Given((whole,), False).split(0.25, 3))
+    assert [*train._rows, *test._rows] == list(range(len(whole))) and len(test) == round(len(whole) / 4)
+    assert train.streams and test.streams
 
 
 def test_texts_from_files(tmp_path):

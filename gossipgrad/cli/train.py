@@ -74,8 +74,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--validation-split",
         type=reader(lambda text: int(text) if text.isdecimal() else float(text), "a share below 1, or an integer"),
         metavar="X|N",
-        help="validate on so much of the samples to train on, which are set aside, drawn by the seed, instead of those "
-        "that the set has for it; default: on those",
+        help="validate on so much of the samples to train on, which are set aside, drawn by the seed (of text as "
+        "streams: the end), instead of those that the set has for it; default: on those",
     )
     add_metrics(parser)
     help_ = "at the end all replicas become the consensus model"

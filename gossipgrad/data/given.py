@@ -48,7 +48,7 @@ class Given:
         return made if self.sharded else made[0]
 
     def split(self, split: float | int, seed: int) -> tuple[Given, Given]:
-        """(to train on, to validate on), drawn by the seed; of sharded sets each part is split."""
+        """(to train on, to validate on), drawn by the seed, of streams the end; of sharded sets each part is split."""
         if self.sharded and hasattr(split, "__index__"):
             raise TypeError(f"validation_split={split!r}: allowed with sharded=True: a share, of each rank's own part")
         pairs = [_validation_part(part, split, seed) for part in self.parts]
@@ -157,6 +157,8 @@ def held_out(split: float | int, count: int) -> int:
 
 def _validation_part(data: Dataset, split: float | int, seed: int) -> tuple[Dataset, Dataset]:
     size = held_out(split, len(data))
+    if data.streams:  # a state goes on from window to window, so both parts are without gaps
+        return data[: len(data) - size], data[len(data) - size :]
     drawn = _core.permutation(seed, "validation", len(data))
     return data[np.sort(drawn[size:])], data[np.sort(drawn[:size])]
 
