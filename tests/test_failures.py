@@ -182,6 +182,30 @@ def test_a_forked_process_ends_alone(mpirun):
         assert done.returncode == 0 and "epochs 2" in done.stdout and not done.stderr, done.stderr
 
 
+def test_a_forked_process_has_no_threads_of_its_parent():
+    """It would wait for them for ever."""
+    text = HEAD + (
+        "import os\n"
+        "data = np.zeros((60, 1, 8, 8), np.float32), np.zeros(60, np.int64)\n"
+        "def trained(threads):\n"
+        "    with gg.Trainer(small_net(), threads=threads) as trainer:\n"
+        "        trainer.fit(data, batch_size=5, progress=False)\n"
+        "trained(2)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    trained(1)\n"
+        "    try: trained(2)\n"
+        "    except RuntimeError as error: assert 'threads=2: this process was forked' in str(error), error\n"
+        "    else: raise AssertionError('it computed with threads of its parent')\n"
+        "    sys.exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "trained(2)\n"
+        "print('trained')\n"
+    )
+    done = command("-c", text)
+    assert done.returncode == 0 and done.stdout == "trained\n" and not done.stderr, done.stderr
+
+
 def test_threads_that_start_mpi_at_once(mpirun):
     text = (
         "import threading\nfrom gossipgrad import _core\n"

@@ -1,8 +1,23 @@
 #include "base/parallel.h"
 
+#include <stdatomic.h>
+#include <unistd.h>
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+
+static _Atomic pid_t sharing; /* the process whose threads have shared work; 0: none has */
+
+static void threads_share(void) {
+    if (atomic_load_explicit(&sharing, memory_order_relaxed) == 0)
+        atomic_store_explicit(&sharing, getpid(), memory_order_relaxed);
+}
+
+bool gg_parallel_is_lost(void) {
+    const pid_t process = atomic_load_explicit(&sharing, memory_order_relaxed);
+    return process != 0 && process != getpid();
+}
 
 #ifdef _OPENMP
 /* Other libraries in this process may use the same OpenMP threads, so their mode is restored too. A thread that OpenMP
@@ -64,6 +79,7 @@ void gg_parallel_run(int threads, gg_parallel_fn fn, void *context) {
         fn(context, 0, 1);
         return;
     }
+    threads_share();
 #ifdef _OPENMP
     workers_enter(threads);
 #pragma omp parallel num_threads(threads)
@@ -91,6 +107,7 @@ void gg_parallel_split(size_t n, size_t grain, int thread, int threads, size_t *
 
 void gg_parallel_set_threads(int threads) {
 #ifdef _OPENMP
+    if (threads > 1) threads_share();
     workers_enter(threads);
     if (own.entered && own.libraries == 0) own.libraries = omp_get_max_threads();
     omp_set_num_threads(threads > 0 ? threads : 1);

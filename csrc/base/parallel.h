@@ -6,6 +6,7 @@
 #ifndef GG_BASE_PARALLEL_H
 #define GG_BASE_PARALLEL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/cpu.h"
@@ -21,6 +22,10 @@ typedef void (*gg_parallel_fn)(void *context, int thread, int threads);
 
 /* Calls fn(context, i, threads) for i = 0..threads-1, at the same time, and returns when all have. */
 void gg_parallel_run(int threads, gg_parallel_fn fn, void *context);
+
+/* Whether this process was forked from one whose threads have shared work: they are gone here, and OpenMP would wait
+ * for them. */
+bool gg_parallel_is_lost(void);
 
 /* The part [begin, end) of 0..n-1 that belongs to `thread`, cut at multiples of `grain` elements. */
 void gg_parallel_split(size_t n, size_t grain, int thread, int threads, size_t *begin, size_t *end);

@@ -16,6 +16,11 @@ gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, const gg_dev
     *out = NULL;
     if (threads < 1 || threads > GG_CPU_MAX_THREADS)
         GG_FAIL(GG_ERROR_ARGUMENT, "a CPU device has 1 to %d threads, not %d", GG_CPU_MAX_THREADS, threads);
+    if (threads > 1 && gg_parallel_is_lost())
+        GG_FAIL(GG_ERROR_STATE,
+                "threads=%d: this process was forked from one that has computed with several threads, which are gone "
+                "here; allowed: 1, or a process that is not forked (multiprocessing's \"spawn\")",
+                threads);
     const gg_cpu_kernels *kernels = gg_cpu_kernels_for(isa);
     if (kernels == NULL || !gg_cpu_supports(isa))
         GG_FAIL(GG_ERROR_UNSUPPORTED, "no kernels for the instruction set %s here", gg_isa_name(isa));
