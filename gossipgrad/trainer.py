@@ -564,7 +564,8 @@ class Trainer(Replicas):
     def optimizer_state(self, rank: int = 0) -> dict[str, Any]:
         """{"step": updates done, "momentum": arrays by name, "second_moment": likewise, Adam's}. Collective.
 
-        A moment that the optimiser does not have is empty.
+        A moment that the optimiser does not have is empty. What the strategy or the compression keeps of each
+        parameter ("residue", "outer", "outer_momentum", copies of partners) is there by its name, too.
         """
         with self.agreed():
             local = self._local(rank)
