@@ -152,32 +152,27 @@ def test_an_exception_of_a_rank_is_raised() -> None:
         x.run(train)
 
 
-def test_a_run_can_be_interrupted() -> None:
-    x = made(p=2)
-
+def run_until_interrupted(x: gg.Exchange) -> None:
     def train(replica: Any) -> None:
         while True:
             replica.step({name: np.zeros(shape) for name, shape in SHAPES.items()})
             if replica.rank == 1 and x.steps == 5:
                 _thread.interrupt_main()
 
+    x.run(train)
+
+
+def test_a_run_can_be_interrupted() -> None:
+    x = made(p=2)
     with pytest.raises(KeyboardInterrupt):
-        x.run(train)
+        run_until_interrupted(x)
     assert x.steps >= 5
 
 
 def test_an_exchange_that_was_interrupted_is_freed() -> None:
     def interrupt() -> bool:
-        x = made(p=2)
-
-        def train(replica: Any) -> None:
-            while True:
-                replica.step({name: np.zeros(shape) for name, shape in SHAPES.items()})
-                if replica.rank == 1 and x.steps == 5:
-                    _thread.interrupt_main()
-
         try:
-            x.run(train)
+            run_until_interrupted(made(p=2))
         except KeyboardInterrupt:
             return True
         return False

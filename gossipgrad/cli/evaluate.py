@@ -20,6 +20,7 @@ from gossipgrad.cli.options import (
     check_limits,
     data_options,
     load_data,
+    machine_options,
     path,
 )
 from gossipgrad.data.arrays import Dataset
@@ -67,13 +68,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         strategy=NoExchange(),
         metrics=arguments.metrics,
         seed=arguments.seed,
-        threads=arguments.threads,
-        backend=arguments.backend,
-        conv_algorithm=arguments.conv_algorithm,
-        dtype=arguments.dtype,
-        device=arguments.device,
-        precision=arguments.precision,
-        tune=False if arguments.no_tune else None,
+        **machine_options(arguments),
     ) as trainer:
         _check_classes(test, trainer)
         result: Record = {

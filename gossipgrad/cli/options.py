@@ -463,3 +463,9 @@ def add_machine(parser: argparse.ArgumentParser, saved: bool = False) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default=None if saved else "float32", help=help_)
     help_ = "of products on a GPU; fast: TF32, and algorithms that may add in any order; default: exact"
     parser.add_argument("--precision", choices=PRECISIONS, default="exact", help=help_)
+
+
+def machine_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The trainer's keywords for what add_machine has added."""
+    names = ("threads", "backend", "conv_algorithm", "dtype", "device", "precision")
+    return {name: getattr(arguments, name) for name in names} | {"tune": False if arguments.no_tune else None}
