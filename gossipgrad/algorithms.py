@@ -3,10 +3,11 @@
 A convolution is described by sixteen numbers: batch, channels, height and width of its input, channels of its output,
 both paddings, whether it has a bias and a ReLU, its window, strides, dilations and groups. On a CPU those with windows
 of 3 x 3 or 5 x 5 are measured, and where it has AMX and the images lie in blocks of sixteen channels all of at least
-that many whose strides are 1 or 2; on a GPU all of them, by the algorithms that cuDNN has for them in this precision.
-Rank 0 measures those that neither the checkpoint nor the cache knows: of a training step all passes, those with the
-most operations first, within SECONDS; of an evaluation the forward pass, and only where so many batches follow that it
-pays. What has not been measured is chosen by fixed rules.
+that many whose strides are 1 or 2, and in bfloat16 where it multiplies that faster in vector registers all; on a GPU
+all of them, by the algorithms that cuDNN has for them in this precision. Rank 0 measures those that neither the
+checkpoint nor the cache knows: of a training step all passes, those with the most operations first, within SECONDS; of
+an evaluation the forward pass, and only where so many batches follow that it pays. What has not been measured is chosen
+by fixed rules.
 
 Before that, which of two tables is asked first for all operations of a training step, and so in which layout its
 activations lie, is measured as a whole, reorders included: a few steps with each order, within SECONDS. Where that does
@@ -33,7 +34,7 @@ Measure = Callable[[list[Key]], Iterable[tuple[Key, str, str, float]]]
 PASSES = ("forward", "weights", "data")
 ACCURACY = {"direct": 0, "widened": 0, "split": 0, "winograd2": 1, "winograd4": 2, "winograd6": 3}  # the best first
 HARDLY_MORE = 1.03
-KERNELS = 10  # raised with kernels or candidates of convolutions: times of other ones are measured anew
+KERNELS = 11  # raised with kernels or candidates of convolutions: times of other ones are measured anew
 SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured
 PATIENCE = 0.25  # of a timeout of the ranks that wait meanwhile, at most
 PAYS = 100  # full batches of an evaluation: measuring runs each candidate about ten times

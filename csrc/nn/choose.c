@@ -81,20 +81,25 @@ gg_conv_key gg_conv_key_of(const gg_op_desc *desc) {
     return key;
 }
 
+/* Whether the device is a CPU that has bfloat16 in vector registers, if at all: there what is computed in float32
+ * between conversions may be faster. With AMX it never is. */
+static bool bfloat16_in_vectors(const gg_device *device) {
+    return !gg_device_is_separate(device) && device->isa >= GG_ISA_AVX512 && strcmp(gg_cpu_bfloat16(), "amx") != 0;
+}
+
 gg_algorithm gg_choose_direct(const gg_plan_options *options, const gg_op_desc *desc) {
-    const gg_device *device = options->device;
     const bool products = desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR || desc->kind == GG_OP_LSTM;
-    const bool cpu = !gg_device_is_separate(device) && device->isa >= GG_ISA_AVX512;
-    return desc->dtype == GG_BFLOAT16 && products && cpu && !gg_cpu_bfloat16_is_fast() ? GG_ALGORITHM_WIDENED
-                                                                                       : GG_ALGORITHM_DIRECT;
+    const bool narrow = desc->dtype == GG_BFLOAT16 && products && bfloat16_in_vectors(options->device);
+    return narrow && !gg_cpu_bfloat16_is_fast() ? GG_ALGORITHM_WIDENED : GG_ALGORITHM_DIRECT;
 }
 
-/* Whether the tables' own convolutions compute it: in float32, or in float32 between conversions. */
+/* Whether the tables' own convolutions may compute it: in float32, or in float32 between conversions. */
 static bool in_float32(const gg_plan_options *options, const gg_op_desc *desc) {
-    return desc->dtype == GG_FLOAT32 || gg_choose_direct(options, desc) == GG_ALGORITHM_WIDENED;
+    return desc->dtype == GG_FLOAT32 || (desc->dtype == GG_BFLOAT16 && bfloat16_in_vectors(options->device));
 }
 
-/* Split products where blocks of sixteen channels are not mostly zeros. */
+/* Split products where blocks of sixteen channels are not mostly zeros. bfloat16 where both its own instructions and
+ * float32 between conversions may be the faster ones. */
 bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
     const gg_op_desc *desc = &op->desc;
     const gg_layout layout = op->input[0].layout;
@@ -102,6 +107,7 @@ bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
     if (options->device->table->numbered_algorithms) return true;
     if (!in_float32(options, desc) || op->output.layout != layout) return false;
     if (gg_conv_has_form(desc, layout, GG_ALGORITHM_WINOGRAD4)) return true;
+    if (desc->dtype == GG_BFLOAT16 && gg_cpu_bfloat16_is_fast()) return true;
     return options->device->isa == GG_ISA_AMX && desc->dtype == GG_FLOAT32 && desc->input[0].size[0] >= GG_LANES &&
            desc->output.size[0] >= GG_LANES && gg_conv_has_form(desc, layout, GG_ALGORITHM_SPLIT);
 }

@@ -9,6 +9,7 @@ typedef struct conv {
     const_dnnl_memory_desc_t weight, bias;             /* as parameters; bias NULL: none */
     const_dnnl_memory_desc_t weight_any, gradient_any; /* as the kernels read and write them */
     dnnl_primitive_desc_t forward;
+    bool slow; /* a pass is oneDNN's plain loop */
 } conv;
 
 static gg_status onednn_conv2d_check(const gg_op_desc *desc) {
@@ -93,6 +94,7 @@ static gg_status onednn_conv2d_add_forward(conv *it) {
     gg_dnn_op *op = it->op;
     const_dnnl_memory_desc_t weight = dnnl_primitive_desc_query_md(it->forward, dnnl_query_weights_md, 0);
     gg_dnn_place place;
+    it->slow = it->slow || gg_dnn_is_slow(it->forward);
     GG_TRY(gg_dnn_read_weight(op, GG_DNN_PREPARE_FORWARD, "conv2d weights", it->weight, weight, &place));
     const gg_dnn_bind bind[4] = {{DNNL_ARG_SRC, it->input, gg_dnn_at(GG_DNN_INPUT)},
                                  {DNNL_ARG_WEIGHTS, weight, place},
@@ -161,6 +163,7 @@ static gg_status onednn_conv2d_add_weights(conv *it, conv_error *error) {
     dnnl_primitive_desc_t weights = NULL;
 
     GG_TRY(best_pd(it, weights_pd, &weights));
+    it->slow = it->slow || gg_dnn_is_slow(weights);
     const_dnnl_memory_desc_t x_md = dnnl_primitive_desc_query_md(weights, dnnl_query_src_md, 0);
     const_dnnl_memory_desc_t dw_md = dnnl_primitive_desc_query_md(weights, dnnl_query_diff_weights_md, 0);
     error->md = dnnl_primitive_desc_query_md(weights, dnnl_query_diff_dst_md, 0);
@@ -191,6 +194,7 @@ static gg_status onednn_conv2d_add_data(conv *it, const conv_error *error) {
     gg_dnn_place w, place;
     dnnl_primitive_desc_t data = NULL;
     GG_TRY(best_pd(it, data_pd, &data));
+    it->slow = it->slow || gg_dnn_is_slow(data);
     const_dnnl_memory_desc_t dx_md = dnnl_primitive_desc_query_md(data, dnnl_query_diff_src_md, 0);
     const_dnnl_memory_desc_t w_md = dnnl_primitive_desc_query_md(data, dnnl_query_weights_md, 0);
     const_dnnl_memory_desc_t dy_md = dnnl_primitive_desc_query_md(data, dnnl_query_diff_dst_md, 0);
@@ -211,7 +215,8 @@ cleanup:
     return status;
 }
 
-static gg_status onednn_conv2d_direct(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+/* *slow, unless it is NULL, becomes whether a pass is oneDNN's plain loop. */
+static gg_status create_direct(gg_device *device, const gg_op_desc *desc, gg_op **out, bool *slow) {
     gg_status status = GG_OK;
     conv it = {0};
     conv_error error = {.md = NULL};
@@ -238,11 +243,25 @@ static gg_status onednn_conv2d_direct(gg_device *device, const gg_op_desc *desc,
     if (desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) GG_TRY(onednn_conv2d_add_weights(&it, &error));
     if (desc->training && desc->input_grad && gg_op_has_pass(desc, GG_PASS_DATA))
         GG_TRY(onednn_conv2d_add_data(&it, &error));
+    if (slow != NULL) *slow = it.slow;
 cleanup:
     return gg_dnn_op_finish(status, it.op, out);
 }
 
+static gg_status onednn_conv2d_direct(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    return create_direct(device, desc, out, NULL);
+}
+
+/* Where oneDNN has but a plain loop for a pass in bfloat16 (the gradient of the weights of an image of one channel,
+ * without AMX), all are computed in float32. */
 gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    return desc->algorithm == GG_ALGORITHM_WIDENED ? gg_cpu_widened_create(device, desc, onednn_conv2d_direct, out)
-                                                   : onednn_conv2d_direct(device, desc, out);
+    gg_status status = GG_OK;
+    bool slow = false;
+    if (desc->algorithm == GG_ALGORITHM_WIDENED) return gg_cpu_widened_create(device, desc, onednn_conv2d_direct, out);
+    GG_TRY(create_direct(device, desc, out, &slow));
+    if (!slow || desc->dtype != GG_BFLOAT16) goto cleanup;
+    gg_op_destroy(*out);
+    GG_TRY(gg_cpu_widened_create(device, desc, onednn_conv2d_direct, out));
+cleanup:
+    return status;
 }
