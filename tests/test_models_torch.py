@@ -136,5 +136,8 @@ def test_googlenet(form):
         main, first, second = (nn.functional.cross_entropy(one, y) for one in outputs)
         return main + 0.3 * (first + second)
 
-    kinds = ("step", "adam") if published else ("step", "sgd")
-    same(net, module, images(size, 3, 5), loss_of=loss_of, optimizers=kinds, lr=0.0005)
+    if published:
+        same(net, module, images(size, 3, 5), loss_of=loss_of, optimizers=("step", "adam"), lr=0.0005)
+    else:  # normalised over few numbers: after some more steps PyTorch's float32 is as far from its float64 as weights
+        few = images(size, 12, 5, steps=4)
+        same(net, module, few, loss_of=loss_of, optimizers=("step", "sgd"), lr=5e-5)

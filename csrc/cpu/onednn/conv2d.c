@@ -256,10 +256,11 @@ static gg_status onednn_conv2d_direct(gg_device *device, const gg_op_desc *desc,
  * without AMX), all are computed in float32. */
 gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
+    const bool widened = desc->algorithm == GG_ALGORITHM_WIDENED;
     bool slow = false;
-    if (desc->algorithm == GG_ALGORITHM_WIDENED) return gg_cpu_widened_create(device, desc, onednn_conv2d_direct, out);
-    GG_TRY(create_direct(device, desc, out, &slow));
-    if (!slow || desc->dtype != GG_BFLOAT16) goto cleanup;
+    *out = NULL;
+    if (!widened) GG_TRY(create_direct(device, desc, out, &slow));
+    if (!widened && (!slow || desc->dtype != GG_BFLOAT16)) goto cleanup;
     gg_op_destroy(*out);
     GG_TRY(gg_cpu_widened_create(device, desc, onednn_conv2d_direct, out));
 cleanup:
