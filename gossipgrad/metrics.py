@@ -164,8 +164,16 @@ def _by_name(name: str, loss: str, output: Sequence[int], ignored: int | None) -
     return Metric(name, _absolute_error, _mean)
 
 
-def parse(given: Metrics | None, loss: str | CrossEntropy, output: Sequence[int]) -> list[Metric]:
-    """The metrics that a user gave: names, functions, or functions by names."""
+def parse(
+    given: Metrics | None,
+    loss: str | CrossEntropy,
+    output: Sequence[int],
+    measured: Sequence[str] = ("loss", "accuracy"),
+) -> list[Metric]:
+    """The metrics that a user gave: names, functions, or functions by names.
+
+    measured: names of what is measured without them, the losses and accuracies of each output.
+    """
     ignored = None if isinstance(loss, str) else loss.ignore_index
     called = loss if isinstance(loss, str) else loss.name
     if given is None:
@@ -189,6 +197,12 @@ def parse(given: Metrics | None, loss: str | CrossEntropy, output: Sequence[int]
     names = [one.name for one in found]
     if len(set(names)) < len(names):
         raise ValueError(f"metrics: {', '.join(names)}: allowed: each name once")
+    for name in names:
+        if name in measured:
+            raise ValueError(
+                f"metrics: {name!r}: what is measured of an output has this name; allowed: another one than "
+                f"{', '.join(map(repr, measured))}, or an output of another name"
+            )
     return found
 
 

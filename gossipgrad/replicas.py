@@ -177,7 +177,7 @@ class Replicas:
             self.precision: Precision = _checked_precision(precision, self.device)
             self.graphs = environment.wants_graphs() if graphs is None else flag("graphs", graphs)
             self.trace = integer("trace", trace, 0)
-            self.metrics = parse(metrics, self.heads[0].loss, net.output_shape)
+            self.metrics = parse(metrics, self.heads[0].loss, net.output_shape, self.measured_names())
             self.comm = cluster.with_circumstances(comm, straggler, network)
             virtual = self.comm if isinstance(self.comm, cluster.VirtualCluster) else None
             self.straggler = virtual.straggler if virtual else straggler

@@ -106,10 +106,34 @@ def test_fit_with_one_target_for_two_heads(ranks, tmp_path):
     json.dumps(history.epochs)
 
 
-def test_heads_of_their_own_are_reported_by_name():
+def pair(*names, **options):
+    """A network of two heads for the same classes."""
     image = gg.Input((4,))
     trunk = gg.Tanh()(gg.Linear(6, name="fc")(image))
-    net = gg.Model(image, {"a": gg.Linear(3, name="x")(trunk), "b": gg.Linear(3, name="y")(trunk)}, targets=[0, 0])
+    ends = {name: gg.Linear(3, name=layer)(trunk) for name, layer in zip(names, "xy", strict=True)}
+    return gg.Model(image, ends, **{"targets": [0, 0]} | options)
+
+
+def test_a_metric_is_not_called_as_what_is_measured_of_a_head():
+    """It would stand in the record in place of the loss."""
+
+    def b_loss(outputs, targets):
+        return outputs[:, 0]
+
+    loss = ["cross_entropy", "cross_entropy"]
+    for net, metrics, name in (
+        (pair("a", "b"), b_loss, "b_loss"),
+        (pair("a", "b"), {"a_accuracy": b_loss}, "a_accuracy"),
+        (pair("top_2", "b"), "top_2_accuracy", "top_2_accuracy"),
+    ):
+        with pytest.raises(ValueError, match=f"metrics: '{name}': what is measured of an output has this name; allo"):
+            gg.Trainer(net, loss=loss, metrics=metrics)
+    alone = gg.Trainer(pair("a", "b", training_only=["b"], targets=None), loss=loss, metrics=b_loss)
+    assert [one.name for one in alone.metrics] == ["b_loss"]  # nothing else has this name
+
+
+def test_heads_of_their_own_are_reported_by_name():
+    net = pair("a", "b")
     x, y = RANDOM.standard_normal((20, 4)).astype(np.float32), RANDOM.integers(3, size=20)
     trainer = gg.Trainer(net, loss=["cross_entropy", "cross_entropy"])
     history = trainer.fit(x, y, validation=(x, y), epochs=1, batch_size=6, progress=False)
