@@ -139,6 +139,8 @@ class _Monitor(Callback):
     mode: "min", "max": what is better; None: by the name.
     """
 
+    argument = "monitor"  # what the caller calls it, for errors; the command line's begin with "-"
+
     def __init__(self, monitor: str | None, mode: Mode | None, min_delta: float) -> None:
         if monitor is not None and not isinstance(monitor, str):
             raise TypeError(f"monitor={monitor!r}: allowed: a name in an epoch's record, as 'validation.loss'")
@@ -173,7 +175,9 @@ class _Monitor(Callback):
             why = "fit was given no validation data" if unseen else "no number of an epoch's record"
             allowed = ", ".join(trainer.record_names)
             hint = did_you_mean(self.monitor, trainer.record_names)
-            raise ValueError(f"monitor={self.monitor!r}: {why}; allowed: {allowed}{hint}")
+            option = self.argument.startswith("-")
+            what = f"{self.argument} {self.monitor}" if option else f"{self.argument}={self.monitor!r}"
+            raise ValueError(f"{what}: {why}; allowed: {allowed}{hint}")
         self._reset()
         for record in trainer.history.epochs:
             if self.monitor in flat(record):

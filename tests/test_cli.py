@@ -365,7 +365,7 @@ def test_resume_goes_on(words, capsys, tmp_path):
         ("train --checkpoint-every 5", 2, "--checkpoint-every 5: goes with --checkpoint"),
         ("train --checkpoint-monitor train_loss", 2, "--checkpoint-monitor train_loss: goes with --checkpoint"),
         ("train --early-stopping-monitor lr", 2, "--early-stopping-monitor lr: goes with --early-stopping"),
-        ("train --early-stopping 1 --early-stopping-monitor acc", 1, "monitor='acc': no number of an epoch's record"),
+        ("train --early-stopping 1 --early-stopping-monitor acc", 1, "error: --early-stopping-monitor acc: no number"),
         ("train --class-weights 1,x", 2, "--class-weights: '1,x': allowed: numbers with commas"),
         ("train --class-weights 1,-1", 2, "class_weights[1]=-1.0: allowed"),
         ("train --class-weights 1,2", 1, "class_weights: 2 of them, but the output has 10 classes"),
@@ -402,6 +402,16 @@ def test_resume_goes_on(words, capsys, tmp_path):
 def test_errors_are_one_line(words, code, text, capsys):
     found, _, err = cli_run(capsys, *words.split())
     assert found == code and text in err and len(err.splitlines()) == 1 and err.startswith("gossipgrad: "), err
+
+
+def test_a_monitor_is_called_by_its_option(capsys, tmp_path):
+    """Both options may be given, and one of them is wrong."""
+    words = ["train", *QUICK, "--checkpoint", tmp_path / "c", "--checkpoint-monitor"]
+    good, wrong = "validation.accuracy", "validation.acuracy"
+    for own, other, option in ((wrong, good, "--checkpoint-monitor"), (good, wrong, "--early-stopping-monitor")):
+        code, out, err = cli_run(capsys, *words, own, "--early-stopping", 1, "--early-stopping-monitor", other)
+        assert code == 1 and out == "" and err.startswith(f"gossipgrad: error: {option} {wrong}: no number"), err
+        assert err.endswith(f"; did you mean {good!r}?\n") and len(err.splitlines()) == 1
 
 
 def test_a_headline_is_of_what_will_be_trained(capsys, tmp_path):

@@ -160,10 +160,14 @@ def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
     chosen: list[Callback] = [StopOnNaN()]
     stopping = _keywords(arguments, "early_stopping", ("monitor",))
     if arguments.early_stopping is not None:
-        chosen.append(checked(lambda: EarlyStopping(patience=arguments.early_stopping, **stopping)))
+        early = checked(lambda: EarlyStopping(patience=arguments.early_stopping, **stopping))
+        early.argument = option_of("early_stopping_monitor")
+        chosen.append(early)
     saving = _keywords(arguments, "checkpoint", ("every", "monitor"))
     if arguments.checkpoint:
-        chosen.append(checked(lambda: Checkpoint(arguments.checkpoint, **saving)))
+        checkpoint = checked(lambda: Checkpoint(arguments.checkpoint, **saving))
+        checkpoint.argument = option_of("checkpoint_monitor")
+        chosen.append(checkpoint)
     if arguments.log_csv:  # after the checkpoint, which matters more
         chosen.append(CSVLogger(arguments.log_csv))
     if arguments.log_jsonl:
