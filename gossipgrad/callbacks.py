@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from gossipgrad import agreement, checkpoint_files
 from gossipgrad.errors import choice, counted, did_you_mean, flag, integer, number, warn
+from gossipgrad.files import json_text
 from gossipgrad.history import Record, flat, lookup
 from gossipgrad.outputs import Output, best_path, check_path
 
@@ -442,7 +442,7 @@ class JSONLLogger(_FileLogger):
     """One line of JSON an epoch: the record as it is in the report."""
 
     def line(self, record: Record, first: bool) -> str:
-        return json.dumps(record) + "\n"
+        return json_text(record) + "\n"
 
 
 METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all."""
+"""Files that appear complete or not at all; JSON as others read it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,31 @@ import contextlib
 import errno
 import fcntl
 import glob
+import json
+import math
 import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from gossipgrad.outputs import check_path
 
 STALE = 60.0  # seconds: a younger temporary file may have been made just now, and not be locked yet
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON, which has no NaN and no infinities: they are null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def write_atomically(path: str | os.PathLike[str], *parts: Any) -> None:

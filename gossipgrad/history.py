@@ -9,7 +9,7 @@ from typing import Any
 
 from gossipgrad import show
 from gossipgrad.errors import counted, did_you_mean
-from gossipgrad.files import write_atomically
+from gossipgrad.files import json_text, write_atomically
 
 SCHEMA = 1
 Record = dict[str, Any]
@@ -233,8 +233,8 @@ class History:
         }
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as JSON; the file appears complete or not at all."""
-        write_atomically(path, json.dumps(self.to_dict(), indent=1).encode() + b"\n")
+        """Write the report as JSON, NaN and infinities as null; the file appears complete or not at all."""
+        write_atomically(path, json_text(self.to_dict(), indent=1).encode() + b"\n")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> History:

@@ -165,6 +165,18 @@ def test_weights_alone(capsys, tmp_path):
     assert code == 0 and out.startswith(f"mlp, 189,601 parameters, of {path}, on synthetic, "), err
 
 
+def test_what_is_no_number_is_null(capsys, tmp_path):
+    """JSON has no NaN: Python alone reads it."""
+    path, net = tmp_path / "w.safetensors", gg.models.mlp()
+    net.load_weights({name: np.full_like(array, np.nan) for name, array in net.weights().items()})
+    net.save_weights(path)
+    words = ["evaluate", "--checkpoint", path, "--model", "mlp", "--dataset", "synthetic", "--metrics", "auc"]
+    code, out, err = cli_run(capsys, *words, "--json")
+    assert code == 0 and "NaN" not in out, err
+    assert json.loads(out)["evaluation"]["loss"] is json.loads(out)["evaluation"]["auc"] is None
+    assert "loss nan, " in cli_run(capsys, *words)[1]
+
+
 WRONG = {
     "nowhere": (["--checkpoint", "/nowhere"], 1, "--checkpoint: /nowhere: No such file or directory"),
     "nowhere, named": (["--checkpoint", "/nowhere", "--model", "mlp"], 1, "--checkpoint: /nowhere: No such file"),

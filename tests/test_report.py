@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 
@@ -90,6 +91,20 @@ def test_environment_has_no_paths(run):
     assert run.history.environment["isa"] and run.history.environment["backend"]
     assert "/usr" not in text and "/home" not in text and str(ROOT) not in text
     assert "compiler" in environment.table(environment.environment())
+
+
+def test_what_is_no_number_is_null(tmp_path):
+    """JSON has no NaN and no infinities; in the history they stay what they are."""
+    record = {"epoch": 1, "validation": {"auc": math.nan, "loss": 2.5}, "compression": {"bins": [math.inf, 3]}}
+    history = History(epochs=[record], settings={"betas": (0.5, -math.inf)})
+    history.write(tmp_path / "r")
+    log = gg.callbacks.JSONLLogger(tmp_path / "l")
+    for text in ((tmp_path / "r").read_text(), log.line(record, True)):
+        assert not re.search("nan|inf", text, re.IGNORECASE)
+    wanted = {"epoch": 1, "validation": {"auc": None, "loss": 2.5}, "compression": {"bins": [None, 3]}}
+    read = History.read(tmp_path / "r")
+    assert json.loads(log.line(record, True)) == wanted == read.last and read.settings == {"betas": [0.5, None]}
+    assert math.isnan(history["validation.auc"][0])
 
 
 def test_history_access(run, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from gossipgrad import _failure, _launch, bench, environment, outputs, plots, profile, strategies
@@ -27,6 +26,7 @@ from gossipgrad.cli.options import (
     strategy_keys,
 )
 from gossipgrad.errors import HIGHEST
+from gossipgrad.files import json_text
 
 _STEPS, _PROFILED = 60, 20
 _BLOCKS = 5  # of --exchange
@@ -40,7 +40,7 @@ def add_info_options(parser: argparse.ArgumentParser) -> None:
 def info(arguments: argparse.Namespace) -> int:
     facts = environment.environment() | environment.devices()
     if _failure.launched_rank() == 0:
-        print(json.dumps(facts, indent=1) if arguments.json else environment.table(facts), flush=True)
+        print(json_text(facts, indent=1) if arguments.json else environment.table(facts), flush=True)
     return 0
 
 
@@ -89,7 +89,7 @@ def _profile(arguments: argparse.Namespace, common: dict[str, Any]) -> None:
         raise UsageError("--profile: of the CPU's operations; allowed: without --device and --precision")
     result = profile.step(**common)
     if arguments.profile:
-        print(json.dumps(result) if arguments.json else profile.table(result), flush=True)
+        print(json_text(result) if arguments.json else profile.table(result), flush=True)
     if arguments.profile_plot is not None:
         plots.profile(result, arguments.profile_plot)
 
@@ -129,5 +129,5 @@ def time_it(arguments: argparse.Namespace) -> int:
         circumstanced: dict[str, Any] = {"straggler": straggler, "network": network, **common}
         result = bench.exchange(strategy, compression=compression, blocks=blocks, **circumstanced)
     if result is not None:
-        print(json.dumps(result), flush=True)
+        print(json_text(result), flush=True)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from typing import Any
 
@@ -25,6 +24,7 @@ from gossipgrad.cli.options import (
 )
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import HIGHEST, CheckpointError, counted, warn
+from gossipgrad.files import json_text
 from gossipgrad.history import Record
 from gossipgrad.metrics import named
 from gossipgrad.model import Model
@@ -85,7 +85,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
                 trainer.load_weights(checkpoint_files.read_rank(arguments.checkpoint, description, rank)["weight"])
                 result["replicas"].append(trainer.evaluate(test, batch_size=arguments.batch_size))
         if trainer.rank == 0:
-            print(json.dumps(result) if arguments.json else _text(result, trainer), flush=True)
+            print(json_text(result) if arguments.json else _text(result, trainer), flush=True)
     return 0
 
 
