@@ -17,6 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from gossipgrad import checkpoint_files
+
 # prctl's
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -71,18 +73,21 @@ def _send(pids: Iterable[int], number: int) -> None:
 
 
 def last_checkpoint(path: str | None) -> str:
-    """For a message: "; the last checkpoint is PATH (epoch 3)", or that there is none; "" where none was asked for."""
+    """For a message: "; the last checkpoint is PATH (epoch 3)", or that there is none; "" where none was asked for.
+
+    One of the middle of an epoch is "PATH (step 1200, in epoch 4)".
+    """
     if not path:
         return ""
     try:
         with open(path, "rb") as file:
             head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        epoch = json.loads(head["__metadata__"]["gossipgrad"])["epoch"]
+        when = checkpoint_files.saved_at(json.loads(head["__metadata__"]["gossipgrad"]))
     except FileNotFoundError:
         return "; no checkpoint was written"
-    except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
         return f"; see {path}"
-    return f"; the last checkpoint is {path} (epoch {epoch})"
+    return f"; the last checkpoint is {path} ({when})"
 
 
 # ------------------------------------------------------------------------------------ the supervisor

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +170,13 @@ def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
         return arrays, description | {"state": str(metadata["state"])}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its description cannot be read ({error})") from error
+
+
+def saved_at(description: Mapping[str, Any]) -> str:
+    """When it was saved, in words: after "epoch 3", or within an epoch, after "step 1200, in epoch 4"."""
+    if description.get("position") is None:
+        return f"epoch {description['epoch']}"
+    return f"step {description['step']}, in epoch {description['epoch'] + 1}"
 
 
 def read_rank(path: str | os.PathLike[str], description: dict[str, Any], rank: int) -> dict[str, Arrays]:

@@ -96,13 +96,11 @@ def unscaled_pixels(rank: int, train: Dataset, validation: Dataset | None) -> No
         return
 
 
-def nothing_to_train(rank: int, name: str, epoch: int, epochs: int) -> None:
-    """`epochs` counts those before a resume as well. `name`: the checkpoint's."""
+def nothing_to_train(rank: int, name: str, epoch: int, epochs: int, step: int | None) -> None:
+    """`epochs` counts those before a resume as well. `name`: the checkpoint's; step: its, of one within an epoch."""
     if rank == 0 and epoch >= epochs:
-        warn(
-            f"resume={name!r}: it was saved after epoch {epoch}, and epochs={epochs} is all that is wanted; nothing is "
-            "trained"
-        )
+        when = f"after epoch {epoch}" if step is None else f"after step {step}, in epoch {epoch + 1}"
+        warn(f"resume={name!r}: it was saved {when}, and epochs={epochs} is all that is wanted; nothing is trained")
 
 
 MUCH_MEMORY = 1 << 28  # bytes

@@ -235,7 +235,8 @@ class Trainer(Replicas):
         self.set_batch, self.batch_changes, self.position = None, [], None
         if call.resume is not None:
             checkpoint.restore(self, call.resume)
-            notices.nothing_to_train(self.rank, call.resume, self.epoch, call.epochs)
+            step = None if self.position is None else self.step
+            notices.nothing_to_train(self.rank, call.resume, self.epoch, call.epochs, step)
         if self.set_batch is not None:
             batches.check(self.set_batch)
             batches.size = self.set_batch

@@ -96,6 +96,20 @@ def test_an_interrupted_epoch_goes_on_from_a_save(comm, data, tmp_path):
     assert first.step == 3 + whole.step // 2
 
 
+def test_a_save_within_an_epoch_says_so(data, tmp_path):
+    """Where nothing is left to train."""
+
+    class Save(gg.Callback):
+        every = 8  # of epochs of 5 steps
+
+        def on_step(self, trainer, step):
+            trainer.save(tmp_path / "c")
+
+    fit(make(), data, 2, callbacks=[Save()])
+    with pytest.warns(UserWarning, match="saved after step 8, in epoch 2, and epochs=1 is all that is wanted; nothing"):
+        fit(make(), data, 1, resume=tmp_path / "c")
+
+
 def test_load_computes_as_the_checkpoint(tmp_path, data):
     trainer = make(1, conv_algorithm="direct")
     fit(trainer, data, 1)

@@ -77,6 +77,22 @@ def test_in_words(saved, capsys):
     assert [line.partition(":")[0] for line in lines[1:]] == ["rank 0", "rank 1", "rank 2"]
 
 
+def test_a_checkpoint_of_the_middle_of_an_epoch_in_words(capsys, tmp_path):
+    path, trainer = tmp_path / "c", gg.Trainer(gg.models.mlp(), loss="binary_cross_entropy")
+
+    class Save(gg.Callback):
+        every = 3
+
+        def on_step(self, trainer, step):
+            trainer.save(path)
+            trainer.stop = True
+
+    train, _ = gg.data.synthetic((28,), 1, 200)
+    trainer.fit(train, batch_size=50, callbacks=Save(), progress=False)
+    code, out, err = cli_run(capsys, "evaluate", "--checkpoint", path)
+    assert code == 0 and out.startswith(f"mlp, 189,601 parameters, of {path} (step 3, in epoch 1, 1 rank), on "), err
+
+
 def test_any_number_of_ranks_share_the_set(saved, mpirun):
     path, record = saved
     done = mpirun(2, ["-m", "gossipgrad", "evaluate", "--checkpoint", path, "--replicas", "--json"])

@@ -421,6 +421,8 @@ def test_leftovers(tmp_path):
 
 
 def test_the_last_checkpoint(tmp_path):
+    import numpy as np
+
     import gossipgrad as gg
 
     assert _supervisor.last_checkpoint(None) == ""
@@ -430,5 +432,15 @@ def test_the_last_checkpoint(tmp_path):
     trainer = gg.Trainer(net, comm=gg.VirtualCluster(2))
     trainer.save(path)
     assert _supervisor.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (epoch 0)"
+
+    class Save(gg.Callback):
+        every = 3
+
+        def on_step(self, trainer, step):
+            trainer.save(path)
+
+    x, y = np.zeros((10, 1, 2, 2), "f4"), np.zeros(10, "i4")
+    trainer.fit(x, y, epochs=2, batch_size=1, callbacks=Save(), progress=False)  # of 5 steps each
+    assert _supervisor.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (step 9, in epoch 2)"
     path.write_bytes(b"damaged")
     assert _supervisor.last_checkpoint(str(path)) == f"; see {path}"

@@ -85,7 +85,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
                 trainer.load_weights(checkpoint_files.read_rank(arguments.checkpoint, description, rank)["weight"])
                 result["replicas"].append(trainer.evaluate(test, batch_size=arguments.batch_size))
         if trainer.rank == 0:
-            print(json_text(result) if arguments.json else _text(result, trainer), flush=True)
+            print(json_text(result) if arguments.json else _text(result, description, trainer), flush=True)
     return 0
 
 
@@ -166,10 +166,11 @@ def _check_classes(test: Dataset, trainer: Trainer) -> None:
         )
 
 
-def _text(result: Record, trainer: Trainer) -> str:
+def _text(result: Record, description: Record, trainer: Trainer) -> str:
     """The result in lines."""
     model, core = result["model"], trainer.core
-    saved = "" if result["ranks"] is None else f" (epoch {result['epoch']}, {counted(result['ranks'], 'rank')})"
+    when = [checkpoint_files.saved_at(description), counted(description["ranks"], "rank")] if description else []
+    saved = f" ({', '.join(when)})" if when else ""
     lines = [
         f"{model['name']}, {model['parameters']:,} parameters, of {result['checkpoint']}{saved}, on "
         f"{result['dataset']}, {result['samples']:,} samples; {counted(trainer.size, 'rank')}, "
