@@ -57,6 +57,7 @@ def _write(replicas: Replicas, path: str, state: str, step: int, position: Recor
     description = {
         "model": replicas.net.config(),
         "settings": replicas.settings(),
+        "classes": replicas.class_names,
         "ranks": replicas.size,
         "step": step,
         "moments_since": replicas.moments_since,
@@ -93,6 +94,15 @@ def _read_apoptosis(saved: Record | None) -> Record | None:
     return None if saved is None else {"course": saved["course"], "report": dict(saved["report"])}
 
 
+def _classes(described: Any) -> list[str] | None:
+    """The names of the classes; TypeError: another thing."""
+    if described is None:
+        return None
+    if not isinstance(described, list) or not all(isinstance(one, str) for one in described):
+        raise TypeError("classes: no list of names")
+    return described
+
+
 def _algorithms(described: Any) -> list[Record] | None:
     """What can be understood; KeyError, TypeError, ValueError: this cannot."""
     if described is None:
@@ -127,6 +137,7 @@ class Saved:
     epoch: int
     epochs: list[Record]
     settings: Record
+    classes: list[str] | None  # the names, of a text the characters; None: not known, or not saved then
     learning_rate: float | None  # set by hand or by a plateau; None: by the schedule
     optimizer: str
     moments_since: int
@@ -146,6 +157,7 @@ class Saved:
                 epoch=int(description["epoch"]),
                 epochs=list(description["epochs"]),
                 settings=dict(description["settings"]),
+                classes=_classes(description.get("classes")),
                 learning_rate=None if description.get("learning_rate") is None else float(description["learning_rate"]),
                 optimizer=str(description["settings"]["optimizer"]),
                 moments_since=int(description["moments_since"]),
@@ -228,6 +240,8 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         replicas.set_algorithms(saved.algorithms, saved=True)
     replicas.epoch = saved.epoch
     replicas.history.epochs = saved.epochs
+    if replicas.class_names is None:
+        replicas.class_names = saved.classes
     _restore_apoptosis(replicas, saved)
     notices.changed_settings(team.rank, name, saved.settings, here)
 

@@ -219,6 +219,7 @@ class Replicas:
         self.epoch_begun = 0  # the step with which this epoch began
         self.position: Record | None = None  # in the middle of an epoch, where a checkpoint is from; fit goes on there
         self.fit_settings: Record = {}  # what fit was last called with, in terms of JSON
+        self.class_names: list[str] | None = None  # of the set that it was last called with, or the checkpoint's
         self.set_rate: float | None = None  # by learning_rate; None: the optimiser's schedule says
         # The step in which the optimiser's moments were zero: Adam counts its updates from there.
         self.moments_since = 0

@@ -232,6 +232,7 @@ class Trainer(Replicas):
         call.weigh_classes(self)
         call.warn(self)
         self.fit_settings = call.settings(self, batches.sizes)
+        self.class_names = call.train.first.class_names
         self.set_batch, self.batch_changes, self.position = None, [], None
         if call.resume is not None:
             checkpoint.restore(self, call.resume)

@@ -11,7 +11,7 @@ import pytest
 from test_cli import QUICK, cli_run
 
 import gossipgrad as gg
-from gossipgrad import _launch
+from gossipgrad import _launch, safetensors
 
 
 def evaluated(capsys, *words):
@@ -157,6 +157,52 @@ def test_a_set_with_other_classes_is_warned_of(capsys, tmp_path):
         )
         code, _, err = cli_run(capsys, "evaluate", "--checkpoint", path, *again, tmp_path / f"u.{kind}")
         assert code == 0 and err.startswith(f"gossipgrad: warning: {warned}") and len(err.splitlines()) == 1, err
+
+
+def test_as_many_classes_of_other_names_are_warned_of(capsys, tmp_path):
+    """The checkpoint has the names; of one that has none, as those of before, the number alone is compared."""
+    table = ["--dataset", "csv", "--label", "y", "--data"]
+    for name, values in (("t", ("cat", "dog", "eel")), ("u", ("cat", "eel", "fox")), ("v", ("cat", "dog"))):
+        rows = "".join(f"{i},{values[i % len(values)]}\n" for i in range(60))
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + rows)
+    words = ["--model", "speech_dnn", *table, tmp_path / "t.csv", "--epochs", 1, "--batch-size", 5]
+    path, _, _ = trained(capsys, tmp_path, *words)
+    words = ["evaluate", "--checkpoint", path, *table]
+    code, _, err = cli_run(capsys, *words, tmp_path / "u.csv")
+    said = "u has other classes than speech_dnn was trained for: each set numbers its own, and number 1 is 'eel' here "
+    assert code == 0 and err == f"gossipgrad: warning: {said}and 'dog' there, so the results mean nothing\n"
+    for name in "tv":  # those of v are the first ones
+        assert cli_run(capsys, *words, tmp_path / f"{name}.csv")[::2] == (0, "")
+    trainer = gg.Trainer.load(path)
+    assert trainer.class_names == ["cat", "dog", "eel"]
+    trainer.save(path)  # untrained, it is of the same classes
+    assert cli_run(capsys, *words, tmp_path / "u.csv")[2] == err
+    arrays, metadata = safetensors.read(path)
+    description = json.loads(metadata["gossipgrad"])
+    for before in ("no names", "no key"):
+        description["classes"] = None
+        if before == "no key":
+            del description["classes"]
+        kept = {"format": metadata["format"], "state": metadata["state"], "gossipgrad": json.dumps(description)}
+        safetensors.write(path, arrays, kept, checksums=True)
+        assert cli_run(capsys, *words, tmp_path / "u.csv")[::2] == (0, "")
+        code, _, err = cli_run(capsys, *words, tmp_path / "v.csv")
+        assert code == 0 and "v has 2 classes, and speech_dnn was trained for 3: each set numbers its own, so " in err
+        assert gg.Trainer.load(path).class_names is None
+    description["classes"] = 3
+    safetensors.write(path, arrays, kept | {"gossipgrad": json.dumps(description)}, checksums=True)
+    code, _, err = cli_run(capsys, *words, tmp_path / "v.csv")
+    assert code == 1 and "its description cannot be understood (TypeError('classes: no list of names'))" in err
+
+
+def test_as_many_other_characters_are_warned_of(capsys, tmp_path):
+    for name, values in (("t", "abc"), ("u", "abd")):
+        (tmp_path / f"{name}.txt").write_text(f"{values} " * 200)
+    words = ["--model", "char_lstm", "--sequence", 12, "--epochs", 1, "--batch-size", 5, "--data", tmp_path / "t.txt"]
+    path, _, _ = trained(capsys, tmp_path, *words)
+    code, _, err = cli_run(capsys, "evaluate", "--checkpoint", path, "--data", tmp_path / "u.txt")
+    assert code == 0 and "shakespeare has other characters than char_lstm was trained for: " in err
+    assert "number 3 is 'd' here and 'c' there" in err and len(err.splitlines()) == 1
 
 
 def test_a_damaged_checkpoint_is_no_file_of_weights(saved, capsys, tmp_path):

@@ -70,7 +70,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         **machine_options(arguments),
     ) as trainer:
-        _check_classes(test, trainer)
+        _check_classes(test, trainer, description.get("classes"))
         result: Record = {
             "checkpoint": arguments.checkpoint,
             "model": {"name": net.name, "parameters": net.parameters},
@@ -154,16 +154,26 @@ def _dataset(arguments: argparse.Namespace, net: Model, settings: Record) -> str
     )
 
 
-def _check_classes(test: Dataset, trainer: Trainer) -> None:
-    """Warn where a set has other classes, or characters, than the network: each set numbers its own from 0 on."""
-    known = getattr(test.source, "vocabulary", None) if test.classes is None else test.classes
-    head = trainer.heads[0]
-    if trainer.rank == 0 and known is not None and head.kind == "cross_entropy" and len(known) != head.shape[-1]:
-        what = "characters" if test.classes is None else "classes"
-        warn(
-            f"{test.name} has {len(known)} {what}, and {trainer.net.name} was trained for {head.shape[-1]}: each set "
-            "numbers its own, so the results mean nothing unless they are the first ones of those trained on"
-        )
+def _check_classes(test: Dataset, trainer: Trainer, trained: list[str] | None) -> None:
+    """Warn where a set has other classes, or characters, than the network: each set numbers its own from 0 on.
+
+    trained: the names of those that it was trained for, where the checkpoint has them.
+    """
+    known, head = test.class_names, trainer.heads[0]
+    if trainer.rank != 0 or known is None:
+        return
+    count = len(trained) if trained is not None else head.shape[-1] if head.kind == "cross_entropy" else len(known)
+    what = "characters" if test.classes is None else "classes"
+    differ = f"{len(known)} {what}, and {trainer.net.name} was trained for {count}"
+    if len(known) == count:
+        differ = f"other {what} than {trainer.net.name} was trained for"
+    differ = f"{test.name} has {differ}: each set numbers its own"
+    if trained is not None and known != trained[: len(known)]:
+        place = next((i for i, (here, there) in enumerate(zip(known, trained, strict=False)) if here != there), count)
+        there = repr(trained[place]) if place < count else "none"
+        warn(f"{differ}, and number {place} is {known[place]!r} here and {there} there, so the results mean nothing")
+    elif trained is None and len(known) != count:
+        warn(f"{differ}, so the results mean nothing unless they are the first ones of those trained on")
 
 
 def _text(result: Record, description: Record, trainer: Trainer) -> str:

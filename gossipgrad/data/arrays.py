@@ -157,6 +157,13 @@ class Dataset:
         return getattr(self.source, "vocabulary", None)
 
     @property
+    def class_names(self) -> list[str] | None:
+        """What the numbers of the targets stand for: the classes' names, of a text its characters; None: not known."""
+        if self.classes is not None:
+            return [str(one) for one in self.classes]
+        return None if self.vocabulary is None else list(self.vocabulary.characters)
+
+    @property
     def target_shapes(self) -> list[tuple[int, ...]]:
         """Of one sample, for each output that has targets."""
         if self._targets is None and self.source is not None:

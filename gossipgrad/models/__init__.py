@@ -91,11 +91,8 @@ class Entry:
 
 def _classes(train: Dataset, ignored: int | None) -> int:
     """How many classes, or characters, the targets of a set have."""
-    if train.classes is not None:
-        return len(train.classes)
-    vocabulary = getattr(train.source, "vocabulary", None)
-    if vocabulary is not None:
-        return len(vocabulary)
+    if train.class_names is not None:
+        return len(train.class_names)
     return int(train.targets.max(initial=0, where=True if ignored is None else train.targets != ignored)) + 1
 
 
