@@ -142,6 +142,31 @@ def test_a_table_and_its_loss(capsys, tmp_path):
     assert code == 2 and f"--dataset: missing: {path} was trained on 't', which is no set by name; allowed: " in err
 
 
+def test_the_networks_own_set_is_a_guess(capsys, tmp_path):
+    """Where that of the checkpoint has no name: it is said, unless the characters, or the classes, are those."""
+    text = tmp_path / "t.txt"
+    text.write_text("abc " * 200)
+    tokens = np.random.default_rng(0).integers(0, 4, (20, 12)).astype("i4")
+    sets = {"arrays": (tokens, tokens), "mine": gg.data.text(text, 12, windows="random", name="mine")[0]}
+    for name, data in sets.items():
+        with gg.Trainer(gg.models.char_lstm(vocabulary=4, sequence=12)) as trainer:
+            trainer.fit(data, batch_size=10, progress=False)
+            trainer.save(tmp_path / name)
+    path = tmp_path / "arrays"
+    words = ["evaluate", "--checkpoint", path, "--data", text]
+    code, out, err = cli_run(capsys, *words)
+    said = f"--dataset: missing: {path} was trained on 'train', which is no set by name; "
+    read = f"--data {text} is read as shakespeare, the own set of char_lstm"
+    assert (code, err) == (0, f"gossipgrad: warning: {said}{read}\n") and "on shakespeare, " in out
+    for known in ([*words, "--dataset", "shakespeare"], ["evaluate", "--checkpoint", tmp_path / "mine", *words[3:]]):
+        assert cli_run(capsys, *known)[::2] == (0, "")
+    code, out, err = cli_run(capsys, *words, "--label", "y")  # of tables alone
+    assert code == 2 and out == "" and f"error: {said}allowed: " in err
+    text.write_text("abc")  # what is wrong with it may be that it is another set
+    code, out, err = cli_run(capsys, *words)
+    assert code == 1 and out == "" and err.startswith(f"gossipgrad: error: {said}{read}: ") and "\n" not in err[:-1]
+
+
 def test_a_set_with_other_classes_is_warned_of(capsys, tmp_path):
     """Each set numbers its own, so that numbers of another one would be wrong without a word."""
     table, text = ["--dataset", "csv", "--label", "y", "--data"], ["--model", "char_lstm", "--sequence", 12, "--data"]

@@ -18,12 +18,13 @@ from gossipgrad.cli.options import (
     add_metrics,
     check_limits,
     data_options,
+    has_options,
     load_data,
     machine_options,
     path,
 )
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import HIGHEST, CheckpointError, counted, warn
+from gossipgrad.errors import HIGHEST, CheckpointError, DataError, counted, warn
 from gossipgrad.files import json_text
 from gossipgrad.history import Record
 from gossipgrad.metrics import named
@@ -57,6 +58,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     limits = {"batch_size": (1, HIGHEST), "threads": (1, 4096), "seed": (0, 2**64 - 1)}
     check_limits(arguments, limits)
     arguments.quiet = arguments.json
+    arguments.guess = None  # what is said of a set that was not named
     try:
         net, test, settings, description = _saved(arguments)
     except CheckpointError as error:
@@ -70,6 +72,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         **machine_options(arguments),
     ) as trainer:
+        same = test.class_names is not None and test.class_names == description.get("classes")
+        if trainer.rank == 0 and arguments.guess is not None and not same:
+            warn(arguments.guess)
         _check_classes(test, trainer, description.get("classes"))
         result: Record = {
             "checkpoint": arguments.checkpoint,
@@ -115,7 +120,12 @@ def _saved(arguments: argparse.Namespace) -> tuple[Model, Dataset, Record, Recor
     _complete(arguments, saved.settings)
     how: dict[str, Any] = models.set_options(net, arguments.dataset, net.carries_state) | data_options(arguments)
     progress = not arguments.quiet
-    _, test = data.for_network(net, arguments.dataset, arguments.data, arguments.seed, progress=progress, **how)
+    try:
+        _, test = data.for_network(net, arguments.dataset, arguments.data, arguments.seed, progress=progress, **how)
+    except ValueError as error:
+        if arguments.guess is None:
+            raise
+        raise DataError(f"{arguments.guess}: {error}") from error
     net.load_weights(weights)
     return net, test, saved.settings, description
 
@@ -141,17 +151,19 @@ def _complete(arguments: argparse.Namespace, settings: Record) -> None:
 
 
 def _dataset(arguments: argparse.Namespace, net: Model, settings: Record) -> str:
-    """The set's name: as given, else the checkpoint's; for --data that it does not know the network's own."""
+    """The set's name: as given, else the checkpoint's; for --data of a set without a name the network's own.
+
+    That has to have the options of data sets that were given: --label, say, is of tables.
+    """
     name = arguments.dataset or settings.get("dataset", "nothing")
     if name in DATASETS:
         return str(name)
+    missing = f"--dataset: missing: {arguments.checkpoint} was trained on {name!r}, which is no set by name"
     own = models.BY_NAME[net.name].dataset if net.name in models.BY_NAME else ""
-    if arguments.data is not None and own in WITH_FILES:
+    if arguments.data is not None and own in WITH_FILES and has_options(arguments, own):
+        arguments.guess = f"{missing}; --data {arguments.data} is read as {own}, the own set of {net.name}"
         return own
-    raise UsageError(
-        f"--dataset: missing: {arguments.checkpoint} was trained on {name!r}, which is no set by name; "
-        f"allowed: {', '.join(DATASETS)}"
-    )
+    raise UsageError(f"{missing}; allowed: {', '.join(DATASETS)}")
 
 
 def _check_classes(test: Dataset, trainer: Trainer, trained: list[str] | None) -> None:

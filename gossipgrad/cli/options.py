@@ -375,6 +375,11 @@ def data_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def has_options(arguments: argparse.Namespace, name: str) -> bool:
+    """Does this data set have all options of data sets that were given?"""
+    return set(given(arguments, tuple(keywords(SETS)))) <= set(sets.options_of(name))
+
+
 def dataset_of(arguments: argparse.Namespace) -> str:
     """The data set's name."""
     return arguments.dataset or models.by_name(arguments.model).dataset
