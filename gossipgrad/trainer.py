@@ -630,6 +630,7 @@ class Trainer(Replicas):
         graphs its default.
         conv_algorithm, dtype: None: those of the checkpoint. With dtype="float32" a run in bfloat16 goes on where there
         is none.
+        Where tune was False it stays so; else it is as of Trainer.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of
@@ -651,6 +652,7 @@ class Trainer(Replicas):
                     settings.get("conv_algorithm", "auto") if conv_algorithm is None else conv_algorithm
                 )
                 how["dtype"] = settings.get("dtype", "float32") if dtype is None else dtype
+                how["tune"] = None if settings.get("tune", True) else False
                 how["compression"] = compression.from_settings(settings.get("compression"))
                 how["apoptosis"] = apoptosis_from(settings.get("apoptosis")) if apoptosis is None else apoptosis
                 how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics

@@ -259,6 +259,17 @@ def test_a_resumed_run_computes_the_same_bits(injected, monkeypatch, tmp_path):
         assert fit(rest, epochs=2, resume=tmp_path / "rules").weights_sha256 == wanted
 
 
+def test_load_measures_nothing_where_nothing_was_measured(injected, monkeypatch, tmp_path):
+    """Not even where what is saved says no algorithms; where it was measured, the machine of here decides."""
+    for tune in (False, True):
+        with gg.Trainer(network(), tune=tune) as trainer:
+            trainer.save(tmp_path / f"{tune}")
+    for wanted in ("1", "0"):
+        monkeypatch.setenv("GOSSIPGRAD_TUNE", wanted)
+        loaded = [gg.Trainer.load(tmp_path / f"{tune}") for tune in (False, True)]
+        assert [one.settings()["tune"] for one in loaded] == [False, wanted == "1"]
+
+
 @pytest.mark.skipif(
     not gg._core.info()["onednn"] or gg._core.info()["isa"] not in ("avx512", "amx"), reason="no bfloat16 here"
 )
