@@ -591,6 +591,16 @@ def test_ranks_choose_in_turns_whatever_the_period(strategy):
     trainer.close()
 
 
+def test_elastic_averaging_has_no_residue():
+    """What is not sent of the force is in the weights' distance to the centre still: no other place has it."""
+    generator = np.random.default_rng(0)
+    data = generator.standard_normal((48, 1, 8, 8)).astype(np.float32), generator.integers(0, 4, 48)
+    trainer = trainer_of(3, gg.ElasticAveraging(period=2, alpha=0.2), COMPRESSIONS["strict"])
+    record = trainer.fit(data, epochs=1, batch_size=4, progress=False).last["compression"]
+    assert 0 < record["elements_sent"] < 1 and record["residue"] == 0.0
+    assert "residue" not in trainer.core.arenas() and "residue" not in trainer.optimizer_state()
+
+
 def test_periodic_after_weights_were_loaded():
     """What all ranks had last is not known then: the next mean is one of whole weights."""
     trainer = trainer_of(3, gg.PeriodicAllReduce(period=2), COMPRESSIONS["strict"], optimizer=gg.SGD(lr=0.0))

@@ -25,8 +25,10 @@ class ElasticAveraging(Strategy):
     The model that is evaluated, used by predict and saved is the centre. consensus_distance is among the ranks.
 
     With compression (see AdaComp) both sides move by what is sent of s, so every exchange preserves the sum of c and of
-    all w. What is not sent is in w - c still, of which the next s is made: there is no residue. Not synchronous: what
-    travels to the server is how far w is from what the server knows of it, and the residue is the part not sent yet.
+    all w. What is not sent of s moves neither side, so it is in w - c still, of which the next s is made. It is not
+    added to that one again, so no residue goes on from exchange to exchange or into checkpoints, and the report's is 0;
+    choosing what is sent takes the memory of one more model. Not synchronous: what travels to the server is how far w
+    is from what the server knows of it, and the residue is the part not sent yet.
 
     period       steps from one exchange to the next, at least 1.
     alpha        the force. None: 0.8 / p, or 0.9 / p if not synchronous, for p ranks that train. Above 0 and below 2 /
