@@ -68,8 +68,8 @@ class Team:
     @property
     def local(self) -> int:
         """Ranks in this process: size for a virtual cluster, else 1."""
-    no_collectives: bool
     timeout: float
+    no_collectives: bool
     """Set while this process is in a callback that other ranks may have at another step, or not at all: what is
     collective then raises RuntimeError, here and in trainers of this team."""
     def check_collectives(self) -> None:

@@ -81,13 +81,14 @@ def step(
     device: str | None = None,
     precision: Precision = "exact",
 ) -> dict[str, Any]:
-    """Seconds of a training step (forward, loss, backward, SGD with momentum) of one rank, and what goes with them.
+    """The time of a training step (forward, loss, backward, SGD with momentum) of one rank, in milliseconds.
 
     A step's time is that from the completion of the one before it to its own. On a device that works later it is given
     while the one before is under way, as in training; those whose completion is seen at once have equal parts.
-    tune, device, precision: as of Trainer. first_step_s: seconds to the end of the first step, with choosing of
-    algorithms and building of the plan. step_gflop counts 6 per multiply-add of the forward pass; others_busy: cores
-    that other processes used meanwhile.
+    tune, device, precision: as of Trainer. A dict comes back: ms_min, ms_median and ms_max of `steps` steps, and what
+    goes with them. first_step_s: seconds to the end of the first step, with choosing of algorithms and building of the
+    plan. step_gflop counts 6 per multiply-add of the forward pass; others_busy: cores that other processes used
+    meanwhile.
     """
     entry = models.by_name(model)
     batch = integer("batch_size", entry.batch if batch_size is None else batch_size, 1)

@@ -197,7 +197,8 @@ class _Monitor(Callback):
 class EarlyStopping(_Monitor):
     """Ends training when `monitor` has not been better by min_delta for `patience` epochs, and says so.
 
-    monitor       a name in the epoch's record, dotted, as "validation.loss"; mode: "min", "max", None: by the name.
+    monitor       a name in the epoch's record, dotted, as "validation.loss"; fit raises ValueError for one that its
+                  records do not have, as without validation. mode: "min", "max", None: by the name.
     restore_best  when training ends, by this or by itself, every rank gets back the weights that it had after the best
                   epoch, and a centre (ElasticAveraging, ParameterServer) its own: copies are in memory meanwhile.
                   Momentum, step and learning rate stay. A best epoch before a resume is not in memory: a warning says
@@ -249,9 +250,9 @@ class EarlyStopping(_Monitor):
 class ReduceOnPlateau(_Monitor):
     """Multiplies the learning rate by `factor` when `monitor` has not been better for `patience` epochs.
 
-    The reduced rate counts from the next epoch on, is said on the screen, and is never below min_lr. cooldown: epochs
-    after a reduction in which none counts as without progress. An optimiser's schedule must leave the rate alone after
-    its warm-up. gossipgrad.schedules.Plateau is the same as a schedule.
+    The reduced rate counts from the next epoch on, is said on the screen, and is never below min_lr. Arguments are
+    those of gossipgrad.schedules.Plateau, which is the same as a schedule. An optimiser's schedule must leave the rate
+    alone after its warm-up, else fit raises ValueError.
     """
 
     def __init__(
@@ -310,7 +311,8 @@ class ReduceOnPlateau(_Monitor):
 class Checkpoint(_Monitor):
     """Saves after every epoch to `path`, and the best epoch beside it ("run.best.safetensors" for "run.safetensors").
 
-    monitor None: "validation.loss" where there is validation, else "train_loss". save_last, save_best: which of both.
+    monitor None: "validation.loss" where there is validation, else "train_loss". mode: as of EarlyStopping. save_last,
+    save_best: which of both.
     every: saves to `path` also after so many steps of training, within an epoch; a resume goes on there, without
     on_epoch_begin. 0: after epochs alone.
     It has what callbacks that are given before it have changed at the end of the epoch, such as the rate.
@@ -414,7 +416,11 @@ class _FileLogger(Callback):
 
 
 class CSVLogger(_FileLogger):
-    """One row an epoch with dotted column names, as "validation.accuracy"."""
+    """A file with one row an epoch and dotted column names, as "validation.accuracy".
+
+    A resumed run writes the earlier epochs again. fit raises ValueError for a path that cannot be written; where that
+    comes later, as on a full disk, a warning says so once, and training goes on.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
@@ -439,7 +445,7 @@ class CSVLogger(_FileLogger):
 
 
 class JSONLLogger(_FileLogger):
-    """One line of JSON an epoch: the record as it is in the report."""
+    """A file with one line of JSON an epoch: the record as it is in the report. Else as CSVLogger."""
 
     def line(self, record: Record, first: bool) -> str:
         return json_text(record) + "\n"

@@ -160,7 +160,10 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class History:
-    """The records of a run. history["train_loss"], history["validation.accuracy"]: one value an epoch."""
+    """The records of a run, in the attributes that docs/report.md names; `epochs` has one record an epoch.
+
+    history["train_loss"], history["validation.accuracy"]: one value an epoch; KeyError where a record lacks it.
+    """
 
     def __init__(
         self,

@@ -279,13 +279,22 @@ class _Pool2d(Layer):
 
 
 class MaxPool2d(_Pool2d):
-    """The largest value of each window. stride None: kernel. ceil_mode: a last window that reaches over the edge."""
+    """The largest value of each window of (channels, height, width).
+
+    kernel, stride, padding, dilation  one integer, or (height, width); stride None: kernel. Padding is never the
+               largest, and at most half of the kernel.
+    ceil_mode  a last window that reaches over the edge.
+    """
 
     kind = "max_pool2d"
 
 
 class AvgPool2d(_Pool2d):
-    """The mean of each window; count_include_pad: padding counts as zeros, else only what lies inside is divided by."""
+    """The mean of each window of (channels, height, width).
+
+    kernel, stride, padding, ceil_mode  as of MaxPool2d.
+    count_include_pad  True: padding counts as zeros; False: only what lies inside is divided by.
+    """
 
     kind = "avg_pool2d"
 
@@ -382,13 +391,13 @@ class Dropout(Layer):
 
 
 class Add(Layer):
-    """The sum of two or more nodes of one shape."""
+    """The sum of 2 to 16 nodes of one shape."""
 
     kind, prefix, inputs = "add", "add", (2, MAX_INPUTS)
 
 
 class Concat(Layer):
-    """Two or more nodes one after the other along the first axis (channels); the other axes must agree."""
+    """2 to 16 nodes one after the other along the first axis (channels); the other axes must agree."""
 
     kind, prefix, inputs = "concat", "concat", (2, MAX_INPUTS)
 

@@ -169,7 +169,7 @@ class Adam(Optimizer):
     g += weight_decay * w; m = beta1 * m + (1 - beta1) * g; s = beta2 * s + (1 - beta2) * g * g; w -= lr * (m / (1 -
     beta1^t)) / (sqrt(s / (1 - beta2^t)) + eps), where t counts the updates from 1.
 
-    eps        at least 1.2e-38, the smallest normal float32.
+    eps        at least 2^-126, about 1.18e-38, the smallest normal float32.
     decoupled  decays the weights themselves, w -= lr * weight_decay * w, in place of the gradient (Loshchilov and
                Hutter 2019).
     schedule   one of gossipgrad.schedules, or a function of the step whose value multiplies lr.

@@ -142,7 +142,10 @@ class Bar:
 
 
 class ProgressBar(Callback):
-    """A bar with rate and estimated time left on a terminal and in a notebook; elsewhere one line an epoch."""
+    """A bar with rate and estimated time left on a terminal and in a notebook; elsewhere one line an epoch.
+
+    file  where it is shown, by rank 0; None: sys.stdout.
+    """
 
     def __init__(self, file: IO[str] | None = None) -> None:
         self._file = file

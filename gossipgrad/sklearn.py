@@ -121,7 +121,7 @@ class GossipClassifier(ClassifierMixin, _GossipEstimator):  # type: ignore[misc]
     optimizer     as gossipgrad.SGD(lr=0.1); None: Adam(). strategy: None: GossipGraD().
     comm          as for gossipgrad.Trainer: VirtualCluster(4) trains four replicas in this process; None under mpiexec:
                   all ranks, which call fit alike, with all samples.
-    epochs, batch_size   passes over the data, and samples a rank and step.
+    epochs, batch_size   passes over the data, and samples a rank and step, or all that a rank has.
     random_state  None: the seed 0, so that fits repeat each other.
     verbose       show the progress.
 

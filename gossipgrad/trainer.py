@@ -311,8 +311,8 @@ class Trainer(Replicas):
                  flight has been completed and mixed. None: it stays.
 
         The event is in the history as well, docs/report.md says what it has; here with "indices", by layers which of
-        their units have left. Within fit: from on_epoch_begin, on_step and on_epoch_end. ValueError: what layers mean
-        cannot shrink, with the reason. Collective.
+        their units have left. Within fit: from on_epoch_begin, on_step and on_epoch_end; RuntimeError from on_shrink.
+        ValueError: what layers mean cannot shrink, with the reason. Collective.
         """
         with self.agreed() as one:
             if self.shrinking:
@@ -431,10 +431,11 @@ class Trainer(Replicas):
     ) -> Any:
         """{"loss": ..., "accuracy": ...} of the consensus model; with `replicas` a list, one rank's own weights each.
 
-        The trainer's metrics are there as well (not with `replicas`).
+        Accuracy is 0 to 1, and not there for "mean_squared_error". The trainer's metrics are there as well (not with
+        `replicas`), and of several outputs that are not for training only each one's NAME_loss and NAME_accuracy.
         evaluate(x, y), evaluate((x, y)) or evaluate(data) with a Dataset, whose loss is weighted where it has weights.
         All ranks give the whole set, which is split over them (not with `replicas`). sharded: every rank gives its own
-        part, as for fit; not with `replicas`. Collective.
+        part, as for fit; not with `replicas`. ValueError, TypeError: data that do not fit the network. Collective.
         """
         with self.agreed() as one:
             batch_size, replicas = integer("batch_size", batch_size, 1), flag("replicas", replicas)
@@ -462,7 +463,8 @@ class Trainer(Replicas):
         """The consensus model's outputs (n, ...) for samples (n, ...) or a Dataset; the same on every rank. Collective.
 
         x: of several inputs an array each, in a list or by their names in a dict. Of several outputs that are not for
-        training only, a dict with an array each comes back.
+        training only, a dict with an array each comes back. float32. ValueError, TypeError: samples of another shape or
+        type than the network's.
 
         Scores: for "cross_entropy" and "binary_cross_entropy" no softmax or sigmoid is applied.
         """
@@ -626,8 +628,8 @@ class Trainer(Replicas):
         The network is that of the checkpoint, also where units have left it.
 
         It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
-        threads, backend, device, precision: those of this run, whatever saved it; device None as of Trainer, and
-        graphs its default.
+        threads, backend, device, precision: those of this run, whatever saved it; device None as of Trainer. graphs,
+        tune, timeout and trace have their defaults, and so have straggler and network where the ranks are MPI's.
         conv_algorithm, dtype: None: those of the checkpoint. With dtype="float32" a run in bfloat16 goes on where there
         is none.
         Where tune was False it stays so; else it is as of Trainer.

@@ -73,6 +73,7 @@ class Dataset:
     len(data); data[100:200], data[rows] with an array of sample numbers or of bools: parts of it. Parts, and those of
     split, shuffle and take, share the samples with the whole set. The arrays must not change while a set is in use.
     Of sets from files: `classes`, the classes' names, or None; `standardization`, see gossipgrad.data.standardize.
+    ValueError, TypeError: samples, targets and weights of unlike numbers, none at all, or of types that are no numbers.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Dataset:
 
     @property
     def samples(self) -> NDArray[Any]:
-        """As given, (n, ...); of several inputs the first. A copy of a part that is no run of the set, or is read."""
+        """As stored, (n, ...); of several inputs the first. A copy of a part that is no run of the set, or is read."""
         if self._array is not None:
             return self._array if self._rows is None else self._array[self._rows]
         made = np.empty((len(self), *self.shape), self.dtype)
@@ -213,7 +214,7 @@ class Dataset:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the samples: uint8, float32, or of a source int32."""
+        """Of the samples as they are stored: uint8, int32 or float32."""
         if self._array is not None:
             return self._array.dtype
         assert self.source is not None

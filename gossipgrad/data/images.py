@@ -479,7 +479,7 @@ def image_folder(
     size       of the samples in pixels, one number or (height, width).
     augment    True: in training a random resized crop and a flip; False, and to evaluate: the shorter side is made
                `resize`, and the middle cut out.
-    resize     None: size * 256 / 224.
+    resize     None: 256 / 224 of the smaller side of `size`; at least the larger one.
     scale      of a random crop's area, as a share of the image's: (0.08, 1).
     ratio      of a random crop's width to its height: (3/4, 4/3).
     flip       the probability that it is mirrored: 0.5.

@@ -181,8 +181,8 @@ def load(
 
     "mnist-10k", in the package: 10,000 + 2,000 digits. The others are:
 
-    mnist        from `folder`, $GOSSIPGRAD_DATA/mnist, the cache ($GOSSIPGRAD_CACHE or ~/.cache/gossipgrad), or the
-                 network if `download`.
+    mnist        from `folder`, $GOSSIPGRAD_DATA/mnist, the cache ($GOSSIPGRAD_CACHE, $XDG_CACHE_HOME/gossipgrad or
+                 ~/.cache/gossipgrad), or the network if `download`.
     cifar10      from `folder` (or an archive), $GOSSIPGRAD_DATA/cifar10 or the cache. augment=True: moved by up to 4
                  pixels and mirrored in training.
     higgs        CSV files from `folder`, $GOSSIPGRAD_DATA/higgs or the cache; each feature has mean 0 and deviation 1

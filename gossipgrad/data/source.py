@@ -20,7 +20,8 @@ class Source(ABC):
     shape, dtype  of one sample: uint8 or float32, or int32 tokens.
     scale, shift  what the network sees is scale * element + shift: numbers, or one a channel, which is the first axis,
                   or one for each element, arrays of `shape`.
-    targets       all targets, an array, or None: then `read` gives them, of target_shape and target_dtype a sample.
+    targets       all targets, an array, or None: then `read` gives them, of target_shape and target_dtype (int32 or
+                  float32) a sample.
     classes       the classes' names where `targets` are classes, or None.
     values        how many tokens there are, and classes in targets that are read; 0: that is not known.
     ordered       True: in an epoch each rank reads rows in ascending order alone, and the calls for a set are one after

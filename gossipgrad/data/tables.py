@@ -410,7 +410,7 @@ def standardize(train: Dataset, *others: Dataset) -> tuple[Dataset, ...]:
     Samples are float32 arrays (n, ...), and a feature is a place in a sample. One that never changes becomes 0. The
     result has `standardization`, a pair (mean, deviation) of float32 arrays in the shape of a sample: new samples are
     made alike by (x - mean) / deviation. Both are of the samples as they are stored, and the result has scale 1 and
-    shift 0. Copies the samples. ValueError: a set with several inputs or targets.
+    shift 0. Copies the samples. ValueError: a set with several inputs or targets, or with samples of another type.
     """
     for one in (train, *others):
         _check_single(one)
@@ -490,7 +490,8 @@ def csv(
     delimiter    None: the most frequent of , ; tab | in the first line.
     header       whether the first line names the columns; None: it does if no field in it is a number.
     strict       True: a row with another number of fields, or with a field that is missing, NaN or no number, is an
-                 error that names the line and the column. False: such rows are skipped, and a warning counts them.
+                 error that names the line and the column. False: such rows are skipped, and a warning counts them, but
+                 for the first one, which says what the columns are.
 
     DataError: damaged files, columns that are not there, rows as above. Shows a progress bar if `progress`.
     """
@@ -552,7 +553,8 @@ def npz(
 ) -> Any:
     """The Dataset of two arrays in an NPZ file; or (train, test), if it has x_train, y_train, x_test and y_test.
 
-    samples, targets  the arrays' names; None: x and y, samples and targets, data and labels, or images and labels.
+    samples, targets  the arrays' names; None: x and y, X and y, samples and targets, data and labels, images and
+                      labels, or data and targets.
     scale, shift      as of Dataset: uint8 pixels want scale=1/255.
     standardize       as for csv.
 

@@ -82,7 +82,7 @@ def googlenet(
                of at least 80 x 80.
     auxiliary  False: without the heads aux1 and aux2.
     dropout    before the last layer; None: 0.2 of torchvision, 0.4 as published. dropout_auxiliary: in the heads.
-    width      channels of the first convolution; all others in proportion.
+    width      channels of the first convolution, at least 8; all others in proportion.
     """
     published = choice("form", form, ("torchvision", "published")) == "published"
     conv, widest = (_plain, 5) if published else (_normed, 3)

@@ -60,7 +60,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
     optimizer  None: the one that the module's configure_optimizers gives, whose step is a pass of its own; what it
                changed is exchanged. Learning rate schedulers work. Or gossipgrad's, as gg.SGD(lr=0.02), fused with the
                exchange and faster: it trains in place of the module's, and has the schedule.
-    compression, seed, timeout, network   as of gossipgrad.torch.wrap.
+    compression, comm, seed, timeout, network   as of gossipgrad.torch.wrap.
 
     Every process of mpiexec is a rank, whatever devices= says. Samplers become DistributedSamplers, as with DDP.
     accumulate_grad_batches, gradient_clip_val, validation, callbacks and self.log(..., sync_dist=True) work; metrics of
