@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.data.checks import targets_array
+from gossipgrad.data.checks import CLASS_LOSSES, targets_array
 from gossipgrad.metrics import Metric, numbers
 from gossipgrad.replicas import Replicas
 
@@ -60,6 +60,8 @@ def _own_numbers(
             targets = targets_array(
                 chunk.targets_of(head.target, replicas.net.target_names), head.kind, head.shape, "targets", head.ignored
             )
+            if head.kind not in CLASS_LOSSES:  # the loss has them as rows
+                targets = targets.reshape(outputs.shape)
             found.append(np.concatenate([numbers(one, outputs, targets) for one in metrics], axis=1))
         except Exception as error:  # a metric of a user's may raise anything
             problem = error

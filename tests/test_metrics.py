@@ -72,6 +72,24 @@ def test_mean_absolute_error():
     assert math.isclose(t.evaluate((x, y))["mean_absolute_error"], wanted, rel_tol=1e-12)
 
 
+def test_targets_have_the_shape_of_outputs_of_several_axes():
+    """Of a sequence of numbers, as of one number a sample."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(13, 4, 5)).astype("f4"), rng.normal(size=(13, 4, 3)).astype("f4")
+    seen = []
+
+    def largest(outputs, targets):
+        seen.append((outputs.shape, targets.shape))
+        return np.abs(outputs - targets).max(axis=(1, 2))
+
+    net = gg.Sequential([gg.Linear(3)], input=(4, 5))
+    t = gg.Trainer(net, loss="mean_squared_error", metrics=["mean_absolute_error", largest], comm=gg.VirtualCluster(2))
+    found, error = t.evaluate(x, y), np.abs(t.predict(x).astype("f8") - y)
+    assert math.isclose(found["mean_absolute_error"], error.mean(), rel_tol=1e-6)
+    assert math.isclose(found["largest"], error.max(axis=(1, 2)).mean(), rel_tol=1e-6)
+    assert all(outputs == targets for outputs, targets in seen)
+
+
 def test_auc_counts_pairs():
     x, y = data(loss="binary_cross_entropy")
     x = np.round(x)  # ties
