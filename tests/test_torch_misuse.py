@@ -426,6 +426,12 @@ def test_options_that_cannot_be():
             gg.torch.wrap(small(), **options)
 
 
+def test_late_ranks_are_refused():
+    """They would not be late: the steps are the training loop's own."""
+    with pytest.raises(ValueError, match="straggler=Straggler.*: allowed only for a Trainer"):
+        gg.torch.replicas(small, gg.VirtualCluster(2, straggler=gg.Straggler(1, 1)))
+
+
 def test_under_torchrun_it_says_how_to_launch():
     check_launcher({"WORLD_SIZE": "1", "LOCAL_RANK": "0"})
     check_launcher({"WORLD_SIZE": "4", "LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"})

@@ -76,6 +76,8 @@ class Group:
                 raise ValueError("schedule: a function of Python's; allowed for replicas: one of gossipgrad.schedules")
             given = with_circumstances(comm, None, network)
             self.virtual = given if isinstance(given, VirtualCluster) else None
+            if self.virtual is not None and self.virtual.straggler is not None:
+                raise ValueError(f"straggler={self.virtual.straggler!r}: allowed only for a Trainer")
             seconds = number("timeout", timeout, 0.0)
         except (TypeError, ValueError) as error:
             refuse(comm, CALL, error)

@@ -110,7 +110,7 @@ def replicas(
         models.run(train)
 
     make_module  called once a rank; all begin with the first one's parameters and buffers.
-    cluster      how many ranks, or a VirtualCluster with latency, bandwidth and late ranks.
+    cluster      how many ranks, or a VirtualCluster with latency, bandwidth and compute_time; not with a straggler.
     optimizer    of gossipgrad, or a function of a module that gives one of torch.optim.
     groups       a function of a module that gives what wrap has as groups.
 
