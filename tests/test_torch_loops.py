@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import warnings
 
 import pytest
@@ -35,6 +36,24 @@ def test_parameters_are_the_same_objects_and_views_of_the_arenas():
     assert [one.data_ptr() for one in tensors] == before and all(one.data_ptr() % 64 == 0 for one in tensors)
     model.close()
     assert [one.data_ptr() for one in tensors] != before and all(one.grad is None for one in tensors)
+
+
+def test_a_trace_shows_the_waits(tmp_path):
+    """On a slow network: the waits add up to the exposed seconds, and messages have the modules' names."""
+    cluster = gg.VirtualCluster(2, latency=0.01, bandwidth=1e6, compute_time=0.001)
+    models = gg.torch.replicas(small, cluster, gg.SGD(0.1), gg.AllReduce(), trace=1000)
+    trained(models, 3)
+    models[0].write_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for model in models:
+        own = [one for one in events if one["pid"] == model.rank]
+        waits = [one["dur"] for one in own if one["name"] == "wait"]
+        assert sum(waits) == pytest.approx(model.counts()["exposed_seconds"] * 1e6, rel=1e-6) and sum(waits) > 0
+        assert [one["name"] for one in own].count("step") == 3
+    assert any(one["name"] == "gradients 0 to 2" for one in events)
+    models.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        models[0].write_trace(tmp_path / "trace.json")
 
 
 def test_gradients_are_the_same_views_in_all_steps():

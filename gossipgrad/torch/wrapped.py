@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from gossipgrad import agreement
+from gossipgrad import agreement, outputs, trace
 from gossipgrad.cluster import Network, VirtualCluster, refuse
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import flag, named_keywords, number, warn
@@ -398,6 +399,20 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self._optimizer if self._group.unfused else None,
         )
 
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what the ranks did and when (trace= of wrap) for chrome://tracing or Perfetto. Collective.
+
+        Between two steps; of replicas outside of run, for all of them. See gossipgrad.trace for what it shows. A rank
+        with more spans than trace= stores the newest; the file says how many are lost ("spans_lost", by rank). What was
+        recorded before the arenas last got another order of layers, in the first steps as a rule, is not in it.
+        RuntimeError after close().
+        """
+        self.settle()
+        group = self._group
+        with agreement.agreed(group.team, "write_trace", f"step {self._done}") as one:
+            one.facts = {"path": outputs.check_path("path", path)}
+        trace.write(group.core, group.team, (), [layer.name for layer in self._layers], path)
+
     def close(self) -> None:
         """Remove the hooks and give the parameters memory of their own: the module is plain, and can be wrapped again.
 
@@ -492,8 +507,12 @@ def wrap(
     compression, seed, timeout, network, trace   as of gossipgrad.Trainer. With timeout= a rank that does not come, for
                  example because it skipped a step, is an error on those that wait.
 
+    What only a Trainer has is refused: shuffle_samples and dedicated of strategies, schedules with total="auto", which
+    want a number of steps here, and Plateau, in place of which model.learning_rate is set.
+
     The running mean and variance of batch normalisation are exchanged as the strategy exchanges weights. Collective;
-    ValueError on all ranks for modules or options that differ, RuntimeError under torchrun, where no MPI runs.
+    ValueError, TypeError on all ranks for modules or options that are not allowed or differ, RuntimeError under
+    torchrun, where no MPI runs.
     """
     try:
         if isinstance(comm, VirtualCluster):
