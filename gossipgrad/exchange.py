@@ -69,7 +69,11 @@ class Gradients(Mapping[str, Array]):
 
 
 class Replica:
-    """One rank's arrays, and the calls of a step for this rank alone; of Exchange.replicas."""
+    """One rank's arrays, and the calls of a step for this rank alone; of Exchange.replicas.
+
+    In a virtual cluster these calls are made in run, on the rank's own thread. RuntimeError for a call at the wrong
+    time or elsewhere, which changes nothing.
+    """
 
     def __init__(self, exchange: Exchange, local: int) -> None:
         self._exchange, self._local = exchange, local
@@ -164,11 +168,11 @@ class Exchange:
     arrays       arrays of floating numbers by name, in the order in which they are used; they are copied, as float32.
                  NumPy's, and by DLPack those of JAX, PyTorch or CuPy that lie in the host's memory. All ranks must give
                  the same names and shapes, and begin with the values of rank 0.
-    strategy     a Strategy; None: GossipGraD().
-    optimizer    an Optimizer; None: SGD(lr=0.01, momentum=0.9).
+    strategy     a Strategy, without shuffle_samples; None: GossipGraD().
+    optimizer    an Optimizer, whose schedule is not Plateau; None: SGD(lr=0.01, momentum=0.9).
     compression  None, or AdaComp(...), where the strategy compresses.
     comm         as for a Trainer: None for the MPI world, or one rank where no launcher started this process; a
-                 VirtualCluster, whose ranks are all in this process; a communicator of mpi4py.
+                 VirtualCluster without a straggler, whose ranks are all in this process; a communicator of mpi4py.
     layers       which arrays become ready together: names of arrays by the layer's name, in the order of the forward
                  pass. None: each array is a layer.
     roles        of arrays by name: "weight", "bias", "scale", "shift", "statistic". Optimisers tell them apart
@@ -183,6 +187,8 @@ class Exchange:
     timeout      seconds that a wait for another rank may take before it fails; 0: for ever.
     network      a Network that slows the links down under MPI; a VirtualCluster has its own.
     trace        spans that each rank records at most; 0: none.
+
+    ValueError, TypeError on all ranks: arguments that are not allowed, or differ between ranks.
 
     All ranks make the same steps: a rank that leaves one out keeps its partners waiting, which `timeout` ends with an
     error. What is in flight when a step ends is waited for at once, so weights are current after it. A caller whose
@@ -230,6 +236,10 @@ class Exchange:
                 self.optimizer = self.optimizer.of_total(integer("total", total, 1))
             elif self.optimizer.timing.auto:
                 raise ValueError("a schedule with total='auto' needs total=, the steps of all training")
+            if self.optimizer.timing.kind == "plateau":
+                raise ValueError(
+                    "schedule: 'plateau' follows a Trainer's epochs; allowed: learning_rate = ..., between steps"
+                )
             self.compression = checked_compression(compression, self.strategy)
             self.seed = integer("seed", seed, 0, 2**64 - 1)
             listed = exchange_arrays.described(start, layers, roles, families)
@@ -384,8 +394,8 @@ class Exchange:
 
         In a virtual cluster each rank has a thread of its own, of which one runs at a time: another one while this one
         waits for a message, or has returned. An exception of one is raised, and the others end at their next wait;
-        Ctrl-C is raised in the next call of each. The exchange is then of no more use. Elsewhere the function is just
-        called.
+        Ctrl-C is raised in the next call of each. The exchange is then of no more use. A schedule that is a function
+        lasts for 1000 steps of a run there: RuntimeError in the next one. Elsewhere the function is just called.
         """
         made: dict[int, Any] = {}
         self._prepare_rates(_RATES)
@@ -450,7 +460,10 @@ class Exchange:
         self._prepare_rates(1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write state_dict to a file, an .npz of NumPy, by rank 0; it appears complete or not at all. Collective."""
+        """Write state_dict to a file, an .npz of NumPy, by rank 0; it appears complete or not at all. Collective.
+
+        CheckpointError: not written.
+        """
         state = self.state_dict()
 
         def write() -> None:
@@ -460,7 +473,10 @@ class Exchange:
         agreement.together(self._team, f"{os.fspath(path)}", write, f"step {self.steps}")
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """load_state_dict of a file that save wrote. Collective; every rank reads it. CheckpointError if it cannot."""
+        """load_state_dict of a file that save wrote. Collective; every rank reads it.
+
+        CheckpointError: a file that cannot be read, or that save did not write. ValueError as of load_state_dict.
+        """
         found: list[dict[str, Any]] = []
 
         def read() -> None:

@@ -182,8 +182,8 @@ class Team:
         """The sum, mean, maximum or minimum over all ranks, element by element, on every rank.
 
         Added in the order of the ranks, so every rank has the same bits, and has them again in every run. A mean of
-        integers is float64. Each rank sends 2(p-1)/p of its array, in 2(p-1) messages. ValueError for the sum of bools
-        and the maximum of complex numbers.
+        integers is float64. Each rank sends 2(p-1)/p of its array, in 2(p-1) messages. ValueError for the sum and the
+        mean of bools, and for the maximum and the minimum of complex numbers.
         """
         with self._agreed("allreduce") as one:
             values = self._values(one, array)

@@ -32,6 +32,7 @@ from gossipgrad import _core
         ({"w": np.ones(2)}, {"families": {"u": "conv"}}, ValueError, "no array is named 'u'"),
         ({"w": np.ones(2)}, {"comm": gg.VirtualCluster(2, straggler=gg.Straggler(1, 1))}, ValueError, "straggler"),
         ({"w": np.ones(2)}, {"optimizer": gg.SGD(lr=1, schedule=gg.schedules.Cosine())}, ValueError, "total="),
+        ({"w": np.ones(2)}, {"optimizer": gg.SGD(lr=1, schedule=gg.schedules.Plateau())}, ValueError, "'plateau'"),
         ({"w": np.ones(2)}, {"treads": 2}, TypeError, "did you mean 'threads'"),
     ],
 )
