@@ -210,6 +210,19 @@ def test_several_inputs_or_targets_are_not_standardised():
                 gg.data.standardize(*sets)
 
 
+def test_names_of_digits_mean_the_same_columns_in_the_other_file(file):
+    text = "id,0,1,said\n10,20,30,0\n11,21,31,1\n"
+    train, test = gg.data.csv(file(text), "said", header=True, features=["1", "0"], test=file(text, "other.csv"))
+    assert train.samples.tolist() == test.samples.tolist() == [[30, 20], [31, 21]]
+
+
+@pytest.mark.parametrize(
+    "text", ["a,b,said\r1,2,0\r3,4,1\r", 'a,"b\rc",said\n1,2,0\n3,4,1\n', 'a,"b\n\rc",said\r\n1,2,0\r\n3,4,1\r\n']
+)
+def test_every_end_of_a_line_ends_the_names(file, text):
+    assert gg.data.csv(file(text), "said").samples.tolist() == [[1, 2], [3, 4]]
+
+
 def test_a_table_without_a_header_wants_numbers_of_columns(file):
     with pytest.raises(gg.DataError, match="no line of names: a column is a number"):
         gg.data.csv(file("1,2\n3,4\n"), "label")

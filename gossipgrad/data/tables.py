@@ -191,6 +191,11 @@ class _Columns:
     def numeric(self) -> list[int]:
         return self.features + ([] if self.text else self.labels)
 
+    @property
+    def same(self) -> Columns:
+        """The features in another file: by their names, which may be digits, or where there are none by number."""
+        return [self.layout.names[i] if self.layout.header else i for i in self.features]
+
 
 def _columns(path: Path, layout: _Layout, label: Columns, features: Columns | None, classes: Any) -> _Columns:
     labels = _indices(path, layout, label, "label")
@@ -346,8 +351,8 @@ def _read(
     strict: bool,
     classes: list[str] | None,
     progress: bool,
-) -> tuple[NDArray[np.float32], NDArray[Any], list[str], list[str] | None]:
-    """(features, targets, names of the features, names of the classes)"""
+) -> tuple[NDArray[np.float32], NDArray[Any], Columns, list[str] | None]:
+    """(features, targets, the features' columns, names of the classes)"""
     from gossipgrad.progress import Bar
 
     path = Path(path)
@@ -369,9 +374,8 @@ def _read(
     if reader is None:
         raise DataError(f"{path}: empty; wanted rows of numbers")
     x, y = reader.result()
-    names = [reader.columns.layout.names[i] for i in reader.columns.features]
     if not reader.columns.text:
-        return x, y, names, None
+        return x, y, reader.columns.same, None
     kinds = np.unique(y) if classes is None else np.array(classes)
     order = np.argsort(kinds)
     place = np.clip(np.searchsorted(kinds[order], y), 0, len(kinds) - 1)
@@ -382,15 +386,13 @@ def _read(
             f"{path}: row {unknown[0] + 1} has the label {str(y[unknown[0]])!r}, which the training part has not; "
             f"it has {', '.join(map(repr, kinds.tolist()[:20]))}"
         )
-    return x, found.astype(np.int32), names, [str(kind) for kind in kinds]
+    return x, found.astype(np.int32), reader.columns.same, [str(kind) for kind in kinds]
 
 
 def _after(text: str, line: int) -> int:
-    """Where this line begins in a text that begins in line 1."""
-    begin = 0
-    for _ in range(line - 1):
-        begin = text.index("\n", begin) + 1
-    return begin
+    """Where this line begins in a text that begins in line 1, by the line ends that _rows counts."""
+    lines = io.StringIO(text, newline="")
+    return sum(len(next(lines)) for _ in range(line - 1))
 
 
 def _reason(error: BaseException) -> str:
@@ -496,12 +498,11 @@ def csv(
     DataError: damaged files, columns that are not there, rows as above. Shows a progress bar if `progress`.
     """
     how = (delimiter, header, flag("strict", strict))
-    x, y, names, classes = _read(path, label, features, *how, None, progress)
+    x, y, same, classes = _read(path, label, features, *how, None, progress)
     train = _made(x, y, classes, name or _stem(path))
     if test is None:
         return _standardize_as(standardize, train, ())[0]
     if isinstance(test, (str, os.PathLike)):
-        same: Columns = names if not _numbered(names) else [int(one) for one in names]
         other = _made(*_with_classes(_read(test, label, same, *how, classes, progress)), name or _stem(test))
         sets: tuple[Dataset, ...] = (train, other)
     else:
@@ -513,10 +514,6 @@ def csv(
 
 def _complement(test: Any) -> float:
     return 1.0 - number("test", test, above=0.0, below=1.0)
-
-
-def _numbered(names: Sequence[str]) -> bool:
-    return all(name.isdecimal() for name in names)
 
 
 def _with_classes(read: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any]:
