@@ -209,7 +209,8 @@ def parse(
 def numbers(metric: Metric, outputs: NDArray[np.float32], targets: NDArray[Any]) -> NDArray[np.float64]:
     """A metric's numbers of these samples, (n, columns). ValueError where its function gave anything else."""
     try:
-        values = np.asarray(metric.values(outputs, targets))
+        # Of its own: a function may write into what it gets, and targets may be the caller's memory.
+        values = np.asarray(metric.values(outputs.copy(), targets.copy()))
         wanted = (len(outputs),) if metric.columns == 1 else (len(outputs), metric.columns)
         if values.shape != wanted or values.dtype.kind not in "biuf":
             raise ValueError(f"shape {values.shape} of {values.dtype}; allowed: numbers, of shape {wanted}")

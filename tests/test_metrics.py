@@ -251,6 +251,24 @@ assert t.evaluate((x[1:], y[1:]))["loss"] > 0
     assert lines == ["0 KeyError 'rank 1: planted'", "1 KeyError 'planted'"]
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "mean_squared_error"])
+def test_a_function_that_writes_into_its_arrays_changes_nothing_else(loss):
+    def writes(outputs, targets):
+        outputs[:], targets[:] = 0, 0
+        return outputs.reshape(len(outputs), -1)[:, 0]
+
+    def mean_target(outputs, targets):
+        return targets.reshape(len(targets), -1)[:, 0] + outputs[:, 0]
+
+    x, y = data(loss=loss)
+    y = np.ascontiguousarray(y, np.int32 if loss == "cross_entropy" else np.float32)  # as the core reads them
+    before = y.copy()
+    plain = trainer([mean_target], loss).evaluate(x, y)
+    found = trainer([writes, mean_target], loss).evaluate(x, y)
+    assert found["mean_target"] == plain["mean_target"] and found["writes"] == 0
+    assert np.array_equal(y, before)
+
+
 def test_ranks_must_measure_the_same():
     """The names are among what all ranks compare when they make a trainer."""
     facts = [trainer(one)._fingerprint(None)["metrics"] for one in (None, [margin], [margin, "top_2_accuracy"])]
