@@ -275,6 +275,31 @@ def test_modules_and_optimizers_that_do_not_fit():
         gg.torch.replicas(lambda: None, 2)
 
 
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_a_step_of_the_optimizer_beside_the_models_is_an_error(place):
+    """It would change the weights of one rank, and the model's would make it once more."""
+    module = small()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    with pytest.warns(UserWarning, match="one of torch's"):
+        model = gg.torch.wrap(module, optimizer)
+    wanted = small()
+    plain(wanted, torch.optim.SGD(wanted.parameters(), 0.1), 1)
+    x, y = batch(0)
+    F.cross_entropy(model(x), y).backward()
+    if place == "behind":
+        model.step()
+    with pytest.raises(RuntimeError, match=r"Allowed: model.step\(\) alone"):
+        optimizer.step()
+    if place == "before":
+        model.step()
+    scheduler.step()
+    close(model.state_dict(), wanted.state_dict())
+    model.close()
+    F.cross_entropy(module(x), y).backward()
+    optimizer.step()  # is the module's own again
+
+
 def test_another_training_state_is_a_value_error():
     model = gg.torch.wrap(small(), gg.SGD(0.1))
     good = model.training_state()

@@ -71,6 +71,7 @@ class Step:
         self.early: set[int] | None = None  # layers that no hook announces; None: not known yet, so all
         self.recorder: Recorder | None = None
         self.warned = False
+        self.of_optimizer = False  # is the optimizer's own step under way?
         self._stale = True  # have gradients values of a step that has ended?
         self.weights, self.gradients = (
             {
@@ -362,7 +363,11 @@ class Step:
         """The step ends: all layers are made ready. RuntimeError: no gradient came, or one changed too late."""
         if self._optimizer is not None:
             self._check_gradients([name for _, name, tensor in self._parameters if tensor.grad is None])
-            self._step_of_optimizer()
+            self.of_optimizer = True
+            try:
+                self._step_of_optimizer()
+            finally:
+                self.of_optimizer = False
         elif NONE in self._seen or ADDED in self._seen:
             self._check_gradients(self._without())
         self._check_exchanged()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -77,6 +78,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         hook(self, list(self._announcements))
         if not is_compiled(module):
             self._handles += [part.register_forward_pre_hook(one) for part, one in self._announcements.items()]
+        if optimizer is not None:
+            self._handles.append(optimizer.register_step_pre_hook(_only_by(ref(self))))
 
     def _bind(self) -> None:
         """Point parameters at the core's arenas, which hold their values."""
@@ -455,6 +458,20 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self.close()
 
 
+def _only_by(model: ref[Wrapped]) -> Callable[..., None]:
+    """The hook before an optimizer's step: RuntimeError unless step() of the model makes it."""
+
+    def before_step(*_: Any) -> None:
+        one = model()
+        if one is not None and not one._step.of_optimizer:
+            raise RuntimeError(
+                "optimizer.step() of the optimizer that the module was wrapped with: model.step() makes this step, and "
+                "what another one changed would reach no other rank. Allowed: model.step() alone"
+            )
+
+    return before_step
+
+
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {name: one.detach().cpu().numpy() for name, one in tensors.items()}
 
@@ -503,7 +520,7 @@ def wrap(
                  model.learning_rate, change all rates by the same factor. no_decay of the optimizer comes first.
     overlap      True: a layer is exchanged as soon as its gradient is there, while the backward pass goes on. False:
                  all in step(), so that gradients may be changed before (clip_grad_norm_, gradient penalties by two
-                 backward passes).
+                 backward passes), and a pass may read weights beside their gradients (layer.weight.detach()).
     compression, seed, timeout, network, trace   as of gossipgrad.Trainer. With timeout= a rank that does not come, for
                  example because it skipped a step, is an error on those that wait.
 
