@@ -144,7 +144,8 @@ _Made = TypeVar("_Made", bound=Callable[..., Any])
 
 
 def named_keywords(made: _Made) -> _Made:
-    """A function, or a class with its constructor, whose error for a keyword that it does not have says which is meant.
+    """A function, or a class with its constructor, whose error for a keyword that it does not have says which is meant,
+    and for an argument too many which may be given without a keyword.
 
     What inspect and help show of it stays as it is.
     """
@@ -155,10 +156,19 @@ def named_keywords(made: _Made) -> _Made:
 
 
 def _checking(function: Callable[..., Any], constructor: bool) -> Callable[..., Any]:
-    keywords = list(inspect.signature(function).parameters)[constructor:]
+    parameters = list(inspect.signature(function).parameters.values())[constructor:]
+    keywords = [one.name for one in parameters]
+    plain = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    takes_more = any(one.kind is one.VAR_POSITIONAL for one in parameters)
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        if len(args) - constructor > len(plain) and not takes_more:
+            call = type(args[0]).__name__ if constructor else function.__name__
+            raise TypeError(
+                f"{call}(): {counted(len(args) - constructor, 'positional argument')}; allowed without a keyword: "
+                f"{', '.join(plain) or 'none'}"
+            )
         for one in kwargs:
             if one not in keywords:
                 check_keywords(type(args[0]).__name__ if constructor else function.__name__, kwargs, keywords)

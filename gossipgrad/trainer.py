@@ -406,6 +406,8 @@ class Trainer(Replicas):
             hint = shape_hint(array.shape[1:], field.shape)
             if array.shape == field.shape:
                 hint = "; a single sample is x[None]"
+            elif array.shape[1:] == field.shape:
+                hint = ", n at least 1"
             raise ValueError(f"{what}: shape {array.shape}, but the network wants (n, {str(field.shape)[1:]}{hint}")
         return np.ascontiguousarray(array, np.float32)
 

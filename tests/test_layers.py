@@ -211,6 +211,20 @@ def test_the_spelling_of_other_libraries_is_refused():
         gg.MaxPool2d(3, 2, 1)
 
 
+def test_an_argument_too_many_is_one_of_what_was_called():
+    net = gg.Sequential([gg.Linear(3)], input=(2,))
+    with pytest.raises(TypeError, match=r"^Trainer\(\): 2 positional arguments; allowed without a keyword: net$"):
+        gg.Trainer(net, gg.Adam())
+    with pytest.raises(TypeError, match=r"^AdaComp\(\): 1 positional argument; allowed without a keyword: none$"):
+        gg.AdaComp(50)
+
+
+def test_no_samples_are_no_matter_of_axes():
+    trainer = gg.Trainer(gg.Sequential([gg.Flatten(), gg.Linear(3)], input=(1, 4, 4)))
+    with pytest.raises(ValueError, match=r"x: shape \(0, 1, 4, 4\), but .* \(n, 1, 4, 4\), n at least 1$"):
+        trainer.predict(np.zeros((0, 1, 4, 4), np.float32))
+
+
 def test_config_makes_the_same_network():
     x = gg.Input((3, 8, 8), name="picture")
     a = gg.Conv2d(
