@@ -463,6 +463,47 @@ def test_a_compiled_module():
     close(model.state_dict(), plain(other, torch.optim.SGD(other.parameters(), 0.1), 3))
 
 
+@pytest.mark.parametrize("how", ["inputs", "no_sync"])
+def test_a_loss_through_another_wrapped_module(how):
+    """Two networks of which one's loss goes through the other, as of a GAN."""
+
+    def made():
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2)), nn.Sequential(nn.Linear(2, 16), nn.Tanh())
+
+    def train(generator, critic, end, sync):
+        for step in range(5):
+            torch.manual_seed(step)
+            fake = generator(torch.randn(8, 4))
+            end(generator, critic)
+            (critic(fake.detach()).mean() - critic(torch.randn(8, 2)).mean()).backward()
+            end(critic)
+            loss = -critic(fake).mean()
+            if how == "inputs":
+                loss.backward(inputs=list(generator.parameters()))
+            else:
+                with sync(critic):
+                    loss.backward()
+            end(generator)
+            if how == "no_sync":
+                critic.zero_grad()
+
+    plain_nets = made()
+    optimizers = {net: torch.optim.SGD(net.parameters(), 0.05, momentum=0.9) for net in plain_nets}
+
+    def ended(*nets):
+        for net in nets:
+            if len(nets) == 1:
+                optimizers[net].step()
+            optimizers[net].zero_grad()
+
+    train(*plain_nets, ended, lambda net: contextlib.nullcontext())
+    models = [gg.torch.wrap(net, gg.SGD(0.05, momentum=0.9)) for net in made()]
+    train(*models, lambda *nets: nets[0].step() if len(nets) == 1 else None, lambda net: net.no_sync())
+    for model, net in zip(models, plain_nets, strict=True):
+        close(model.state_dict(), net.state_dict())
+
+
 def test_gradient_penalties():
     """torch.autograd.grad fires no hook; two backward passes want overlap=False or no_sync."""
 
