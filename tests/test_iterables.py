@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 
 import numpy as np
@@ -111,6 +112,43 @@ def test_ranks_have_passes_of_their_own():
             x, y = source.read_new(rows, 0)
             assert (x % 100 == X[rows]).all() and (y == Y[rows]).all()
     assert loader.passes <= 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_processes_that_a_pass_starts_end_well(ranks):
+    """As a DataLoader's workers: forked from a thread that Python has not made they would end with code 1."""
+    codes = []
+
+    class Forks:
+        def __iter__(self):
+            threading.current_thread()  # which locks and queues call; a foreign thread is then known as such
+            process = multiprocessing.get_context("fork").Process(target=int)
+            process.start()
+            process.join()
+            codes.append(process.exitcode)
+            return iter(batches())
+
+    net = gg.Sequential([gg.Linear(3)], input=(2,))
+    data = gg.data.from_iterable(Forks(), stream=True, samples=20)
+    gg.Trainer(net, comm=gg.VirtualCluster(ranks)).fit(data, epochs=2, batch_size=5, progress=False)
+    assert len(codes) > 2 and set(codes) == {0}
+
+
+def test_a_pass_that_cannot_begin_is_an_error_of_fit():
+    class Closed:
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            if self.passes > 2:
+                raise OSError("closed")
+            return iter(batches())
+
+    data = gg.data.from_iterable(Closed(), stream=True, samples=20)
+    trainer = gg.Trainer(gg.Sequential([gg.Linear(3)], input=(2,)))
+    with pytest.raises(OSError, match="closed"):
+        trainer.fit(data, epochs=4, batch_size=5, progress=False)
 
 
 @pytest.mark.parametrize("begin, end", [(0, 20), (0, 10), (0, 6), (10, 20), (7, 13)])

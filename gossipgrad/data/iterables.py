@@ -100,6 +100,31 @@ def _length(iterable: Any) -> int | None:
 # ---- read as they come
 
 
+def _begun(iterable: Iterable[Any]) -> Iterator[Any]:
+    """iter(iterable), called on a thread that Python has made, as a reader's is not.
+
+    What such a foreign thread forks ends with an error in CPython, and a DataLoader takes that of its workers for their
+    failing.
+    """
+    if threading.get_ident() == threading.main_thread().ident:
+        return iter(iterable)
+    found: list[Iterator[Any]] = []
+    problems: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            found.append(iter(iterable))
+        except BaseException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    for error in problems:
+        raise error
+    return found[0]
+
+
 class _Cursor:
     """One pass through the batches, and how far it is."""
 
@@ -130,7 +155,7 @@ class Stream(Source):
         self._epoch = -2
         self._cursors: list[_Cursor] = []
         self._evaluations: dict[int, _Cursor] = {}  # of each thread that evaluates; the last used is the last
-        first = _Cursor(iter(iterable))
+        first = _Cursor(_begun(iterable))
         first.forward(samples, name)
         assert first.batch is not None
         x, y = first.batch
@@ -178,7 +203,7 @@ class Stream(Source):
         thread = threading.get_ident()
         cursor = self._evaluations.pop(thread, None)
         if cursor is None or cursor.read > row:
-            cursor = _Cursor(iter(self.iterable))
+            cursor = _Cursor(_begun(self.iterable))
         self._evaluations[thread] = cursor
         if len(self._evaluations) > MOST_CURSORS:
             del self._evaluations[next(iter(self._evaluations))]
@@ -193,7 +218,7 @@ class Stream(Source):
             raise DataError(
                 f"{self.name}: rows are not read in ascending order; allowed: parts of a stream that are in its order"
             )
-        self._cursors.append(_Cursor(iter(self.iterable)))
+        self._cursors.append(_Cursor(_begun(self.iterable)))
         return self._cursors[-1]
 
 
