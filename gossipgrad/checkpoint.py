@@ -235,8 +235,10 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     replicas.set_state(saved.step, parts, consensus, strategies.from_settings(saved.settings).workers(saved.ranks))
     _restore_rate(replicas, saved)
     _restore_batches(replicas, saved)
-    # What was fastest in one type is not so in another, whose bits are others anyway.
-    if saved.algorithms is not None and saved.settings.get("dtype", here["dtype"]) == here["dtype"]:
+    # What was fastest in one type is not so in another, whose bits are others anyway. Before the first step nothing has
+    # been chosen.
+    same_type = saved.settings.get("dtype", here["dtype"]) == here["dtype"]
+    if same_type and saved.algorithms is not None and (saved.algorithms or saved.step > 0):
         replicas.set_algorithms(saved.algorithms, saved=True)
     replicas.epoch = saved.epoch
     replicas.history.epochs = saved.epochs

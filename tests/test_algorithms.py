@@ -273,6 +273,15 @@ def test_load_measures_nothing_where_nothing_was_measured(injected, monkeypatch,
 @pytest.mark.skipif(
     not gg._core.info()["onednn"] or gg._core.info()["isa"] not in ("avx512", "amx"), reason="no bfloat16 here"
 )
+def test_a_checkpoint_from_before_the_first_step_has_chosen_nothing(injected, monkeypatch, tmp_path):
+    monkeypatch.setenv("GOSSIPGRAD_TUNE", "1")
+    with gg.Trainer(network()) as trainer:
+        trainer.save(tmp_path / "c")
+    with gg.Trainer.load(tmp_path / "c") as again:
+        fit(again)
+        assert again.algorithms[-1:] == algorithms.report({KEY: SECONDS})
+
+
 def test_algorithms_are_those_of_a_type(injected, tmp_path):
     with gg.Trainer(network(), tune=True) as trainer:
         fit(trainer)
