@@ -3,11 +3,11 @@
 A convolution is described by sixteen numbers: batch, channels, height and width of its input, channels of its output,
 both paddings, whether it has a bias and a ReLU, its window, strides, dilations and groups. On a CPU those with windows
 of 3 x 3 or 5 x 5 are measured, and where it has AMX and the images lie in blocks of sixteen channels all of at least
-that many whose strides are 1 or 2, and in bfloat16 where it multiplies that faster in vector registers all; on a GPU
-all of them, by the algorithms that cuDNN has for them in this precision. Rank 0 measures those that neither the
-checkpoint nor the cache knows: of a training step all passes, those with the most operations first, within SECONDS; of
-an evaluation the forward pass, and only where so many batches follow that it pays. What has not been measured is chosen
-by fixed rules.
+that many whose strides are 1 or 2, and in bfloat16 where it multiplies that faster in vector registers all whose images
+lie alike before and behind them; on a GPU all of them, by the algorithms that cuDNN has for them in this precision.
+Rank 0 measures those that neither the checkpoint nor the cache knows: of a training step all passes, those with the
+most operations first, within SECONDS; of an evaluation the forward pass, and only where so many batches follow that it
+pays. What has not been measured is chosen by fixed rules.
 
 Before that, which of two tables is asked first for all operations of a training step, and so in which layout its
 activations lie, is measured as a whole, reorders included: a few steps with each order, within SECONDS. Where that does
@@ -174,8 +174,10 @@ def first_tables(described: Iterable[Record]) -> list[tuple[int, str]]:
 
 def fastest(seconds: Seconds) -> tuple[str, str, str]:
     """Of each pass the algorithm with the shortest time, or a more accurate one that takes hardly more; where nothing
-    was measured the one of fixed rules: direct, or widened if that was a candidate of another pass."""
-    rule = "widened" if any("widened" in times for times in seconds.values()) else "direct"
+    was measured the one of fixed rules: direct, or widened if that was a candidate of another pass and this CPU
+    multiplies bfloat16 slower than float32."""
+    widened = any("widened" in times for times in seconds.values())
+    rule = "widened" if widened and not environment.core_info()["bfloat16_is_fast"] else "direct"
 
     def of(one: str) -> str:
         times = seconds.get(one, {rule: 0.0})

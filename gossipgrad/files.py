@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from gossipgrad.outputs import check_path
@@ -30,7 +30,7 @@ def _finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, (list, tuple)) else value
+    return [_finite(one) for one in value] if isinstance(value, Iterable) and not isinstance(value, str) else value
 
 
 def write_atomically(path: str | os.PathLike[str], *parts: Any) -> None:

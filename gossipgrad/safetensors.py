@@ -69,6 +69,8 @@ def write(
         header = {"__metadata__": texts, **header}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > _HEADER_LIMIT:
+        raise CheckpointError(f"{path}: names and settings have {len(text)} bytes; allowed: {_HEADER_LIMIT}")
     write_atomically(path, struct.pack("<Q", len(text)), text, *blocks)
     return digest
 

@@ -232,12 +232,12 @@ class Trainer(Replicas):
         call.weigh_classes(self)
         call.warn(self)
         self.fit_settings = call.settings(self, batches.sizes)
-        self.class_names = call.train.first.class_names
         self.set_batch, self.batch_changes, self.position = None, [], None
         if call.resume is not None:
             checkpoint.restore(self, call.resume)
             step = None if self.position is None else self.step
             notices.nothing_to_train(self.rank, call.resume, self.epoch, call.epochs, step)
+        self.class_names = call.train.first.class_names
         if self.set_batch is not None:
             batches.check(self.set_batch)
             batches.size = self.set_batch
@@ -631,10 +631,10 @@ class Trainer(Replicas):
 
         It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
         threads, backend, device, precision: those of this run, whatever saved it; device None as of Trainer. graphs,
-        tune, timeout and trace have their defaults, and so have straggler and network where the ranks are MPI's.
+        timeout and trace have their defaults, and so have straggler and network where the ranks are MPI's.
         conv_algorithm, dtype: None: those of the checkpoint. With dtype="float32" a run in bfloat16 goes on where there
         is none.
-        Where tune was False it stays so; else it is as of Trainer.
+        tune: where it was False, be it by the environment, it stays so; else it is as of Trainer.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of

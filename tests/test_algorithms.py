@@ -126,13 +126,17 @@ def test_a_trainer_in_use_is_not_given_other_algorithms():
     assert len(found) >= 2 and set(found) == {"this trainer is in use by another thread"}
 
 
-def test_the_fastest_of_each_pass():
+def test_the_fastest_of_each_pass(monkeypatch):
     assert algorithms.fastest(SECONDS) == CHOSEN
     assert algorithms.fastest({"data": SECONDS["data"]}) == ("direct", "direct", "winograd4")
     near = {"direct": 1.02, "winograd2": 1.04, "winograd4": 1.0, "winograd6": 1.0}
     assert algorithms.fastest({"forward": near})[0] == "direct"
     assert algorithms.fastest({"forward": near | {"direct": 1.1}})[0] == "winograd4"
-    assert algorithms.fastest({"forward": {"direct": 3.0, "widened": 1.0, "winograd4": 1.2}}) == ("widened",) * 3
+    for fast, rule in ((False, "widened"), (True, "direct")):
+        monkeypatch.setattr(gg.environment, "core_info", lambda fast=fast: {"bfloat16_is_fast": fast})
+        narrow = {"forward": {"direct": 3.0, "widened": 1.0, "winograd4": 1.2}}
+        assert algorithms.fastest(narrow) == ("widened", rule, rule)
+    monkeypatch.undo()
     assert algorithms.fastest({"forward": near | {"direct": 1.1, "winograd6": 0.9}})[0] == "winograd6"
     described = json.loads(json.dumps(algorithms.report({KEY: SECONDS})))
     assert algorithms.choices(described) == [(KEY, CHOSEN)]

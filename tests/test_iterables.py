@@ -115,18 +115,28 @@ def test_ranks_have_passes_of_their_own():
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.parametrize("later", [False, True])  # with the first batch, as a generator
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_processes_that_a_pass_starts_end_well(ranks):
+def test_processes_that_a_pass_starts_end_well(ranks, later):
     """As a DataLoader's workers: forked from a thread that Python has not made they would end with code 1."""
     codes = []
 
+    def fork():
+        threading.current_thread()  # which locks and queues call; a foreign thread is then known as such
+        process = multiprocessing.get_context("fork").Process(target=int)
+        process.start()
+        process.join()
+        codes.append(process.exitcode)
+
+    def generator():
+        fork()
+        yield from batches()
+
     class Forks:
         def __iter__(self):
-            threading.current_thread()  # which locks and queues call; a foreign thread is then known as such
-            process = multiprocessing.get_context("fork").Process(target=int)
-            process.start()
-            process.join()
-            codes.append(process.exitcode)
+            if later:
+                return generator()
+            fork()
             return iter(batches())
 
     net = gg.Sequential([gg.Linear(3)], input=(2,))

@@ -94,7 +94,7 @@ gg_algorithm gg_choose_direct(const gg_plan_options *options, const gg_op_desc *
 }
 
 /* Whether the tables' own convolutions may compute it: in float32, or in float32 between conversions. */
-static bool in_float32(const gg_plan_options *options, const gg_op_desc *desc) {
+static bool may_be_in_float32(const gg_plan_options *options, const gg_op_desc *desc) {
     return desc->dtype == GG_FLOAT32 || (desc->dtype == GG_BFLOAT16 && bfloat16_in_vectors(options->device));
 }
 
@@ -105,7 +105,7 @@ bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
     const gg_layout layout = op->input[0].layout;
     if (desc->kind != GG_OP_CONV2D) return false;
     if (options->device->table->numbered_algorithms) return true;
-    if (!in_float32(options, desc) || op->output.layout != layout) return false;
+    if (!may_be_in_float32(options, desc) || op->output.layout != layout) return false;
     if (gg_conv_has_form(desc, layout, GG_ALGORITHM_WINOGRAD4)) return true;
     if (desc->dtype == GG_BFLOAT16 && gg_cpu_bfloat16_is_fast()) return true;
     return options->device->isa == GG_ISA_AMX && desc->dtype == GG_FLOAT32 && desc->input[0].size[0] >= GG_LANES &&
@@ -129,7 +129,7 @@ static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
 }
 
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
-    const bool own = in_float32(options, desc);
+    const bool own = may_be_in_float32(options, desc);
     const bool measured =
         options->conv_algorithm == GG_CONV_AUTO && (own || options->device->table->numbered_algorithms);
     const bool possible = own && options->conv_algorithm != GG_CONV_DIRECT &&

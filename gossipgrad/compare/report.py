@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from gossipgrad import environment, plots
 from gossipgrad.compare.plan import Comparison, Record
 from gossipgrad.compare.processes import POINT, final_loss
-from gossipgrad.files import write_atomically
+from gossipgrad.files import json_text, write_atomically
 
 SCHEMA = 1
 
@@ -115,7 +114,7 @@ def write(comparison: Comparison, results: Sequence[Mapping[str, Any]], folder: 
     runs = [{**line, **{k: one[k] for k in shown if k in one}} for line, one in zip(rows, results, strict=True)]
     whole = {"schema": SCHEMA, "settings": comparison.settings(), "environment": environment.environment(1)}
     whole |= {"target_loss": target, "runs": runs}
-    write_atomically(os.path.join(folder, "compare.json"), json.dumps(whole, indent=1, default=list).encode() + b"\n")
+    write_atomically(os.path.join(folder, "compare.json"), json_text(whole, indent=1).encode() + b"\n")
     write_atomically(os.path.join(folder, "compare.csv"), _csv(_ROW, rows))
     points = [{**one, **point} for one in runs for point in one["points"]]
     write_atomically(os.path.join(folder, "points.csv"), _csv(("strategy", "ranks", *POINT), points))
@@ -123,7 +122,7 @@ def write(comparison: Comparison, results: Sequence[Mapping[str, Any]], folder: 
         if "report" in one:
             name = "".join(c if c.isalnum() or c in "-_." else "_" for c in one["strategy"])
             path = os.path.join(folder, "reports", f"{name}-p{one['ranks']}.json")
-            write_atomically(path, json.dumps(one["report"], indent=1).encode() + b"\n")
+            write_atomically(path, json_text(one["report"], indent=1).encode() + b"\n")
     _draw(runs, target, folder)
     return rows
 

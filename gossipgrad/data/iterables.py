@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -101,10 +102,10 @@ def _length(iterable: Any) -> int | None:
 
 
 def _begun(iterable: Iterable[Any]) -> Iterator[Any]:
-    """iter(iterable), called on a thread that Python has made, as a reader's is not.
+    """iter(iterable), begun with its first batch on a thread that Python has made, as a reader's is not.
 
     What such a foreign thread forks ends with an error in CPython, and a DataLoader takes that of its workers for their
-    failing.
+    failing. A generator forks them for its first batch.
     """
     if threading.get_ident() == threading.main_thread().ident:
         return iter(iterable)
@@ -113,7 +114,8 @@ def _begun(iterable: Iterable[Any]) -> Iterator[Any]:
 
     def begin() -> None:
         try:
-            found.append(iter(iterable))
+            batches = iter(iterable)
+            found.append(itertools.chain(list(itertools.islice(batches, 1)), batches))
         except BaseException as error:
             problems.append(error)
 

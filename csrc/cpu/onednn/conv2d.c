@@ -9,7 +9,7 @@ typedef struct conv {
     const_dnnl_memory_desc_t weight, bias;             /* as parameters; bias NULL: none */
     const_dnnl_memory_desc_t weight_any, gradient_any; /* as the kernels read and write them */
     dnnl_primitive_desc_t forward;
-    bool slow; /* a pass is oneDNN's plain loop */
+    bool slow; /* as gg_dnn_is_slow says of a pass */
 } conv;
 
 static gg_status onednn_conv2d_check(const gg_op_desc *desc) {
@@ -215,7 +215,7 @@ cleanup:
     return status;
 }
 
-/* *slow, unless it is NULL, becomes whether a pass is oneDNN's plain loop. */
+/* *slow, unless it is NULL, becomes what gg_dnn_is_slow says of any pass. */
 static gg_status create_direct(gg_device *device, const gg_op_desc *desc, gg_op **out, bool *slow) {
     gg_status status = GG_OK;
     conv it = {0};
@@ -252,8 +252,8 @@ static gg_status onednn_conv2d_direct(gg_device *device, const gg_op_desc *desc,
     return create_direct(device, desc, out, NULL);
 }
 
-/* Where oneDNN has but a plain loop for a pass in bfloat16 (the gradient of the weights of an image of one channel,
- * without AMX), all are computed in float32. */
+/* Where oneDNN has no fast kernel for a pass in bfloat16 (the gradient of the weights of an image of one channel,
+ * without AMX), all that the operation has are computed in float32: in evaluation the others are not. */
 gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     const bool widened = desc->algorithm == GG_ALGORITHM_WIDENED;
