@@ -111,6 +111,7 @@ bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm alg
 gg_status gg_op_check_lstm(const gg_op_desc *desc) {
     gg_status status = GG_OK;
     char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
+    if (desc->numbers > 0) GG_FAIL(GG_ERROR_UNSUPPORTED, "lstm: it reads (T, I), not tokens");
     if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->output.dims != 2 ||
         desc->input[0].size[0] != desc->output.size[0] || desc->layers < 1)
         GG_FAIL(GG_ERROR_SHAPE, "an LSTM of %lld layers makes (T, H) of one (T, I), not %s of %s",

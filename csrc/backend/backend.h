@@ -42,8 +42,9 @@ typedef enum gg_op_kind {
     GG_OP_SLICE,              /* a range of one axis */
     GG_OP_PAD,                /* zeros before and behind along one axis */
     GG_OP_ATTENTION,          /* (T, 3C), packed queries, keys and values, to (T, C); int32 lengths of samples; PLAIN */
-    GG_OP_LSTM,               /* (T, I) to (T, H), one or more layers; may carry state; PLAIN */
-    GG_OP_MULTI_HEAD,         /* (T, E) to (T, E): ATTENTION between a LINEAR to (T, 3E) and one to (T, E); PLAIN */
+    GG_OP_LSTM,       /* (T, I), or rows of a table that tokens (T) name, to (T, H), one or more layers; may carry
+                         state; PLAIN */
+    GG_OP_MULTI_HEAD, /* (T, E) to (T, E): ATTENTION between a LINEAR to (T, 3E) and one to (T, E); PLAIN */
     GG_OP_COUNT
 } gg_op_kind;
 
@@ -115,7 +116,9 @@ typedef struct gg_op_desc {
     unsigned passes;            /* CONV2D: one bit (1 << pass) for each pass that is run; 0: all are */
     int64_t groups;             /* CONV2D; divides both channel counts */
     bool bias;                  /* CONV2D, LINEAR, LAYER_NORM that is affine */
-    int64_t numbers;            /* EMBEDDING and POSITION_EMBEDDING: rows of the table */
+    int64_t numbers;            /* EMBEDDING and POSITION_EMBEDDING: rows of the table; LSTM: of the one that its tokens
+                                   name, its first parameter (numbers, features); 0: it reads (T, I) */
+    int64_t features;           /* LSTM of tokens */
     gg_range range;             /* SLICE and PAD */
     int64_t order[GG_MAX_DIMS]; /* PERMUTE: axis i of the output is axis order[i] of the input */
     gg_activation activation;   /* CONV2D, LINEAR, BATCH_NORM, MAX_POOL2D, ADD: applied to the output */
@@ -216,8 +219,8 @@ struct gg_op {
     unsigned over_output;          /* bit i: backward may write args->grad_input[i] over args->output */
 };
 
-/* What every table refuses of an LSTM or of attention: shapes that do not fit, a probability that is none, more numbers
- * than a stream of dropout has. For `create`. */
+/* What every table refuses of an LSTM of (T, I) or of attention: shapes that do not fit, a probability that is none,
+ * more numbers than a stream of dropout has. An LSTM of tokens is not supported. For `create`. */
 gg_status gg_op_check_lstm(const gg_op_desc *desc);
 gg_status gg_op_check_attention(const gg_op_desc *desc);
 

@@ -5,15 +5,23 @@
 
 #include "cpu/shared.h"
 
+/* Of one of tokens, its first parameter. */
+enum { GG_LSTM_TABLE = 0 };
+
 /* The parameters of a layer, the biases where it has them. */
 enum { GG_LSTM_WEIGHT_IH = 0, GG_LSTM_WEIGHT_HH, GG_LSTM_BIAS_IH, GG_LSTM_BIAS_HH };
 
+/* Its place among all: one of tokens has its table before them. */
+static inline int64_t gg_lstm_place(const gg_op *op, int64_t layer, int which) {
+    return (op->desc.numbers > 0 ? 1 : 0) + layer * (op->desc.bias ? 4 : 2) + which;
+}
+
 static inline const float *gg_lstm_parameter(const gg_op *op, const gg_op_args *args, int64_t layer, int which) {
-    return args->parameter[layer * (op->desc.bias ? 4 : 2) + which];
+    return args->parameter[gg_lstm_place(op, layer, which)];
 }
 
 static inline float *gg_lstm_gradient(const gg_op *op, const gg_op_args *args, int64_t layer, int which) {
-    return args->gradient[layer * (op->desc.bias ? 4 : 2) + which];
+    return args->gradient[gg_lstm_place(op, layer, which)];
 }
 
 /* The sum of both biases of a layer. */

@@ -233,7 +233,7 @@ static void plan_describe(const gg_plan *plan, const gg_group *group, gg_op_desc
         if (plan->options.training && plan->node[source[i]].needs_gradient) desc->input_grad = true;
     }
     if (type->describe != NULL) type->describe(&it->desc, desc);
-    gg_group_describe(group, desc);
+    gg_group_describe(plan, group, desc);
     desc->seed = dropout_seed(plan->options.seed, group->main);
 }
 

@@ -11,20 +11,24 @@ typedef struct gg_pattern {
     gg_op_kind kind[GG_MAX_GROUP];
     gg_activation activation;
     bool (*fits)(const gg_plan *plan, const gg_group *group); /* NULL: always */
+    /* What else the other nodes say; NULL: nothing. */
+    void (*describe)(const gg_plan *plan, const gg_group *group, gg_op_desc *desc);
 } gg_pattern;
 
 static bool adds_two(const gg_plan *plan, const gg_group *group);
 static bool not_pooled(const gg_plan *plan, const gg_group *group);
+static void describe_table(const gg_plan *plan, const gg_group *group, gg_op_desc *desc);
 
 static const gg_pattern patterns[] = {
-    {2, 0, {GG_OP_CONV2D, GG_OP_RELU}, GG_ACTIVATION_RELU, not_pooled},
-    {2, 0, {GG_OP_LINEAR, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL},
-    {3, 0, {GG_OP_BATCH_NORM, GG_OP_ADD, GG_OP_RELU}, GG_ACTIVATION_RELU, adds_two},
-    {2, 0, {GG_OP_BATCH_NORM, GG_OP_ADD}, GG_ACTIVATION_NONE, adds_two},
-    {2, 0, {GG_OP_BATCH_NORM, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL},
-    {2, 0, {GG_OP_ADD, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL},
-    {2, 1, {GG_OP_RELU, GG_OP_MAX_POOL2D}, GG_ACTIVATION_RELU, NULL}, /* no matter which of both comes first */
-    {2, 0, {GG_OP_MAX_POOL2D, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL},
+    {2, 0, {GG_OP_CONV2D, GG_OP_RELU}, GG_ACTIVATION_RELU, not_pooled, NULL},
+    {2, 0, {GG_OP_LINEAR, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL, NULL},
+    {3, 0, {GG_OP_BATCH_NORM, GG_OP_ADD, GG_OP_RELU}, GG_ACTIVATION_RELU, adds_two, NULL},
+    {2, 0, {GG_OP_BATCH_NORM, GG_OP_ADD}, GG_ACTIVATION_NONE, adds_two, NULL},
+    {2, 0, {GG_OP_BATCH_NORM, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL, NULL},
+    {2, 0, {GG_OP_ADD, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL, NULL},
+    {2, 1, {GG_OP_RELU, GG_OP_MAX_POOL2D}, GG_ACTIVATION_RELU, NULL, NULL}, /* no matter which of both comes first */
+    {2, 0, {GG_OP_MAX_POOL2D, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL, NULL},
+    {2, 1, {GG_OP_EMBEDDING, GG_OP_LSTM}, GG_ACTIVATION_NONE, NULL, describe_table},
 };
 
 static gg_op_kind group_kind(const gg_plan *plan, int node) {
@@ -62,6 +66,13 @@ static bool adds_two(const gg_plan *plan, const gg_group *group) {
 static bool not_pooled(const gg_plan *plan, const gg_group *group) {
     const int reader = only_reader(plan, gg_group_last(group), group->node[0]);
     return reader == GG_NONE || group_kind(plan, reader) != GG_OP_MAX_POOL2D;
+}
+
+/* The LSTM reads the tokens. */
+static void describe_table(const gg_plan *plan, const gg_group *group, gg_op_desc *desc) {
+    const gg_node *table = gg_graph_node(plan->graph, group->node[0]);
+    desc->numbers = table->desc.numbers;
+    desc->features = table->desc.outputs;
 }
 
 gg_group gg_group_at(const gg_plan *plan, int first, int most) {
@@ -106,6 +117,8 @@ int gg_group_inputs(const gg_plan *plan, const gg_group *group, int source[GG_MA
     return inputs;
 }
 
-void gg_group_describe(const gg_group *group, gg_op_desc *desc) {
-    if (group->pattern != NULL) desc->activation = group->pattern->activation;
+void gg_group_describe(const gg_plan *plan, const gg_group *group, gg_op_desc *desc) {
+    if (group->pattern == NULL) return;
+    desc->activation = group->pattern->activation;
+    if (group->pattern->describe != NULL) group->pattern->describe(plan, group, desc);
 }

@@ -222,7 +222,7 @@ void gg_group_all(gg_plan *plan);
 /* The nodes whose outputs it reads, in the order of its operation's inputs: returns how many. */
 int gg_group_inputs(const gg_plan *plan, const gg_group *group, int source[GG_MAX_INPUTS]);
 /* Adds to the description of its main node what the others do. */
-void gg_group_describe(const gg_group *group, gg_op_desc *desc);
+void gg_group_describe(const gg_plan *plan, const gg_group *group, gg_op_desc *desc);
 static inline int gg_group_last(const gg_group *group) { return group->node[group->nodes - 1]; }
 
 /* Lifetimes, in-place operations, meeting gradients, sharing; gets the block and fills every step's pointers. */

@@ -28,13 +28,12 @@ static void table_run(const table_op *op, gg_parallel_fn fn, const gg_op_args *a
 
 /* ------------------------------------------------------------------------------------------ tokens */
 
-static gg_status check_tokens(const table_op *op, const int32_t *token) {
+gg_status gg_native_check_tokens(int64_t batch, int64_t positions, int64_t numbers, const int32_t *token) {
     gg_status status = GG_OK;
-    for (int64_t i = 0; i < op->tokens; ++i)
-        if (token[i] < 0 || token[i] >= op->head.desc.numbers)
+    for (int64_t i = 0; i < batch * positions; ++i)
+        if (token[i] < 0 || token[i] >= numbers)
             GG_FAIL(GG_ERROR_ARGUMENT, "token %d at position %lld of sample %lld of the batch; allowed: 0 to %lld",
-                    token[i], (long long)(i % op->positions), (long long)(i / op->positions),
-                    (long long)op->head.desc.numbers - 1);
+                    token[i], (long long)(i % positions), (long long)(i / positions), (long long)numbers - 1);
 cleanup:
     return status;
 }
@@ -70,7 +69,7 @@ static void table_gradient_part(void *context, int thread, int threads) {
 static gg_status embedding_forward(gg_op *head, const gg_op_args *args) {
     gg_status status = GG_OK;
     const table_op *op = (table_op *)head;
-    GG_TRY(check_tokens(op, args->input[0]));
+    GG_TRY(gg_native_check_tokens(head->desc.batch, op->positions, head->desc.numbers, args->input[0]));
     table_run(op, look_up_part, args);
 cleanup:
     return status;

@@ -8,6 +8,10 @@
  * units, reads only their weights, and meets the others after every position. No bit depends on that. The backward pass
  * does the same from the last position, and ends with one product for each gradient.
  *
+ * Tokens stand for rows of a table, of which there are fewer than positions. What a row adds to the first layer's gates
+ * is computed once, and each position begins with a copy of it. Backward, the gates' errors of all positions with the
+ * same token are added up first: the gradients of the table, the input's weights and the biases follow from these sums.
+ *
  * Where the instruction set has split products (cpu/split_kernels.h) and the batch fills their tiles, the recurrent
  * products are such: the weights are ordered once, and the states, or the gates' errors, of a position are split once.
  *
@@ -35,12 +39,13 @@ typedef struct lstm_op {
     const gg_gemm_kernels *kernels;
     const gg_split_kernels *split; /* of the recurrent products; NULL: `kernels` compute them */
     int64_t batch, positions, inputs, hidden, layers;
+    int64_t numbers;             /* rows of the table that tokens name; 0: the input is (T, inputs) */
     int64_t state_row, gate_row; /* distances of rows of H states that products read, and of 4H gates or errors */
     bool by_units;               /* how the threads divide the work */
     gg_lstm_dropout dropout;
     /* Floats, and where they begin. */
     size_t layer_floats, gates_at, cells_at, states_at, first_at, dropped_at, mask_at;
-    size_t packed_at, bias_at, later_at, cell_error_at, before_at, error_at, rows_at, sums_at,
+    size_t packed_at, bias_at, later_at, cell_error_at, before_at, error_at, rows_at, sums_at, token_at,
         product_at; /* in scratch */
 } lstm_op;
 
@@ -49,16 +54,18 @@ typedef struct lstm_layer {
     const lstm_op *op;
     const gg_op_args *args;
     int64_t number, inputs;
-    const float *in; /* (N, T, inputs) */
-    float *gates;    /* (N, T, gate_row) */
-    float *cells;    /* (N, T, H) */
-    float *states;   /* (N, T, H) */
-    float *first;    /* (N, 2, H): the states and the cells that it begins with */
-    float *dropped;  /* (N, T, H): what the next layer reads; `states` without dropout */
-    uint8_t *mask;   /* (N, T, mask_row) */
-    float *packed;   /* the recurrent weights */
-    float *rows;     /* forward: the states, backward: the gates' errors of two positions that follow each other */
-    float *sums;     /* split products: of a position's states, gate_row from one sample to the next */
+    const float *in;      /* (N, T, inputs); with tokens the table (numbers, inputs) */
+    const int32_t *token; /* (N, T); NULL: of the first layer alone, and only with a table */
+    float *of_token;      /* (numbers, gate_row): what a token adds to the gates; backward: the sum of their errors */
+    float *gates;         /* (N, T, gate_row) */
+    float *cells;         /* (N, T, H) */
+    float *states;        /* (N, T, H) */
+    float *first;         /* (N, 2, H): the states and the cells that it begins with */
+    float *dropped;       /* (N, T, H): what the next layer reads; `states` without dropout */
+    uint8_t *mask;        /* (N, T, mask_row) */
+    float *packed;        /* the recurrent weights */
+    float *rows;          /* forward: the states, backward: the gates' errors of two positions that follow each other */
+    float *sums;          /* split products: of a position's states, gate_row from one sample to the next */
     float *later, *cell_error;
     const float *error; /* backward: of the states */
     int64_t position;   /* when threads meet after each */
@@ -84,7 +91,11 @@ static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t nu
     l.sums = scratch + op->sums_at;
     l.later = scratch + op->later_at;
     l.cell_error = scratch + op->cell_error_at;
-    if (number == 0) {
+    if (number == 0 && op->numbers > 0) {
+        l.token = args->input[0];
+        l.in = args->parameter[GG_LSTM_TABLE];
+        l.of_token = scratch + op->token_at;
+    } else if (number == 0) {
         l.in = args->input[0];
     } else {
         const lstm_layer before = layer_of(op, args, number - 1);
@@ -264,17 +275,34 @@ static void forward_position_split(const lstm_layer *l, int64_t t, const lstm_sh
                   share->unit, units);
 }
 
+/* What the gates of a position begin with. */
+static void copy_tokens(const lstm_layer *l, int64_t t, const lstm_share *share) {
+    const lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, units = share->units_end - share->unit;
+    const int64_t pieces = units == hidden ? 1 : 4, columns = units == hidden ? 4 * hidden : units;
+    for (int64_t n = share->sample; n < share->samples_end; ++n) {
+        const int64_t row = n * op->positions + t;
+        const float *from = l->of_token + l->token[row] * op->gate_row + share->unit;
+        float *to = l->gates + row * op->gate_row + share->unit;
+        for (int64_t i = 0; i < pieces; ++i)
+            memcpy(to + i * hidden, from + i * hidden, (size_t)columns * sizeof(float));
+    }
+}
+
+static void run_position(const lstm_layer *l, int64_t t, const lstm_share *share) {
+    if (l->token != NULL) copy_tokens(l, t, share);
+    (l->op->split != NULL ? forward_position_split : forward_position)(l, t, share);
+}
+
 static void lstm_forward_part(void *context, int thread, int threads) {
     const lstm_layer *l = context;
     const lstm_share share = share_of(l->op, thread, threads);
     if (is_empty(&share)) return;
-    void (*const position)(const lstm_layer *, int64_t, const lstm_share *) =
-        l->op->split != NULL ? forward_position_split : forward_position;
     if (l->op->by_units) {
-        position(l, l->position, &share);
+        run_position(l, l->position, &share);
         return;
     }
-    for (int64_t t = 0; t < l->op->positions; ++t) position(l, t, &share);
+    for (int64_t t = 0; t < l->op->positions; ++t) run_position(l, t, &share);
 }
 
 static void lstm_drop_part(void *context, int thread, int threads) {
@@ -311,15 +339,21 @@ static void leave_layer(const lstm_layer *l) {
     }
 }
 
-/* The input's part of the gates: (N*T, inputs) with the weights turned. */
+/* Rows of what the first product reads, and of what the last ones do: one a position, or one a row of the table. */
+static int64_t rows_of_input(const lstm_layer *l) {
+    return l->of_token != NULL ? l->op->numbers : l->op->batch * l->op->positions;
+}
+static float *gates_of_input(const lstm_layer *l) { return l->of_token != NULL ? l->of_token : l->gates; }
+
+/* The input's part of the gates: its rows with the weights turned. */
 static gg_sgemm input_product(const lstm_layer *l) {
     const int64_t gates = 4 * l->op->hidden;
-    return (gg_sgemm){.m = l->op->batch * l->op->positions,
+    return (gg_sgemm){.m = rows_of_input(l),
                       .n = gates,
                       .k = l->inputs,
                       .a = l->in,
                       .b = gg_lstm_parameter(&l->op->head, l->args, l->number, GG_LSTM_WEIGHT_IH),
-                      .c = l->gates,
+                      .c = gates_of_input(l),
                       .lda = l->inputs,
                       .ldb = l->inputs,
                       .ldc = l->op->gate_row,
@@ -337,7 +371,9 @@ static void run_positions(lstm_layer *l, gg_parallel_fn part, bool forward) {
 }
 
 static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
+    gg_status status = GG_OK;
     lstm_op *op = (lstm_op *)head;
+    if (op->numbers > 0) GG_TRY(gg_native_check_tokens(op->batch, op->positions, op->numbers, args->input[0]));
     for (int64_t number = 0; number < op->layers; ++number) {
         lstm_layer l = layer_of(op, args, number);
         begin_layer(&l);
@@ -349,7 +385,8 @@ static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
         if (l.drops) gg_parallel_run(op->device->threads, lstm_drop_part, &l);
         leave_layer(&l);
     }
-    return GG_OK;
+cleanup:
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------ backward */
@@ -458,10 +495,10 @@ static void lstm_backward_part(void *context, int thread, int threads) {
 
 static gg_sgemm data_product(const lstm_layer *l, float *out) {
     const int64_t gates = 4 * l->op->hidden;
-    return (gg_sgemm){.m = l->op->batch * l->op->positions,
+    return (gg_sgemm){.m = rows_of_input(l),
                       .n = l->inputs,
                       .k = gates,
-                      .a = l->gates,
+                      .a = gates_of_input(l),
                       .b = gg_lstm_parameter(&l->op->head, l->args, l->number, GG_LSTM_WEIGHT_IH),
                       .c = out,
                       .lda = l->op->gate_row,
@@ -469,13 +506,14 @@ static gg_sgemm data_product(const lstm_layer *l, float *out) {
                       .ldc = l->inputs};
 }
 
-/* (4H, N*T) times (N*T, of the input or of the states before). */
-static gg_sgemm weight_product(const lstm_layer *l, int64_t columns, const float *input, float *out) {
+/* (4H, rows) times (rows, of the input or of the states before). */
+static gg_sgemm weight_product(const lstm_layer *l, int64_t rows, float *errors, int64_t columns, const float *input,
+                               float *out) {
     const int64_t gates = 4 * l->op->hidden;
     return (gg_sgemm){.m = gates,
                       .n = columns,
-                      .k = l->op->batch * l->op->positions,
-                      .a = l->gates,
+                      .k = rows,
+                      .a = errors,
                       .b = input,
                       .c = out,
                       .lda = l->op->gate_row,
@@ -484,17 +522,39 @@ static gg_sgemm weight_product(const lstm_layer *l, int64_t columns, const float
                       .transpose_a = true};
 }
 
+static gg_sgemm input_weight_product(const lstm_layer *l, float *out) {
+    return weight_product(l, rows_of_input(l), gates_of_input(l), l->inputs, l->in, out);
+}
+
+static gg_sgemm state_weight_product(const lstm_layer *l, const float *before, float *out) {
+    return weight_product(l, l->op->batch * l->op->positions, l->gates, l->op->hidden, before, out);
+}
+
+/* The gates' errors of the positions with each token, in the order of the positions. */
+static void lstm_add_tokens_part(void *context, int thread, int threads) {
+    const lstm_layer *l = context;
+    const lstm_op *op = l->op;
+    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
+    size_t begin, end;
+    gg_parallel_split((size_t)(4 * op->hidden), GG_LANES, thread, threads, &begin, &end);
+    for (int64_t i = 0; i < op->numbers; ++i)
+        memset(l->of_token + i * op->gate_row + begin, 0, (end - begin) * sizeof(float));
+    for (int64_t row = 0; row < op->batch * op->positions; ++row) {
+        float *sum = l->of_token + l->token[row] * op->gate_row + begin;
+        kernels->add(end - begin, sum, l->gates + row * op->gate_row + begin, sum);
+    }
+}
+
 static void weight_gradients(const lstm_layer *l) {
     const lstm_op *op = l->op;
     float *scratch = l->args->scratch;
-    const gg_sgemm input =
-        weight_product(l, l->inputs, l->in, gg_lstm_gradient(&op->head, l->args, l->number, GG_LSTM_WEIGHT_IH));
-    const gg_sgemm states = weight_product(l, op->hidden, scratch + op->before_at,
-                                           gg_lstm_gradient(&op->head, l->args, l->number, GG_LSTM_WEIGHT_HH));
+    const gg_sgemm input = input_weight_product(l, gg_lstm_gradient(&op->head, l->args, l->number, GG_LSTM_WEIGHT_IH));
+    const gg_sgemm states = state_weight_product(l, scratch + op->before_at,
+                                                 gg_lstm_gradient(&op->head, l->args, l->number, GG_LSTM_WEIGHT_HH));
     gg_sgemm_run(op->device->isa, &input, op->device->threads, scratch + op->product_at);
     gg_sgemm_run(op->device->isa, &states, op->device->threads, scratch + op->product_at);
     if (op->head.desc.bias)
-        gg_lstm_bias_gradients(op->device, &op->head, l->args, l->number, op->batch * op->positions, l->gates,
+        gg_lstm_bias_gradients(op->device, &op->head, l->args, l->number, rows_of_input(l), gates_of_input(l),
                                op->gate_row);
 }
 
@@ -518,10 +578,12 @@ static gg_status native_lstm_backward(gg_op *head, const gg_op_args *args) {
     for (int64_t number = op->layers - 1; number >= 0; --number) {
         lstm_layer l = layer_of(op, args, number);
         float *out = number > 0 ? scratch + op->error_at : args->grad_input[0];
+        if (l.token != NULL) out = args->gradient[GG_LSTM_TABLE];
         l.error = number == op->layers - 1 ? args->grad_output : scratch + op->error_at;
         if (l.drops) gg_parallel_run(op->device->threads, lstm_undrop_part, &l);
         gg_parallel_run(op->device->threads, lstm_gather_part, &l);
         run_positions(&l, lstm_backward_part, false);
+        if (l.token != NULL) gg_parallel_run(op->device->threads, lstm_add_tokens_part, &l);
         weight_gradients(&l);
         if (out == NULL) continue;
         const gg_sgemm product = data_product(&l, out);
@@ -576,6 +638,7 @@ static void lay_out(lstm_op *op) {
     op->rows_at = add_room(&scratch, 2 * rows_floats(op, training));
     if (op->split != NULL) op->sums_at = add_room(&scratch, (size_t)(op->batch * op->gate_row));
     op->bias_at = add_room(&scratch, 4 * hidden);
+    op->token_at = add_room(&scratch, (size_t)(op->numbers * op->gate_row));
     if (training) {
         op->later_at = add_room(&scratch, (size_t)op->batch * hidden);
         op->cell_error_at = add_room(&scratch, (size_t)op->batch * hidden);
@@ -586,13 +649,17 @@ static void lay_out(lstm_op *op) {
 }
 
 static void lstm_scratch(lstm_op *op) {
-    const float *none[4] = {NULL};
+    const float *none[5] = {NULL};
+    float any;
     size_t most = 0;
-    for (int64_t inputs = op->inputs, i = 0; i < 2; ++i, inputs = op->hidden) {
+    for (int64_t i = 0; i < 2; ++i) {
         const gg_op_args args = {.parameter = none};
-        const lstm_layer l = {.op = op, .args = &args, .inputs = inputs};
-        const gg_sgemm product[4] = {input_product(&l), data_product(&l, NULL), weight_product(&l, inputs, NULL, NULL),
-                                     weight_product(&l, op->hidden, NULL, NULL)};
+        const lstm_layer l = {.op = op,
+                              .args = &args,
+                              .inputs = i == 0 ? op->inputs : op->hidden,
+                              .of_token = i == 0 && op->numbers > 0 ? &any : NULL};
+        const gg_sgemm product[4] = {input_product(&l), data_product(&l, NULL), input_weight_product(&l, NULL),
+                                     state_weight_product(&l, NULL, NULL)};
         for (int k = 0; k < 4; ++k) {
             const size_t bytes = gg_sgemm_scratch(op->device->isa, &product[k], op->device->threads);
             if (bytes > most) most = bytes;
@@ -601,24 +668,40 @@ static void lstm_scratch(lstm_op *op) {
     op->head.scratch_bytes = op->product_at * sizeof(float) + most;
 }
 
+/* One of tokens as if it read rows. */
+static gg_op_desc over_rows(const gg_op_desc *desc) {
+    gg_op_desc plain = *desc;
+    if (desc->numbers < 1) return plain;
+    plain.numbers = 0;
+    plain.input[0] = (gg_shape){2, {desc->input[0].size[0], desc->features}};
+    plain.offered[0].dtype = GG_FLOAT32;
+    return plain;
+}
+
 gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
-    GG_TRY(gg_op_check_lstm(desc));
+    const gg_op_desc plain = over_rows(desc);
+    GG_TRY(gg_op_check_lstm(&plain));
+    if (desc->numbers > 0 && (desc->dtype != GG_FLOAT32 || 2 * desc->numbers > desc->batch * desc->input[0].size[0]))
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "an LSTM of tokens is for float32 and more tokens than rows of its table");
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "no LSTM for the instruction set %s here", gg_isa_name(device->isa));
-    GG_TRY(gg_native_op_create(desc, &lstm_class, sizeof(lstm_op), &head));
+    GG_TRY(gg_native_op_create(&plain, &lstm_class, sizeof(lstm_op), &head));
     lstm_op *op = (lstm_op *)head;
-    head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
+    head->desc = *desc;
+    head->input[0] = (gg_format){desc->numbers > 0 ? GG_INT32 : GG_FLOAT32, GG_LAYOUT_PLAIN};
+    head->output.layout = GG_LAYOUT_PLAIN;
     head->backward_needs_input = 1;
     head->backward_needs_output = true;
     op->device = device;
     op->kernels = kernels;
     op->batch = desc->batch;
-    op->positions = desc->input[0].size[0];
-    op->inputs = desc->input[0].size[1];
+    op->positions = plain.input[0].size[0];
+    op->inputs = plain.input[0].size[1];
+    op->numbers = desc->numbers;
     op->hidden = desc->output.size[1];
     op->layers = desc->layers;
     op->state_row = gg_odd_lines(op->hidden);

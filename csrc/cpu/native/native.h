@@ -48,10 +48,13 @@ gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_
 /* PLAIN; an error names the first token that is no row of the table. */
 gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_native_position_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* That error. */
+gg_status gg_native_check_tokens(int64_t batch, int64_t positions, int64_t numbers, const int32_t *token);
 /* PERMUTE, SLICE and PAD: BATCH_LAST if offered, else PLAIN. */
 gg_status gg_native_rearrange_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* PLAIN. */
 gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* Of tokens, in float32, where the batch has at least twice as many as the table has rows. */
 gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* Between PLAIN and BATCH_LAST. */
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

@@ -590,6 +590,7 @@ cleanup:
 }
 
 gg_status gg_dnn_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    return desc->algorithm == GG_ALGORITHM_WIDENED ? gg_cpu_widened_create(device, desc, gg_native_lstm_create, out)
-                                                   : onednn_lstm_direct(device, desc, out);
+    const bool widened = desc->algorithm == GG_ALGORITHM_WIDENED && desc->numbers == 0;
+    return widened ? gg_cpu_widened_create(device, desc, gg_native_lstm_create, out)
+                   : onednn_lstm_direct(device, desc, out);
 }

@@ -36,7 +36,7 @@ static int parameters_of(const gg_op_desc *desc) {
     case GG_OP_LAYER_NORM: return desc->affine ? 1 + bias : 0;
     case GG_OP_EMBEDDING:
     case GG_OP_POSITION_EMBEDDING: return 1;
-    case GG_OP_LSTM: return (int)desc->layers * 2 * (1 + bias);
+    case GG_OP_LSTM: return (desc->numbers > 0 ? 1 : 0) + (int)desc->layers * 2 * (1 + bias);
     case GG_OP_MULTI_HEAD: return 2 * (1 + bias);
     default: return 0;
     }

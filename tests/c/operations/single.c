@@ -238,6 +238,7 @@ static const run_option run_options[] = {
     OPTION("affine", OPTION_FLAG, desc.affine),
     OPTION("track_running_stats", OPTION_FLAG, desc.track_statistics),
     OPTION("numbers", OPTION_INTEGER, desc.numbers),
+    OPTION("features", OPTION_INTEGER, desc.features),
     OPTION("axis", OPTION_INTEGER, desc.range.axis),
     OPTION("begin", OPTION_INTEGER, desc.range.begin),
     OPTION("end", OPTION_INTEGER, desc.range.end),
