@@ -156,15 +156,17 @@ static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t blo
     static __attribute__((noinline)) void panel_near_##R##x##V(const gg_tile *t) {                                     \
         gg_tile_run(t, R, V, GG_TILE_PANEL_NEAR);                                                                      \
     }
+GG_TILE_LIST_NARROW(TILE, 1)
 GG_TILE_LIST_NARROW(TILE, 2)
 #undef TILE
-#define PACKED(R, V) [R] = panel_packed_##R##x##V,
-#define ACROSS(R, V) [R] = panel_across_##R##x##V,
-#define NEAR(R, V) [R] = panel_near_##R##x##V,
+#define PACKED(R, V) [V][R] = panel_packed_##R##x##V,
+#define ACROSS(R, V) [V][R] = panel_across_##R##x##V,
+#define NEAR(R, V) [V][R] = panel_near_##R##x##V,
 enum { PACKED_ROWS, ACROSS_ROWS, NEAR_ROWS };
-static const gg_tile_fn panel_tiles[3][GG_TILE_ROWS + 1] = {[PACKED_ROWS] = {GG_TILE_LIST_NARROW(PACKED, 2)},
-                                                            [ACROSS_ROWS] = {GG_TILE_LIST_NARROW(ACROSS, 2)},
-                                                            [NEAR_ROWS] = {GG_TILE_LIST_NARROW(NEAR, 2)}};
+static const gg_tile_fn panel_tiles[3][3][GG_TILE_ROWS + 1] = {
+    [PACKED_ROWS] = {GG_TILE_LIST_NARROW(PACKED, 1) GG_TILE_LIST_NARROW(PACKED, 2)},
+    [ACROSS_ROWS] = {GG_TILE_LIST_NARROW(ACROSS, 1) GG_TILE_LIST_NARROW(ACROSS, 2)},
+    [NEAR_ROWS] = {GG_TILE_LIST_NARROW(NEAR, 1) GG_TILE_LIST_NARROW(NEAR, 2)}};
 #undef PACKED
 #undef ACROSS
 #undef NEAR
@@ -200,11 +202,13 @@ static void fetch_share(const gg_panels *p, gg_tile *t, fetching *f) {
 
 /* One part of the terms of one panel: t->x, t->terms, t->start, t->add and t->relu are of it. next: what is read after
  * it, of as many terms; a piece is prefetched beside each block of rows. Where nothing is to come into the second-level
- * cache, the rows of the next block come into the first: a tile reads a line of each of them at once. */
+ * cache, the rows of the next block come into the first: a tile reads a line of each of them at once. Of a last panel
+ * that has no more columns than a vector only that half is computed. */
 static void panel_part(const gg_panels *p, gg_tile *t, int64_t j, int64_t first, const float *next, fetching *used) {
     const bool across = p->a_row > 0, near = across && next == NULL && p->used == 0 && t->terms > 0;
     const int kind = near ? NEAR_ROWS : across ? ACROSS_ROWS : PACKED_ROWS;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS), cols = p->n - j < PANEL ? p->n - j : PANEL;
+    const int vectors = cols > GG_VECTOR ? 2 : 1;
     t->ahead_step = next != NULL ? gg_block_count(PANEL, blocks) : 0;
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t i = gg_block_begin(p->m, blocks, b), rows = gg_block_begin(p->m, blocks, b + 1) - i;
@@ -217,8 +221,8 @@ static void panel_part(const gg_panels *p, gg_tile *t, int64_t j, int64_t first,
         t->w = p->a + i * (across ? p->a_row : p->k) + first;
         t->w_step = rows;
         t->y = p->c + i * p->c_row + j;
-        if (cols == PANEL) panel_tiles[kind][rows](t);
-        else edge(t, panel_tiles[kind][rows], rows, cols);
+        if (cols == vectors * GG_VECTOR) panel_tiles[kind][vectors][rows](t);
+        else edge(t, panel_tiles[kind][vectors][rows], rows, cols);
     }
 }
 
