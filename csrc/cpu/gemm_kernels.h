@@ -89,6 +89,7 @@ typedef struct gg_multiply {
     /* The product is a part of one with so many columns, whose a_row is 1, and elements have the same bits as there. 0:
      * it is not a part. */
     int64_t part_of;
+    int64_t most_terms; /* that are summed at a time; 0: as many as suit the caches */
 } gg_multiply;
 
 /* The same product with b in panels of gg_gemm_kernels.panel columns, in which one term follows the other: column j of
@@ -164,7 +165,8 @@ typedef struct gg_sgemm {
     int64_t lda, ldb, ldc;
     const float *bias; /* n of them, to each row; NULL: none */
     bool transpose_a, transpose_b, relu;
-    bool by_columns; /* split products: the calling threads have B's columns in their caches rather than A's rows */
+    bool by_columns;  /* split products: the calling threads have B's columns in their caches rather than A's rows */
+    bool read_behind; /* B's last row may be read up to a whole vector, as that of an activation (GG_READ_BEHIND) */
 } gg_sgemm;
 
 size_t gg_sgemm_scratch(gg_isa isa, const gg_sgemm *product, int threads);

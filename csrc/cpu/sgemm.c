@@ -1,7 +1,8 @@
 /* The general matrix product: B is packed into panels that kernels read from one end to the other, as many columns at a
  * time as a part of C stays in the second-level cache; then each thread multiplies its rows of A with them, some blocks
- * of rows at a time, copied so that rows whose distance is a power of two do not share sets of the cache. Where A is
- * small, each panel is multiplied with all of it as soon as it is packed. */
+ * of rows at a time, copied where they lie far apart and are read often. Where A is small, each panel is multiplied
+ * with all of it as soon as it is packed. Where A is to be transposed and terms lie close together in both, both are
+ * read where they lie. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -19,8 +20,11 @@
 #define GROUP_BLOCKS 8
 /* Row of a copied block of A: 17 lines, so that rows lie in different sets of the first-level cache. */
 #define BLOCK_ROW (PART_TERMS + 16)
-/* Rows of A that are closer than this are read where they lie. */
-#define NEAR_ROWS 512
+/* Rows of A are read where they lie if they are no further apart than this, or multiplied with few columns, but not if
+ * all share the same sets of the first-level cache. */
+#define NEAR_ROWS 1280
+#define FEW_COLS 128
+#define SAME_SETS 1024
 
 typedef struct job {
     const gg_gemm_kernels *kernels;
@@ -33,7 +37,18 @@ typedef struct job {
 
 static int64_t group_floats(const gg_gemm_kernels *kernels) { return GROUP_BLOCKS * kernels->tile_rows * BLOCK_ROW; }
 
-static bool in_place(const gg_sgemm *p) { return !p->transpose_a && p->lda < NEAR_ROWS; }
+static bool in_place(const gg_sgemm *p) {
+    return !p->transpose_a && p->lda % SAME_SETS != 0 && (p->lda <= NEAR_ROWS || p->n <= FEW_COLS);
+}
+
+/* Where copies would be read too few times: a term of A and one of B are at most so many floats for each row of a
+ * tile. */
+#define TERM_FLOATS 64
+
+static bool takes_both_in_place(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
+    return p->transpose_a && !p->transpose_b && p->bias == NULL && kernels->vector > 1 &&
+           (p->n % kernels->vector == 0 || p->read_behind) && p->lda + p->ldb <= TERM_FLOATS * kernels->tile_rows;
+}
 
 static int64_t parts_of(const gg_sgemm *p) { return p->k > 0 ? gg_block_count(p->k, PART_TERMS) : 1; }
 
@@ -137,6 +152,29 @@ static void panel_by_panel(void *context, int thread, int threads) {
     }
 }
 
+static void in_place_part(void *context, int thread, int threads) {
+    const job *j = context;
+    const gg_sgemm *p = j->p;
+    const int64_t blocks = gg_block_count(p->m, j->kernels->tile_rows);
+    size_t begin = 0, end = (size_t)blocks, first = 0, last = (size_t)j->panels;
+    if (j->by_columns) gg_parallel_split((size_t)j->panels, 1, thread, threads, &first, &last);
+    else gg_parallel_split((size_t)blocks, 1, thread, threads, &begin, &end);
+    const int64_t col = (int64_t)first * j->kernels->panel, behind = (int64_t)last * j->kernels->panel;
+    const gg_multiply product = {.m = p->m,
+                                 .n = (behind < p->n ? behind : p->n) - col,
+                                 .k = p->k,
+                                 .a = p->a,
+                                 .a_row = 1,
+                                 .a_step = p->lda,
+                                 .b = p->b + col,
+                                 .b_row = p->ldb,
+                                 .c = p->c + col,
+                                 .c_row = p->ldc,
+                                 .relu = p->relu,
+                                 .most_terms = PART_TERMS};
+    if (begin < end && first < last) j->kernels->multiply(&product, (int64_t)begin, (int64_t)end);
+}
+
 /* Whether all of A is near and read in place, so that it may be read again for each panel, and the panels can be
  * divided evenly among the threads. */
 static bool takes_panels(const gg_gemm_kernels *kernels, const gg_sgemm *p, int threads) {
@@ -162,6 +200,7 @@ size_t gg_sgemm_scratch(gg_isa isa, const gg_sgemm *p, int threads) {
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(isa);
     if (p->n < 1) return 0;
     if (gg_sgemm_is_split(isa, p)) return gg_sgemm_split_scratch(p, threads);
+    if (takes_both_in_place(kernels, p)) return 0;
     if (takes_panels(kernels, p, threads)) return (size_t)(threads * kernels->panel * p->k) * sizeof(float);
     const int64_t copies = in_place(p) ? 0 : threads * group_floats(kernels);
     return (size_t)(strip_floats(kernels, p) + copies) * sizeof(float);
@@ -174,10 +213,14 @@ void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
         gg_sgemm_split_run(gg_split_kernels_for(isa), p, NULL, threads, scratch);
         return;
     }
-    job j = {.kernels = kernels, .p = p, .packed = scratch, .parts = parts_of(p)};
-    if (takes_panels(kernels, p, threads)) {
-        j.panels = gg_block_count(p->n, kernels->panel);
-        gg_parallel_run(threads, panel_by_panel, &j);
+    job j = {.kernels = kernels,
+             .p = p,
+             .packed = scratch,
+             .panels = gg_block_count(p->n, kernels->panel),
+             .parts = parts_of(p),
+             .by_columns = gg_block_count(p->m, kernels->tile_rows) < 2 * threads};
+    if (takes_both_in_place(kernels, p) || takes_panels(kernels, p, threads)) {
+        gg_parallel_run(threads, takes_both_in_place(kernels, p) ? in_place_part : panel_by_panel, &j);
         return;
     }
     j.blocks = j.packed + strip_floats(kernels, p);
@@ -185,7 +228,6 @@ void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
     for (j.j = 0; j.j < p->n; j.j += most) {
         j.cols = p->n - j.j < most ? p->n - j.j : most;
         j.panels = gg_block_count(j.cols, kernels->panel);
-        j.by_columns = gg_block_count(p->m, kernels->tile_rows) < 2 * threads;
         gg_parallel_run(threads, sgemm_pack_part, &j);
         gg_parallel_run(threads, multiply_part, &j);
     }

@@ -376,7 +376,8 @@ static void test_refusals(void) {
 
 /* -------------------------------------------------------------------------------------------------- products */
 
-/* Close to the reference, and the same bits with any number of threads. */
+/* Close to the reference, and the same bits with any number of threads. flags: 1 and 2 transpose, with 4 memory behind
+ * B may be read. */
 static void test_product(int64_t m, int64_t n, int64_t k, int flags) {
     static const int threads[] = {1, 2, 5};
     const bool transpose_a = flags & 1, transpose_b = flags & 2;
@@ -414,7 +415,8 @@ static void test_product(int64_t m, int64_t n, int64_t k, int flags) {
                                 .ldb = ldb,
                                 .ldc = ldc,
                                 .transpose_a = transpose_a,
-                                .transpose_b = transpose_b};
+                                .transpose_b = transpose_b,
+                                .read_behind = flags & 4};
             buffer scratch = buffer_create(gg_sgemm_scratch((gg_isa)isa, &p, threads[t]) / sizeof(float));
             gg_sgemm_run((gg_isa)isa, &p, threads[t], scratch.data);
             CHECK(agree("c", place, c.data, wanted.value, wanted.size, c.count));
@@ -433,11 +435,12 @@ static void test_product(int64_t m, int64_t n, int64_t k, int flags) {
 }
 
 static void test_products(void) {
-    static const int64_t sizes[][3] = {{1, 1, 1},      {1, 40, 7},    {3, 1, 5},      {14, 32, 16},   {15, 33, 17},
-                                       {29, 31, 300},  {50, 500, 64}, {7, 1000, 530}, {130, 16, 256}, {5, 6, 0},
-                                       {33, 45, 1100}, {200, 65, 90}, {40, 700, 256}, {1, 300, 256}};
+    static const int64_t sizes[][3] = {{1, 1, 1},       {1, 40, 7},     {3, 1, 5},      {14, 32, 16},   {15, 33, 17},
+                                       {29, 31, 300},   {50, 500, 64},  {7, 1000, 530}, {130, 16, 256}, {5, 6, 0},
+                                       {33, 45, 1100},  {200, 65, 90},  {40, 700, 256}, {1, 300, 256},  {70, 48, 700},
+                                       {20, 200, 1400}, {15, 40, 1021}, {300, 500, 40}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i)
-        for (int flags = 0; flags < 4; ++flags) test_product(sizes[i][0], sizes[i][1], sizes[i][2], flags);
+        for (int flags = 0; flags < 6; ++flags) test_product(sizes[i][0], sizes[i][1], sizes[i][2], flags);
 }
 
 static void test_transpose(void) {

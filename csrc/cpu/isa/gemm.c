@@ -109,6 +109,7 @@ static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t blo
     int64_t most_terms = 131072 / (p->part_of > 0 ? p->part_of : p->n);
     if (most_terms < 256) most_terms = 256;
     if (!across && most_terms > 1024) most_terms = 1024;
+    if (p->most_terms > 0) most_terms = p->most_terms;
     const int64_t parts = gg_block_count(p->k > 0 ? p->k : 1, most_terms);
     gg_tile t = {.row_taps = &whole,
                  .col_taps = &whole,
@@ -208,14 +209,15 @@ static void panel_part(const gg_panels *p, gg_tile *t, int64_t j, int64_t first,
     const bool across = p->a_row > 0, near = across && next == NULL && p->used == 0 && t->terms > 0;
     const int kind = near ? NEAR_ROWS : across ? ACROSS_ROWS : PACKED_ROWS;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS), cols = p->n - j < PANEL ? p->n - j : PANEL;
+    const int64_t least = p->m / blocks, more = p->m % blocks; /* as gg_block_begin has them */
     const int vectors = cols > GG_VECTOR ? 2 : 1;
     t->ahead_step = next != NULL ? gg_block_count(PANEL, blocks) : 0;
-    for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t i = gg_block_begin(p->m, blocks, b), rows = gg_block_begin(p->m, blocks, b + 1) - i;
+    for (int64_t b = 0, i = 0, rows; b < blocks; ++b, i += rows) {
+        rows = least + (b < more);
         t->ahead = next != NULL ? next + b * t->terms * t->ahead_step : t->x;
         if (p->used > 0) fetch_share(p, t, used);
         if (near) {
-            t->ahead = p->a + gg_block_begin(p->m, blocks, b + 1 < blocks ? b + 1 : 0) * p->a_row + first;
+            t->ahead = p->a + (b + 1 < blocks ? i + rows : 0) * p->a_row + first;
             t->ahead_step = rows * p->a_row / t->terms;
         }
         t->w = p->a + i * (across ? p->a_row : p->k) + first;

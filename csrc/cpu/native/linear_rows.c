@@ -54,7 +54,8 @@ static gg_sgemm weight_product(const rows_op *op, const gg_op_args *args) {
                       .lda = op->out,
                       .ldb = op->in,
                       .ldc = op->in,
-                      .transpose_a = true};
+                      .transpose_a = true,
+                      .read_behind = true};
 }
 
 static void mask_rows(void *context, int thread, int threads) {
