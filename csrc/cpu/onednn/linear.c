@@ -66,7 +66,8 @@ static gg_sgemm weights_product(const gg_op_desc *desc, const gg_op_args *args) 
                       .lda = out,
                       .ldb = in,
                       .ldc = in,
-                      .transpose_a = true};
+                      .transpose_a = true,
+                      .read_behind = true};
 }
 
 /* After the primitives of the run, which leave in grad_output the error behind the activation. oneDNN's products for
