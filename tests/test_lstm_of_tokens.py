@@ -9,6 +9,7 @@ import reference as ref
 from operation_cases import close, float32, product_isas, same, seeded
 
 import gossipgrad as gg
+from gossipgrad import _core
 
 # samples, positions, rows of the table, features, hidden units, layers, options
 CASES = {
@@ -142,6 +143,20 @@ def test_for_evaluation():
     close("output", one, rows["output"].astype(np.float64), 2.0, 100)
 
 
+def test_many_positions_of_one_token_keep_their_digits():
+    rng, hidden, shape = np.random.default_rng(0), 3, (512, 32)
+    token, grad = np.zeros(shape, np.int32), rng.random((*shape, hidden), np.float32)
+    sizes = ((2, 2), (4 * hidden, 2), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,))
+    parameters = [rng.random(size, np.float32) - np.float32(0.3) for size in sizes]
+    options = dict(parameters=parameters, bias=True, layers=1, numbers=2, features=2, input_grad=False)
+    found = operations.run_op("native", None, "lstm", [token], grad.shape[1:], grad_output=grad, **options)["gradients"]
+    wide = [p.astype(np.float64) for p in parameters]
+    made = ref.lstm(wide[0][token], wide[1:], 1, np.zeros((shape[0], 1, 2, hidden)))
+    _, (input_weight, _, bias, _) = ref.lstm_backward(made, wide[1:], grad.astype(np.float64))
+    for one, wanted in ((found[1], input_weight), (found[3], bias)):
+        assert np.abs(one - wanted).max() < 3e-7 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("how", [dict(numbers=7), dict(dtype="bfloat16")], ids=["more-rows-than-allowed", "bfloat16"])
 def test_what_is_computed_apart(how):
     token = np.zeros((3, 4), np.int32)
@@ -181,10 +196,49 @@ def tables_of(net, batch):
         return dict(zip([node["name"] for node in net.graph.nodes()], trainer.core.node_backends(), strict=True))
 
 
+@pytest.mark.cpu("what the native table computes as one")
 def test_where_the_two_are_one():
     assert tables_of(network(apart=False), 2)["encoder"] == ""
     assert tables_of(network(apart=False), 1)["encoder"] == "native"  # 12 tokens of 9
     assert tables_of(network(apart=True), 2)["encoder"] == "native"
+
+
+@pytest.mark.skipif(
+    not _core.info()["onednn"] or _core.info()["isa"] not in ("avx512", "amx"),
+    reason="bfloat16 needs oneDNN and AVX-512",
+)
+@pytest.mark.cpu("what oneDNN computes in bfloat16, and where")
+def test_what_stays_an_embedding_is_computed_as_one():
+    with gg.Trainer(network(apart=False), dtype="bfloat16") as trainer:
+        x = np.zeros((4, 12), np.int32)
+        trainer.train_step(x, x)
+        steps = {one["operation"]: one["passes"] for one in trainer.core.profile()["operations"]}
+    assert {one["algorithm"] for one in steps["embedding"].values()} == {"direct"}
+
+
+@pytest.mark.cpu("what the native table computes as one")
+def test_products_are_those_of_the_layers():
+    with gg.Trainer(network(apart=False)) as trainer:
+        x = np.zeros((4, 12), np.int32)
+        trainer.train_step(x, x)
+        steps = {one["operation"]: one["passes"] for one in trainer.core.profile()["operations"]}
+    assert "embedding" not in steps
+    assert [steps["lstm"][name]["products"] for name in ("forward", "data")] == [1, 2]
+
+
+def test_as_many_layers_as_there_may_be_on_the_strict_device():
+    x = gg.Input((4,), dtype="int32")
+    y = gg.LSTM(4, layers=64, name="rnn")(gg.Embedding(3, 5, name="encoder")(x))
+    net = gg.Model(x, gg.Linear(3, name="decoder")(y))
+    tokens = np.random.default_rng(5).integers(0, 3, (8, 4)).astype(np.int32)
+    found = []
+    for device in ("cpu", "strict"):
+        with gg.Trainer(net, device=device, backend="native") as trainer:
+            for _ in range(2):
+                trainer.train_step(tokens, tokens)
+            found.append(trainer.weights())
+    for name, one in found[0].items():
+        same(name, one, found[1][name])
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

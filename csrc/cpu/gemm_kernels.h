@@ -95,8 +95,8 @@ typedef struct gg_multiply {
 /* The same product with b in panels of gg_gemm_kernels.panel columns, in which one term follows the other: column j of
  * term l is at b + j/panel*b_panel + l*panel + j%panel. start is c (add), or bias[j], or 0. */
 typedef struct gg_panels {
-    int64_t m, n, k;
-    const float *a; /* row i at a + i*a_row; a_row 0: packed in blocks of gg_gemm_kernels.pack */
+    int64_t m, n, k; /* m above 0 */
+    const float *a;  /* row i at a + i*a_row; a_row 0: packed in blocks of gg_gemm_kernels.pack */
     int64_t a_row;
     const float *b;
     int64_t b_panel;

@@ -247,7 +247,8 @@ static gg_status create_group(gg_plan *plan, gg_group *group, gg_algorithm algor
         for (int most = group->nodes; most > 0 && status == GG_ERROR_UNSUPPORTED;) {
             const gg_group part = gg_group_at(plan, group->node[0], most);
             plan_describe(plan, &part, &desc);
-            desc.algorithm = algorithm;
+            /* A part may have another main node. */
+            desc.algorithm = desc.kind == GG_OP_CONV2D ? algorithm : gg_choose_direct(&plan->options, &desc);
             desc.passes = passes;
             status = create_from(plan->order[i], &desc, out);
             if (status == GG_OK) *group = part;

@@ -376,23 +376,28 @@ static void test_refusals(void) {
 
 /* -------------------------------------------------------------------------------------------------- products */
 
-/* Close to the reference, and the same bits with any number of threads. flags: 1 and 2 transpose, with 4 memory behind
- * B may be read. */
+/* What products are tried: 1 and 2 transpose, with 4 memory behind B may be read. */
+enum { TRANSPOSE_A = 1, TRANSPOSE_B = 2, READ_BEHIND = 4, RELU = 8, BIAS = 16 };
+
+/* Close to the reference, and the same bits with any number of threads. */
 static void test_product(int64_t m, int64_t n, int64_t k, int flags) {
     static const int threads[] = {1, 2, 5};
-    const bool transpose_a = flags & 1, transpose_b = flags & 2;
+    const bool transpose_a = flags & TRANSPOSE_A, transpose_b = flags & TRANSPOSE_B;
     const int64_t lda = (transpose_a ? m : k) + 3, ldb = (transpose_b ? k : n) + 1, ldc = n + 5;
     buffer a = buffer_random((size_t)(lda * (transpose_a ? k : m)));
     buffer b = buffer_random((size_t)(ldb * (transpose_b ? n : k)));
     buffer start = buffer_random((size_t)(ldc * m));
+    buffer bias = buffer_random((size_t)n);
     reference wanted = reference_create(start.count);
     for (int64_t i = 0; i < m; ++i) {
         for (int64_t j = 0; j < ldc; ++j) {
             const size_t at = (size_t)(i * ldc + j);
             if (j >= n) reference_add(&wanted, at, (double)start.data[at], 1);
+            if (j < n && (flags & BIAS)) reference_add(&wanted, at, (double)bias.data[j], 1);
             for (int64_t l = 0; l < k && j < n; ++l)
                 reference_add(&wanted, at, (double)a.data[transpose_a ? l * lda + i : i * lda + l],
                               (double)b.data[transpose_b ? j * ldb + l : l * ldb + j]);
+            if (j < n && (flags & RELU) && wanted.value[at] < 0) wanted.value[at] = 0;
         }
     }
     for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
@@ -416,7 +421,9 @@ static void test_product(int64_t m, int64_t n, int64_t k, int flags) {
                                 .ldc = ldc,
                                 .transpose_a = transpose_a,
                                 .transpose_b = transpose_b,
-                                .read_behind = flags & 4};
+                                .bias = flags & BIAS ? bias.data : NULL,
+                                .relu = flags & RELU,
+                                .read_behind = flags & READ_BEHIND};
             buffer scratch = buffer_create(gg_sgemm_scratch((gg_isa)isa, &p, threads[t]) / sizeof(float));
             gg_sgemm_run((gg_isa)isa, &p, threads[t], scratch.data);
             CHECK(agree("c", place, c.data, wanted.value, wanted.size, c.count));
@@ -432,6 +439,7 @@ static void test_product(int64_t m, int64_t n, int64_t k, int flags) {
     buffer_free(&a);
     buffer_free(&b);
     buffer_free(&start);
+    buffer_free(&bias);
 }
 
 static void test_products(void) {
@@ -439,8 +447,17 @@ static void test_products(void) {
                                        {29, 31, 300},   {50, 500, 64},  {7, 1000, 530}, {130, 16, 256}, {5, 6, 0},
                                        {33, 45, 1100},  {200, 65, 90},  {40, 700, 256}, {1, 300, 256},  {70, 48, 700},
                                        {20, 200, 1400}, {15, 40, 1021}, {300, 500, 40}};
+    static const int flags[] = {0,
+                                TRANSPOSE_A,
+                                TRANSPOSE_B,
+                                TRANSPOSE_A | TRANSPOSE_B | BIAS,
+                                TRANSPOSE_A | READ_BEHIND,
+                                TRANSPOSE_A | READ_BEHIND | RELU,
+                                TRANSPOSE_A | READ_BEHIND | RELU | BIAS,
+                                TRANSPOSE_B | RELU | BIAS};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i)
-        for (int flags = 0; flags < 6; ++flags) test_product(sizes[i][0], sizes[i][1], sizes[i][2], flags);
+        for (size_t k = 0; k < sizeof flags / sizeof *flags; ++k)
+            test_product(sizes[i][0], sizes[i][1], sizes[i][2], flags[k]);
 }
 
 static void test_transpose(void) {

@@ -54,7 +54,7 @@ gg_status gg_native_check_tokens(int64_t batch, int64_t positions, int64_t numbe
 gg_status gg_native_rearrange_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* PLAIN. */
 gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-/* Of tokens, in float32, where the batch has at least twice as many as the table has rows. */
+/* PLAIN; one of tokens in float32 alone, and where the batch has at least twice as many as the table has rows. */
 gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* Between PLAIN and BATCH_LAST. */
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

@@ -123,6 +123,9 @@ static gg_status strict_create(gg_device *device, const gg_op_desc *desc, gg_op 
     strict_op *op = NULL;
     gg_strict *own = table_device(device);
     *out = NULL;
+    if (parameters_of(desc) > GG_STRICT_MOST_PARAMETERS)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "the strict device has operations of at most %d parameters, not %d",
+                GG_STRICT_MOST_PARAMETERS, parameters_of(desc));
     GG_TRY(gg_calloc(1, sizeof *op, "an operation of the strict device", &op));
     op->device = own;
     GG_TRY(native_of(own)->create[desc->kind](own->native, desc, &op->native));
