@@ -141,6 +141,15 @@ def test_embedding(isa, name):
     same("grad_weight for one thread", found["grad_weight"], one["grad_weight"])
 
 
+def test_many_positions_of_one_token_keep_their_digits():
+    tokens, grad = np.full((512, 32), 2, np.int32), np.random.default_rng(0).random((512, 32, 5), np.float32)
+    options = dict(weight=np.ones((3, 5), np.float32), grad_output=grad, numbers=3)
+    found = operations.run_op("native", None, "embedding", [tokens], (32, 5), **options)["grad_weight"]
+    wanted = grad.astype(np.float64).sum((0, 1))
+    assert np.abs(found[2] - wanted).max() < 3e-7 * wanted.max()
+    assert not found[:2].any()
+
+
 @pytest.mark.parametrize("token", [-1, 5, 2**31 - 1, -(2**31)])
 def test_a_token_that_is_no_row_is_named(token):
     tokens = np.zeros((3, 4), np.int32)

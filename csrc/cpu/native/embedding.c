@@ -1,7 +1,7 @@
 /* Tables of rows: one for each token, or one for each position, which is added. PLAIN.
  *
- * The table's gradient is dense. Each thread owns some of its rows and goes through all tokens in their order, so the
- * bits do not depend on the threads. */
+ * The table's gradient is dense. Each thread owns some of its rows, and adds up what belongs to each in the order of
+ * the tokens, so the bits do not depend on the threads. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -50,20 +50,50 @@ static void look_up_part(void *context, int thread, int threads) {
                (size_t)features * sizeof(float));
 }
 
+/* Where the list of each row ends, which begins where that of the row before ends; then the lists. */
+void gg_native_order_tokens(int64_t numbers, int64_t tokens, const int32_t *token, int32_t *order) {
+    int32_t *end = order, *list = order + numbers;
+    memset(end, 0, (size_t)numbers * sizeof *end);
+    for (int64_t i = 0; i < tokens; ++i) ++end[token[i]];
+    for (int64_t i = 0, begin = 0; i < numbers; ++i) {
+        const int32_t count = end[i];
+        end[i] = (int32_t)begin; /* moves on with each that is listed */
+        begin += count;
+    }
+    for (int64_t i = 0; i < tokens; ++i) list[end[token[i]]++] = (int32_t)i;
+}
+
+/* Rows whose sum is computed by itself, and columns at a time: one sum over all rows would lose digits. */
+enum { SUM_ROWS = 256, SUM_COLUMNS = 1024 };
+
+void gg_native_add_rows(const gg_cpu_elementwise *kernels, const int32_t *order, int64_t numbers, int64_t number,
+                        const float *in, int64_t in_row, size_t columns, float *out) {
+    _Alignas(64) float part[SUM_COLUMNS];
+    const int64_t begin = number > 0 ? order[number - 1] : 0, count = order[number] - begin;
+    const int32_t *row = order + numbers + begin;
+    for (size_t at = 0, n; at < columns; at += n) {
+        n = columns - at < SUM_COLUMNS ? columns - at : SUM_COLUMNS;
+        if (count == 0) memset(out + at, 0, n * sizeof *out);
+        for (int64_t i = 0; i < count; ++i) {
+            const float *own = in + row[i] * in_row + at;
+            float *sum = i < SUM_ROWS ? out + at : part;
+            if (i % SUM_ROWS == 0) memcpy(sum, own, n * sizeof *sum);
+            else kernels->add(n, sum, own, sum);
+            if (sum == part && (i % SUM_ROWS == SUM_ROWS - 1 || i == count - 1))
+                kernels->add(n, out + at, part, out + at);
+        }
+    }
+}
+
 static void table_gradient_part(void *context, int thread, int threads) {
     const table_job *j = context;
-    const int64_t features = j->op->features;
-    const int32_t *token = j->args->input[0];
-    const float *dy = j->args->grad_output;
+    const int64_t features = j->op->features, numbers = j->op->head.desc.numbers;
     float *dw = j->args->gradient[GG_PARAMETER_WEIGHT];
     size_t begin, end;
-    gg_parallel_split((size_t)j->op->head.desc.numbers, 1, thread, threads, &begin, &end);
-    memset(dw + (int64_t)begin * features, 0, (end - begin) * (size_t)features * sizeof(float));
-    for (int64_t i = 0; i < j->op->tokens; ++i) {
-        if ((size_t)token[i] < begin || (size_t)token[i] >= end) continue;
-        float *row = dw + token[i] * features;
-        j->kernels->add((size_t)features, row, dy + i * features, row);
-    }
+    gg_parallel_split((size_t)numbers, 1, thread, threads, &begin, &end);
+    for (int64_t i = (int64_t)begin; i < (int64_t)end; ++i)
+        gg_native_add_rows(j->kernels, j->args->scratch, numbers, i, j->args->grad_output, features, (size_t)features,
+                           dw + i * features);
 }
 
 static gg_status embedding_forward(gg_op *head, const gg_op_args *args) {
@@ -76,7 +106,9 @@ cleanup:
 }
 
 static gg_status embedding_backward_weights(gg_op *head, const gg_op_args *args) {
-    table_run((table_op *)head, table_gradient_part, args);
+    const table_op *op = (table_op *)head;
+    gg_native_order_tokens(head->desc.numbers, op->tokens, args->input[0], args->scratch);
+    table_run(op, table_gradient_part, args);
     return GG_OK;
 }
 
@@ -102,6 +134,7 @@ gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, 
     op->features = desc->output.size[desc->output.dims - 1];
     op->positions = gg_shape_count(&desc->input[0]);
     op->tokens = desc->batch * op->positions;
+    if (desc->training) head->scratch_bytes = gg_native_order_size(desc->numbers, op->tokens) * sizeof(int32_t);
     *out = head;
 cleanup:
     return status;

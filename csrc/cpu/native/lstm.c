@@ -57,7 +57,7 @@ typedef struct lstm_layer {
     const float *in;      /* (N, T, inputs); with tokens the table (numbers, inputs) */
     const int32_t *token; /* (N, T), of the first layer if there is a table; else NULL */
     float *of_token;      /* (numbers, gate_row): what a token adds to the gates; backward: the sum of their errors */
-    int32_t *order;       /* backward: where the rows of each token end in the list that follows, N*T of them */
+    int32_t *order;       /* backward: gg_native_order_tokens' */
     float *gates;         /* (N, T, gate_row) */
     float *cells;         /* (N, T, H) */
     float *states;        /* (N, T, H) */
@@ -532,54 +532,21 @@ static gg_sgemm state_weight_product(const lstm_layer *l, const float *before, f
     return weight_product(l, l->op->batch * l->op->positions, l->gates, l->op->hidden, before, out);
 }
 
-/* Lists the rows of each token in their order. */
-static void order_tokens(const lstm_layer *l) {
-    const int64_t numbers = l->op->numbers, rows = l->op->batch * l->op->positions;
-    int32_t *end = l->order, *list = end + numbers;
-    memset(end, 0, (size_t)numbers * sizeof *end);
-    for (int64_t row = 0; row < rows; ++row) ++end[l->token[row]];
-    for (int64_t i = 0, before = 0; i < numbers; ++i) {
-        const int32_t count = end[i];
-        end[i] = (int32_t)before; /* for now where they begin */
-        before += count;
-    }
-    for (int64_t row = 0; row < rows; ++row) list[end[l->token[row]]++] = (int32_t)row;
-}
-
-/* Rows whose sum is computed by itself, and columns at a time: one sum over all rows would lose digits. */
-enum { SUM_ROWS = 256, SUM_COLUMNS = 1024 };
-
-/* The sum of the gates' errors in these rows, over some columns. */
-static void add_rows(const lstm_layer *l, const int32_t *row, int64_t rows, size_t column, size_t columns, float *out) {
-    const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(l->op->device)->elementwise;
-    _Alignas(64) float part[SUM_COLUMNS];
-    if (rows == 0) memset(out, 0, columns * sizeof *out);
-    for (int64_t i = 0; i < rows; ++i) {
-        const float *errors = l->gates + row[i] * l->op->gate_row + column;
-        float *sum = i < SUM_ROWS ? out : part;
-        if (i % SUM_ROWS == 0) memcpy(sum, errors, columns * sizeof *sum);
-        else kernels->add(columns, sum, errors, sum);
-        if (sum == part && (i % SUM_ROWS == SUM_ROWS - 1 || i == rows - 1)) kernels->add(columns, out, part, out);
-    }
-}
-
 /* The gates' errors of the positions with each token. */
 static void lstm_add_tokens_part(void *context, int thread, int threads) {
     const lstm_layer *l = context;
     const lstm_op *op = l->op;
-    const int32_t *end = l->order, *list = end + op->numbers;
-    size_t begin, behind;
-    gg_parallel_split((size_t)(4 * op->hidden), GG_LANES, thread, threads, &begin, &behind);
-    for (size_t at = begin, n; at < behind; at += n) {
-        n = behind - at < SUM_COLUMNS ? behind - at : SUM_COLUMNS;
-        for (int64_t i = 0, first = 0; i < op->numbers; first = end[i++])
-            add_rows(l, list + first, end[i] - first, at, n, l->of_token + i * op->gate_row + at);
-    }
+    size_t begin, end;
+    gg_parallel_split((size_t)(4 * op->hidden), GG_LANES, thread, threads, &begin, &end);
+    for (int64_t i = 0; i < op->numbers; ++i)
+        gg_native_add_rows(gg_cpu_device_kernels(op->device)->elementwise, l->order, op->numbers, i, l->gates + begin,
+                           op->gate_row, end - begin, l->of_token + i * op->gate_row + begin);
 }
 
 static void add_tokens(lstm_layer *l) {
-    order_tokens(l);
-    gg_parallel_run(l->op->device->threads, lstm_add_tokens_part, l);
+    const lstm_op *op = l->op;
+    gg_native_order_tokens(op->numbers, op->batch * op->positions, l->token, l->order);
+    gg_parallel_run(op->device->threads, lstm_add_tokens_part, l);
 }
 
 static void weight_gradients(const lstm_layer *l) {
@@ -677,7 +644,7 @@ static void lay_out(lstm_op *op) {
     op->bias_at = add_room(&scratch, 4 * hidden);
     op->token_at = add_room(&scratch, (size_t)(op->numbers * op->gate_row));
     if (training) {
-        op->order_at = add_room(&scratch, op->numbers > 0 ? (size_t)op->numbers + all : 0);
+        op->order_at = add_room(&scratch, op->numbers > 0 ? gg_native_order_size(op->numbers, (int64_t)all) : 0);
         op->later_at = add_room(&scratch, (size_t)op->batch * hidden);
         op->cell_error_at = add_room(&scratch, (size_t)op->batch * hidden);
         op->error_at = op->layers > 1 ? add_room(&scratch, all * hidden) : 0;

@@ -50,6 +50,12 @@ gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, 
 gg_status gg_native_position_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* That error. */
 gg_status gg_native_check_tokens(int64_t batch, int64_t positions, int64_t numbers, const int32_t *token);
+/* Of so many tokens of a table of `numbers` rows, which of them are each row's: gg_native_order_size numbers. */
+static inline size_t gg_native_order_size(int64_t numbers, int64_t tokens) { return (size_t)(numbers + tokens); }
+void gg_native_order_tokens(int64_t numbers, int64_t tokens, const int32_t *token, int32_t *order);
+/* The sum of the rows of `in`, one a token and in_row apart, whose token is `number`. */
+void gg_native_add_rows(const gg_cpu_elementwise *kernels, const int32_t *order, int64_t numbers, int64_t number,
+                        const float *in, int64_t in_row, size_t columns, float *out);
 /* PERMUTE, SLICE and PAD: BATCH_LAST if offered, else PLAIN. */
 gg_status gg_native_rearrange_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* PLAIN. */
