@@ -41,13 +41,15 @@ static bool in_place(const gg_sgemm *p) {
     return !p->transpose_a && p->lda % SAME_SETS != 0 && (p->lda <= NEAR_ROWS || p->n <= FEW_COLS);
 }
 
-/* Where copies would be read too few times: a term of A and one of B are at most so many floats for each row of a
- * tile. */
+/* Where copies would be read too few times: a term of A and one of B are at most so many floats for each row of a tile,
+ * and one of B, which is read again for each block of rows, at most so many. */
 #define TERM_FLOATS 64
+#define TERM_FLOATS_OF_B 256
 
 static bool takes_both_in_place(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
     return p->transpose_a && !p->transpose_b && p->bias == NULL && kernels->vector > 1 &&
-           (p->n % kernels->vector == 0 || p->read_behind) && p->lda + p->ldb <= TERM_FLOATS * kernels->tile_rows;
+           (p->n % kernels->vector == 0 || p->read_behind) && p->ldb <= TERM_FLOATS_OF_B &&
+           p->lda + p->ldb <= TERM_FLOATS * kernels->tile_rows;
 }
 
 static int64_t parts_of(const gg_sgemm *p) { return p->k > 0 ? gg_block_count(p->k, PART_TERMS) : 1; }
@@ -152,12 +154,13 @@ static void panel_by_panel(void *context, int thread, int threads) {
     }
 }
 
+/* The larger matrix is divided: each thread reads all of the other. */
 static void in_place_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
     const int64_t blocks = gg_block_count(p->m, j->kernels->tile_rows);
     size_t begin = 0, end = (size_t)blocks, first = 0, last = (size_t)j->panels;
-    if (j->by_columns) gg_parallel_split((size_t)j->panels, 1, thread, threads, &first, &last);
+    if (p->n > p->m) gg_parallel_split((size_t)j->panels, 1, thread, threads, &first, &last);
     else gg_parallel_split((size_t)blocks, 1, thread, threads, &begin, &end);
     const int64_t col = (int64_t)first * j->kernels->panel, behind = (int64_t)last * j->kernels->panel;
     const gg_multiply product = {.m = p->m,
@@ -217,8 +220,7 @@ void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
              .p = p,
              .packed = scratch,
              .panels = gg_block_count(p->n, kernels->panel),
-             .parts = parts_of(p),
-             .by_columns = gg_block_count(p->m, kernels->tile_rows) < 2 * threads};
+             .parts = parts_of(p)};
     if (takes_both_in_place(kernels, p) || takes_panels(kernels, p, threads)) {
         gg_parallel_run(threads, takes_both_in_place(kernels, p) ? in_place_part : panel_by_panel, &j);
         return;
@@ -228,6 +230,7 @@ void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
     for (j.j = 0; j.j < p->n; j.j += most) {
         j.cols = p->n - j.j < most ? p->n - j.j : most;
         j.panels = gg_block_count(j.cols, kernels->panel);
+        j.by_columns = gg_block_count(p->m, kernels->tile_rows) < 2 * threads;
         gg_parallel_run(threads, sgemm_pack_part, &j);
         gg_parallel_run(threads, multiply_part, &j);
     }
