@@ -221,8 +221,9 @@ void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
              .packed = scratch,
              .panels = gg_block_count(p->n, kernels->panel),
              .parts = parts_of(p)};
-    if (takes_both_in_place(kernels, p) || takes_panels(kernels, p, threads)) {
-        gg_parallel_run(threads, takes_both_in_place(kernels, p) ? in_place_part : panel_by_panel, &j);
+    const bool both = takes_both_in_place(kernels, p);
+    if (both || takes_panels(kernels, p, threads)) {
+        gg_parallel_run(threads, both ? in_place_part : panel_by_panel, &j);
         return;
     }
     j.blocks = j.packed + strip_floats(kernels, p);

@@ -73,6 +73,9 @@ typedef struct lstm_layer {
     bool drops;
 } lstm_layer;
 
+/* The first layer of one that reads tokens. */
+static bool has_tokens(const lstm_op *op, int64_t number) { return number == 0 && op->numbers > 0; }
+
 static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t number) {
     const bool training = op->head.desc.training, last = number == op->layers - 1;
     float *scratch = args->scratch, *base = training ? args->saved : scratch;
@@ -92,7 +95,7 @@ static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t nu
     l.sums = scratch + op->sums_at;
     l.later = scratch + op->later_at;
     l.cell_error = scratch + op->cell_error_at;
-    if (number == 0 && op->numbers > 0) {
+    if (has_tokens(op, number)) {
         l.token = args->input[0];
         l.in = args->parameter[GG_LSTM_TABLE];
         l.of_token = scratch + op->token_at;
@@ -343,9 +346,9 @@ static void leave_layer(const lstm_layer *l) {
 
 /* Rows of what the first product reads, and of what the last ones do: one a position, or one a row of the table. */
 static int64_t rows_of_input(const lstm_layer *l) {
-    return l->of_token != NULL ? l->op->numbers : l->op->batch * l->op->positions;
+    return has_tokens(l->op, l->number) ? l->op->numbers : l->op->batch * l->op->positions;
 }
-static float *gates_of_input(const lstm_layer *l) { return l->of_token != NULL ? l->of_token : l->gates; }
+static float *gates_of_input(const lstm_layer *l) { return has_tokens(l->op, l->number) ? l->of_token : l->gates; }
 
 /* The input's part of the gates: its rows with the weights turned. */
 static gg_sgemm input_product(const lstm_layer *l) {
@@ -654,15 +657,11 @@ static void lay_out(lstm_op *op) {
 }
 
 static void lstm_scratch(lstm_op *op) {
-    const float *none[5] = {NULL};
-    float any;
+    const float *none[6] = {NULL}; /* up to the second layer's first weight, behind a table */
     size_t most = 0;
     for (int64_t i = 0; i < 2; ++i) {
         const gg_op_args args = {.parameter = none};
-        const lstm_layer l = {.op = op,
-                              .args = &args,
-                              .inputs = i == 0 ? op->inputs : op->hidden,
-                              .of_token = i == 0 && op->numbers > 0 ? &any : NULL};
+        const lstm_layer l = {.op = op, .args = &args, .number = i, .inputs = i == 0 ? op->inputs : op->hidden};
         const gg_sgemm product[4] = {input_product(&l), data_product(&l, NULL), input_weight_product(&l, NULL),
                                      state_weight_product(&l, NULL, NULL)};
         for (int k = 0; k < 4; ++k) {
