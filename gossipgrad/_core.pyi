@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 # cancelled -> Cancelled.
 # Arrays of one batch: one, or a tuple with one for each input of the network, or for each target.
 _Fields = NDArray[Any] | tuple[NDArray[Any], ...]
+# A convolution, and its algorithms forward, of the weights and of the data.
+_Choice = tuple[tuple[int, ...], tuple[str, str, str]]
 
 class CommunicationError(RuntimeError): ...
 class Cancelled(RuntimeError): ...
@@ -208,12 +210,16 @@ class Trainer:
     ) -> list[tuple[tuple[int, ...], str, str, float]]:
         """Seconds of each candidate, as (convolution, pass, algorithm, seconds), of these convolutions; without those
         for which `seconds` do not suffice. Without training: of the pass forward alone. first: as of convolutions."""
-    def measure_tables(self, batch: int, seconds: float, /) -> tuple[dict[str, float], str]:
+    def measure_tables(
+        self, batch: int, seconds: float, of_onednn: list[_Choice] = ..., of_native: list[_Choice] = ..., /
+    ) -> tuple[dict[str, float], str]:
         """Seconds of a training step with each table asked first; none where there is no choice, or where time (so many
-        seconds) or memory do not suffice: then the text says so. Between steps."""
+        seconds) or memory do not suffice: then the text says so. Between steps. of_onednn, of_native: the algorithms of
+        convolutions where oneDNN's table is first, and where the native one is, both or neither; in place of those that
+        are set."""
     def set_algorithms(
         self,
-        choices: list[tuple[tuple[int, ...], tuple[str, str, str]]],
+        choices: list[_Choice],
         tables: list[tuple[int, str]] = ...,
         /,
     ) -> None:

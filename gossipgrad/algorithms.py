@@ -10,8 +10,10 @@ most operations first, within SECONDS; of an evaluation the forward pass, and on
 pays. What has not been measured is chosen by fixed rules.
 
 Before that, which of two tables is asked first for all operations of a training step, and so in which layout its
-activations lie, is measured as a whole, reorders included: a few steps with each order, within SECONDS. Where that does
-not suffice, or the memory does not, a fixed rule decides, and the report says why.
+activations lie, is measured as a whole, reorders included: a few steps with each order, within SECONDS. Unless one is
+CLEAR times as fast, the convolutions are measured in the layouts of both, and then the steps again, with the fastest
+algorithms of either. Where the time does not suffice, or the memory does not, a fixed rule decides, and the report says
+why.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import contextlib
 import json
 import os
 import platform
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,11 +34,13 @@ Seconds = dict[str, dict[str, float]]  # by pass, then by algorithm
 Measured = dict[Key, Seconds]
 Record = dict[str, Any]  # in terms of JSON
 Measure = Callable[[list[Key]], Iterable[tuple[Key, str, str, float]]]
+Choice = tuple[Key, tuple[str, str, str]]
 PASSES = ("forward", "weights", "data")
 ACCURACY = {"direct": 0, "widened": 0, "split": 0, "winograd2": 1, "winograd4": 2, "winograd6": 3}  # the best first
 HARDLY_MORE = 1.03
-KERNELS = 11  # raised with kernels or candidates of convolutions: times of other ones are measured anew
+KERNELS = 12  # raised with kernels or candidates of convolutions: times of other ones are measured anew
 SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured
+CLEAR = 2.5  # Winograd's convolutions may make more than twice as fast a step of which the rule expects nothing
 PATIENCE = 0.25  # of a timeout of the ranks that wait meanwhile, at most
 PAYS = 100  # full batches of an evaluation: measuring runs each candidate about ten times
 _IMAGE = ("batch", "channels", "height", "width")
@@ -127,8 +132,8 @@ def measured(
     # A first layer's "data" is not computed: its convolution is known without.
     missing = [key for key in wanted if not set(passes) - {"data"} <= set(known.get(key, {}))]
     fresh: Measured = {}
-    for key, one, algorithm, time in measure(missing) if missing else ():
-        fresh.setdefault(tuple(key), {}).setdefault(one, {})[algorithm] = time
+    for key, one, algorithm, took in measure(missing) if missing else ():
+        fresh.setdefault(tuple(key), {}).setdefault(one, {})[algorithm] = took
     if fresh:
         cache[where] = {_text(key): seconds for key, seconds in (known | fresh).items()}
         _write(path, cache)
@@ -160,6 +165,25 @@ def tables(
         cache[where] = {**(entries if isinstance(entries, dict) else {}), key: found}
         _write(path, cache)
     return [*own, {"batch": batch, "table": min(found, key=lambda name: found[name]), "seconds": found}]
+
+
+def compared(
+    steps: Callable[..., tuple[dict[str, float], str]], choices: Callable[[str, float], list[Choice]], seconds: float
+) -> tuple[dict[str, float], str]:
+    """Seconds of a step with each table first, or why there are none. steps: measures them within so many seconds, and
+    with the algorithms of each table, in the order in which it names them, where these are given; choices: measures
+    those of a table, begun within so many seconds. All in about `seconds`."""
+    begin = time.monotonic()
+
+    def left() -> float:
+        return seconds - (time.monotonic() - begin)
+
+    by_rule, reason = steps(seconds)
+    if not by_rule or max(by_rule.values()) > CLEAR * min(by_rule.values()):
+        return by_rule, reason
+    chosen = [choices(name, left() / 4) for name in by_rule]
+    found, _ = steps(left(), *chosen)
+    return found or by_rule, ""
 
 
 def ordered(described: Iterable[Record]) -> list[Record]:
@@ -212,7 +236,7 @@ def known(described: Iterable[dict[str, Any]]) -> Measured:
     return {_key(one): one["seconds"] for one in described if "table" not in one}
 
 
-def choices(described: Iterable[dict[str, Any]]) -> list[tuple[Key, tuple[str, str, str]]]:
+def choices(described: Iterable[dict[str, Any]]) -> list[Choice]:
     """What the core is told, from a report. KeyError, TypeError, ValueError: it is none."""
     made = []
     for one in described:

@@ -653,28 +653,35 @@ class Replicas:
     def _measured(self, batch: int, training: bool, pays: bool) -> list[Record]:
         seconds = algorithms.budget(0.0 if agreement.alone(self.team) else self.team.timeout)
 
-        def steps(size: int) -> tuple[dict[str, float], str]:
-            return self.core.measure_tables(size, seconds)
-
         if self.device.startswith("cuda"):
             where = algorithms.gpu(environment.devices()["gpu"], self.device, self.dtype, self.precision)
         else:
             where = algorithms.machine(self.core.isa, self.core.backend, self.threads, self.dtype)
         path, own = algorithms.cache_path(), algorithms.known(self.algorithms)
         orders = algorithms.ordered(self.algorithms)
+        passes = algorithms.PASSES if training else algorithms.PASSES[:1]
+
+        # Given to each measurement, not set: if one fails, this rank goes on as the others do.
+        def convolutions(first: str | None, within: float) -> algorithms.Measured:
+            def measure(missing: list[algorithms.Key]) -> list[tuple[algorithms.Key, str, str, float]]:
+                return self.core.measure_algorithms(batch, training, missing, within, first) if pays else []
+
+            wanted = self.core.convolutions(batch, training, first)
+            there = where + (f", {first} first" if first is not None else "")
+            return algorithms.measured(wanted, passes, measure, there, path, own)
+
+        def choices(first: str, within: float) -> list[algorithms.Choice]:
+            return algorithms.choices(algorithms.report(convolutions(first, within)))
+
         if training and self.dtype == "float32":  # in bfloat16 one table has the operations
             net = fingerprint.text(fingerprint.network(self.net))
+
+            def steps(size: int) -> tuple[dict[str, float], str]:
+                return algorithms.compared(functools.partial(self.core.measure_tables, size), choices, seconds)
+
             orders = algorithms.tables(batch, net, steps, where, path, orders)
-        # Given to each measurement, not set: if one fails, this rank goes on as the others do.
         first = dict(algorithms.first_tables(orders)).get(batch)
-        where += f", {first} first" if first is not None else ""
-
-        def measure(missing: list[algorithms.Key]) -> list[tuple[algorithms.Key, str, str, float]]:
-            return self.core.measure_algorithms(batch, training, missing, seconds, first) if pays else []
-
-        wanted = self.core.convolutions(batch, training, first)
-        passes = algorithms.PASSES if training else algorithms.PASSES[:1]
-        return orders + algorithms.report(algorithms.measured(wanted, passes, measure, where, path, own))
+        return orders + algorithms.report(convolutions(first, seconds))
 
     def set_algorithms(self, described: list[Record], saved: bool = False) -> None:
         """How convolutions are computed from now on, the same on all ranks. saved: a checkpoint says so."""

@@ -350,6 +350,56 @@ def test_the_order_of_tables_is_in_the_cache(tmp_path):
     assert found(8) == wanted and asked == [8]
 
 
+def test_tables_are_compared_with_the_fastest_algorithms_of_each():
+    """The faster one by the rule is not the faster one by what its convolutions are measured to take."""
+    calls = []
+
+    def steps(seconds, *chosen):
+        calls.append(("steps", *chosen))
+        assert 0 < seconds <= 8.0
+        return ({"onednn": 0.3, "native": 0.1}, "") if chosen else (by_rule, "")
+
+    def choices(name, seconds):
+        calls.append(name)
+        assert 0 < seconds <= 2.0
+        return [name]
+
+    by_rule = {"onednn": 0.4, "native": 0.5}
+    assert algorithms.compared(steps, choices, 8.0) == ({"onednn": 0.3, "native": 0.1}, "")
+    assert calls == [("steps",), "onednn", "native", ("steps", ["onednn"], ["native"])]
+    by_rule, calls[:] = {"onednn": 0.1, "native": 0.1 * algorithms.CLEAR * 1.01}, []
+    assert algorithms.compared(steps, choices, 8.0) == (by_rule, "") and calls == [("steps",)]
+    assert algorithms.compared(lambda _, *chosen: ({}, "why"), choices, 8.0) == ({}, "why")
+    near = {"onednn": 0.1, "native": 0.2}  # with them no time was left
+    assert algorithms.compared(lambda _, *chosen: ({}, "why") if chosen else (near, ""), choices, 8.0) == (near, "")
+
+
+@pytest.mark.cpu("which of its tables is asked first")
+@both_tables
+def test_the_steps_of_each_table_have_its_algorithms():
+    """Seen by the memory of the plans. What is given is not set, and what is set does not count."""
+    key = (16, 32, 24, 24, 32, 2, 2, 1, 0, 5, 5, *PLAIN)
+
+    def memory(*given, set_before="direct"):
+        layers = [gg.Conv2d(32, 5, padding=2), gg.Conv2d(32, 5, padding=2), gg.Flatten(), gg.Linear(10)]
+        with gg.Trainer(gg.Sequential(layers, input=(3, 24, 24)), tune=False) as trainer:
+            assert key in trainer.core.convolutions(16, True, "native")
+            trainer.core.set_algorithms([(key, (set_before,) * 3)])
+            trainer.core.measure_tables(16, 100.0, *([(key, (name,) * 3)] if name else [] for name in given))
+            assert trainer.algorithms == []
+            return trainer.core.bytes()
+
+    direct, winograd = memory("direct", "direct"), memory("direct", "winograd4")
+    assert winograd > direct == memory() == memory("", "direct", set_before="winograd4")
+    assert memory(set_before="winograd4") == winograd
+    with gg.Trainer(network(), tune=False) as trainer:
+        choice = (KEY, CHOSEN)
+        for wrong in ([[choice]], [[choice], [3]], [[choice], [(KEY, ("fast",) * 3)]], [[(3, CHOSEN)], []], [{}, []]):
+            with pytest.raises((TypeError, ValueError)):
+                trainer.core.measure_tables(8, 100.0, *wrong)
+        trainer.core.measure_tables(8, 100.0, [choice], [])
+
+
 @pytest.mark.cpu("which of its tables is asked first")
 @both_tables
 @pytest.mark.parametrize("first", ["native", "onednn"])

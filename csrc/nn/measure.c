@@ -340,6 +340,7 @@ typedef struct step_bench {
     const gg_graph *graph;
     const gg_plan_options *options;
     const float *weights;
+    const gg_conv_choices *algorithms; /* of either order; NULL: those of the options */
     float *gradients;
     gg_plan_batch batch;
     double budget, deadline;
@@ -383,6 +384,10 @@ static gg_status time_steps(step_bench *b, bool fallback_first) {
     own.training = true;
     own.table_choice = &choice;
     own.table_choices = 1;
+    if (b->algorithms != NULL) {
+        own.conv_choice = b->algorithms[fallback_first].choice;
+        own.conv_choices = b->algorithms[fallback_first].count;
+    }
     GG_TRY(gg_plan_create(b->graph, &own, &plan));
     GG_TRY(fill_inputs(plan, b->graph, own.batch));
     const double begin = gg_clock_now();
@@ -420,8 +425,8 @@ static size_t targets_bytes(const gg_graph *graph, int64_t batch) {
     return most * (size_t)batch * sizeof(float);
 }
 
-gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights, double seconds,
-                            gg_tables_timing *out) {
+gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights,
+                            const gg_conv_choices algorithms[2], double seconds, gg_tables_timing *out) {
     gg_status status = GG_OK;
     void *targets = NULL, *gradients = NULL;
     *out = (gg_tables_timing){.outcome = GG_TABLES_ONE};
@@ -432,6 +437,7 @@ gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *option
     step_bench b = {.graph = graph,
                     .options = options,
                     .weights = weights,
+                    .algorithms = algorithms,
                     .gradients = gradients,
                     .budget = seconds,
                     .deadline = gg_clock_now() + seconds,

@@ -37,11 +37,18 @@ typedef struct gg_tables_timing {
     double seconds[2]; /* MEASURED: of a step where the device is asked first, and where its fallback is */
 } gg_tables_timing;
 
+/* Algorithms of so many convolutions. */
+typedef struct gg_conv_choices {
+    const gg_conv_choice *choice;
+    int count;
+} gg_conv_choices;
+
 /* What a training step takes with each order of tables: the shortest of a few steps on made-up samples, reorders
- * included. weights: an arena, which is read alone; NULL: the graph has none. After so many seconds it ends with the
+ * included. weights: an arena, which is read alone; NULL: the graph has none. algorithms: of convolutions where the
+ * device is asked first, and where its fallback is; NULL: those of the options. After so many seconds it ends with the
  * operation that runs, or with the plan that is being made; before that, where the next steps would not be done in
  * time, or are not needed. */
-gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights, double seconds,
-                            gg_tables_timing *out);
+gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights,
+                            const gg_conv_choices algorithms[2], double seconds, gg_tables_timing *out);
 
 #endif

@@ -322,6 +322,19 @@ static int read_choice(PyObject *item, gg_conv_choice *out) {
     return 0;
 }
 
+/* The choices of a list, which the caller releases by PyMem_Free; NULL: an exception is set. */
+static gg_conv_choice *read_choices(PyObject *list) {
+    const Py_ssize_t count = PyList_GET_SIZE(list);
+    gg_conv_choice *made = PyMem_Calloc((size_t)count + 1, sizeof *made);
+    if (made == NULL) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; made != NULL && i < count; ++i) {
+        if (read_choice(PyList_GET_ITEM(list, i), &made[i]) == 0) continue;
+        PyMem_Free(made);
+        made = NULL;
+    }
+    return made;
+}
+
 /* ({table: seconds}, why there are none). */
 static PyObject *tables_timing(const gg_tables_timing *timing, double budget) {
     char *why;
@@ -342,18 +355,36 @@ static PyObject *tables_timing(const gg_tables_timing *timing, double budget) {
 
 static PyObject *measure_tables(PyObject *self, PyObject *args) {
     gg_py_trainer *t = (gg_py_trainer *)self;
+    PyObject *list[2] = {NULL, NULL}, *result = NULL;
+    gg_conv_choice *made[2] = {NULL, NULL};
     long long batch;
     double seconds = 0;
     gg_tables_timing timing;
     gg_status status;
-    if (!PyArg_ParseTuple(args, "Ld:measure_tables", &batch, &seconds)) return NULL;
-    if (!gg_py_trainer_is_free(t)) return NULL;
+    if (!PyArg_ParseTuple(args, "Ld|O!O!:measure_tables", &batch, &seconds, &PyList_Type, &list[0], &PyList_Type,
+                          &list[1]))
+        return NULL;
+    const bool given = list[1] != NULL;
+    if (list[0] != NULL && !given) {
+        PyErr_Format(PyExc_TypeError, "measure_tables: algorithms of %s first, but none of %s first", table_names[0],
+                     table_names[1]);
+        return NULL;
+    }
+    for (int i = 0; given && i < 2; ++i)
+        if ((made[i] = read_choices(list[i])) == NULL) goto cleanup;
+    if (!gg_py_trainer_is_free(t)) goto cleanup;
     t->busy = true;
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_replica_measure_tables(gg_trainer_replica(t->trainer, 0), batch, seconds, &timing);
+    const gg_conv_choices algorithms[2] = {{made[0], given ? (int)PyList_GET_SIZE(list[0]) : 0},
+                                           {made[1], given ? (int)PyList_GET_SIZE(list[1]) : 0}};
+    status = gg_replica_measure_tables(gg_trainer_replica(t->trainer, 0), batch, given ? algorithms : NULL, seconds,
+                                       &timing);
     Py_END_ALLOW_THREADS;
     t->busy = false;
-    return status == GG_OK ? tables_timing(&timing, seconds) : gg_py_raise(status);
+    result = status == GG_OK ? tables_timing(&timing, seconds) : gg_py_raise(status);
+cleanup:
+    for (int i = 0; i < 2; ++i) PyMem_Free(made[i]);
+    return result;
 }
 
 static int read_table(PyObject *item, gg_table_choice *out) {
@@ -375,14 +406,14 @@ static PyObject *set_algorithms(PyObject *self, PyObject *args) {
     PyObject *list, *orders = NULL, *result = NULL;
     if (!PyArg_ParseTuple(args, "O!|O!:set_algorithms", &PyList_Type, &list, &PyList_Type, &orders)) return NULL;
     const Py_ssize_t count = PyList_GET_SIZE(list), table_count = orders != NULL ? PyList_GET_SIZE(orders) : 0;
-    gg_conv_choice *choices = PyMem_Calloc((size_t)count + 1, sizeof *choices);
-    gg_table_choice *tables = PyMem_Calloc((size_t)table_count + 1, sizeof *tables);
-    if (choices == NULL || tables == NULL) {
+    gg_table_choice *tables = NULL;
+    gg_conv_choice *choices = read_choices(list);
+    if (choices == NULL) return NULL;
+    tables = PyMem_Calloc((size_t)table_count + 1, sizeof *tables);
+    if (tables == NULL) {
         PyErr_NoMemory();
         goto cleanup;
     }
-    for (Py_ssize_t i = 0; i < count; ++i)
-        if (read_choice(PyList_GET_ITEM(list, i), &choices[i]) < 0) goto cleanup;
     for (Py_ssize_t i = 0; i < table_count; ++i)
         if (read_table(PyList_GET_ITEM(orders, i), &tables[i]) < 0) goto cleanup;
     if (!gg_py_trainer_is_free(t)) goto cleanup;
@@ -407,7 +438,8 @@ PyMethodDef gg_py_trainer_measures[] = {
      "What each candidate takes for each pass: batch, whether for training, of which convolutions, within how many "
      "seconds, which table is first."},
     {"measure_tables", measure_tables, METH_VARARGS,
-     "Seconds of a training step with each table asked first, and why there are none: batch, within how many seconds."},
+     "Seconds of a training step with each table asked first, and why there are none: batch, within how many seconds, "
+     "and the algorithms of convolutions with either first, in place of those that are set."},
     {"set_algorithms", set_algorithms, METH_VARARGS,
      "The algorithms of these convolutions, and which table is first for these batch sizes, on the local ranks."},
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},

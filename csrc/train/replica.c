@@ -182,14 +182,15 @@ gg_status gg_replica_measure_algorithms(gg_replica *r, int64_t batch, bool train
     return status;
 }
 
-gg_status gg_replica_measure_tables(gg_replica *r, int64_t batch, double seconds, gg_tables_timing *out) {
+gg_status gg_replica_measure_tables(gg_replica *r, int64_t batch, const gg_conv_choices algorithms[2], double seconds,
+                                    gg_tables_timing *out) {
     gg_status status = GG_OK;
     gg_plan_options options = measured_options(r, batch, true, NULL);
     const gg_float_mode former = gg_parallel_enter();
     options.memory = &r->plans.memory; /* not beside that of other plans */
     if (r->exchange == NULL) GG_FAIL(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
-    GG_TRY(
-        gg_measure_tables(r->options.graph, &options, gg_state_weights(gg_exchange_state(r->exchange)), seconds, out));
+    const float *weights = gg_state_weights(gg_exchange_state(r->exchange));
+    GG_TRY(gg_measure_tables(r->options.graph, &options, weights, algorithms, seconds, out));
 cleanup:
     gg_parallel_leave(former);
     return status;

@@ -251,7 +251,8 @@ gg_status gg_replica_measure_algorithms(gg_replica *replica, int64_t batch, bool
                                         const gg_conv_key *wanted, int wants, double seconds, gg_conv_timing **out,
                                         int *count);
 /* As gg_measure_tables, with the rank's weights. Nothing may be in flight. */
-gg_status gg_replica_measure_tables(gg_replica *replica, int64_t batch, double seconds, gg_tables_timing *out);
+gg_status gg_replica_measure_tables(gg_replica *replica, int64_t batch, const gg_conv_choices algorithms[2],
+                                    double seconds, gg_tables_timing *out);
 /* The algorithms of these convolutions and the orders of tables for these batch sizes, in place of those given before;
  * the next steps make their plans anew. Both arrays belong to the caller and are used until others are given, or until
  * the replica is destroyed. */
