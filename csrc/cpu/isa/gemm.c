@@ -6,6 +6,43 @@
 #endif
 #include "tensor/tensor.h"
 
+#ifdef GG_VECTOR
+#define VECTOR GG_VECTOR
+#define TILE_ROWS GG_TILE_ROWS
+#define DOT_ROWS GG_DOT_ROWS
+#else
+#define VECTOR 1
+#define TILE_ROWS 1
+#define DOT_ROWS 1
+#endif
+
+#define PACK_AHEAD 8 /* terms: they may lie pages apart, where no hardware prefetcher follows */
+
+/* Term by term for all blocks. */
+static void gemm_pack(int64_t m, int64_t k, const float *a, int64_t a_step, float *out) {
+    const int64_t blocks = gg_block_count(m, TILE_ROWS), least = m / blocks, more = m % blocks;
+#if VECTOR == 8
+    /* Without AVX-512 a masked store takes some processors tens of cycles. So a whole vector is copied where the rows
+     * of later terms of the same block come to lie behind these, and more terms of a follow. */
+    const int64_t behind = gg_block_count(VECTOR, least > 0 ? least : 1);
+    const int64_t whole = a_step < VECTOR || k <= behind ? 0 : k - behind;
+#endif
+    for (int64_t l = 0; l < k; ++l) {
+        const float *from = a + l * a_step;
+        for (int64_t i = 0; i < m; i += GG_LANES) __builtin_prefetch(from + PACK_AHEAD * a_step + i);
+        for (int64_t b = 0, i = 0; b < blocks; ++b) {
+            const int rows = (int)(least + (b < more)); /* as gg_block_begin has them */
+            float *to = out + i * k + l * rows;
+#if VECTOR == 8
+            if (l < whole) *(gg_vec *)to = *(const gg_vec *)(from + i);
+            else
+#endif
+                lanes_store_part(to, rows, lanes_load_part(from + i, rows));
+            i += rows;
+        }
+    }
+}
+
 #ifndef GG_VECTOR
 
 static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t block_end) {
@@ -58,15 +95,7 @@ static void gemm_panels(const gg_panels *p) {
     }
 }
 
-#define VECTOR 1
-#define TILE_ROWS 1
-#define DOT_ROWS 1
-
 #else
-
-#define VECTOR GG_VECTOR
-#define TILE_ROWS GG_TILE_ROWS
-#define DOT_ROWS GG_DOT_ROWS
 
 #define TILE(R, V)                                                                                                     \
     static __attribute__((noinline)) void down_##R##x##V(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_DOWN); }     \
@@ -99,6 +128,11 @@ static void edge(const gg_tile *tile, gg_tile_fn run, int64_t rows, int64_t cols
         for (int64_t j = 0; j < cols; ++j) tile->y[i * tile->y_row + j] = beside[i][j];
 }
 
+/* The most terms that are summed at a time where a's rows are one behind the other. With the lower levels' tiles each
+ * term of a block is a small part of a cache line: a copy of the block leaves room for b in the first-level cache. */
+#define DOWN_TERMS 1024
+#define COPIES_DOWN (4 * TILE_ROWS < 2 * GG_LANES)
+
 static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t block_end) {
     static const gg_tap whole = {0, 0};
     const bool across = p->a_step == 1 && p->part_of == 0;
@@ -108,9 +142,11 @@ static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t blo
      * where the parts end. */
     int64_t most_terms = 131072 / (p->part_of > 0 ? p->part_of : p->n);
     if (most_terms < 256) most_terms = 256;
-    if (!across && most_terms > 1024) most_terms = 1024;
+    if (!across && most_terms > DOWN_TERMS) most_terms = DOWN_TERMS;
     if (p->most_terms > 0) most_terms = p->most_terms;
     const int64_t parts = gg_block_count(p->k > 0 ? p->k : 1, most_terms);
+    const bool copies = COPIES_DOWN && !across && most_terms <= DOWN_TERMS && p->n > 4 * GG_VECTOR;
+    float copy[COPIES_DOWN ? TILE_ROWS * DOWN_TERMS : 1] __attribute__((aligned(64)));
     gg_tile t = {.row_taps = &whole,
                  .col_taps = &whole,
                  .row_count = 1,
@@ -130,6 +166,11 @@ static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t blo
             const int64_t i = gg_block_begin(p->m, blocks, b), rows = gg_block_begin(p->m, blocks, b + 1) - i;
             const int64_t most = rows <= GG_TILE_WIDE ? 4 * GG_VECTOR : 2 * GG_VECTOR;
             t.w = p->a + i * p->a_row + k * p->a_step;
+            if (copies) {
+                gemm_pack(rows, t.terms, t.w, p->a_step, copy);
+                t.w = copy;
+                t.w_step = rows;
+            }
             t.bias = p->bias ? p->bias + i : NULL;
             for (int64_t j = 0; j < p->n;) {
                 const int64_t left = p->n - j;
@@ -324,19 +365,6 @@ static void gemm_pack_panels(int64_t n, int64_t k, const float *b, int64_t b_row
                                                    : lanes_set(0);
                 lanes_store_any(out + l * PANEL + x, v);
             }
-        }
-    }
-}
-
-/* Term by term for all blocks: terms may lie pages apart. */
-static void gemm_pack(int64_t m, int64_t k, const float *a, int64_t a_step, float *out) {
-    const int64_t blocks = gg_block_count(m, TILE_ROWS), least = m / blocks, more = m % blocks;
-    for (int64_t l = 0; l < k; ++l) {
-        const float *from = a + l * a_step;
-        for (int64_t b = 0, i = 0; b < blocks; ++b) {
-            const int rows = (int)(least + (b < more)); /* as gg_block_begin has them */
-            lanes_store_part(out + i * k + l * rows, rows, lanes_load_part(from + i, rows));
-            i += rows;
         }
     }
 }
