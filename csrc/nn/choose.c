@@ -112,8 +112,9 @@ bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
            desc->output.size[0] >= GG_LANES && gg_conv_has_form(desc, layout, GG_ALGORITHM_SPLIT);
 }
 
-/* Where Winograd's was faster, measured with AVX-512: transforms cost as much for each channel, and products gain with
- * the channels on the other side. Tiles that reach far beyond the image compute too much. */
+/* Where Winograd's was faster, measured with AVX-512, and with AVX2 for windows of 5 x 5, of which it saves more:
+ * transforms cost as much for each channel, and products gain with the channels on the other side. Tiles that reach far
+ * beyond the image compute too much. */
 static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
     const int64_t in = desc->input[0].size[0], out = desc->output.size[0], channels = in < out ? in : out;
     const gg_layout layout = desc->offered[0].layout;
@@ -125,7 +126,7 @@ static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
         tiled *= (desc->output.size[axis] + tile - 1) / tile * tile;
     }
     if (2 * tiled > 3 * area || (!blocks && layout != GG_LAYOUT_BATCH_LAST)) return false;
-    return channels >= (blocks && pass != GG_PASS_WEIGHTS ? 32 : 64);
+    return channels >= ((blocks && pass != GG_PASS_WEIGHTS) || desc->window.kernel[0] == 5 ? 32 : 64);
 }
 
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
