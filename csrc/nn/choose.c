@@ -14,17 +14,32 @@ static double time_of_convolution(int64_t in, int64_t out, int64_t groups) {
     return 1 + (padded - 1) / 2;
 }
 
+/* The fewest channels with which Winograd's convolutions are faster than sums, in BATCH_LAST. */
+static int64_t winograds_channels(const gg_window *window) { return window->kernel[0] == 5 ? 32 : 64; }
+
+/* Whether it is Winograd's where images lie BATCH_LAST, but has no such form in the layout of the device's table:
+ * without AVX-512 oneDNN has images in blocks of eight channels. */
+static bool loses_winograd(const gg_plan_options *options, const gg_layer_desc *desc, int64_t in, int64_t out) {
+    const gg_isa isa = options->device->isa;
+    const gg_window *w = &desc->window;
+    const bool square = w->kernel[0] == w->kernel[1] && (w->kernel[0] == 3 || w->kernel[0] == 5);
+    const bool dense = w->stride[0] == 1 && w->stride[1] == 1 && w->dilation[0] == 1 && w->dilation[1] == 1;
+    return (isa == GG_ISA_AVX2 || isa == GG_ISA_AVX512F) && options->conv_algorithm != GG_CONV_DIRECT && square &&
+           dense && desc->groups == 1 && (in < out ? in : out) >= winograds_channels(w);
+}
+
 /* oneDNN's time for a sample relative to the native table's with full lanes, by their multiply-adds. For graphs without
  * convolutions: as measured for linear layers of 512 to 2048. */
-static double time_of_sample(const gg_graph *graph) {
-    const double linear = 1.5;
+static double time_of_sample(const gg_graph *graph, const gg_plan_options *options) {
+    const double linear = 1.5, winograd = 2.5; /* measured with AVX2: 1.5 to 4 */
     double time = 0, all = 0;
     for (int i = 0; i < gg_graph_nodes(graph); i++) {
         const gg_node *node = gg_graph_node(graph, i);
         if (node->desc.kind != GG_LAYER_CONV2D) continue;
+        const int64_t in = gg_graph_node(graph, node->input[0])->shape.size[0], out = node->shape.size[0];
         const double macs = (double)gg_graph_node_macs(graph, i);
-        time += macs * time_of_convolution(gg_graph_node(graph, node->input[0])->shape.size[0], node->shape.size[0],
-                                           node->desc.groups);
+        time += macs * time_of_convolution(in, out, node->desc.groups) *
+                (loses_winograd(options, &node->desc, in, out) ? winograd : 1);
         all += macs;
     }
     return all > 0 ? time / all : linear;
@@ -35,8 +50,8 @@ static double time_of_sample(const gg_graph *graph) {
  * needs no reorder. Its cost is the padding: a batch of 1 does the work of 16 samples. So it comes first where its
  * padding costs less than the other table loses otherwise. One rule for the whole graph, because a change of table
  * between neighbours costs a reorder of the whole activation. */
-static bool lanes_first(const gg_graph *graph, int64_t batch) {
-    return (double)gg_lanes_padded(batch) <= time_of_sample(graph) * (double)batch;
+static bool lanes_first(const gg_graph *graph, const gg_plan_options *options) {
+    return (double)gg_lanes_padded(options->batch) <= time_of_sample(graph, options) * (double)options->batch;
 }
 
 bool gg_choose_has_tables(const gg_plan_options *options) {
@@ -51,7 +66,7 @@ int gg_choose_devices(const gg_graph *graph, const gg_plan_options *options, gg_
         order[0] = first;
         return 1;
     }
-    bool swapped = gg_choose_has_tables(options) && lanes_first(graph, options->batch);
+    bool swapped = gg_choose_has_tables(options) && lanes_first(graph, options);
     for (int i = 0; gg_choose_has_tables(options) && i < options->table_choices; i++)
         if (options->table_choice[i].batch == options->batch) swapped = options->table_choice[i].fallback_first;
     if (swapped) {
@@ -126,7 +141,7 @@ static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
         tiled *= (desc->output.size[axis] + tile - 1) / tile * tile;
     }
     if (2 * tiled > 3 * area || (!blocks && layout != GG_LAYOUT_BATCH_LAST)) return false;
-    return channels >= ((blocks && pass != GG_PASS_WEIGHTS) || desc->window.kernel[0] == 5 ? 32 : 64);
+    return channels >= (blocks && pass != GG_PASS_WEIGHTS ? 32 : winograds_channels(&desc->window));
 }
 
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {

@@ -671,10 +671,13 @@ static gg_graph *one_layer(int64_t channels, int64_t outputs, int64_t groups) {
 }
 
 /* The smallest batch of up to 16 for which the native table is asked first; 0: none. */
-static int64_t native_from(int64_t channels, int64_t outputs, int64_t groups) {
-    gg_device *order[2];
+static int64_t native_from_at(gg_isa isa, gg_conv_algorithm algorithm, int64_t channels, int64_t outputs,
+                              int64_t groups) {
+    gg_device *order[2], device = fake_plain;
     gg_graph *graph = one_layer(channels, outputs, groups);
-    gg_plan_options options = {.batch = 16, .device = &fake_plain, .fallback = native, .choose = true};
+    gg_plan_options options = {
+        .batch = 16, .device = &device, .fallback = native, .choose = true, .conv_algorithm = algorithm};
+    device.isa = isa;
     int64_t found = 0;
     for (; options.batch > 0; --options.batch) {
         CHECK_INT(gg_choose_devices(graph, &options, order), 2);
@@ -683,6 +686,10 @@ static int64_t native_from(int64_t channels, int64_t outputs, int64_t groups) {
     }
     gg_graph_destroy(graph);
     return found;
+}
+
+static int64_t native_from(int64_t channels, int64_t outputs, int64_t groups) {
+    return native_from_at(GG_ISA_AVX512, GG_CONV_AUTO, channels, outputs, groups);
 }
 
 /* The order of the tables: the native one first where it pads its lanes less than the other one its channels, if the
@@ -694,6 +701,14 @@ static void test_order(void) {
     CHECK_INT(native_from(1, 20, 1), 13);
     CHECK_INT(native_from(20, 20, 20), 16);
     CHECK_INT(native_from(1, 10, 0), 11);
+
+    /* Winograd's method, which the other table has not without AVX-512. */
+    CHECK_INT(native_from(64, 64, 1), 16);
+    CHECK_INT(native_from_at(GG_ISA_AVX2, GG_CONV_AUTO, 64, 64, 1), 7);
+    CHECK_INT(native_from_at(GG_ISA_AVX512F, GG_CONV_WINOGRAD, 64, 64, 1), 7);
+    CHECK_INT(native_from_at(GG_ISA_AVX2, GG_CONV_DIRECT, 64, 64, 1), 16);
+    CHECK_INT(native_from_at(GG_ISA_AVX2, GG_CONV_AUTO, 32, 64, 1), 16);
+    CHECK_INT(native_from_at(GG_ISA_AVX2, GG_CONV_AUTO, 64, 64, 64), 16);
 
     gg_graph *graph = one_layer(3, 32, 1);
     gg_plan_options options = {.batch = 64, .device = &fake_plain, .fallback = native};
