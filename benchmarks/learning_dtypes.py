@@ -27,6 +27,7 @@ from compression import TASKS, figure
 from records import Record, Results, table
 
 import gossipgrad as gg
+from gossipgrad import environment
 
 EPOCHS = {"lenet": 2, "cifar_quick": 4, "char_lstm": 2, "resnet20": 2, "higgs": 10}
 CONVOLUTIONS = ("lenet", "cifar_quick", "resnet20")
@@ -63,7 +64,9 @@ def shown(values: list[float], factor: float, digits: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", nargs="+", choices=EPOCHS, default=list(EPOCHS))
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    narrow = environment.core_info()["isa"] in ("avx512", "amx")
+    ways = [way for way in WAYS if narrow or way != "bfloat16"]
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=ways, help="default: all that this CPU has")
     parser.add_argument("--seeds", type=int, default=1, help="runs, of seeds 0, 1, ...")
     parser.add_argument("--epochs", type=int, help=f"default: {', '.join(f'{k} {v}' for k, v in EPOCHS.items())}")
     parser.add_argument("--json", metavar="FILE", help="runs, written one by one; those that it has are not run again")

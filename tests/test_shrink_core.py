@@ -445,7 +445,8 @@ def shrunk_twice(comm=None):
     for _ in range(2):  # rank 0 can read its part, and waits for nobody; all go on
         with pytest.raises((OSError, RuntimeError), match="the disk is gone"):
             core.plan_shrink({"conv": 0.0}, probe=half_a_probe(trainer))
-    plans = [core.plan_shrink({"conv": share, "fc": share}, probe=probe) for share in (0.0, 0.5)]
+    # Twins that leave change the loss by rounding alone.
+    plans = [core.plan_shrink({"conv": share, "fc": share}, probe=probe, epsilon=1e-6) for share in (0.0, 0.5)]
     assert plans[0].hash != plans[1].hash
     if comm is None:
         text = "ranks differ in what is to leave: rank 1 from rank 0"

@@ -1,4 +1,4 @@
-"""A network against the same one in PyTorch: one step, and twenty.
+"""A network against the same one in PyTorch: one step, and some more.
 
 PyTorch computes in float64 what is right and in float32 what rounding may do: ours may be as far from the former as a
 few times the latter, by the norm of the difference of each tensor.
