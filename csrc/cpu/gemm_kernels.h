@@ -74,7 +74,7 @@ typedef struct gg_conv_dot {
 } gg_conv_dot;
 
 /* c[i*c_row + j] = start + sum over l < k of a[i*a_row + l*a_step] * b[l*b_row + j], i < m, j < n; a_row or a_step
- * is 1. start is c (add), or bias[i], or 0. Nothing is packed: b's rows must be readable up to n rounded up to
+ * is 1. start is c (add), or bias[i], or 0. b is read where it lies: its rows must be readable up to n rounded up to
  * `vector` (what lies there does not matter). */
 typedef struct gg_multiply {
     int64_t m, n, k;

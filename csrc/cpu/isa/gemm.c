@@ -128,10 +128,11 @@ static void edge(const gg_tile *tile, gg_tile_fn run, int64_t rows, int64_t cols
         for (int64_t j = 0; j < cols; ++j) tile->y[i * tile->y_row + j] = beside[i][j];
 }
 
-/* The most terms that are summed at a time where a's rows are one behind the other. With the lower levels' tiles each
- * term of a block is a small part of a cache line: a copy of the block leaves room for b in the first-level cache. */
+/* The most terms that are summed at a time where a's rows are one behind the other. */
 #define DOWN_TERMS 1024
-#define COPIES_DOWN (4 * TILE_ROWS < 2 * GG_LANES)
+/* Whether the rows of a block are less than half a cache line in each term: a copy of them leaves b more room in the
+ * first-level cache. */
+#define COPIES_DOWN (2 * TILE_ROWS < GG_LANES)
 
 static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t block_end) {
     static const gg_tap whole = {0, 0};
@@ -145,7 +146,7 @@ static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t blo
     if (!across && most_terms > DOWN_TERMS) most_terms = DOWN_TERMS;
     if (p->most_terms > 0) most_terms = p->most_terms;
     const int64_t parts = gg_block_count(p->k > 0 ? p->k : 1, most_terms);
-    const bool copies = COPIES_DOWN && !across && most_terms <= DOWN_TERMS && p->n > 4 * GG_VECTOR;
+    const bool copies = COPIES_DOWN && !across && most_terms <= DOWN_TERMS && p->n > 4 * GG_VECTOR; /* read often */
     float copy[COPIES_DOWN ? TILE_ROWS * DOWN_TERMS : 1] __attribute__((aligned(64)));
     gg_tile t = {.row_taps = &whole,
                  .col_taps = &whole,
