@@ -12,8 +12,8 @@ pays. What has not been measured is chosen by fixed rules.
 Before that, which of two tables is asked first for all operations of a training step, and so in which layout its
 activations lie, is measured as a whole, reorders included: a few steps with each order, within SECONDS. Unless one is
 CLEAR times as fast, the convolutions are measured in the layouts of both, and then the steps again, with the fastest
-algorithms of either. Where the time does not suffice, or the memory does not, a fixed rule decides, and the report says
-why.
+algorithms of either, if there is time for that. Where it does not suffice for a step with each, or the memory does not,
+a fixed rule decides, and the report says why.
 """
 
 from __future__ import annotations
@@ -162,6 +162,8 @@ def tables(
         found, reason = measure(batch)
         if not found:
             return [*own, {"batch": batch, "table": None, "reason": reason}] if reason else own
+        cache = _read(path)  # measuring has written, too
+        entries = cache.get(where)
         cache[where] = {**(entries if isinstance(entries, dict) else {}), key: found}
         _write(path, cache)
     return [*own, {"batch": batch, "table": min(found, key=lambda name: found[name]), "seconds": found}]
@@ -181,8 +183,9 @@ def compared(
     by_rule, reason = steps(seconds)
     if not by_rule or max(by_rule.values()) > CLEAR * min(by_rule.values()):
         return by_rule, reason
-    chosen = [choices(name, left() / 4) for name in by_rule]
-    found, _ = steps(left(), *chosen)
+    share = left() / 4
+    chosen = [choices(name, share) for name in by_rule]
+    found, _ = steps(left(), *chosen) if any(chosen) else ({}, "")
     return found or by_rule, ""
 
 

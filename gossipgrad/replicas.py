@@ -661,6 +661,8 @@ class Replicas:
         orders = algorithms.ordered(self.algorithms)
         passes = algorithms.PASSES if training else algorithms.PASSES[:1]
 
+        seen: dict[str | None, algorithms.Measured] = {}  # for a cache that cannot be written
+
         # Given to each measurement, not set: if one fails, this rank goes on as the others do.
         def convolutions(first: str | None, within: float) -> algorithms.Measured:
             def measure(missing: list[algorithms.Key]) -> list[tuple[algorithms.Key, str, str, float]]:
@@ -668,7 +670,8 @@ class Replicas:
 
             wanted = self.core.convolutions(batch, training, first)
             there = where + (f", {first} first" if first is not None else "")
-            return algorithms.measured(wanted, passes, measure, there, path, own)
+            seen[first] = algorithms.measured(wanted, passes, measure, there, path, own | seen.get(first, {}))
+            return seen[first]
 
         def choices(first: str, within: float) -> list[algorithms.Choice]:
             return algorithms.choices(algorithms.report(convolutions(first, within)))

@@ -372,16 +372,36 @@ def test_tables_are_compared_with_the_fastest_algorithms_of_each():
     assert algorithms.compared(lambda _, *chosen: ({}, "why"), choices, 8.0) == ({}, "why")
     near = {"onednn": 0.1, "native": 0.2}  # with them no time was left
     assert algorithms.compared(lambda _, *chosen: ({}, "why") if chosen else (near, ""), choices, 8.0) == (near, "")
+    by_rule, calls[:] = near, []  # without convolutions there is nothing to compare again
+    assert algorithms.compared(steps, lambda *_: [], 8.0) == (near, "") and calls == [("steps",)]
+
+
+def test_what_measuring_the_tables_has_measured_stays_in_the_cache(tmp_path):
+    path, passes = str(tmp_path / "cache.json"), ("forward",)
+
+    def rows(_):
+        return [(KEY, "forward", name, seconds) for name, seconds in SECONDS["forward"].items()]
+
+    def measure(_):
+        algorithms.measured([KEY], passes, rows, "here, native first", path)
+        return {"onednn": 0.5, "native": 0.25}, ""
+
+    wanted = [{"batch": 8, "table": "native", "seconds": {"onednn": 0.5, "native": 0.25}}]
+    assert algorithms.tables(8, "net", measure, "here", path, []) == wanted
+    assert algorithms.measured([KEY], passes, refuse, "here, native first", path) == {
+        KEY: {"forward": SECONDS["forward"]}
+    }
+    assert algorithms.tables(8, "net", refuse, "here", path, []) == wanted
 
 
 @pytest.mark.cpu("which of its tables is asked first")
 @both_tables
 def test_the_steps_of_each_table_have_its_algorithms():
     """Seen by the memory of the plans. What is given is not set, and what is set does not count."""
-    key = (16, 32, 24, 24, 32, 2, 2, 1, 0, 5, 5, *PLAIN)
+    key = (16, 16, 24, 24, 16, 2, 2, 1, 0, 5, 5, *PLAIN)  # so few channels that every rule has sums
 
     def memory(*given, set_before="direct"):
-        layers = [gg.Conv2d(32, 5, padding=2), gg.Conv2d(32, 5, padding=2), gg.Flatten(), gg.Linear(10)]
+        layers = [gg.Conv2d(16, 5, padding=2), gg.Conv2d(16, 5, padding=2), gg.Flatten(), gg.Linear(10)]
         with gg.Trainer(gg.Sequential(layers, input=(3, 24, 24)), tune=False) as trainer:
             assert key in trainer.core.convolutions(16, True, "native")
             trainer.core.set_algorithms([(key, (set_before,) * 3)])
@@ -389,9 +409,9 @@ def test_the_steps_of_each_table_have_its_algorithms():
             assert trainer.algorithms == []
             return trainer.core.bytes()
 
-    direct, winograd = memory("direct", "direct"), memory("direct", "winograd4")
-    assert winograd > direct == memory() == memory("", "direct", set_before="winograd4")
-    assert memory(set_before="winograd4") == winograd
+    direct, winograd = memory("direct", "direct"), memory("winograd4", "winograd4")
+    assert memory("direct", "winograd4") > direct == memory() == memory("", "direct", set_before="winograd4")
+    assert memory(set_before="winograd4") == winograd > direct
     with gg.Trainer(network(), tune=False) as trainer:
         choice = (KEY, CHOSEN)
         for wrong in ([[choice]], [[choice], [3]], [[choice], [(KEY, ("fast",) * 3)]], [[(3, CHOSEN)], []], [{}, []]):

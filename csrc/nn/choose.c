@@ -14,18 +14,37 @@ static double time_of_convolution(int64_t in, int64_t out, int64_t groups) {
     return 1 + (padded - 1) / 2;
 }
 
-/* The fewest channels with which Winograd's convolutions are faster than sums, in BATCH_LAST. */
-static int64_t winograds_channels(const gg_window *window) { return window->kernel[0] == 5 ? 32 : 64; }
+/* Where Winograd's was faster, measured with AVX-512, and with AVX2 for windows of 5 x 5, of which it saves more:
+ * transforms cost as much for each channel, and products gain with the channels on the other side. Tiles that reach far
+ * beyond the image compute too much. */
+static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
+    const int64_t in = desc->input[0].size[0], out = desc->output.size[0], channels = in < out ? in : out;
+    const gg_layout layout = desc->offered[0].layout;
+    const bool blocks = layout == GG_LAYOUT_CHANNELS16;
+    const int64_t tile = 4;
+    int64_t area = 1, tiled = 1;
+    for (int axis = 1; axis <= 2; axis++) {
+        area *= desc->output.size[axis];
+        tiled *= (desc->output.size[axis] + tile - 1) / tile * tile;
+    }
+    if (2 * tiled > 3 * area || (!blocks && layout != GG_LAYOUT_BATCH_LAST)) return false;
+    return channels >= ((blocks && pass != GG_PASS_WEIGHTS) || desc->window.kernel[0] == 5 ? 32 : 64);
+}
 
 /* Whether it is Winograd's where images lie BATCH_LAST, but has no such form in the layout of the device's table:
  * without AVX-512 oneDNN has images in blocks of eight channels. */
-static bool loses_winograd(const gg_plan_options *options, const gg_layer_desc *desc, int64_t in, int64_t out) {
+static bool loses_winograd(const gg_plan_options *options, const gg_graph *graph, const gg_node *node) {
     const gg_isa isa = options->device->isa;
-    const gg_window *w = &desc->window;
-    const bool square = w->kernel[0] == w->kernel[1] && (w->kernel[0] == 3 || w->kernel[0] == 5);
-    const bool dense = w->stride[0] == 1 && w->stride[1] == 1 && w->dilation[0] == 1 && w->dilation[1] == 1;
-    return (isa == GG_ISA_AVX2 || isa == GG_ISA_AVX512F) && options->conv_algorithm != GG_CONV_DIRECT && square &&
-           dense && desc->groups == 1 && (in < out ? in : out) >= winograds_channels(w);
+    const gg_layout layout = GG_LAYOUT_BATCH_LAST;
+    const gg_op_desc desc = {.kind = GG_OP_CONV2D,
+                             .groups = node->desc.groups,
+                             .window = node->desc.window,
+                             .input = {gg_graph_node(graph, node->input[0])->shape},
+                             .output = node->shape,
+                             .offered = {{.layout = layout}}};
+    if ((isa != GG_ISA_AVX2 && isa != GG_ISA_AVX512F) || options->conv_algorithm == GG_CONV_DIRECT) return false;
+    if (!gg_conv_has_form(&desc, layout, GG_ALGORITHM_WINOGRAD4)) return false;
+    return options->conv_algorithm == GG_CONV_WINOGRAD || winograd_by_rule(&desc, GG_PASS_FORWARD);
 }
 
 /* oneDNN's time for a sample relative to the native table's with full lanes, by their multiply-adds. For graphs without
@@ -39,7 +58,7 @@ static double time_of_sample(const gg_graph *graph, const gg_plan_options *optio
         const int64_t in = gg_graph_node(graph, node->input[0])->shape.size[0], out = node->shape.size[0];
         const double macs = (double)gg_graph_node_macs(graph, i);
         time += macs * time_of_convolution(in, out, node->desc.groups) *
-                (loses_winograd(options, &node->desc, in, out) ? winograd : 1);
+                (loses_winograd(options, graph, node) ? winograd : 1);
         all += macs;
     }
     return all > 0 ? time / all : linear;
@@ -125,23 +144,6 @@ bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
     if (desc->dtype == GG_BFLOAT16 && gg_cpu_bfloat16_is_fast()) return true;
     return options->device->isa == GG_ISA_AMX && desc->dtype == GG_FLOAT32 && desc->input[0].size[0] >= GG_LANES &&
            desc->output.size[0] >= GG_LANES && gg_conv_has_form(desc, layout, GG_ALGORITHM_SPLIT);
-}
-
-/* Where Winograd's was faster, measured with AVX-512, and with AVX2 for windows of 5 x 5, of which it saves more:
- * transforms cost as much for each channel, and products gain with the channels on the other side. Tiles that reach far
- * beyond the image compute too much. */
-static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
-    const int64_t in = desc->input[0].size[0], out = desc->output.size[0], channels = in < out ? in : out;
-    const gg_layout layout = desc->offered[0].layout;
-    const bool blocks = layout == GG_LAYOUT_CHANNELS16;
-    const int64_t tile = 4;
-    int64_t area = 1, tiled = 1;
-    for (int axis = 1; axis <= 2; axis++) {
-        area *= desc->output.size[axis];
-        tiled *= (desc->output.size[axis] + tile - 1) / tile * tile;
-    }
-    if (2 * tiled > 3 * area || (!blocks && layout != GG_LAYOUT_BATCH_LAST)) return false;
-    return channels >= (blocks && pass != GG_PASS_WEIGHTS ? 32 : winograds_channels(&desc->window));
 }
 
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {

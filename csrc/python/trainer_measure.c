@@ -322,17 +322,20 @@ static int read_choice(PyObject *item, gg_conv_choice *out) {
     return 0;
 }
 
-/* The choices of a list, which the caller releases by PyMem_Free; NULL: an exception is set. */
-static gg_conv_choice *read_choices(PyObject *list) {
-    const Py_ssize_t count = PyList_GET_SIZE(list);
-    gg_conv_choice *made = PyMem_Calloc((size_t)count + 1, sizeof *made);
-    if (made == NULL) PyErr_NoMemory();
-    for (Py_ssize_t i = 0; made != NULL && i < count; ++i) {
-        if (read_choice(PyList_GET_ITEM(list, i), &made[i]) == 0) continue;
-        PyMem_Free(made);
-        made = NULL;
+/* The choices of a list, of which the caller releases the array by PyMem_Free; -1: an exception is set, and there is no
+ * array. */
+static int read_choices(PyObject *list, gg_conv_choice **choice, int *count) {
+    const Py_ssize_t size = PyList_GET_SIZE(list);
+    *count = (int)size;
+    *choice = PyMem_Calloc((size_t)size + 1, sizeof **choice);
+    if (*choice == NULL) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; *choice != NULL && i < size; ++i) {
+        if (i < PyList_GET_SIZE(list) && read_choice(PyList_GET_ITEM(list, i), *choice + i) == 0) continue;
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "the list of choices has changed while it was read");
+        PyMem_Free(*choice);
+        *choice = NULL;
     }
-    return made;
+    return *choice != NULL ? 0 : -1;
 }
 
 /* ({table: seconds}, why there are none). */
@@ -357,6 +360,7 @@ static PyObject *measure_tables(PyObject *self, PyObject *args) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *list[2] = {NULL, NULL}, *result = NULL;
     gg_conv_choice *made[2] = {NULL, NULL};
+    int count[2] = {0, 0};
     long long batch;
     double seconds = 0;
     gg_tables_timing timing;
@@ -371,12 +375,11 @@ static PyObject *measure_tables(PyObject *self, PyObject *args) {
         return NULL;
     }
     for (int i = 0; given && i < 2; ++i)
-        if ((made[i] = read_choices(list[i])) == NULL) goto cleanup;
+        if (read_choices(list[i], &made[i], &count[i]) < 0) goto cleanup;
+    const gg_conv_choices algorithms[2] = {{made[0], count[0]}, {made[1], count[1]}};
     if (!gg_py_trainer_is_free(t)) goto cleanup;
     t->busy = true;
     Py_BEGIN_ALLOW_THREADS;
-    const gg_conv_choices algorithms[2] = {{made[0], given ? (int)PyList_GET_SIZE(list[0]) : 0},
-                                           {made[1], given ? (int)PyList_GET_SIZE(list[1]) : 0}};
     status = gg_replica_measure_tables(gg_trainer_replica(t->trainer, 0), batch, given ? algorithms : NULL, seconds,
                                        &timing);
     Py_END_ALLOW_THREADS;
@@ -405,10 +408,11 @@ static PyObject *set_algorithms(PyObject *self, PyObject *args) {
     gg_status status = GG_OK;
     PyObject *list, *orders = NULL, *result = NULL;
     if (!PyArg_ParseTuple(args, "O!|O!:set_algorithms", &PyList_Type, &list, &PyList_Type, &orders)) return NULL;
-    const Py_ssize_t count = PyList_GET_SIZE(list), table_count = orders != NULL ? PyList_GET_SIZE(orders) : 0;
+    const Py_ssize_t table_count = orders != NULL ? PyList_GET_SIZE(orders) : 0;
     gg_table_choice *tables = NULL;
-    gg_conv_choice *choices = read_choices(list);
-    if (choices == NULL) return NULL;
+    gg_conv_choice *choices = NULL;
+    int count = 0;
+    if (read_choices(list, &choices, &count) < 0) return NULL;
     tables = PyMem_Calloc((size_t)table_count + 1, sizeof *tables);
     if (tables == NULL) {
         PyErr_NoMemory();
@@ -417,7 +421,7 @@ static PyObject *set_algorithms(PyObject *self, PyObject *args) {
     for (Py_ssize_t i = 0; i < table_count; ++i)
         if (read_table(PyList_GET_ITEM(orders, i), &tables[i]) < 0) goto cleanup;
     if (!gg_py_trainer_is_free(t)) goto cleanup;
-    status = gg_trainer_set_algorithms(t->trainer, choices, (int)count, tables, (int)table_count);
+    status = gg_trainer_set_algorithms(t->trainer, choices, count, tables, (int)table_count);
     if (status != GG_OK) gg_py_raise(status);
     else result = Py_NewRef(Py_None);
 cleanup:

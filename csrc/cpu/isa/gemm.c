@@ -16,7 +16,9 @@
 #define DOT_ROWS 1
 #endif
 
-#define PACK_AHEAD 8 /* terms: they may lie pages apart, where no hardware prefetcher follows */
+/* Terms that are requested ahead: they may lie pages apart, where no hardware prefetcher follows. Measured with AVX2.
+ */
+#define PACK_AHEAD 8
 
 /* Term by term for all blocks. */
 static void gemm_pack(int64_t m, int64_t k, const float *a, int64_t a_step, float *out) {
@@ -29,7 +31,9 @@ static void gemm_pack(int64_t m, int64_t k, const float *a, int64_t a_step, floa
 #endif
     for (int64_t l = 0; l < k; ++l) {
         const float *from = a + l * a_step;
+#if VECTOR == 8
         for (int64_t i = 0; i < m; i += GG_LANES) __builtin_prefetch(from + PACK_AHEAD * a_step + i);
+#endif
         for (int64_t b = 0, i = 0; b < blocks; ++b) {
             const int rows = (int)(least + (b < more)); /* as gg_block_begin has them */
             float *to = out + i * k + l * rows;

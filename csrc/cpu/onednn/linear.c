@@ -6,7 +6,7 @@
  * bits. Large ones are faster (1024 to 1000 and 4 rows: 151 us against 205), small ones slower (800 to 500: 33 us
  * against 21).
  *
- * Float32 layers over positions are refused where the native table's products are faster. */
+ * Float32 layers over positions are refused where they are left to the native table. */
 #include <string.h>
 
 #include "cpu/cpu_backend.h"
@@ -123,7 +123,7 @@ cleanup:
 
 /* Layers over positions. Where oneDNN has AVX2 alone, its products have other bits with another number of threads, too.
  */
-static bool native_is_faster(gg_isa isa, int64_t rows, int64_t outputs, int64_t inputs) {
+static bool is_left_to_native(gg_isa isa, int64_t rows, int64_t outputs, int64_t inputs) {
     const gg_sgemm forward = {.m = rows, .n = outputs, .k = inputs};
     return isa == GG_ISA_AVX2 || isa == GG_ISA_AVX512F || gg_sgemm_is_split(isa, &forward);
 }
@@ -144,8 +144,8 @@ static gg_status onednn_linear_direct(gg_device *device, const gg_op_desc *desc,
         GG_FAIL(GG_ERROR_SHAPE, "linear has one input, of which it changes the last axis, not %d of shape %s to %s",
                 desc->inputs, gg_shape_text(in, in_text), gg_shape_text(made, out_text));
     const int64_t inputs = in->size[in->dims - 1], outputs = made->size[made->dims - 1];
-    if (desc->dtype == GG_FLOAT32 && in->dims > 1 && native_is_faster(device->isa, rows, outputs, inputs))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "linear over %lld positions of %lld to %lld: the table '%s' is faster",
+    if (desc->dtype == GG_FLOAT32 && in->dims > 1 && is_left_to_native(device->isa, rows, outputs, inputs))
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "linear over %lld positions of %lld to %lld: left to the table '%s'",
                 (long long)rows, (long long)inputs, (long long)outputs, gg_backend_native.name);
     GG_TRY(gg_dnn_op_create(device, desc, &it.op));
     if (it.op->dtype == GG_BFLOAT16) {
