@@ -16,8 +16,7 @@
 #define DOT_ROWS 1
 #endif
 
-/* Terms that are requested ahead: they may lie pages apart, where no hardware prefetcher follows. Measured with AVX2.
- */
+/* Terms requested ahead: they may lie pages apart, where no hardware prefetcher follows. Measured with AVX2. */
 #define PACK_AHEAD 8
 
 /* Term by term for all blocks. */

@@ -121,8 +121,8 @@ cleanup:
     return status;
 }
 
-/* Layers over positions. Where oneDNN has AVX2 alone, its products have other bits with another number of threads, too.
- */
+/* Layers over positions: where oneDNN has AVX2 alone, as its products have other bits with another number of threads;
+ * and where the native table has split products, which are faster. */
 static bool is_left_to_native(gg_isa isa, int64_t rows, int64_t outputs, int64_t inputs) {
     const gg_sgemm forward = {.m = rows, .n = outputs, .k = inputs};
     return isa == GG_ISA_AVX2 || isa == GG_ISA_AVX512F || gg_sgemm_is_split(isa, &forward);
