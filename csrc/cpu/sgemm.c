@@ -46,10 +46,21 @@ static bool in_place(const gg_sgemm *p) {
 #define TERM_FLOATS 64
 #define TERM_FLOATS_OF_B 256
 
-static bool takes_both_in_place(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
+static bool may_take_both_in_place(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
     return p->transpose_a && !p->transpose_b && p->bias == NULL && kernels->vector > 1 &&
-           (p->n % kernels->vector == 0 || p->read_behind) && p->ldb <= TERM_FLOATS_OF_B &&
            p->lda + p->ldb <= TERM_FLOATS * kernels->tile_rows;
+}
+
+static bool takes_both_in_place(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
+    return may_take_both_in_place(kernels, p) && (p->n % kernels->vector == 0 || p->read_behind) &&
+           p->ldb <= TERM_FLOATS_OF_B;
+}
+
+/* The same where A has the shorter terms: the transposed product is computed, whose factors change places, and turned
+ * at its end. */
+static bool takes_exchanged(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
+    return may_take_both_in_place(kernels, p) && p->m % kernels->vector == 0 && p->lda <= TERM_FLOATS_OF_B &&
+           p->ldb > TERM_FLOATS_OF_B && !p->relu;
 }
 
 static int64_t parts_of(const gg_sgemm *p) { return p->k > 0 ? gg_block_count(p->k, PART_TERMS) : 1; }
@@ -178,6 +189,31 @@ static void in_place_part(void *context, int thread, int threads) {
     if (begin < end && first < last) j->kernels->multiply(&product, (int64_t)begin, (int64_t)end);
 }
 
+/* Rows of the transposed product, which become columns of C. */
+static void exchanged_part(void *context, int thread, int threads) {
+    const job *j = context;
+    const gg_sgemm *p = j->p;
+    const int64_t blocks = gg_block_count(p->n, j->kernels->tile_rows);
+    size_t begin, end;
+    gg_parallel_split((size_t)blocks, 1, thread, threads, &begin, &end);
+    if (begin == end) return;
+    const int64_t first = gg_block_begin(p->n, blocks, (int64_t)begin);
+    const int64_t rows = gg_block_begin(p->n, blocks, (int64_t)end) - first;
+    const gg_multiply product = {.m = p->n,
+                                 .n = p->m,
+                                 .k = p->k,
+                                 .a = p->b,
+                                 .a_row = 1,
+                                 .a_step = p->ldb,
+                                 .b = p->a,
+                                 .b_row = p->lda,
+                                 .c = j->packed,
+                                 .c_row = p->m,
+                                 .most_terms = PART_TERMS};
+    j->kernels->multiply(&product, (int64_t)begin, (int64_t)end);
+    j->kernels->transpose(rows, p->m, j->packed + first * p->m, p->m, rows, p->c + first, p->ldc);
+}
+
 /* Whether all of A is near and read in place, so that it may be read again for each panel, and the panels can be
  * divided evenly among the threads. */
 static bool takes_panels(const gg_gemm_kernels *kernels, const gg_sgemm *p, int threads) {
@@ -204,6 +240,7 @@ size_t gg_sgemm_scratch(gg_isa isa, const gg_sgemm *p, int threads) {
     if (p->n < 1) return 0;
     if (gg_sgemm_is_split(isa, p)) return gg_sgemm_split_scratch(p, threads);
     if (takes_both_in_place(kernels, p)) return 0;
+    if (takes_exchanged(kernels, p)) return (size_t)(p->m * p->n) * sizeof(float);
     if (takes_panels(kernels, p, threads)) return (size_t)(threads * kernels->panel * p->k) * sizeof(float);
     const int64_t copies = in_place(p) ? 0 : threads * group_floats(kernels);
     return (size_t)(strip_floats(kernels, p) + copies) * sizeof(float);
@@ -221,9 +258,16 @@ void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
              .packed = scratch,
              .panels = gg_block_count(p->n, kernels->panel),
              .parts = parts_of(p)};
-    const bool both = takes_both_in_place(kernels, p);
-    if (both || takes_panels(kernels, p, threads)) {
-        gg_parallel_run(threads, both ? in_place_part : panel_by_panel, &j);
+    if (takes_both_in_place(kernels, p)) {
+        gg_parallel_run(threads, in_place_part, &j);
+        return;
+    }
+    if (takes_exchanged(kernels, p)) {
+        gg_parallel_run(threads, exchanged_part, &j);
+        return;
+    }
+    if (takes_panels(kernels, p, threads)) {
+        gg_parallel_run(threads, panel_by_panel, &j);
         return;
     }
     j.blocks = j.packed + strip_floats(kernels, p);

@@ -96,6 +96,11 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
 
     const int64_t x_delta = t->x_delta, x_step = t->x_step, w_row = lanes ? GG_LANES : t->w_row, w_step = t->w_step;
     const float *next = t->ahead;
+    if (ahead) /* and what is written, which may come from memory */
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v += 16 / GG_VECTOR) __builtin_prefetch(t->y + r * t->y_row + v * t->y_delta, 1);
     for (int i = 0; i < t->row_count; ++i) {
         for (int j = 0; j < t->col_count; ++j) {
             const float *x = t->x + t->row_taps[i].x + t->col_taps[j].x;
