@@ -108,3 +108,32 @@ def test_what_a_head_or_another_layer_reads_is_in_no_group():
     used = dict(zip([node["name"] for node in net.graph.nodes()], trainer.core.node_backends(), strict=True))
     assert all(used[name] for name in ("norm", "relu", "add", "end"))
     trainer.close()
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize(("n", "threads"), [(1, 1), (6, 3)])
+def test_a_gelu_behind_a_layer_over_positions_has_the_bits_of_its_own_operation(approximate, n, threads):
+    rng = np.random.default_rng(n)
+    x, labels = rng.standard_normal((n, 5, 19)).astype(np.float32), rng.integers(0, 4, n)
+
+    def trained_as(fused):
+        inputs = gg.Input((5, 19))
+        y = gg.Linear(37, name="wide")(inputs)
+        y = gg.GELU(approximate, name="gelu")(y if fused else gg.Dropout(0.0)(y))
+        y = gg.GELU(approximate, name="flat.gelu")(gg.Linear(8, name="flat")(gg.Flatten()(y)))  # not over positions
+        net = gg.Model(inputs, gg.Linear(4, name="out")(y))
+        options = {"strategy": gg.NoExchange(), "backend": "native", "threads": threads, "tune": False}
+        with gg.Trainer(net, loss="cross_entropy", optimizer=gg.SGD(lr=0.1), **options) as trainer:
+            for _ in range(3):
+                trainer.train_step(x, labels)
+            names = [node["name"] for node in net.graph.nodes()]
+            inside = {name for name, table in zip(names, trainer.core.node_backends(), strict=True) if not table}
+            return trainer.weights(), trainer.predict(x), inside & {"gelu", "flat.gelu"}, trainer.core.bytes()
+
+    weights, seen, inside, bytes_ = trained_as(True)
+    others, wanted, none, more = trained_as(False)
+    assert (inside, none) == ({"gelu"}, set())
+    for name in weights:
+        np.testing.assert_array_equal(weights[name], others[name], err_msg=name)
+    np.testing.assert_array_equal(seen, wanted)
+    assert bytes_ <= more

@@ -67,6 +67,45 @@ def test_linear_over_the_last_axis(backend, isa, name):
         close("grad_bias", found["grad_bias"], wanted[2], size[2], len(wide[0]))
 
 
+GELU_ROWS = [(1, (1,), 1, 1, 1), (3, (7,), 16, 48, 1), (5, (3, 5), 33, 19, 3), (9, (41,), 20, 400, 3)]
+
+
+@isas
+@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("case", GELU_ROWS)
+def test_a_gelu_behind_it_has_the_bits_of_both(isa, tanh, case):
+    n, positions, inputs, outputs, threads = case
+    rng = seeded(case)
+    x, weight, bias = float32(rng, n, *positions, inputs) * 3, float32(rng, outputs, inputs), float32(rng, outputs)
+    grad = float32(rng, n, *positions, outputs)
+    shape = grad.shape[1:]
+
+    def linear(grad, **how):
+        how |= {"threads": threads, "weight": weight, "bias": bias, "grad_output": grad}
+        return operations.run_op("native", isa, "linear", [x], shape, **how)
+
+    def gelu(y):
+        options = {"parameters": [], "grad_output": grad, "layout": "plain", "tanh_form": tanh}
+        return operations.run_op("native", isa, "gelu", [y], shape, **options)
+
+    both = linear(grad, activation="gelu", tanh_form=tanh)
+    activated = gelu(linear(grad)["output"])
+    same("output", both["output"], activated["output"])
+    before = linear(activated["grad_inputs"][0])
+    for name in ("grad_weight", "grad_bias"):
+        same(name, both[name], before[name])
+    same("grad_input", both["grad_inputs"][0], before["grad_inputs"][0])
+    seen = operations.run_op(
+        *("native", isa, "linear", [x], shape),
+        weight=weight,
+        bias=bias,
+        activation="gelu",
+        tanh_form=tanh,
+        evaluate=True,
+    )
+    same("output of an evaluation", seen["output"], activated["output"])
+
+
 @pytest.mark.parametrize("backend", sorted({backend for backend, _ in TABLES}))
 def test_few_weights_over_many_positions_are_the_same_for_any_threads(backend):
     """Where a library would divide the sum of a gradient among its threads."""

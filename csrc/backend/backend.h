@@ -50,7 +50,7 @@ typedef enum gg_op_kind {
 
 const char *gg_op_kind_name(gg_op_kind kind);
 
-typedef enum gg_activation { GG_ACTIVATION_NONE = 0, GG_ACTIVATION_RELU } gg_activation;
+typedef enum gg_activation { GG_ACTIVATION_NONE = 0, GG_ACTIVATION_RELU, GG_ACTIVATION_GELU } gg_activation;
 
 /* Windows of convolution and pooling; index 0 is height, 1 is width. All in elements; dilation 1 is dense. */
 typedef struct gg_window {
@@ -121,7 +121,8 @@ typedef struct gg_op_desc {
     int64_t features;           /* LSTM of tokens */
     gg_range range;             /* SLICE and PAD */
     int64_t order[GG_MAX_DIMS]; /* PERMUTE: axis i of the output is axis order[i] of the input */
-    gg_activation activation;   /* CONV2D, LINEAR, BATCH_NORM, MAX_POOL2D, ADD: applied to the output */
+    gg_activation activation;   /* CONV2D, LINEAR, BATCH_NORM, MAX_POOL2D, ADD: applied to the output. GELU: LINEAR over
+                                   positions alone, of tables that have it */
     int64_t layers;             /* LSTM */
     bool stateful;              /* LSTM: carries its state from batch to batch */
     int64_t heads;              /* ATTENTION; divides C */
@@ -130,7 +131,7 @@ typedef struct gg_op_desc {
     float probability;          /* DROPOUT: of being zeroed; all other values are divided by 1 - probability */
     int64_t axis;               /* LAYER_NORM, SOFTMAX: of the sample */
     float slope;                /* LEAKY_RELU: of the negative side */
-    bool tanh_form;             /* GELU: PyTorch's approximate="tanh" */
+    bool tanh_form;             /* GELU, also as the activation: PyTorch's approximate="tanh" */
     int64_t size;               /* LOCAL_RESPONSE_NORM: channels in a window */
     float alpha, beta, k;       /* LOCAL_RESPONSE_NORM */
     float epsilon;              /* normalisations: added to the variance */

@@ -25,6 +25,10 @@ typedef struct gg_cpu_elementwise {
     void (*gelu_backward)(size_t n, const float *x, const float *dy, float *dx);
     void (*gelu_tanh)(size_t n, const float *x, float *y); /* PyTorch's approximate="tanh" */
     void (*gelu_tanh_backward)(size_t n, const float *x, const float *dy, float *dx);
+    /* The same outputs, and the slopes there: dx = dy*slope has the bits of the backward pass. */
+    void (*gelu_and_slope)(size_t n, const float *x, float *y, float *slope);
+    void (*gelu_tanh_and_slope)(size_t n, const float *x, float *y, float *slope);
+    void (*multiply)(size_t n, const float *a, const float *b, float *out);
     void (*add)(size_t n, const float *a, const float *b, float *out); /* out may also be b */
     /* out[i] = mask[i] ? scale*x[i] : 0; out may be x. */
     void (*masked_scale)(size_t n, const float *x, const uint8_t *mask, float scale, float *out);

@@ -155,6 +155,7 @@ static gg_status create_as(gg_device *device, const gg_op_desc *desc, gg_dtype d
     gg_status status = GG_OK;
     *out = NULL;
     const int last = desc->input[0].dims - 1;
+    if (desc->activation == GG_ACTIVATION_GELU) GG_FAIL(GG_ERROR_UNSUPPORTED, "linear has no GELU here");
     if (desc->inputs != 1 || last < 0 || desc->output.dims < 1 ||
         gg_shape_count(&desc->input[0]) / desc->input[0].size[last] !=
             gg_shape_count(&desc->output) / desc->output.size[desc->output.dims - 1])

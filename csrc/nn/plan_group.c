@@ -18,10 +18,12 @@ typedef struct gg_pattern {
 static bool adds_two(const gg_plan *plan, const gg_group *group);
 static bool not_pooled(const gg_plan *plan, const gg_group *group);
 static void describe_table(const gg_plan *plan, const gg_group *group, gg_op_desc *desc);
+static void describe_gelu(const gg_plan *plan, const gg_group *group, gg_op_desc *desc);
 
 static const gg_pattern patterns[] = {
     {2, 0, {GG_OP_CONV2D, GG_OP_RELU}, GG_ACTIVATION_RELU, not_pooled, NULL},
     {2, 0, {GG_OP_LINEAR, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL, NULL},
+    {2, 0, {GG_OP_LINEAR, GG_OP_GELU}, GG_ACTIVATION_GELU, NULL, describe_gelu},
     {3, 0, {GG_OP_BATCH_NORM, GG_OP_ADD, GG_OP_RELU}, GG_ACTIVATION_RELU, adds_two, NULL},
     {2, 0, {GG_OP_BATCH_NORM, GG_OP_ADD}, GG_ACTIVATION_NONE, adds_two, NULL},
     {2, 0, {GG_OP_BATCH_NORM, GG_OP_RELU}, GG_ACTIVATION_RELU, NULL, NULL},
@@ -73,6 +75,10 @@ static void describe_table(const gg_plan *plan, const gg_group *group, gg_op_des
     const gg_node *table = gg_graph_node(plan->graph, group->node[0]);
     desc->numbers = table->desc.numbers;
     desc->features = table->desc.outputs;
+}
+
+static void describe_gelu(const gg_plan *plan, const gg_group *group, gg_op_desc *desc) {
+    desc->tanh_form = gg_graph_node(plan->graph, group->node[1])->desc.tanh_form;
 }
 
 gg_group gg_group_at(const gg_plan *plan, int first, int most) {

@@ -85,6 +85,16 @@ static void gelu_backward(size_t n, const float *x, const float *dy, float *dx) 
     }
 }
 
+static void gelu_and_slope(size_t n, const float *x, float *y, float *slope) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        float bell;
+        const float v = x[i], below = normal_below(v, &bell);
+        y[i] = v * below;
+        slope[i] = below + v * bell * 0.398942280401433f;
+    }
+}
+
 /* 1 + tanh(u) is twice the logistic function of 2u. */
 #define GELU_SCALE 1.59576912160573f
 #define GELU_CUBIC 0.044715f
@@ -103,6 +113,20 @@ static void gelu_tanh_backward(size_t n, const float *x, const float *dy, float 
         const float v = x[i], s = logistic(GELU_SCALE * v * (1.0f + GELU_CUBIC * v * v));
         dx[i] = dy[i] * (s + v * s * (1.0f - s) * (GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * v * v)));
     }
+}
+
+static void gelu_tanh_and_slope(size_t n, const float *x, float *y, float *slope) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        const float v = x[i], s = logistic(GELU_SCALE * v * (1.0f + GELU_CUBIC * v * v));
+        y[i] = v * s;
+        slope[i] = s + v * s * (1.0f - s) * (GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * v * v));
+    }
+}
+
+static void elementwise_multiply(size_t n, const float *a, const float *b, float *out) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) out[i] = a[i] * b[i];
 }
 
 static void elementwise_add(size_t n, const float *a, const float *b, float *out) {
@@ -212,6 +236,9 @@ const gg_cpu_elementwise GG_VARIANT(gg_cpu_elementwise) = {
     .gelu_backward = gelu_backward,
     .gelu_tanh = gelu_tanh_forward,
     .gelu_tanh_backward = gelu_tanh_backward,
+    .gelu_and_slope = gelu_and_slope,
+    .gelu_tanh_and_slope = gelu_tanh_and_slope,
+    .multiply = elementwise_multiply,
     .add = elementwise_add,
     .masked_scale = masked_scale,
     .dropout_mask = dropout_mask,

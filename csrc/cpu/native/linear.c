@@ -245,6 +245,8 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     if (desc->inputs != 1 || desc->batch < 1)
         GG_FAIL(GG_ERROR_ARGUMENT, "a linear layer has one input and a batch of at least 1, not %d and %lld",
                 desc->inputs, (long long)desc->batch);
+    if (desc->activation == GG_ACTIVATION_GELU)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "a linear layer has a GELU only over positions");
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here", gg_isa_name(device->isa));

@@ -1,5 +1,6 @@
 /* The linear layer over the last axis of samples that lie PLAIN: the positions of all samples are rows of one matrix,
- *   Y = X W^T + b,   dX = dY W,   dW = dY^T X. */
+ *   Y = X W^T + b,   dX = dY W,   dW = dY^T X.
+ * Of a GELU behind it the slopes are saved, which are then read in place of its inputs. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -58,6 +59,34 @@ static gg_sgemm weight_product(const rows_op *op, const gg_op_args *args) {
                       .read_behind = true};
 }
 
+static const gg_cpu_elementwise *elementwise(const rows_op *op) {
+    return gg_cpu_device_kernels(op->device)->elementwise;
+}
+
+static void gelu_rows(void *context, int thread, int threads) {
+    const rows_job *j = context;
+    const rows_op *op = j->op;
+    const gg_cpu_elementwise *kernels = elementwise(op);
+    const bool tanh_form = op->head.desc.tanh_form;
+    size_t begin, end;
+    gg_parallel_split((size_t)(op->rows * op->out), GG_LANES, thread, threads, &begin, &end);
+    float *y = (float *)j->args->output + begin;
+    if (!op->head.desc.training || j->args->evaluate) {
+        (tanh_form ? kernels->gelu_tanh : kernels->gelu)(end - begin, y, y);
+    } else {
+        float *slope = (float *)j->args->saved + begin;
+        (tanh_form ? kernels->gelu_tanh_and_slope : kernels->gelu_and_slope)(end - begin, y, y, slope);
+    }
+}
+
+static void slope_rows(void *context, int thread, int threads) {
+    const rows_job *j = context;
+    float *dy = j->args->grad_output;
+    size_t begin, end;
+    gg_parallel_split((size_t)(j->op->rows * j->op->out), GG_LANES, thread, threads, &begin, &end);
+    elementwise(j->op)->multiply(end - begin, dy + begin, (const float *)j->args->saved + begin, dy + begin);
+}
+
 static void mask_rows(void *context, int thread, int threads) {
     const rows_job *j = context;
     const rows_op *op = j->op;
@@ -65,22 +94,27 @@ static void mask_rows(void *context, int thread, int threads) {
     float *dy = j->args->grad_output;
     size_t begin, end;
     gg_parallel_split((size_t)(op->rows * op->out), GG_LANES, thread, threads, &begin, &end);
-    gg_cpu_device_kernels(op->device)->elementwise->relu_backward(end - begin, y + begin, dy + begin, dy + begin);
+    elementwise(op)->relu_backward(end - begin, y + begin, dy + begin, dy + begin);
+}
+
+static void run_on_outputs(const rows_op *op, const gg_op_args *args, gg_parallel_fn part) {
+    rows_job j = {.op = op, .args = args};
+    gg_parallel_run(gg_cpu_threads_for(op->device, (size_t)(op->rows * op->out)), part, &j);
 }
 
 static gg_status rows_forward(gg_op *head, const gg_op_args *args) {
     const rows_op *op = (rows_op *)head;
     const gg_sgemm product = forward_product(op, args);
     gg_sgemm_run(op->device->isa, &product, op->device->threads, args->scratch);
+    if (head->desc.activation == GG_ACTIVATION_GELU) run_on_outputs(op, args, gelu_rows);
     return GG_OK;
 }
 
 static gg_status rows_backward_weights(gg_op *head, const gg_op_args *args) {
     const rows_op *op = (rows_op *)head;
-    rows_job j = {.op = op, .args = args};
     const float *dy = args->grad_output;
-    if (head->desc.activation == GG_ACTIVATION_RELU)
-        gg_parallel_run(gg_cpu_threads_for(op->device, (size_t)(op->rows * op->out)), mask_rows, &j);
+    if (head->desc.activation == GG_ACTIVATION_RELU) run_on_outputs(op, args, mask_rows);
+    if (head->desc.activation == GG_ACTIVATION_GELU) run_on_outputs(op, args, slope_rows);
     if (head->desc.bias)
         gg_cpu_column_sums(op->device, op->rows, op->out, dy, op->out, args->gradient[GG_PARAMETER_BIAS]);
     if (args->gradient[GG_PARAMETER_WEIGHT] != NULL) {
@@ -119,6 +153,8 @@ gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc
     head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
     head->backward_needs_input = 1;
     head->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
+    if (desc->training && desc->activation == GG_ACTIVATION_GELU)
+        head->saved_bytes = (size_t)(op->rows * op->out) * sizeof(float);
     const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
     const gg_sgemm products[] = {forward_product(op, &none), data_product(op, &none), weight_product(op, &none)};
     for (int i = 0; i < (desc->training ? 3 : 1); ++i) {

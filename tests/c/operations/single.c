@@ -265,9 +265,9 @@ static const run_option run_options[] = {
 #undef OPTION
 
 static int read_activation(PyObject *value, gg_activation *out) {
-    static const char *const activations[] = {"none", "relu"};
+    static const char *const activations[] = {"none", "relu", "gelu"};
     const char *name = PyUnicode_AsUTF8(value);
-    const int choice = name != NULL ? gg_py_choice("activation", name, activations, 2) : -1;
+    const int choice = name != NULL ? gg_py_choice("activation", name, activations, 3) : -1;
     if (choice >= 0) *out = (gg_activation)choice;
     return choice < 0 ? -1 : 0;
 }
