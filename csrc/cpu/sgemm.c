@@ -126,18 +126,17 @@ static void multiply_group(const job *j, int64_t i, int64_t rows, int64_t first,
 static void multiply_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
-    const int64_t blocks = gg_block_count(p->m, j->kernels->tile_rows);
     float *block = j->blocks + thread * group_floats(j->kernels);
-    size_t begin = 0, end = (size_t)blocks, first = 0, last = (size_t)j->panels;
+    size_t begin = 0, end = (size_t)p->m, first = 0, last = (size_t)j->panels;
     if (j->by_columns) gg_parallel_split((size_t)j->panels, 1, thread, threads, &first, &last);
-    else gg_parallel_split((size_t)blocks, 1, thread, threads, &begin, &end);
+    else gg_parallel_split((size_t)p->m, 1, thread, threads, &begin, &end);
     if (begin == end || first == last) return;
-    const int64_t groups = gg_block_count((int64_t)(end - begin), GROUP_BLOCKS);
+    const int64_t rows = (int64_t)(end - begin), blocks = gg_block_count(rows, j->kernels->tile_rows);
+    const int64_t groups = gg_block_count(blocks, GROUP_BLOCKS);
     for (int64_t g = 0; g < groups; ++g) {
-        const int64_t from = (int64_t)begin + gg_block_begin((int64_t)(end - begin), groups, g);
-        const int64_t to = (int64_t)begin + gg_block_begin((int64_t)(end - begin), groups, g + 1);
-        const int64_t i = gg_block_begin(p->m, blocks, from), rows = gg_block_begin(p->m, blocks, to) - i;
-        multiply_group(j, i, rows, (int64_t)first, (int64_t)last, block);
+        const int64_t from = gg_block_begin(rows, blocks, gg_block_begin(blocks, groups, g));
+        const int64_t to = gg_block_begin(rows, blocks, gg_block_begin(blocks, groups, g + 1));
+        multiply_group(j, (int64_t)begin + from, to - from, (int64_t)first, (int64_t)last, block);
     }
 }
 
@@ -165,52 +164,55 @@ static void panel_by_panel(void *context, int thread, int threads) {
     }
 }
 
+/* Of the product of A transposed and B, both where they lie, rows [i, i + m) of columns [j, j + n). */
+static void multiply_in_place(const gg_gemm_kernels *kernels, const gg_sgemm *p, int64_t i, int64_t m, int64_t j,
+                              int64_t n) {
+    const gg_multiply product = {.m = m,
+                                 .n = n,
+                                 .k = p->k,
+                                 .a = p->a + i,
+                                 .a_row = 1,
+                                 .a_step = p->lda,
+                                 .b = p->b + j,
+                                 .b_row = p->ldb,
+                                 .c = p->c + i * p->ldc + j,
+                                 .c_row = p->ldc,
+                                 .relu = p->relu,
+                                 .most_terms = PART_TERMS};
+    kernels->multiply(&product, 0, gg_block_count(m, kernels->tile_rows));
+}
+
 /* The larger matrix is divided: each thread reads all of the other. */
 static void in_place_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
-    const int64_t blocks = gg_block_count(p->m, j->kernels->tile_rows);
-    size_t begin = 0, end = (size_t)blocks, first = 0, last = (size_t)j->panels;
+    const int64_t panel = j->kernels->panel;
+    size_t begin = 0, end = (size_t)p->m, first = 0, last = (size_t)j->panels;
     if (p->n > p->m) gg_parallel_split((size_t)j->panels, 1, thread, threads, &first, &last);
-    else gg_parallel_split((size_t)blocks, 1, thread, threads, &begin, &end);
-    const int64_t col = (int64_t)first * j->kernels->panel, behind = (int64_t)last * j->kernels->panel;
-    const gg_multiply product = {.m = p->m,
-                                 .n = (behind < p->n ? behind : p->n) - col,
-                                 .k = p->k,
-                                 .a = p->a,
-                                 .a_row = 1,
-                                 .a_step = p->lda,
-                                 .b = p->b + col,
-                                 .b_row = p->ldb,
-                                 .c = p->c + col,
-                                 .c_row = p->ldc,
-                                 .relu = p->relu,
-                                 .most_terms = PART_TERMS};
-    if (begin < end && first < last) j->kernels->multiply(&product, (int64_t)begin, (int64_t)end);
+    else gg_parallel_split((size_t)p->m, 1, thread, threads, &begin, &end);
+    const int64_t col = (int64_t)first * panel, behind = (int64_t)last * panel < p->n ? (int64_t)last * panel : p->n;
+    if (begin < end && first < last)
+        multiply_in_place(j->kernels, p, (int64_t)begin, (int64_t)(end - begin), col, behind - col);
 }
 
 /* Rows of the transposed product, which become columns of C. */
 static void exchanged_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
-    const int64_t blocks = gg_block_count(p->n, j->kernels->tile_rows);
+    const gg_sgemm exchanged = {.m = p->n,
+                                .n = p->m,
+                                .k = p->k,
+                                .a = p->b,
+                                .b = p->a,
+                                .c = j->packed,
+                                .lda = p->ldb,
+                                .ldb = p->lda,
+                                .ldc = p->m};
     size_t begin, end;
-    gg_parallel_split((size_t)blocks, 1, thread, threads, &begin, &end);
-    if (begin == end) return;
-    const int64_t first = gg_block_begin(p->n, blocks, (int64_t)begin);
-    const int64_t rows = gg_block_begin(p->n, blocks, (int64_t)end) - first;
-    const gg_multiply product = {.m = p->n,
-                                 .n = p->m,
-                                 .k = p->k,
-                                 .a = p->b,
-                                 .a_row = 1,
-                                 .a_step = p->ldb,
-                                 .b = p->a,
-                                 .b_row = p->lda,
-                                 .c = j->packed,
-                                 .c_row = p->m,
-                                 .most_terms = PART_TERMS};
-    j->kernels->multiply(&product, (int64_t)begin, (int64_t)end);
+    gg_parallel_split((size_t)p->n, 1, thread, threads, &begin, &end);
+    const int64_t first = (int64_t)begin, rows = (int64_t)(end - begin);
+    if (rows < 1) return;
+    multiply_in_place(j->kernels, &exchanged, first, rows, 0, p->m);
     j->kernels->transpose(rows, p->m, j->packed + first * p->m, p->m, rows, p->c + first, p->ldc);
 }
 
