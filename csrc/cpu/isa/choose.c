@@ -285,44 +285,76 @@ GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest
 
 #endif
 
+/* What is to be known of a bin that is chosen from. */
+GG_INLINE void choose_record(const gg_choose_args *a, size_t bin, uint32_t greatest, uint16_t *place, size_t count) {
+    a->greatest[bin] = greatest;
+    if (place == NULL) return;
+    a->chosen[bin] = (uint16_t)count;
+    if (count > 0) *place |= GG_CHOSEN_FIRST;
+}
+
 #if defined(__AVX512F__)
 
 /* Bins that four vectors hold, which stay in registers. */
 #define SHORT_BIN 64
 
-GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, unsigned char *marks, size_t at, size_t n,
-                              size_t room, uint16_t *place, uint32_t *greatest) {
-    __m512i most = _mm512_setzero_si512(), h[4], places = FIRST_PLACES;
-    size_t count = 0;
-    uint64_t marked = 0, all = 0;
-    if (marks != NULL) memcpy(&marked, marks, sizeof marked);
+typedef struct short_bin {
+    __m512i h[4], greatest; /* the latter in every lane */
+} short_bin;
+
+/* lanes: those of the bin's vectors. */
+GG_INLINE short_bin short_measure(const gg_choose_args *a, choose_source source, const bool has_marks, size_t bin,
+                                  uint64_t lanes) {
+    short_bin it = {.greatest = _mm512_setzero_si512()};
+    uint64_t marked = 0;
+    if (has_marks) memcpy(&marked, a->marks + bin * sizeof marked, sizeof marked);
     for (size_t v = 0; v < 4; ++v)
-        h[v] = measure_vector(a, source, at + 16 * v, first_lanes(n > 16 * v ? n - 16 * v : 0), marks != NULL,
-                              (__mmask16)(marked >> 16 * v), &most);
-    *greatest = (uint32_t)_mm512_reduce_max_epu32(most);
-    if (place == NULL || *greatest - 1 >= INFINITE - 1) {
-        if (marks != NULL) memset(marks, 0, sizeof all);
-        return 0;
+        it.h[v] = measure_vector(a, source, bin * a->bin + 16 * v, (__mmask16)(lanes >> 16 * v), has_marks,
+                                 (__mmask16)(marked >> 16 * v), &it.greatest);
+    __m512i most = it.greatest;
+    most = _mm512_max_epu32(most, _mm512_shuffle_i64x2(most, most, 0x4e));
+    most = _mm512_max_epu32(most, _mm512_shuffle_i64x2(most, most, 0xb1));
+    most = _mm512_max_epu32(most, _mm512_shuffle_epi32(most, 0x4e));
+    it.greatest = _mm512_max_epu32(most, _mm512_shuffle_epi32(most, 0xb1));
+    return it;
+}
+
+/* Each bin is measured before the one in front of it is chosen from: that the greatest of its vectors must be known
+ * first takes longer than either. */
+GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, const bool has_marks) {
+    const size_t bins = (a->n + a->bin - 1) / a->bin, last = a->n - (bins - 1) * a->bin;
+    const uint64_t whole = UINT64_MAX >> (64 - a->bin), part = UINT64_MAX >> (64 - last);
+    size_t entries = 0;
+    short_bin next = short_measure(a, source, has_marks, 0, bins > 1 ? whole : part);
+    for (size_t bin = 0; bin < bins; ++bin) {
+        const short_bin it = next;
+        const uint32_t greatest = (uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(it.greatest));
+        const __m512i least = _mm512_add_epi32(it.greatest, it.greatest);
+        const size_t room = a->n - entries;
+        uint16_t *const place = a->place != NULL ? a->place + entries : NULL;
+        __m512i places = FIRST_PLACES;
+        uint64_t all = 0;
+        size_t count = 0;
+        if (bin + 1 < bins) next = short_measure(a, source, has_marks, bin + 1, bin + 2 < bins ? whole : part);
+        for (size_t v = 0; v < 4 && place != NULL && greatest > 0 && greatest < INFINITE; ++v) {
+            const __mmask16 chosen = collect_vector(it.h[v], least, places, room - count, place + count);
+            count += (size_t)__builtin_popcount(chosen);
+            all |= (uint64_t)chosen << 16 * v;
+            places = _mm512_add_epi32(places, _mm512_set1_epi32(16));
+        }
+        if (has_marks) memcpy(a->marks + bin * sizeof all, &all, sizeof all);
+        choose_record(a, bin, greatest, place, count);
+        entries += count;
     }
-    const __m512i least = _mm512_set1_epi32((int)(2 * *greatest));
-    for (size_t v = 0; v < 4; ++v) {
-        const __mmask16 chosen = collect_vector(h[v], least, places, room - count, place + count);
-        count += (size_t)__builtin_popcount(chosen);
-        all |= (uint64_t)chosen << 16 * v;
-        places = _mm512_add_epi32(places, _mm512_set1_epi32(16));
-    }
-    if (marks != NULL) memcpy(marks, &all, sizeof all);
-    return count;
+    return entries;
 }
 
 #else
 
 #define SHORT_BIN 0
 
-GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, unsigned char *marks, size_t at, size_t n,
-                              size_t room, uint16_t *place, uint32_t *greatest) {
-    (void)a, (void)source, (void)marks, (void)at, (void)n, (void)room, (void)place;
-    *greatest = 0;
+GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, const bool has_marks) {
+    (void)a, (void)source, (void)has_marks;
     return 0;
 }
 
@@ -333,24 +365,17 @@ GG_INLINE size_t choose_from(const gg_choose_args *args, choose_source source, c
     const size_t mark_bytes = gg_pack_mark_bytes(a.bin);
     magnitudes h;
     size_t entries = 0;
+    if (a.n > 0 && a.bin <= SHORT_BIN) return choose_short(&a, source, marked);
     for (size_t at = 0, bin = 0; at < a.n; at += a.bin, ++bin) {
         const size_t n = a.n - at < a.bin ? a.n - at : a.bin, room = a.n - entries;
         uint16_t *const place = a.place != NULL ? a.place + entries : NULL;
         unsigned char *const marks = marked ? a.marks + bin * mark_bytes : NULL;
-        uint32_t greatest;
+        const uint32_t greatest = choose_measure(&a, source, marks, at, n, &h);
         size_t count = 0;
-        if (n <= SHORT_BIN) {
-            count = choose_short(&a, source, marks, at, n, room, place, &greatest);
-        } else {
-            greatest = choose_measure(&a, source, marks, at, n, &h);
-            if (place != NULL && greatest > 0 && greatest < INFINITE)
-                count = choose_collect(&h, n, greatest, room, place, marks);
-            else if (marks != NULL) memset(marks, 0, mark_bytes);
-        }
-        a.greatest[bin] = greatest;
-        if (place == NULL) continue;
-        a.chosen[bin] = (uint16_t)count;
-        if (count > 0) *place |= GG_CHOSEN_FIRST;
+        if (place != NULL && greatest > 0 && greatest < INFINITE)
+            count = choose_collect(&h, n, greatest, room, place, marks);
+        else if (marks != NULL) memset(marks, 0, mark_bytes);
+        choose_record(&a, bin, greatest, place, count);
         entries += count;
     }
     return entries;
