@@ -2,7 +2,7 @@
  * time as a part of C stays in the second-level cache; then each thread multiplies its rows of A with them, some blocks
  * of rows at a time, copied where they lie far apart and are read often. Where A is small, each panel is multiplied
  * with all of it as soon as it is packed. Where A is to be transposed and terms lie close together in both, both are
- * read where they lie. */
+ * read where they lie, and where those of B are the longer ones they change places. */
 #include <string.h>
 
 #include "base/parallel.h"
