@@ -110,6 +110,18 @@ int main() {
         test_pool(pool_desc(GG_OP_AVG_POOL2D, 2, shape({3, 9, 7}), window(3, 2, 1, 1, true, true)), layout);
         test_pool(pool_desc(GG_OP_AVG_POOL2D, 1, shape({2, 17, 13}), window(9, 4, 2, 1, true, false)), layout);
     }
+    /* Channels side by side, of which a thread has several. */
+    for (int64_t channels : {4, 8, 16, 24}) {
+        const gg_layout nhwc = GG_LAYOUT_NHWC;
+        gg_op_desc cut = pool_desc(GG_OP_MAX_POOL2D, 3, shape({channels, 9, 7}), window(3, 2, 1, 1, true, false));
+        cut.activation = GG_ACTIVATION_RELU;
+        test_pool(cut, nhwc);
+        test_pool(pool_desc(GG_OP_MAX_POOL2D, 2, shape({channels, 8, 8}), window(2, 2, 0, 1, false, false)), nhwc,
+                  true);
+        test_pool(pool_desc(GG_OP_AVG_POOL2D, 2, shape({channels, 9, 7}), window(3, 2, 1, 1, true, true)), nhwc);
+        test_pool(describe(GG_OP_ADAPTIVE_AVG_POOL2D, 2, {shape({channels, 6, 5})}, shape({channels, 1, 1})), nhwc);
+    }
+    test_pool(pool_desc(GG_OP_MAX_POOL2D, 1, shape({8, 20, 20}), window(17, 1, 0, 1, false, false)), GG_LAYOUT_NHWC);
     /* Places of two and of four bytes, by the size of the window. */
     test_pool(pool_desc(GG_OP_MAX_POOL2D, 1, shape({1, 40, 40}), window(20, 5, 0, 1, false, false)), GG_LAYOUT_PLAIN);
     test_pool(pool_desc(GG_OP_MAX_POOL2D, 1, shape({1, 260, 260}), window(257, 1, 0, 1, false, false)),
