@@ -98,12 +98,6 @@ void gg_cuda_memory_free_host(gg_device *head, void *at) {
     forget_block(device, at);
 }
 
-void gg_cuda_memory_zero(gg_device *head, gg_queue queue, void *at, size_t bytes) {
-    gg_cuda_device *device = gg_cuda_of(head);
-    gg_cuda_enter(device);
-    gg_cuda_note(device, device->api->cudaMemsetAsync(at, 0, bytes, device->queue[queue].stream), "cudaMemsetAsync");
-}
-
 void *gg_cuda_reduction(gg_cuda_device *device, size_t bytes) {
     void *larger = NULL;
     if (bytes <= device->reduced) return device->reduction;

@@ -1,4 +1,4 @@
-/* Host memory that devices share, and copies from and to it.
+/* Host memory that devices share, and copies from and to it and zeros in it.
  *
  * The driver maps whole pages, and refuses a page that it has mapped already. Blocks of one process may have pages in
  * common, and several devices may share one block: so all of the process's mapped pages are known here. A mapping is
@@ -146,6 +146,19 @@ void gg_cuda_memory_copy(gg_device *head, gg_queue queue, void *to, const void *
             device,
             device->api->cudaMemcpyAsync(target, source, piece, GG_CUDA_MEMCPY_DEFAULT, device->queue[queue].stream),
             "cudaMemcpyAsync");
+    }
+    pthread_rwlock_unlock(&shared_lock);
+}
+
+void gg_cuda_memory_zero(gg_device *head, gg_queue queue, void *at, size_t bytes) {
+    gg_cuda_device *device = gg_cuda_of(head);
+    gg_cuda_enter(device);
+    pthread_rwlock_rdlock(&shared_lock);
+    for (size_t done = 0, piece; done < bytes; done += piece) {
+        char *target = (char *)at + done;
+        piece = bytes_of_one_mapping(target, bytes - done);
+        gg_cuda_note(device, device->api->cudaMemsetAsync(target, 0, piece, device->queue[queue].stream),
+                     "cudaMemsetAsync");
     }
     pthread_rwlock_unlock(&shared_lock);
 }

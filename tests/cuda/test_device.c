@@ -103,8 +103,11 @@ static void test_shared_blocks(uint64_t seed) {
             gg_device_finish(device[0]);
             memset(memory + begins[i], 9, sizes[i]);
             gg_device_copy(device[0], GG_QUEUE_COMPUTE, memory + begins[i], block, sizes[i]);
-            gg_device_unshare(device[0], memory + begins[i]);
+            gg_device_finish(device[0]);
             CHECK(memory[begins[i]] == i + 1 && memory[begins[i] + sizes[i] - 1] == i + 1);
+            gg_device_zero(device[0], GG_QUEUE_COMPUTE, memory + begins[i], sizes[i]);
+            gg_device_unshare(device[0], memory + begins[i]);
+            CHECK(memory[begins[i]] == 0 && memory[begins[i] + sizes[i] - 1] == 0);
         }
         for (int i = 2; i >= 0; --i) gg_device_unshare(device[1], memory + begins[i]);
     }

@@ -1038,6 +1038,14 @@ static bool is_pageable(const void *at, size_t bytes) {
 }
 
 /* A copy from or to host memory that is not pinned is done when the call returns; it is counted as "pageable". */
+/* Of a copy or of zeros: a range of the runtime's calls ends where a mapping does, though kernels may go on. */
+static bool in_one_block(const char *function, const void *at, size_t bytes) {
+    const gg_standin_block *found = block_at((uintptr_t)at);
+    if (found == NULL || (uintptr_t)at + bytes <= found->at + found->bytes) return true;
+    violation(0, "%s: %zu bytes reach from one mapping into the next", function, bytes);
+    return false;
+}
+
 static int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, gg_cuda_stream handle) {
     transfer made = {.bytes = bytes};
     gg_standin_uses uses = {0};
@@ -1056,6 +1064,8 @@ static int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, g
     const bool pageable_to = is_pageable(to, bytes), pageable_from = is_pageable(from, bytes);
     if (!pageable_to && !operand(&uses, "cudaMemcpyAsync", "the target", to, bytes, 1, &target)) FAIL(INVALID_VALUE);
     if (!pageable_from && !operand(&uses, "cudaMemcpyAsync", "the source", from, bytes, 1, &source))
+        FAIL(INVALID_VALUE);
+    if (!in_one_block("cudaMemcpyAsync", to, bytes) || !in_one_block("cudaMemcpyAsync", from, bytes))
         FAIL(INVALID_VALUE);
     made.to = target;
     made.from = source;
@@ -1079,6 +1089,7 @@ static int cudaMemsetAsync(void *at, int value, size_t bytes, gg_cuda_stream han
     if (place < 0) FAIL(INVALID_HANDLE);
     if (bytes == 0) goto leave;
     if (!operand(&uses, "cudaMemsetAsync", "the target", at, bytes, 1, &target)) FAIL(INVALID_VALUE);
+    if (!in_one_block("cudaMemsetAsync", at, bytes)) FAIL(INVALID_VALUE);
     made.to = target;
     give(place, "cudaMemsetAsync", do_transfer, &made, sizeof made, &uses);
     LEAVE;
