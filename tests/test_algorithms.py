@@ -490,6 +490,7 @@ def test_a_measurement_that_fails_changes_nothing(injected, monkeypatch):
             assert trainer.core.node_backends() == wanted and trainer.algorithms == []
 
 
+@pytest.mark.cpu("which of its tables is asked first")
 @both_tables
 def test_a_measurement_is_given_the_first_table():
     """Which a measurement is given, and which is not set by it."""

@@ -437,7 +437,10 @@ def test_steps_of_another_size_allocate_nothing():
         trainer.core.run(2)
         assert _core.memory()[1] == warm
     trainer.core.run(100)
-    trainer.core.epoch(1)
+    for epoch in range(1, 4):  # a device may record a smaller last batch when a rank meets it again
+        trainer.core.epoch(epoch)
+        trainer.core.run(100)
+    trainer.core.epoch(4)
     warm = _core.memory()[1]
     assert trainer.core.run(100) == 7 and _core.memory()[1] == warm
 
