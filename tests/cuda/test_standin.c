@@ -117,12 +117,14 @@ static void test_memory(void) {
     CHECK_NEAR(stack_block[99], 0, 0);
     CHECK_INT(api->cudaHostUnregister(stack_block), 0);
     VIOLATES(api->cudaHostUnregister(stack_block), 713, "freed before");
-    /* What is registered in pieces is one range; what is registered in part is none. */
+    /* What is registered in pieces is copied and filled piece by piece; what is registered in part not at all. */
     CHECK_INT(api->cudaHostRegister(stack_block, 40, GG_CUDA_HOST_MAPPED), 0);
     VIOLATES(api->cudaMemcpyAsync(block, stack_block, 400, GG_CUDA_MEMCPY_DEFAULT, compute), 1,
              "the source needs 400 bytes, and 40 are there");
     CHECK_INT(api->cudaHostRegister(stack_block + 10, 360, GG_CUDA_HOST_MAPPED), 0);
-    copy(block, stack_block, 400, compute);
+    VIOLATES(api->cudaMemcpyAsync(block, stack_block, 400, GG_CUDA_MEMCPY_DEFAULT, compute), 1, "into the next");
+    VIOLATES(api->cudaMemsetAsync(stack_block, 0, 400, compute), 1, "into the next");
+    copy(block, stack_block + 10, 360, compute);
     finish();
     CHECK_INT(gg_standin_count("pageable"), 0);
     CHECK_INT(api->cudaHostUnregister(stack_block + 10), 0);
