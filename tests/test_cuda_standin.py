@@ -448,7 +448,7 @@ def test_algorithms_are_measured(cuda, monkeypatch, tmp_path, precision):
         assert "stand-in 0" in runs[0] and "cuDNN 9.19.0" in runs[0] and runs[0].endswith(precision)
         for one in described:
             # Two of the stand-in's have no exact form, or none for the window: 5 x 5 is not for Winograd's.
-            wanted = {"exact": {"cudnn0", "cudnn1", "cudnn2"}, "fast": {"cudnn0", "cudnn1"}}[precision]
+            wanted = {"exact": {"cudnn0", "cudnn1", "cudnn2"}, "fast": {"cudnn0", "cudnn1", "tiled"}}[precision]
             assert set(one["seconds"]["forward"]) == wanted
             assert all(one["algorithms"][p] in times for p, times in one["seconds"].items())
         for used, one in zip(numbered(trainer), sorted(described, key=lambda d: d["channels"]), strict=True):

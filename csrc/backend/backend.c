@@ -34,8 +34,8 @@ const char *gg_op_kind_name(gg_op_kind kind) {
 
 const char *gg_algorithm_name(gg_algorithm algorithm) {
     static const char *const names[GG_ALGORITHM_COUNT] = {"direct",  "winograd4", "winograd2", "winograd6", "split",
-                                                          "widened", "cudnn0",    "cudnn1",    "cudnn2",    "cudnn3",
-                                                          "cudnn4",  "cudnn5",    "cudnn6",    "cudnn7"};
+                                                          "widened", "tiled",     "cudnn0",    "cudnn1",    "cudnn2",
+                                                          "cudnn3",  "cudnn4",    "cudnn5",    "cudnn6",    "cudnn7"};
     return (unsigned)algorithm < GG_ALGORITHM_COUNT ? names[algorithm] : "unknown";
 }
 

@@ -80,13 +80,14 @@ typedef enum gg_algorithm {
     GG_ALGORITHM_WINOGRAD6, /* F(6x6,3x3) */
     GG_ALGORITHM_SPLIT,     /* direct, each float32 as three bfloat16 (AMX) */
     GG_ALGORITHM_WIDENED,   /* in bfloat16: direct, in float32 inside; Winograd's methods always are */
+    GG_ALGORITHM_TILED,     /* on a GPU: direct, by own kernels, for few channels */
     /* cuDNN's, by the numbers that it gives them in each pass; DIRECT is then what it says to be the fastest. */
     GG_ALGORITHM_CUDNN0,
     GG_ALGORITHM_CUDNN7 = GG_ALGORITHM_CUDNN0 + 7,
     GG_ALGORITHM_COUNT
 } gg_algorithm;
 
-/* "direct", "winograd4", "winograd2", "winograd6", "split", "widened", "cudnn0" to "cudnn7" */
+/* "direct", "winograd4", "winograd2", "winograd6", "split", "widened", "tiled", "cudnn0" to "cudnn7" */
 const char *gg_algorithm_name(gg_algorithm algorithm);
 
 /* The runs of an operation of which each may have an algorithm of its own. */

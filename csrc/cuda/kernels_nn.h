@@ -117,6 +117,50 @@ typedef struct gg_cuda_bias_backward_args {
 size_t gg_cuda_bias_backward_scratch(int64_t outer, int64_t channels, int64_t inner);
 void gg_cuda_bias_backward(gg_cuda_stream stream, const gg_cuda_bias_backward_args *args);
 
+/* ------------------------------------------------------------------------------------------ convolutions
+ *
+ * Of NHWC images in float32, whose factors are rounded to TF32: by tensor cores over tiles in shared memory. For few
+ * channels and filters. No groups. */
+
+typedef struct gg_cuda_tiled_shape {
+    int64_t batch;
+    int image[2], output[2]; /* height, width: of what is read, of what is made */
+    int channels, filters;   /* of the one, of the other */
+    int kernel[2], stride[2], padding[2], dilation[2];
+} gg_cuda_tiled_shape;
+
+/* Whether gg_cuda_tiled has a form for it, and gg_cuda_tiled_gradient. */
+bool gg_cuda_tiled_fits(const gg_cuda_tiled_shape *shape);
+bool gg_cuda_tiled_gradient_fits(const gg_cuda_tiled_shape *shape);
+
+/* The weight as gg_cuda_tiled reads it, of so many bytes, from (filters, channels, kernel). mirrored: from (channels,
+ * filters, kernel), each kernel turned by half a circle: with the error of a convolution of stride 1 as the image and
+ * dilation*(kernel - 1) - padding as the padding that gives the gradient of what the convolution has read. */
+size_t gg_cuda_tiled_weight_bytes(const gg_cuda_tiled_shape *shape);
+void gg_cuda_tiled_weight(gg_cuda_stream stream, const gg_cuda_tiled_shape *shape, bool mirrored, const float *weight,
+                          void *out);
+
+/* output = activation(convolution + bias). Not in place. */
+typedef struct gg_cuda_tiled_args {
+    gg_cuda_tiled_shape shape;
+    const float *input;
+    const void *weight; /* of gg_cuda_tiled_weight */
+    const float *bias;  /* NULL: none */
+    bool relu;
+    float *output;
+} gg_cuda_tiled_args;
+void gg_cuda_tiled(gg_cuda_stream stream, const gg_cuda_tiled_args *args);
+
+/* The gradient of the weight, (filters, channels, kernel), from the error behind the convolution. */
+typedef struct gg_cuda_tiled_gradient_args {
+    gg_cuda_tiled_shape shape;
+    const float *input, *error;
+    void *scratch;
+    float *gradient;
+} gg_cuda_tiled_gradient_args;
+size_t gg_cuda_tiled_gradient_scratch(const gg_cuda_tiled_shape *shape);
+void gg_cuda_tiled_gradient(gg_cuda_stream stream, const gg_cuda_tiled_gradient_args *args);
+
 /* ------------------------------------------------------------------------------------------ pooling */
 
 /* MAX_POOL2D, AVG_POOL2D and ADAPTIVE_AVG_POOL2D, whose desc has been checked. MAX_POOL2D leaves the place of each

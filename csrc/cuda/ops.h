@@ -51,6 +51,8 @@ gg_status gg_cuda_element_done(const gg_op *head);
 void gg_cuda_element_copy(const gg_op *head, void *to, const void *from);
 
 gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* By own kernels: algorithm TILED. */
+gg_status gg_cuda_tiled_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* By cuDNN, or where it refuses the own one. */

@@ -427,7 +427,7 @@ static gg_status check_conv(const gg_op_desc *desc) {
         if (gg_window_output(&desc->window, a, in->size[1 + a], false) != out->size[1 + a])
             GG_FAIL(GG_ERROR_SHAPE, "conv2d: windows over %lld elements do not give %lld outputs",
                     (long long)in->size[1 + a], (long long)out->size[1 + a]);
-    if (desc->algorithm != GG_ALGORITHM_DIRECT &&
+    if (desc->algorithm != GG_ALGORITHM_DIRECT && desc->algorithm != GG_ALGORITHM_TILED &&
         (desc->algorithm < GG_ALGORITHM_CUDNN0 || desc->algorithm > GG_ALGORITHM_CUDNN7))
         GG_FAIL(GG_ERROR_UNSUPPORTED, "conv2d on a GPU: '%s' is an algorithm of the CPU; cuDNN has its own",
                 gg_algorithm_name(desc->algorithm));
@@ -490,6 +490,7 @@ gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op
     gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(check_conv(desc));
+    if (desc->algorithm == GG_ALGORITHM_TILED) return gg_cuda_tiled_conv2d_create(device, desc, out);
     status = GG_ERROR_UNSUPPORTED;
     for (int i = 0; i < 3 && status == GG_ERROR_UNSUPPORTED; ++i)
         if (possible[i]) status = create_as(device, desc, formats[i], out);

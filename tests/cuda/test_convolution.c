@@ -247,7 +247,7 @@ static void check_op(gg_device *device, gg_op *op, bool narrow_bias, const char 
     all_products(d, one_product, &(reference){.x = x.at, .w = read_w, .dy = dy.at, .dx = wanted_dx, .dw = wanted_dw});
 
     /* Factors of TF32 have 11 bits, a result of bfloat16 has 8. */
-    const bool tf32 = !narrow && standin_count("tf32") > 0;
+    const bool tiled = d->algorithm == GG_ALGORITHM_TILED, tf32 = !narrow && (tiled || standin_count("tf32") > 0);
     const double of_sum = tf32 ? 1.0 / 1024 : 1e-6, of_value = narrow ? 1.0 / 250 : 1e-6;
     /* Where an own kernel adds the bias it is added to what was rounded. */
     const double twice = narrow && d->bias && !narrow_bias ? 1.0 / 500 : of_sum;
@@ -281,7 +281,7 @@ static void test_problem(const problem *p, gg_dtype dtype, bool fast) {
         snprintf(name, sizeof name, "%s, %s%s, %s", p->name, gg_dtype_name(dtype), fast ? ", fast" : "",
                  gg_algorithm_name((gg_algorithm)algorithm));
         desc.algorithm = (gg_algorithm)algorithm;
-        if (algorithm != GG_ALGORITHM_DIRECT && algorithm < GG_ALGORITHM_CUDNN0) {
+        if (algorithm != GG_ALGORITHM_DIRECT && algorithm < GG_ALGORITHM_TILED) {
             CHECK_FAILS(library->backend->create[GG_OP_CONV2D](device, &desc, &op), GG_ERROR_UNSUPPORTED, "of the CPU");
             continue;
         }
@@ -305,7 +305,7 @@ static void test_problem(const problem *p, gg_dtype dtype, bool fast) {
         check_op(device, op, op->output.dtype == GG_BFLOAT16 && standin_count("cudnnSetActivationDescriptor") > 0,
                  name);
         CHECK(gg_device_check(device) == GG_OK);
-        if (algorithm != GG_ALGORITHM_DIRECT) CHECK_INT(runs_of((gg_algorithm)algorithm), GG_PASS_COUNT);
+        if (algorithm >= GG_ALGORITHM_CUDNN0) CHECK_INT(runs_of((gg_algorithm)algorithm), GG_PASS_COUNT);
         if (!fast) CHECK_INT(standin_count("tf32") + standin_count("nondeterministic"), 0);
         gg_op_destroy(op);
     }
