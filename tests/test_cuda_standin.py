@@ -388,6 +388,16 @@ def test_an_lstm_that_cudnn_refuses(cuda, call, code):
     assert cuda.count("cudnnRNNBackwardData_v8") == 0
 
 
+def test_a_fast_lstm_of_few_samples_is_by_own_kernels(cuda):
+    """A position is one kernel, in float32 and where the states divide into eights."""
+    make, batch = lambda: models.char_lstm(7, 5, embedding=4, hidden=16, dropout=0.2, stateful=True), text
+    wanted = step_of(make, batch, "cpu", backend="native", strategy=gg.NoExchange())
+    found = step_of(make, batch, "cuda", precision="fast", strategy=gg.NoExchange())
+    assert difference(wanted, found) < 2e-3 and cuda.count("cudnnRNNForward") == 0
+    step_of(make, batch, "cuda", strategy=gg.NoExchange())
+    assert cuda.count("cudnnRNNForward") > 0
+
+
 @pytest.mark.parametrize("name", ["cifar_quick", "mlp", "lenet"])
 @pytest.mark.parametrize("how", [{}, {"precision": "fast"}, {"dtype": "bfloat16", "precision": "fast"}], ids=str)
 def test_nan_in_weights_reaches_the_loss(cuda, name, how):

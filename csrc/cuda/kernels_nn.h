@@ -310,6 +310,17 @@ typedef struct gg_cuda_lstm_args {
 void gg_cuda_lstm(gg_cuda_stream stream, const gg_cuda_lstm_args *args);
 void gg_cuda_lstm_backward(gg_cuda_stream stream, const gg_cuda_lstm_args *args);
 
+/* The same with the product of the recurrent weights, (4, hidden, hidden), whose factors are rounded to TF32; for few
+ * samples. Arrays and their rows are aligned to 8 bytes.
+ * forward: adds that of the states before this position, at state + n*state_row, to the gates first.
+ * backward: errors, at errors + n*gates_row, are those of the next position's gates; their product is what `later`
+ *   would be, which is not read. Not for the last position. */
+bool gg_cuda_lstm_step_fits(int64_t hidden);
+void gg_cuda_lstm_step(gg_cuda_stream stream, const gg_cuda_lstm_args *args, const float *weight, const float *state,
+                       int64_t state_row);
+void gg_cuda_lstm_step_backward(gg_cuda_stream stream, const gg_cuda_lstm_args *args, const float *weight,
+                                const float *errors);
+
 /* Parameters of an LSTM and a weight space of cuDNN, which has them elsewhere and of another type; bfloat16 rounds to
  * nearest even. A piece lies at space + at, in elements; `plain` are one or two arrays of float32, the second one NULL
  * where there is one.

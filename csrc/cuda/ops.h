@@ -55,8 +55,9 @@ gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op
 gg_status gg_cuda_tiled_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-/* By cuDNN, or where it refuses the own one. */
+/* By cuDNN; where it refuses, and in float32 where the own one makes a position in one kernel, by that. */
 gg_status gg_cuda_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+bool gg_cuda_own_lstm_steps(gg_device *device, const gg_op_desc *desc);
 gg_status gg_cuda_own_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

@@ -525,6 +525,8 @@ cleanup:
 gg_status gg_cuda_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     bool refused = false;
     *out = NULL;
+    if (desc->dtype == GG_FLOAT32 && gg_cuda_own_lstm_steps(device, desc))
+        return gg_cuda_own_lstm_create(device, desc, out);
     const gg_status status = create_by_dnn(device, desc, &refused, out);
     return refused ? gg_cuda_own_lstm_create(device, desc, out) : status;
 }

@@ -1,9 +1,9 @@
 /* LSTM over the positions of a sample: (T, I) gives (T, H), one or more layers, with PyTorch's gates i, f, g, o; for
- * what cuDNN refuses (ops_lstm.c).
+ * what cuDNN refuses, and where this is faster (ops_lstm.c).
  *
  * A layer's gates begin as one product of all samples and positions with the input's weights; then the positions follow
- * each other, each a product with the recurrent weights and the cells' update. The backward pass does the same from the
- * last position, and ends with one product for each gradient.
+ * each other, each a product with the recurrent weights and the cells' update: with precision "fast" one kernel. The
+ * backward pass does the same from the last position, and ends with one product for each gradient.
  *
  * For each layer there are, over all samples and positions: the gates, which become their errors; the cells; the hidden
  * states, of the last layer in the output; and what the next layer reads where dropout is between. In training they are
@@ -22,6 +22,7 @@ typedef struct lstm_op {
     gg_cuda_device *device;
     int64_t batch, positions, inputs, hidden, layers;
     bool drops; /* in training, between layers */
+    bool steps; /* a position's product and cells are one kernel */
     gg_cuda_product of_input[LAYER_KINDS], of_input_weights[LAYER_KINDS], of_input_data[LAYER_KINDS];
     gg_cuda_product of_first, of_states, of_later, of_state_weights;
     /* Floats, and where they begin. */
@@ -157,6 +158,10 @@ static gg_status run_positions(const lstm_layer *l) {
     for (int64_t t = 0; t < op->positions; ++t) {
         const gg_cuda_lstm_args cells = cells_args(l, t);
         const float *states = t == 0 ? l->first : l->states + (t - 1) * hidden;
+        if (op->steps) {
+            gg_cuda_lstm_step(stream_of(op), &cells, weights, states, t == 0 ? 2 * hidden : cells.state_row);
+            continue;
+        }
         GG_TRY(gg_cuda_product_run(op->device, t == 0 ? &op->of_first : &op->of_states, states, weights, NULL,
                                    cells.gates, l->work));
         gg_cuda_lstm(stream_of(op), &cells);
@@ -212,9 +217,12 @@ static gg_status run_back(const lstm_layer *l, const float *error) {
         cells.error = error + t * hidden;
         cells.later = later;
         cells.cell_error = scratch + op->cell_error_at;
-        if (!cells.last)
-            GG_TRY(gg_cuda_product_run(op->device, &op->of_later, l->gates + (t + 1) * 4 * hidden,
-                                       parameter_of(l, WEIGHT_HH), NULL, later, l->work));
+        const float *weights = parameter_of(l, WEIGHT_HH), *after = cells.gates + 4 * hidden;
+        if (op->steps && !cells.last) {
+            gg_cuda_lstm_step_backward(stream_of(op), &cells, weights, after);
+            continue;
+        }
+        if (!cells.last) GG_TRY(gg_cuda_product_run(op->device, &op->of_later, after, weights, NULL, later, l->work));
         gg_cuda_lstm_backward(stream_of(op), &cells);
     }
 cleanup:
@@ -376,14 +384,21 @@ static gg_status create_state_products(lstm_op *op) {
                                            .c_row = hidden,
                                            .transpose_a = true};
     gg_status status = GG_OK;
+    if (op->head.desc.training) GG_TRY(gg_cuda_product_create(op->device, &weights, &op->of_state_weights));
+    if (op->steps) goto cleanup;
     GG_TRY(gg_cuda_product_create(op->device, &forward, &op->of_first));
     forward.a_row = row;
     GG_TRY(gg_cuda_product_create(op->device, &forward, &op->of_states));
-    if (!op->head.desc.training) goto cleanup;
-    GG_TRY(gg_cuda_product_create(op->device, &later, &op->of_later));
-    GG_TRY(gg_cuda_product_create(op->device, &weights, &op->of_state_weights));
+    if (op->head.desc.training) GG_TRY(gg_cuda_product_create(op->device, &later, &op->of_later));
 cleanup:
     return status;
+}
+
+/* More samples read the recurrent weights more than once. */
+enum { MOST_STEP_SAMPLES = 64 };
+
+bool gg_cuda_own_lstm_steps(gg_device *device, const gg_op_desc *desc) {
+    return gg_cuda_of(device)->fast && desc->batch <= MOST_STEP_SAMPLES && gg_cuda_lstm_step_fits(desc->output.size[1]);
 }
 
 gg_status gg_cuda_own_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
@@ -402,6 +417,7 @@ gg_status gg_cuda_own_lstm_create(gg_device *device, const gg_op_desc *desc, gg_
     op->hidden = desc->output.size[1];
     op->layers = desc->layers;
     op->drops = desc->training && desc->probability > 0 && desc->layers > 1;
+    op->steps = gg_cuda_own_lstm_steps(device, desc);
     GG_TRY(create_input_products(op, FIRST, op->inputs, desc->input_grad));
     if (op->layers > 1) GG_TRY(create_input_products(op, OTHERS, op->hidden, true));
     GG_TRY(create_state_products(op));
