@@ -163,6 +163,7 @@ struct gg_pair {
 static __device__ inline gg_pair sum_of_pieces(const gg_pair *partial, int64_t pieces, int64_t channels,
                                                int64_t channel) {
     gg_pair sum = {0, 0};
+#pragma unroll 4
     for (int64_t i = group_place<WARP>(); i < pieces; i += WARP) {
         sum.first += partial[i * channels + channel].first;
         sum.second += partial[i * channels + channel].second;

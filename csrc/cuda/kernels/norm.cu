@@ -25,30 +25,34 @@ template <class T> struct moment_sum {
     }
 };
 
-/* Mean and variances of the batch, or those that have been tracked; scale and offset. */
+/* Mean and variances of the batch, or those that have been tracked; scale and offset. A channel takes little more than
+ * the time of its loads, so these are given at once. */
 template <class T> static __global__ void norm_statistics(gg_cuda_batch_norm_args a, int64_t pieces) {
     const double values = (double)(a.outer * a.inner);
     for (int64_t c = group_first<WARP>(); c < a.channels; c += group_step<WARP>()) {
         gg_pair sum = {0, 0};
         double mean, inverse;
+        const double weight = a.weight != NULL ? (double)a.weight[c] : 1.0;
+        const double bias = a.bias != NULL ? (double)a.bias[c] : 0.0;
+        const double pivot = (double)gg_load((const T *)a.input + c * a.inner);
         if (a.batch_statistics) sum = sum_of_pieces((const gg_pair *)a.scratch, pieces, a.channels, c);
         if (group_place<WARP>() != 0) continue;
         if (a.batch_statistics) {
             const double squares = sum.second - sum.first * sum.first / values, all = squares < 0 ? 0 : squares;
-            const double pivot = (double)gg_load((const T *)a.input + c * a.inner);
-            a.saved[SAVED_MEAN * a.channels + c] = (float)(pivot + sum.first / values);
-            a.saved[SAVED_INVERSE * a.channels + c] = (float)(1 / sqrt(all / values + (double)a.epsilon));
+            const float center = (float)(pivot + sum.first / values);
+            const float inverted = (float)(1 / sqrt(all / values + (double)a.epsilon));
+            a.saved[SAVED_MEAN * a.channels + c] = center;
+            a.saved[SAVED_INVERSE * a.channels + c] = inverted;
             a.saved[SAVED_VARIANCE * a.channels + c] = (float)(all / (values - 1));
-            mean = (double)a.saved[SAVED_MEAN * a.channels + c];
-            inverse = (double)a.saved[SAVED_INVERSE * a.channels + c];
+            mean = (double)center;
+            inverse = (double)inverted;
         } else {
             /* Averages of rounded variances of about 0 may be a hair below it. */
             const double variance = (double)a.running_variance[c];
             mean = (double)a.running_mean[c];
             inverse = 1 / sqrt((variance < 0 ? 0 : variance) + (double)a.epsilon);
         }
-        const float scale = (float)((a.weight != NULL ? (double)a.weight[c] : 1.0) * inverse);
-        const double bias = a.bias != NULL ? (double)a.bias[c] : 0.0;
+        const float scale = (float)(weight * inverse);
         a.saved[SAVED_SCALE * a.channels + c] = scale;
         a.saved[SAVED_OFFSET * a.channels + c] = (float)(bias - mean * (double)scale);
     }
@@ -121,21 +125,24 @@ static __global__ void norm_parameters(gg_cuda_batch_norm_args a, int64_t pieces
     const double values = (double)(a.outer * a.inner), momentum = (double)a.momentum;
     float *slope = slopes_in(a.scratch, pieces, a.channels);
     for (int64_t c = group_first<WARP>(); c < a.channels; c += group_step<WARP>()) {
-        const gg_pair sum = sum_of_pieces((const gg_pair *)a.scratch, pieces, a.channels, c);
-        if (group_place<WARP>() != 0) continue;
         const double mean = (double)a.saved[SAVED_MEAN * a.channels + c];
         const double inverse = (double)a.saved[SAVED_INVERSE * a.channels + c];
         const double scale = (double)a.saved[SAVED_SCALE * a.channels + c];
         const double variance = (double)a.saved[SAVED_VARIANCE * a.channels + c];
+        const bool tracks = a.running_mean != NULL;
+        const double average = tracks ? (double)a.running_mean[c] : 0.0;
+        const double spread = tracks ? (double)a.running_variance[c] : 0.0;
+        const gg_pair sum = sum_of_pieces((const gg_pair *)a.scratch, pieces, a.channels, c);
+        if (group_place<WARP>() != 0) continue;
         slope[c] = (float)(-scale * inverse * inverse * sum.second / values);
         slope[a.channels + c] = (float)(-scale * sum.first / values);
         if (a.weight != NULL) {
             a.grad_weight[c] = (float)(sum.second * inverse);
             a.grad_bias[c] = (float)sum.first;
         }
-        if (a.running_mean == NULL) continue;
-        a.grad_mean[c] = (float)(momentum * ((double)a.running_mean[c] - mean));
-        a.grad_variance[c] = (float)(momentum * ((double)a.running_variance[c] - variance));
+        if (!tracks) continue;
+        a.grad_mean[c] = (float)(momentum * (average - mean));
+        a.grad_variance[c] = (float)(momentum * (spread - variance));
     }
 }
 
