@@ -79,7 +79,8 @@ class Trainer(Replicas):
                methods F(4x4,3x3) and F(4x4,5x5), which have about a quarter and a sixth of the multiplications and
                errors up to several times larger, "direct" by sums of products, "auto" each pass of each layer by the
                fastest; on a CPU with AMX also by "split", products of three bfloat16 parts of each float32, for any
-               window and strides of 1 or 2. On a GPU "auto" is the fastest of cuDNN's, all others leave it to cuDNN.
+               window and strides of 1 or 2. On a GPU "auto" is the fastest of cuDNN's and
+               an own one, "tiled", all others leave it to cuDNN.
     tune       True: fit, and the first train_step, measure before they begin which of two tables of operations is asked
                first, and so how activations lie (a few steps with each order), and which algorithm is the fastest for
                each pass of each such layer, the largest layers first and for 20 seconds at most. Rank 0 measures for
@@ -87,9 +88,10 @@ class Trainer(Replicas):
                and version, the choice is in the report ("algorithms") and in checkpoints, so that a resumed run
                computes the same bits. On a GPU all convolutions are measured, by cuDNN's algorithms ("cudnn1" has its
                number 1 of that pass; "direct" is the one that cuDNN says to be fastest), with precision="exact" those
-               that add in a fixed order alone; the cache is by GPU, cuDNN, shape, dtype and precision. evaluate and
-               predict use what is cached, and measure the forward pass where a rank has 100 full batches or more.
-               False: fixed rules, so that the bits of a run depend on nothing that is measured. None: True, unless
+               that add in a fixed order alone, with "fast" also by own kernels for few channels, "tiled"; the cache is
+               by GPU, cuDNN, shape, dtype and precision. evaluate and predict use what is cached, and measure the
+               forward pass where a rank has 100 full batches or more. False: fixed rules, so that the bits of a run
+               depend on nothing that is measured. None: True, unless
                $GOSSIPGRAD_TUNE is 0.
     dtype      in which the network computes. "bfloat16": activations, their gradients and what products read of the
                weights are bfloat16 (8 bits of precision), rounded to nearest; sums, statistics, losses, the weights

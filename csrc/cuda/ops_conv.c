@@ -490,8 +490,11 @@ gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op
     gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(check_conv(desc));
-    if (desc->algorithm == GG_ALGORITHM_TILED) return gg_cuda_tiled_conv2d_create(device, desc, out);
     status = GG_ERROR_UNSUPPORTED;
+    if (desc->algorithm == GG_ALGORITHM_TILED) {
+        status = gg_cuda_tiled_conv2d_create(device, desc, out);
+        goto cleanup;
+    }
     for (int i = 0; i < 3 && status == GG_ERROR_UNSUPPORTED; ++i)
         if (possible[i]) status = create_as(device, desc, formats[i], out);
 cleanup:
