@@ -486,7 +486,8 @@ typedef struct gg_backend {
     void (*loss)(gg_device *device, const gg_loss_args *args);
 
     /* Kernels on arenas. n is a multiple of GG_LANES; pointers aligned to 64 bytes. */
-    void (*update)(gg_device *device, const gg_update_args *args);
+    /* Several updates of one wire, of which none overlap: on a GPU a few launches. */
+    void (*update)(gg_device *device, int count, const gg_update_args *args);
     /* out = base + share*(received - sent), where `received` is of type `wire`, GG_FLOAT32 or GG_BFLOAT16, and `sent`,
      * the values that were sent in exchange, is rounded to that type first. out may be base or sent. */
     void (*mix)(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,

@@ -145,9 +145,11 @@ static void update_part(void *context, int thread, int threads) {
     c->device->kernels->arena->update(&args);
 }
 
-void gg_cpu_update(gg_device *device, const gg_update_args *args) {
-    update_call call = {.device = (gg_cpu_device *)device, .args = args};
-    run_parts(call.device, args->n, update_part, &call);
+void gg_cpu_update(gg_device *device, int count, const gg_update_args *args) {
+    for (int i = 0; i < count; ++i) {
+        update_call call = {.device = (gg_cpu_device *)device, .args = &args[i]};
+        run_parts(call.device, args[i].n, update_part, &call);
+    }
 }
 
 typedef struct mix_call {

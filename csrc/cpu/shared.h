@@ -24,7 +24,7 @@ typedef gg_status (*gg_cpu_create_fn)(gg_device *device, const gg_op_desc *desc,
 gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cpu_create_fn create, gg_op **out);
 
 void gg_cpu_loss(gg_device *device, const gg_loss_args *args);
-void gg_cpu_update(gg_device *device, const gg_update_args *args);
+void gg_cpu_update(gg_device *device, int count, const gg_update_args *args);
 void gg_cpu_mix(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
                 const float *sent, float *out);
 void gg_cpu_halve(gg_device *device, size_t n, gg_dtype wire, const float *own, const void *received, float *out);

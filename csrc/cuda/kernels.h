@@ -23,8 +23,9 @@ typedef struct CUstream_st *gg_cuda_stream;
 
 /* ------------------------------------------------------------------------------------------------ arenas
  * As the entries of gg_backend of the same names, with the CPU's bits; update.cu and arena.cu. n may be any number, and
- * pointers need the alignment of their type alone: elements are moved by fours where all are aligned to 16 bytes. */
-void gg_cuda_update(gg_cuda_stream stream, const gg_update_args *args);
+ * pointers need the alignment of their type alone: elements are moved by fours where all are aligned to 16 bytes, and
+ * updated so where their number is a multiple of 4. */
+void gg_cuda_update(gg_cuda_stream stream, int count, const gg_update_args *args);
 void gg_cuda_mix(gg_cuda_stream stream, size_t n, gg_dtype wire, float share, const float *base, const void *received,
                  const float *sent, float *out);
 void gg_cuda_halve(gg_cuda_stream stream, size_t n, gg_dtype wire, const float *own, const void *received, float *out);

@@ -18,7 +18,9 @@
         gg_cuda_launched(gg_cuda_of(device), #name);                                                                   \
     } while (0)
 
-static void table_update(gg_device *device, const gg_update_args *args) { LAUNCH(device, update, args); }
+static void table_update(gg_device *device, int count, const gg_update_args *args) {
+    LAUNCH(device, update, count, args);
+}
 
 static void table_mix(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
                       const float *sent, float *out) {

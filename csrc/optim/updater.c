@@ -67,9 +67,9 @@ static float *moment_at(const gg_state *state, int i, size_t at) {
     return moment != NULL ? moment + at : NULL;
 }
 
-/* Elements [from, from + count) of the update, all of one group. */
-static void apply_piece(const gg_updater *updater, const gg_group *group, gg_device *device, const gg_state *state,
-                        const gg_update *update, size_t from, size_t count) {
+/* What becomes of elements [from, from + count) of the update, all of one group. */
+static gg_update_args args_of_piece(const gg_updater *updater, const gg_group *group, const gg_state *state,
+                                    const gg_update *update, size_t from, size_t count) {
     gg_update_args args = {.n = count,
                            .wire = update->wire,
                            .grad = update->gradient + from,
@@ -89,38 +89,46 @@ static void apply_piece(const gg_updater *updater, const gg_group *group, gg_dev
         args.square_before = received_at(update, 2, from);
         args.square_copy = copy_at(update, 2, from);
     }
-    device->table->update(device, &args);
-    for (int i = 1; i <= GG_MOST_MOMENTS && group->statistic; ++i) {
+    return args;
+}
+
+/* Statistics have no moments: partners read zeros. */
+static void zero_copies(gg_device *device, const gg_update *update, size_t from, size_t count) {
+    for (int i = 1; i <= GG_MOST_MOMENTS; ++i) {
         void *copy = copy_at(update, i, from);
         if (copy != NULL) gg_device_zero(device, GG_QUEUE_COMPUTE, copy, count * gg_dtype_size(update->wire));
     }
 }
 
-static void late_piece(const gg_updater *updater, const gg_group *group, gg_device *device, const gg_state *state,
-                       const gg_update *update, size_t from, size_t count) {
-    const void *received = received_at(update, 0, from);
-    const float *own = update->gradient + from;
-    float *weight = gg_state_weights(state) + update->offset + from;
-    float *momentum = moment_at(state, 0, update->owned_offset + from);
-    float first = 0, second = 0;
-    gg_optimizer_late(updater->optimizer, group, update->step, &first, &second);
-    device->table->mix(device, count, update->wire, second / 2, weight, received, own, weight);
-    if (momentum != NULL && !group->statistic)
-        device->table->mix(device, count, update->wire, first / 2, momentum, received, own, momentum);
+/* A part of an update that is all of one group. */
+typedef struct update_piece {
+    const gg_group *group;
+    size_t from, count;
+} update_piece;
+
+/* The piece behind p, or at first, where p is zeros, the first one. False: there is none. */
+static bool next_piece(const gg_updater *updater, const gg_update *update, update_piece *p) {
+    p->from += p->count;
+    if (p->from == update->count) return false;
+    const size_t at = update->offset + p->from, end = update->offset + update->count;
+    p->group = p->group == NULL ? gg_updater_group(updater, at) : p->group + 1;
+    p->count = (p->group->end < end ? p->group->end : end) - at;
+    return true;
 }
 
-/* Cuts an update where groups change. */
-static void each_piece(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update,
-                       void (*piece)(const gg_updater *updater, const gg_group *group, gg_device *device,
-                                     const gg_state *state, const gg_update *update, size_t from, size_t count)) {
-    const size_t end = update->offset + update->count;
-    if (update->count == 0) return;
-    const gg_group *group = gg_updater_group(updater, update->offset);
-    for (size_t at = update->offset; at < end; ++group) {
-        const size_t next = group->end < end ? group->end : end;
-        piece(updater, group, device, state, update, at - update->offset, next - at);
-        at = next;
+enum { UPDATES_AT_ONCE = 16 };
+
+static void apply_pieces(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
+    gg_update_args all[UPDATES_AT_ONCE];
+    int count = 0;
+    for (update_piece p = {NULL, 0, 0}; next_piece(updater, update, &p);) {
+        all[count++] = args_of_piece(updater, p.group, state, update, p.from, p.count);
+        if (p.group->statistic) zero_copies(device, update, p.from, p.count);
+        if (count < UPDATES_AT_ONCE) continue;
+        device->table->update(device, count, all);
+        count = 0;
     }
+    if (count > 0) device->table->update(device, count, all);
 }
 
 /* The elements [at, at + count) of an update. */
@@ -148,17 +156,17 @@ static void apply_lent(const gg_updater *updater, gg_device *device, const gg_st
         if (stop <= at || lent->offset >= end) continue;
         if (at < lent->offset) {
             const gg_update before = part_of(update, at, lent->offset - at);
-            each_piece(updater, device, state, &before, apply_piece);
+            apply_pieces(updater, device, state, &before);
             at = lent->offset;
         }
         gg_update own = part_of(update, at, stop - at);
         own.gradient = lent->gradient + (at - lent->offset);
-        each_piece(updater, device, state, &own, apply_piece);
+        apply_pieces(updater, device, state, &own);
         at = stop;
     }
     if (at == end) return;
     const gg_update rest = part_of(update, at, end - at);
-    each_piece(updater, device, state, &rest, apply_piece);
+    apply_pieces(updater, device, state, &rest);
 }
 
 /* Cuts an update into runs whose gradients are computed one after the other. */
@@ -170,14 +178,14 @@ static void apply_computed(const gg_updater *updater, gg_device *device, const g
         const float *gradient = source->run(source->context, at, end - at, &count);
         gg_update part = part_of(update, at, count);
         if (gradient != NULL) part.gradient = gradient;
-        each_piece(updater, device, state, &part, apply_piece);
+        apply_pieces(updater, device, state, &part);
     }
 }
 
 void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
     if (state->lents > 0) apply_lent(updater, device, state, update);
     else if (state->source.run != NULL) apply_computed(updater, device, state, update);
-    else each_piece(updater, device, state, update, apply_piece);
+    else apply_pieces(updater, device, state, update);
 }
 
 /* Adam's direction takes the gradient's place: an update of weights that are zero. */
@@ -198,7 +206,7 @@ static void accumulate_adam(const gg_updater *updater, const gg_group *group, gg
         args.weight = own;
         args.momentum = gg_state_moment(state, 0) + at;
         args.square = gg_state_moment(state, 1) + at;
-        device->table->update(device, &args);
+        device->table->update(device, 1, &args);
     }
 }
 
@@ -229,7 +237,17 @@ void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const g
 }
 
 void gg_updater_late(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
-    each_piece(updater, device, state, update, late_piece);
+    for (update_piece p = {NULL, 0, 0}; next_piece(updater, update, &p);) {
+        const void *received = received_at(update, 0, p.from);
+        const float *own = update->gradient + p.from;
+        float *weight = gg_state_weights(state) + update->offset + p.from;
+        float *momentum = moment_at(state, 0, update->owned_offset + p.from);
+        float first = 0, second = 0;
+        gg_optimizer_late(updater->optimizer, p.group, update->step, &first, &second);
+        device->table->mix(device, p.count, update->wire, second / 2, weight, received, own, weight);
+        if (momentum != NULL && !p.group->statistic)
+            device->table->mix(device, p.count, update->wire, first / 2, momentum, received, own, momentum);
+    }
 }
 
 void gg_updater_measure_begin(gg_updater *updater) {

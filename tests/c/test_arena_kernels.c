@@ -213,7 +213,7 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     memcpy(before[0], weight, n * 4);
     memcpy(before[1], m, n * 4);
     memcpy(before[2], s, n * 4);
-    gg_backend_native.update(device, &args);
+    gg_backend_native.update(device, 1, &args);
     CHECK_NEAR(distance(count, weight, wanted_w), 0, 3e-7);
     if (keeps) CHECK_NEAR(distance(count, m, wanted_m), 0, 3e-7);
     if (adam) CHECK_NEAR(distance(count, s, wanted_s), 0, 3e-7);
@@ -233,7 +233,7 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     some.momentum_before = further(wire, some.momentum_before, from);
     some.square_before = further(wire, some.square_before, from);
     some.weight_copy = some.momentum_copy = some.square_copy = NULL;
-    gg_backend_native.update(device, &some);
+    gg_backend_native.update(device, 1, &some);
     CHECK(same_bits(before[0] + from, weight + from, part * 4));
     if (keeps) CHECK(same_bits(before[1] + from, m + from, part * 4));
     if (adam) CHECK(same_bits(before[2] + from, s + from, part * 4));
@@ -256,10 +256,10 @@ static void check_zero_gradients(size_t n, size_t every) {
     memcpy(dense, weight, n * 4);
     const gg_float_mode own = gg_cpu_float_mode();
     gg_cpu_set_float_mode(gg_cpu_compute_mode());
-    gg_backend_native.update(device, &args);
+    gg_backend_native.update(device, 1, &args);
     args.weight = dense;
     args.weight_copy = copy;
-    gg_backend_native.update(device, &args);
+    gg_backend_native.update(device, 1, &args);
     gg_cpu_set_float_mode(own);
     bool right = true;
     for (size_t i = 0; i < n; ++i) right = right && same_bits(weight + i, (grad[i] == 0 ? before : dense) + i, 4);
@@ -267,7 +267,7 @@ static void check_zero_gradients(size_t n, size_t every) {
     args.weight = weight;
     args.weight_copy = NULL;
     args.grad_scale = NAN;
-    gg_backend_native.update(device, &args);
+    gg_backend_native.update(device, 1, &args);
     for (size_t i = 0; i < n; ++i) right = right && isnan(weight[i]);
     CHECK(right);
     release();
@@ -280,18 +280,19 @@ static void test_square_below_zero(void) {
     float *kept = floats(n);
     memcpy(kept, weight, sizeof(float) * n);
     for (int i = 0; i < n; ++i) grad[i] = m[i] = s[i] = 0;
-    gg_backend_native.update(device, &(gg_update_args){.n = n,
-                                                       .rule = GG_UPDATE_ADAM,
-                                                       .grad = grad,
-                                                       .weight = weight,
-                                                       .momentum = m,
-                                                       .square = s,
-                                                       .square_before = came,
-                                                       .lr = 0.1f,
-                                                       .beta2 = 0.99f,
-                                                       .weight_factor = 1,
-                                                       .root_scale = 1,
-                                                       .eps = 1e-3f});
+    gg_backend_native.update(device, 1,
+                             &(gg_update_args){.n = n,
+                                               .rule = GG_UPDATE_ADAM,
+                                               .grad = grad,
+                                               .weight = weight,
+                                               .momentum = m,
+                                               .square = s,
+                                               .square_before = came,
+                                               .lr = 0.1f,
+                                               .beta2 = 0.99f,
+                                               .weight_factor = 1,
+                                               .root_scale = 1,
+                                               .eps = 1e-3f});
     for (int i = 0; i < n; ++i) CHECK(s[i] == 0);
     CHECK(same_bits(weight, kept, sizeof(float) * n));
     release();

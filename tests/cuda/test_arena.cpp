@@ -1,6 +1,8 @@
 /* Kernels on arenas: the bits of the CPU's scalar kernels, at all sizes and alignments. */
 #include "check_kernels.h"
 
+#include <memory>
+
 namespace {
 
 gg_device *cpu;
@@ -74,8 +76,8 @@ void check_update(gg_update_rule rule, gg_dtype wire, unsigned have, size_t n, s
         if (stateful) g.momentum_copy = momentum_copy.bytes.p, c.momentum_copy = momentum_copy.for_cpu.p;
         if (squares) g.square_copy = square_copy.bytes.p, c.square_copy = square_copy.for_cpu.p;
     }
-    gg_cuda_update(nullptr, &g);
-    gg_backend_native.update(cpu, &c);
+    gg_cuda_update(nullptr, 1, &g);
+    gg_backend_native.update(cpu, 1, &c);
     bool good = weight.equal("weight") && momentum.equal("momentum") && square.equal("square");
     good = good && same(weight_copy.bytes.all(), weight_copy.for_cpu.all(), "weight_copy") &&
            same(momentum_copy.bytes.all(), momentum_copy.for_cpu.all(), "momentum_copy") &&
@@ -96,6 +98,45 @@ void test_update() {
     }
 }
 
+/* Several in one call, of other rules and sizes: each as alone. */
+void test_updates(gg_dtype wire, size_t skip) {
+    const gg_update_rule rules[] = {GG_UPDATE_MOMENTUM, GG_UPDATE_PLAIN, GG_UPDATE_MOMENTUM, GG_UPDATE_ADAM};
+    enum { COUNT = 37 };
+    std::vector<std::unique_ptr<buffer<float>>> grad, weight[2], momentum[2], square[2];
+    std::vector<std::unique_ptr<wire_buffer>> after;
+    gg_update_args all[2][COUNT] = {};
+    for (int i = 0; i < COUNT; ++i) {
+        const size_t n = i % 5 == 0 ? 1100 : 4 * (size_t)(i + 1);
+        const std::vector<float> w = numbers.floats(n), m = numbers.floats(n), s = numbers.floats(n, 0, 1);
+        grad.push_back(std::make_unique<buffer<float>>(numbers.floats(n), "grad", skip));
+        after.push_back(std::make_unique<wire_buffer>(wire, n, skip, "weight_after"));
+        for (int j = 0; j < 2; ++j) {
+            weight[j].push_back(std::make_unique<buffer<float>>(w, "weight", skip));
+            momentum[j].push_back(std::make_unique<buffer<float>>(m, "momentum", skip));
+            square[j].push_back(std::make_unique<buffer<float>>(s, "square", skip));
+            gg_update_args a = {};
+            a.n = n;
+            a.rule = i < 20 ? rules[i % 3] : rules[i % 4];
+            a.wire = wire;
+            a.grad = grad.back()->p;
+            a.weight = weight[j].back()->p;
+            if (a.rule != GG_UPDATE_PLAIN) a.momentum = momentum[j].back()->p;
+            if (a.rule == GG_UPDATE_ADAM) a.square = square[j].back()->p;
+            if (i % 2 == 0) a.weight_after = after.back()->bytes.p;
+            a.grad_scale = 0.5f + 0.01f * (float)i, a.lr = 0.1f, a.mu = 0.9f, a.weight_decay = 0.01f;
+            a.d_share = 0.1f, a.beta2 = 0.99f, a.square_share = 0.01f, a.root_scale = 1.7f, a.eps = 1e-6f;
+            a.weight_factor = 0.999f;
+            all[j][i] = a;
+        }
+    }
+    gg_cuda_update(nullptr, COUNT, all[0]);
+    for (int i = 0; i < COUNT; ++i) gg_cuda_update(nullptr, 1, &all[1][i]);
+    for (size_t i = 0; i < COUNT; ++i)
+        CHECK(same(weight[0][i]->all(), weight[1][i]->all(), "weight") &&
+              same(momentum[0][i]->all(), momentum[1][i]->all(), "momentum") &&
+              same(square[0][i]->all(), square[1][i]->all(), "square"));
+}
+
 /* A step of Adam in float64 by the formulas of backend.h, so that not only two codes of one hand agree. */
 void test_update_formula() {
     const size_t n = 100;
@@ -109,7 +150,7 @@ void test_update_formula() {
     a.weight_after = after.p, a.weight_copy = copy.p;
     a.grad_scale = 0.5f, a.lr = 0.01f, a.mu = 0.9f, a.weight_decay = 0.1f, a.d_share = 0.1f, a.beta2 = 0.99f;
     a.square_share = 0.01f, a.root_scale = 3, a.eps = 1e-3f, a.weight_factor = 0.99f;
-    gg_cuda_update(nullptr, &a);
+    gg_cuda_update(nullptr, 1, &a);
     std::vector<double> wanted(n);
     for (size_t i = 0; i < n; ++i) {
         const double d = 0.5 * grad[i] + 0.1 * w[i], m1 = 0.9 * m[i] + 0.1 * d, s1 = 0.99 * s[i] + 0.01 * d * d;
@@ -202,6 +243,8 @@ void check_sums(size_t n, int sources, size_t skip) {
 int main() {
     cpu = scalar_device();
     test_update();
+    for (gg_dtype wire : {GG_FLOAT32, GG_BFLOAT16})
+        for (size_t skip : {0, 1}) test_updates(wire, skip);
     test_update_formula();
     CHECK_CLEAN();
     for (size_t n : some_sizes) {

@@ -166,11 +166,11 @@ static void strict_loss(gg_device *head, const gg_loss_args *args) {
 }
 
 static gg_status run_update(gg_strict *device, gg_strict_work *work) {
-    native_of(device)->update(device->native, &work->as.update);
+    native_of(device)->update(device->native, 1, &work->as.update);
     return GG_OK;
 }
 
-static void strict_update(gg_device *head, const gg_update_args *args) {
+static void update_one(gg_device *head, const gg_update_args *args) {
     gg_strict *device = table_device(head);
     gg_update_args *own = &new_work(head, run_update)->as.update;
     *own = *args;
@@ -185,6 +185,10 @@ static void strict_update(gg_device *head, const gg_update_args *args) {
     own->momentum_copy = gg_strict_out(device, args->momentum_copy);
     own->square_copy = gg_strict_out(device, args->square_copy);
     give_work(head, "update");
+}
+
+static void strict_update(gg_device *head, int count, const gg_update_args *args) {
+    for (int i = 0; i < count; ++i) update_one(head, &args[i]);
 }
 
 /* Makes the record of a kernel on arenas. */

@@ -54,11 +54,16 @@ template <class Wire, int N> __device__ __forceinline__ void update_publish(void
     if (copy != nullptr) gg_store_pack(static_cast<Wire *>(copy) + i, v);
 }
 
-/* Elements [begin, end), N at a time. */
+/* A thread's number among those of an update. */
+struct update_thread {
+    int64_t number, count;
+};
+
+/* N elements at a time. */
 template <gg_update_rule rule, class Wire, int N>
-__device__ __forceinline__ void update_range(const gg_update_args &a, int64_t begin, int64_t end) {
+__device__ __forceinline__ void update_all(const gg_update_args &a, update_thread t) {
     const bool stateful = rule != GG_UPDATE_PLAIN, squares = rule == GG_UPDATE_ADAM;
-    for (int64_t i = begin + N * gg_thread_number(); i < end; i += N * gg_thread_count()) {
+    for (int64_t i = N * t.number; i < (int64_t)a.n; i += N * t.count) {
         const gg_pack<N> grad = gg_load_pack<N>(a.grad + i);
         gg_pack<N> weight = gg_load_pack<N>(a.weight + i), momentum = {}, square = {};
         if (stateful) momentum = gg_load_pack<N>(a.momentum + i);
@@ -90,15 +95,28 @@ __device__ __forceinline__ void update_range(const gg_update_args &a, int64_t be
     }
 }
 
+/* Updates of one launch, and the block that each begins at. */
+constexpr int MOST_UPDATES = 16;
+struct update_list {
+    unsigned begin[MOST_UPDATES + 1];
+    gg_update_args args[MOST_UPDATES];
+};
+
+/* Of one rule, and of plain ones, which statistics have beside any. */
 template <gg_update_rule rule, class Wire, int N>
-__global__ void __launch_bounds__(GG_BLOCK) update_kernel(gg_update_args a) {
-    const int64_t n = (int64_t)a.n, whole = n / N * N;
-    update_range<rule, Wire, N>(a, 0, whole);
-    if (N > 1) update_range<rule, Wire, 1>(a, whole, n);
+__global__ void __launch_bounds__(GG_BLOCK) update_kernel(const __grid_constant__ update_list list) {
+    int i = 0;
+    while (blockIdx.x >= list.begin[i + 1]) ++i;
+    const gg_update_args &a = list.args[i];
+    const unsigned begin = list.begin[i], end = list.begin[i + 1];
+    const update_thread t = {(int64_t)(blockIdx.x - begin) * GG_BLOCK + threadIdx.x, (int64_t)(end - begin) * GG_BLOCK};
+    if (a.rule == GG_UPDATE_PLAIN) update_all<GG_UPDATE_PLAIN, Wire, N>(a, t);
+    else update_all<rule, Wire, N>(a, t);
 }
 
-/* Whether all pointers allow to move four elements at once; those of bfloat16 need half of it. */
+/* Whether four elements can be moved at once, by their number and all pointers; those of bfloat16 need half of it. */
 bool update_by_fours(const gg_update_args *a) {
+    if (a->n % 4 != 0) return false;
     const void *const floats[] = {a->grad, a->weight, a->momentum, a->square};
     const void *const wires[] = {a->weight_after, a->momentum_before, a->square_before,
                                  a->weight_copy,  a->momentum_copy,   a->square_copy};
@@ -109,24 +127,48 @@ bool update_by_fours(const gg_update_args *a) {
     return true;
 }
 
-template <gg_update_rule rule, class Wire> void update_launch(gg_cuda_stream stream, const gg_update_args *args) {
-    if (update_by_fours(args))
-        GG_LAUNCH((update_kernel<rule, Wire, 4>), gg_blocks_for((int64_t)args->n, 4), GG_BLOCK, 0, stream, *args);
-    else GG_LAUNCH((update_kernel<rule, Wire, 1>), gg_blocks_for((int64_t)args->n), GG_BLOCK, 0, stream, *args);
+template <gg_update_rule rule, class Wire, int N>
+void update_launch(gg_cuda_stream stream, int count, const gg_update_args *args) {
+    update_list list = {};
+    for (int i = 0; i < count; ++i) {
+        list.args[i] = args[i];
+        list.begin[i + 1] = list.begin[i] + gg_blocks_for((int64_t)args[i].n, N);
+    }
+    GG_LAUNCH((update_kernel<rule, Wire, N>), list.begin[count], GG_BLOCK, 0, stream, list);
 }
 
-template <gg_update_rule rule> void update_by_wire(gg_cuda_stream stream, const gg_update_args *args) {
-    if (args->wire == GG_BFLOAT16) update_launch<rule, gg_bfloat16>(stream, args);
-    else update_launch<rule, float>(stream, args);
+template <gg_update_rule rule> void update_by_wire(gg_cuda_stream stream, int count, const gg_update_args *args) {
+    bool by_fours = true;
+    for (int i = 0; i < count; ++i) by_fours = by_fours && update_by_fours(&args[i]);
+    if (args->wire == GG_BFLOAT16 && by_fours) update_launch<rule, gg_bfloat16, 4>(stream, count, args);
+    else if (args->wire == GG_BFLOAT16) update_launch<rule, gg_bfloat16, 1>(stream, count, args);
+    else if (by_fours) update_launch<rule, float, 4>(stream, count, args);
+    else update_launch<rule, float, 1>(stream, count, args);
+}
+
+/* How many from the first one on are one launch, and the rule of those that are not plain. */
+int update_together(int count, const gg_update_args *args, gg_update_rule *rule) {
+    int together = 0;
+    *rule = GG_UPDATE_PLAIN;
+    for (; together < count && together < MOST_UPDATES; ++together) {
+        const gg_update_rule own = args[together].rule;
+        if (*rule != GG_UPDATE_PLAIN && own != GG_UPDATE_PLAIN && own != *rule) break;
+        if (own != GG_UPDATE_PLAIN) *rule = own;
+    }
+    return together;
 }
 
 } // namespace
 
-void gg_cuda_update(gg_cuda_stream stream, const gg_update_args *args) {
-    switch (args->rule) {
-    case GG_UPDATE_PLAIN: update_by_wire<GG_UPDATE_PLAIN>(stream, args); break;
-    case GG_UPDATE_MOMENTUM: update_by_wire<GG_UPDATE_MOMENTUM>(stream, args); break;
-    case GG_UPDATE_NESTEROV: update_by_wire<GG_UPDATE_NESTEROV>(stream, args); break;
-    case GG_UPDATE_ADAM: update_by_wire<GG_UPDATE_ADAM>(stream, args); break;
+void gg_cuda_update(gg_cuda_stream stream, int count, const gg_update_args *args) {
+    for (int done = 0, now; done < count; done += now) {
+        gg_update_rule rule;
+        now = update_together(count - done, args + done, &rule);
+        switch (rule) {
+        case GG_UPDATE_PLAIN: update_by_wire<GG_UPDATE_PLAIN>(stream, now, args + done); break;
+        case GG_UPDATE_MOMENTUM: update_by_wire<GG_UPDATE_MOMENTUM>(stream, now, args + done); break;
+        case GG_UPDATE_NESTEROV: update_by_wire<GG_UPDATE_NESTEROV>(stream, now, args + done); break;
+        case GG_UPDATE_ADAM: update_by_wire<GG_UPDATE_ADAM>(stream, now, args + done); break;
+        }
     }
 }

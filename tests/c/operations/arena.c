@@ -67,7 +67,7 @@ static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in
     if (in[0] == NULL || in[1] == NULL || (args.rule != GG_UPDATE_PLAIN && in[2] == NULL) ||
         (args.rule == GG_UPDATE_ADAM && in[3] == NULL))
         return PyErr_Format(PyExc_ValueError, "update: an array that the rule needs is None");
-    device->table->update(device, &args);
+    device->table->update(device, 1, &args);
     return Py_BuildValue("NNNNNN", array_copy(in[1], n), in[2] ? array_copy(in[2], n) : Py_NewRef(Py_None),
                          in[3] ? array_copy(in[3], n) : Py_NewRef(Py_None), wire_copy(wire, outs[0], n),
                          in[2] ? wire_copy(wire, outs[1], n) : Py_NewRef(Py_None),
