@@ -163,9 +163,9 @@ void gg_cuda_tiled_gradient(gg_cuda_stream stream, const gg_cuda_tiled_gradient_
 
 /* ------------------------------------------------------------------------------------------ pooling */
 
-/* MAX_POOL2D, AVG_POOL2D and ADAPTIVE_AVG_POOL2D, whose desc has been checked. MAX_POOL2D leaves the place of each
- * maximum in `saved`, if that is not NULL, of gg_cuda_pool_saved bytes; backward reads nothing else but grad_output.
- * Maxima and their gradients have the same bits as the CPU. Not in place. */
+/* MAX_POOL2D, AVG_POOL2D and ADAPTIVE_AVG_POOL2D, whose desc has been checked: samples of at most INT_MAX values.
+ * MAX_POOL2D leaves the place of each maximum in `saved`, if that is not NULL, of gg_cuda_pool_saved bytes; backward
+ * reads nothing else but grad_output. Maxima and their gradients have the same bits as the CPU. Not in place. */
 size_t gg_cuda_pool_saved(const gg_op_desc *desc);
 void gg_cuda_pool(gg_cuda_stream stream, const gg_op_desc *desc, gg_format format, const void *in, void *out,
                   void *saved);

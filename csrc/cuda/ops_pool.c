@@ -1,4 +1,6 @@
 /* MAX_POOL2D, AVG_POOL2D and ADAPTIVE_AVG_POOL2D. */
+#include <limits.h>
+
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 
@@ -46,6 +48,9 @@ gg_status gg_cuda_pool_create(gg_device *device, const gg_op_desc *desc, gg_op *
         desc->input[0].size[0] != desc->output.size[0])
         GG_FAIL(GG_ERROR_SHAPE, "%s maps one image (C, H, W) to another of as many channels",
                 gg_op_kind_name(desc->kind));
+    if (gg_shape_count(&desc->input[0]) > INT_MAX || gg_shape_count(&desc->output) > INT_MAX)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "%s on a GPU: a sample has more than %d values", gg_op_kind_name(desc->kind),
+                INT_MAX);
     for (int a = 0; a < 2 && desc->kind != GG_OP_ADAPTIVE_AVG_POOL2D; ++a) GG_TRY(check_pool_axis(desc, a));
     GG_TRY(gg_cuda_element_create(device, desc, &pool_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
     /* One value a channel lies in one way only: what follows need not reorder it. */

@@ -459,6 +459,21 @@ static void test_calls_of_attention(void) {
     free_problem(&p);
 }
 
+/* ------------------------------------------------------------------------------------------------ poolings */
+
+/* A sample whose values 32 bits cannot count. */
+static void test_too_large_a_pool(int64_t size, int64_t padding, gg_status wanted) {
+    gg_op_desc desc = {.kind = GG_OP_MAX_POOL2D, .batch = 1, .inputs = 1, .training = true};
+    gg_op *op = NULL;
+    desc.input[0] = (gg_shape){3, {2048, size, size}};
+    desc.window = (gg_window){.kernel = {2, 2}, .stride = {1, 1}, .padding = {padding, padding}, .dilation = {1, 1}};
+    const int64_t outputs = gg_window_output(&desc.window, 0, size, false);
+    desc.output = (gg_shape){3, {2048, outputs, outputs}};
+    if (wanted == GG_OK) CHECK_OK(library->backend->create[desc.kind](cuda, &desc, &op));
+    else CHECK_FAILS(library->backend->create[desc.kind](cuda, &desc, &op), wanted, "2147483647 values");
+    gg_op_destroy(op);
+}
+
 /* ------------------------------------------------------------------------------------------------ embeddings */
 
 static void test_embedding(int64_t batch, int64_t positions, int64_t numbers, int64_t features, bool narrow_one) {
@@ -503,6 +518,9 @@ int main(void) {
     test_attention(true, false);
     test_attention(true, true);
     test_calls_of_attention();
+    test_too_large_a_pool(1024, 0, GG_ERROR_UNSUPPORTED);
+    test_too_large_a_pool(1023, 1, GG_ERROR_UNSUPPORTED);
+    test_too_large_a_pool(1023, 0, GG_OK);
     for (int narrow_one = 0; narrow_one < 2; ++narrow_one) {
         test_embedding(1, 1, 1, 1, narrow_one != 0);
         test_embedding(3, 40, 5, 4, narrow_one != 0);
