@@ -388,6 +388,24 @@ def test_an_lstm_that_cudnn_refuses(cuda, call, code):
     assert cuda.count("cudnnRNNBackwardData_v8") == 0
 
 
+def test_a_forked_process_cannot_use_a_gpu(cuda):
+    """Of which its parent has used one: said at once, whatever CUDA would say later."""
+    options = {"comm": gg.VirtualCluster(1), "device": "cuda", "tune": False}
+    gg.Trainer(gg.models.mlp(4, (3,), 2), **options).close()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            gg.Trainer(gg.models.mlp(4, (3,), 2), **options)
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as said:
+        assert "was forked from one that used a GPU" in said.read()
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_fast_lstm_of_few_samples_is_by_own_kernels(cuda):
     """A position is one kernel, in float32 and where the states divide into eights."""
     make, batch = lambda: models.char_lstm(7, 5, embedding=4, hidden=16, dropout=0.2, stateful=True), text

@@ -182,6 +182,7 @@ def test_a_forked_process_ends_alone(mpirun):
         assert done.returncode == 0 and "epochs 2" in done.stdout and not done.stderr, done.stderr
 
 
+@pytest.mark.cpu("where a forked process can compute")
 def test_a_forked_process_has_no_threads_of_its_parent():
     """It would wait for them for ever."""
     text = HEAD + (
