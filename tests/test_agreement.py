@@ -588,12 +588,13 @@ def test_nothing_is_said_of_short_or_simulated_waits(mpirun):
     text = (
         HEAD
         + """
-trainer = gg.Trainer(small_net(), straggler=gg.Straggler(0.4, 0.7), network=gg.Network(latency=0.05))
+trainer = gg.Trainer(small_net(), straggler=gg.Straggler(0.4, 2.0), network=gg.Network(latency=0.05))
 trainer.fit(data, batch_size=10, progress=False)
 """
     )
-    done = mpirun(2, text, env={"GOSSIPGRAD_STALL_SECONDS": "0.5"})
-    assert "waited" not in done.stderr
+    done = mpirun(2, text, env={"GOSSIPGRAD_STALL_SECONDS": "1.5"})
+    # On a busy machine the start of two processes is a true wait, which may be said.
+    assert "in Trainer.fit" not in done.stderr
     done = mpirun(2, HEAD + "gg.Trainer(small_net()); time.sleep(2 * rank)\n", env={"GOSSIPGRAD_STALL_SECONDS": "0"})
     assert "waited" not in done.stderr
 
