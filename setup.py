@@ -46,11 +46,11 @@ ONEDNN_DEVEL_WHEEL = "onednn-devel-cpu-gomp==2023.2.0"
 # Knights Landing has: no BW, DQ or VL (a test disassembles the objects).
 ISA_FLAGS = {
     "scalar": [],
-    "avx2": ["-mavx2", "-mfma"],
-    "avx512f": ["-mavx512f", "-mavx512cd", "-mavx2", "-mfma", "-mprefer-vector-width=512"],
+    "avx2": ["-mavx2", "-mfma", "-mbmi", "-mbmi2"],
+    "avx512f": ["-mavx512f", "-mavx512cd", "-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"],
     "avx512": [
         *["-mavx512f", "-mavx512cd", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
-        *["-mavx2", "-mfma", "-mprefer-vector-width=512"],
+        *["-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"],
     ],
 }
 

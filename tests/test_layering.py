@@ -308,7 +308,7 @@ def beyond_knights_landing(instructions: list[tuple[bytes, str]], folder: Path) 
     unique = sorted({text for _, text in instructions})
     source, target = folder / "vector.s", folder / "vector.o"
     source.write_text("".join(f"{text}\n" for text in unique))
-    march = "-march=generic64+avx2+fma+f16c+avx512f+avx512cd+avx512er+avx512pf"
+    march = "-march=generic64+avx2+fma+f16c+bmi+bmi2+avx512f+avx512cd+avx512er+avx512pf"
     done = subprocess.run(["as", march, str(source), "-o", str(target)], capture_output=True, text=True)
     for number in re.findall(r"vector\.s:(\d+): Error", done.stderr):
         bad.add(unique[int(number) - 1])

@@ -60,7 +60,8 @@ bool gg_cpu_supports(gg_isa isa) {
 #if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
     /* The builtins also ask whether the operating system saves the wide registers. */
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+                __builtin_cpu_supports("bmi2");
     bool avx512f = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd");
     bool avx512 = avx512f && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl");

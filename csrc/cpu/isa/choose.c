@@ -7,10 +7,18 @@
 #define MAGNITUDE 0x7fffffffu
 #define INFINITE 0x7f800000u
 
-/* Of the elements of a bin the bits of |H|, and above them the sign of G; 0 where G is 0. */
+/* Of the elements of a bin the bits of |H|, 0 where G is 0; and above them, but for AVX2, the sign of G. */
 typedef struct magnitudes {
     uint32_t of[GG_MOST_CHOSEN_BIN] __attribute__((aligned(64)));
 } magnitudes;
+
+/* The n elements of the parameter from `at` on: their marks or NULL, where their places are written, and the entries
+ * from there up to the end of all. */
+typedef struct one_bin {
+    size_t at, n, room;
+    unsigned char *marks;
+    uint16_t *place;
+} one_bin;
 
 /* What G comes from: residue and gradient, the same with a gradient that is zeroed, the residue alone, or a difference.
  * A constant where it is used. */
@@ -25,9 +33,10 @@ GG_INLINE bool is_marked(const unsigned char *marks, size_t i) { return marks[i 
 
 GG_INLINE bool has_gradient(choose_source source) { return source == FROM_GRADIENT || source == FROM_CLEARED; }
 
-/* Element i of a bin that begins at `at`: |H| into h; the bits of |G|. marks: the bin's, or NULL. */
-GG_INLINE uint32_t measure_one(const gg_choose_args *a, choose_source source, const unsigned char *marks, size_t at,
-                               size_t i, magnitudes *h) {
+/* Element i of a bin: |H| into h; the bits of |G|. */
+GG_INLINE uint32_t measure_one(const gg_choose_args *a, choose_source source, const one_bin *bin, size_t i,
+                               magnitudes *h) {
+    const size_t at = bin->at;
     float d, g;
     if (source == FROM_DIFFERENCE) {
         g = d = a->value[at + i] - a->known[at + i];
@@ -35,7 +44,7 @@ GG_INLINE uint32_t measure_one(const gg_choose_args *a, choose_source source, co
         d = has_gradient(source) ? a->scale * a->gradient[at + i] : 0.0f;
         if (source == FROM_CLEARED) a->clear[at + i] = 0.0f;
         float before = a->residue[at + i];
-        if (marks != NULL && is_marked(marks, i)) before = without_owed(before, a->owed);
+        if (bin->marks != NULL && is_marked(bin->marks, i)) before = without_owed(before, a->owed);
         a->residue[at + i] = g = before + d;
     }
     const uint32_t bits = bits_of_float(g), size = bits & MAGNITUDE;
@@ -43,8 +52,10 @@ GG_INLINE uint32_t measure_one(const gg_choose_args *a, choose_source source, co
     return size;
 }
 
-/* What is said of a place that is chosen. */
-static inline uint16_t entry_of(uint32_t h, size_t place) { return (uint16_t)(place | (h >> 17 & GG_CHOSEN_NEGATIVE)); }
+/* What is said of a place that is chosen; the highest bit of `sign` is that of G. */
+GG_INLINE uint16_t entry_of(uint32_t sign, size_t place) {
+    return (uint16_t)(place | (sign >> 17 & GG_CHOSEN_NEGATIVE));
+}
 
 #if defined(__AVX2__)
 
@@ -119,8 +130,9 @@ GG_INLINE __mmask16 marks_at(const unsigned char *marks, size_t i) {
     return word;
 }
 
-GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, const unsigned char *marks, size_t at,
-                                  size_t n, magnitudes *h) {
+GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, const one_bin *bin, magnitudes *h) {
+    const unsigned char *const marks = bin->marks;
+    const size_t at = bin->at, n = bin->n;
     __m512i greatest = _mm512_setzero_si512();
     size_t i = 0;
     for (; i + 16 <= n; i += 16)
@@ -133,167 +145,24 @@ GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source,
 }
 
 /* Lanes behind the bin have |H| = 0. */
-GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place,
-                                unsigned char *marks) {
+GG_INLINE size_t choose_collect(const gg_choose_args *a, choose_source source, const one_bin *bin, const magnitudes *h,
+                                uint32_t greatest) {
+    const size_t n = bin->n;
     const __m512i least = _mm512_set1_epi32((int)(2 * greatest));
     __m512i at = FIRST_PLACES;
     size_t count = 0;
-    const bool enough = room >= n + 16; /* behind every element that can be chosen: so it is in all but the last bins */
+    (void)a, (void)source;
+    const bool enough =
+        bin->room >= n + 16; /* behind every element that can be chosen: so it is in all but the last bins */
     for (size_t i = 0; i < n; i += 16) {
-        const uint16_t chosen =
-            collect_vector(_mm512_load_si512(h->of + i), least, at, enough ? 16 : room - count, place + count);
-        if (marks != NULL) memcpy(marks + i / 8, &chosen, sizeof chosen);
+        const uint16_t chosen = collect_vector(_mm512_load_si512(h->of + i), least, at, enough ? 16 : bin->room - count,
+                                               bin->place + count);
+        if (bin->marks != NULL) memcpy(bin->marks + i / 8, &chosen, sizeof chosen);
         count += (size_t)__builtin_popcount(chosen);
         at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
     }
     return count;
 }
-
-#elif defined(__AVX2__)
-
-GG_INLINE __m256i measure_vector(const gg_choose_args *a, choose_source source, const bool has_marks, unsigned marked,
-                                 size_t i, uint32_t *h) {
-    const __m256i magnitude = _mm256_set1_epi32((int)MAGNITUDE);
-    __m256 d = _mm256_setzero_ps(), g;
-    request(a, source, i);
-    if (source == FROM_DIFFERENCE) {
-        g = d = _mm256_sub_ps(_mm256_loadu_ps(a->value + i), _mm256_loadu_ps(a->known + i));
-    } else {
-        if (has_gradient(source)) d = _mm256_mul_ps(_mm256_set1_ps(a->scale), _mm256_loadu_ps(a->gradient + i));
-        if (source == FROM_CLEARED) _mm256_storeu_ps(a->clear + i, _mm256_setzero_ps());
-        const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-        const __m256i lanes = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)marked), bits), bits);
-        const __m256i owed = _mm256_castps_si256(_mm256_set1_ps(a->owed));
-        __m256 before = _mm256_loadu_ps(a->residue + i);
-        const __m256i sent = _mm256_or_si256(_mm256_andnot_si256(magnitude, _mm256_castps_si256(before)), owed);
-        if (has_marks) before = _mm256_sub_ps(before, _mm256_castsi256_ps(_mm256_and_si256(sent, lanes)));
-        g = _mm256_add_ps(before, d);
-        _mm256_storeu_ps(a->residue + i, g);
-    }
-    const __m256i bits = _mm256_castps_si256(g), size = _mm256_and_si256(bits, magnitude);
-    const __m256 wanted = _mm256_add_ps(g, _mm256_mul_ps(_mm256_set1_ps(a->factor - 1), d));
-    const __m256i both =
-        _mm256_or_si256(_mm256_and_si256(_mm256_castps_si256(wanted), magnitude), _mm256_andnot_si256(magnitude, bits));
-    _mm256_store_si256((__m256i *)h, _mm256_andnot_si256(_mm256_cmpeq_epi32(size, _mm256_setzero_si256()), both));
-    return size;
-}
-
-GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, const unsigned char *marks, size_t at,
-                                  size_t n, magnitudes *h) {
-    __m256i vector = _mm256_setzero_si256();
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        vector = _mm256_max_epu32(
-            vector, measure_vector(a, source, marks != NULL, marks != NULL ? marks[i / 8] : 0, at + i, h->of + i));
-    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(vector), _mm256_extracti128_si256(vector, 1));
-    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
-    uint32_t greatest = (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1)));
-    for (; i < n; ++i) {
-        const uint32_t size = measure_one(a, source, marks, at, i, h);
-        greatest = size > greatest ? size : greatest;
-    }
-    return greatest;
-}
-
-/* Of each mask of eight the places that are set, four bits each, from the lowest on. */
-static const uint32_t places_of[256] = {
-    0x0,      0x0,       0x1,      0x10,      0x2,       0x20,      0x21,     0x210,     0x3,      0x30,
-    0x31,     0x310,     0x32,     0x320,     0x321,     0x3210,    0x4,      0x40,      0x41,     0x410,
-    0x42,     0x420,     0x421,    0x4210,    0x43,      0x430,     0x431,    0x4310,    0x432,    0x4320,
-    0x4321,   0x43210,   0x5,      0x50,      0x51,      0x510,     0x52,     0x520,     0x521,    0x5210,
-    0x53,     0x530,     0x531,    0x5310,    0x532,     0x5320,    0x5321,   0x53210,   0x54,     0x540,
-    0x541,    0x5410,    0x542,    0x5420,    0x5421,    0x54210,   0x543,    0x5430,    0x5431,   0x54310,
-    0x5432,   0x54320,   0x54321,  0x543210,  0x6,       0x60,      0x61,     0x610,     0x62,     0x620,
-    0x621,    0x6210,    0x63,     0x630,     0x631,     0x6310,    0x632,    0x6320,    0x6321,   0x63210,
-    0x64,     0x640,     0x641,    0x6410,    0x642,     0x6420,    0x6421,   0x64210,   0x643,    0x6430,
-    0x6431,   0x64310,   0x6432,   0x64320,   0x64321,   0x643210,  0x65,     0x650,     0x651,    0x6510,
-    0x652,    0x6520,    0x6521,   0x65210,   0x653,     0x6530,    0x6531,   0x65310,   0x6532,   0x65320,
-    0x65321,  0x653210,  0x654,    0x6540,    0x6541,    0x65410,   0x6542,   0x65420,   0x65421,  0x654210,
-    0x6543,   0x65430,   0x65431,  0x654310,  0x65432,   0x654320,  0x654321, 0x6543210, 0x7,      0x70,
-    0x71,     0x710,     0x72,     0x720,     0x721,     0x7210,    0x73,     0x730,     0x731,    0x7310,
-    0x732,    0x7320,    0x7321,   0x73210,   0x74,      0x740,     0x741,    0x7410,    0x742,    0x7420,
-    0x7421,   0x74210,   0x743,    0x7430,    0x7431,    0x74310,   0x7432,   0x74320,   0x74321,  0x743210,
-    0x75,     0x750,     0x751,    0x7510,    0x752,     0x7520,    0x7521,   0x75210,   0x753,    0x7530,
-    0x7531,   0x75310,   0x7532,   0x75320,   0x75321,   0x753210,  0x754,    0x7540,    0x7541,   0x75410,
-    0x7542,   0x75420,   0x75421,  0x754210,  0x7543,    0x75430,   0x75431,  0x754310,  0x75432,  0x754320,
-    0x754321, 0x7543210, 0x76,     0x760,     0x761,     0x7610,    0x762,    0x7620,    0x7621,   0x76210,
-    0x763,    0x7630,    0x7631,   0x76310,   0x7632,    0x76320,   0x76321,  0x763210,  0x764,    0x7640,
-    0x7641,   0x76410,   0x7642,   0x76420,   0x76421,   0x764210,  0x7643,   0x76430,   0x76431,  0x764310,
-    0x76432,  0x764320,  0x764321, 0x7643210, 0x765,     0x7650,    0x7651,   0x76510,   0x7652,   0x76520,
-    0x76521,  0x765210,  0x7653,   0x76530,   0x76531,   0x765310,  0x76532,  0x765320,  0x765321, 0x7653210,
-    0x7654,   0x76540,   0x76541,  0x765410,  0x76542,   0x765420,  0x765421, 0x7654210, 0x76543,  0x765430,
-    0x765431, 0x7654310, 0x765432, 0x7654320, 0x7654321, 0x76543210};
-
-/* A whole vector is written, however many are chosen: the places before it are no more than the elements before it. */
-GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place,
-                                unsigned char *marks) {
-    (void)room;
-    const __m256i least = _mm256_set1_epi32((int)greatest - 1); /* both are below 2^31 */
-    const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), low = _mm256_set1_epi32(7);
-    const __m256i magnitude = _mm256_set1_epi32((int)MAGNITUDE), negative = _mm256_set1_epi32(GG_CHOSEN_NEGATIVE);
-    __m128i at = _mm_setzero_si128();
-    size_t count = 0, i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const __m256i own = _mm256_load_si256((const __m256i *)(h->of + i));
-        const __m256i above = _mm256_cmpgt_epi32(_mm256_and_si256(own, magnitude), least);
-        const __m256i signs = _mm256_and_si256(_mm256_srli_epi32(own, 17), negative);
-        const unsigned chosen = (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(above));
-        const __m256i packed = _mm256_srlv_epi32(_mm256_set1_epi32((int)places_of[chosen]), shifts);
-        const __m256i lanes = _mm256_and_si256(packed, low);
-        const __m256i wide = _mm256_or_si256(lanes, _mm256_permutevar8x32_epi32(signs, lanes));
-        const __m128i places = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-        _mm_storeu_si128((__m128i *)(place + count), _mm_add_epi16(places, at));
-        count += (size_t)__builtin_popcount(chosen);
-        if (marks != NULL) marks[i / 8] = (unsigned char)chosen;
-        at = _mm_add_epi16(at, _mm_set1_epi16(8));
-    }
-    if (marks != NULL && i < n) marks[i / 8] = 0;
-    for (; i < n; ++i) {
-        const bool chosen = (h->of[i] & MAGNITUDE) >= greatest;
-        place[count] = entry_of(h->of[i], i);
-        count += chosen;
-        if (marks != NULL) marks[i / 8] |= (unsigned char)(chosen << i % 8);
-    }
-    return count;
-}
-
-#else
-
-GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, const unsigned char *marks, size_t at,
-                                  size_t n, magnitudes *h) {
-    uint32_t greatest = 0;
-    for (size_t i = 0; i < n; ++i) {
-        const uint32_t size = measure_one(a, source, marks, at, i, h);
-        greatest = size > greatest ? size : greatest;
-    }
-    return greatest;
-}
-
-/* Writes the places with |H| >= greatest, and gives how many these are. room: entries up to the end of all. */
-GG_INLINE size_t choose_collect(const magnitudes *h, size_t n, uint32_t greatest, size_t room, uint16_t *place,
-                                unsigned char *marks) {
-    (void)room;
-    size_t count = 0;
-    if (marks != NULL) memset(marks, 0, (n + 7) / 8);
-    for (size_t i = 0; i < n; ++i) {
-        if ((h->of[i] & MAGNITUDE) < greatest) continue;
-        place[count++] = entry_of(h->of[i], i);
-        if (marks != NULL) marks[i / 8] |= (unsigned char)(1u << i % 8);
-    }
-    return count;
-}
-
-#endif
-
-/* What is to be known of a bin that is chosen from. */
-GG_INLINE void choose_record(const gg_choose_args *a, size_t bin, uint32_t greatest, uint16_t *place, size_t count) {
-    a->greatest[bin] = greatest;
-    if (place == NULL) return;
-    a->chosen[bin] = (uint16_t)count;
-    if (count > 0) *place |= GG_CHOSEN_FIRST;
-}
-
-#if defined(__AVX512F__)
 
 /* Bins that four vectors hold, which stay in registers. */
 #define SHORT_BIN 64
@@ -302,14 +171,14 @@ typedef struct short_bin {
     __m512i h[4], greatest; /* the latter in every lane */
 } short_bin;
 
-/* lanes: those of the bin's vectors. */
-GG_INLINE short_bin short_measure(const gg_choose_args *a, choose_source source, const bool has_marks, size_t bin,
-                                  uint64_t lanes) {
+GG_INLINE short_bin short_measure(const gg_choose_args *a, choose_source source, const one_bin *bin, uint32_t *h) {
+    const uint64_t lanes = UINT64_MAX >> (SHORT_BIN - bin->n);
     short_bin it = {.greatest = _mm512_setzero_si512()};
     uint64_t marked = 0;
-    if (has_marks) memcpy(&marked, a->marks + bin * sizeof marked, sizeof marked);
+    (void)h;
+    if (bin->marks != NULL) memcpy(&marked, bin->marks, sizeof marked);
     for (size_t v = 0; v < 4; ++v)
-        it.h[v] = measure_vector(a, source, bin * a->bin + 16 * v, (__mmask16)(lanes >> 16 * v), has_marks,
+        it.h[v] = measure_vector(a, source, bin->at + 16 * v, (__mmask16)(lanes >> 16 * v), bin->marks != NULL,
                                  (__mmask16)(marked >> 16 * v), &it.greatest);
     __m512i most = it.greatest;
     most = _mm512_max_epu32(most, _mm512_shuffle_i64x2(most, most, 0x4e));
@@ -319,31 +188,299 @@ GG_INLINE short_bin short_measure(const gg_choose_args *a, choose_source source,
     return it;
 }
 
+GG_INLINE uint32_t short_greatest(const short_bin *it) {
+    return (uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(it->greatest));
+}
+
+GG_INLINE uint64_t short_collect(const gg_choose_args *a, choose_source source, const one_bin *bin,
+                                 const short_bin *it) {
+    const __m512i least = _mm512_add_epi32(it->greatest, it->greatest);
+    __m512i places = FIRST_PLACES;
+    uint64_t all = 0;
+    size_t count = 0;
+    (void)a, (void)source;
+    for (size_t v = 0; v < 4; ++v) {
+        const __mmask16 chosen = collect_vector(it->h[v], least, places, bin->room - count, bin->place + count);
+        count += (size_t)__builtin_popcount(chosen);
+        all |= (uint64_t)chosen << 16 * v;
+        places = _mm512_add_epi32(places, _mm512_set1_epi32(16));
+    }
+    return all;
+}
+
+#elif defined(__AVX2__)
+
+/* Elements that the bits of a word tell of. */
+#define WORD ((size_t)64)
+
+/* The first n lanes, of fewer than eight. */
+GG_INLINE __m256i first_lanes(size_t n) {
+    static const int32_t from[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return _mm256_loadu_si256((const __m256i *)(from + 8 - n));
+}
+
+GG_INLINE __m256 load_lanes(const float *p, size_t n) {
+    return n == 8 ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, first_lanes(n));
+}
+
+/* Nothing is written behind the lanes. A masked store does the same, slowly on AMD's processors before Zen 4. */
+GG_INLINE void store_lanes(float *p, __m256 v, size_t n) {
+    if (n == 8) {
+        _mm256_storeu_ps(p, v);
+        return;
+    }
+    __m128 left = _mm256_castps256_ps128(v);
+    if ((n & 4) != 0) {
+        _mm_storeu_ps(p, left);
+        left = _mm256_extractf128_ps(v, 1);
+        p += 4;
+    }
+    if ((n & 2) != 0) {
+        _mm_storel_pi((__m64 *)(void *)p, left);
+        left = _mm_movehl_ps(left, left);
+        p += 2;
+    }
+    if ((n & 1) != 0) _mm_store_ss(p, left);
+}
+
+/* The same of the first n of eight elements, which belong to a bin: |H| into h; *greatest with |G|. Where `marked` has
+ * a bit of `bits`, a lane is marked. */
+GG_INLINE void measure_vector(const gg_choose_args *a, choose_source source, const bool has_marks, __m256i marked,
+                              __m256i bits, size_t i, size_t n, uint32_t *h, __m256i *greatest) {
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32((int)MAGNITUDE));
+    __m256 d = _mm256_setzero_ps(), g;
+    if (source == FROM_DIFFERENCE) {
+        g = d = _mm256_sub_ps(load_lanes(a->value + i, n), load_lanes(a->known + i, n));
+    } else {
+        if (has_gradient(source)) d = _mm256_mul_ps(_mm256_set1_ps(a->scale), load_lanes(a->gradient + i, n));
+        if (source == FROM_CLEARED) store_lanes(a->clear + i, _mm256_setzero_ps(), n);
+        __m256 before = load_lanes(a->residue + i, n);
+        if (has_marks) {
+            const __m256 sent = _mm256_or_ps(_mm256_andnot_ps(magnitude, before), _mm256_set1_ps(a->owed));
+            const __m256i lanes = _mm256_cmpeq_epi32(_mm256_and_si256(marked, bits), bits);
+            before = _mm256_sub_ps(before, _mm256_and_ps(sent, _mm256_castsi256_ps(lanes)));
+        }
+        g = _mm256_add_ps(before, d);
+        store_lanes(a->residue + i, g, n);
+    }
+    const __m256i size = _mm256_castps_si256(_mm256_and_ps(g, magnitude));
+    const __m256 wanted = _mm256_add_ps(g, _mm256_mul_ps(_mm256_set1_ps(a->factor - 1), d));
+    *greatest = _mm256_max_epu32(*greatest, size);
+    /* 0 where G is: a sign is taken of what has none. */
+    _mm256_store_si256((__m256i *)h, _mm256_sign_epi32(_mm256_castps_si256(_mm256_and_ps(wanted, magnitude)), size));
+}
+
+/* The same of the n elements of a word. marked: a bit each. */
+GG_INLINE void measure_word(const gg_choose_args *a, choose_source source, const bool has_marks, uint64_t marked,
+                            size_t at, size_t n, uint32_t *h, __m256i *greatest) {
+    const __m256i low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), high = _mm256_slli_epi32(low, 8);
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const __m256i bits = _mm256_set1_epi32((int)(marked >> i));
+        request(a, source, at + i);
+        measure_vector(a, source, has_marks, bits, low, at + i, 8, h + i, greatest);
+        measure_vector(a, source, has_marks, bits, high, at + i + 8, 8, h + i + 8, greatest);
+    }
+    if (i == n) return;
+    request(a, source, at + i);
+    const __m256i bits = _mm256_set1_epi32((int)(marked >> i));
+    if (i + 8 <= n) measure_vector(a, source, has_marks, bits, low, at + i, 8, h + i, greatest);
+    if (i + 8 < n) measure_vector(a, source, has_marks, bits, high, at + i + 8, n - i - 8, h + i + 8, greatest);
+    if (i + 8 > n) measure_vector(a, source, has_marks, bits, low, at + i, n - i, h + i, greatest);
+}
+
+/* The greatest of all lanes, in each. */
+GG_INLINE __m256i greatest_lane(__m256i v) {
+    v = _mm256_max_epu32(v, _mm256_permute2x128_si256(v, v, 1));
+    v = _mm256_max_epu32(v, _mm256_shuffle_epi32(v, 0x4e));
+    return _mm256_max_epu32(v, _mm256_shuffle_epi32(v, 0xb1));
+}
+
+/* Of which elements of a word |H| is above `below`. */
+GG_INLINE uint64_t choose_word(const uint32_t *h, size_t n, __m256i below) {
+    uint64_t chosen = 0;
+    for (size_t i = 0; i < n; i += 8) {
+        const __m256i above = _mm256_cmpgt_epi32(_mm256_load_si256((const __m256i *)(h + i)), below);
+        chosen |= (uint64_t)(unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(above)) << i;
+    }
+    return chosen;
+}
+
+/* The highest bit is the sign of G, which has been measured. */
+GG_INLINE uint32_t sign_at(const gg_choose_args *a, choose_source source, size_t i) {
+    return bits_of_float(source == FROM_DIFFERENCE ? a->value[i] - a->known[i] : a->residue[i]);
+}
+
+/* Writes the places of the chosen elements of a word, which begins at place `first` of the bin at `at`. Where there is
+ * room for a whole word `usual` of them are written in any case, since how many are chosen cannot be predicted. */
+GG_INLINE size_t put_places(const gg_choose_args *a, choose_source source, size_t at, size_t first, uint64_t chosen,
+                            const size_t usual, uint16_t *place) {
+    const size_t count = (size_t)__builtin_popcountll(chosen);
+    const uint64_t last = (uint64_t)1 << (WORD - 1); /* is read where there are no more */
+    size_t i = 0;
+    if (at + first + WORD <= a->n)
+        for (; i < usual; ++i, chosen &= chosen - 1) {
+            const size_t own = first + (unsigned)__builtin_ctzll(chosen | last);
+            place[i] = entry_of(sign_at(a, source, at + own), own);
+        }
+    for (; i < count; ++i, chosen &= chosen - 1) {
+        const size_t own = first + (unsigned)__builtin_ctzll(chosen);
+        place[i] = entry_of(sign_at(a, source, at + own), own);
+    }
+    return count;
+}
+
+/* The marks of n elements, of a word at most: pairs of bytes. */
+GG_INLINE uint64_t read_marks(const unsigned char *marks, size_t n) {
+    uint64_t word = 0;
+    if (n == WORD) {
+        memcpy(&word, marks, sizeof word);
+        return word;
+    }
+    for (size_t i = 0; i < n; i += 16) {
+        uint16_t pair;
+        memcpy(&pair, marks + i / 8, sizeof pair);
+        word |= (uint64_t)pair << i;
+    }
+    return word;
+}
+
+GG_INLINE void write_marks(uint64_t word, size_t n, unsigned char *marks) {
+    if (n == WORD) {
+        memcpy(marks, &word, sizeof word);
+        return;
+    }
+    for (size_t i = 0; i < n; i += 16) {
+        const uint16_t pair = (uint16_t)(word >> i);
+        memcpy(marks + i / 8, &pair, sizeof pair);
+    }
+}
+
+GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, const one_bin *bin, magnitudes *h) {
+    const bool has_marks = bin->marks != NULL;
+    __m256i greatest = _mm256_setzero_si256();
+    for (size_t i = 0; i < bin->n; i += WORD) {
+        const size_t n = bin->n - i < WORD ? bin->n - i : WORD;
+        const uint64_t marked = has_marks ? read_marks(bin->marks + i / 8, n) : 0;
+        measure_word(a, source, has_marks, marked, bin->at + i, n, h->of + i, &greatest);
+    }
+    return (uint32_t)_mm256_extract_epi32(greatest_lane(greatest), 0);
+}
+
+GG_INLINE size_t choose_collect(const gg_choose_args *a, choose_source source, const one_bin *bin, const magnitudes *h,
+                                uint32_t greatest) {
+    const __m256i below = _mm256_set1_epi32((int)greatest - 1); /* both are below 2^31 */
+    size_t count = 0;
+    for (size_t i = 0; i < bin->n; i += WORD) {
+        const size_t n = bin->n - i < WORD ? bin->n - i : WORD;
+        const uint64_t chosen = choose_word(h->of + i, n, below);
+        if (bin->marks != NULL) write_marks(chosen, n, bin->marks + i / 8);
+        count += put_places(a, source, bin->at, i, chosen, 2, bin->place + count);
+    }
+    return count;
+}
+
+/* Bins that a word tells of. */
+#define SHORT_BIN WORD
+
+typedef struct short_bin {
+    const uint32_t *h;
+    __m256i greatest; /* in every lane */
+} short_bin;
+
+GG_INLINE short_bin short_measure(const gg_choose_args *a, choose_source source, const one_bin *bin, uint32_t *h) {
+    short_bin it = {.h = h, .greatest = _mm256_setzero_si256()};
+    uint64_t marked = 0;
+    if (bin->marks != NULL) memcpy(&marked, bin->marks, sizeof marked);
+    measure_word(a, source, bin->marks != NULL, marked, bin->at, bin->n, h, &it.greatest);
+    it.greatest = greatest_lane(it.greatest);
+    return it;
+}
+
+GG_INLINE uint32_t short_greatest(const short_bin *it) { return (uint32_t)_mm256_extract_epi32(it->greatest, 0); }
+
+GG_INLINE uint64_t short_collect(const gg_choose_args *a, choose_source source, const one_bin *bin,
+                                 const short_bin *it) {
+    const __m256i below = _mm256_add_epi32(it->greatest, _mm256_set1_epi32(-1));
+    const uint64_t chosen = choose_word(it->h, bin->n, below);
+    (void)put_places(a, source, bin->at, 0, chosen, 6, bin->place);
+    return chosen;
+}
+
+#else
+
+GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source, const one_bin *bin, magnitudes *h) {
+    uint32_t greatest = 0;
+    for (size_t i = 0; i < bin->n; ++i) {
+        const uint32_t size = measure_one(a, source, bin, i, h);
+        greatest = size > greatest ? size : greatest;
+    }
+    return greatest;
+}
+
+/* Writes the places with |H| >= greatest, and marks them; how many these are. */
+GG_INLINE size_t choose_collect(const gg_choose_args *a, choose_source source, const one_bin *bin, const magnitudes *h,
+                                uint32_t greatest) {
+    size_t count = 0;
+    (void)a, (void)source;
+    if (bin->marks != NULL) memset(bin->marks, 0, (bin->n + 7) / 8);
+    for (size_t i = 0; i < bin->n; ++i) {
+        if ((h->of[i] & MAGNITUDE) < greatest) continue;
+        bin->place[count++] = entry_of(h->of[i], i);
+        if (bin->marks != NULL) bin->marks[i / 8] |= (unsigned char)(1u << i % 8);
+    }
+    return count;
+}
+
+#endif
+
+/* Bin `index`, of which entry `entries` is the first. */
+GG_INLINE one_bin bin_at(const gg_choose_args *a, size_t index, size_t entries) {
+    const size_t at = index * a->bin;
+    return (one_bin){.at = at,
+                     .n = a->n - at < a->bin ? a->n - at : a->bin,
+                     .room = a->n - entries,
+                     .marks = a->marks != NULL ? a->marks + index * gg_pack_mark_bytes(a->bin) : NULL,
+                     .place = a->place != NULL ? a->place + entries : NULL};
+}
+
+/* Whether anything of it is chosen. */
+GG_INLINE bool has_choice(const one_bin *bin, uint32_t greatest) {
+    return bin->place != NULL && greatest > 0 && greatest < INFINITE;
+}
+
+/* What is to be known of a bin that is chosen from. */
+GG_INLINE void choose_record(const gg_choose_args *a, size_t index, const one_bin *bin, uint32_t greatest,
+                             size_t count) {
+    a->greatest[index] = greatest;
+    if (bin->place == NULL) return;
+    a->chosen[index] = (uint16_t)count;
+    if (count > 0) *bin->place |= GG_CHOSEN_FIRST;
+}
+
+#ifdef SHORT_BIN
+
 /* Each bin is measured before the one in front of it is chosen from: that the greatest of its vectors must be known
  * first takes longer than either. */
-GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, const bool has_marks) {
-    const size_t bins = (a->n + a->bin - 1) / a->bin, last = a->n - (bins - 1) * a->bin;
-    const uint64_t whole = UINT64_MAX >> (64 - a->bin), part = UINT64_MAX >> (64 - last);
+GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source) {
+    const size_t bins = (a->n + a->bin - 1) / a->bin;
+    uint32_t h[2][SHORT_BIN] __attribute__((aligned(64)));
     size_t entries = 0;
-    short_bin next = short_measure(a, source, has_marks, 0, bins > 1 ? whole : part);
-    for (size_t bin = 0; bin < bins; ++bin) {
+    one_bin bin = bin_at(a, 0, 0);
+    short_bin next = short_measure(a, source, &bin, h[0]);
+    for (size_t index = 0; index < bins; ++index) {
         const short_bin it = next;
-        const uint32_t greatest = (uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(it.greatest));
-        const __m512i least = _mm512_add_epi32(it.greatest, it.greatest);
-        const size_t room = a->n - entries;
-        uint16_t *const place = a->place != NULL ? a->place + entries : NULL;
-        __m512i places = FIRST_PLACES;
-        uint64_t all = 0;
-        size_t count = 0;
-        if (bin + 1 < bins) next = short_measure(a, source, has_marks, bin + 1, bin + 2 < bins ? whole : part);
-        for (size_t v = 0; v < 4 && place != NULL && greatest > 0 && greatest < INFINITE; ++v) {
-            const __mmask16 chosen = collect_vector(it.h[v], least, places, room - count, place + count);
-            count += (size_t)__builtin_popcount(chosen);
-            all |= (uint64_t)chosen << 16 * v;
-            places = _mm512_add_epi32(places, _mm512_set1_epi32(16));
+        const uint32_t greatest = short_greatest(&it);
+        uint64_t chosen = 0;
+        if (index + 1 < bins) {
+            bin = bin_at(a, index + 1, 0);
+            next = short_measure(a, source, &bin, h[(index + 1) % 2]);
         }
-        if (has_marks) memcpy(a->marks + bin * sizeof all, &all, sizeof all);
-        choose_record(a, bin, greatest, place, count);
+        bin = bin_at(a, index, entries);
+        if (has_choice(&bin, greatest)) chosen = short_collect(a, source, &bin, &it);
+        if (bin.marks != NULL) memcpy(bin.marks, &chosen, sizeof chosen);
+        const size_t count = (size_t)__builtin_popcountll(chosen);
+        choose_record(a, index, &bin, greatest, count);
         entries += count;
     }
     return entries;
@@ -353,32 +490,33 @@ GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, con
 
 #define SHORT_BIN 0
 
-GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source, const bool has_marks) {
-    (void)a, (void)source, (void)has_marks;
+GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source) {
+    (void)a, (void)source;
     return 0;
 }
 
 #endif
 
-GG_INLINE size_t choose_from(const gg_choose_args *args, choose_source source, const bool marked) {
-    const gg_choose_args a = *args; /* a copy that no store can change */
-    const size_t mark_bytes = gg_pack_mark_bytes(a.bin);
+GG_INLINE size_t choose_long(const gg_choose_args *a, choose_source source) {
     magnitudes h;
     size_t entries = 0;
-    if (a.n > 0 && a.bin <= SHORT_BIN) return choose_short(&a, source, marked);
-    for (size_t at = 0, bin = 0; at < a.n; at += a.bin, ++bin) {
-        const size_t n = a.n - at < a.bin ? a.n - at : a.bin, room = a.n - entries;
-        uint16_t *const place = a.place != NULL ? a.place + entries : NULL;
-        unsigned char *const marks = marked ? a.marks + bin * mark_bytes : NULL;
-        const uint32_t greatest = choose_measure(&a, source, marks, at, n, &h);
+    for (size_t index = 0; index * a->bin < a->n; ++index) {
+        const one_bin bin = bin_at(a, index, entries);
+        const uint32_t greatest = choose_measure(a, source, &bin, &h);
         size_t count = 0;
-        if (place != NULL && greatest > 0 && greatest < INFINITE)
-            count = choose_collect(&h, n, greatest, room, place, marks);
-        else if (marks != NULL) memset(marks, 0, mark_bytes);
-        choose_record(&a, bin, greatest, place, count);
+        if (has_choice(&bin, greatest)) count = choose_collect(a, source, &bin, &h, greatest);
+        else if (bin.marks != NULL) memset(bin.marks, 0, gg_pack_mark_bytes(a->bin));
+        choose_record(a, index, &bin, greatest, count);
         entries += count;
     }
     return entries;
+}
+
+/* marked: whether there are marks, a constant as well. */
+GG_INLINE size_t choose_from(const gg_choose_args *args, choose_source source, const bool marked) {
+    gg_choose_args a = *args; /* a copy that no store can change */
+    if ((a.marks != NULL) != marked) __builtin_unreachable();
+    return a.n > 0 && a.bin <= SHORT_BIN ? choose_short(&a, source) : choose_long(&a, source);
 }
 
 size_t GG_VARIANT(gg_cpu_choose_bins)(const gg_choose_args *args) {
