@@ -1,10 +1,81 @@
-/* Which convolutions are measured: those that have several algorithms where their images lie. Of all others measuring
- * would find one candidate, keep no time of it, and look for it again in the next run.
+/* Which table a plan asks first, and which convolutions are measured: those that have several algorithms where their
+ * images lie. Of all others measuring would find one candidate, keep no time of it, and look for it again in the next
+ * run.
  *
  * twins: amx */
 #include "apoptosis_networks.h"
 #include "nn/choose.h"
 #include "nn/measure.h"
+
+/* A table that has images in blocks of channels, as far as the order of the tables depends on it. */
+static const gg_backend blocks = {.name = "blocks"};
+
+/* One layer on 8x8 pixels; groups 0: a linear one. */
+static gg_graph *one_layer(int64_t channels, int64_t outputs, int64_t groups) {
+    gg_graph *graph = NULL;
+    int node = 0;
+    gg_layer_desc input = layer(GG_LAYER_INPUT, "x"), desc = windowed(GG_LAYER_CONV2D, "conv", outputs, 3, 1, 1);
+    desc.groups = groups;
+    CHECK_OK(gg_graph_create(&graph));
+    CHECK_OK(gg_graph_add(graph, &input, &(gg_shape){3, {channels, 8, 8}}, 0, NULL, &node));
+    if (groups > 0) node = add_layer(graph, desc, node);
+    else node = add_linear(graph, "linear", outputs, add_simple(graph, GG_LAYER_FLATTEN, "flat", node));
+    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
+    return graph;
+}
+
+/* The smallest batch of up to 16 for which the native table is asked first; 0: none. */
+static int64_t native_from_at(gg_device *native, gg_isa isa, gg_conv_algorithm algorithm, int64_t channels,
+                              int64_t outputs, int64_t groups) {
+    gg_device other = {.table = &blocks, .threads = 1, .isa = isa}, *order[2];
+    gg_graph *graph = one_layer(channels, outputs, groups);
+    gg_plan_options options = {
+        .batch = 16, .device = &other, .fallback = native, .choose = true, .conv_algorithm = algorithm};
+    int64_t found = 0;
+    for (; options.batch > 0; --options.batch) {
+        CHECK_INT(gg_choose_devices(graph, &options, order), 2);
+        CHECK(order[0] != order[1] && (order[0] == native || order[1] == native));
+        if (order[0] == native) found = options.batch;
+    }
+    gg_graph_destroy(graph);
+    return found;
+}
+
+static int64_t native_from(gg_device *native, int64_t channels, int64_t outputs, int64_t groups) {
+    return native_from_at(native, GG_ISA_AVX512, GG_CONV_AUTO, channels, outputs, groups);
+}
+
+/* The order of the tables: the native one first where it pads its lanes less than the other one its channels, if the
+ * plan may choose. */
+static void test_order(gg_device *native) {
+    CHECK_INT(native_from(native, 32, 64, 1), 16);
+    CHECK_INT(native_from(native, 3, 32, 1), 16);
+    CHECK_INT(native_from(native, 20, 50, 1), 11); /* 32 * 64 / (20 * 50) = 2.05 times the work */
+    CHECK_INT(native_from(native, 1, 20, 1), 13);
+    CHECK_INT(native_from(native, 20, 20, 20), 16);
+    CHECK_INT(native_from(native, 1, 10, 0), 11);
+
+    /* Winograd's method, which the other table has not without AVX-512. */
+    CHECK_INT(native_from(native, 64, 64, 1), 16);
+    CHECK_INT(native_from_at(native, GG_ISA_AVX2, GG_CONV_AUTO, 64, 64, 1), 7);
+    CHECK_INT(native_from_at(native, GG_ISA_AVX512F, GG_CONV_WINOGRAD, 64, 64, 1), 7);
+    CHECK_INT(native_from_at(native, GG_ISA_AVX2, GG_CONV_DIRECT, 64, 64, 1), 16);
+    CHECK_INT(native_from_at(native, GG_ISA_AVX2, GG_CONV_AUTO, 32, 64, 1), 16);
+    CHECK_INT(native_from_at(native, GG_ISA_AVX2, GG_CONV_AUTO, 64, 64, 64), 16);
+
+    gg_graph *graph = one_layer(3, 32, 1);
+    gg_device other = {.table = &blocks, .threads = 1}, *order[2];
+    gg_plan_options options = {.batch = 64, .device = &other, .fallback = native};
+    CHECK_INT(gg_choose_devices(graph, &options, order), 2);
+    CHECK(order[0] == &other && order[1] == native);
+    options.choose = true;
+    options.fallback = options.device;
+    CHECK_INT(gg_choose_devices(graph, &options, order), 1);
+    options.fallback = NULL;
+    CHECK_INT(gg_choose_devices(graph, &options, order), 1);
+    CHECK(order[0] == &other);
+    gg_graph_destroy(graph);
+}
 
 enum { BATCH = 16, HEIGHT = 14, WIDTH = 13 };
 
@@ -95,6 +166,7 @@ int main(void) {
     gg_device *native = NULL, *onednn = NULL;
     CHECK_OK(gg_backend_native.open(&how, &native));
     if (gg_cpu_onednn() != NULL) CHECK_OK(gg_cpu_onednn()->open(&how, &onednn));
+    test_order(native);
     test_layouts(native);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
         gg_plan_options options = {.batch = BATCH, .device = native, .fallback = native};
