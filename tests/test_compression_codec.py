@@ -656,6 +656,30 @@ def test_cut_off_and_changed_messages(what, mode, values):
     assert refused > 50
 
 
+@pytest.mark.parametrize("width", [20, 50, 63, 64])
+@pytest.mark.parametrize(("mode", "values"), [("strict", "float32"), ("exact", "bfloat16")])
+def test_each_wrong_code_of_a_long_message_is_found(mode, values, width):
+    """By what checks a message as by what adds it (operations.unpack_add asks both). Codes are read in blocks of 64."""
+    segments = [(0, 40 * width, width, CONV)]
+    x = np.random.default_rng(2).standard_normal(40 * width).astype(np.float32)
+    x[30 * width : 33 * width] = 0  # bins without a code
+    if mode == "exact":
+        x = np.abs(x)
+    message = pack("pack", segments, x, np.zeros_like(x), factor=9, mode=mode, values=values)[0]
+    out = unpack_add(segments, message, np.zeros_like(x))
+    size, unit = struct.unpack("<I", message[16:20])[0], 1 if width < 64 else 2
+    assert size > 300 * unit and np.count_nonzero(out) > 300
+    refused = 0
+    for at in range(24, 24 + size):
+        for new in {message[at] ^ 1 << bit for bit in range(8)} | {0, 0x3F, width, message[at - unit]}:
+            try:
+                unpack_add(segments, with_bytes(message, at, bytes([new])), np.zeros_like(x))
+            except RuntimeError as error:
+                assert "a code names none of its elements" in str(error)
+                refused += 1
+    assert refused > size
+
+
 def test_the_fuzzer_of_messages_runs():
     """Under the sanitizers, for a second; CONTRIBUTING.md says how it runs for ten minutes."""
     tool = Path(__file__).parent.parent / "tools" / "fuzz_packed.py"

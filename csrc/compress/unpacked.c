@@ -192,14 +192,57 @@ static bool any_negative(const uint32_t *element, size_t count) {
     return (all & GG_ELEMENT_NEGATIVE) != 0;
 }
 
+typedef int8_t bytes16 __attribute__((vector_size(16)));
+
+GG_INLINE bytes16 sixteen_at(const unsigned char *at) {
+    bytes16 codes;
+    memcpy(&codes, at, sizeof codes);
+    return codes;
+}
+
+/* Goes over a whole block of one-byte codes, none of which stands for empty bins, without saying which elements these
+ * are; false: that is not what it is, and the reader stays. *negative: whether any is. */
+static bool skip_whole(code_reader *r, bool *negative) {
+    enum { SIXTEEN = 16, LAST = BLOCK - 1 };
+    const unsigned char *const at = r->at;
+    const int8_t bin = (int8_t)r->bin, mark = (int8_t)empty_mark(false);
+    bytes16 wrong = {0}, begun = {0}, all = {0};
+    if ((size_t)(r->end - at) < BLOCK) return false;
+    for (size_t i = 0; i < BLOCK; i += SIXTEEN) {
+        /* Of neighbours the second ascends or begins a bin; the last sixteen pairs overlap the others by one. */
+        const size_t pair = i + SIXTEEN < BLOCK ? i : LAST - SIXTEEN;
+        const bytes16 codes = sixteen_at(at + i), left = sixteen_at(at + pair), right = sixteen_at(at + pair + 1);
+        wrong |= (codes & mark) >= bin; /* marks are no places in a bin */
+        wrong |= ((right & mark) <= (left & mark)) & (right >= 0);
+        begun -= codes < 0;
+        all |= codes;
+    }
+    const size_t first = at[0] & empty_mark(false), last = at[LAST] & empty_mark(false);
+    const longs2 any = (longs2)wrong, bits = (longs2)all, bins = (longs2)begun;
+    /* A lane of `begun` is 4 at most, so all sixteen add up in the highest byte. */
+    const size_t start = r->start + (((bins[0] + bins[1]) * 0x0101010101010101u) >> 56) * r->bin;
+    const bool opens = at[0] >> flags_shift(false) >= FLAG_FIRST;
+    if ((any[0] | any[1]) != 0 || (!opens && first < r->least) || start + last >= r->count) return false;
+    *negative = ((bits[0] | bits[1]) & 0x4040404040404040u) != 0;
+    r->at = at + BLOCK;
+    r->start = start;
+    r->least = last + 1;
+    return true;
+}
+
 /* Whether codes name elements of the segment; without signs as many as the part says, and none is negative. */
 static bool check_codes(const gg_segment *segment, const message_part *part, bool signs) {
     code_reader reader = reader_of(segment, part->codes, part->bytes);
     uint32_t element[BLOCK];
     size_t n = 0, count = BLOCK;
-    for (; count == BLOCK; n += count)
-        if (!gg_packed_elements(&reader, BLOCK, element, &count) || (!signs && any_negative(element, count)))
-            return false;
+    for (; count == BLOCK; n += count) {
+        bool negative = false;
+        if (segment->bin >= WIDE_FROM || !skip_whole(&reader, &negative)) {
+            if (!gg_packed_elements(&reader, BLOCK, element, &count)) return false;
+            negative = any_negative(element, count);
+        }
+        if (!signs && negative) return false;
+    }
     return signs || n == part->elements;
 }
 

@@ -227,7 +227,7 @@ cleanup:
     return result;
 }
 
-/* A message of pack or difference, added to a copy of `out`. */
+/* A message of pack or difference, added to a copy of `out`. gg_packed_check must say the same of it. */
 PyObject *gg_test_unpack(PyObject *module, PyObject *args) {
     PyObject *rows, *into, *result = NULL;
     Py_buffer given;
@@ -244,8 +244,10 @@ PyObject *gg_test_unpack(PyObject *module, PyObject *args) {
     GG_TRY(gg_test_guarded_copy(&message, given.buf, (size_t)given.len));
     GG_TRY(reader_make(segment, count, NULL, &reader));
     const gg_float_mode former = gg_parallel_enter();
+    const gg_status checked = gg_packed_check(&reader, message.data, (size_t)given.len);
     status = gg_unpack_add(&reader, message.data, (size_t)given.len, factor, out.data);
     gg_parallel_leave(former);
+    if (checked != status) GG_FAIL(GG_ERROR_STATE, "gg_packed_check gives %d, gg_unpack_add %d", checked, status);
     GG_TRY(status);
     GG_TRY(gg_test_guarded_check(&out, "out"));
     result = array_of(&out);
