@@ -99,22 +99,19 @@ typedef struct column_sums {
     float *out;
 } column_sums;
 
-/* Rows whose float32 sum is computed by itself, and columns at a time: one sum over all rows would lose digits. */
-enum { SUM_ROWS = 256, SUM_COLUMNS = 1024 };
-
 static void column_sums_part(void *context, int thread, int threads) {
     const column_sums *c = context;
     size_t begin, end;
     gg_parallel_split((size_t)c->cols, GG_LANES, thread, threads, &begin, &end);
     for (size_t at = begin, n; at < end; at += n) {
-        _Alignas(64) float sum[SUM_COLUMNS];
-        double total[SUM_COLUMNS] = {0};
-        n = end - at < SUM_COLUMNS ? end - at : SUM_COLUMNS;
+        _Alignas(64) float sum[GG_SUM_COLUMNS];
+        double total[GG_SUM_COLUMNS] = {0};
+        n = end - at < GG_SUM_COLUMNS ? end - at : GG_SUM_COLUMNS;
         for (int64_t i = 0; i < c->rows; ++i) {
             const float *row = c->in + i * c->in_row + at;
-            if (i % SUM_ROWS == 0) memcpy(sum, row, n * sizeof *sum);
+            if (i % GG_SUM_ROWS == 0) memcpy(sum, row, n * sizeof *sum);
             else c->kernels->add(n, sum, row, sum);
-            if (i % SUM_ROWS != SUM_ROWS - 1 && i != c->rows - 1) continue;
+            if (i % GG_SUM_ROWS != GG_SUM_ROWS - 1 && i != c->rows - 1) continue;
             for (size_t k = 0; k < n; ++k) total[k] += (double)sum[k];
         }
         for (size_t k = 0; k < n; ++k) c->out[at + k] = (float)total[k];

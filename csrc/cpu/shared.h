@@ -49,6 +49,9 @@ void gg_cpu_keep_input(gg_device *device, const gg_gradient_factors *factors, co
 void gg_cpu_keep_error(gg_device *device, const gg_gradient_factors *factors, const gg_vectors *error, void *out);
 void gg_cpu_gradient_rows(gg_device *device, const gg_gradient_factors *factors, const void *input, const void *error,
                           const gg_gradient_rows *rows);
+/* Rows whose float32 sum is computed by itself, and columns at a time: one sum over all rows would lose digits. */
+enum { GG_SUM_ROWS = 256, GG_SUM_COLUMNS = 1024 };
+
 /* out[j] = sum over rows i of in[i*in_row + j]; the same bits for any number of threads. */
 void gg_cpu_column_sums(gg_device *device, int64_t rows, int64_t cols, const float *in, int64_t in_row, float *out);
 void gg_cpu_columns(gg_device *device, const gg_vectors *from, int64_t first, int64_t count, float *out);

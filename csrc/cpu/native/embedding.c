@@ -63,23 +63,20 @@ void gg_native_order_tokens(int64_t numbers, int64_t tokens, const int32_t *toke
     for (int64_t i = 0; i < tokens; ++i) list[end[token[i]]++] = (int32_t)i;
 }
 
-/* Rows whose sum is computed by itself, and columns at a time: one sum over all rows would lose digits. */
-enum { SUM_ROWS = 256, SUM_COLUMNS = 1024 };
-
 void gg_native_add_rows(const gg_cpu_elementwise *kernels, const int32_t *order, int64_t numbers, int64_t number,
                         const float *in, int64_t in_row, size_t columns, float *out) {
-    _Alignas(64) float part[SUM_COLUMNS];
+    _Alignas(64) float part[GG_SUM_COLUMNS];
     const int64_t begin = number > 0 ? order[number - 1] : 0, count = order[number] - begin;
     const int32_t *row = order + numbers + begin;
     for (size_t at = 0, n; at < columns; at += n) {
-        n = columns - at < SUM_COLUMNS ? columns - at : SUM_COLUMNS;
+        n = columns - at < GG_SUM_COLUMNS ? columns - at : GG_SUM_COLUMNS;
         if (count == 0) memset(out + at, 0, n * sizeof *out);
         for (int64_t i = 0; i < count; ++i) {
             const float *own = in + row[i] * in_row + at;
-            float *sum = i < SUM_ROWS ? out + at : part;
-            if (i % SUM_ROWS == 0) memcpy(sum, own, n * sizeof *sum);
+            float *sum = i < GG_SUM_ROWS ? out + at : part;
+            if (i % GG_SUM_ROWS == 0) memcpy(sum, own, n * sizeof *sum);
             else kernels->add(n, sum, own, sum);
-            if (sum == part && (i % SUM_ROWS == SUM_ROWS - 1 || i == count - 1))
+            if (sum == part && (i % GG_SUM_ROWS == GG_SUM_ROWS - 1 || i == count - 1))
                 kernels->add(n, out + at, part, out + at);
         }
     }
