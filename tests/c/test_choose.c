@@ -8,7 +8,7 @@
 #include "nn/measure.h"
 
 /* A table that has images in blocks of channels, as far as the order of the tables depends on it. */
-static const gg_backend blocks = {.name = "blocks"};
+static const gg_backend other_table = {.name = "blocks"};
 
 /* One layer on 8x8 pixels; groups 0: a linear one. */
 static gg_graph *one_layer(int64_t channels, int64_t outputs, int64_t groups) {
@@ -27,7 +27,7 @@ static gg_graph *one_layer(int64_t channels, int64_t outputs, int64_t groups) {
 /* The smallest batch of up to 16 for which the native table is asked first; 0: none. */
 static int64_t native_from_at(gg_device *native, gg_isa isa, gg_conv_algorithm algorithm, int64_t channels,
                               int64_t outputs, int64_t groups) {
-    gg_device other = {.table = &blocks, .threads = 1, .isa = isa}, *order[2];
+    gg_device other = {.table = &other_table, .threads = 1, .isa = isa}, *order[2];
     gg_graph *graph = one_layer(channels, outputs, groups);
     gg_plan_options options = {
         .batch = 16, .device = &other, .fallback = native, .choose = true, .conv_algorithm = algorithm};
@@ -64,7 +64,7 @@ static void test_order(gg_device *native) {
     CHECK_INT(native_from_at(native, GG_ISA_AVX2, GG_CONV_AUTO, 64, 64, 64), 16);
 
     gg_graph *graph = one_layer(3, 32, 1);
-    gg_device other = {.table = &blocks, .threads = 1}, *order[2];
+    gg_device other = {.table = &other_table, .threads = 1}, *order[2];
     gg_plan_options options = {.batch = 64, .device = &other, .fallback = native};
     CHECK_INT(gg_choose_devices(graph, &options, order), 2);
     CHECK(order[0] == &other && order[1] == native);
