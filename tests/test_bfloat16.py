@@ -307,6 +307,19 @@ def test_nan_stays_nan():
         assert np.array_equal(found["grad_inputs"][0], wide["grad_inputs"][0]), kind
 
 
+@pytest.mark.parametrize("shape", [(19,), (5, 19)])
+@PRODUCTS
+def test_a_gelu_that_a_linear_layer_does_not_have_is_refused(shape, algorithm):
+    """Not left out: the plan then computes it behind the layer."""
+    rng = np.random.default_rng(6)
+    weight, bias = rng.standard_normal((37, 19), np.float32), rng.standard_normal(37, np.float32)
+    with pytest.raises(NotImplementedError, match="GELU|no widened form"):
+        operations.run_op(
+            "onednn", None, "linear", [held(rng, 3, *shape)], (*shape[:-1], 37), weight=weight, bias=bias,
+            dtype="bfloat16", algorithm=algorithm, activation="gelu",
+        )  # fmt: skip
+
+
 def test_widened_is_float32_rounded():
     """Of numbers that bfloat16 holds: nothing else differs."""
     rng = np.random.default_rng(5)

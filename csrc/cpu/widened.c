@@ -290,6 +290,9 @@ gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cp
     if (desc->inputs != 1 || desc->dtype != GG_BFLOAT16)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "%s of %d inputs in %s has no widened form", gg_op_kind_name(desc->kind),
                 desc->inputs, gg_dtype_name(desc->dtype));
+    if (desc->activation != GG_ACTIVATION_NONE && desc->activation != GG_ACTIVATION_RELU)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "%s with activation %d has no widened form", gg_op_kind_name(desc->kind),
+                (int)desc->activation);
     wide.dtype = wide.offered[0].dtype = GG_FLOAT32;
     wide.activation = GG_ACTIVATION_NONE;
     if (wide.algorithm == GG_ALGORITHM_WIDENED) wide.algorithm = GG_ALGORITHM_DIRECT;

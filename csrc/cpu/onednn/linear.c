@@ -147,8 +147,7 @@ static gg_status onednn_linear_direct(gg_device *device, const gg_op_desc *desc,
     if (desc->dtype == GG_FLOAT32 && in->dims > 1 && is_left_to_native(device->isa, rows, outputs, inputs))
         GG_FAIL(GG_ERROR_UNSUPPORTED, "linear over %lld positions of %lld to %lld: left to the table '%s'",
                 (long long)rows, (long long)inputs, (long long)outputs, gg_backend_native.name);
-    if (desc->activation == GG_ACTIVATION_GELU)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "a linear layer with a GELU is left to the table '%s'", gg_backend_native.name);
+    if (desc->activation == GG_ACTIVATION_GELU) GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN's linear layer has no GELU here");
     GG_TRY(gg_dnn_op_create(device, desc, &it.op));
     if (it.op->dtype == GG_BFLOAT16) {
         status = gg_dnn_linear_narrow(it.op, rows);
