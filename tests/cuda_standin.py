@@ -1,4 +1,4 @@
-"""Build the stand-in for CUDA of tests/cuda/standin: its own test program, and the library that the core loads.
+"""Build the stand-in for CUDA of tests/cuda/standin: its own test programs, and the library that the core loads.
 
 The library is the room csrc/cuda with the stand-in in the place of the CUDA runtime, cuDNN and cuBLASLt, and the own
 kernels compiled for the host by the emulation of tests/cuda/emulation. GOSSIPGRAD_CUDA_LIBRARY names it.
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "cuda"
 STANDIN = sorted((FOLDER / "standin").glob("*.c"))
 LAUNCHES = FOLDER / "standin" / "launches.cpp"
-PROGRAM = FOLDER / "test_standin.c"
+PROGRAMS = ("test_standin", "test_standin_libraries")
 ROOM = sorted((ROOT / "csrc" / "cuda").glob("*.c"))
 
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wno-unknown-pragmas"]
@@ -88,10 +88,10 @@ def _build(objects: Path, name: str, sources: list[Path], link: list[str], extra
         return _run(words, target, key.hexdigest())
 
 
-def program(objects: Path) -> Path:
-    """The tests of the stand-in itself, under sanitizers."""
+def program(objects: Path, name: str) -> Path:
+    """Tests of the stand-in itself, one of PROGRAMS, under sanitizers."""
     status = ROOT / "csrc" / "base" / "status.c"
-    return _build(objects, "test_standin", [PROGRAM, *STANDIN, status], ["-pthread", "-lm"], SANITIZED)
+    return _build(objects, name, [FOLDER / f"{name}.c", *STANDIN, status], ["-pthread", "-lm"], SANITIZED)
 
 
 def library(objects: Path) -> Path:
@@ -162,4 +162,5 @@ if __name__ == "__main__":
     library(folder)
     for variant in cuda_build.VARIANTS:
         cuda_build.build(folder, variant)
-    program(folder)
+    for name in PROGRAMS:
+        program(folder, name)

@@ -72,7 +72,7 @@ bool gg_standin_dnn_stream(const char *function, const void *handle, gg_cuda_str
 int gg_standin_tensor_set(const char *function, void *tensor, int type, int dims, const int *size);
 int gg_standin_tensor_get(const char *function, const void *tensor, int *type, int *dims, int size[4]);
 
-/* Streams that are captured: graph.c, with what it needs of runtime.c. Calls of both hold the lock, but for
+/* Streams that are captured: graph.c, with what it needs of machine.c. Calls of both hold the lock, but for
  * gg_standin_call, which is a whole function of the table: `body` runs under the lock, and its code is the function's.
  */
 typedef struct gg_standin_capture gg_standin_capture;
