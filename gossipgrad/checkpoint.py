@@ -235,10 +235,10 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     replicas.set_state(saved.step, parts, consensus, strategies.from_settings(saved.settings).workers(saved.ranks))
     _restore_rate(replicas, saved)
     _restore_batches(replicas, saved)
-    # What was fastest in one type is not so in another, whose bits are others anyway. Before the first step nothing has
-    # been chosen.
-    same_type = saved.settings.get("dtype", here["dtype"]) == here["dtype"]
-    if same_type and saved.algorithms is not None and (saved.algorithms or saved.step > 0):
+    # What was fastest in one type on one kind of device is not so in another, whose bits are others anyway. Before the
+    # first step nothing has been chosen.
+    alike = _computing(saved.settings, here) == _computing(here, here)
+    if alike and saved.algorithms is not None and (saved.algorithms or saved.step > 0):
         replicas.set_algorithms(saved.algorithms, saved=True)
     replicas.epoch = saved.epoch
     replicas.history.epochs = saved.epochs
@@ -246,6 +246,12 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         replicas.class_names = saved.classes
     _restore_apoptosis(replicas, saved)
     notices.changed_settings(team.rank, name, saved.settings, here)
+
+
+def _computing(settings: dict[str, Any], otherwise: dict[str, Any]) -> tuple[Any, ...]:
+    """What the algorithms of convolutions depend on: type, precision and kind of device; `otherwise` where unknown."""
+    dtype, precision, device = (settings.get(key, otherwise[key]) for key in ("dtype", "precision", "device"))
+    return dtype, precision, device.partition(":")[0]
 
 
 def _restore_apoptosis(replicas: Replicas, saved: Saved) -> None:

@@ -474,7 +474,7 @@ typedef struct gg_gradient_rows {
 typedef struct gg_backend {
     const char *name;
     bool fills_lanes;         /* operations compute in BATCH_LAST, whose padding is all that small batches cost */
-    bool numbered_algorithms; /* a library computes all convolutions, by algorithms of its own that have numbers */
+    bool numbered_algorithms; /* a library computes convolutions, by algorithms of its own that have numbers */
     bool gathers_images;      /* gather gives NHWC and bfloat16, too */
     gg_status (*open)(const gg_device_options *options, gg_device **out);
     void (*close)(gg_device *device);

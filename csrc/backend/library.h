@@ -11,12 +11,17 @@
 
 #include "backend/registry.h"
 
-/* Sizes of the structs that core and library share: they differ where the two are not of one build. */
-enum { GG_LIBRARY_SIZES = 8 };
+/* Raised where a function of the tables or an enumeration changes that core and library share. */
+enum { GG_LIBRARY_INTERFACE = 1 };
+
+/* The interface, and sizes of the structs that core and library share: they differ where the two are not of one build.
+ */
+enum { GG_LIBRARY_SIZES = 10 };
 #define GG_LIBRARY_SIZES_OF                                                                                            \
     {                                                                                                                  \
-        sizeof(gg_backend), sizeof(gg_memory_table), sizeof(gg_device_options), sizeof(gg_op_desc),                    \
-            sizeof(gg_op_args), sizeof(gg_op), sizeof(gg_loss_args), sizeof(gg_update_args)                            \
+        GG_LIBRARY_INTERFACE, GG_ALGORITHM_COUNT, sizeof(gg_backend), sizeof(gg_memory_table),                         \
+            sizeof(gg_device_options), sizeof(gg_op_desc), sizeof(gg_op_args), sizeof(gg_op), sizeof(gg_loss_args),    \
+            sizeof(gg_update_args)                                                                                     \
     }
 
 /* The core's side. Any thread may call these. */

@@ -1,9 +1,6 @@
 /* Opening and closing a device. */
 #include "cuda/device.h"
 
-#include <stdatomic.h>
-#include <unistd.h>
-
 #include "base/memory.h"
 #include "cuda/device_private.h"
 
@@ -34,20 +31,6 @@ const gg_memory_table gg_cuda_memory = {
     .replay = gg_cuda_memory_replay,
     .destroy_graph = gg_cuda_memory_destroy_graph,
 };
-
-/* The process that has opened a device, or 0: CUDA's state does not outlive a fork. */
-static atomic_long opened_by;
-
-static gg_status check_process(void) {
-    gg_status status = GG_OK;
-    const long opener = atomic_load(&opened_by);
-    if (opener != 0 && opener != (long)getpid())
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "device: this process was forked from one that used a GPU, so it cannot use one; start it anew (of "
-                "multiprocessing: the start method \"spawn\")");
-cleanup:
-    return status;
-}
 
 static gg_status check_capability(const gg_cuda_api *api, int number) {
     gg_status status = GG_OK;
@@ -105,7 +88,6 @@ gg_status gg_cuda_device_open(const gg_device_options *options, gg_device **out)
     int count = 0;
     gg_status status = GG_OK;
     *out = NULL;
-    GG_TRY(check_process());
     /* The driver first: cuDNN prints where there is none. */
     GG_TRY(gg_cuda_api_get(0, &api));
     GG_TRY(gg_cuda_count_devices(api, &count));
@@ -127,7 +109,6 @@ gg_status gg_cuda_device_open(const gg_device_options *options, gg_device **out)
     GG_CUDNN_TRY(api, cudnnCreate, (&device->dnn));
     GG_CUDNN_TRY(api, cudnnSetStream, (device->dnn, gg_cuda_compute(device)));
     GG_TRY(open_results(device));
-    atomic_store(&opened_by, (long)getpid());
     *out = &device->head;
     device = NULL;
 cleanup:

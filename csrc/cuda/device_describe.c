@@ -1,11 +1,29 @@
 /* Which devices there are, and what is said of them. */
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "cuda/device_private.h"
 
 /* Of the driver that the runtime needs. */
 enum { LEAST_DRIVER = 13000 };
+
+/* The first process that has asked the runtime for anything, or 0: its state does not outlive a fork, and the runtime's
+ * own errors do not say so. */
+static atomic_long first_process;
+
+static gg_status check_process(void) {
+    gg_status status = GG_OK;
+    const long own = (long)getpid();
+    long first = 0;
+    if (!atomic_compare_exchange_strong(&first_process, &first, own) && first != own)
+        GG_FAIL(GG_ERROR_UNSUPPORTED,
+                "this process was forked from one that has used CUDA, so it cannot use a GPU; start it anew (of "
+                "multiprocessing: the start method \"spawn\")");
+cleanup:
+    return status;
+}
 
 gg_status gg_cuda_count_devices(const gg_cuda_api *api, int *out) {
     gg_status status = GG_OK;
@@ -21,6 +39,7 @@ gg_status gg_cuda_count_devices(const gg_cuda_api *api, int *out) {
             GG_ERROR_UNSUPPORTED,
             "the NVIDIA driver is too old: it supports CUDA %d.%d, and %d.%d is needed; install driver 580 or newer",
             driver / 1000, driver % 1000 / 10, LEAST_DRIVER / 1000, LEAST_DRIVER % 1000 / 10);
+    GG_TRY(check_process());
     const int error = api->cudaGetDeviceCount(&count);
     if (error != GG_CUDA_SUCCESS) (void)api->cudaGetLastError();
     if (error == GG_CUDA_ERROR_NO_DEVICE || (error == GG_CUDA_SUCCESS && count == 0))

@@ -394,7 +394,8 @@ cleanup:
     return status;
 }
 
-/* More samples read the recurrent weights more than once. */
+/* A block reads the recurrent weights for 32 samples forward, for 8 backward, so more samples read them more often.
+ * With 32 this was measured to be faster than cuDNN. */
 enum { MOST_STEP_SAMPLES = 64 };
 
 bool gg_cuda_own_lstm_steps(gg_device *device, const gg_op_desc *desc) {

@@ -98,31 +98,56 @@ void test_update() {
     }
 }
 
-/* Several in one call, of other rules and sizes: each as alone. */
-void test_updates(gg_dtype wire, size_t skip) {
+/* An update's arrays; what it writes is its own. */
+struct update_arrays {
+    buffer<float> grad, weight, momentum, square;
+    wire_buffer after, momentum_before, square_before, weight_copy, momentum_copy, square_copy;
+    update_arrays(gg_dtype wire, size_t n, size_t skip)
+        : grad(numbers.floats(n), "grad", skip), weight(numbers.floats(n), "weight", skip),
+          momentum(numbers.floats(n), "momentum", skip), square(numbers.floats(n, 0, 1), "square", skip),
+          after(wire, n, skip, "weight_after"), momentum_before(wire, n, skip, "momentum_before"),
+          square_before(wire, n, skip, "square_before"), weight_copy(wire, n, skip, "weight_copy"),
+          momentum_copy(wire, n, skip, "momentum_copy"), square_copy(wire, n, skip, "square_copy") {}
+    gg_update_args args(gg_update_rule rule, gg_dtype wire, size_t n, unsigned have) {
+        gg_update_args a = {};
+        a.n = n, a.rule = rule, a.wire = wire;
+        a.grad = grad.p, a.weight = weight.p;
+        const bool stateful = rule != GG_UPDATE_PLAIN, squares = rule == GG_UPDATE_ADAM;
+        if (stateful) a.momentum = momentum.p;
+        if (squares) a.square = square.p;
+        if (have & 1) a.weight_after = after.bytes.p;
+        if (have & 2 && stateful) a.momentum_before = momentum_before.bytes.p;
+        if (have & 4 && squares) a.square_before = square_before.bytes.p;
+        if (have & 8) {
+            a.weight_copy = weight_copy.bytes.p;
+            if (stateful) a.momentum_copy = momentum_copy.bytes.p;
+            if (squares) a.square_copy = square_copy.bytes.p;
+        }
+        return a;
+    }
+    bool equal(update_arrays &o) {
+        return same(weight.all(), o.weight.all(), "weight") && same(momentum.all(), o.momentum.all(), "momentum") &&
+               same(square.all(), o.square.all(), "square") &&
+               same(weight_copy.bytes.all(), o.weight_copy.bytes.all(), "weight_copy") &&
+               same(momentum_copy.bytes.all(), o.momentum_copy.bytes.all(), "momentum_copy") &&
+               same(square_copy.bytes.all(), o.square_copy.bytes.all(), "square_copy");
+    }
+};
+
+/* Several in one call, of other rules, sizes and arrays: each as alone. odd: one is neither aligned nor of fours. */
+void test_updates(gg_dtype wire, size_t skip, bool odd) {
     const gg_update_rule rules[] = {GG_UPDATE_MOMENTUM, GG_UPDATE_PLAIN, GG_UPDATE_MOMENTUM, GG_UPDATE_ADAM};
     enum { COUNT = 37 };
-    std::vector<std::unique_ptr<buffer<float>>> grad, weight[2], momentum[2], square[2];
-    std::vector<std::unique_ptr<wire_buffer>> after;
+    std::vector<std::unique_ptr<update_arrays>> arrays[2];
     gg_update_args all[2][COUNT] = {};
     for (int i = 0; i < COUNT; ++i) {
-        const size_t n = i % 5 == 0 ? 1100 : 4 * (size_t)(i + 1);
-        const std::vector<float> w = numbers.floats(n), m = numbers.floats(n), s = numbers.floats(n, 0, 1);
-        grad.push_back(std::make_unique<buffer<float>>(numbers.floats(n), "grad", skip));
-        after.push_back(std::make_unique<wire_buffer>(wire, n, skip, "weight_after"));
+        const bool other = odd && i % 7 == 3;
+        const size_t n = (i % 5 == 0 ? 1100 : 4 * (size_t)(i + 1)) + (other ? 1 : 0);
+        const gg_update_rule rule = i < 20 ? rules[i % 3] : rules[i % 4];
         for (int j = 0; j < 2; ++j) {
-            weight[j].push_back(std::make_unique<buffer<float>>(w, "weight", skip));
-            momentum[j].push_back(std::make_unique<buffer<float>>(m, "momentum", skip));
-            square[j].push_back(std::make_unique<buffer<float>>(s, "square", skip));
-            gg_update_args a = {};
-            a.n = n;
-            a.rule = i < 20 ? rules[i % 3] : rules[i % 4];
-            a.wire = wire;
-            a.grad = grad.back()->p;
-            a.weight = weight[j].back()->p;
-            if (a.rule != GG_UPDATE_PLAIN) a.momentum = momentum[j].back()->p;
-            if (a.rule == GG_UPDATE_ADAM) a.square = square[j].back()->p;
-            if (i % 2 == 0) a.weight_after = after.back()->bytes.p;
+            numbers = random_numbers(100 + (uint64_t)i); /* the same for both */
+            arrays[j].push_back(std::make_unique<update_arrays>(wire, n, other ? skip + 1 : skip));
+            gg_update_args a = arrays[j].back()->args(rule, wire, n, (unsigned)i % 16);
             a.grad_scale = 0.5f + 0.01f * (float)i, a.lr = 0.1f, a.mu = 0.9f, a.weight_decay = 0.01f;
             a.d_share = 0.1f, a.beta2 = 0.99f, a.square_share = 0.01f, a.root_scale = 1.7f, a.eps = 1e-6f;
             a.weight_factor = 0.999f;
@@ -131,10 +156,8 @@ void test_updates(gg_dtype wire, size_t skip) {
     }
     gg_cuda_update(nullptr, COUNT, all[0]);
     for (int i = 0; i < COUNT; ++i) gg_cuda_update(nullptr, 1, &all[1][i]);
-    for (size_t i = 0; i < COUNT; ++i)
-        CHECK(same(weight[0][i]->all(), weight[1][i]->all(), "weight") &&
-              same(momentum[0][i]->all(), momentum[1][i]->all(), "momentum") &&
-              same(square[0][i]->all(), square[1][i]->all(), "square"));
+    for (int i = 0; i < COUNT; ++i)
+        if (!CHECK(arrays[0][i]->equal(*arrays[1][i]))) fprintf(stderr, "update %d of one call\n", i);
 }
 
 /* A step of Adam in float64 by the formulas of backend.h, so that not only two codes of one hand agree. */
@@ -244,7 +267,8 @@ int main() {
     cpu = scalar_device();
     test_update();
     for (gg_dtype wire : {GG_FLOAT32, GG_BFLOAT16})
-        for (size_t skip : {0, 1}) test_updates(wire, skip);
+        for (size_t skip : {0, 1})
+            for (bool odd : {false, true}) test_updates(wire, skip, odd);
     test_update_formula();
     CHECK_CLEAN();
     for (size_t n : some_sizes) {

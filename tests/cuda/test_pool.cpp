@@ -123,9 +123,10 @@ int main() {
     }
     test_pool(pool_desc(GG_OP_MAX_POOL2D, 1, shape({8, 20, 20}), window(17, 1, 0, 1, false, false)), GG_LAYOUT_NHWC);
     /* Places of two and of four bytes, by the size of the window. */
-    test_pool(pool_desc(GG_OP_MAX_POOL2D, 1, shape({1, 40, 40}), window(20, 5, 0, 1, false, false)), GG_LAYOUT_PLAIN);
-    test_pool(pool_desc(GG_OP_MAX_POOL2D, 1, shape({1, 260, 260}), window(257, 1, 0, 1, false, false)),
-              GG_LAYOUT_PLAIN);
+    for (gg_layout layout : layouts) {
+        test_pool(pool_desc(GG_OP_MAX_POOL2D, 2, shape({3, 40, 40}), window(20, 5, 0, 1, false, false)), layout);
+        test_pool(pool_desc(GG_OP_MAX_POOL2D, 2, shape({2, 260, 259}), window(257, 1, 0, 1, false, false)), layout);
+    }
     random_numbers r(5);
     for (int tried = 0, done = 0; done < 24 && tried < 500; ++tried) {
         const bool max = r.next() % 2 == 0;

@@ -291,6 +291,7 @@ void gg_cuda_tiled(gg_cuda_stream stream, const gg_cuda_tiled_args *args) {
     int blocks = (int)ceil_div(all, MOST_OF_WARP * sides);
     while (work.t.count * blocks < ENOUGH_BLOCKS / 4 && ceil_div(all, 2 * blocks) >= sides) blocks *= 2;
     work.filters_of_block = (int)ceil_div(all, blocks);
+    blocks = (int)ceil_div(all, work.filters_of_block); /* those that have any */
     const int of_warp = (int)ceil_div(work.filters_of_block, sides);
     if (of_warp <= 1) launch_tiled<1>(stream, work, blocks);
     else launch_tiled<MOST_OF_WARP>(stream, work, blocks);
