@@ -152,6 +152,7 @@ static const char *error_text(int error, bool name) {
         {0, "cudaSuccess", "no error"},
         {1, "cudaErrorInvalidValue", "invalid argument"},
         {2, "cudaErrorMemoryAllocation", "out of memory"},
+        {3, "cudaErrorInitializationError", "initialization error"},
         {35, "cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"},
         {100, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
         {101, "cudaErrorInvalidDevice", "invalid device ordinal"},
