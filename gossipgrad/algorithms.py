@@ -37,7 +37,15 @@ Record = dict[str, Any]  # in terms of JSON
 Measure = Callable[[list[Key]], Iterable[tuple[Key, str, str, float]]]
 Choice = tuple[Key, tuple[str, str, str]]
 PASSES = ("forward", "weights", "data")
-ACCURACY = {"direct": 0, "widened": 0, "split": 0, "winograd2": 1, "winograd4": 2, "winograd6": 3}  # the best first
+ACCURACY = {
+    "direct": 0,
+    "widened": 0,
+    "split": 0,
+    "tiled": 0,
+    "winograd2": 1,
+    "winograd4": 2,
+    "winograd6": 3,
+}  # the best first
 HARDLY_MORE = 1.03
 KERNELS = 15  # raised with kernels or candidates of convolutions: times of other ones are measured anew
 SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured

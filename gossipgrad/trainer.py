@@ -79,8 +79,9 @@ class Trainer(Replicas):
                methods F(4x4,3x3) and F(4x4,5x5), which have about a quarter and a sixth of the multiplications and
                errors up to several times larger, "direct" by sums of products, "auto" each pass of each layer by the
                fastest; on a CPU with AMX also by "split", products of three bfloat16 parts of each float32, for any
-               window and strides of 1 or 2. On a GPU "auto" is the fastest of cuDNN's and
-               an own one, "tiled", all others leave it to cuDNN.
+               window and strides of 1 or 2, and in bfloat16 the weights' gradient of inputs of up to 4 channels
+               by own kernels, "tiled". On a GPU "auto" is the fastest of cuDNN's and an own one, "tiled", all
+               others leave it to cuDNN.
     tune       True: fit, and the first train_step, measure before they begin which of two tables of operations is asked
                first, and so how activations lie (a few steps with each order), and which algorithm is the fastest for
                each pass of each such layer, the largest layers first and for 20 seconds at most. Rank 0 measures for

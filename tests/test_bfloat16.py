@@ -90,6 +90,64 @@ def test_convolution(shape, algorithm):
         near(found["grad_bias"], exact[2], sizes[2], 0, "grad_bias")
 
 
+FEW_CHANNELS = [  # batch, channels, height, width, filters, kernel, stride, padding
+    (4, 1, 12, 12, 20, (5, 5), (1, 1), (0, 0)),
+    (1, 3, 40, 37, 32, (5, 5), (1, 1), (2, 2)),
+    (19, 2, 9, 70, 17, (3, 5), (1, 2), (1, 2)),
+    (2, 3, 31, 67, 48, (11, 11), (4, 4), (2, 2)),
+    (3, 4, 7, 8, 5, (2, 1), (3, 3), (0, 0)),
+    (2, 4, 5, 200, 16, (1, 16), (1, 1), (0, 7)),
+    (1, 1, 1, 1, 1, (1, 1), (1, 1), (0, 0)),
+]
+
+
+@pytest.mark.parametrize("shape", FEW_CHANNELS)
+@pytest.mark.parametrize("layout", ["plain", "nhwc"])
+def test_weights_of_few_channels(shape, layout):
+    """By own kernels: of ragged rows and groups, whatever the threads."""
+    n, c, h, w, filters, kernel, stride, padding = shape
+    rng = np.random.default_rng(w)
+    x, weight = held(rng, n, c, h, w), np.zeros((filters, c, *kernel), np.float32)
+    where = {"stride": stride, "padding": padding}
+    size = ref.conv2d(x[:1].astype(np.float64), weight.astype(np.float64), np.zeros(filters), **where).shape[1:]
+    grad, zeros = held(rng, n, *size), np.zeros(filters, np.float32)
+    for relu, bias in ((False, True), (True, True), (False, False)):
+        one, three = (
+            operations.run_op(
+                "native", "amx", "conv2d", [x], size, weight=weight, bias=zeros if bias else None, grad_output=grad,
+                kernel=kernel, dtype="bfloat16", activation="relu" if relu else "none",
+                algorithm="tiled", layout=layout, passes=2, input_grad=False, threads=threads, **where,
+            )
+            for threads in (1, 3)
+        )  # fmt: skip
+        error = np.maximum(grad, 0).astype(np.float64) if relu else grad.astype(np.float64)
+        exact = ref.conv2d_backward(x.astype(np.float64), weight.astype(np.float64), error, **where)
+        sizes = ref.conv2d_backward(np.abs(x.astype(np.float64)), weight.astype(np.float64), np.abs(error), **where)
+        near(one["grad_weight"], exact[1], sizes[1], 0, "grad_weight")
+        assert np.array_equal(one["grad_weight"], three["grad_weight"])
+        if bias:
+            near(one["grad_bias"], exact[2], sizes[2], 0, "grad_bias")
+            assert np.array_equal(one["grad_bias"], three["grad_bias"])
+
+
+@pytest.mark.skipif(_core.info()["isa"] != "amx", reason="others leave it to oneDNN")
+def test_a_first_convolution_has_the_kernels_of_few_channels():
+    """With which its gradients are those of the direct one, but for the order of sums."""
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal((6, 3, 20, 21), np.float32), rng.integers(4, size=6)
+    gradient = {}
+    for algorithm in ("auto", "direct"):
+        layers = [gg.Conv2d(20, 5, padding=2), gg.ReLU(), gg.MaxPool2d(2), gg.Flatten(), gg.Linear(4)]
+        net = gg.Sequential(layers, input=(3, 20, 21))
+        with gg.Trainer(net, dtype="bfloat16", conv_algorithm=algorithm, tune=False, seed=1) as trainer:
+            trainer.train_step(x, y)
+            gradient[algorithm] = trainer.gradients()
+            found = [one for one in trainer.core.node_algorithms() if one and "weights" in one]
+            assert (found[0]["weights"] == ("native", "tiled")) == (algorithm == "auto"), found
+    for name, one in gradient["auto"].items():
+        assert np.linalg.norm(one - gradient["direct"][name]) <= 1e-6 * np.linalg.norm(one), name
+
+
 @pytest.mark.parametrize("shape", [(1, 7, 3), (5, 33, 10), (64, 100, 50), (3, 4, 16, 24)])
 @PRODUCTS
 def test_linear(shape, algorithm):

@@ -104,6 +104,9 @@ bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm alg
     case GG_ALGORITHM_WINOGRAD6: return (blocks || layout == GG_LAYOUT_BATCH_LAST) && has_winograd(w, algorithm);
     case GG_ALGORITHM_SPLIT:
         return blocks && w->stride[0] <= GG_CONV_SPLIT_STRIDE && w->stride[1] <= GG_CONV_SPLIT_STRIDE;
+    case GG_ALGORITHM_TILED:
+        return (layout == GG_LAYOUT_NHWC || layout == GG_LAYOUT_PLAIN) &&
+               desc->input[0].size[0] <= GG_CONV_FEW_CHANNELS;
     default: return false;
     }
 }

@@ -80,7 +80,7 @@ typedef enum gg_algorithm {
     GG_ALGORITHM_WINOGRAD6, /* F(6x6,3x3) */
     GG_ALGORITHM_SPLIT,     /* direct, each float32 as three bfloat16 (AMX) */
     GG_ALGORITHM_WIDENED,   /* in bfloat16: direct, in float32 inside; Winograd's methods always are */
-    GG_ALGORITHM_TILED,     /* on a GPU: direct, by own kernels, for few channels */
+    GG_ALGORITHM_TILED,     /* direct, by own kernels for few channels: on a GPU; on AMX of weights in bfloat16 */
     /* cuDNN's, by the numbers that it gives them in each pass; DIRECT is then what it says to be the fastest. */
     GG_ALGORITHM_CUDNN0,
     GG_ALGORITHM_CUDNN7 = GG_ALGORITHM_CUDNN0 + 7,
@@ -155,6 +155,8 @@ static inline bool gg_op_has_pass(const gg_op_desc *desc, gg_pass pass) {
 
 /* The longest stride of GG_ALGORITHM_SPLIT. */
 enum { GG_CONV_SPLIT_STRIDE = 2 };
+/* The most channels of GG_ALGORITHM_TILED on a CPU. */
+enum { GG_CONV_FEW_CHANNELS = 4 };
 /* Whether a convolution of this shape whose images lie so can be computed by one of the CPU's own algorithms. */
 bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm algorithm);
 

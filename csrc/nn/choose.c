@@ -132,6 +132,12 @@ static bool may_be_in_float32(const gg_plan_options *options, const gg_op_desc *
     return desc->dtype == GG_FLOAT32 || (desc->dtype == GG_BFLOAT16 && bfloat16_in_vectors(options->device));
 }
 
+/* Whether the gradient of its weights has kernels of its own. */
+static bool has_tiled(const gg_plan_options *options, const gg_op_desc *desc) {
+    return desc->dtype == GG_BFLOAT16 && !gg_device_is_separate(options->device) &&
+           options->device->isa == GG_ISA_AMX && gg_conv_has_form(desc, GG_LAYOUT_NHWC, GG_ALGORITHM_TILED);
+}
+
 /* Split products where blocks of sixteen channels are not mostly zeros. bfloat16 where both its own instructions and
  * float32 between conversions may be the faster ones. */
 bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
@@ -139,6 +145,7 @@ bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
     const gg_layout layout = op->input[0].layout;
     if (desc->kind != GG_OP_CONV2D) return false;
     if (options->device->table->numbered_algorithms) return true;
+    if (op->output.layout == GG_LAYOUT_NHWC && has_tiled(options, desc)) return true;
     if (!may_be_in_float32(options, desc) || op->output.layout != layout) return false;
     if (gg_conv_has_form(desc, layout, GG_ALGORITHM_WINOGRAD4)) return true;
     if (desc->dtype == GG_BFLOAT16 && gg_cpu_bfloat16_is_fast()) return true;
@@ -147,9 +154,9 @@ bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
 }
 
 void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
-    const bool own = may_be_in_float32(options, desc);
+    const bool own = may_be_in_float32(options, desc), tiled = has_tiled(options, desc);
     const bool measured =
-        options->conv_algorithm == GG_CONV_AUTO && (own || options->device->table->numbered_algorithms);
+        options->conv_algorithm == GG_CONV_AUTO && (own || tiled || options->device->table->numbered_algorithms);
     const bool possible = own && options->conv_algorithm != GG_CONV_DIRECT &&
                           gg_conv_has_form(desc, GG_LAYOUT_BATCH_LAST, GG_ALGORITHM_WINOGRAD4);
     const gg_conv_key key = gg_conv_key_of(desc);
@@ -157,6 +164,7 @@ void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc
         const bool faster = options->conv_algorithm == GG_CONV_WINOGRAD || winograd_by_rule(desc, (gg_pass)pass);
         out[pass] = possible && faster ? GG_ALGORITHM_WINOGRAD4 : gg_choose_direct(options, desc);
     }
+    if (tiled && options->conv_algorithm == GG_CONV_AUTO) out[GG_PASS_WEIGHTS] = GG_ALGORITHM_TILED;
     for (int i = 0; measured && i < options->conv_choices; i++) {
         const gg_conv_choice *choice = &options->conv_choice[i];
         if (memcmp(&choice->key, &key, sizeof key) == 0) memcpy(out, choice->algorithm, sizeof choice->algorithm);

@@ -462,6 +462,10 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     GG_TRY(native_conv2d_check(desc));
     if (desc->algorithm == GG_ALGORITHM_WIDENED)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "the direct convolution here lies %s", gg_layout_name(GG_LAYOUT_BATCH_LAST));
+    if (desc->algorithm == GG_ALGORITHM_TILED) {
+        status = gg_native_image_conv_create(device, desc, out);
+        goto cleanup;
+    }
     if (desc->algorithm != GG_ALGORITHM_DIRECT && desc->dtype == GG_BFLOAT16) {
         status = gg_cpu_widened_create(device, desc, gg_native_conv2d_create, out);
         goto cleanup;

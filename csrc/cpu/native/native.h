@@ -23,6 +23,8 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
 gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* CHANNELS16, where the CPU has AMX. */
 gg_status gg_native_split_conv_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* The gradient of the weights alone, of few channels in bfloat16, where the CPU has AMX; output NHWC. */
+gg_status gg_native_image_conv_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* BATCH_LAST on flat samples. */
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* The same over the last axis of samples with several: PLAIN, one product for the positions of the whole batch. */

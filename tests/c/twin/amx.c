@@ -1,9 +1,10 @@
 /* The level amx on any CPU: the programs that say "twins: amx", and the module of single operations, are linked so that
  * calls of these functions come here. Where the CPU lacks the level, it has the scalar kernels of split products, which
- * have AMX's bits, and for all else those of the best level that is here. So what packs operands, meets edges and
- * orders sums is tested on every machine. */
+ * have AMX's bits, and of few channels, and for all else those of the best level that is here. So what packs operands,
+ * meets edges and orders sums is tested on every machine. */
 #include "base/cpu.h"
 #include "cpu/gemm_kernels.h"
+#include "cpu/image_kernels.h"
 #include "cpu/kernels.h"
 #include "cpu/split_conv_kernels.h"
 #include "cpu/split_kernels.h"
@@ -15,6 +16,7 @@ bool __real_gg_cpu_supports(gg_isa isa);
 gg_status __real_gg_isa_select(const char *name, gg_isa *out);
 const gg_split_kernels *__real_gg_split_kernels_for(gg_isa isa);
 const gg_split_conv_kernels *__real_gg_split_conv_kernels_for(gg_isa isa);
+const gg_image_kernels *__real_gg_image_kernels_for(gg_isa isa);
 const gg_cpu_kernels *__real_gg_cpu_kernels_for(gg_isa isa);
 const gg_gemm_kernels *__real_gg_gemm_kernels_for(gg_isa isa);
 const gg_winograd_kernels *__real_gg_winograd_kernels_for(gg_isa isa);
@@ -42,6 +44,10 @@ const gg_split_kernels *__wrap_gg_split_kernels_for(gg_isa isa) {
 
 const gg_split_conv_kernels *__wrap_gg_split_conv_kernels_for(gg_isa isa) {
     return is_twin(isa) ? &gg_split_conv_kernels_scalar : __real_gg_split_conv_kernels_for(isa);
+}
+
+const gg_image_kernels *__wrap_gg_image_kernels_for(gg_isa isa) {
+    return is_twin(isa) ? &gg_image_kernels_scalar : __real_gg_image_kernels_for(isa);
 }
 
 const gg_cpu_kernels *__wrap_gg_cpu_kernels_for(gg_isa isa) {
