@@ -251,12 +251,11 @@ def circles_of_files(calls: Calls) -> list[list[str]]:
 
 def test_files_do_not_use_each_other_in_a_circle(objects):
     symbols: dict[str, str] = {}
-    for path in object_files(objects):
-        source = path.relative_to(objects).as_posix().split(".")[0] + ".c"
-        symbols[source] = (
-            symbols.get(source, "")
-            + subprocess.run(["nm", "-g", str(path)], check=True, capture_output=True, text=True).stdout
-        )
+    command = ["nm", "-g", "-A", *map(str, object_files(objects))]
+    for line in subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines():
+        path, _, symbol = line.partition(":")
+        source = Path(path).relative_to(objects).as_posix().split(".")[0] + ".c"
+        symbols[source] = f"{symbols.get(source, '')}{symbol}\n"
     calls = calls_of(symbols)
     found = circles_of_files(calls)
     assert not found, "\n".join(

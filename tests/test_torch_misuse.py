@@ -612,18 +612,31 @@ def test_misuse_under_mpi_ends_in_errors_on_all_ranks(mpirun):
 
 
 def test_the_benchmark_says_where_its_data_are_to_be(tmp_path):
-    """Once without a folder, then with one that is none, or empty: its advice is an option that it has."""
-    script = [sys.executable, Path(__file__).parent.parent / "benchmarks" / "torch_learning.py"]
+    """Once without a folder, then with one that is none, or empty: its advice is an option that it has. All in one
+    process, since importing PyTorch takes seconds."""
+    script = str(Path(__file__).parent.parent / "benchmarks" / "torch_learning.py")
     env = {**os.environ, **torch_env()}
     env.pop("GOSSIPGRAD_DATA", None)
-    for more, said in (
+    cases = [
         (["mnist"], "--data: missing, and GOSSIPGRAD_DATA is not set"),
-        (["mnist", "--data", tmp_path / "none"], "no such folder"),
-        (["shakespeare", "--data", tmp_path], "shakespeare not found in"),
-        (["photographs", "--data", tmp_path], "imagenet-sample"),
-    ):
-        done = subprocess.run([*script, *more], env=env, capture_output=True, text=True)
-        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+        (["mnist", "--data", str(tmp_path / "none")], "no such folder"),
+        (["shakespeare", "--data", str(tmp_path)], "shakespeare not found in"),
+        (["photographs", "--data", str(tmp_path)], "imagenet-sample"),
+    ]
+    program = f"""
+import runpy, sys
+for words in {[words for words, _ in cases]}:
+    sys.argv = [{script!r}, *words]
+    try:
+        runpy.run_path({script!r}, run_name="__main__")
+    except SystemExit as end:
+        print("ended", end.code, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    said = done.stderr.split("ended 2\n")
+    assert done.returncode == 0 and len(said) == len(cases) + 1 and "Traceback" not in done.stderr, done.stderr
+    for (_, wanted), one in zip(cases, said, strict=False):
+        assert wanted in one, done.stderr
 
 
 def test_nothing_else_needs_torch():
