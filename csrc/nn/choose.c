@@ -145,7 +145,7 @@ bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
     const gg_layout layout = op->input[0].layout;
     if (desc->kind != GG_OP_CONV2D) return false;
     if (options->device->table->numbered_algorithms) return true;
-    if (op->output.layout == GG_LAYOUT_NHWC && has_tiled(options, desc)) return true;
+    if (options->training && op->output.layout == GG_LAYOUT_NHWC && has_tiled(options, desc)) return true;
     if (!may_be_in_float32(options, desc) || op->output.layout != layout) return false;
     if (gg_conv_has_form(desc, layout, GG_ALGORITHM_WINOGRAD4)) return true;
     if (desc->dtype == GG_BFLOAT16 && gg_cpu_bfloat16_is_fast()) return true;

@@ -129,6 +129,41 @@ static void test_layouts(gg_device *native) {
     }
 }
 
+/* A first convolution in bfloat16 on AMX: its weights' gradient has kernels of its own, so training alone may choose.
+ */
+static void test_few_channels(gg_device *native) {
+    const gg_device amx = {.table = native->table, .threads = 1, .isa = GG_ISA_AMX};
+    const gg_format nhwc = {GG_BFLOAT16, GG_LAYOUT_NHWC};
+    gg_op op = {.desc = {.kind = GG_OP_CONV2D,
+                         .batch = BATCH,
+                         .inputs = 1,
+                         .input = {{3, {3, HEIGHT, WIDTH}}},
+                         .output = {3, {20, HEIGHT, WIDTH}},
+                         .dtype = GG_BFLOAT16,
+                         .window = windowed(GG_LAYER_CONV2D, "", 0, 3, 1, 1).window,
+                         .groups = 1},
+                .input = {nhwc},
+                .output = nhwc};
+    gg_plan_options options = {.batch = BATCH, .device = (gg_device *)(uintptr_t)&amx, .training = true};
+    gg_algorithm chosen[GG_PASS_COUNT];
+    CHECK(gg_choose_has_algorithms(&options, &op));
+    gg_choose_algorithms(&options, &op.desc, chosen);
+    CHECK(chosen[GG_PASS_FORWARD] == GG_ALGORITHM_DIRECT && chosen[GG_PASS_WEIGHTS] == GG_ALGORITHM_TILED &&
+          chosen[GG_PASS_DATA] == GG_ALGORITHM_DIRECT);
+    options.conv_algorithm = GG_CONV_DIRECT;
+    gg_choose_algorithms(&options, &op.desc, chosen);
+    CHECK(chosen[GG_PASS_WEIGHTS] == GG_ALGORITHM_DIRECT);
+    options.conv_algorithm = GG_CONV_AUTO;
+    options.training = false;
+    CHECK(!gg_choose_has_algorithms(&options, &op));
+    options.training = true;
+    op.desc.input[0].size[0] = GG_CONV_FEW_CHANNELS + 1;
+    CHECK(!gg_choose_has_algorithms(&options, &op));
+    op.desc.input[0].size[0] = 3;
+    op.output.layout = GG_LAYOUT_CHANNELS16;
+    CHECK(!gg_choose_has_algorithms(&options, &op));
+}
+
 static gg_graph *with_convolution(const convolution *c) {
     gg_graph *graph = NULL;
     const gg_layer_desc input = {.kind = GG_LAYER_INPUT, .name = "x"};
@@ -168,6 +203,7 @@ int main(void) {
     if (gg_cpu_onednn() != NULL) CHECK_OK(gg_cpu_onednn()->open(&how, &onednn));
     test_order(native);
     test_layouts(native);
+    test_few_channels(native);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
         gg_plan_options options = {.batch = BATCH, .device = native, .fallback = native};
         check_measured(&cases[i], &options, 1 + cases[i].batch_last); /* the first one has Winograd's */

@@ -57,9 +57,9 @@ static void spread_sample(const image_conv *conv, const uint16_t *image, uint16_
             const int64_t some = first + begin * stride < width ? gg_block_count(width - first, stride) : begin;
             const int64_t end = some < conv->pitch ? some : conv->pitch;
             for (int64_t row = 0; row < height; ++row) {
-                const uint16_t *from = image + c * from_channel + (row * width + first) * step;
+                const uint16_t *from = image + c * from_channel + row * width * step;
                 uint16_t *to = spread_row(conv, spread, c, phase, row);
-                for (int64_t i = begin; i < end; ++i) to[i] = from[i * stride * step];
+                for (int64_t i = begin; i < end; ++i) to[i] = from[(first + i * stride) * step];
             }
         }
     }
@@ -131,7 +131,7 @@ static void image_part(void *context, int thread, int threads) {
     size_t part, behind;
     gg_parallel_split((size_t)conv->parts, 1, thread, threads, &part, &behind);
     if (part == behind) return;
-    memset(scratch, 0, conv->errors_at); /* also the taps that are none */
+    memset(scratch, 0, conv->taps_at); /* of tiles, nobody reads what becomes of rows that are no tap's */
     for (int64_t i = 0; i < conv->pitch; ++i) spread[conv->pitch + i] = ONE;
     for (; part < behind; ++part) {
         float *sums = all + part * sums_of_part(conv);
