@@ -53,7 +53,7 @@ def run_op(
     gradients are then grad_weight and grad_bias as well. Every buffer stands between guard bytes; a damaged guard is an
     error. carried: state of each sample, (n, ...), which the operation changes. bias: with parameters, whether they
     have one. backend "cuda", "cuda-fast" (precision "fast"): what GOSSIPGRAD_CUDA_LIBRARY names. formats: type and
-    layout of the first input and of the output. An operation without a forward pass takes grad_output for its output.
+    layout of the first input and of the output. An operation without a forward pass has -grad_output for its output.
     options: the names of the table run_options in
     tests/c/operations/single.c.
     """

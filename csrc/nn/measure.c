@@ -140,8 +140,7 @@ cleanup:
     return status;
 }
 
-/* The candidates of a pass that compute in the formats of `chosen`, the operation that the plan has; none where the CPU
- * has one only. */
+/* The candidates of a pass that compute in the formats of `chosen`, the operation that the plan has. */
 static gg_status find_candidates(const gg_plan *plan, const gg_op *chosen, gg_pass pass, candidate_list *out) {
     gg_status status = GG_OK;
     for (int algorithm = 0; algorithm < GG_ALGORITHM_COUNT; algorithm++) {
@@ -168,7 +167,6 @@ static gg_status find_candidates(const gg_plan *plan, const gg_op *chosen, gg_pa
             else gg_op_destroy(op);
         }
     }
-    if (out->count == 1 && !plan->options.device->table->numbered_algorithms) gg_op_destroy(out->op[--out->count]);
 cleanup:
     return status;
 }
@@ -222,18 +220,19 @@ cleanup:
     return status;
 }
 
+/* Of a convolution that has several candidates in a pass all passes have times: so that nothing of it is missing. */
 static gg_status measure_convolution(const gg_plan *plan, const gg_op *chosen, gg_conv_timing *rows, int *count) {
     gg_status status = GG_OK;
     const gg_conv_key key = gg_conv_key_of(&chosen->desc);
-    int found = 0;
+    bool several = plan->options.device->table->numbered_algorithms;
     bench b = {.device = plan->options.device};
     for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
         if (pass != GG_PASS_FORWARD && !plan->options.training) continue;
         if (pass == GG_PASS_DATA && !chosen->desc.input_grad) continue;
         GG_TRY(find_candidates(plan, chosen, (gg_pass)pass, &b.pass[pass]));
-        found += b.pass[pass].count;
+        several = several || b.pass[pass].count > 1;
     }
-    if (found == 0) goto cleanup;
+    if (!several) goto cleanup;
     GG_TRY(bench_make(chosen, &b));
     for (int pass = 0; pass < GG_PASS_COUNT; pass++) GG_TRY(measure_pass(&key, (gg_pass)pass, &b, rows, count));
 cleanup:

@@ -144,24 +144,32 @@ static void test_few_channels(gg_device *native) {
                          .groups = 1},
                 .input = {nhwc},
                 .output = nhwc};
-    gg_plan_options options = {.batch = BATCH, .device = (gg_device *)(uintptr_t)&amx, .training = true};
+    const gg_device other = {.table = native->table, .threads = 1, .isa = GG_ISA_AVX512};
+    gg_plan_options options = {.batch = BATCH, .device = (gg_device *)(uintptr_t)&amx, .training = true}, without;
     gg_algorithm chosen[GG_PASS_COUNT];
+    const gg_algorithm direct = gg_choose_direct(&options, &op.desc);
     CHECK(gg_choose_has_algorithms(&options, &op));
     gg_choose_algorithms(&options, &op.desc, chosen);
-    CHECK(chosen[GG_PASS_FORWARD] == GG_ALGORITHM_DIRECT && chosen[GG_PASS_WEIGHTS] == GG_ALGORITHM_TILED &&
-          chosen[GG_PASS_DATA] == GG_ALGORITHM_DIRECT);
+    CHECK(chosen[GG_PASS_WEIGHTS] == GG_ALGORITHM_TILED);
+    CHECK(chosen[GG_PASS_FORWARD] != GG_ALGORITHM_TILED && chosen[GG_PASS_DATA] != GG_ALGORITHM_TILED);
     options.conv_algorithm = GG_CONV_DIRECT;
     gg_choose_algorithms(&options, &op.desc, chosen);
-    CHECK(chosen[GG_PASS_WEIGHTS] == GG_ALGORITHM_DIRECT);
+    CHECK(chosen[GG_PASS_WEIGHTS] == direct);
     options.conv_algorithm = GG_CONV_AUTO;
+
+    /* All else is as without AMX. */
+    without = options;
+    without.device = (gg_device *)(uintptr_t)&other;
     options.training = false;
-    CHECK(!gg_choose_has_algorithms(&options, &op));
+    CHECK_INT(gg_choose_has_algorithms(&options, &op), gg_choose_has_algorithms(&without, &op));
     options.training = true;
     op.desc.input[0].size[0] = GG_CONV_FEW_CHANNELS + 1;
-    CHECK(!gg_choose_has_algorithms(&options, &op));
+    CHECK_INT(gg_choose_has_algorithms(&options, &op), gg_choose_has_algorithms(&without, &op));
+    gg_choose_algorithms(&options, &op.desc, chosen);
+    CHECK(chosen[GG_PASS_WEIGHTS] != GG_ALGORITHM_TILED);
     op.desc.input[0].size[0] = 3;
     op.output.layout = GG_LAYOUT_CHANNELS16;
-    CHECK(!gg_choose_has_algorithms(&options, &op));
+    CHECK_INT(gg_choose_has_algorithms(&options, &op), gg_choose_has_algorithms(&without, &op));
 }
 
 static gg_graph *with_convolution(const convolution *c) {

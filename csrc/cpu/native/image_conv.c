@@ -13,8 +13,10 @@
 #include "cpu/image_kernels.h"
 #include "cpu/native/native.h"
 
-/* Parts of the batch at most, and runs of pixels in a chunk at least: what is packed of a chunk stays in cache. */
-enum { MOST_PARTS = 16, CHUNK_RUNS = 16 };
+/* Runs of pixels in a chunk at least: what is packed of it stays in cache. */
+enum { CHUNK_RUNS = 16 };
+/* Parts of the batch, each with sums of its own: as many as fit in SUM_BYTES, but one at least. */
+enum { MOST_PARTS = 16, SUM_BYTES = 4 << 20, MOST_SUM_BYTES = 16 << 20 };
 
 #define ONE ((uint16_t)0x3f80)
 
@@ -207,14 +209,22 @@ gg_status gg_native_image_conv_create(gg_device *device, const gg_op_desc *desc,
     if (conv->rows > desc->output.size[1]) conv->rows = desc->output.size[1];
     conv->tap_groups = gg_block_count(conv->taps, GG_IMAGE_SIDE);
     conv->filter_groups = gg_block_count(conv->filters, GG_IMAGE_SIDE);
-    conv->parts = desc->batch < MOST_PARTS ? desc->batch : MOST_PARTS;
+    const size_t sums = sums_of_part(conv) * sizeof(float);
+    if (sums > MOST_SUM_BYTES)
+        GG_FAIL(GG_ERROR_UNSUPPORTED,
+                "the gradient of %lld x %lld weights by own kernels needs %zu bytes of sums for each part of a batch: "
+                "more than %d",
+                (long long)conv->filters, (long long)conv->taps, sums, MOST_SUM_BYTES);
+    conv->parts = sums < SUM_BYTES ? (int64_t)(SUM_BYTES / sums) : 1;
+    if (conv->parts > MOST_PARTS) conv->parts = MOST_PARTS;
+    if (conv->parts > desc->batch) conv->parts = desc->batch;
     const size_t tiles = (size_t)(conv->rows * conv->runs) * GG_IMAGE_TILE * sizeof(uint16_t);
     const size_t spread = (size_t)(2 + conv->channels * conv->phases * desc->input[0].size[1]) * (size_t)conv->pitch;
     conv->taps_at = lines(spread * sizeof(uint16_t));
     conv->errors_at = conv->taps_at + (size_t)conv->tap_groups * tiles;
     conv->thread_bytes = conv->errors_at + (size_t)conv->filter_groups * tiles;
     conv->sums_at = (size_t)device->threads * conv->thread_bytes;
-    head->scratch_bytes = conv->sums_at + (size_t)conv->parts * sums_of_part(conv) * sizeof(float);
+    head->scratch_bytes = conv->sums_at + (size_t)conv->parts * sums;
     *out = head;
     head = NULL;
 cleanup:

@@ -74,9 +74,10 @@ static gg_status run_forward(gg_test_devices *d, op_run *run, gg_op *op, op_buff
     if (op->type->forward != NULL) {
         GG_TRY(gg_op_prepare(op, args, GG_PASS_FORWARD));
         GG_TRY(gg_op_forward(op, args));
-    } else { /* of a backward pass alone: the output is what its error is */
-        GG_TRY(gg_test_convert(d, &desc->output, desc->batch, gg_test_plain, op->output, run->grad_output,
-                               b->output.data));
+    } else { /* of a backward pass alone: the output is what its error is, negated */
+        const size_t count = (size_t)desc->batch * (size_t)gg_shape_count(&desc->output);
+        for (size_t i = 0; i < count; ++i) run->output[i] = -run->grad_output[i];
+        GG_TRY(gg_test_convert(d, &desc->output, desc->batch, gg_test_plain, op->output, run->output, b->output.data));
     }
     GG_TRY(gg_test_padding_check(&desc->output, desc->batch, op->output, b->output.data, false, "output"));
     GG_TRY(gg_test_guarded_fetch(&b->carried));
