@@ -54,8 +54,7 @@ def run_op(
     error. carried: state of each sample, (n, ...), which the operation changes. bias: with parameters, whether they
     have one. backend "cuda", "cuda-fast" (precision "fast"): what GOSSIPGRAD_CUDA_LIBRARY names. formats: type and
     layout of the first input and of the output. An operation without a forward pass has -grad_output for its output.
-    options: the names of the table run_options in
-    tests/c/operations/single.c.
+    options: the names of the table run_options in tests/c/operations/single.c.
     """
     if parameters is None:
         parameters = [one for one in (weight, bias) if one is not None and not isinstance(one, bool)]

@@ -318,7 +318,7 @@ static void test_kernels(void) {
 static void test_leaks(void) {
     char text[1024];
     gg_cudnn_tensor tensor;
-    check_leaks(0);
+    check_leaks();
     float *block = device_floats(3);
     CHECK_INT(api->cudnnCreateTensorDescriptor(&tensor), 0);
     CHECK_INT(gg_standin_leaks(text, sizeof text), 5);

@@ -606,6 +606,6 @@ int main(void) {
     test_products();
     test_product_contract();
     test_network_contract();
-    check_leaks(0);
+    check_leaks();
     return CHECK_RESULT;
 }

@@ -15,8 +15,6 @@
 
 /* Runs of pixels in a chunk at least: what is packed of it stays in cache. */
 enum { CHUNK_RUNS = 16 };
-/* Parts of the batch, each with sums of its own: as many as fit in SUM_BYTES, but one at least. */
-enum { MOST_PARTS = 16, SUM_BYTES = 4 << 20, MOST_SUM_BYTES = 16 << 20 };
 
 #define ONE ((uint16_t)0x3f80)
 
@@ -36,7 +34,6 @@ typedef struct image_job {
     const gg_op_args *args;
 } image_job;
 
-static size_t lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 static size_t sums_of_part(const image_conv *conv) {
     return (size_t)(conv->tap_groups * conv->filter_groups) * GG_IMAGE_SIDE * GG_IMAGE_SIDE;
 }
@@ -210,17 +207,15 @@ gg_status gg_native_image_conv_create(gg_device *device, const gg_op_desc *desc,
     conv->tap_groups = gg_block_count(conv->taps, GG_IMAGE_SIDE);
     conv->filter_groups = gg_block_count(conv->filters, GG_IMAGE_SIDE);
     const size_t sums = sums_of_part(conv) * sizeof(float);
-    if (sums > MOST_SUM_BYTES)
+    if (sums > GG_NATIVE_SUM_BYTES)
         GG_FAIL(GG_ERROR_UNSUPPORTED,
                 "the gradient of %lld x %lld weights by own kernels needs %zu bytes of sums for each part of a batch: "
                 "more than %d",
-                (long long)conv->filters, (long long)conv->taps, sums, MOST_SUM_BYTES);
-    conv->parts = sums < SUM_BYTES ? (int64_t)(SUM_BYTES / sums) : 1;
-    if (conv->parts > MOST_PARTS) conv->parts = MOST_PARTS;
-    if (conv->parts > desc->batch) conv->parts = desc->batch;
+                (long long)conv->filters, (long long)conv->taps, sums, GG_NATIVE_SUM_BYTES);
+    conv->parts = gg_native_parts(desc->batch, (int64_t)sums);
     const size_t tiles = (size_t)(conv->rows * conv->runs) * GG_IMAGE_TILE * sizeof(uint16_t);
-    const size_t spread = (size_t)(2 + conv->channels * conv->phases * desc->input[0].size[1]) * (size_t)conv->pitch;
-    conv->taps_at = lines(spread * sizeof(uint16_t));
+    const int64_t spread = (2 + conv->channels * conv->phases * desc->input[0].size[1]) * conv->pitch;
+    conv->taps_at = (size_t)gg_block_count(spread, GG_IMAGE_PIXELS) * GG_IMAGE_PIXELS * sizeof(uint16_t); /* lines */
     conv->errors_at = conv->taps_at + (size_t)conv->tap_groups * tiles;
     conv->thread_bytes = conv->errors_at + (size_t)conv->filter_groups * tiles;
     conv->sums_at = (size_t)device->threads * conv->thread_bytes;

@@ -13,6 +13,12 @@ static inline int64_t gg_odd_lines(int64_t n) {
     return (lines + (lines % 2 == 0)) * GG_LANES;
 }
 
+/* In how many parts a batch is summed, each of which has `bytes` of sums of its own: so that bits do not depend on
+ * threads. As many as fit in 4 MiB, 16 at most; where those are fewer than 4, it is 4, or what fits in
+ * GG_NATIVE_SUM_BYTES: the most bytes that the sums of a part may have. */
+#define GG_NATIVE_SUM_BYTES (16 * 1024 * 1024)
+int64_t gg_native_parts(int64_t batch, int64_t bytes);
+
 /* A zeroed operation of `bytes` (it begins with a gg_op) with its head filled in: BATCH_LAST float32 in and out. Fails
  * with GG_ERROR_UNSUPPORTED if an offered element type is neither float32 nor bfloat16. Freed by gg_native_op_free. */
 gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, size_t bytes, gg_op **out);

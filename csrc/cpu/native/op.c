@@ -27,3 +27,11 @@ cleanup:
 }
 
 void gg_native_op_free(gg_op *op) { gg_free(op); }
+
+int64_t gg_native_parts(int64_t batch, int64_t bytes) {
+    const int64_t most = 16, least = 4, usual = 4 * 1024 * 1024;
+    int64_t parts = usual / bytes;
+    if (parts < least) parts = GG_NATIVE_SUM_BYTES / bytes < least ? GG_NATIVE_SUM_BYTES / bytes : least;
+    if (parts > most) parts = most;
+    return parts < batch ? parts : batch;
+}

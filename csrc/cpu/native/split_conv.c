@@ -20,12 +20,6 @@
 
 /* Bytes of a band's points, and turned gradients: they stay in the second-level cache. */
 #define BAND_BYTES (256 * 1024)
-/* Parts of the batch, each with sums of its own: as many as fit in SUM_BYTES. Where those are fewer than LEAST_PARTS,
- * it is LEAST_PARTS, or what fits in MOST_SUM_BYTES. */
-#define MOST_PARTS 16
-#define LEAST_PARTS 4
-#define SUM_BYTES (4 * 1024 * 1024)
-#define MOST_SUM_BYTES (16 * 1024 * 1024)
 
 #define CHANNELS GG_SPLIT_POINTS
 #define TILE_FLOATS (GG_SPLIT_POINTS * CHANNELS)
@@ -483,17 +477,16 @@ static size_t points_floats(const split_walk *w) {
 static gg_status make_split_gradient(split_conv *conv) {
     gg_status status = GG_OK;
     const int64_t out = blocks_of(conv->out), bytes = sum_tiles(conv) * TILE_FLOATS * (int64_t)sizeof(float);
-    if (bytes > MOST_SUM_BYTES)
+    if (bytes > GG_NATIVE_SUM_BYTES)
         GG_FAIL(GG_ERROR_UNSUPPORTED,
                 "the gradient of %lld x %lld x %lld weights by products of split numbers needs %lld bytes of sums for "
                 "each part of a batch: more than %d",
-                (long long)conv->out, (long long)conv->in, (long long)conv->taps, (long long)bytes, MOST_SUM_BYTES);
+                (long long)conv->out, (long long)conv->in, (long long)conv->taps, (long long)bytes,
+                GG_NATIVE_SUM_BYTES);
     GG_TRY(make_split_walk(conv, true, CHANNELS + out * GG_SPLIT_FACTOR / (2 * GG_SPLIT_POINTS), &conv->gradient));
     const split_walk *w = &conv->gradient;
     const size_t tiles = (size_t)gradient_tiles(w, w->band);
-    conv->parts = SUM_BYTES / bytes;
-    if (conv->parts < LEAST_PARTS) conv->parts = at_most(LEAST_PARTS, MOST_SUM_BYTES / bytes);
-    conv->parts = at_most(at_most(conv->parts, MOST_PARTS), conv->batch);
+    conv->parts = gg_native_parts(conv->batch, bytes);
     conv->dy_at = points_floats(w);
     conv->turned_at = conv->dy_at + tiles * TILE_FLOATS;
     const size_t floats = conv->turned_at + tiles * (size_t)out * GG_SPLIT_FACTOR / 2;

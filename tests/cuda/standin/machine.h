@@ -18,7 +18,6 @@ enum {
     CAPTURED_EVENT = 907,
 
     PAGE = 4096,
-    ALIGNMENT = 256, /* of cudaMalloc */
     GUARD = 0xa5,
     NAME = 64,
     MOST_STREAMS = 512,
@@ -78,14 +77,6 @@ typedef struct stream {
 typedef struct stream_handle {
     int place;
 } stream_handle;
-
-typedef struct event_handle {
-    bool recorded, timed;
-    double recorded_at; /* a queue without work gets there at once */
-    bool captured;      /* it was recorded while its stream was captured */
-    int device, place;
-    long position;
-} event_handle;
 
 typedef struct object {
     const char *kind;
@@ -169,7 +160,6 @@ const char *gg_standin_kind_name(block_kind kind);
 bool gg_standin_add_use(gg_standin_uses *uses, gg_standin_block *block); /* false: there are too many */
 void gg_standin_check_guard(const gg_standin_block *block);
 
-static inline bool is_usable(uintptr_t at) { return (uint32_t)at >= USABLE_BEGIN && (uint32_t)at < USABLE_END; }
 static inline size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
 /* Work. `packet` is copied. */

@@ -7,6 +7,14 @@
 
 #include "machine.h"
 
+typedef struct event_handle {
+    bool recorded, timed;
+    double recorded_at; /* a queue without work gets there at once */
+    bool captured;      /* it was recorded while its stream was captured */
+    int device, place;
+    long position;
+} event_handle;
+
 /* --------------------------------------------------------------------------------------------------------- kernels */
 
 /* What was given: where it begins in the packet depends on the alignment of the arguments. */
@@ -36,6 +44,8 @@ static bool is_maybe_number(uintptr_t word) {
     const uint32_t low = (uint32_t)word, size = low & 0x7fffffffu;
     return word % 16 != 0 || low < 1u << 20 || (size > 0x2b800000u && size < 0x53800000u);
 }
+
+static bool is_usable(uintptr_t at) { return (uint32_t)at >= USABLE_BEGIN && (uint32_t)at < USABLE_END; }
 
 /* Replaces an address of the device by where work finds that memory. `certain`: the argument is a pointer. An address
  * of host memory that is not pinned is one where a page is mapped. */
