@@ -218,7 +218,7 @@ def test_bfloat16_is_that_of_the_cpu(cuda, name):
     """Both round what these networks compute at the same places: they are nearer to each other than to float32. Other
     algorithms than the direct one may read the weights unrounded, and so do convolutions of fewer than sixteen channels
     that oneDNN has no kernel for. With few values a ReLU that rounding decides otherwise would be seen."""
-    wider = {"resnet18": resnet(gg.models.resnet18, 33, 16, 4), "resnet20": resnet(gg.models.resnet20, 8, 16, 16)}
+    wider = {"resnet18": resnet(gg.models.resnet18, 33, 16, 4), "resnet20": resnet(gg.models.resnet20, 8, 16, 32)}
     make, batch = wider.get(name, SMALLEST[name])
     options = {"strategy": gg.NoExchange()}
     _, (wide,) = step_of(make, batch, "cpu", **options)
