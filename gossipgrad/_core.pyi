@@ -485,8 +485,8 @@ class Exchange:
     def spans_lost(self, rank: int = 0, /) -> int: ...
 
 def info() -> dict[str, Any]:
-    """compiler, cpu, isa, isas, bfloat16 (the CPU's instructions for it: "amx", "avx512_bf16" or ""), bfloat16_is_fast, cores,
-    onednn, mpi{...}, built{...}"""
+    """compiler, cpu, isa, isas, bfloat16 (the CPU's instructions for it: "amx", "avx512_bf16" or ""), bfloat16_is_fast, paired
+    (whether products of float32 are), cores, onednn, mpi{...}, built{...}"""
 
 def cuda() -> tuple[int, str, str]:
     """How many GPUs can be used; why there are none, else ""; lines "name: value" on them, the driver and the libraries."""

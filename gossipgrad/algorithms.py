@@ -40,7 +40,7 @@ PASSES = ("forward", "weights", "data")
 # The best first.
 ACCURACY = {"direct": 0, "widened": 0, "split": 0, "tiled": 0, "winograd2": 1, "winograd4": 2, "winograd6": 3}
 HARDLY_MORE = 1.03
-KERNELS = 16  # raised with kernels or candidates of convolutions: times of other ones are measured anew
+KERNELS = 17  # raised with kernels or candidates of convolutions: times of other ones are measured anew
 SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured
 CLEAR = 2.5  # Winograd's convolutions may make more than twice as fast a step of which the rule expects nothing
 PATIENCE = 0.25  # of a timeout of the ranks that wait meanwhile, at most
@@ -75,7 +75,9 @@ def machine(isa: str, backend: str, threads: int, dtype: str) -> str:
             name, _, value = line.partition(":")
             found.setdefault(name.strip(), value.strip())
         cpu = " ".join(found.get(key, "") for key in ("model name", "cpu family", "model", "stepping"))
-    return f"gossipgrad {environment.VERSION}, kernels {KERNELS}, {cpu}, {isa}, {backend}, threads {threads}, {dtype}"
+    paired = ", paired" if environment.core_info()["paired"] else ""
+    own = f"{isa}{paired}, {backend}, threads {threads}, {dtype}"
+    return f"gossipgrad {environment.VERSION}, kernels {KERNELS}, {cpu}, {own}"
 
 
 def gpu(facts: Record, device: str, dtype: str, precision: str) -> str:

@@ -531,3 +531,25 @@ def test_onednn_limited(isa):
     assert done.returncode == 0, done.stdout + done.stderr
     passed = int(done.stdout.rsplit(" passed", 1)[0].split()[-1])
     assert passed > 150, done.stdout
+
+
+# ---- products of float32 with paired terms where they are not, and without where they are
+
+
+@pytest.mark.skipif("GOSSIPGRAD_PAIRED" in os.environ, reason="forced already")
+def test_other_products():
+    files = ["tests/test_operations.py", "tests/test_lstm_of_tokens.py", "tests/test_computed_gradients.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
+    command += ["-k", "(linear or lstm or tokens or rows) and not limited and not torch and not memory"]
+    paired = {"GOSSIPGRAD_PAIRED": "0" if _core.info()["paired"] else "1"}
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | paired, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = int(done.stdout.rsplit(" passed", 1)[0].split()[-1])
+    assert passed > 100, done.stdout
+
+
+def test_paired_is_0_or_1():
+    code = "import gossipgrad as gg; gg.Trainer(gg.models.mlp())"
+    environ = os.environ | {"GOSSIPGRAD_PAIRED": "yes"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "ValueError: GOSSIPGRAD_PAIRED='yes': allowed are 0 and 1", done.stderr

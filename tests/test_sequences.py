@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import operations
 import pytest
@@ -37,6 +39,16 @@ ROWS = {
 }
 
 
+@contextlib.contextmanager
+def left_to_native(backend, *sides):
+    """oneDNN's table refuses what are paired products in the native one."""
+    if backend == "onednn" and _core.info()["paired"] and min(sides) >= 48:
+        with pytest.raises(NotImplementedError, match="left to the table 'native'"):
+            yield
+        pytest.skip("no such operation here")
+    yield
+
+
 @products
 @pytest.mark.parametrize("name", ROWS)
 def test_linear_over_the_last_axis(backend, isa, name):
@@ -46,9 +58,10 @@ def test_linear_over_the_last_axis(backend, isa, name):
     bias = float32(rng, outputs) if options.get("bias", True) else None
     grad = float32(rng, n, *positions, outputs)
     how = {k: v for k, v in options.items() if k != "bias"}
-    found = operations.run_op(
-        backend, isa, "linear", [x], grad.shape[1:], weight=weight, bias=bias, grad_output=grad, **how
-    )
+    with left_to_native(backend, len(grad.reshape(-1, outputs)), inputs, outputs):
+        found = operations.run_op(
+            backend, isa, "linear", [x], grad.shape[1:], weight=weight, bias=bias, grad_output=grad, **how
+        )
     wide = [a.reshape(-1, a.shape[-1]).astype(np.float64) for a in (x, weight, grad)]
     shift = None if bias is None else bias.astype(np.float64)
     y, total = (
@@ -125,12 +138,13 @@ def test_few_weights_over_many_positions_are_the_same_for_any_threads(backend):
 def test_linear_over_the_last_axis_is_the_same_for_any_threads(backend, isa):
     rng = np.random.default_rng(1)
     x, weight, bias, grad = float32(rng, 9, 31, 65), float32(rng, 130, 65), float32(rng, 130), float32(rng, 9, 31, 130)
-    runs = [
-        operations.run_op(
-            backend, isa, "linear", [x], (31, 130), weight=weight, bias=bias, grad_output=grad, threads=threads
-        )
-        for threads in (1, 3)
-    ]
+    with left_to_native(backend, 9 * 31, 65, 130):
+        runs = [
+            operations.run_op(
+                backend, isa, "linear", [x], (31, 130), weight=weight, bias=bias, grad_output=grad, threads=threads
+            )
+            for threads in (1, 3)
+        ]
     for key in ("output", "grad_weight", "grad_bias"):
         same(key, runs[0][key], runs[1][key])
     same("grad_input", runs[0]["grad_inputs"][0], runs[1]["grad_inputs"][0])

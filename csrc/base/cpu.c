@@ -99,6 +99,41 @@ bool gg_cpu_bfloat16_is_fast(void) {
     return fast;
 }
 
+/* AMD's Zen 3 and Zen 4, of which the latter has AVX-512: two units that multiply and add, and two that add. */
+static bool adds_beside(void) {
+    bool does = false;
+#if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+    enum { BASE_FAMILY = 0xf, FAMILY_19H = 0x19 };
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    __builtin_cpu_init();
+    if (__builtin_cpu_is("amd") && __get_cpuid(1, &a, &b, &c, &d))
+        does = (a >> 8 & 0xf) == BASE_FAMILY && BASE_FAMILY + (a >> 20 & 0xff) == FAMILY_19H;
+#endif
+    return does;
+}
+
+static bool pairs_products;
+
+static void choose_paired(void) {
+    const char *wanted = getenv("GOSSIPGRAD_PAIRED");
+    pairs_products = wanted != NULL && wanted[0] != '\0' ? strcmp(wanted, "0") != 0 : adds_beside();
+}
+
+bool gg_cpu_pairs_products(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, choose_paired);
+    return pairs_products;
+}
+
+gg_status gg_cpu_check_paired(void) {
+    gg_status status = GG_OK;
+    const char *wanted = getenv("GOSSIPGRAD_PAIRED");
+    if (wanted != NULL && wanted[0] != '\0' && strcmp(wanted, "0") != 0 && strcmp(wanted, "1") != 0)
+        GG_FAIL(GG_ERROR_ARGUMENT, "GOSSIPGRAD_PAIRED='%s': allowed are 0 and 1", wanted);
+cleanup:
+    return status;
+}
+
 /* "scalar, avx2": the levels that can be used here, or all. */
 static void list_isas(bool all, char *text, size_t bytes) {
     size_t used = 0;

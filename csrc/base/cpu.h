@@ -32,6 +32,11 @@ const char *gg_cpu_bfloat16(void);
 /* Whether products of bfloat16 are faster than those of float32: with AMX, and with AMD's AVX512_BF16. With Intel's
  * convolutions took two to three times as long as in float32. */
 bool gg_cpu_bfloat16_is_fast(void);
+/* Whether products of float32 matrices are paired at levels that have such kernels (cpu/paired_kernels.h):
+ * $GOSSIPGRAD_PAIRED, 0 or 1; where that is not set, on processors on which they are faster. Asked once a process. */
+bool gg_cpu_pairs_products(void);
+/* GG_ERROR_ARGUMENT where $GOSSIPGRAD_PAIRED is something else. */
+gg_status gg_cpu_check_paired(void);
 /* The calling thread's control register: rounding, denormal numbers, and exceptions that trap. */
 typedef uint64_t gg_float_mode;
 gg_float_mode gg_cpu_float_mode(void);

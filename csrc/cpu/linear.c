@@ -3,12 +3,14 @@
 
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
+#include "cpu/sgemm_paired.h"
 #include "cpu/sgemm_split.h"
 #include "cpu/shared.h"
 
 typedef struct job {
     const gg_gemm_kernels *kernels;
-    const gg_split_kernels *split; /* NULL: not by split products */
+    const gg_split_kernels *split;   /* NULL: not by split products */
+    const gg_paired_kernels *paired; /* NULL: nor by paired ones */
     const gg_weight_gradient_args *args;
 } job;
 
@@ -52,6 +54,45 @@ static void split_run(const gg_split_kernels *kernels, const gg_multiply *it) {
         }
 }
 
+/* The same by paired products. */
+static void paired_run(const gg_paired_kernels *kernels, const gg_multiply *it) {
+    enum { ROWS = 4 * GG_PAIRED_LANES, COLS = 8 * GG_PAIRED_LANES };
+    _Alignas(64) float rows[GG_PAIRED_ROOM * ROWS / GG_PAIRED_LANES], cols[GG_PAIRED_ROOM * COLS / GG_PAIRED_LANES];
+    for (int64_t j = 0; j < it->n; j += COLS)
+        for (int64_t part = 0; part < gg_paired_parts(it->k); ++part) {
+            const int64_t l = gg_paired_part(it->k, part), terms = gg_paired_part(it->k, part + 1) - l;
+            const int64_t n = it->n - j < COLS ? it->n - j : COLS;
+            const gg_paired_pack pack_cols = {.count = n,
+                                              .terms = terms,
+                                              .from = it->b + l * it->b_row + j,
+                                              .step = it->b_row,
+                                              .across = true,
+                                              .out = cols};
+            kernels->pack(&pack_cols);
+            for (int64_t i = 0; i < it->m; i += ROWS) {
+                const int64_t m = it->m - i < ROWS ? it->m - i : ROWS;
+                const gg_paired_pack pack_rows = {.count = m,
+                                                  .terms = terms,
+                                                  .from = it->a + l * it->a_step + i,
+                                                  .step = it->a_step,
+                                                  .across = true,
+                                                  .out = rows};
+                const gg_paired_product product = {.m = m,
+                                                   .n = n,
+                                                   .terms = terms,
+                                                   .a = rows,
+                                                   .b = cols,
+                                                   .a_group = gg_paired_group(terms),
+                                                   .b_group = gg_paired_group(terms),
+                                                   .c = it->c + i * it->c_row + j,
+                                                   .c_row = it->c_row,
+                                                   .add = part > 0};
+                kernels->pack(&pack_rows);
+                kernels->multiply(&product);
+            }
+        }
+}
+
 /* The rest of the row in which the run begins, whole rows, and the first part of the last row. */
 static void run_of(const job *j, int64_t begin, int64_t end) {
     const gg_weight_gradient_args *args = j->args;
@@ -72,6 +113,7 @@ static void run_of(const job *j, int64_t begin, int64_t end) {
             .part_of = args->in,
         };
         if (j->split != NULL) split_run(j->split, &product);
+        else if (j->paired != NULL) paired_run(j->paired, &product);
         else j->kernels->multiply(&product, 0, gg_block_count(product.m, j->kernels->tile_rows));
         i += product.m * product.n;
     }
@@ -86,8 +128,10 @@ static void weight_gradient_part(void *context, int thread, int threads) {
 
 void gg_cpu_weight_gradient(gg_device *device, const gg_weight_gradient_args *args) {
     const bool split = gg_weight_gradient_is_split(device->isa, args->batch, args->in);
+    const bool paired = !split && gg_weight_gradient_is_paired(device->isa, args->batch, args->in);
     job j = {.kernels = gg_gemm_kernels_for(device->isa),
              .split = split ? gg_split_kernels_for(device->isa) : NULL,
+             .paired = paired ? gg_paired_kernels_for(device->isa) : NULL,
              .args = args};
     gg_parallel_run(gg_cpu_threads_for(device, (size_t)(args->count * args->batch)), weight_gradient_part, &j);
 }

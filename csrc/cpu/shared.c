@@ -24,6 +24,7 @@ gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, const gg_dev
     const gg_cpu_kernels *kernels = gg_cpu_kernels_for(isa);
     if (kernels == NULL || !gg_cpu_supports(isa))
         GG_FAIL(GG_ERROR_UNSUPPORTED, "no kernels for the instruction set %s here", gg_isa_name(isa));
+    GG_TRY(gg_cpu_check_paired());
     gg_cpu_device *made;
     if (bytes < sizeof(gg_cpu_device)) bytes = sizeof(gg_cpu_device);
     GG_TRY(gg_calloc(1, bytes, "a CPU device", &made));

@@ -4,6 +4,7 @@
 #include "base/random.h"
 #include "comm/mpi/mpi_transport.h"
 #include "cpu/cpu_backend.h"
+#include "cpu/paired_kernels.h"
 #include "python/python.h"
 
 static PyObject *mpi_info(void) {
@@ -33,9 +34,10 @@ static PyObject *py_info_info(PyObject *module, PyObject *unused) {
         Py_XDECREF(mpi);
         return NULL;
     }
-    return Py_BuildValue("{sssssssNsssOsisssN}", "compiler", __VERSION__, "cpu", gg_cpu_name(), "isa", gg_isa_name(isa),
-                         "isas", isas, "bfloat16", gg_cpu_bfloat16(), "bfloat16_is_fast",
-                         gg_cpu_bfloat16_is_fast() ? Py_True : Py_False, "cores", gg_cpu_count(), "onednn",
+    return Py_BuildValue("{sssssssNsssOsOsisssN}", "compiler", __VERSION__, "cpu", gg_cpu_name(), "isa",
+                         gg_isa_name(isa), "isas", isas, "bfloat16", gg_cpu_bfloat16(), "bfloat16_is_fast",
+                         gg_cpu_bfloat16_is_fast() ? Py_True : Py_False, "paired",
+                         gg_paired_kernels_for(isa) != NULL ? Py_True : Py_False, "cores", gg_cpu_count(), "onednn",
                          gg_onednn_version(), "mpi", mpi);
 }
 
@@ -137,7 +139,7 @@ static PyObject *py_info_rate(PyObject *module, PyObject *args, PyObject *kwargs
 
 static PyMethodDef functions[] = {
     {"info", py_info_info, METH_NOARGS,
-     "compiler, cpu, isa, isas, bfloat16, bfloat16_is_fast, cores, onednn, mpi{...}"},
+     "compiler, cpu, isa, isas, bfloat16, bfloat16_is_fast, paired, cores, onednn, mpi{...}"},
     {"find_device", py_info_find_device, METH_VARARGS,
      "find_device($module, name, /)\n--\n\nThe kind and the number of a device; an error says which there are."},
     {"cuda", py_info_cuda, METH_NOARGS,

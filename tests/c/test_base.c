@@ -376,6 +376,14 @@ static void test_cpu(void) {
     CHECK_OK(gg_isa_select(NULL, &isa));
     CHECK_INT(isa, best);
     unsetenv("GOSSIPGRAD_ISA");
+    for (const char *const *text = (const char *const[]){"0", "1", "", NULL}; *text != NULL; ++text) {
+        setenv("GOSSIPGRAD_PAIRED", *text, 1);
+        CHECK_OK(gg_cpu_check_paired());
+    }
+    setenv("GOSSIPGRAD_PAIRED", "yes", 1);
+    CHECK_FAILS(gg_cpu_check_paired(), GG_ERROR_ARGUMENT, "GOSSIPGRAD_PAIRED='yes': allowed are 0 and 1");
+    unsetenv("GOSSIPGRAD_PAIRED");
+    CHECK_OK(gg_cpu_check_paired());
     CHECK_TEXT(gg_isa_name((gg_isa)-1), "unknown");
     CHECK(gg_cpu_name()[0] != '\0' && gg_cpu_name()[0] != ' ');
     CHECK(gg_cpu_count() >= 1);

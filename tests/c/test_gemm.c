@@ -4,6 +4,8 @@
  * twins: amx */
 #include <float.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 #include "base/random.h"
@@ -11,6 +13,7 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
+#include "cpu/sgemm_paired.h"
 #include "cpu/sgemm_split.h"
 
 #define GUARD 64
@@ -569,10 +572,17 @@ static void check_rows(gg_device *device, int64_t batch, int64_t in, int64_t out
     buffer_free(&errors);
 }
 
-/* Layers of which rows are computed: of few samples; the last one's rows are so long that four of them are a block. */
+/* Whether a weight's gradient is a split or a paired product. */
+static bool is_packed(gg_isa isa, int64_t batch, int64_t in) {
+    return gg_weight_gradient_is_split(isa, batch, in) || gg_weight_gradient_is_paired(isa, batch, in);
+}
+
+/* Layers of which rows are computed: of few samples; with rows so long that four of them are a block; of samples that
+ * paired products sum in two parts. */
 static void test_rows_of_gradients(void) {
-    static const int64_t sizes[][3] = {{1, 50, 33},    {5, 50, 300},   {16, 700, 150},    {17, 90, 129},
-                                       {64, 300, 600}, {90, 700, 650}, {256, 1060, 1050}, {5, 20011, 39}};
+    static const int64_t sizes[][3] = {{1, 50, 33},       {5, 50, 300},   {16, 700, 150},
+                                       {17, 90, 129},     {64, 300, 600}, {90, 700, 650},
+                                       {256, 1060, 1050}, {5, 20011, 39}, {160, 1000, 1100}};
     for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
         if (!gg_cpu_supports((gg_isa)isa) || gg_gemm_kernels_for((gg_isa)isa) == NULL) continue;
         gg_device *device = NULL, *threads = NULL;
@@ -583,8 +593,8 @@ static void test_rows_of_gradients(void) {
             gg_gradient_factors f = {.batch = batch, .in = in, .out = out};
             buffer x = buffer_random((size_t)(batch * in)), dy = buffer_random((size_t)(batch * out));
             buffer whole = whole_gradient(device, batch, in, out, &x, &dy);
-            /* The parts of split products are half as long again, and would not be less than half of the gradient. */
-            const bool worth = batch < 256 || !gg_weight_gradient_is_split((gg_isa)isa, batch, in);
+            /* What split and paired products read is longer, and would not be less than half of the gradient. */
+            const bool worth = batch < 256 || !is_packed((gg_isa)isa, batch, in);
             CHECK(device->table->factors(device, &f) == worth && threads->table->factors(threads, &f) == worth);
             for (int lanes = 0; lanes < 2; ++lanes) {
                 check_rows(device, batch, in, out, &x, &dy, &whole, lanes);
@@ -596,7 +606,7 @@ static void test_rows_of_gradients(void) {
         }
         CHECK(!device->table->factors(device, &(gg_gradient_factors){.batch = 64, .in = 64, .out = 64}));
         CHECK(device->table->factors(device, &(gg_gradient_factors){.batch = 257, .in = 4096, .out = 4096}) ==
-              gg_weight_gradient_is_split((gg_isa)isa, 257, 4096));
+              is_packed((gg_isa)isa, 257, 4096));
         gg_backend_native.close(device);
         gg_backend_native.close(threads);
     }
@@ -604,9 +614,9 @@ static void test_rows_of_gradients(void) {
 
 static void test_weight_gradient(void) {
     /* batch, in, out: sums in several parts, whose number depends on `in`, from 257 samples on. */
-    static const int64_t sizes[][3] = {{1, 1, 1},     {3, 7, 5},      {64, 50, 33},  {5, 33, 300},
-                                       {300, 600, 9}, {1500, 20, 3},  {2000, 90, 4}, {257, 2000, 3},
-                                       {64, 16, 40},  {100, 150, 70}, {600, 300, 40}};
+    static const int64_t sizes[][3] = {{1, 1, 1},     {3, 7, 5},      {64, 50, 33},   {5, 33, 300},
+                                       {300, 600, 9}, {1500, 20, 3},  {2000, 90, 4},  {257, 2000, 3},
+                                       {64, 16, 40},  {100, 150, 70}, {600, 300, 40}, {50, 150, 70}};
     for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
         if (!gg_cpu_supports((gg_isa)isa) || gg_gemm_kernels_for((gg_isa)isa) == NULL) continue;
         for (size_t i = 0; i < 2 * sizeof sizes / sizeof *sizes; ++i) {
@@ -632,7 +642,7 @@ static void test_weight_gradient(void) {
     }
 }
 
-int main(void) {
+static int test_all(void) {
     test_weight_gradient();
     test_rows_of_gradients();
     test_layers();
@@ -641,4 +651,20 @@ int main(void) {
     test_transpose();
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;
+}
+
+/* Without paired products and with them, on any CPU: which it is, a process asks once. */
+int main(void) {
+    int failed = 0;
+    for (int paired = 0; paired < 2; ++paired) {
+        fflush(NULL);
+        const pid_t child = fork();
+        if (child == 0) {
+            setenv("GOSSIPGRAD_PAIRED", paired ? "1" : "0", 1);
+            exit(test_all());
+        }
+        int state = 1;
+        if (child < 0 || waitpid(child, &state, 0) < 0 || state != 0) failed = 1;
+    }
+    return failed;
 }

@@ -241,10 +241,11 @@ static inline void lanes_store_u8(uint8_t *p, lanes_i v) { EACH_LANE p[i] = (uin
 #endif
 
 /* The sum of all lanes: halves, quarters and so on are added to each other, at every level the same. The larger of two
- * lanes: of NaN and a number either. */
+ * lanes: of NaN and a number either. lanes_size: without the sign. */
 #if defined(__AVX512F__)
 static inline float lanes_total(lanes_f v) { return _mm512_reduce_add_ps(v); }
 static inline lanes_f lanes_max(lanes_f a, lanes_f b) { return _mm512_max_ps(a, b); }
+static inline lanes_f lanes_size(lanes_f v) { return _mm512_abs_ps(v); }
 static inline lanes_f lanes_first_or(int n, lanes_f v, lanes_f other) {
     return _mm512_mask_mov_ps(other, (__mmask16)((1u << n) - 1u), v);
 }
@@ -257,6 +258,10 @@ static inline float lanes_total(lanes_f v) {
 }
 static inline lanes_f lanes_max(lanes_f a, lanes_f b) {
     return (lanes_f){{_mm256_max_ps(a.half[0], b.half[0]), _mm256_max_ps(a.half[1], b.half[1])}};
+}
+static inline lanes_f lanes_size(lanes_f v) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return (lanes_f){{_mm256_andnot_ps(sign, v.half[0]), _mm256_andnot_ps(sign, v.half[1])}};
 }
 static inline lanes_f lanes_first_or(int n, lanes_f v, lanes_f other) {
     return (lanes_f){{_mm256_blendv_ps(other.half[0], v.half[0], _mm256_castsi256_ps(below(n, 0))),
@@ -271,6 +276,10 @@ static inline float lanes_total(lanes_f v) {
 static inline lanes_f lanes_max(lanes_f a, lanes_f b) {
     for (int i = 0; i < 16; ++i) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
     return a;
+}
+static inline lanes_f lanes_size(lanes_f v) {
+    for (int i = 0; i < 16; ++i) v.lane[i] = v.lane[i] < 0 ? -v.lane[i] : v.lane[i];
+    return v;
 }
 /* The first n lanes of v, behind them those of other. */
 static inline lanes_f lanes_first_or(int n, lanes_f v, lanes_f other) {

@@ -3,7 +3,7 @@
  * A tile is R rows by V vectors of the output. It stays in registers for the whole sum: each term loads V vectors,
  * broadcasts each of R scalars and multiplies it with them. R*V accumulators hide the latency of the multiply-adds, and
  * R + V loads for R*V of them leave the load ports idle half of the time. The scalar build does not use tiles. Included
- * by gemm.c, conv.c, dot.c and winograd.c only. */
+ * by gemm.c, conv.c, dot.c, winograd.c and paired.c only. */
 #ifndef GG_CPU_ISA_TILE_H
 #define GG_CPU_ISA_TILE_H
 

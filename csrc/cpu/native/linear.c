@@ -4,21 +4,23 @@
  *
  * are matrix products that read weights and activations in place. dW = dy x^T sums over lanes, so x is packed first. Of
  * batches that gg_sgemm sums in parts, both are transposed instead, since any part of dW must have the bits that
- * gg_cpu_weight_gradient gives it. Where split products are faster, all operands are packed as they lie. */
+ * gg_cpu_weight_gradient gives it. Where split or paired products are faster, all operands are packed as they lie. */
 #include "backend/backend.h"
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
+#include "cpu/sgemm_paired.h"
 #include "cpu/sgemm_split.h"
 
 typedef struct linear_op {
     gg_op op;
     const gg_gemm_kernels *kernels;
     const gg_split_kernels *split[GG_PASS_COUNT]; /* NULL: the pass does not use them */
+    const gg_paired_kernels *paired[GG_PASS_COUNT];
     int threads;
     int64_t batch, lanes, in, out;
     int64_t in_padded, out_padded; /* rows of the transposed activations */
-    bool packs;                    /* dW by gg_sgemm, or split: nothing is transposed */
+    bool packs;                    /* dW by gg_sgemm, split or paired: nothing is transposed */
 } linear_op;
 
 typedef struct job {
@@ -178,7 +180,9 @@ static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
     const gg_split_kernels *split = j.linear->split[GG_PASS_FORWARD];
     const gg_sgemm product = forward_product(j.linear, args);
     const float *bias = op->desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
+    const gg_paired_kernels *paired = j.linear->paired[GG_PASS_FORWARD];
     if (split != NULL) gg_sgemm_split_run(split, &product, bias, j.linear->threads, args->scratch);
+    else if (paired != NULL) gg_sgemm_paired_run(paired, &product, bias, j.linear->threads, args->scratch);
     else gg_parallel_run(j.linear->threads, native_linear_forward_part, &j);
     return GG_OK;
 }
@@ -189,8 +193,10 @@ static gg_status native_linear_backward_weights(gg_op *op, const gg_op_args *arg
     gg_parallel_run(linear->threads, turn_part, &j);
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return GG_OK;
     const gg_split_kernels *split = linear->split[GG_PASS_WEIGHTS];
+    const gg_paired_kernels *paired = linear->paired[GG_PASS_WEIGHTS];
     const gg_sgemm product = weight_product(linear, args);
     if (split != NULL) gg_sgemm_split_run(split, &product, NULL, linear->threads, args->scratch);
+    else if (paired != NULL) gg_sgemm_paired_run(paired, &product, NULL, linear->threads, args->scratch);
     else if (linear->packs) gg_sgemm_run(linear->kernels->isa, &product, linear->threads, args->scratch);
     else gg_parallel_run(linear->threads, native_linear_weights_part, &j);
     return GG_OK;
@@ -201,7 +207,9 @@ static gg_status native_linear_backward_data(gg_op *op, const gg_op_args *args) 
     const gg_split_kernels *split = j.linear->split[GG_PASS_DATA];
     if (!op->desc.input_grad || args->grad_input[0] == NULL) return GG_OK;
     const gg_sgemm product = data_product(j.linear, args);
+    const gg_paired_kernels *paired = j.linear->paired[GG_PASS_DATA];
     if (split != NULL) gg_sgemm_split_run(split, &product, NULL, j.linear->threads, args->scratch);
+    else if (paired != NULL) gg_sgemm_paired_run(paired, &product, NULL, j.linear->threads, args->scratch);
     else gg_parallel_run(j.linear->threads, data_part, &j);
     return GG_OK;
 }
@@ -219,20 +227,26 @@ static void choose_products(linear_op *linear, gg_isa isa) {
                                               [GG_PASS_DATA] = data_product(linear, &none)};
     linear->packs = linear->batch <= GG_SGEMM_TERMS;
     for (int pass = 0; pass < (linear->op.desc.training ? GG_PASS_COUNT : 1); ++pass) {
-        const bool split = pass == GG_PASS_WEIGHTS ? gg_weight_gradient_is_split(isa, linear->batch, linear->in)
-                                                   : gg_sgemm_is_split(isa, &products[pass]);
+        const bool weights = pass == GG_PASS_WEIGHTS;
+        const bool split = weights ? gg_weight_gradient_is_split(isa, linear->batch, linear->in)
+                                   : gg_sgemm_is_split(isa, &products[pass]);
+        const bool paired = weights ? gg_weight_gradient_is_paired(isa, linear->batch, linear->in)
+                                    : gg_sgemm_is_paired(isa, &products[pass]);
         size_t bytes = 0;
         if (split) {
             linear->split[pass] = gg_split_kernels_for(isa);
             bytes = gg_sgemm_split_scratch(&products[pass], linear->threads);
-        } else if (pass == GG_PASS_WEIGHTS && linear->packs) {
+        } else if (paired) {
+            linear->paired[pass] = gg_paired_kernels_for(isa);
+            bytes = gg_sgemm_paired_scratch(&products[pass], linear->threads);
+        } else if (weights && linear->packs) {
             bytes = gg_sgemm_scratch(linear->kernels->isa, &products[pass], linear->threads);
-        } else if (pass == GG_PASS_WEIGHTS) {
+        } else if (weights) {
             bytes = (size_t)(linear->batch * (linear->in_padded + linear->out_padded)) * sizeof(float);
         }
         if (bytes > linear->op.scratch_bytes) linear->op.scratch_bytes = bytes;
     }
-    linear->packs = linear->packs || linear->split[GG_PASS_WEIGHTS] != NULL;
+    linear->packs = linear->packs || linear->split[GG_PASS_WEIGHTS] != NULL || linear->paired[GG_PASS_WEIGHTS] != NULL;
 }
 
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {

@@ -1,0 +1,304 @@
+/* Products in which pairs of terms share a multiplication (cpu/paired_kernels.h): plain loops, and with AVX-512. With
+ * AVX2 alone scalars of a tile want registers of their own, and networks gained 2 to 6 % at most: it has none. */
+#include "cpu/isa/lanes.h"
+#include "cpu/isa/tile.h"
+#include "cpu/paired_kernels.h"
+#if defined(__AVX512F__)
+#include "cpu/isa/turn.h"
+#endif
+
+#if defined(__AVX512F__) || !defined(__AVX2__)
+
+enum { LANES = GG_PAIRED_LANES, STEP = GG_PAIRED_STEP };
+
+/* ---- packing ---- */
+
+static int64_t whole_steps(int64_t terms) { return (terms + STEP - 1) / STEP * STEP; }
+
+/* Sums of absolute values at the same time. */
+#if defined(__AVX512F__)
+#define SUMS LANES
+#else
+#define SUMS 1
+#endif
+
+#define PACK_INLINE static inline __attribute__((always_inline))
+
+PACK_INLINE lanes_f load_some(int n, const float *from) {
+    return n == LANES ? lanes_load_any(from) : lanes_load_part(from, n);
+}
+
+/* The sums of absolute values of vectors whose terms are `step` apart: of every SUMS-th term by itself, then in order
+ * of these, as sizes_along has them. out: the terms are also copied there; NULL: not. */
+PACK_INLINE lanes_f sizes_across(int n, int64_t terms, const float *from, int64_t step, float *out) {
+    lanes_f sum[SUMS];
+#pragma GCC unroll 16
+    for (int i = 0; i < SUMS; ++i) sum[i] = lanes_set(0);
+    for (int64_t l = 0; l < terms; l += SUMS)
+#pragma GCC unroll 16
+        for (int i = 0; i < SUMS; ++i) {
+            if (l + i >= terms) continue;
+            const lanes_f value = load_some(n, from + (l + i) * step);
+            sum[i] = lanes_add(sum[i], lanes_size(value));
+            if (out != NULL) lanes_store(out + (l + i) * LANES, value);
+        }
+#pragma GCC unroll 16
+    for (int i = 1; i < SUMS; ++i) sum[0] = lanes_add(sum[0], sum[i]);
+    return sum[0];
+}
+
+/* The scaled terms; `from` may be `out`. Gives the sums of what is subtracted. */
+PACK_INLINE lanes_f scale_across(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
+    lanes_f products = lanes_set(0);
+    for (int64_t l = 0; l < terms; l += STEP, from += STEP * step, out += STEP * LANES) {
+        const lanes_f first = lanes_multiply(load_some(n, from), by);
+        const lanes_f second = l + 1 < terms ? lanes_multiply(load_some(n, from + step), by) : lanes_set(0);
+        const lanes_f third = l + 2 < terms ? lanes_multiply(load_some(n, from + 2 * step), by) : lanes_set(0);
+        products = lanes_multiply_add(first, second, products);
+        lanes_store(out, first);
+        lanes_store(out + LANES, second);
+        lanes_store(out + 2 * LANES, third);
+    }
+    return products;
+}
+
+#if defined(__AVX512F__)
+
+/* Terms [first, first + LANES) of n vectors, `step` apart, with a lane a term; zeros where there are no more. */
+PACK_INLINE void load_square(int n, int64_t terms, const float *from, int64_t step, int64_t first, __m512 *a) {
+    const int64_t left = terms - first;
+    const __mmask16 mask = (__mmask16)(left >= LANES ? 0xffffu : left > 0 ? (1u << left) - 1u : 0u);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i)
+        a[i] = i < n ? _mm512_maskz_loadu_ps(mask, from + i * step + first) : _mm512_setzero_ps();
+}
+
+/* The sums of absolute values of vectors that lie one behind the other. */
+PACK_INLINE lanes_f sizes_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
+    (void)out;
+    __m512 a[LANES], sum[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) sum[i] = _mm512_setzero_ps();
+    for (int64_t l = 0; l < terms; l += LANES) {
+        load_square(n, terms, from, step, l, a);
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; ++i) sum[i] = _mm512_add_ps(sum[i], _mm512_abs_ps(a[i]));
+    }
+    turn(sum);
+#pragma GCC unroll 16
+    for (int i = 1; i < LANES; ++i) sum[0] = _mm512_add_ps(sum[0], sum[i]);
+    return sum[0];
+}
+
+PACK_INLINE lanes_f scale_along(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
+    const int64_t all = whole_steps(terms);
+    __m512 a[LANES], products = _mm512_setzero_ps();
+    for (int64_t l = 0; l < all; l += LANES) {
+        load_square(n, terms, from, step, l, a);
+        turn(a);
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; ++i)
+            if (l + i < all) _mm512_store_ps(out + (l + i) * LANES, _mm512_mul_ps(a[i], by));
+    }
+    for (const float *x = out; x < out + all * LANES; x += STEP * LANES)
+        products = _mm512_fmadd_ps(_mm512_load_ps(x), _mm512_load_ps(x + LANES), products);
+    return products;
+}
+
+#else
+
+/* The same of vectors that lie one behind the other: they are turned first, and then scaled where they lie. */
+PACK_INLINE lanes_f sizes_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
+    GG_TILE_NAME(gg_gemm_kernels).transpose(n, terms, from, step, LANES, out, LANES);
+    return sizes_across(LANES, terms, out, LANES, NULL);
+}
+
+PACK_INLINE lanes_f scale_along(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
+    (void)n;
+    (void)from;
+    (void)step;
+    return scale_across(LANES, terms, out, LANES, by, out);
+}
+
+#endif
+
+/* Of each vector the power of two by which it is multiplied, and its inverse. `total`: the sums of its absolute
+ * values. Numbers whose mean is no normal number are scaled as far as powers go. */
+static void find_scales(int64_t terms, const float *total, float *scale, float *inverse) {
+    const float share = 1 / (float)(terms > 0 ? terms : 1);
+    for (int i = 0; i < LANES; ++i) {
+        const float mean = total[i] * share;
+        uint32_t bits;
+        memcpy(&bits, &mean, sizeof bits);
+        bits >>= 23; /* the exponent: a mean has no sign */
+        bits = bits < 1 ? 1 : bits > 253 ? 253 : bits;
+        const uint32_t up = (254 - bits) << 23, down = bits << 23;
+        memcpy(&scale[i], &up, sizeof up);
+        memcpy(&inverse[i], &down, sizeof down);
+    }
+}
+
+/* Terms at such distances share few sets of the first-level cache, so they are read once, and copied. */
+#define SAME_SETS 512
+/* And at such ones a single set. */
+#define ONE_SET 1024
+
+/* n: a constant where the compiler is to know that the group is full. */
+PACK_INLINE void pack_lanes(int n, const gg_paired_pack *p, const float *from, float *out) {
+    _Alignas(64) float total[LANES], scale[LANES], inverse[LANES];
+    const int64_t terms = p->terms, all = whole_steps(terms), step = p->step;
+    const bool copies = p->across && step % SAME_SETS == 0;
+    lanes_f products;
+    if (copies) lanes_store(total, sizes_across(n, terms, from, step, out));
+    else if (p->across) lanes_store(total, sizes_across(n, terms, from, step, NULL));
+    else lanes_store(total, sizes_along(n, terms, from, step, out));
+    find_scales(terms, total, scale, inverse);
+    const lanes_f by = lanes_load(scale);
+    if (copies) products = scale_across(LANES, terms, out, LANES, by, out);
+    else if (p->across) products = scale_across(n, terms, from, step, by, out);
+    else products = scale_along(n, terms, from, step, by, out);
+    lanes_store(out + all * LANES, products);
+    lanes_store(out + (all + 1) * LANES, lanes_load(inverse));
+}
+
+static void pack_group(int n, const gg_paired_pack *p, const float *from, float *out) {
+    if (n == LANES) pack_lanes(LANES, p, from, out);
+    else pack_lanes(n, p, from, out);
+}
+
+static void paired_pack(const gg_paired_pack *p) {
+    for (int64_t i = 0; i < p->count; i += LANES) {
+        const int n = p->count - i < LANES ? (int)(p->count - i) : LANES;
+        pack_group(n, p, p->from + (p->across ? i : i * p->step), p->out + i / LANES * gg_paired_group(p->terms));
+    }
+}
+
+/* ---- the product of two groups ---- */
+
+/* A group of rows and a group of columns, and where their product goes. */
+typedef struct block {
+    const float *a, *b;
+    int64_t steps;
+    float *c;
+    int64_t c_row;
+    int cols; /* of the last group of columns there may be fewer than LANES */
+    const float *bias, *row_bias;
+    bool add, relu;
+} block;
+
+#if defined(__AVX512F__)
+
+/* What is written, which may come from memory: into the first-level cache, unless all rows share one of its sets. */
+GG_INLINE void request_results(const block *p, const int R) {
+    if (p->c_row % ONE_SET == 0)
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) __builtin_prefetch(p->c + r * p->c_row, 0, 2);
+    else
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) __builtin_prefetch(p->c + r * p->c_row, 1);
+}
+
+/* The compiler would load a scalar that is used twice into a register of its own, which takes the units that add; as an
+ * operand in memory it takes none. */
+GG_INLINE __m512 plus_scalar(__m512 y, const float *x) {
+    __m512 sum;
+    __asm__("vaddps %2%{1to16%}, %1, %0" : "=v"(sum) : "v"(y), "m"(*x));
+    return sum;
+}
+
+GG_INLINE __m512 plus_product(__m512 sum, __m512 y, const float *x) {
+    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(y), "m"(*x));
+    return sum;
+}
+
+GG_INLINE void run_rows(const block *p, const int R) {
+    const float *a = p->a, *b = p->b;
+    __m512 sum[LANES];
+    request_results(p, R);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) sum[r] = _mm512_setzero_ps();
+    for (int64_t step = p->steps; step > 0; --step) {
+        const __m512 first = _mm512_load_ps(b), second = _mm512_load_ps(b + LANES),
+                     third = _mm512_load_ps(b + 2 * LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const __m512 one = plus_scalar(second, a + r), other = plus_scalar(first, a + LANES + r);
+            sum[r] = plus_product(sum[r], third, a + 2 * LANES + r);
+            sum[r] = _mm512_fmadd_ps(one, other, sum[r]);
+        }
+        a += STEP * LANES;
+        b += STEP * LANES;
+    }
+    const __mmask16 mask = (__mmask16)((1u << p->cols) - 1u);
+    const __m512 products = _mm512_load_ps(b), scale = _mm512_load_ps(b + LANES);
+    const __m512 bias = p->bias != NULL ? _mm512_maskz_loadu_ps(mask, p->bias) : _mm512_setzero_ps();
+    const float *const row_bias = p->row_bias;
+    const bool add = p->add, relu = p->relu;
+    float *c = p->c;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r, c += p->c_row) {
+        __m512 start = add ? _mm512_maskz_loadu_ps(mask, c) : bias;
+        if (row_bias != NULL) start = _mm512_add_ps(start, _mm512_set1_ps(row_bias[r]));
+        const __m512 value = _mm512_sub_ps(_mm512_sub_ps(sum[r], _mm512_set1_ps(a[r])), products);
+        start = _mm512_fmadd_ps(value, _mm512_mul_ps(scale, _mm512_set1_ps(a[LANES + r])), start);
+        if (relu) start = _mm512_max_ps(_mm512_setzero_ps(), start); /* in this order NaN stays NaN */
+        _mm512_mask_storeu_ps(c, mask, start);
+    }
+}
+
+#define ROWS LANES
+#define EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16)
+
+#else
+
+static void run_rows(const block *p, const int R) {
+    const float *const a_end = p->a + p->steps * STEP * LANES, *const b_end = p->b + p->steps * STEP * LANES;
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < p->cols; ++j) {
+            const float *a = p->a + r, *b = p->b + j;
+            float sum = 0, *const c = p->c + r * p->c_row + j;
+            for (int64_t step = 0; step < p->steps; ++step, a += STEP * LANES, b += STEP * LANES) {
+                sum += a[2 * LANES] * b[2 * LANES];
+                sum += (a[0] + b[LANES]) * (a[LANES] + b[0]);
+            }
+            float start = p->add ? *c : p->bias != NULL ? p->bias[j] : 0;
+            if (p->row_bias != NULL) start += p->row_bias[r];
+            const float value = sum - a_end[r] - b_end[j];
+            start += value * (a_end[LANES + r] * b_end[LANES + j]);
+            *c = p->relu && start < 0 ? 0 : start;
+        }
+}
+
+#define ROWS 1
+#define EACH_ROWS(X) X(1)
+
+#endif
+
+typedef void (*run_fn)(const block *p);
+#define RUN(R)                                                                                                         \
+    static __attribute__((noinline)) void run_##R(const block *p) { run_rows(p, R); }
+EACH_ROWS(RUN)
+#undef RUN
+#define ENTRY(R) [R] = run_##R,
+static const run_fn runs[ROWS + 1] = {EACH_ROWS(ENTRY)};
+#undef ENTRY
+
+/* A group of columns stays in the first-level cache while all rows use it. */
+static void paired_multiply(const gg_paired_product *p) {
+    block t = {.steps = whole_steps(p->terms) / STEP, .c_row = p->c_row, .add = p->add, .relu = p->relu};
+    for (int64_t j = 0; j < p->n; j += LANES) {
+        t.b = p->b + j / LANES * p->b_group;
+        t.cols = p->n - j < LANES ? (int)(p->n - j) : LANES;
+        t.bias = p->bias != NULL ? p->bias + j : NULL;
+        for (int64_t i = 0; i < p->m; i += ROWS) {
+            t.a = p->a + i / LANES * p->a_group + i % LANES;
+            t.c = p->c + i * p->c_row + j;
+            t.row_bias = p->row_bias != NULL ? p->row_bias + i : NULL;
+            runs[p->m - i < ROWS ? p->m - i : ROWS](&t);
+        }
+    }
+}
+
+const gg_paired_kernels GG_TILE_NAME(gg_paired_kernels) = {.pack = paired_pack, .multiply = paired_multiply};
+
+#endif

@@ -1,0 +1,150 @@
+/* The general matrix product by paired products: all threads pack a strip of B's columns; then each packs some of its
+ * rows of A at a time, and multiplies them by the strip. Sums are computed in parts, and of long ones a strip has some
+ * of these at a time. */
+#include "cpu/sgemm_paired.h"
+
+#include "base/parallel.h"
+
+/* The most columns of a strip, and the most floats, in whole parts. */
+#define STRIP_COLS 512
+#define STRIP_FLOATS (1024 * 1024)
+/* Groups of rows that are packed at a time, which stay in the second-level cache beside a part of the strip. */
+#define CHUNK_GROUPS 8
+
+typedef struct job {
+    const gg_paired_kernels *kernels;
+    const gg_sgemm *p;
+    const float *row_bias;
+    float *strip, *chunks;
+    int64_t group; /* the floats of a group in a part */
+    /* Of the strip. */
+    int64_t part, parts, col, cols;
+    bool by_columns;
+} job;
+
+static int64_t strip_cols(const gg_sgemm *p) { return p->n < STRIP_COLS ? p->n : STRIP_COLS; }
+
+static int64_t strip_parts(const gg_sgemm *p) {
+    const int64_t all = gg_paired_parts(p->k), most = STRIP_FLOATS / gg_paired_part_step(STRIP_COLS, p->k);
+    return all < most ? all : most;
+}
+
+static int64_t strip_floats(const gg_sgemm *p) { return strip_parts(p) * gg_paired_part_step(strip_cols(p), p->k); }
+
+/* Where a part begins. */
+static float *part_at(const job *j, int64_t part) {
+    return j->strip + (part - j->part) * gg_paired_part_step(j->cols, j->p->k);
+}
+
+static void pack_strip_part(void *context, int thread, int threads) {
+    const job *j = context;
+    const gg_sgemm *p = j->p;
+    const int64_t groups = gg_block_count(j->cols, GG_PAIRED_LANES);
+    size_t begin, end;
+    gg_parallel_split((size_t)(groups * j->parts), 1, thread, threads, &begin, &end);
+    for (size_t unit = begin; unit < end; ++unit) {
+        const int64_t part = j->part + (int64_t)unit / groups, group = (int64_t)unit % groups;
+        const int64_t first = group * GG_PAIRED_LANES;
+        const int64_t k = gg_paired_part(p->k, part), col = j->col + first;
+        const gg_paired_pack pack = {.count = j->cols - first < GG_PAIRED_LANES ? j->cols - first : GG_PAIRED_LANES,
+                                     .terms = gg_paired_part(p->k, part + 1) - k,
+                                     .from = p->transpose_b ? p->b + col * p->ldb + k : p->b + k * p->ldb + col,
+                                     .step = p->ldb,
+                                     .across = !p->transpose_b,
+                                     .out = part_at(j, part) + group * j->group};
+        j->kernels->pack(&pack);
+    }
+}
+
+/* Rows [row, row + rows) times columns [first, first + cols) of the strip. */
+static void multiply_chunk(const job *j, int64_t row, int64_t rows, int64_t first, int64_t cols, float *chunk) {
+    const gg_sgemm *p = j->p;
+    for (int64_t part = j->part; part < j->part + j->parts; ++part) {
+        const int64_t k = gg_paired_part(p->k, part), terms = gg_paired_part(p->k, part + 1) - k;
+        const gg_paired_pack pack = {.count = rows,
+                                     .terms = terms,
+                                     .from = p->transpose_a ? p->a + k * p->lda + row : p->a + row * p->lda + k,
+                                     .step = p->lda,
+                                     .across = p->transpose_a,
+                                     .out = chunk};
+        const gg_paired_product product = {.m = rows,
+                                           .n = cols,
+                                           .terms = terms,
+                                           .a = chunk,
+                                           .b = part_at(j, part) + first / GG_PAIRED_LANES * j->group,
+                                           .a_group = gg_paired_group(terms),
+                                           .b_group = j->group,
+                                           .c = p->c + row * p->ldc + j->col + first,
+                                           .c_row = p->ldc,
+                                           .bias = p->bias != NULL ? p->bias + j->col + first : NULL,
+                                           .row_bias = j->row_bias != NULL && part == 0 ? j->row_bias + row : NULL,
+                                           .add = part > 0,
+                                           .relu = p->relu && k + terms == p->k};
+        j->kernels->pack(&pack);
+        j->kernels->multiply(&product);
+    }
+}
+
+static void paired_part(void *context, int thread, int threads) {
+    const job *j = context;
+    size_t begin = 0, end = (size_t)j->p->m, first = 0, last = (size_t)j->cols;
+    if (j->by_columns) gg_parallel_split((size_t)j->cols, GG_PAIRED_LANES, thread, threads, &first, &last);
+    else gg_parallel_split((size_t)j->p->m, GG_PAIRED_LANES, thread, threads, &begin, &end);
+    if (begin >= end || first >= last) return;
+    const int64_t most = CHUNK_GROUPS * GG_PAIRED_LANES, cols = (int64_t)(last - first);
+    float *chunk = j->chunks + thread * CHUNK_GROUPS * j->group;
+    for (int64_t row = (int64_t)begin, rows; row < (int64_t)end; row += rows) {
+        rows = (int64_t)end - row < most ? (int64_t)end - row : most;
+        multiply_chunk(j, row, rows, (int64_t)first, cols, chunk);
+    }
+}
+
+void gg_paired_pack_side(const gg_paired_kernels *kernels, const gg_paired_side *s, int64_t begin, int64_t end) {
+    for (int64_t part = 0; part < gg_paired_parts(s->terms); ++part)
+        for (int64_t i = begin; i < end; i += GG_PAIRED_LANES) {
+            const int64_t first = gg_paired_part(s->terms, part);
+            const gg_paired_pack pack = {.count = end - i < GG_PAIRED_LANES ? end - i : GG_PAIRED_LANES,
+                                         .terms = gg_paired_part(s->terms, part + 1) - first,
+                                         .from = s->from + (s->across ? first * s->step + i : i * s->step + first),
+                                         .step = s->step,
+                                         .across = s->across,
+                                         .out = s->out + part * gg_paired_part_step(s->count, s->terms) +
+                                                i / GG_PAIRED_LANES * gg_paired_group_step(s->terms)};
+            kernels->pack(&pack);
+        }
+}
+
+/* With fewer terms, rows or columns they are packed for too few products. */
+enum { LEAST_SIDE = 48 };
+
+bool gg_weight_gradient_is_paired(gg_isa isa, int64_t batch, int64_t in) {
+    return gg_paired_kernels_for(isa) != NULL && batch >= LEAST_SIDE && in >= LEAST_SIDE;
+}
+
+bool gg_sgemm_is_paired(gg_isa isa, const gg_sgemm *p) {
+    return gg_paired_kernels_for(isa) != NULL && p->m >= LEAST_SIDE && p->n >= LEAST_SIDE && p->k >= LEAST_SIDE;
+}
+
+size_t gg_sgemm_paired_scratch(const gg_sgemm *p, int threads) {
+    return (size_t)(strip_floats(p) + threads * CHUNK_GROUPS * gg_paired_group_step(p->k)) * sizeof(float);
+}
+
+void gg_sgemm_paired_run(const gg_paired_kernels *kernels, const gg_sgemm *p, const float *row_bias, int threads,
+                         void *scratch) {
+    job j = {.kernels = kernels,
+             .p = p,
+             .row_bias = row_bias,
+             .strip = scratch,
+             .chunks = (float *)scratch + strip_floats(p),
+             .group = gg_paired_group_step(p->k),
+             .by_columns = gg_block_count(p->m, GG_PAIRED_LANES) < 2 * threads};
+    const int64_t all = gg_paired_parts(p->k), most_parts = strip_parts(p), most_cols = strip_cols(p);
+    for (j.part = 0; j.part < all; j.part += most_parts) {
+        j.parts = all - j.part < most_parts ? all - j.part : most_parts;
+        for (j.col = 0; j.col < p->n; j.col += most_cols) {
+            j.cols = p->n - j.col < most_cols ? p->n - j.col : most_cols;
+            gg_parallel_run(threads, pack_strip_part, &j);
+            gg_parallel_run(threads, paired_part, &j);
+        }
+    }
+}
