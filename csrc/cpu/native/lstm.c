@@ -12,8 +12,7 @@
  * is computed once, and each position begins with a copy of it. Backward, the gates' errors of all positions with the
  * same token are added up first: the gradients of the table, the input's weights and the biases follow from these sums.
  *
- * Where the instruction set has split products (cpu/split_kernels.h) and the batch fills their tiles, the recurrent
- * products are such: the weights are ordered once, and the states, or the gates' errors, of a position are split once.
+ * The recurrent products are of one of three kinds (lstm_products.c).
  *
  * For each layer there are, over all samples and positions: the gates, which become their errors; the cells; the hidden
  * states, of the last layer in the output; and what the next layer reads where dropout is between. In training they are
@@ -21,65 +20,15 @@
 #include <string.h>
 
 #include "base/parallel.h"
-#include "cpu/gemm_kernels.h"
-#include "cpu/lstm.h"
-#include "cpu/native/native.h"
-#include "cpu/split_kernels.h"
-
-/* Recurrent weights of so many floats stay in the second-level cache while all samples use them. */
-#define LARGE_WEIGHTS (256 * 1024)
-
-/* Split products with fewer samples or units leave most of a tile empty. */
-#define SPLIT_BATCH 12
-#define SPLIT_UNITS 32
-
-typedef struct lstm_op {
-    gg_op head;
-    gg_device *device;
-    const gg_gemm_kernels *kernels;
-    const gg_split_kernels *split; /* of the recurrent products; NULL: `kernels` compute them */
-    int64_t batch, positions, inputs, hidden, layers;
-    int64_t numbers;             /* rows of the table that tokens name; 0: the input is (T, inputs) */
-    int64_t state_row, gate_row; /* distances of rows of H states that products read, and of 4H gates or errors */
-    bool by_units;               /* how the threads divide the work */
-    gg_lstm_dropout dropout;
-    /* Floats, and where they begin. */
-    size_t layer_floats, gates_at, cells_at, states_at, first_at, dropped_at, mask_at;
-    size_t packed_at, bias_at, later_at, cell_error_at, before_at, error_at, rows_at, sums_at, token_at, order_at,
-        product_at; /* in scratch */
-} lstm_op;
-
-/* One layer of one run. */
-typedef struct lstm_layer {
-    const lstm_op *op;
-    const gg_op_args *args;
-    int64_t number, inputs;
-    const float *in;      /* (N, T, inputs); with tokens the table (numbers, inputs) */
-    const int32_t *token; /* (N, T), of the first layer if there is a table; else NULL */
-    float *of_token;      /* (numbers, gate_row): what a token adds to the gates; backward: the sum of their errors */
-    int32_t *order;       /* backward: gg_native_order_tokens' */
-    float *gates;         /* (N, T, gate_row) */
-    float *cells;         /* (N, T, H) */
-    float *states;        /* (N, T, H) */
-    float *first;         /* (N, 2, H): the states and the cells that it begins with */
-    float *dropped;       /* (N, T, H): what the next layer reads; `states` without dropout */
-    uint8_t *mask;        /* (N, T, mask_row) */
-    float *packed;        /* the recurrent weights */
-    float *rows;          /* forward: the states, backward: the gates' errors of two positions that follow each other */
-    float *sums;          /* split products: of a position's states, gate_row from one sample to the next */
-    float *later, *cell_error;
-    const float *error; /* backward: of the states */
-    int64_t position;   /* when threads meet after each */
-    bool drops;
-} lstm_layer;
+#include "cpu/native/lstm_private.h"
 
 /* The first layer of one that reads tokens. */
-static bool has_tokens(const lstm_op *op, int64_t number) { return number == 0 && op->numbers > 0; }
+static bool has_tokens(const gg_lstm_op *op, int64_t number) { return number == 0 && op->numbers > 0; }
 
-static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t number) {
+static gg_lstm_layer layer_of(const gg_lstm_op *op, const gg_op_args *args, int64_t number) {
     const bool training = op->head.desc.training, last = number == op->layers - 1;
     float *scratch = args->scratch, *base = training ? args->saved : scratch;
-    lstm_layer l = {.op = op, .args = args, .number = number, .inputs = number == 0 ? op->inputs : op->hidden};
+    gg_lstm_layer l = {.op = op, .args = args, .number = number, .inputs = number == 0 ? op->inputs : op->hidden};
     float *own = base + (size_t)(training ? number : 0) * op->layer_floats;
     /* Without training the states of the layer before are still read. */
     const size_t other = training || number % 2 == 0 ? 0 : op->dropped_at - op->states_at;
@@ -93,6 +42,7 @@ static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t nu
     l.packed = scratch + op->packed_at;
     l.rows = scratch + op->rows_at;
     l.sums = scratch + op->sums_at;
+    l.own = scratch + op->own_at;
     l.later = scratch + op->later_at;
     l.cell_error = scratch + op->cell_error_at;
     if (has_tokens(op, number)) {
@@ -103,186 +53,49 @@ static lstm_layer layer_of(const lstm_op *op, const gg_op_args *args, int64_t nu
     } else if (number == 0) {
         l.in = args->input[0];
     } else {
-        const lstm_layer before = layer_of(op, args, number - 1);
+        const gg_lstm_layer before = layer_of(op, args, number - 1);
         l.in = before.dropped;
     }
     return l;
 }
 
-/* The samples and hidden units of a thread. */
-typedef struct lstm_share {
-    int64_t sample, samples_end, unit, units_end;
-} lstm_share;
-
-/* Hidden units are divided at multiples of so many. */
-static int64_t grain_of_units(const lstm_op *op) { return op->split != NULL ? 2 * GG_SPLIT_SIDE : op->kernels->panel; }
-
-static lstm_share share_of(const lstm_op *op, int thread, int threads) {
-    lstm_share s = {.samples_end = op->batch, .units_end = op->hidden};
+static gg_lstm_share share_of(const gg_lstm_op *op, int thread, int threads) {
+    gg_lstm_share s = {.thread = thread, .samples_end = op->batch, .units_end = op->hidden};
     size_t begin, end;
     const size_t all = (size_t)(op->by_units ? op->hidden : op->batch);
-    const size_t grain = op->by_units ? (size_t)grain_of_units(op) : op->split != NULL ? GG_SPLIT_SIDE : 1;
-    gg_parallel_split(all, grain, thread, threads, &begin, &end);
+    const int64_t grain = op->by_units ? op->products->unit_grain(op) : op->products->sample_grain;
+    gg_parallel_split(all, (size_t)grain, thread, threads, &begin, &end);
     *(op->by_units ? &s.unit : &s.sample) = (int64_t)begin;
     *(op->by_units ? &s.units_end : &s.samples_end) = (int64_t)end;
     return s;
 }
 
-static bool is_empty(const lstm_share *s) { return s->sample == s->samples_end || s->unit == s->units_end; }
+static bool is_empty(const gg_lstm_share *s) { return s->sample == s->samples_end || s->unit == s->units_end; }
 
 /* ------------------------------------------------------------------------------------------ forward */
 
-/* The recurrent weights for split products: each gate's H columns of H terms, or the H columns of 4H terms. */
-static void order_recurrent(const lstm_layer *l, bool forward, int thread, int threads) {
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, terms = forward ? hidden : 4 * hidden;
-    size_t begin, end;
-    gg_parallel_split((size_t)hidden, 2 * GG_SPLIT_SIDE, thread, threads, &begin, &end);
-    for (int64_t i = 0; i < (forward ? 4 : 1) && begin < end; ++i) {
-        const float *weights =
-            gg_lstm_parameter(&op->head, l->args, l->number, GG_LSTM_WEIGHT_HH) + i * hidden * hidden;
-        const gg_split_pack pack = {.count = (int64_t)(end - begin),
-                                    .terms = terms,
-                                    .from = weights + (int64_t)begin * (forward ? hidden : 1),
-                                    .step = hidden,
-                                    .across = !forward,
-                                    .ordered = l->packed + i * gg_split_ordered(hidden, hidden) +
-                                               gg_split_ordered((int64_t)begin, terms)};
-        op->split->order_cols(&pack);
-    }
-}
-
-/* The recurrent weights in panels: of the gates, each of H terms; of the states, each of 4H. */
-static void pack_recurrent(const lstm_layer *l, bool forward, int thread, int threads) {
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, gates = 4 * hidden, panel = op->kernels->panel;
-    const int64_t n = forward ? gates : hidden, k = forward ? hidden : gates;
-    const float *weights = gg_lstm_parameter(&op->head, l->args, l->number, GG_LSTM_WEIGHT_HH);
-    if (op->split != NULL) {
-        order_recurrent(l, forward, thread, threads);
-        return;
-    }
-    size_t begin, end;
-    gg_parallel_split((size_t)n, (size_t)panel, thread, threads, &begin, &end);
-    if (begin == end) return;
-    op->kernels->pack_panels((int64_t)(end - begin), k, weights + (int64_t)begin * (forward ? hidden : 1), hidden,
-                             forward, l->packed + (int64_t)begin * k, k * panel);
-}
-
-/* Where the copy for a position begins. */
-static float *rows_of(const lstm_layer *l, int64_t t, int64_t row) { return l->rows + t % 2 * l->op->batch * row; }
-
-/* Where the split rows for a position begin, `sample` a multiple of 16. */
-static uint16_t *tiles_of(const lstm_layer *l, int64_t t, int64_t terms, int64_t sample) {
-    uint16_t *tiles = (uint16_t *)l->rows + t % 2 * gg_split_packed(l->op->batch, terms);
-    return tiles + gg_split_packed(sample, terms);
-}
-
-/* Splits terms [first, first + count) of samples [sample, end), which lie `step` apart; `first` is a multiple of 32. */
-static void split_samples(const lstm_layer *l, int64_t t, int64_t terms, int64_t sample, int64_t end, const float *from,
-                          int64_t step, int64_t first, int64_t count) {
-    for (int64_t n = sample; n < end; n += GG_SPLIT_SIDE) {
-        const gg_split_pack pack = {.count = end - n < GG_SPLIT_SIDE ? end - n : GG_SPLIT_SIDE,
-                                    .terms = count,
-                                    .from = from + (n - sample) * step,
-                                    .step = step,
-                                    .out = tiles_of(l, t, terms, n) + gg_split_group(first)};
-        l->op->split->pack_rows(&pack);
-    }
-}
-
 static void lstm_prepare_part(void *context, int thread, int threads) {
-    const lstm_layer *l = context;
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden;
-    pack_recurrent(l, true, thread, threads);
+    const gg_lstm_layer *l = context;
+    const gg_lstm_products *products = l->op->products;
     size_t begin, end;
-    gg_parallel_split((size_t)op->batch, op->split != NULL ? GG_SPLIT_SIDE : 1, thread, threads, &begin, &end);
-    if (op->split != NULL) {
-        split_samples(l, 0, hidden, (int64_t)begin, (int64_t)end, l->first + 2 * (int64_t)begin * hidden, 2 * hidden, 0,
-                      hidden);
-        return;
-    }
-    for (size_t n = begin; n < end; ++n)
-        memcpy(rows_of(l, 0, op->state_row) + (int64_t)n * op->state_row, l->first + 2 * (int64_t)n * hidden,
-               (size_t)hidden * sizeof(float));
+    products->pack(l, true, thread, threads);
+    gg_parallel_split((size_t)l->op->batch, (size_t)products->sample_grain, thread, threads, &begin, &end);
+    products->keep_first(l, (int64_t)begin, (int64_t)end);
 }
 
 /* Where the states and cells of a sample before a position lie. */
-static const float *state_before(const lstm_layer *l, int64_t n, int64_t t) {
+static const float *state_before(const gg_lstm_layer *l, int64_t n, int64_t t) {
     const int64_t hidden = l->op->hidden;
     return t == 0 ? l->first + 2 * n * hidden : l->states + (n * l->op->positions + t - 1) * hidden;
 }
-static const float *cell_before(const lstm_layer *l, int64_t n, int64_t t) {
+static const float *cell_before(const gg_lstm_layer *l, int64_t n, int64_t t) {
     const int64_t hidden = l->op->hidden;
     return t == 0 ? l->first + (2 * n + 1) * hidden : l->cells + (n * l->op->positions + t - 1) * hidden;
 }
 
-static void forward_position(const lstm_layer *l, int64_t t, const lstm_share *share) {
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, gates = 4 * hidden, units = share->units_end - share->unit;
-    const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
-    const float *states = rows_of(l, t, op->state_row);
-    float *next = rows_of(l, t + 1, op->state_row);
-    /* All gates at once, or those of the thread's units, which are whole panels. */
-    const int64_t pieces = units == hidden ? 1 : 4, columns = units == hidden ? gates : units;
-    for (int64_t i = 0; i < pieces; ++i) {
-        const int64_t column = (t % 2 == 0 ? i : pieces - 1 - i) * hidden + share->unit;
-        const gg_panels product = {.m = share->samples_end - share->sample,
-                                   .n = columns,
-                                   .k = hidden,
-                                   .a = states + share->sample * op->state_row,
-                                   .a_row = op->state_row,
-                                   .b = l->packed + column * hidden,
-                                   .b_panel = hidden * op->kernels->panel,
-                                   .c = l->gates + (share->sample * op->positions + t) * op->gate_row + column,
-                                   .c_row = op->positions * op->gate_row,
-                                   .add = true,
-                                   .far = gates * hidden > LARGE_WEIGHTS,
-                                   .downwards = t % 2 != 0};
-        op->kernels->panels(&product);
-    }
-    for (int64_t n = share->sample; n < share->samples_end; ++n) {
-        const int64_t row = n * op->positions + t, at = row * hidden + share->unit;
-        kernels->forward(units, hidden, l->gates + row * op->gate_row + share->unit, cell_before(l, n, t) + share->unit,
-                         l->cells + at, l->states + at);
-        memcpy(next + n * op->state_row + share->unit, l->states + at, (size_t)units * sizeof(float));
-    }
-}
-
-/* The same by split products: their sums lie close together, and the cells' kernel adds them to the gates. */
-static void forward_position_split(const lstm_layer *l, int64_t t, const lstm_share *share) {
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, units = share->units_end - share->unit;
-    const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
-    for (int64_t i = 0; i < 4; ++i) {
-        const int64_t gate = t % 2 == 0 ? i : 3 - i;
-        const gg_split_product product = {.m = share->samples_end - share->sample,
-                                          .n = units,
-                                          .terms = hidden,
-                                          .a = tiles_of(l, t, hidden, share->sample),
-                                          .a_group = gg_split_group(hidden),
-                                          .ordered = l->packed + gate * gg_split_ordered(hidden, hidden) +
-                                                     gg_split_ordered(share->unit, hidden),
-                                          .c = l->sums + share->sample * op->gate_row + gate * hidden + share->unit,
-                                          .c_row = op->gate_row,
-                                          .downwards = t % 2 != 0};
-        op->split->multiply(&product);
-    }
-    for (int64_t n = share->sample; n < share->samples_end; ++n) {
-        const int64_t row = n * op->positions + t, at = row * hidden + share->unit;
-        kernels->forward_sums(units, hidden, l->gates + row * op->gate_row + share->unit,
-                              l->sums + n * op->gate_row + share->unit, hidden, cell_before(l, n, t) + share->unit,
-                              l->cells + at, l->states + at);
-    }
-    const int64_t own = (share->sample * op->positions + t) * hidden + share->unit;
-    split_samples(l, t + 1, hidden, share->sample, share->samples_end, l->states + own, op->positions * hidden,
-                  share->unit, units);
-}
-
 /* What the gates of a position begin with. */
-static void copy_tokens(const lstm_layer *l, int64_t t, const lstm_share *share) {
-    const lstm_op *op = l->op;
+static void copy_tokens(const gg_lstm_layer *l, int64_t t, const gg_lstm_share *share) {
+    const gg_lstm_op *op = l->op;
     const int64_t hidden = op->hidden, units = share->units_end - share->unit;
     const int64_t pieces = units == hidden ? 1 : 4, columns = units == hidden ? 4 * hidden : units;
     for (int64_t n = share->sample; n < share->samples_end; ++n) {
@@ -294,14 +107,27 @@ static void copy_tokens(const lstm_layer *l, int64_t t, const lstm_share *share)
     }
 }
 
-static void run_position(const lstm_layer *l, int64_t t, const lstm_share *share) {
+static void run_position(const gg_lstm_layer *l, int64_t t, const gg_lstm_share *share) {
+    const gg_lstm_op *op = l->op;
+    const int64_t hidden = op->hidden, units = share->units_end - share->unit;
+    const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
     if (l->token != NULL) copy_tokens(l, t, share);
-    (l->op->split != NULL ? forward_position_split : forward_position)(l, t, share);
+    op->products->gates(l, t, share);
+    for (int64_t n = share->sample; n < share->samples_end; ++n) {
+        const int64_t row = n * op->positions + t, at = row * hidden + share->unit;
+        float *gates = l->gates + row * op->gate_row + share->unit;
+        const float *before = cell_before(l, n, t) + share->unit;
+        if (op->products->apart)
+            kernels->forward_sums(units, hidden, gates, l->sums + n * op->gate_row + share->unit, hidden, before,
+                                  l->cells + at, l->states + at);
+        else kernels->forward(units, hidden, gates, before, l->cells + at, l->states + at);
+    }
+    op->products->keep_states(l, t, share);
 }
 
 static void lstm_forward_part(void *context, int thread, int threads) {
-    const lstm_layer *l = context;
-    const lstm_share share = share_of(l->op, thread, threads);
+    const gg_lstm_layer *l = context;
+    const gg_lstm_share share = share_of(l->op, thread, threads);
     if (is_empty(&share)) return;
     if (l->op->by_units) {
         run_position(l, l->position, &share);
@@ -311,8 +137,8 @@ static void lstm_forward_part(void *context, int thread, int threads) {
 }
 
 static void lstm_drop_part(void *context, int thread, int threads) {
-    const lstm_layer *l = context;
-    const lstm_op *op = l->op;
+    const gg_lstm_layer *l = context;
+    const gg_lstm_op *op = l->op;
     size_t begin, end;
     gg_parallel_split((size_t)op->batch, 1, thread, threads, &begin, &end);
     for (size_t n = begin; n < end; ++n)
@@ -323,7 +149,7 @@ static void lstm_drop_part(void *context, int thread, int threads) {
         }
 }
 
-static void begin_layer(const lstm_layer *l) {
+static void begin_layer(const gg_lstm_layer *l) {
     const size_t bytes = (size_t)(2 * l->op->hidden) * sizeof(float);
     for (int64_t n = 0; n < l->op->batch; ++n) {
         const float *carried = gg_lstm_carried(&l->op->head, l->args, l->number, n);
@@ -333,7 +159,7 @@ static void begin_layer(const lstm_layer *l) {
     }
 }
 
-static void leave_layer(const lstm_layer *l) {
+static void leave_layer(const gg_lstm_layer *l) {
     const int64_t hidden = l->op->hidden;
     for (int64_t n = 0; n < l->op->batch; ++n) {
         const int64_t last = (n * l->op->positions + l->op->positions - 1) * hidden;
@@ -345,13 +171,13 @@ static void leave_layer(const lstm_layer *l) {
 }
 
 /* Rows of what the first product reads, and of what the last ones do: one a position, or one a row of the table. */
-static int64_t rows_of_input(const lstm_layer *l) {
+static int64_t rows_of_input(const gg_lstm_layer *l) {
     return has_tokens(l->op, l->number) ? l->op->numbers : l->op->batch * l->op->positions;
 }
-static float *gates_of_input(const lstm_layer *l) { return has_tokens(l->op, l->number) ? l->of_token : l->gates; }
+static float *gates_of_input(const gg_lstm_layer *l) { return has_tokens(l->op, l->number) ? l->of_token : l->gates; }
 
 /* The input's part of the gates: its rows with the weights turned. */
-static gg_sgemm input_product(const lstm_layer *l) {
+static gg_sgemm input_product(const gg_lstm_layer *l) {
     const int64_t gates = 4 * l->op->hidden;
     return (gg_sgemm){.m = rows_of_input(l),
                       .n = gates,
@@ -366,8 +192,8 @@ static gg_sgemm input_product(const lstm_layer *l) {
                       .transpose_b = true};
 }
 
-static void run_positions(lstm_layer *l, gg_parallel_fn part, bool forward) {
-    const lstm_op *op = l->op;
+static void run_positions(gg_lstm_layer *l, gg_parallel_fn part, bool forward) {
+    const gg_lstm_op *op = l->op;
     const int64_t runs = op->by_units ? op->positions : 1;
     for (int64_t i = 0; i < runs; ++i) {
         l->position = forward ? i : runs - 1 - i;
@@ -377,10 +203,10 @@ static void run_positions(lstm_layer *l, gg_parallel_fn part, bool forward) {
 
 static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
     gg_status status = GG_OK;
-    lstm_op *op = (lstm_op *)head;
+    gg_lstm_op *op = (gg_lstm_op *)head;
     if (op->numbers > 0) GG_TRY(gg_native_check_tokens(op->batch, op->positions, op->numbers, args->input[0]));
     for (int64_t number = 0; number < op->layers; ++number) {
-        lstm_layer l = layer_of(op, args, number);
+        gg_lstm_layer l = layer_of(op, args, number);
         begin_layer(&l);
         gg_parallel_run(op->device->threads, lstm_prepare_part, &l);
         if (head->desc.bias) gg_lstm_add_biases(op->device, head, args, number, (float *)args->scratch + op->bias_at);
@@ -398,11 +224,11 @@ cleanup:
 
 /* The states before each position side by side. */
 static void lstm_gather_part(void *context, int thread, int threads) {
-    const lstm_layer *l = context;
-    const lstm_op *op = l->op;
+    const gg_lstm_layer *l = context;
+    const gg_lstm_op *op = l->op;
     const int64_t hidden = op->hidden;
     float *before = (float *)l->args->scratch + op->before_at;
-    pack_recurrent(l, false, thread, threads);
+    op->products->pack(l, false, thread, threads);
     size_t begin, end;
     gg_parallel_split((size_t)op->batch, 1, thread, threads, &begin, &end);
     for (int64_t n = (int64_t)begin; n < (int64_t)end; ++n)
@@ -410,70 +236,12 @@ static void lstm_gather_part(void *context, int thread, int threads) {
             memcpy(before + (n * op->positions + t) * hidden, state_before(l, n, t), (size_t)hidden * sizeof(float));
 }
 
-/* The error of the states of a position, from the gates' errors behind it. */
-static void multiply_errors(const lstm_layer *l, int64_t t, const lstm_share *share) {
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, gates = 4 * hidden;
-    const gg_panels product = {.m = share->samples_end - share->sample,
-                               .n = share->units_end - share->unit,
-                               .k = gates,
-                               .a = rows_of(l, t + 1, op->gate_row) + share->sample * op->gate_row,
-                               .a_row = op->gate_row,
-                               .b = l->packed + share->unit * gates,
-                               .b_panel = gates * op->kernels->panel,
-                               .c = l->later + share->sample * hidden + share->unit,
-                               .c_row = hidden,
-                               .far = gates * hidden > LARGE_WEIGHTS,
-                               .downwards = t % 2 != 0};
-    op->kernels->panels(&product);
-}
-
-static void multiply_errors_split(const lstm_layer *l, int64_t t, const lstm_share *share) {
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, gates = 4 * hidden;
-    const gg_split_product product = {.m = share->samples_end - share->sample,
-                                      .n = share->units_end - share->unit,
-                                      .terms = gates,
-                                      .a = tiles_of(l, t + 1, gates, share->sample),
-                                      .a_group = gg_split_group(gates),
-                                      .ordered = l->packed + gg_split_ordered(share->unit, gates),
-                                      .c = l->later + share->sample * hidden + share->unit,
-                                      .c_row = hidden,
-                                      .downwards = t % 2 != 0};
-    op->split->multiply(&product);
-}
-
-/* What the position before reads of the gates' errors. */
-static void copy_errors(const lstm_layer *l, int64_t t, const lstm_share *share) {
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, units = share->units_end - share->unit;
-    float *errors = rows_of(l, t, op->gate_row);
-    for (int64_t n = share->sample; n < share->samples_end; ++n)
-        for (int64_t i = 0; i < 4; ++i) {
-            const int64_t column = i * hidden + share->unit;
-            memcpy(errors + n * op->gate_row + column, l->gates + (n * op->positions + t) * op->gate_row + column,
-                   (size_t)units * sizeof(float));
-        }
-}
-
-static void split_errors(const lstm_layer *l, int64_t t, const lstm_share *share) {
-    const lstm_op *op = l->op;
-    const int64_t hidden = op->hidden, gates = 4 * hidden, units = share->units_end - share->unit;
-    const int64_t pieces = units == hidden ? 1 : 4, count = units == hidden ? gates : units;
-    const float *errors = l->gates + (share->sample * op->positions + t) * op->gate_row;
-    for (int64_t i = 0; i < pieces; ++i) {
-        const int64_t column = i * hidden + share->unit;
-        split_samples(l, t, gates, share->sample, share->samples_end, errors + column, op->positions * op->gate_row,
-                      column, count);
-    }
-}
-
-static void backward_position(const lstm_layer *l, int64_t t, const lstm_share *share) {
-    const lstm_op *op = l->op;
+static void backward_position(const gg_lstm_layer *l, int64_t t, const gg_lstm_share *share) {
+    const gg_lstm_op *op = l->op;
     const int64_t hidden = op->hidden, units = share->units_end - share->unit;
     const gg_cpu_lstm *kernels = gg_cpu_device_kernels(op->device)->lstm;
     const size_t bytes = (size_t)units * sizeof(float);
-    if (t < op->positions - 1) (op->split != NULL ? multiply_errors_split : multiply_errors)(l, t, share);
+    if (t < op->positions - 1) op->products->errors(l, t, share);
     for (int64_t n = share->sample; n < share->samples_end; ++n) {
         const int64_t row = n * op->positions + t, at = row * hidden + share->unit, own = n * hidden + share->unit;
         if (t == op->positions - 1) {
@@ -484,12 +252,12 @@ static void backward_position(const lstm_layer *l, int64_t t, const lstm_share *
                           cell_before(l, n, t) + share->unit, l->cells + at, l->error + at, l->later + own,
                           l->cell_error + own);
     }
-    (op->split != NULL ? split_errors : copy_errors)(l, t, share);
+    op->products->keep_errors(l, t, share);
 }
 
 static void lstm_backward_part(void *context, int thread, int threads) {
-    const lstm_layer *l = context;
-    const lstm_share share = share_of(l->op, thread, threads);
+    const gg_lstm_layer *l = context;
+    const gg_lstm_share share = share_of(l->op, thread, threads);
     if (is_empty(&share)) return;
     if (l->op->by_units) {
         backward_position(l, l->position, &share);
@@ -498,7 +266,7 @@ static void lstm_backward_part(void *context, int thread, int threads) {
     for (int64_t t = l->op->positions - 1; t >= 0; --t) backward_position(l, t, &share);
 }
 
-static gg_sgemm data_product(const lstm_layer *l, float *out) {
+static gg_sgemm data_product(const gg_lstm_layer *l, float *out) {
     const int64_t gates = 4 * l->op->hidden;
     return (gg_sgemm){.m = rows_of_input(l),
                       .n = l->inputs,
@@ -512,7 +280,7 @@ static gg_sgemm data_product(const lstm_layer *l, float *out) {
 }
 
 /* (4H, rows) times (rows, of the input or of the states before). */
-static gg_sgemm weight_product(const lstm_layer *l, int64_t rows, float *errors, int64_t columns, const float *input,
+static gg_sgemm weight_product(const gg_lstm_layer *l, int64_t rows, float *errors, int64_t columns, const float *input,
                                float *out) {
     const int64_t gates = 4 * l->op->hidden;
     return (gg_sgemm){.m = gates,
@@ -527,18 +295,18 @@ static gg_sgemm weight_product(const lstm_layer *l, int64_t rows, float *errors,
                       .transpose_a = true};
 }
 
-static gg_sgemm input_weight_product(const lstm_layer *l, float *out) {
+static gg_sgemm input_weight_product(const gg_lstm_layer *l, float *out) {
     return weight_product(l, rows_of_input(l), gates_of_input(l), l->inputs, l->in, out);
 }
 
-static gg_sgemm state_weight_product(const lstm_layer *l, const float *before, float *out) {
+static gg_sgemm state_weight_product(const gg_lstm_layer *l, const float *before, float *out) {
     return weight_product(l, l->op->batch * l->op->positions, l->gates, l->op->hidden, before, out);
 }
 
 /* The gates' errors of the positions with each token. */
 static void lstm_add_tokens_part(void *context, int thread, int threads) {
-    const lstm_layer *l = context;
-    const lstm_op *op = l->op;
+    const gg_lstm_layer *l = context;
+    const gg_lstm_op *op = l->op;
     size_t begin, end;
     gg_parallel_split((size_t)(4 * op->hidden), GG_LANES, thread, threads, &begin, &end);
     for (int64_t i = 0; i < op->numbers; ++i)
@@ -546,14 +314,14 @@ static void lstm_add_tokens_part(void *context, int thread, int threads) {
                            op->gate_row, end - begin, l->of_token + i * op->gate_row + begin);
 }
 
-static void add_tokens(lstm_layer *l) {
-    const lstm_op *op = l->op;
+static void add_tokens(gg_lstm_layer *l) {
+    const gg_lstm_op *op = l->op;
     gg_native_order_tokens(op->numbers, op->batch * op->positions, l->token, l->order);
     gg_parallel_run(op->device->threads, lstm_add_tokens_part, l);
 }
 
-static void weight_gradients(const lstm_layer *l) {
-    const lstm_op *op = l->op;
+static void weight_gradients(const gg_lstm_layer *l) {
+    const gg_lstm_op *op = l->op;
     float *scratch = l->args->scratch;
     const gg_sgemm input = input_weight_product(l, gg_lstm_gradient(&op->head, l->args, l->number, GG_LSTM_WEIGHT_IH));
     const gg_sgemm states = state_weight_product(l, scratch + op->before_at,
@@ -567,8 +335,8 @@ static void weight_gradients(const lstm_layer *l) {
 
 /* The error of the states, of that of what the next layer read. */
 static void lstm_undrop_part(void *context, int thread, int threads) {
-    const lstm_layer *l = context;
-    const lstm_op *op = l->op;
+    const gg_lstm_layer *l = context;
+    const gg_lstm_op *op = l->op;
     const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
     float *error = (float *)l->args->scratch + op->error_at;
     size_t begin, end;
@@ -580,10 +348,10 @@ static void lstm_undrop_part(void *context, int thread, int threads) {
 }
 
 static gg_status native_lstm_backward(gg_op *head, const gg_op_args *args) {
-    lstm_op *op = (lstm_op *)head;
+    gg_lstm_op *op = (gg_lstm_op *)head;
     float *scratch = args->scratch;
     for (int64_t number = op->layers - 1; number >= 0; --number) {
-        lstm_layer l = layer_of(op, args, number);
+        gg_lstm_layer l = layer_of(op, args, number);
         float *out = number > 0 ? scratch + op->error_at : args->grad_input[0];
         if (l.token != NULL) out = args->gradient[GG_LSTM_TABLE];
         l.error = number == op->layers - 1 ? args->grad_output : scratch + op->error_at;
@@ -611,23 +379,8 @@ static size_t add_room(size_t *used, size_t floats) {
     return at;
 }
 
-/* Of the recurrent weights. */
-static size_t packed_floats(const lstm_op *op, bool forward) {
-    const int64_t hidden = op->hidden, gates = 4 * hidden, panel = op->kernels->panel;
-    if (op->split != NULL)
-        return (size_t)(forward ? 4 * gg_split_ordered(hidden, hidden) : gg_split_ordered(hidden, gates));
-    return (size_t)(forward ? gg_block_count(gates, panel) * panel * hidden
-                            : gg_block_count(hidden, panel) * panel * gates);
-}
-
-/* Of the states, in training also of the gates' errors, of a position. */
-static size_t rows_floats(const lstm_op *op, bool training) {
-    if (op->split != NULL) return (size_t)gg_split_packed(op->batch, (training ? 4 : 1) * op->hidden) / 2;
-    return (size_t)(op->batch * (training ? op->gate_row : op->state_row));
-}
-
 /* Room for the layers, and then for what all of them use for a while. */
-static void lay_out(lstm_op *op) {
+static void lay_out(gg_lstm_op *op) {
     const bool training = op->head.desc.training;
     const size_t all = (size_t)(op->batch * op->positions), hidden = (size_t)op->hidden;
     size_t used = 0, scratch = 0;
@@ -640,10 +393,13 @@ static void lay_out(lstm_op *op) {
     op->layer_floats = used;
     if (training) op->head.saved_bytes = (size_t)op->layers * used * sizeof(float);
     else scratch = used;
-    const size_t forward = packed_floats(op, true), backward = training ? packed_floats(op, false) : 0;
+    const gg_lstm_products *products = op->products;
+    const size_t forward = products->packed_floats(op, true);
+    const size_t backward = training ? products->packed_floats(op, false) : 0;
     op->packed_at = add_room(&scratch, forward > backward ? forward : backward);
-    op->rows_at = add_room(&scratch, 2 * rows_floats(op, training));
-    if (op->split != NULL) op->sums_at = add_room(&scratch, (size_t)(op->batch * op->gate_row));
+    op->rows_at = add_room(&scratch, 2 * products->rows_floats(op, training));
+    if (products->apart) op->sums_at = add_room(&scratch, (size_t)(op->batch * op->gate_row));
+    op->own_at = add_room(&scratch, (size_t)op->device->threads * products->own_floats(op));
     op->bias_at = add_room(&scratch, 4 * hidden);
     op->token_at = add_room(&scratch, (size_t)(op->numbers * op->gate_row));
     if (training) {
@@ -656,12 +412,12 @@ static void lay_out(lstm_op *op) {
     op->product_at = scratch;
 }
 
-static void lstm_scratch(lstm_op *op) {
+static void lstm_scratch(gg_lstm_op *op) {
     const float *none[6] = {NULL}; /* up to the second layer's first weight, behind a table */
     size_t most = 0;
     for (int64_t i = 0; i < 2; ++i) {
         const gg_op_args args = {.parameter = none};
-        const lstm_layer l = {.op = op, .args = &args, .number = i, .inputs = i == 0 ? op->inputs : op->hidden};
+        const gg_lstm_layer l = {.op = op, .args = &args, .number = i, .inputs = i == 0 ? op->inputs : op->hidden};
         const gg_sgemm product[4] = {input_product(&l), data_product(&l, NULL), input_weight_product(&l, NULL),
                                      state_weight_product(&l, NULL, NULL)};
         for (int k = 0; k < 4; ++k) {
@@ -694,8 +450,8 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "no LSTM for the instruction set %s here", gg_isa_name(device->isa));
-    GG_TRY(gg_native_op_create(&plain, &lstm_class, sizeof(lstm_op), &head));
-    lstm_op *op = (lstm_op *)head;
+    GG_TRY(gg_native_op_create(&plain, &lstm_class, sizeof(gg_lstm_op), &head));
+    gg_lstm_op *op = (gg_lstm_op *)head;
     head->desc = *desc;
     head->input[0] = (gg_format){desc->numbers > 0 ? GG_INT32 : GG_FLOAT32, GG_LAYOUT_PLAIN};
     head->output.layout = GG_LAYOUT_PLAIN;
@@ -711,10 +467,10 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->layers = desc->layers;
     op->state_row = gg_odd_lines(op->hidden);
     op->gate_row = gg_odd_lines(4 * op->hidden);
-    if (op->batch >= SPLIT_BATCH && op->hidden >= SPLIT_UNITS) op->split = gg_split_kernels_for(device->isa);
-    const int64_t grain = grain_of_units(op);
+    gg_lstm_choose_products(op);
+    const int64_t grain = op->products->unit_grain(op);
     op->by_units = device->threads > 1 && op->hidden % grain == 0 && op->hidden >= 2 * grain &&
-                   4 * op->hidden * op->hidden > LARGE_WEIGHTS;
+                   4 * op->hidden * op->hidden > GG_LSTM_LARGE_WEIGHTS;
     op->dropout = gg_lstm_dropout_of(desc);
     lay_out(op);
     lstm_scratch(op);
