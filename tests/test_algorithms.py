@@ -126,6 +126,15 @@ def test_a_trainer_in_use_is_not_given_other_algorithms():
     assert len(found) >= 2 and set(found) == {"this trainer is in use by another thread"}
 
 
+def test_times_are_of_a_machine_and_its_products(monkeypatch):
+    facts = gg.environment.core_info()
+    found = set()
+    for paired in (False, True):
+        monkeypatch.setattr(gg.environment, "core_info", lambda paired=paired: facts | {"paired": paired})
+        found.add(algorithms.machine("avx512", "native", 2, "float32"))
+    assert len(found) == 2
+
+
 def test_the_fastest_of_each_pass(monkeypatch):
     assert algorithms.fastest(SECONDS) == CHOSEN
     assert algorithms.fastest({"data": SECONDS["data"]}) == ("direct", "direct", "winograd4")
