@@ -1,6 +1,6 @@
 /* The general matrix product by paired products: all threads pack a strip of B's columns; then each packs some of its
- * rows of A at a time, and multiplies them by the strip. Sums are computed in parts, and of long ones a strip has some
- * of these at a time. */
+ * rows of A at a time, and multiplies them by the strip. Few threads pack a strip each, without waiting. Sums are
+ * computed in parts, and of long ones a strip has some of these at a time. */
 #include "cpu/sgemm_paired.h"
 
 #include "base/parallel.h"
@@ -10,6 +10,9 @@
 #define STRIP_FLOATS (1024 * 1024)
 /* Groups of rows that are packed at a time, which stay in the second-level cache beside a part of the strip. */
 #define CHUNK_GROUPS 8
+/* So many threads pack all of the side that they do not share, each for itself: faster than reading it from each
+ * other's caches. */
+#define FEW_THREADS 4
 
 typedef struct job {
     const gg_paired_kernels *kernels;
@@ -125,8 +128,51 @@ bool gg_sgemm_is_paired(gg_isa isa, const gg_sgemm *p) {
     return gg_paired_kernels_for(isa) != NULL && p->m >= LEAST_SIDE && p->n >= LEAST_SIDE && p->k >= LEAST_SIDE;
 }
 
+static int64_t chunk_floats(const gg_sgemm *p) { return CHUNK_GROUPS * gg_paired_group_step(p->k); }
+
 size_t gg_sgemm_paired_scratch(const gg_sgemm *p, int threads) {
-    return (size_t)(strip_floats(p) + threads * CHUNK_GROUPS * gg_paired_group_step(p->k)) * sizeof(float);
+    const int64_t strips = threads <= FEW_THREADS ? threads : 1;
+    return (size_t)(strips * strip_floats(p) + threads * chunk_floats(p)) * sizeof(float);
+}
+
+static void run_strips(job *j, int threads) {
+    const gg_sgemm *p = j->p;
+    const int64_t all = gg_paired_parts(p->k), most_parts = strip_parts(p), most_cols = strip_cols(p);
+    for (j->part = 0; j->part < all; j->part += most_parts) {
+        j->parts = all - j->part < most_parts ? all - j->part : most_parts;
+        for (j->col = 0; j->col < p->n; j->col += most_cols) {
+            j->cols = p->n - j->col < most_cols ? p->n - j->col : most_cols;
+            gg_parallel_run(threads, pack_strip_part, j);
+            gg_parallel_run(threads, paired_part, j);
+        }
+    }
+}
+
+/* The rows or columns of one thread, as a product by itself. */
+static void own_part(void *context, int thread, int threads) {
+    const job *whole = context;
+    const gg_sgemm *p = whole->p;
+    gg_sgemm own = *p;
+    job j = *whole;
+    size_t begin, end;
+    gg_parallel_split((size_t)(j.by_columns ? p->n : p->m), GG_PAIRED_LANES, thread, threads, &begin, &end);
+    if (begin >= end) return;
+    if (j.by_columns) {
+        own.n = (int64_t)(end - begin);
+        own.b += (int64_t)begin * (p->transpose_b ? p->ldb : 1);
+        own.c += begin;
+        if (p->bias != NULL) own.bias += begin;
+    } else {
+        own.m = (int64_t)(end - begin);
+        own.a += (int64_t)begin * (p->transpose_a ? 1 : p->lda);
+        own.c += (int64_t)begin * p->ldc;
+        if (j.row_bias != NULL) j.row_bias += begin;
+    }
+    j.p = &own;
+    j.by_columns = false;
+    j.strip += thread * (strip_floats(p) + chunk_floats(p));
+    j.chunks = j.strip + strip_floats(p);
+    run_strips(&j, 1);
 }
 
 void gg_sgemm_paired_run(const gg_paired_kernels *kernels, const gg_sgemm *p, const float *row_bias, int threads,
@@ -137,14 +183,7 @@ void gg_sgemm_paired_run(const gg_paired_kernels *kernels, const gg_sgemm *p, co
              .strip = scratch,
              .chunks = (float *)scratch + strip_floats(p),
              .group = gg_paired_group_step(p->k),
-             .by_columns = gg_block_count(p->m, GG_PAIRED_LANES) < 2 * threads};
-    const int64_t all = gg_paired_parts(p->k), most_parts = strip_parts(p), most_cols = strip_cols(p);
-    for (j.part = 0; j.part < all; j.part += most_parts) {
-        j.parts = all - j.part < most_parts ? all - j.part : most_parts;
-        for (j.col = 0; j.col < p->n; j.col += most_cols) {
-            j.cols = p->n - j.col < most_cols ? p->n - j.col : most_cols;
-            gg_parallel_run(threads, pack_strip_part, &j);
-            gg_parallel_run(threads, paired_part, &j);
-        }
-    }
+             .by_columns = threads <= FEW_THREADS ? p->n > p->m : gg_block_count(p->m, GG_PAIRED_LANES) < 2 * threads};
+    if (threads <= FEW_THREADS) gg_parallel_run(threads, own_part, &j);
+    else run_strips(&j, threads);
 }
