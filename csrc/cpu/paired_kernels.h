@@ -8,13 +8,13 @@
  *
  * Sums x + y round what is small beside the other factor. So each vector, a row of A or a column of B, is multiplied by
  * the power of two that brings the mean of its absolute values to between 1 and 2, and sums begin anew after at most
- * GG_PAIRED_TERMS terms, with powers of their own. With X and Y the sums of absolute values of a row and a column, and
- * n their terms, the error of such a sum is, but for terms of second order, at most
- *   2^-24 * (n + 8) * (sum of |x*y| + 2*Y/X * sum of |x1*x2| + 2*X/Y * sum of |y1*y2|),
- * where that of multiply-adds is 2^-24 * n * (sum of |x*y|): about the same where the numbers of a vector are of one
- * size and of both signs, a few times as much where they have one sign or few of them outweigh the others. A vector of
- * zeros gives exact zeros. Infinite numbers may give NaN, as may means whose product is beyond float32; where it is
- * below, the result is 0.
+ * GG_PAIRED_TERMS terms, with powers of their own. Where large numbers of a vector meet each other in a pair, so that
+ * its sum of |x1*x2| is then above GG_PAIRED_LIMIT times its terms, its products are multiply-adds. With X and Y the
+ * sums of absolute values of a row and a column, and n their terms, the error of such a sum is, but for terms of second
+ * order, at most 2^-24 * (n + 8) * (sum of |x*y| + 2*Y/X * sum of |x1*x2| + 2*X/Y * sum of |y1*y2|)
+ *     <= 2^-24 * (n + 8) * (sum of |x*y| + 2*GG_PAIRED_LIMIT*X*Y/n),
+ * where that of multiply-adds is 2^-24 * n * (sum of |x*y|). A vector of zeros gives exact zeros. Infinite numbers may
+ * give NaN, as may means whose product is beyond float32; where it is below, the result is 0.
  *
  * Kernels are single-threaded, allocate nothing and have no state. */
 #ifndef GG_CPU_PAIRED_KERNELS_H
@@ -29,17 +29,18 @@
 enum {
     GG_PAIRED_LANES = 16, /* vectors of a group */
     GG_PAIRED_STEP = 3,
-    GG_PAIRED_TERMS = 150 /* the most that are summed at a time */
+    GG_PAIRED_TERMS = 150, /* the most that are summed at a time */
+    GG_PAIRED_LIMIT = 4
 };
 
 /* Floats of a packed group: its terms, up to a whole step, with one lane a vector; behind them the sums of what is
- * subtracted, and what the results are multiplied by. */
+ * subtracted, what the results are multiplied by, and 1 where products are multiply-adds, else 0. */
 static inline int64_t gg_paired_group(int64_t terms) {
-    return ((terms + GG_PAIRED_STEP - 1) / GG_PAIRED_STEP * GG_PAIRED_STEP + 2) * GG_PAIRED_LANES;
+    return ((terms + GG_PAIRED_STEP - 1) / GG_PAIRED_STEP * GG_PAIRED_STEP + 3) * GG_PAIRED_LANES;
 }
 
 /* Of a group of the most terms. */
-enum { GG_PAIRED_ROOM = (GG_PAIRED_TERMS + 2) * GG_PAIRED_LANES };
+enum { GG_PAIRED_ROOM = (GG_PAIRED_TERMS + 3) * GG_PAIRED_LANES };
 
 /* Rows of A, or columns of B, in groups that follow each other; zeros where there are no more. */
 typedef struct gg_paired_pack {

@@ -47,19 +47,29 @@ PACK_INLINE lanes_f sizes_across(int n, int64_t terms, const float *from, int64_
     return sum[0];
 }
 
-/* The scaled terms; `from` may be `out`. Gives the sums of what is subtracted. */
-PACK_INLINE lanes_f scale_across(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
-    lanes_f products = lanes_set(0);
+/* The sums of what is subtracted, and of its absolute values. */
+typedef struct pair_sums {
+    lanes_f products, sizes;
+} pair_sums;
+
+PACK_INLINE void add_pair(pair_sums *sums, lanes_f first, lanes_f second) {
+    sums->products = lanes_multiply_add(first, second, sums->products);
+    sums->sizes = lanes_add(sums->sizes, lanes_size(lanes_multiply(first, second)));
+}
+
+/* The scaled terms; `from` may be `out`. */
+PACK_INLINE pair_sums scale_across(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
+    pair_sums sums = {lanes_set(0), lanes_set(0)};
     for (int64_t l = 0; l < terms; l += STEP, from += STEP * step, out += STEP * LANES) {
         const lanes_f first = lanes_multiply(load_some(n, from), by);
         const lanes_f second = l + 1 < terms ? lanes_multiply(load_some(n, from + step), by) : lanes_set(0);
         const lanes_f third = l + 2 < terms ? lanes_multiply(load_some(n, from + 2 * step), by) : lanes_set(0);
-        products = lanes_multiply_add(first, second, products);
+        add_pair(&sums, first, second);
         lanes_store(out, first);
         lanes_store(out + LANES, second);
         lanes_store(out + 2 * LANES, third);
     }
-    return products;
+    return sums;
 }
 
 #if defined(__AVX512F__)
@@ -90,9 +100,10 @@ PACK_INLINE lanes_f sizes_along(int n, int64_t terms, const float *from, int64_t
     return sum[0];
 }
 
-PACK_INLINE lanes_f scale_along(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
+PACK_INLINE pair_sums scale_along(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
     const int64_t all = whole_steps(terms);
-    __m512 a[LANES], products = _mm512_setzero_ps();
+    pair_sums sums = {lanes_set(0), lanes_set(0)};
+    __m512 a[LANES];
     for (int64_t l = 0; l < all; l += LANES) {
         load_square(n, terms, from, step, l, a);
         turn(a);
@@ -101,8 +112,8 @@ PACK_INLINE lanes_f scale_along(int n, int64_t terms, const float *from, int64_t
             if (l + i < all) _mm512_store_ps(out + (l + i) * LANES, _mm512_mul_ps(a[i], by));
     }
     for (const float *x = out; x < out + all * LANES; x += STEP * LANES)
-        products = _mm512_fmadd_ps(_mm512_load_ps(x), _mm512_load_ps(x + LANES), products);
-    return products;
+        add_pair(&sums, lanes_load(x), lanes_load(x + LANES));
+    return sums;
 }
 
 #else
@@ -113,7 +124,7 @@ PACK_INLINE lanes_f sizes_along(int n, int64_t terms, const float *from, int64_t
     return sizes_across(LANES, terms, out, LANES, NULL);
 }
 
-PACK_INLINE lanes_f scale_along(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
+PACK_INLINE pair_sums scale_along(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
     (void)n;
     (void)from;
     (void)step;
@@ -145,20 +156,23 @@ static void find_scales(int64_t terms, const float *total, float *scale, float *
 
 /* n: a constant where the compiler is to know that the group is full. */
 PACK_INLINE void pack_lanes(int n, const gg_paired_pack *p, const float *from, float *out) {
-    _Alignas(64) float total[LANES], scale[LANES], inverse[LANES];
+    _Alignas(64) float total[LANES], scale[LANES], inverse[LANES], sizes[LANES];
     const int64_t terms = p->terms, all = whole_steps(terms), step = p->step;
     const bool copies = p->across && step % SAME_SETS == 0;
-    lanes_f products;
+    pair_sums sums;
     if (copies) lanes_store(total, sizes_across(n, terms, from, step, out));
     else if (p->across) lanes_store(total, sizes_across(n, terms, from, step, NULL));
     else lanes_store(total, sizes_along(n, terms, from, step, out));
     find_scales(terms, total, scale, inverse);
     const lanes_f by = lanes_load(scale);
-    if (copies) products = scale_across(LANES, terms, out, LANES, by, out);
-    else if (p->across) products = scale_across(n, terms, from, step, by, out);
-    else products = scale_along(n, terms, from, step, by, out);
-    lanes_store(out + all * LANES, products);
+    if (copies) sums = scale_across(LANES, terms, out, LANES, by, out);
+    else if (p->across) sums = scale_across(n, terms, from, step, by, out);
+    else sums = scale_along(n, terms, from, step, by, out);
+    lanes_store(sizes, sums.sizes);
+    lanes_store(out + all * LANES, sums.products);
     lanes_store(out + (all + 1) * LANES, lanes_load(inverse));
+    float *const plain = out + (all + 2) * LANES;
+    for (int i = 0; i < LANES; ++i) plain[i] = sizes[i] > (float)(GG_PAIRED_LIMIT * terms) ? 1 : 0;
 }
 
 static void pack_group(int n, const gg_paired_pack *p, const float *from, float *out) {
@@ -183,6 +197,7 @@ typedef struct block {
     int64_t c_row;
     int cols; /* of the last group of columns there may be fewer than LANES */
     const float *bias, *row_bias;
+    const float *plain; /* the sums by multiply-adds, LANES a row, of which some are wanted; NULL: none */
     bool add, relu;
 } block;
 
@@ -211,6 +226,25 @@ GG_INLINE __m512 plus_product(__m512 sum, __m512 y, const float *x) {
     return sum;
 }
 
+/* Of a whole group of rows. */
+static __attribute__((noinline)) void sum_plainly(const block *p, float *out) {
+    const float *a = p->a, *b = p->b;
+    __m512 sum[LANES];
+#pragma GCC unroll 16
+    for (int r = 0; r < LANES; ++r) sum[r] = _mm512_setzero_ps();
+    for (int64_t term = p->steps * STEP; term > 0; --term, a += LANES, b += LANES) {
+        const __m512 y = _mm512_load_ps(b);
+#pragma GCC unroll 16
+        for (int r = 0; r < LANES; ++r) sum[r] = plus_product(sum[r], y, a + r);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < LANES; ++r) _mm512_store_ps(out + r * LANES, sum[r]);
+}
+
+static __mmask16 marked(const float *group_end) {
+    return _mm512_cmp_ps_mask(_mm512_load_ps(group_end + 2 * LANES), _mm512_setzero_ps(), _CMP_NEQ_UQ);
+}
+
 GG_INLINE void run_rows(const block *p, const int R) {
     const float *a = p->a, *b = p->b;
     __m512 sum[LANES];
@@ -232,14 +266,17 @@ GG_INLINE void run_rows(const block *p, const int R) {
     const __mmask16 mask = (__mmask16)((1u << p->cols) - 1u);
     const __m512 products = _mm512_load_ps(b), scale = _mm512_load_ps(b + LANES);
     const __m512 bias = p->bias != NULL ? _mm512_maskz_loadu_ps(mask, p->bias) : _mm512_setzero_ps();
-    const float *const row_bias = p->row_bias;
+    const float *const row_bias = p->row_bias, *const plain = p->plain;
+    const unsigned rows = marked(a), cols = marked(b);
     const bool add = p->add, relu = p->relu;
     float *c = p->c;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r, c += p->c_row) {
         __m512 start = add ? _mm512_maskz_loadu_ps(mask, c) : bias;
         if (row_bias != NULL) start = _mm512_add_ps(start, _mm512_set1_ps(row_bias[r]));
-        const __m512 value = _mm512_sub_ps(_mm512_sub_ps(sum[r], _mm512_set1_ps(a[r])), products);
+        __m512 value = _mm512_sub_ps(_mm512_sub_ps(sum[r], _mm512_set1_ps(a[r])), products);
+        if (plain != NULL)
+            value = _mm512_mask_loadu_ps(value, rows >> r & 1 ? (__mmask16)0xffff : (__mmask16)cols, plain + r * LANES);
         start = _mm512_fmadd_ps(value, _mm512_mul_ps(scale, _mm512_set1_ps(a[LANES + r])), start);
         if (relu) start = _mm512_max_ps(_mm512_setzero_ps(), start); /* in this order NaN stays NaN */
         _mm512_mask_storeu_ps(c, mask, start);
@@ -255,15 +292,18 @@ static void run_rows(const block *p, const int R) {
     const float *const a_end = p->a + p->steps * STEP * LANES, *const b_end = p->b + p->steps * STEP * LANES;
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < p->cols; ++j) {
+            const bool plain = a_end[2 * LANES + r] != 0 || b_end[2 * LANES + j] != 0;
             const float *a = p->a + r, *b = p->b + j;
             float sum = 0, *const c = p->c + r * p->c_row + j;
             for (int64_t step = 0; step < p->steps; ++step, a += STEP * LANES, b += STEP * LANES) {
+                if (plain) sum += a[0] * b[0];
+                if (plain) sum += a[LANES] * b[LANES];
                 sum += a[2 * LANES] * b[2 * LANES];
-                sum += (a[0] + b[LANES]) * (a[LANES] + b[0]);
+                if (!plain) sum += (a[0] + b[LANES]) * (a[LANES] + b[0]);
             }
             float start = p->add ? *c : p->bias != NULL ? p->bias[j] : 0;
             if (p->row_bias != NULL) start += p->row_bias[r];
-            const float value = sum - a_end[r] - b_end[j];
+            const float value = plain ? sum : sum - a_end[r] - b_end[j];
             start += value * (a_end[LANES + r] * b_end[LANES + j]);
             *c = p->relu && start < 0 ? 0 : start;
         }
@@ -294,6 +334,12 @@ static void paired_multiply(const gg_paired_product *p) {
             t.a = p->a + i / LANES * p->a_group + i % LANES;
             t.c = p->c + i * p->c_row + j;
             t.row_bias = p->row_bias != NULL ? p->row_bias + i : NULL;
+#if defined(__AVX512F__)
+            const int64_t terms = t.steps * STEP * LANES;
+            _Alignas(64) float plain[LANES * LANES];
+            t.plain = (marked(t.a + terms) | marked(t.b + terms)) != 0 ? plain : NULL;
+            if (t.plain != NULL) sum_plainly(&t, plain);
+#endif
             runs[p->m - i < ROWS ? p->m - i : ROWS](&t);
         }
     }
