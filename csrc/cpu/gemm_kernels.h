@@ -169,6 +169,22 @@ typedef struct gg_sgemm {
     bool read_behind; /* B's last row may be read up to a whole vector, as that of an activation (GG_READ_BEHIND) */
 } gg_sgemm;
 
+/* `count` columns, or else rows, of a product from `first` on, as a product by itself. */
+static inline gg_sgemm gg_sgemm_share(const gg_sgemm *p, bool columns, int64_t first, int64_t count) {
+    gg_sgemm own = *p;
+    if (columns) {
+        own.n = count;
+        own.b += p->transpose_b ? first * p->ldb : first;
+        own.c += first;
+        if (p->bias != NULL) own.bias += first;
+    } else {
+        own.m = count;
+        own.a += p->transpose_a ? first : first * p->lda;
+        own.c += first * p->ldc;
+    }
+    return own;
+}
+
 size_t gg_sgemm_scratch(gg_isa isa, const gg_sgemm *product, int threads);
 void gg_sgemm_run(gg_isa isa, const gg_sgemm *product, int threads, void *scratch);
 

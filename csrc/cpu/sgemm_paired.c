@@ -34,28 +34,44 @@ static int64_t strip_parts(const gg_sgemm *p) {
 
 static int64_t strip_floats(const gg_sgemm *p) { return strip_parts(p) * gg_paired_part_step(strip_cols(p), p->k); }
 
+static int64_t chunk_floats(const gg_sgemm *p) { return CHUNK_GROUPS * gg_paired_group_step(p->k); }
+
 /* Where a part begins. */
 static float *part_at(const job *j, int64_t part) {
     return j->strip + (part - j->part) * gg_paired_part_step(j->cols, j->p->k);
 }
 
+/* Vectors [i, end) of a side, of which there are no more than a group, in one part. */
+static void pack_group(const gg_paired_kernels *kernels, const gg_paired_side *s, int64_t part, int64_t i, int64_t end,
+                       float *out) {
+    const int64_t first = gg_paired_part(s->terms, part);
+    kernels->pack(&(gg_paired_pack){.count = end - i < GG_PAIRED_LANES ? end - i : GG_PAIRED_LANES,
+                                    .terms = gg_paired_part(s->terms, part + 1) - first,
+                                    .from = s->from + (s->across ? first * s->step + i : i * s->step + first),
+                                    .step = s->step,
+                                    .across = s->across,
+                                    .out = out});
+}
+
+void gg_paired_pack_side(const gg_paired_kernels *kernels, const gg_paired_side *s, int64_t begin, int64_t end) {
+    for (int64_t part = 0; part < gg_paired_parts(s->terms); ++part)
+        for (int64_t i = begin; i < end; i += GG_PAIRED_LANES)
+            pack_group(kernels, s, part, i, end,
+                       s->out + part * gg_paired_part_step(s->count, s->terms) +
+                           i / GG_PAIRED_LANES * gg_paired_group_step(s->terms));
+}
+
 static void pack_strip_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
+    const gg_paired_side side = {.terms = p->k, .from = p->b, .step = p->ldb, .across = !p->transpose_b};
     const int64_t groups = gg_block_count(j->cols, GG_PAIRED_LANES);
     size_t begin, end;
     gg_parallel_split((size_t)(groups * j->parts), 1, thread, threads, &begin, &end);
     for (size_t unit = begin; unit < end; ++unit) {
         const int64_t part = j->part + (int64_t)unit / groups, group = (int64_t)unit % groups;
-        const int64_t first = group * GG_PAIRED_LANES;
-        const int64_t k = gg_paired_part(p->k, part), col = j->col + first;
-        const gg_paired_pack pack = {.count = j->cols - first < GG_PAIRED_LANES ? j->cols - first : GG_PAIRED_LANES,
-                                     .terms = gg_paired_part(p->k, part + 1) - k,
-                                     .from = p->transpose_b ? p->b + col * p->ldb + k : p->b + k * p->ldb + col,
-                                     .step = p->ldb,
-                                     .across = !p->transpose_b,
-                                     .out = part_at(j, part) + group * j->group};
-        j->kernels->pack(&pack);
+        pack_group(j->kernels, &side, part, j->col + group * GG_PAIRED_LANES, j->col + j->cols,
+                   part_at(j, part) + group * j->group);
     }
 }
 
@@ -95,26 +111,11 @@ static void paired_part(void *context, int thread, int threads) {
     else gg_parallel_split((size_t)j->p->m, GG_PAIRED_LANES, thread, threads, &begin, &end);
     if (begin >= end || first >= last) return;
     const int64_t most = CHUNK_GROUPS * GG_PAIRED_LANES, cols = (int64_t)(last - first);
-    float *chunk = j->chunks + thread * CHUNK_GROUPS * j->group;
+    float *chunk = j->chunks + thread * chunk_floats(j->p);
     for (int64_t row = (int64_t)begin, rows; row < (int64_t)end; row += rows) {
         rows = (int64_t)end - row < most ? (int64_t)end - row : most;
         multiply_chunk(j, row, rows, (int64_t)first, cols, chunk);
     }
-}
-
-void gg_paired_pack_side(const gg_paired_kernels *kernels, const gg_paired_side *s, int64_t begin, int64_t end) {
-    for (int64_t part = 0; part < gg_paired_parts(s->terms); ++part)
-        for (int64_t i = begin; i < end; i += GG_PAIRED_LANES) {
-            const int64_t first = gg_paired_part(s->terms, part);
-            const gg_paired_pack pack = {.count = end - i < GG_PAIRED_LANES ? end - i : GG_PAIRED_LANES,
-                                         .terms = gg_paired_part(s->terms, part + 1) - first,
-                                         .from = s->from + (s->across ? first * s->step + i : i * s->step + first),
-                                         .step = s->step,
-                                         .across = s->across,
-                                         .out = s->out + part * gg_paired_part_step(s->count, s->terms) +
-                                                i / GG_PAIRED_LANES * gg_paired_group_step(s->terms)};
-            kernels->pack(&pack);
-        }
 }
 
 /* With fewer terms, rows or columns they are packed for too few products. */
@@ -127,8 +128,6 @@ bool gg_weight_gradient_is_paired(gg_isa isa, int64_t batch, int64_t in) {
 bool gg_sgemm_is_paired(gg_isa isa, const gg_sgemm *p) {
     return gg_paired_kernels_for(isa) != NULL && p->m >= LEAST_SIDE && p->n >= LEAST_SIDE && p->k >= LEAST_SIDE;
 }
-
-static int64_t chunk_floats(const gg_sgemm *p) { return CHUNK_GROUPS * gg_paired_group_step(p->k); }
 
 size_t gg_sgemm_paired_scratch(const gg_sgemm *p, int threads) {
     const int64_t strips = threads <= FEW_THREADS ? threads : 1;
@@ -152,22 +151,12 @@ static void run_strips(job *j, int threads) {
 static void own_part(void *context, int thread, int threads) {
     const job *whole = context;
     const gg_sgemm *p = whole->p;
-    gg_sgemm own = *p;
     job j = *whole;
     size_t begin, end;
     gg_parallel_split((size_t)(j.by_columns ? p->n : p->m), GG_PAIRED_LANES, thread, threads, &begin, &end);
     if (begin >= end) return;
-    if (j.by_columns) {
-        own.n = (int64_t)(end - begin);
-        own.b += (int64_t)begin * (p->transpose_b ? p->ldb : 1);
-        own.c += begin;
-        if (p->bias != NULL) own.bias += begin;
-    } else {
-        own.m = (int64_t)(end - begin);
-        own.a += (int64_t)begin * (p->transpose_a ? 1 : p->lda);
-        own.c += (int64_t)begin * p->ldc;
-        if (j.row_bias != NULL) j.row_bias += begin;
-    }
+    const gg_sgemm own = gg_sgemm_share(p, j.by_columns, (int64_t)begin, (int64_t)(end - begin));
+    if (!j.by_columns && j.row_bias != NULL) j.row_bias += begin;
     j.p = &own;
     j.by_columns = false;
     j.strip += thread * (strip_floats(p) + chunk_floats(p));

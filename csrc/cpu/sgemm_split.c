@@ -156,20 +156,11 @@ size_t gg_sgemm_split_scratch(const gg_sgemm *p, int threads) {
 
 /* The rows or columns of one thread, as a product by itself. *row_bias becomes its biases of rows. */
 static gg_sgemm own_product(const gg_sgemm *p, int thread, int threads, const float **row_bias) {
-    gg_sgemm own = *p;
+    const bool columns = is_by_columns(p, threads);
     int64_t first;
-    if (is_by_columns(p, threads)) {
-        own.n = share_of(p->n, thread, threads, &first);
-        own.b += p->transpose_b ? first * p->ldb : first;
-        own.c += first;
-        if (p->bias != NULL) own.bias += first;
-    } else {
-        own.m = share_of(p->m, thread, threads, &first);
-        own.a += p->transpose_a ? first : first * p->lda;
-        own.c += first * p->ldc;
-        if (*row_bias != NULL) *row_bias += first;
-    }
-    return own;
+    const int64_t count = share_of(columns ? p->n : p->m, thread, threads, &first);
+    if (!columns && *row_bias != NULL) *row_bias += first;
+    return gg_sgemm_share(p, columns, first, count);
 }
 
 static void own_part(void *context, int thread, int threads) {

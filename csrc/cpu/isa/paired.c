@@ -175,15 +175,13 @@ PACK_INLINE void pack_lanes(int n, const gg_paired_pack *p, const float *from, f
     for (int i = 0; i < LANES; ++i) plain[i] = sizes[i] > (float)(GG_PAIRED_LIMIT * terms) ? 1 : 0;
 }
 
-static void pack_group(int n, const gg_paired_pack *p, const float *from, float *out) {
-    if (n == LANES) pack_lanes(LANES, p, from, out);
-    else pack_lanes(n, p, from, out);
-}
-
 static void paired_pack(const gg_paired_pack *p) {
     for (int64_t i = 0; i < p->count; i += LANES) {
         const int n = p->count - i < LANES ? (int)(p->count - i) : LANES;
-        pack_group(n, p, p->from + (p->across ? i : i * p->step), p->out + i / LANES * gg_paired_group(p->terms));
+        const float *from = p->from + (p->across ? i : i * p->step);
+        float *out = p->out + i / LANES * gg_paired_group(p->terms);
+        if (n == LANES) pack_lanes(LANES, p, from, out);
+        else pack_lanes(n, p, from, out);
     }
 }
 

@@ -175,15 +175,22 @@ static void data_part(void *context, int thread, int threads) {
     if (begin < end) linear->kernels->multiply(&product, begin, end);
 }
 
+/* A pass by split or paired products; false: it uses neither. row_bias: NULL: none. */
+static bool run_packed(const linear_op *linear, gg_pass pass, const gg_sgemm *product, const float *row_bias,
+                       void *scratch) {
+    const gg_split_kernels *split = linear->split[pass];
+    const gg_paired_kernels *paired = linear->paired[pass];
+    if (split != NULL) gg_sgemm_split_run(split, product, row_bias, linear->threads, scratch);
+    else if (paired != NULL) gg_sgemm_paired_run(paired, product, row_bias, linear->threads, scratch);
+    return split != NULL || paired != NULL;
+}
+
 static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
-    const gg_split_kernels *split = j.linear->split[GG_PASS_FORWARD];
     const gg_sgemm product = forward_product(j.linear, args);
     const float *bias = op->desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
-    const gg_paired_kernels *paired = j.linear->paired[GG_PASS_FORWARD];
-    if (split != NULL) gg_sgemm_split_run(split, &product, bias, j.linear->threads, args->scratch);
-    else if (paired != NULL) gg_sgemm_paired_run(paired, &product, bias, j.linear->threads, args->scratch);
-    else gg_parallel_run(j.linear->threads, native_linear_forward_part, &j);
+    if (!run_packed(j.linear, GG_PASS_FORWARD, &product, bias, args->scratch))
+        gg_parallel_run(j.linear->threads, native_linear_forward_part, &j);
     return GG_OK;
 }
 
@@ -192,25 +199,19 @@ static gg_status native_linear_backward_weights(gg_op *op, const gg_op_args *arg
     const linear_op *linear = j.linear;
     gg_parallel_run(linear->threads, turn_part, &j);
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return GG_OK;
-    const gg_split_kernels *split = linear->split[GG_PASS_WEIGHTS];
-    const gg_paired_kernels *paired = linear->paired[GG_PASS_WEIGHTS];
     const gg_sgemm product = weight_product(linear, args);
-    if (split != NULL) gg_sgemm_split_run(split, &product, NULL, linear->threads, args->scratch);
-    else if (paired != NULL) gg_sgemm_paired_run(paired, &product, NULL, linear->threads, args->scratch);
-    else if (linear->packs) gg_sgemm_run(linear->kernels->isa, &product, linear->threads, args->scratch);
+    if (run_packed(linear, GG_PASS_WEIGHTS, &product, NULL, args->scratch)) return GG_OK;
+    if (linear->packs) gg_sgemm_run(linear->kernels->isa, &product, linear->threads, args->scratch);
     else gg_parallel_run(linear->threads, native_linear_weights_part, &j);
     return GG_OK;
 }
 
 static gg_status native_linear_backward_data(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
-    const gg_split_kernels *split = j.linear->split[GG_PASS_DATA];
     if (!op->desc.input_grad || args->grad_input[0] == NULL) return GG_OK;
     const gg_sgemm product = data_product(j.linear, args);
-    const gg_paired_kernels *paired = j.linear->paired[GG_PASS_DATA];
-    if (split != NULL) gg_sgemm_split_run(split, &product, NULL, j.linear->threads, args->scratch);
-    else if (paired != NULL) gg_sgemm_paired_run(paired, &product, NULL, j.linear->threads, args->scratch);
-    else gg_parallel_run(j.linear->threads, data_part, &j);
+    if (!run_packed(j.linear, GG_PASS_DATA, &product, NULL, args->scratch))
+        gg_parallel_run(j.linear->threads, data_part, &j);
     return GG_OK;
 }
 
