@@ -4,8 +4,9 @@ A convolution is described by sixteen numbers: batch, channels, height and width
 both paddings, whether it has a bias and a ReLU, its window, strides, dilations and groups. On a CPU those with windows
 of 3 x 3 or 5 x 5 are measured, and where it has AMX and the images lie in blocks of sixteen channels all of at least
 that many whose strides are 1 or 2, and in bfloat16 those of up to four channels; in bfloat16, where it multiplies that
-faster in vector registers, all whose images lie alike before and behind them; on a GPU all of them, by the algorithms
-that cuDNN has for them in this precision, in TF32 with few channels by own kernels as well.
+faster in vector registers, all whose images lie alike before and behind them, and where it has no AMX all whose
+channels fill vectors less than its samples do; on a GPU all of them, by the algorithms that cuDNN has for them in this
+precision, in TF32 with few channels by own kernels as well.
 Rank 0 measures those that neither the checkpoint nor the cache knows: of a training step all passes, those with the
 most operations first, within SECONDS; of an evaluation the forward pass, and only where so many batches follow that it
 pays. What has not been measured is chosen by fixed rules.
@@ -38,9 +39,10 @@ Measure = Callable[[list[Key]], Iterable[tuple[Key, str, str, float]]]
 Choice = tuple[Key, tuple[str, str, str]]
 PASSES = ("forward", "weights", "data")
 # The best first.
-ACCURACY = {"direct": 0, "widened": 0, "split": 0, "tiled": 0, "winograd2": 1, "winograd4": 2, "winograd6": 3}
+ACCURACY = {"direct": 0, "widened": 0, "turned": 0, "split": 0, "tiled": 0}
+ACCURACY |= {"winograd2": 1, "turned2": 1, "winograd4": 2, "turned4": 2, "winograd6": 3, "turned6": 3}
 HARDLY_MORE = 1.03
-KERNELS = 17  # raised with kernels or candidates of convolutions: times of other ones are measured anew
+KERNELS = 18  # raised with kernels or candidates of convolutions: times of other ones are measured anew
 SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured
 CLEAR = 2.5  # Winograd's convolutions may make more than twice as fast a step of which the rule expects nothing
 PATIENCE = 0.25  # of a timeout of the ranks that wait meanwhile, at most

@@ -52,10 +52,19 @@ CONVOLUTIONS = [  # batch, channels, height, width, filters, kernel, stride, pad
 ]
 
 
+# Channels that do not fill vectors, and samples that nearly do, with the tiles that there are.
+TURNED = [
+    ((30, 20, 8, 9, 50, 5, 1, 0, 1, 1), ("", "2", "4")),
+    ((16, 1, 12, 11, 20, 5, 1, 2, 1, 1), ("",)),
+    ((32, 3, 9, 10, 7, 3, 2, 1, 1, 1), ("",)),
+    ((47, 17, 7, 6, 5, 3, 1, 1, 1, 1), ("", "2", "4", "6")),
+    ((16, 16, 4, 4, 9, 2, 2, 0, 1, 1), ("",)),
+]
 # A first layer's few channels, and what Winograd's method takes in blocks of sixteen.
 ALGORITHMS = [
     *((shape, algorithm) for algorithm in ("direct", "widened") for shape in CONVOLUTIONS),
     *(((2, 32, 9, 7, 48, 3, 1, 1, 1, 1), f"winograd{tile}") for tile in (2, 4, 6)),
+    *((shape, f"turned{tile}") for shape, tiles in TURNED for tile in tiles),
 ]
 PRODUCTS = pytest.mark.parametrize("algorithm", ["direct", "widened"])  # by the instructions, and in float32
 
@@ -70,9 +79,9 @@ def test_convolution(shape, algorithm):
     wide = [a.astype(np.float64) for a in (x, weight, bias)]
     y = ref.conv2d(*wide, **where)
     grad = held(rng, *y.shape)
-    winograd = algorithm.startswith("winograd")
-    table, layout = ("native", "channels16") if winograd else ("onednn", "plain")
-    sums = 2.0**-12 if algorithm == "winograd6" else 2.0**-14 if winograd else SUMS
+    winograd = algorithm[-1].isdigit()
+    table, layout = ("native", "channels16") if algorithm.startswith("winograd") else ("onednn", "plain")
+    sums = 2.0**-12 if algorithm[-1] == "6" else 2.0**-14 if winograd else SUMS
     for relu in (False, True):
         found = operations.run_op(
             table, None, "conv2d", [x], y.shape[1:], weight=weight, bias=bias, grad_output=grad,
@@ -414,6 +423,38 @@ def test_widened_is_float32_rounded():
     assert np.array_equal(found["output"], narrow(wide["output"]))
     assert np.array_equal(found["grad_inputs"][0], narrow(wide["grad_inputs"][0]))
     assert np.array_equal(found["grad_weight"], wide["grad_weight"])
+
+
+@pytest.mark.parametrize("shape", [shape for shape, _ in TURNED])
+@pytest.mark.parametrize("layout", ["plain", "nhwc", "channels16"])
+def test_turned_is_float32_rounded(shape, layout):
+    """As own kernels compute it with samples side by side, however the images lie in bfloat16."""
+    n, c, h, w, filters, kernel, stride, padding, *_ = shape
+    rng = np.random.default_rng(8)
+    size = [(side + 2 * padding - kernel) // stride + 1 for side in (h, w)]
+    x, grad = held(rng, n, c, h, w), held(rng, n, filters, *size)
+    options = {"weight": rng.standard_normal((filters, c, kernel, kernel), np.float32), "grad_output": grad}
+    options |= {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "padding": (padding,) * 2, "threads": 2}
+    options |= {"bias": rng.standard_normal(filters, np.float32)}
+    wide = operations.run_op("native", None, "conv2d", [x], grad.shape[1:], layout="batch_last", **options)
+    found = operations.run_op(
+        "onednn", None, "conv2d", [x], grad.shape[1:], layout=layout, dtype="bfloat16", algorithm="turned", **options
+    )
+    assert np.array_equal(found["output"], narrow(wide["output"]))
+    assert np.array_equal(found["grad_inputs"][0], narrow(wide["grad_inputs"][0]))
+    assert np.array_equal(found["grad_weight"], wide["grad_weight"])
+    assert np.array_equal(found["grad_bias"], wide["grad_bias"])
+
+
+def test_what_is_not_turned_is_refused():
+    """Samples that fill no vector, channels that do, and groups."""
+    for n, c, filters, groups in ((4, 20, 50, 1), (16, 16, 32, 1), (16, 20, 50, 2)):
+        with pytest.raises(NotImplementedError, match="images are turned for"):
+            operations.run_op(
+                "onednn", None, "conv2d", [np.zeros((n, c, 5, 5), np.float32)], (filters, 3, 3), dtype="bfloat16",
+                weight=np.zeros((filters, c // groups, 3, 3), np.float32), kernel=(3, 3), groups=groups,
+                algorithm="turned",
+            )  # fmt: skip
 
 
 @pytest.mark.skipif(_core.info()["bfloat16"] == "amx", reason="there oneDNN has kernels for it")

@@ -33,9 +33,18 @@ const char *gg_op_kind_name(gg_op_kind kind) {
 }
 
 const char *gg_algorithm_name(gg_algorithm algorithm) {
-    static const char *const names[GG_ALGORITHM_COUNT] = {"direct",  "winograd4", "winograd2", "winograd6", "split",
-                                                          "widened", "tiled",     "cudnn0",    "cudnn1",    "cudnn2",
-                                                          "cudnn3",  "cudnn4",    "cudnn5",    "cudnn6",    "cudnn7"};
+    static const char *const names[GG_ALGORITHM_COUNT] = {
+        [GG_ALGORITHM_DIRECT] = "direct",       [GG_ALGORITHM_WINOGRAD4] = "winograd4",
+        [GG_ALGORITHM_WINOGRAD2] = "winograd2", [GG_ALGORITHM_WINOGRAD6] = "winograd6",
+        [GG_ALGORITHM_SPLIT] = "split",         [GG_ALGORITHM_WIDENED] = "widened",
+        [GG_ALGORITHM_TURNED] = "turned",       [GG_ALGORITHM_TURNED4] = "turned4",
+        [GG_ALGORITHM_TURNED2] = "turned2",     [GG_ALGORITHM_TURNED6] = "turned6",
+        [GG_ALGORITHM_TILED] = "tiled",         [GG_ALGORITHM_CUDNN0] = "cudnn0",
+        [GG_ALGORITHM_CUDNN0 + 1] = "cudnn1",   [GG_ALGORITHM_CUDNN0 + 2] = "cudnn2",
+        [GG_ALGORITHM_CUDNN0 + 3] = "cudnn3",   [GG_ALGORITHM_CUDNN0 + 4] = "cudnn4",
+        [GG_ALGORITHM_CUDNN0 + 5] = "cudnn5",   [GG_ALGORITHM_CUDNN0 + 6] = "cudnn6",
+        [GG_ALGORITHM_CUDNN7] = "cudnn7",
+    };
     return (unsigned)algorithm < GG_ALGORITHM_COUNT ? names[algorithm] : "unknown";
 }
 
@@ -92,12 +101,34 @@ static bool has_winograd(const gg_window *w, gg_algorithm algorithm) {
     return true;
 }
 
+gg_algorithm gg_conv_unturned(gg_algorithm algorithm) {
+    switch (algorithm) {
+    case GG_ALGORITHM_TURNED: return GG_ALGORITHM_DIRECT;
+    case GG_ALGORITHM_TURNED4: return GG_ALGORITHM_WINOGRAD4;
+    case GG_ALGORITHM_TURNED2: return GG_ALGORITHM_WINOGRAD2;
+    case GG_ALGORITHM_TURNED6: return GG_ALGORITHM_WINOGRAD6;
+    default: return GG_ALGORITHM_COUNT;
+    }
+}
+
+/* Whether vectors of channels have so much padding, and vectors of samples so little, that turning images may pay. Few
+ * channels of an input have kernels without padding. */
+static bool wastes_lanes(const gg_op_desc *desc) {
+    const int64_t in = desc->input[0].size[0], out = desc->output.size[0];
+    const int64_t lanes_in = in > GG_CONV_FEW_CHANNELS ? gg_lanes_padded(in) : in;
+    return 4 * lanes_in * gg_lanes_padded(out) >= 5 * in * out && 4 * gg_lanes_padded(desc->batch) <= 5 * desc->batch;
+}
+
 bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm algorithm) {
     const gg_window *w = &desc->window;
     const bool blocks = layout == GG_LAYOUT_CHANNELS16;
+    const gg_algorithm unturned = gg_conv_unturned(algorithm);
     if (desc->kind != GG_OP_CONV2D || desc->groups != 1) return false;
     for (int axis = 0; axis < 2; ++axis)
         if (w->dilation[axis] != 1 || w->padding[axis] < 0 || w->padding[axis] >= w->kernel[axis]) return false;
+    if (unturned != GG_ALGORITHM_COUNT)
+        return layout != GG_LAYOUT_CHANNELS8 && layout != GG_LAYOUT_BATCH_LAST && wastes_lanes(desc) &&
+               (unturned == GG_ALGORITHM_DIRECT || has_winograd(w, unturned));
     switch (algorithm) {
     case GG_ALGORITHM_WINOGRAD2:
     case GG_ALGORITHM_WINOGRAD4:

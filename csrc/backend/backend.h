@@ -80,14 +80,20 @@ typedef enum gg_algorithm {
     GG_ALGORITHM_WINOGRAD6, /* F(6x6,3x3) */
     GG_ALGORITHM_SPLIT,     /* direct, each float32 as three bfloat16 (AMX) */
     GG_ALGORITHM_WIDENED,   /* in bfloat16: direct, in float32 inside; Winograd's methods always are */
-    GG_ALGORITHM_TILED,     /* direct, by own kernels for few channels: on a GPU; on AMX of weights in bfloat16 */
+    /* In bfloat16: the same as WIDENED and Winograd's, in float32 that lies BATCH_LAST inside. */
+    GG_ALGORITHM_TURNED,
+    GG_ALGORITHM_TURNED4,
+    GG_ALGORITHM_TURNED2,
+    GG_ALGORITHM_TURNED6,
+    GG_ALGORITHM_TILED, /* direct, by own kernels for few channels: on a GPU; on AMX of weights in bfloat16 */
     /* cuDNN's, by the numbers that it gives them in each pass; DIRECT is then what it says to be the fastest. */
     GG_ALGORITHM_CUDNN0,
     GG_ALGORITHM_CUDNN7 = GG_ALGORITHM_CUDNN0 + 7,
     GG_ALGORITHM_COUNT
 } gg_algorithm;
 
-/* "direct", "winograd4", "winograd2", "winograd6", "split", "widened", "tiled", "cudnn0" to "cudnn7" */
+/* "direct", "winograd4", "winograd2", "winograd6", "split", "widened", "turned", "turned4", "turned2", "turned6",
+ * "tiled", "cudnn0" to "cudnn7" */
 const char *gg_algorithm_name(gg_algorithm algorithm);
 
 /* The runs of an operation of which each may have an algorithm of its own. */
@@ -155,8 +161,10 @@ static inline bool gg_op_has_pass(const gg_op_desc *desc, gg_pass pass) {
 
 /* The longest stride of GG_ALGORITHM_SPLIT. */
 enum { GG_CONV_SPLIT_STRIDE = 2 };
-/* The most channels of GG_ALGORITHM_TILED on a CPU. */
+/* The most channels that have kernels of their own, GG_ALGORITHM_TILED on a CPU among them. */
 enum { GG_CONV_FEW_CHANNELS = 4 };
+/* Of GG_ALGORITHM_TURNED to _TURNED6 what is computed inside; GG_ALGORITHM_COUNT: it is none of them. */
+gg_algorithm gg_conv_unturned(gg_algorithm algorithm);
 /* Whether a convolution of this shape whose images lie so can be computed by one of the CPU's own algorithms. */
 bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm algorithm);
 

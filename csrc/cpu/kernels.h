@@ -185,12 +185,26 @@ typedef struct gg_cpu_arena {
     bool (*all_finite_narrow)(size_t n, const uint16_t *a); /* bfloat16; any n, anywhere */
 } gg_cpu_arena;
 
+/* A batch of images in bfloat16, in blocks of GG_LANES channels side by side, and the same in float32, BATCH_LAST.
+ * PLAIN is one pixel of all values as channels. */
+typedef struct gg_cpu_images {
+    int64_t samples, channels, pixels;
+    int64_t sample, block, pixel; /* numbers from one to the next */
+    bool padded;                  /* the last block is a whole one: zeros behind the last channel */
+    uint16_t *narrow;
+    float *lanes;
+} gg_cpu_images;
+
 /* For PLAIN, [begin, end) are samples; for BATCH_LAST, values of a sample with begin a multiple of GG_LANES. */
 typedef struct gg_cpu_layout {
     void (*gather)(const gg_gather_args *args, int64_t begin, int64_t end);
     /* [begin, end) are values of a sample, begin a multiple of GG_LANES. */
     void (*to_lanes)(int64_t n, int64_t values, int64_t begin, int64_t end, const float *in, float *out);
     void (*from_lanes)(int64_t n, int64_t values, int64_t begin, int64_t end, const float *in, float *out);
+    /* Of blocks [begin, end), those of a pixel after each other: `narrow` to `lanes`, with zeros in lanes without a
+     * sample, and back. */
+    void (*widen_images)(const gg_cpu_images *images, int64_t begin, int64_t end);
+    void (*narrow_images)(const gg_cpu_images *images, int64_t begin, int64_t end);
 } gg_cpu_layout;
 
 /* Attention weights of GG_LANES queries side by side: those with key k, k < keys, are GG_LANES floats at k*step. Query

@@ -22,6 +22,10 @@ void gg_cpu_widen_any(const gg_cpu_kernels *kernels, size_t n, const uint16_t *i
  * CONV2D, LINEAR or LSTM. GG_ERROR_UNSUPPORTED where that lies BATCH_LAST. */
 typedef gg_status (*gg_cpu_create_fn)(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cpu_create_fn create, gg_op **out);
+/* The same of a CONV2D with GG_ALGORITHM_TURNED or another of them, which `create` makes BATCH_LAST, for bfloat16
+ * images that lie PLAIN, NHWC or CHANNELS16. */
+gg_status gg_cpu_turned_create(gg_device *device, const gg_op_desc *desc, gg_layout input, gg_layout output,
+                               gg_cpu_create_fn create, gg_op **out);
 
 void gg_cpu_loss(gg_device *device, const gg_loss_args *args);
 void gg_cpu_update(gg_device *device, int count, const gg_update_args *args);

@@ -3,7 +3,10 @@
  * numbers while they are converted, a piece at a time, so it moves nothing. Products read the weights as they are.
  *
  * Convolutions of large images compute some samples after the others, so that scratch memory is that of a part of the
- * batch. The gradients of their weights are added up in the order of the parts, which depend on the shapes alone. */
+ * batch. The gradients of their weights are added up in the order of the parts, which depend on the shapes alone.
+ *
+ * The float32 images of a turned convolution lie BATCH_LAST: where channels do not fill vectors but samples do, turning
+ * costs less than it saves. */
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/shared.h"
@@ -14,8 +17,10 @@ typedef struct widened_op {
     gg_op head;
     gg_device *device;
     gg_op *inner, *data;
-    int64_t parts;                           /* more than 1: of a convolution */
-    size_t inputs, outputs;                  /* numbers in a part, padded channels included */
+    int64_t parts; /* more than 1: of a convolution */
+    bool turned;
+    size_t inputs, outputs;                  /* bfloat16 in a part, padded channels included */
+    size_t wide_inputs, wide_outputs;        /* float32 in a part, with their padding */
     size_t weights, biases;                  /* of a convolution */
     size_t input, output, error, grad_input; /* where they lie in scratch, in bytes */
     size_t gradient;                         /* with several parts: the weights', then the biases' */
@@ -29,6 +34,8 @@ enum { MOST_NUMBERS = 4 << 20, LEAST_NUMBERS = 1 << 19, LEAST_SHARE = 4 };
 typedef struct convert_job {
     const gg_cpu_kernels *kernels;
     size_t n;
+    bool output;          /* it has the shape of the output, else of the input */
+    bool stays;           /* it is not converted: the ReLU alone is applied */
     bool narrows;         /* else it widens */
     bool relu;            /* of what has been narrowed */
     const uint16_t *mask; /* of what is widened: numbers become 0 where this is not positive; NULL: none do */
@@ -47,42 +54,94 @@ static void convert_pieces(void *context, int thread, int threads) {
         const size_t count = end - at < PIECE ? end - at : PIECE;
         uint16_t *narrow = job->narrow + at;
         if (job->mask != NULL) job->kernels->elementwise->relu_narrow_backward(count, job->mask + at, narrow, narrow);
-        if (job->narrows) gg_cpu_narrow_any(job->kernels, count, job->wide + at, narrow);
-        else gg_cpu_widen_any(job->kernels, count, narrow, job->wide + at);
+        if (job->narrows && !job->stays) gg_cpu_narrow_any(job->kernels, count, job->wide + at, narrow);
+        if (!job->narrows && !job->stays) gg_cpu_widen_any(job->kernels, count, narrow, job->wide + at);
         if (job->relu) job->kernels->elementwise->relu_narrow(count, narrow, narrow);
     }
 }
 
+typedef struct turn_job {
+    const convert_job *convert;
+    gg_cpu_images images;
+} turn_job;
+
+/* How they lie in bfloat16. */
+static gg_cpu_images images_of(const widened_op *op, const convert_job *job) {
+    const gg_op *head = &op->head;
+    const gg_shape *shape = job->output ? &head->desc.output : &head->desc.input[0];
+    const int64_t values = gg_shape_count(shape), channels = shape->size[0];
+    gg_cpu_images it = {.samples = head->desc.batch / op->parts,
+                        .channels = channels,
+                        .pixels = values / channels,
+                        .sample = values,
+                        .block = GG_LANES,
+                        .pixel = channels,
+                        .narrow = job->narrow,
+                        .lanes = job->wide};
+    switch (job->output ? head->output.layout : head->input[0].layout) {
+    case GG_LAYOUT_CHANNELS16:
+        it.pixel = GG_LANES;
+        it.block = it.pixels * GG_LANES;
+        it.sample = it.pixels * gg_lanes_padded(channels);
+        it.padded = true;
+        break;
+    case GG_LAYOUT_PLAIN:
+        it.channels = values;
+        it.pixels = 1;
+        break;
+    default: break; /* NHWC */
+    }
+    return it;
+}
+
+static void turn_blocks(void *context, int thread, int threads) {
+    const turn_job *job = context;
+    const gg_cpu_layout *kernels = job->convert->kernels->layout;
+    const int64_t blocks = gg_lanes_padded(job->images.channels) / GG_LANES;
+    size_t begin, end;
+    gg_parallel_split((size_t)(blocks * job->images.pixels), 1, thread, threads, &begin, &end);
+    (job->convert->narrows ? kernels->narrow_images : kernels->widen_images)(&job->images, (int64_t)begin,
+                                                                             (int64_t)end);
+}
+
+/* Where images are turned, a ReLU is applied before or behind it to what lies together. */
+static void convert(const widened_op *op, convert_job job) {
+    const int threads = gg_cpu_threads_for(op->device, job.n);
+    job.kernels = gg_cpu_device_kernels(op->device);
+    job.stays = op->turned;
+    if (!op->turned || job.mask != NULL) gg_parallel_run(threads, convert_pieces, &job);
+    if (!op->turned) return;
+    turn_job turn = {.convert = &job, .images = images_of(op, &job)};
+    gg_parallel_run(threads, turn_blocks, &turn);
+    if (job.relu) gg_parallel_run(threads, convert_pieces, &job);
+}
+
 /* The input, which is not written. */
 static float *widen_input(const widened_op *op, const gg_op_args *args) {
-    const convert_job job = {.kernels = gg_cpu_device_kernels(op->device),
-                             .n = op->inputs,
-                             .narrow = (uint16_t *)(uintptr_t)args->input[0],
-                             .wide = (float *)((char *)args->scratch + op->input)};
-    gg_parallel_run(gg_cpu_threads_for(op->device, job.n), convert_pieces, (void *)(uintptr_t)&job);
-    return job.wide;
+    float *wide = (float *)((char *)args->scratch + op->input);
+    convert(op, (convert_job){.n = op->inputs, .narrow = (uint16_t *)(uintptr_t)args->input[0], .wide = wide});
+    return wide;
 }
 
 /* What has the output's shape; `masked`: the error behind a ReLU is left in it. */
 static float *widen_outputs(const widened_op *op, const gg_op_args *args, const void *from, size_t offset,
                             bool masked) {
-    convert_job job = {.kernels = gg_cpu_device_kernels(op->device),
-                       .n = op->outputs,
-                       .mask = masked ? args->output : NULL,
-                       .narrow = (uint16_t *)(uintptr_t)from,
-                       .wide = (float *)((char *)args->scratch + offset)};
-    gg_parallel_run(gg_cpu_threads_for(op->device, job.n), convert_pieces, &job);
-    return job.wide;
+    float *wide = (float *)((char *)args->scratch + offset);
+    convert(op, (convert_job){.n = op->outputs,
+                              .output = true,
+                              .mask = masked ? args->output : NULL,
+                              .narrow = (uint16_t *)(uintptr_t)from,
+                              .wide = wide});
+    return wide;
 }
 
-static void narrow_result(const widened_op *op, size_t n, float *from, void *out, bool relu) {
-    convert_job job = {.kernels = gg_cpu_device_kernels(op->device),
-                       .n = n,
-                       .narrows = true,
-                       .relu = relu,
-                       .narrow = out,
-                       .wide = from};
-    gg_parallel_run(gg_cpu_threads_for(op->device, n), convert_pieces, &job);
+static void narrow_output(const widened_op *op, float *from, void *out, bool relu) {
+    convert(op, (convert_job){
+                    .n = op->outputs, .output = true, .narrows = true, .relu = relu, .narrow = out, .wide = from});
+}
+
+static void narrow_grad_input(const widened_op *op, float *from, void *out) {
+    convert(op, (convert_job){.n = op->inputs, .narrows = true, .narrow = out, .wide = from});
 }
 
 static gg_op_args args_of_part(const widened_op *op, const gg_op_args *args, int64_t part) {
@@ -121,7 +180,7 @@ static gg_status forward_part(const widened_op *op, const gg_op_args *args, int6
     wide.input[0] = widen_input(op, args);
     wide.output = output;
     GG_TRY(gg_op_forward(op->inner, &wide));
-    narrow_result(op, op->outputs, output, args->output, op->head.desc.activation == GG_ACTIVATION_RELU);
+    narrow_output(op, output, args->output, op->head.desc.activation == GG_ACTIVATION_RELU);
 cleanup:
     (void)part;
     return status;
@@ -175,7 +234,7 @@ static gg_status data_part(const widened_op *op, const gg_op_args *args, int64_t
     }
     if (args->grad_input[0] != NULL) wide.grad_input[0] = grad_input;
     GG_TRY(op->data->type->backward_data(op->data, &wide));
-    if (args->grad_input[0] != NULL) narrow_result(op, op->inputs, grad_input, args->grad_input[0], false);
+    if (args->grad_input[0] != NULL) narrow_grad_input(op, grad_input, args->grad_input[0]);
 cleanup:
     (void)part;
     return status;
@@ -213,10 +272,10 @@ static void lay_out_scratch(widened_op *op) {
     const gg_op *inner = op->inner;
     const size_t most = larger(inner->scratch_bytes, op->data->scratch_bytes);
     size_t bytes = gg_aligned(most);
-    op->input = lay_out_numbers(&bytes, op->inputs);
-    op->output = lay_out_numbers(&bytes, op->outputs);
-    op->error = inner->backward_needs_output ? lay_out_numbers(&bytes, op->outputs) : op->output;
-    op->grad_input = inner->type->backward_weights == NULL ? lay_out_numbers(&bytes, op->inputs) : op->input;
+    op->input = lay_out_numbers(&bytes, op->wide_inputs);
+    op->output = lay_out_numbers(&bytes, op->wide_outputs);
+    op->error = inner->backward_needs_output ? lay_out_numbers(&bytes, op->wide_outputs) : op->output;
+    op->grad_input = inner->type->backward_weights == NULL ? lay_out_numbers(&bytes, op->wide_inputs) : op->input;
     if (op->parts > 1 && op->head.desc.training)
         op->gradient = lay_out_numbers(&bytes, op->weights + GG_LANES + op->biases);
     op->head.scratch_bytes = bytes;
@@ -241,10 +300,15 @@ static int64_t parts_of(const gg_op_desc *desc) {
     return parts;
 }
 
+/* Of what the operation has in this format. */
+static size_t numbers_of(const gg_op *op, bool output, gg_format format) {
+    const size_t each = format.dtype == GG_FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+    return gg_format_bytes(format, output ? &op->desc.output : &op->desc.input[0], op->desc.batch) / each;
+}
+
 static size_t narrow_bytes(const gg_op *op, bool output) {
-    const gg_layout layout = output ? op->output.layout : op->input[0].layout;
-    return gg_format_bytes((gg_format){GG_BFLOAT16, layout}, output ? &op->desc.output : &op->desc.input[0],
-                           op->desc.batch);
+    const gg_format format = {GG_BFLOAT16, output ? op->output.layout : op->input[0].layout};
+    return numbers_of(op, output, format) * sizeof(uint16_t);
 }
 
 /* Whether operations of a part can be run for all parts: activations lie alike, and each part of them begins where
@@ -280,24 +344,48 @@ cleanup:
     return status;
 }
 
-gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cpu_create_fn create, gg_op **out) {
+static gg_status widened_check(const gg_op_desc *desc) {
     gg_status status = GG_OK;
-    gg_op *inner = NULL, *data = NULL;
-    void *block = NULL;
-    gg_op_desc wide = *desc;
-    int64_t parts = parts_of(desc);
-    *out = NULL;
     if (desc->inputs != 1 || desc->dtype != GG_BFLOAT16)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "%s of %d inputs in %s has no widened form", gg_op_kind_name(desc->kind),
                 desc->inputs, gg_dtype_name(desc->dtype));
     if (desc->activation != GG_ACTIVATION_NONE && desc->activation != GG_ACTIVATION_RELU)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "%s with activation %d has no widened form", gg_op_kind_name(desc->kind),
                 (int)desc->activation);
+cleanup:
+    return status;
+}
+
+/* What computes in float32. */
+static gg_op_desc wide_desc(const gg_op_desc *desc) {
+    const gg_algorithm unturned = gg_conv_unturned(desc->algorithm);
+    gg_op_desc wide = *desc;
     wide.dtype = wide.offered[0].dtype = GG_FLOAT32;
     wide.activation = GG_ACTIVATION_NONE;
+    if (unturned != GG_ALGORITHM_COUNT) {
+        wide.algorithm = unturned;
+        wide.offered[0].layout = GG_LAYOUT_BATCH_LAST;
+    }
     if (wide.algorithm == GG_ALGORITHM_WIDENED) wide.algorithm = GG_ALGORITHM_DIRECT;
+    return wide;
+}
+
+/* layout: of the input and the output in bfloat16; NULL: those of the operation in float32. */
+static gg_status create_in_layouts(gg_device *device, const gg_op_desc *desc, gg_cpu_create_fn create,
+                                   const gg_layout layout[2], gg_op **out) {
+    gg_status status = GG_OK;
+    gg_op *inner = NULL, *data = NULL;
+    void *block = NULL;
+    const gg_op_desc wide = wide_desc(desc);
+    int64_t parts = parts_of(desc);
+    *out = NULL;
+    GG_TRY(widened_check(desc));
+    if (layout != NULL && parts > 1 && desc->batch / parts % GG_LANES != 0)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "a part of %lld samples would not fill vectors",
+                (long long)(desc->batch / parts));
     GG_TRY(create_inner(device, &wide, create, &parts, &inner, &data));
-    if (inner->input[0].layout == GG_LAYOUT_BATCH_LAST || inner->output.layout == GG_LAYOUT_BATCH_LAST)
+    const bool lanes = inner->input[0].layout == GG_LAYOUT_BATCH_LAST || inner->output.layout == GG_LAYOUT_BATCH_LAST;
+    if (lanes != (layout != NULL))
         GG_FAIL(GG_ERROR_UNSUPPORTED, "bfloat16 does not lie %s", gg_layout_name(GG_LAYOUT_BATCH_LAST));
     GG_TRY(gg_calloc(1, sizeof(widened_op), "an operation", &block));
     widened_op *op = block;
@@ -305,8 +393,8 @@ gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cp
     head->type = inner->type->backward_weights != NULL ? &widened_class : &widened_class_at_once;
     head->backend = inner->backend;
     head->desc = *desc;
-    head->input[0] = (gg_format){GG_BFLOAT16, inner->input[0].layout};
-    head->output = (gg_format){GG_BFLOAT16, inner->output.layout};
+    head->input[0] = (gg_format){GG_BFLOAT16, layout != NULL ? layout[0] : inner->input[0].layout};
+    head->output = (gg_format){GG_BFLOAT16, layout != NULL ? layout[1] : inner->output.layout};
     head->prepared_bytes = larger(inner->prepared_bytes, data->prepared_bytes);
     head->prepared_once = data == inner && inner->prepared_once;
     head->saved_bytes = inner->saved_bytes;
@@ -316,8 +404,11 @@ gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cp
     op->inner = inner;
     op->data = data;
     op->parts = parts;
-    op->inputs = narrow_bytes(inner, false) / sizeof(uint16_t);
-    op->outputs = narrow_bytes(inner, true) / sizeof(uint16_t);
+    op->turned = layout != NULL;
+    op->inputs = numbers_of(inner, false, head->input[0]);
+    op->outputs = numbers_of(inner, true, head->output);
+    op->wide_inputs = numbers_of(inner, false, inner->input[0]);
+    op->wide_outputs = numbers_of(inner, true, inner->output);
     if (desc->kind == GG_OP_CONV2D) op->weights = (size_t)weights_of(desc), op->biases = (size_t)desc->output.size[0];
     if (desc->training && inner->type->backward_weights != NULL && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) {
         op->keeps = parts == 1;
@@ -329,5 +420,22 @@ gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cp
 cleanup:
     if (data != inner) gg_op_destroy(data);
     gg_op_destroy(inner);
+    return status;
+}
+
+gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cpu_create_fn create, gg_op **out) {
+    return create_in_layouts(device, desc, create, NULL, out);
+}
+
+gg_status gg_cpu_turned_create(gg_device *device, const gg_op_desc *desc, gg_layout input, gg_layout output,
+                               gg_cpu_create_fn create, gg_op **out) {
+    gg_status status = GG_OK;
+    const gg_layout layout[2] = {input, output};
+    *out = NULL;
+    for (int i = 0; i < 2; ++i)
+        if (layout[i] != GG_LAYOUT_PLAIN && layout[i] != GG_LAYOUT_NHWC && layout[i] != GG_LAYOUT_CHANNELS16)
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "images that lie %s are not turned", gg_layout_name(layout[i]));
+    GG_TRY(create_in_layouts(device, desc, create, layout, out));
+cleanup:
     return status;
 }

@@ -146,7 +146,9 @@ bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
     if (desc->kind != GG_OP_CONV2D) return false;
     if (options->device->table->numbered_algorithms) return true;
     if (options->training && op->output.layout == GG_LAYOUT_NHWC && has_tiled(options, desc)) return true;
-    if (!may_be_in_float32(options, desc) || op->output.layout != layout) return false;
+    if (!may_be_in_float32(options, desc)) return false;
+    if (desc->dtype == GG_BFLOAT16 && gg_conv_has_form(desc, layout, GG_ALGORITHM_TURNED)) return true;
+    if (op->output.layout != layout) return false;
     if (gg_conv_has_form(desc, layout, GG_ALGORITHM_WINOGRAD4)) return true;
     if (desc->dtype == GG_BFLOAT16 && gg_cpu_bfloat16_is_fast()) return true;
     return options->device->isa == GG_ISA_AMX && desc->dtype == GG_FLOAT32 && desc->input[0].size[0] >= GG_LANES &&

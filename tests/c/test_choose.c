@@ -172,6 +172,42 @@ static void test_few_channels(gg_device *native) {
     CHECK_INT(gg_choose_has_algorithms(&options, &op), gg_choose_has_algorithms(&without, &op));
 }
 
+/* In bfloat16, in vector registers: where channels leave vectors partly empty and samples do not, images may be turned,
+ * however they lie before and behind the convolution. */
+static void test_turned(gg_device *native) {
+    static const struct {
+        int64_t batch, in, out;
+        bool turned;
+    } shapes[] = {{16, 1, 20, true},   {16, 20, 50, true},  {15, 20, 50, true},  {17, 20, 50, false},
+                  {4, 20, 50, false},  {16, 16, 32, false}, {16, 3, 64, false},  {16, 17, 64, true},
+                  {16, 4, 16, false},  {16, 5, 16, true},   {16, 96, 90, false}, {32, 24, 100, true},
+                  {64, 30, 30, false}, {64, 28, 28, true}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) {
+        const gg_device vectors = {.table = native->table, .threads = 1, .isa = GG_ISA_AVX512};
+        const gg_plan_options options = {.batch = shapes[i].batch, .device = (gg_device *)(uintptr_t)&vectors};
+        gg_op op = {.desc = {.kind = GG_OP_CONV2D,
+                             .batch = shapes[i].batch,
+                             .inputs = 1,
+                             .input = {{3, {shapes[i].in, HEIGHT, WIDTH}}},
+                             .output = {3, {shapes[i].out, HEIGHT, WIDTH}},
+                             .dtype = GG_BFLOAT16,
+                             .window = windowed(GG_LAYER_CONV2D, "", 0, 1, 1, 0).window,
+                             .groups = 1},
+                    .input = {{GG_BFLOAT16, GG_LAYOUT_PLAIN}},
+                    .output = {GG_BFLOAT16, GG_LAYOUT_CHANNELS16}};
+        const bool usable = strcmp(gg_cpu_bfloat16(), "amx") != 0;
+        CHECK_INT(gg_conv_has_form(&op.desc, GG_LAYOUT_PLAIN, GG_ALGORITHM_TURNED), shapes[i].turned);
+        CHECK_INT(gg_choose_has_algorithms(&options, &op), shapes[i].turned && usable);
+        CHECK(!gg_conv_has_form(&op.desc, GG_LAYOUT_BATCH_LAST, GG_ALGORITHM_TURNED));
+        CHECK(!gg_conv_has_form(&op.desc, GG_LAYOUT_PLAIN, GG_ALGORITHM_TURNED4)); /* of 1 x 1 */
+        op.desc.groups = 2;
+        CHECK(!gg_conv_has_form(&op.desc, GG_LAYOUT_PLAIN, GG_ALGORITHM_TURNED));
+        op.desc.groups = 1;
+        op.desc.dtype = GG_FLOAT32;
+        CHECK(!gg_choose_has_algorithms(&options, &op));
+    }
+}
+
 static gg_graph *with_convolution(const convolution *c) {
     gg_graph *graph = NULL;
     const gg_layer_desc input = {.kind = GG_LAYER_INPUT, .name = "x"};
@@ -211,6 +247,7 @@ int main(void) {
     if (gg_cpu_onednn() != NULL) CHECK_OK(gg_cpu_onednn()->open(&how, &onednn));
     test_order(native);
     test_layouts(native);
+    test_turned(native);
     test_few_channels(native);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
         gg_plan_options options = {.batch = BATCH, .device = native, .fallback = native};

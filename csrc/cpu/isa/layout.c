@@ -1,5 +1,6 @@
 /* Between samples one after the other (PLAIN) and samples as lanes (BATCH_LAST), in blocks of 16 x 16. */
 #include "cpu/isa/isa.h"
+#include "cpu/isa/vectors.h"
 
 #if defined(__AVX2__)
 #include "cpu/isa/turn.h"
@@ -68,6 +69,77 @@ static void from_lanes(int64_t n, int64_t values, int64_t begin, int64_t end, co
     }
 }
 
+static int64_t blocks_of(const gg_cpu_images *images) { return (images->channels + L - 1) / L; }
+
+/* The block's numbers of the first sample, and of its channels the row of the first, and the rows that there are. */
+typedef struct image_block {
+    uint16_t *narrow;
+    float *lanes;
+    int64_t rows;
+} image_block;
+
+static image_block block_at(const gg_cpu_images *images, int64_t at) {
+    const int64_t pixel = at / blocks_of(images), block = at % blocks_of(images);
+    return (image_block){.narrow = images->narrow + block * images->block + pixel * images->pixel,
+                         .lanes =
+                             images->lanes + (block * L * images->pixels + pixel) * gg_lanes_padded(images->samples),
+                         .rows = at_most_lanes(images->channels - block * L)};
+}
+
+static void widen_row(const uint16_t *in, int64_t n, float out[L]) {
+    uint16_t part[L] = {0};
+    if (n < L) in = memcpy(part, in, (size_t)n * sizeof *in);
+    for (size_t i = 0; i < L; i += FLOATS) *(floats *)(out + i) = load_narrow(in + i);
+}
+
+static void narrow_row(const float in[L], int64_t n, uint16_t *out) {
+    uint16_t part[L], *to = n < L ? part : out;
+    for (size_t i = 0; i < L; i += FLOATS) *(halves *)(to + i) = narrowed(rounded_words(load(in + i)));
+    if (n < L) memcpy(out, part, (size_t)n * sizeof *out);
+}
+
+static void widen_images(const gg_cpu_images *images, int64_t begin, int64_t end) {
+    const int64_t padded = gg_lanes_padded(images->samples), row = images->pixels * padded;
+    _Alignas(64) float block[L * L], turned[L * L];
+    for (int64_t at = begin; at < end; ++at) {
+        const image_block it = block_at(images, at);
+        const int64_t columns = images->padded ? L : it.rows;
+        for (int64_t s = 0; s < padded; s += L) {
+            const int64_t samples = at_most_lanes(images->samples - s);
+            if (samples < L) memset(block, 0, sizeof block);
+            for (int64_t i = 0; i < samples; ++i)
+                widen_row(it.narrow + (s + i) * images->sample, columns, block + i * L);
+            if (it.rows == L) {
+                transpose_block(block, L, it.lanes + s, row);
+                continue;
+            }
+            transpose_block(block, L, turned, L);
+            for (int64_t j = 0; j < it.rows; ++j) memcpy(it.lanes + s + j * row, turned + j * L, L * sizeof(float));
+        }
+    }
+}
+
+static void narrow_images(const gg_cpu_images *images, int64_t begin, int64_t end) {
+    const int64_t padded = gg_lanes_padded(images->samples), row = images->pixels * padded;
+    _Alignas(64) float block[L * L], turned[L * L];
+    for (int64_t at = begin; at < end; ++at) {
+        const image_block it = block_at(images, at);
+        const int64_t columns = images->padded ? L : it.rows;
+        if (it.rows < L) memset(block, 0, sizeof block);
+        for (int64_t s = 0; s < padded; s += L) {
+            const int64_t samples = at_most_lanes(images->samples - s);
+            if (it.rows == L) {
+                transpose_block(it.lanes + s, row, turned, L);
+            } else {
+                for (int64_t j = 0; j < it.rows; ++j) memcpy(block + j * L, it.lanes + s + j * row, L * sizeof(float));
+                transpose_block(block, L, turned, L);
+            }
+            for (int64_t i = 0; i < samples; ++i)
+                narrow_row(turned + i * L, columns, it.narrow + (s + i) * images->sample);
+        }
+    }
+}
+
 static void row_from_bytes(int64_t n, const uint8_t *in, float scale, float shift, float *out) {
     for (int64_t i = 0; i < n; ++i) out[i] = scale * (float)in[i] + shift;
 }
@@ -84,16 +156,16 @@ static int64_t gather_row(const gg_gather_args *args, int64_t sample) {
     return args->index != NULL ? (int64_t)args->index[sample] : sample;
 }
 
-/* How sixteen values of a sample from `value` on are scaled. */
+/* How sixteen values of a sample from `first` on are scaled. */
 typedef struct scaling {
     _Alignas(64) float scale[L];
     float shift[L];
 } scaling;
 
-static void find_scaling(const gg_gather_args *args, int64_t value, scaling *out) {
+static void find_scaling(const gg_gather_args *args, int64_t first, scaling *out) {
     const int64_t each = args->runs > 0 ? args->values / args->runs : 0;
     for (int64_t j = 0; j < L; ++j) {
-        const int64_t at = value + j < args->values ? value + j : args->values - 1;
+        const int64_t at = first + j < args->values ? first + j : args->values - 1;
         const int64_t run = each > 0 ? at / each : 0;
         out->scale[j] = each > 0 ? args->scales[run] : args->scale;
         out->shift[j] = each > 0 ? args->scales[args->runs + run] : args->shift;
@@ -113,14 +185,14 @@ static void block_from_numbers(int64_t n, const int32_t *in, const scaling *s, f
 }
 
 #if defined(__AVX512F__)
-/* A whole block of bytes, transposed in registers: 16 x 16 values from `value` on of the samples from `sample` on. */
-static void gather_bytes(const gg_gather_args *args, const scaling *s, int64_t sample, int64_t value, float *to,
+/* A whole block of bytes, transposed in registers: 16 x 16 values from `first` on of the samples from `sample` on. */
+static void gather_bytes(const gg_gather_args *args, const scaling *s, int64_t sample, int64_t first, float *to,
                          int64_t to_row) {
     const __m512 scale = _mm512_load_ps(s->scale), shift = _mm512_load_ps(s->shift);
     __m512 a[L];
 #pragma GCC unroll 16
     for (int i = 0; i < L; ++i) {
-        const uint8_t *in = (const uint8_t *)args->rows + gather_row(args, sample + i) * args->values + value;
+        const uint8_t *in = (const uint8_t *)args->rows + gather_row(args, sample + i) * args->values + first;
         const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)in));
         a[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(wide), scale, shift);
     }
@@ -131,12 +203,12 @@ static void gather_bytes(const gg_gather_args *args, const scaling *s, int64_t s
 #endif
 
 /* Sixteen values of sixteen samples, scaled; zeros where there is no sample. */
-static void gather_block(const gg_gather_args *args, const scaling *s, int64_t sample, int64_t value,
+static void gather_block(const gg_gather_args *args, const scaling *s, int64_t sample, int64_t first,
                          float block[L * L]) {
-    const int64_t rows = at_most_lanes(args->n - sample), columns = at_most_lanes(args->values - value);
+    const int64_t rows = at_most_lanes(args->n - sample), columns = at_most_lanes(args->values - first);
     if (rows < L || columns < L) memset(block, 0, L * L * sizeof(float));
     for (int64_t i = 0; i < rows; ++i) {
-        const int64_t at = gather_row(args, sample + i) * args->values + value;
+        const int64_t at = gather_row(args, sample + i) * args->values + first;
         if (args->dtype == GG_UINT8) {
             const uint8_t *in = (const uint8_t *)args->rows + at;
             if (columns == L) block_from_bytes(L, in, s, block + i * L);
@@ -211,4 +283,9 @@ static void layout_gather(const gg_gather_args *args, int64_t begin, int64_t end
 }
 
 const gg_cpu_layout GG_VARIANT(gg_cpu_layout) = {
-    .gather = layout_gather, .to_lanes = to_lanes, .from_lanes = from_lanes};
+    .gather = layout_gather,
+    .to_lanes = to_lanes,
+    .from_lanes = from_lanes,
+    .widen_images = widen_images,
+    .narrow_images = narrow_images,
+};

@@ -460,7 +460,7 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     gg_op *op = NULL;
     *out = NULL;
     GG_TRY(native_conv2d_check(desc));
-    if (desc->algorithm == GG_ALGORITHM_WIDENED)
+    if (desc->algorithm == GG_ALGORITHM_WIDENED || gg_conv_unturned(desc->algorithm) != GG_ALGORITHM_COUNT)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "the direct convolution here lies %s", gg_layout_name(GG_LAYOUT_BATCH_LAST));
     if (desc->algorithm == GG_ALGORITHM_TILED) {
         status = gg_native_image_conv_create(device, desc, out);

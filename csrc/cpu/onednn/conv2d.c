@@ -1,5 +1,7 @@
 /* Convolution. Weights and their gradients are float32 and have PyTorch's layout. Weights are prepared in the kernels'
  * layouts and type; reorders of their gradients use scratch memory and cost little compared with the convolution. */
+#include "base/cpu.h"
+#include "cpu/native/native.h"
 #include "cpu/onednn/common.h"
 
 typedef struct conv {
@@ -252,6 +254,26 @@ static gg_status onednn_conv2d_direct(gg_device *device, const gg_op_desc *desc,
     return create_direct(device, desc, out, NULL);
 }
 
+/* By own kernels, in the layouts that the convolution has here without turning images. */
+static gg_status create_turned(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    gg_op *here = NULL;
+    gg_op_desc own = *desc;
+    own.algorithm = gg_cpu_bfloat16_is_fast() ? GG_ALGORITHM_DIRECT : GG_ALGORITHM_WIDENED;
+    own.passes = 0;
+    if (desc->dtype != GG_BFLOAT16 || !gg_conv_has_form(desc, desc->offered[0].layout, desc->algorithm))
+        GG_FAIL(GG_ERROR_UNSUPPORTED,
+                "images are turned for convolutions in bfloat16 without groups and dilation, of channels that fill "
+                "vectors of %d less than samples do",
+                GG_LANES);
+    GG_TRY(gg_dnn_conv2d_create(device, &own, &here));
+    GG_TRY(
+        gg_cpu_turned_create(device, desc, here->input[0].layout, here->output.layout, gg_native_conv2d_create, out));
+cleanup:
+    gg_op_destroy(here);
+    return status;
+}
+
 /* Where oneDNN has no fast kernel for a pass in bfloat16 (the gradient of the weights of an image of one channel,
  * without AMX), all that the operation has are computed in float32: in evaluation the others are not. */
 gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
@@ -259,6 +281,10 @@ gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op 
     const bool widened = desc->algorithm == GG_ALGORITHM_WIDENED;
     bool slow = false;
     *out = NULL;
+    if (gg_conv_unturned(desc->algorithm) != GG_ALGORITHM_COUNT) {
+        status = create_turned(device, desc, out);
+        goto cleanup;
+    }
     if (!widened) GG_TRY(create_direct(device, desc, out, &slow));
     if (!widened && (!slow || desc->dtype != GG_BFLOAT16)) goto cleanup;
     gg_op_destroy(*out);
