@@ -2,14 +2,13 @@
  * inputs and errors. The kernels are those of the whole gradient, and sums over the samples begin and end as there, so
  * the bits are the same.
  *
- * Inputs are kept as panels of columns, and errors as rows with one lane a sample; or both as split or paired products
- * read them, where the whole gradient is one. */
+ * Inputs are kept as panels of columns, and errors as rows with one lane a sample; or both packed, where the whole
+ * gradient is a packed product. */
 #include <string.h>
 
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
-#include "cpu/sgemm_paired.h"
-#include "cpu/sgemm_split.h"
+#include "cpu/packed_products.h"
 #include "cpu/shared.h"
 
 /* Elements of the rows that a thread computes at a time: about, and at most, where kernels want several long rows. */
@@ -18,18 +17,8 @@
 /* Of long rows: products of fewer would wait for their operands. */
 #define LEAST_ROWS 4
 
-static const gg_split_kernels *split_of(const gg_device *device, const gg_gradient_factors *f) {
-    return gg_weight_gradient_is_split(device->isa, f->batch, f->in) ? gg_split_kernels_for(device->isa) : NULL;
-}
-
-static const gg_paired_kernels *paired_of(const gg_device *device, const gg_gradient_factors *f) {
-    const bool paired = split_of(device, f) == NULL && gg_weight_gradient_is_paired(device->isa, f->batch, f->in);
-    return paired ? gg_paired_kernels_for(device->isa) : NULL;
-}
-
-/* Of paired products: of all parts of `count` vectors. */
-static size_t grouped_bytes(const gg_gradient_factors *f, int64_t count) {
-    return (size_t)(gg_paired_parts(f->batch) * gg_paired_part_step(count, f->batch)) * sizeof(float);
+static const gg_packed_products *packed_of(const gg_device *device, const gg_gradient_factors *f) {
+    return gg_packed_gradient_for(device->isa, f->batch, f->in);
 }
 
 static int64_t panel_floats(const gg_device *device, const gg_gradient_factors *f) {
@@ -49,20 +38,17 @@ static int64_t fetched_beside(const gg_device *device, const gg_gradient_factors
  * it stands for. */
 bool gg_cpu_factors(const gg_device *device, gg_gradient_factors *f) {
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
-    const bool split = split_of(device, f) != NULL, paired = paired_of(device, f) != NULL;
-    const int64_t step = split ? 2 * GG_SPLIT_SIDE : paired ? GG_PAIRED_LANES : kernels->tile_rows;
-    const int64_t least = split || paired ? step : LEAST_ROWS, fit = ROWS_ELEMENTS / f->in;
-    if (!split && !paired && f->batch > GG_SGEMM_TERMS) return false;
+    const gg_packed_products *packed = packed_of(device, f);
+    const int64_t step = packed != NULL ? packed->granule : kernels->tile_rows;
+    const int64_t least = packed != NULL ? step : LEAST_ROWS, fit = ROWS_ELEMENTS / f->in;
+    if (packed == NULL && f->batch > GG_SGEMM_TERMS) return false;
     f->rows = fit >= step ? fit / step * step : fit > least ? fit : least;
     if (f->rows * f->in > MOST_ROWS_ELEMENTS) return false;
-    f->fetched = split || paired ? 0 : (int)fetched_beside(device, f, f->rows);
+    f->fetched = packed != NULL ? 0 : (int)fetched_beside(device, f, f->rows);
     f->rows *= device->threads;
-    if (split) {
-        f->input_bytes = (size_t)gg_split_packed(f->in, f->batch) * sizeof(uint16_t);
-        f->error_bytes = (size_t)gg_split_packed(f->out, f->batch) * sizeof(uint16_t);
-    } else if (paired) {
-        f->input_bytes = grouped_bytes(f, f->in);
-        f->error_bytes = grouped_bytes(f, f->out);
+    if (packed != NULL) {
+        f->input_bytes = packed->side_bytes(f->in, f->batch);
+        f->error_bytes = packed->side_bytes(f->out, f->batch);
     } else {
         const int64_t panels = gg_block_count(f->in, kernels->panel);
         f->input_bytes = (size_t)(panels * panel_floats(device, f)) * sizeof(float);
@@ -76,9 +62,8 @@ typedef struct keep_job {
     const gg_device *device;
     const gg_gradient_factors *factors;
     const gg_vectors *from;
-    const gg_split_kernels *split;
-    const gg_paired_kernels *paired;
-    bool columns; /* of split products: else rows */
+    const gg_packed_products *packed;
+    bool columns; /* of packed products: else rows */
     void *out;
 } keep_job;
 
@@ -89,31 +74,17 @@ static const float *feature_at(const gg_vectors *from, int64_t feature, bool *la
     return (const float *)from->data + (*lanes ? feature * *step : feature);
 }
 
-static void keep_tiles(void *context, int thread, int threads) {
+static void keep_packed(void *context, int thread, int threads) {
     const keep_job *j = context;
-    const int64_t batch = j->factors->batch;
+    gg_packed_side side = {
+        .count = j->from->features, .terms = j->factors->batch, .columns = j->columns, .out = j->out};
     size_t begin, end;
     bool lanes;
-    gg_parallel_split((size_t)j->from->features, 2 * GG_SPLIT_SIDE, thread, threads, &begin, &end);
+    gg_parallel_split((size_t)side.count, (size_t)j->packed->granule, thread, threads, &begin, &end);
     if (begin == end) return;
-    gg_split_pack pack = {.count = (int64_t)(end - begin),
-                          .terms = batch,
-                          .out = (uint16_t *)j->out + gg_split_packed((int64_t)begin, batch)};
-    pack.from = feature_at(j->from, (int64_t)begin, &lanes, &pack.step);
-    pack.across = !lanes;
-    if (j->columns) j->split->pack_cols(&pack);
-    else j->split->pack_rows(&pack);
-}
-
-static void keep_groups(void *context, int thread, int threads) {
-    const keep_job *j = context;
-    gg_paired_side side = {.count = j->from->features, .terms = j->factors->batch, .out = j->out};
-    size_t begin, end;
-    bool lanes;
-    gg_parallel_split((size_t)side.count, GG_PAIRED_LANES, thread, threads, &begin, &end);
     side.from = feature_at(j->from, 0, &lanes, &side.step);
     side.across = !lanes;
-    gg_paired_pack_side(j->paired, &side, (int64_t)begin, (int64_t)end);
+    j->packed->pack(j->device->isa, &side, (int64_t)begin, (int64_t)end);
 }
 
 static void keep_panels(void *context, int thread, int threads) {
@@ -131,15 +102,10 @@ static void keep_panels(void *context, int thread, int threads) {
 }
 
 static void keep(gg_device *device, const gg_gradient_factors *f, const gg_vectors *from, bool columns, void *out) {
-    keep_job job = {.device = device,
-                    .factors = f,
-                    .from = from,
-                    .split = split_of(device, f),
-                    .paired = paired_of(device, f),
-                    .columns = columns,
-                    .out = out};
+    keep_job job = {
+        .device = device, .factors = f, .from = from, .packed = packed_of(device, f), .columns = columns, .out = out};
     const int threads = gg_cpu_threads_for(device, (size_t)(from->features * from->batch));
-    gg_parallel_run(threads, job.split != NULL ? keep_tiles : job.paired != NULL ? keep_groups : keep_panels, &job);
+    gg_parallel_run(threads, job.packed != NULL ? keep_packed : keep_panels, &job);
 }
 
 void gg_cpu_keep_input(gg_device *device, const gg_gradient_factors *f, const gg_vectors *input, void *out) {
@@ -147,7 +113,7 @@ void gg_cpu_keep_input(gg_device *device, const gg_gradient_factors *f, const gg
 }
 
 void gg_cpu_keep_error(gg_device *device, const gg_gradient_factors *f, const gg_vectors *error, void *out) {
-    if (split_of(device, f) != NULL || paired_of(device, f) != NULL) keep(device, f, error, false, out);
+    if (packed_of(device, f) != NULL) keep(device, f, error, false, out);
     else if (error->layout == GG_LAYOUT_BATCH_LAST) memcpy(out, error->data, f->error_bytes);
     else gg_cpu_transpose(device, f->batch, f->out, true, error->data, out);
 }
@@ -155,53 +121,32 @@ void gg_cpu_keep_error(gg_device *device, const gg_gradient_factors *f, const gg
 typedef struct rows_job {
     const gg_device *device;
     const gg_gradient_factors *factors;
-    const gg_split_kernels *split;
-    const gg_paired_kernels *paired;
+    const gg_packed_products *packed;
     const void *input, *error;
     const gg_gradient_rows *rows;
 } rows_job;
-
-/* Rows [first, first + m), where `first` begins a group. */
-static void compute_paired(const rows_job *j, int64_t first, int64_t m, float *out) {
-    const gg_gradient_factors *f = j->factors;
-    const int64_t group = gg_paired_group_step(f->batch);
-    for (int64_t part = 0; part < gg_paired_parts(f->batch); ++part)
-        j->paired->multiply(
-            &(gg_paired_product){.m = m,
-                                 .n = f->in,
-                                 .terms = gg_paired_part(f->batch, part + 1) - gg_paired_part(f->batch, part),
-                                 .a = (const float *)j->error + part * gg_paired_part_step(f->out, f->batch) +
-                                      first / GG_PAIRED_LANES * group,
-                                 .b = (const float *)j->input + part * gg_paired_part_step(f->in, f->batch),
-                                 .a_group = group,
-                                 .b_group = group,
-                                 .c = out,
-                                 .c_row = f->in,
-                                 .add = part > 0});
-}
 
 /* A thread's rows are those, but for a few, that it updates when the elements are divided among as many threads. */
 static void compute_rows(void *context, int thread, int threads) {
     const rows_job *j = context;
     const gg_gradient_factors *f = j->factors;
-    const int64_t lanes = gg_lanes_padded(f->batch), group = gg_split_group(f->batch);
+    const int64_t lanes = gg_lanes_padded(f->batch);
     size_t begin, end;
-    const size_t grain = j->split != NULL ? 2 * GG_SPLIT_SIDE : j->paired != NULL ? GG_PAIRED_LANES : 1;
+    const size_t grain = j->packed != NULL ? (size_t)j->packed->granule : 1;
     gg_parallel_split((size_t)j->rows->count, grain, thread, threads, &begin, &end);
     const int64_t first = j->rows->first + (int64_t)begin, m = (int64_t)(end - begin), at = (int64_t)begin * f->in;
     float *out = j->rows->out + at;
     if (m == 0) return;
-    if (j->split != NULL)
-        j->split->multiply(&(gg_split_product){.m = m,
-                                               .n = f->in,
-                                               .terms = f->batch,
-                                               .a = (const uint16_t *)j->error + gg_split_packed(first, f->batch),
-                                               .b = j->input,
-                                               .a_group = group,
-                                               .b_group = group,
-                                               .c = out,
-                                               .c_row = f->in});
-    else if (j->paired != NULL) compute_paired(j, first, m, out);
+    if (j->packed != NULL)
+        j->packed->multiply(j->device->isa, &(gg_packed_product){.m = m,
+                                                                 .n = f->in,
+                                                                 .terms = f->batch,
+                                                                 .a = j->error,
+                                                                 .b = j->input,
+                                                                 .a_count = f->out,
+                                                                 .first = first,
+                                                                 .c = out,
+                                                                 .c_row = f->in});
     else
         gg_gemm_kernels_for(j->device->isa)
             ->panels(&(gg_panels){.m = m,
@@ -221,12 +166,7 @@ static void compute_rows(void *context, int thread, int threads) {
 
 void gg_cpu_gradient_rows(gg_device *device, const gg_gradient_factors *f, const void *input, const void *error,
                           const gg_gradient_rows *rows) {
-    rows_job job = {.device = device,
-                    .factors = f,
-                    .split = split_of(device, f),
-                    .paired = paired_of(device, f),
-                    .input = input,
-                    .error = error,
-                    .rows = rows};
+    rows_job job = {
+        .device = device, .factors = f, .packed = packed_of(device, f), .input = input, .error = error, .rows = rows};
     gg_parallel_run(gg_cpu_threads_for(device, (size_t)(rows->count * f->in)), compute_rows, &job);
 }

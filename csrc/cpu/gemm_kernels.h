@@ -156,8 +156,8 @@ const gg_gemm_kernels *gg_gemm_kernels_for(gg_isa isa);
 
 /* General product of row-major matrices, C = op(A)*op(B), on top of a bias: op(A) is m x k, op(B) k x n, C m x n; op
  * transposes where asked, and lda, ldb, ldc are the distances of rows as stored. Parts of both are packed into scratch
- * of gg_sgemm_scratch bytes, 64-byte aligned. The bits do not depend on the number of threads. A level that has split
- * or paired products (cpu/split_kernels.h, cpu/paired_kernels.h) uses them where they are faster. */
+ * of gg_sgemm_scratch bytes, 64-byte aligned. The bits do not depend on the number of threads. A level that has packed
+ * products (cpu/packed_products.h) uses them where they are faster. */
 typedef struct gg_sgemm {
     int64_t m, n, k;
     const float *a, *b;

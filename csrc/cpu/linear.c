@@ -3,92 +3,42 @@
 
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
-#include "cpu/sgemm_paired.h"
-#include "cpu/sgemm_split.h"
+#include "cpu/packed_products.h"
 #include "cpu/shared.h"
 
 typedef struct job {
     const gg_gemm_kernels *kernels;
-    const gg_split_kernels *split;   /* NULL: not by split products */
-    const gg_paired_kernels *paired; /* NULL: nor by paired ones */
+    const gg_packed_products *packed; /* NULL: by multiply-adds */
+    gg_isa isa;
     const gg_weight_gradient_args *args;
 } job;
 
-/* The product by split products, in blocks whose tiles fit on the stack. The sums stop where the kernels stop them, so
- * their bits are those of the whole gradient. */
-static void split_run(const gg_split_kernels *kernels, const gg_multiply *it) {
-    enum { TERMS = GG_SPLIT_SUM, ROWS = 2 * GG_SPLIT_SIDE, COLS = 64, TILES = TERMS / GG_SPLIT_TERMS * GG_SPLIT_PARTS };
-    _Alignas(64) uint16_t rows[ROWS / GG_SPLIT_SIDE * TILES * GG_SPLIT_TILE];
-    _Alignas(64) uint16_t cols[COLS / GG_SPLIT_SIDE * TILES * GG_SPLIT_TILE];
-    for (int64_t j = 0; j < it->n; j += COLS)
-        for (int64_t l = 0; l < it->k; l += TERMS) {
-            const int64_t terms = it->k - l < TERMS ? it->k - l : TERMS, n = it->n - j < COLS ? it->n - j : COLS;
-            const gg_split_pack pack_cols = {.count = n,
-                                             .terms = terms,
-                                             .from = it->b + l * it->b_row + j,
-                                             .step = it->b_row,
-                                             .across = true,
-                                             .out = cols};
-            kernels->pack_cols(&pack_cols);
-            for (int64_t i = 0; i < it->m; i += ROWS) {
-                const int64_t m = it->m - i < ROWS ? it->m - i : ROWS;
-                const gg_split_pack pack_rows = {.count = m,
-                                                 .terms = terms,
-                                                 .from = it->a + l * it->a_step + i,
-                                                 .step = it->a_step,
-                                                 .across = true,
-                                                 .out = rows};
-                const gg_split_product product = {.m = m,
-                                                  .n = n,
-                                                  .terms = terms,
-                                                  .a = rows,
-                                                  .b = cols,
-                                                  .a_group = gg_split_group(terms),
-                                                  .b_group = gg_split_group(terms),
-                                                  .c = it->c + i * it->c_row + j,
-                                                  .c_row = it->c_row,
-                                                  .add = l > 0};
-                kernels->pack_rows(&pack_rows);
-                kernels->multiply(&product);
-            }
-        }
-}
-
-/* The same by paired products. */
-static void paired_run(const gg_paired_kernels *kernels, const gg_multiply *it) {
-    enum { ROWS = 4 * GG_PAIRED_LANES, COLS = 8 * GG_PAIRED_LANES };
-    _Alignas(64) float rows[GG_PAIRED_ROOM * ROWS / GG_PAIRED_LANES], cols[GG_PAIRED_ROOM * COLS / GG_PAIRED_LANES];
-    for (int64_t j = 0; j < it->n; j += COLS)
-        for (int64_t part = 0; part < gg_paired_parts(it->k); ++part) {
-            const int64_t l = gg_paired_part(it->k, part), terms = gg_paired_part(it->k, part + 1) - l;
-            const int64_t n = it->n - j < COLS ? it->n - j : COLS;
-            const gg_paired_pack pack_cols = {.count = n,
-                                              .terms = terms,
-                                              .from = it->b + l * it->b_row + j,
-                                              .step = it->b_row,
-                                              .across = true,
-                                              .out = cols};
-            kernels->pack(&pack_cols);
-            for (int64_t i = 0; i < it->m; i += ROWS) {
-                const int64_t m = it->m - i < ROWS ? it->m - i : ROWS;
-                const gg_paired_pack pack_rows = {.count = m,
-                                                  .terms = terms,
-                                                  .from = it->a + l * it->a_step + i,
-                                                  .step = it->a_step,
-                                                  .across = true,
-                                                  .out = rows};
-                const gg_paired_product product = {.m = m,
-                                                   .n = n,
-                                                   .terms = terms,
-                                                   .a = rows,
-                                                   .b = cols,
-                                                   .a_group = gg_paired_group(terms),
-                                                   .b_group = gg_paired_group(terms),
-                                                   .c = it->c + i * it->c_row + j,
-                                                   .c_row = it->c_row,
-                                                   .add = part > 0};
-                kernels->pack(&pack_rows);
-                kernels->multiply(&product);
+/* By packed products, in blocks that fit on the stack. The sums stop where they are cut in the whole gradient, so their
+ * bits are those. */
+static void packed_run(const gg_packed_products *packed, gg_isa isa, const gg_multiply *it) {
+    _Alignas(64) unsigned char rows[GG_PACKED_BLOCK_BYTES], cols[2 * GG_PACKED_BLOCK_BYTES];
+    const int64_t most_rows = packed->block, most_cols = 2 * packed->block;
+    gg_packed_side a = {.step = it->a_step, .across = true, .out = rows};
+    gg_packed_side b = {.step = it->b_row, .across = true, .columns = true, .out = cols};
+    for (int64_t j = 0; j < it->n; j += most_cols)
+        for (int64_t part = 0, l; (l = packed->part_begin(it->k, part)) < it->k; ++part) {
+            a.terms = b.terms = packed->part_begin(it->k, part + 1) - l;
+            b.count = it->n - j < most_cols ? it->n - j : most_cols;
+            b.from = it->b + l * it->b_row + j;
+            packed->pack(isa, &b, 0, b.count);
+            for (int64_t i = 0; i < it->m; i += most_rows) {
+                a.count = it->m - i < most_rows ? it->m - i : most_rows;
+                a.from = it->a + l * it->a_step + i;
+                packed->pack(isa, &a, 0, a.count);
+                packed->multiply(isa, &(gg_packed_product){.m = a.count,
+                                                           .n = b.count,
+                                                           .terms = a.terms,
+                                                           .a = rows,
+                                                           .b = cols,
+                                                           .a_count = a.count,
+                                                           .c = it->c + i * it->c_row + j,
+                                                           .c_row = it->c_row,
+                                                           .add = part > 0});
             }
         }
 }
@@ -112,8 +62,7 @@ static void run_of(const job *j, int64_t begin, int64_t end) {
             .c_row = args->in,
             .part_of = args->in,
         };
-        if (j->split != NULL) split_run(j->split, &product);
-        else if (j->paired != NULL) paired_run(j->paired, &product);
+        if (j->packed != NULL) packed_run(j->packed, j->isa, &product);
         else j->kernels->multiply(&product, 0, gg_block_count(product.m, j->kernels->tile_rows));
         i += product.m * product.n;
     }
@@ -127,11 +76,9 @@ static void weight_gradient_part(void *context, int thread, int threads) {
 }
 
 void gg_cpu_weight_gradient(gg_device *device, const gg_weight_gradient_args *args) {
-    const bool split = gg_weight_gradient_is_split(device->isa, args->batch, args->in);
-    const bool paired = !split && gg_weight_gradient_is_paired(device->isa, args->batch, args->in);
     job j = {.kernels = gg_gemm_kernels_for(device->isa),
-             .split = split ? gg_split_kernels_for(device->isa) : NULL,
-             .paired = paired ? gg_paired_kernels_for(device->isa) : NULL,
+             .packed = gg_packed_gradient_for(device->isa, args->batch, args->in),
+             .isa = device->isa,
              .args = args};
     gg_parallel_run(gg_cpu_threads_for(device, (size_t)(args->count * args->batch)), weight_gradient_part, &j);
 }

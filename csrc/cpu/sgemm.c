@@ -7,8 +7,7 @@
 
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
-#include "cpu/sgemm_paired.h"
-#include "cpu/sgemm_split.h"
+#include "cpu/packed_products.h"
 
 /* Terms of a part: a panel of so many stays in the first-level cache. */
 #define PART_TERMS GG_SGEMM_TERMS
@@ -241,8 +240,8 @@ static int64_t strip_floats(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
 size_t gg_sgemm_scratch(gg_isa isa, const gg_sgemm *p, int threads) {
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(isa);
     if (p->n < 1) return 0;
-    if (gg_sgemm_is_split(isa, p)) return gg_sgemm_split_scratch(p, threads);
-    if (gg_sgemm_is_paired(isa, p)) return gg_sgemm_paired_scratch(p, threads);
+    const gg_packed_products *packed = gg_packed_products_for(isa, p);
+    if (packed != NULL) return packed->scratch(p, threads);
     if (takes_both_in_place(kernels, p)) return 0;
     if (takes_exchanged(kernels, p)) return (size_t)(p->m * p->n) * sizeof(float);
     if (takes_panels(kernels, p, threads)) return (size_t)(threads * kernels->panel * p->k) * sizeof(float);
@@ -253,12 +252,9 @@ size_t gg_sgemm_scratch(gg_isa isa, const gg_sgemm *p, int threads) {
 void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(isa);
     if (p->m < 1 || p->n < 1) return;
-    if (gg_sgemm_is_split(isa, p)) {
-        gg_sgemm_split_run(gg_split_kernels_for(isa), p, NULL, threads, scratch);
-        return;
-    }
-    if (gg_sgemm_is_paired(isa, p)) {
-        gg_sgemm_paired_run(gg_paired_kernels_for(isa), p, NULL, threads, scratch);
+    const gg_packed_products *packed = gg_packed_products_for(isa, p);
+    if (packed != NULL) {
+        packed->run(isa, p, NULL, threads, scratch);
         return;
     }
     job j = {.kernels = kernels,

@@ -41,57 +41,46 @@ static float *part_at(const job *j, int64_t part) {
     return j->strip + (part - j->part) * gg_paired_part_step(j->cols, j->p->k);
 }
 
-/* Vectors [i, end) of a side, of which there are no more than a group, in one part. */
-static void pack_group(const gg_paired_kernels *kernels, const gg_paired_side *s, int64_t part, int64_t i, int64_t end,
-                       float *out) {
-    const int64_t first = gg_paired_part(s->terms, part);
-    kernels->pack(&(gg_paired_pack){.count = end - i < GG_PAIRED_LANES ? end - i : GG_PAIRED_LANES,
-                                    .terms = gg_paired_part(s->terms, part + 1) - first,
-                                    .from = s->from + (s->across ? first * s->step + i : i * s->step + first),
-                                    .step = s->step,
-                                    .across = s->across,
-                                    .out = out});
-}
-
-void gg_paired_pack_side(const gg_paired_kernels *kernels, const gg_paired_side *s, int64_t begin, int64_t end) {
-    for (int64_t part = 0; part < gg_paired_parts(s->terms); ++part)
-        for (int64_t i = begin; i < end; i += GG_PAIRED_LANES)
-            pack_group(kernels, s, part, i, end,
-                       s->out + part * gg_paired_part_step(s->count, s->terms) +
-                           i / GG_PAIRED_LANES * gg_paired_group_step(s->terms));
+/* Vectors [begin, end) of a side in one part; their groups lie as far apart in all parts. */
+static void pack_part(const gg_paired_kernels *kernels, const gg_packed_side *s, int64_t part, int64_t begin,
+                      int64_t end, float *out) {
+    const int64_t first = gg_paired_part(s->terms, part), terms = gg_paired_part(s->terms, part + 1) - first;
+    for (int64_t i = begin; i < end; i += GG_PAIRED_LANES, out += gg_paired_group_step(s->terms))
+        kernels->pack(&(gg_paired_pack){.count = end - i < GG_PAIRED_LANES ? end - i : GG_PAIRED_LANES,
+                                        .terms = terms,
+                                        .from = s->from + (s->across ? first * s->step + i : i * s->step + first),
+                                        .step = s->step,
+                                        .across = s->across,
+                                        .out = out});
 }
 
 static void pack_strip_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
-    const gg_paired_side side = {.terms = p->k, .from = p->b, .step = p->ldb, .across = !p->transpose_b};
+    const gg_packed_side side = {.terms = p->k, .from = p->b, .step = p->ldb, .across = !p->transpose_b};
     const int64_t groups = gg_block_count(j->cols, GG_PAIRED_LANES);
     size_t begin, end;
     gg_parallel_split((size_t)(groups * j->parts), 1, thread, threads, &begin, &end);
     for (size_t unit = begin; unit < end; ++unit) {
         const int64_t part = j->part + (int64_t)unit / groups, group = (int64_t)unit % groups;
-        pack_group(j->kernels, &side, part, j->col + group * GG_PAIRED_LANES, j->col + j->cols,
-                   part_at(j, part) + group * j->group);
+        const int64_t at = j->col + group * GG_PAIRED_LANES, behind = j->col + j->cols;
+        pack_part(j->kernels, &side, part, at, behind - at < GG_PAIRED_LANES ? behind : at + GG_PAIRED_LANES,
+                  part_at(j, part) + group * j->group);
     }
 }
 
 /* Rows [row, row + rows) times columns [first, first + cols) of the strip. */
 static void multiply_chunk(const job *j, int64_t row, int64_t rows, int64_t first, int64_t cols, float *chunk) {
     const gg_sgemm *p = j->p;
+    const gg_packed_side side = {.terms = p->k, .from = p->a, .step = p->lda, .across = p->transpose_a};
     for (int64_t part = j->part; part < j->part + j->parts; ++part) {
         const int64_t k = gg_paired_part(p->k, part), terms = gg_paired_part(p->k, part + 1) - k;
-        const gg_paired_pack pack = {.count = rows,
-                                     .terms = terms,
-                                     .from = p->transpose_a ? p->a + k * p->lda + row : p->a + row * p->lda + k,
-                                     .step = p->lda,
-                                     .across = p->transpose_a,
-                                     .out = chunk};
         const gg_paired_product product = {.m = rows,
                                            .n = cols,
                                            .terms = terms,
                                            .a = chunk,
                                            .b = part_at(j, part) + first / GG_PAIRED_LANES * j->group,
-                                           .a_group = gg_paired_group(terms),
+                                           .a_group = j->group,
                                            .b_group = j->group,
                                            .c = p->c + row * p->ldc + j->col + first,
                                            .c_row = p->ldc,
@@ -99,7 +88,7 @@ static void multiply_chunk(const job *j, int64_t row, int64_t rows, int64_t firs
                                            .row_bias = j->row_bias != NULL && part == 0 ? j->row_bias + row : NULL,
                                            .add = part > 0,
                                            .relu = p->relu && k + terms == p->k};
-        j->kernels->pack(&pack);
+        pack_part(j->kernels, &side, part, row, row + rows, chunk);
         j->kernels->multiply(&product);
     }
 }
@@ -121,15 +110,15 @@ static void paired_part(void *context, int thread, int threads) {
 /* With fewer terms, rows or columns they are packed for too few products. */
 enum { LEAST_SIDE = 48 };
 
-bool gg_weight_gradient_is_paired(gg_isa isa, int64_t batch, int64_t in) {
+static bool paired_gradient_pays(gg_isa isa, int64_t batch, int64_t in) {
     return gg_paired_kernels_for(isa) != NULL && batch >= LEAST_SIDE && in >= LEAST_SIDE;
 }
 
-bool gg_sgemm_is_paired(gg_isa isa, const gg_sgemm *p) {
+static bool paired_pays(gg_isa isa, const gg_sgemm *p) {
     return gg_paired_kernels_for(isa) != NULL && p->m >= LEAST_SIDE && p->n >= LEAST_SIDE && p->k >= LEAST_SIDE;
 }
 
-size_t gg_sgemm_paired_scratch(const gg_sgemm *p, int threads) {
+static size_t paired_scratch(const gg_sgemm *p, int threads) {
     const int64_t strips = threads <= FEW_THREADS ? threads : 1;
     return (size_t)(strips * strip_floats(p) + threads * chunk_floats(p)) * sizeof(float);
 }
@@ -176,3 +165,52 @@ void gg_sgemm_paired_run(const gg_paired_kernels *kernels, const gg_sgemm *p, co
     if (threads <= FEW_THREADS) gg_parallel_run(threads, own_part, &j);
     else run_strips(&j, threads);
 }
+
+static void paired_pack(gg_isa isa, const gg_packed_side *s, int64_t begin, int64_t end) {
+    float *out = (float *)s->out + begin / GG_PAIRED_LANES * gg_paired_group_step(s->terms);
+    for (int64_t part = 0; part < gg_paired_parts(s->terms); ++part)
+        pack_part(gg_paired_kernels_for(isa), s, part, begin, end,
+                  out + part * gg_paired_part_step(s->count, s->terms));
+}
+
+static void paired_run(gg_isa isa, const gg_sgemm *p, const float *row_bias, int threads, void *scratch) {
+    gg_sgemm_paired_run(gg_paired_kernels_for(isa), p, row_bias, threads, scratch);
+}
+
+static size_t paired_side_bytes(int64_t count, int64_t terms) {
+    return (size_t)gg_paired_packed(count, terms) * sizeof(float);
+}
+
+static void paired_multiply(gg_isa isa, const gg_packed_product *p) {
+    const int64_t group = gg_paired_group_step(p->terms);
+    const float *a = (const float *)p->a + p->first / GG_PAIRED_LANES * group, *b = p->b;
+    for (int64_t part = 0; part < gg_paired_parts(p->terms); ++part) {
+        const gg_paired_product product = {.m = p->m,
+                                           .n = p->n,
+                                           .terms = gg_paired_part(p->terms, part + 1) - gg_paired_part(p->terms, part),
+                                           .a = a + part * gg_paired_part_step(p->a_count, p->terms),
+                                           .b = b + part * gg_paired_part_step(p->n, p->terms),
+                                           .a_group = group,
+                                           .b_group = group,
+                                           .c = p->c,
+                                           .c_row = p->c_row,
+                                           .add = p->add || part > 0};
+        gg_paired_kernels_for(isa)->multiply(&product);
+    }
+}
+
+enum { BLOCK_GROUPS = 4, BLOCK_BYTES = BLOCK_GROUPS * GG_PAIRED_ROOM * sizeof(float) };
+_Static_assert(BLOCK_BYTES <= GG_PACKED_BLOCK_BYTES, "a part of a block");
+
+const gg_packed_products gg_paired_products = {
+    .pays = paired_pays,
+    .gradient_pays = paired_gradient_pays,
+    .scratch = paired_scratch,
+    .run = paired_run,
+    .granule = GG_PAIRED_LANES,
+    .side_bytes = paired_side_bytes,
+    .pack = paired_pack,
+    .multiply = paired_multiply,
+    .part_begin = gg_paired_part,
+    .block = BLOCK_GROUPS * GG_PAIRED_LANES,
+};

@@ -1,17 +1,11 @@
-/* gg_sgemm by paired products; the same arguments and promises. */
+/* What paired products have beyond their table: their parts, and gg_sgemm by given kernels. */
 #ifndef GG_CPU_SGEMM_PAIRED_H
 #define GG_CPU_SGEMM_PAIRED_H
 
-#include "cpu/gemm_kernels.h"
+#include "cpu/packed_products.h"
 #include "cpu/paired_kernels.h"
 
-/* Whether the level uses paired products here, and packing costs less than they save: a rule of shapes. */
-bool gg_sgemm_is_paired(gg_isa isa, const gg_sgemm *product);
-/* The same of the weight's gradient of a linear layer over flat samples, of which any run has the bits of the whole:
- * hence without the number of outputs. */
-bool gg_weight_gradient_is_paired(gg_isa isa, int64_t batch, int64_t in);
-size_t gg_sgemm_paired_scratch(const gg_sgemm *product, int threads);
-/* row_bias: m of them, to each column, where the product has no bias; NULL: none. */
+/* gg_paired_products.run, whatever the level. */
 void gg_sgemm_paired_run(const gg_paired_kernels *kernels, const gg_sgemm *product, const float *row_bias, int threads,
                          void *scratch);
 
@@ -31,16 +25,9 @@ static inline int64_t gg_paired_part_step(int64_t count, int64_t k) {
     return gg_block_count(count, GG_PAIRED_LANES) * gg_paired_group_step(k);
 }
 
-/* Rows of A or columns of B as gg_paired_pack has them, of any number of terms. */
-typedef struct gg_paired_side {
-    int64_t count, terms;
-    const float *from;
-    int64_t step;
-    bool across;
-    float *out; /* gg_paired_parts(terms) * gg_paired_part_step(count, terms) floats */
-} gg_paired_side;
-
-/* Packs vectors [begin, end); begin is a multiple of GG_PAIRED_LANES. */
-void gg_paired_pack_side(const gg_paired_kernels *kernels, const gg_paired_side *side, int64_t begin, int64_t end);
+/* The floats of all parts. */
+static inline int64_t gg_paired_packed(int64_t count, int64_t k) {
+    return gg_paired_parts(k) * gg_paired_part_step(count, k);
+}
 
 #endif

@@ -1,8 +1,9 @@
 /* The general matrix product on units for bfloat16: a strip of B's columns is split into tiles, and each thread splits
  * its rows of A, some at a time, and multiplies them by the strip. Few threads split a strip each, without waiting.
  * Long sums are computed in parts. */
-#include "cpu/sgemm_split.h"
 #include "base/parallel.h"
+#include "cpu/packed_products.h"
+#include "cpu/split_kernels.h"
 
 /* Terms of a part: as many as the kernels sum at a time, or twice as many, so that no element's bits depend on where
  * parts end. Results that stay in the second-level cache have the shorter ones. */
@@ -134,12 +135,12 @@ static void columns_part(void *context, int thread, int threads) {
     if (cols > 0) multiply_chunk(j, j->chunks, j->row, j->rows, col, cols);
 }
 
-bool gg_weight_gradient_is_split(gg_isa isa, int64_t batch, int64_t in) {
+static bool split_gradient_pays(gg_isa isa, int64_t batch, int64_t in) {
     enum { LEAST_BATCH = 64, LEAST_IN = 16 };
     return gg_split_kernels_for(isa) != NULL && batch >= LEAST_BATCH && in >= LEAST_IN;
 }
 
-bool gg_sgemm_is_split(gg_isa isa, const gg_sgemm *p) {
+static bool split_pays(gg_isa isa, const gg_sgemm *p) {
     enum { LEAST_SIDE = 28, LEAST_WORK = 1 << 17 };
     return gg_split_kernels_for(isa) != NULL && p->m >= LEAST_SIDE && p->n >= LEAST_SIDE && p->k >= LEAST_SIDE &&
            p->m * p->n * p->k > LEAST_WORK;
@@ -149,7 +150,7 @@ bool gg_sgemm_is_split(gg_isa isa, const gg_sgemm *p) {
 static int64_t strip_numbers(const gg_sgemm *p) { return gg_split_packed(strip_cols(p), part_terms(p)); }
 static int64_t chunk_numbers(const gg_sgemm *p) { return gg_split_packed(chunk_rows(p), part_terms(p)); }
 
-size_t gg_sgemm_split_scratch(const gg_sgemm *p, int threads) {
+static size_t split_scratch(const gg_sgemm *p, int threads) {
     const int64_t strips = threads <= FEW_THREADS ? threads : 1;
     return (size_t)(strips * strip_numbers(p) + threads * chunk_numbers(p)) * sizeof(uint16_t);
 }
@@ -204,9 +205,8 @@ static void run_together(job *j, int threads) {
     }
 }
 
-void gg_sgemm_split_run(const gg_split_kernels *kernels, const gg_sgemm *p, const float *row_bias, int threads,
-                        void *scratch) {
-    job j = {.kernels = kernels,
+static void split_run(gg_isa isa, const gg_sgemm *p, const float *row_bias, int threads, void *scratch) {
+    job j = {.kernels = gg_split_kernels_for(isa),
              .p = p,
              .row_bias = row_bias,
              .strip = scratch,
@@ -217,3 +217,52 @@ void gg_sgemm_split_run(const gg_split_kernels *kernels, const gg_sgemm *p, cons
     if (threads <= FEW_THREADS) gg_parallel_run(threads, own_part, &j);
     else run_together(&j, threads);
 }
+
+static size_t split_side_bytes(int64_t count, int64_t terms) {
+    return (size_t)gg_split_packed(count, terms) * sizeof(uint16_t);
+}
+
+static void split_pack(gg_isa isa, const gg_packed_side *s, int64_t begin, int64_t end) {
+    const gg_split_kernels *kernels = gg_split_kernels_for(isa);
+    const gg_split_pack pack = {.count = end - begin,
+                                .terms = s->terms,
+                                .from = s->from + (s->across ? begin : begin * s->step),
+                                .step = s->step,
+                                .across = s->across,
+                                .out = (uint16_t *)s->out + gg_split_packed(begin, s->terms)};
+    (s->columns ? kernels->pack_cols : kernels->pack_rows)(&pack);
+}
+
+static void split_multiply(gg_isa isa, const gg_packed_product *p) {
+    const gg_split_product product = {.m = p->m,
+                                      .n = p->n,
+                                      .terms = p->terms,
+                                      .a = (const uint16_t *)p->a + gg_split_packed(p->first, p->terms),
+                                      .b = p->b,
+                                      .a_group = gg_split_group(p->terms),
+                                      .b_group = gg_split_group(p->terms),
+                                      .c = p->c,
+                                      .c_row = p->c_row,
+                                      .add = p->add};
+    gg_split_kernels_for(isa)->multiply(&product);
+}
+
+static int64_t split_part_begin(int64_t terms, int64_t part) {
+    return part * GG_SPLIT_SUM < terms ? part * GG_SPLIT_SUM : terms;
+}
+
+enum { BLOCK_BYTES = BLOCK * GG_SPLIT_SUM * GG_SPLIT_PARTS * sizeof(uint16_t) };
+_Static_assert(BLOCK_BYTES <= GG_PACKED_BLOCK_BYTES, "a part of a block");
+
+const gg_packed_products gg_split_products = {
+    .pays = split_pays,
+    .gradient_pays = split_gradient_pays,
+    .scratch = split_scratch,
+    .run = split_run,
+    .granule = BLOCK,
+    .side_bytes = split_side_bytes,
+    .pack = split_pack,
+    .multiply = split_multiply,
+    .part_begin = split_part_begin,
+    .block = BLOCK,
+};

@@ -13,8 +13,8 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
-#include "cpu/sgemm_paired.h"
-#include "cpu/sgemm_split.h"
+#include "cpu/packed_products.h"
+#include "cpu/paired_kernels.h"
 
 #define GUARD 64
 #define GUARD_BITS 0x7fc0dead /* a NaN: whoever reads it shows */
@@ -581,9 +581,7 @@ static void check_rows(gg_device *device, int64_t batch, int64_t in, int64_t out
 }
 
 /* Whether a weight's gradient is a split or a paired product. */
-static bool is_packed(gg_isa isa, int64_t batch, int64_t in) {
-    return gg_weight_gradient_is_split(isa, batch, in) || gg_weight_gradient_is_paired(isa, batch, in);
-}
+static bool is_packed(gg_isa isa, int64_t batch, int64_t in) { return gg_packed_gradient_for(isa, batch, in) != NULL; }
 
 /* Layers of which rows are computed: of few samples; with rows so long that four of them are a block; of samples that
  * paired products sum in two parts. */
@@ -600,7 +598,7 @@ static void test_rows_of_gradients(void) {
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
             const int64_t batch = sizes[i][0], in = sizes[i][1], out = sizes[i][2];
             gg_gradient_factors f = {.batch = batch, .in = in, .out = out};
-            if (batch == IN_PARTS && !gg_weight_gradient_is_paired((gg_isa)isa, batch, in)) continue;
+            if (batch == IN_PARTS && gg_packed_gradient_for((gg_isa)isa, batch, in) != &gg_paired_products) continue;
             buffer x = buffer_random((size_t)(batch * in)), dy = buffer_random((size_t)(batch * out));
             buffer whole = whole_gradient(device, batch, in, out, &x, &dy);
             /* What split and paired products read is longer, and would not be less than half of the gradient. */

@@ -380,7 +380,7 @@ static void test_large(void) {
                                         .transpose_a = a.across,
                                         .transpose_b = !b.across,
                                         .relu = flags == 1};
-                    buffer scratch = buffer_create(gg_sgemm_paired_scratch(&p, threads_of[t]) / sizeof(float));
+                    buffer scratch = buffer_create(gg_paired_products.scratch(&p, threads_of[t]) / sizeof(float));
                     gg_sgemm_paired_run(level_at(k)->kernels, &p, row_bias ? bias.data : NULL, threads_of[t],
                                         scratch.data);
                     if (t == 0) {
@@ -389,7 +389,7 @@ static void test_large(void) {
                                      (start){.bias = p.bias, .row_bias = row_bias ? bias.data : NULL, .relu = p.relu}));
                     }
                     CHECK(memcmp(first.data, c.data, c.count * sizeof(float)) == 0);
-                    CHECK(gg_sgemm_is_paired(level_at(k)->isa, &p) == (k > 0));
+                    CHECK(gg_paired_products.pays(level_at(k)->isa, &p) == (k > 0));
                     buffer_free(&scratch);
                     if (k > 0 && !row_bias) {
                         scratch = buffer_create(gg_sgemm_scratch(level_at(k)->isa, &p, threads_of[t]) / sizeof(float));

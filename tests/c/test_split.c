@@ -9,9 +9,9 @@
 #include "base/random.h"
 #include "check.h"
 #include "cpu/cpu_backend.h"
-#include "cpu/gemm_kernels.h"
-#include "cpu/sgemm_split.h"
+#include "cpu/packed_products.h"
 #include "cpu/split_conv_kernels.h"
+#include "cpu/split_kernels.h"
 
 #define GUARD 64
 #define GUARD_BYTE 0xa5
@@ -302,10 +302,10 @@ static void test_large_products(void) {
                                     .transpose_b = transpose_b,
                                     .relu = flags == 1 && !row_bias,
                                     .by_columns = run == COLUMNS};
-                CHECK(gg_sgemm_is_split(isa, &p) == (run != REFERENCE));
+                CHECK(gg_split_products.pays(isa, &p) == (run != REFERENCE));
                 buffer scratch = buffer_create(gg_sgemm_scratch(isa, &p, threads));
                 if (run == REFERENCE || !row_bias) gg_sgemm_run(isa, &p, threads, scratch.data);
-                else gg_sgemm_split_run(gg_split_kernels_for(isa), &p, bias.data, threads, scratch.data);
+                else gg_split_products.run(isa, &p, bias.data, threads, scratch.data);
                 buffer_free(&scratch);
             }
             for (int run = 1; run < REFERENCE; ++run) CHECK(memcmp(c[0].data, c[run].data, c[0].bytes) == 0);

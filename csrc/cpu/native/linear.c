@@ -4,23 +4,22 @@
  *
  * are matrix products that read weights and activations in place. dW = dy x^T sums over lanes, so x is packed first. Of
  * batches that gg_sgemm sums in parts, both are transposed instead, since any part of dW must have the bits that
- * gg_cpu_weight_gradient gives it. Where split or paired products are faster, all operands are packed as they lie. */
+ * gg_cpu_weight_gradient gives it. Where packed products are faster, their operands are packed as they lie. */
 #include "backend/backend.h"
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
-#include "cpu/sgemm_paired.h"
-#include "cpu/sgemm_split.h"
+#include "cpu/packed_products.h"
 
 typedef struct linear_op {
     gg_op op;
     const gg_gemm_kernels *kernels;
-    const gg_split_kernels *split[GG_PASS_COUNT]; /* NULL: the pass does not use them */
-    const gg_paired_kernels *paired[GG_PASS_COUNT];
+    gg_isa isa;                                      /* the device's; the kernels' may be a lower one */
+    const gg_packed_products *packed[GG_PASS_COUNT]; /* NULL: the pass is by multiply-adds */
     int threads;
     int64_t batch, lanes, in, out;
     int64_t in_padded, out_padded; /* rows of the transposed activations */
-    bool packs;                    /* dW by gg_sgemm, split or paired: nothing is transposed */
+    bool packs;                    /* dW by packed products or gg_sgemm: nothing is transposed */
 } linear_op;
 
 typedef struct job {
@@ -175,14 +174,12 @@ static void data_part(void *context, int thread, int threads) {
     if (begin < end) linear->kernels->multiply(&product, begin, end);
 }
 
-/* A pass by split or paired products; false: it uses neither. row_bias: NULL: none. */
+/* A pass by packed products; false: it uses none. row_bias: NULL: none. */
 static bool run_packed(const linear_op *linear, gg_pass pass, const gg_sgemm *product, const float *row_bias,
                        void *scratch) {
-    const gg_split_kernels *split = linear->split[pass];
-    const gg_paired_kernels *paired = linear->paired[pass];
-    if (split != NULL) gg_sgemm_split_run(split, product, row_bias, linear->threads, scratch);
-    else if (paired != NULL) gg_sgemm_paired_run(paired, product, row_bias, linear->threads, scratch);
-    return split != NULL || paired != NULL;
+    const gg_packed_products *packed = linear->packed[pass];
+    if (packed != NULL) packed->run(linear->isa, product, row_bias, linear->threads, scratch);
+    return packed != NULL;
 }
 
 static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
@@ -221,7 +218,7 @@ static const gg_op_class linear_class = {.forward = native_linear_forward,
                                          .destroy = gg_native_op_free};
 
 /* How each pass is computed, and the scratch for it. */
-static void choose_products(linear_op *linear, gg_isa isa) {
+static void choose_products(linear_op *linear) {
     const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
     const gg_sgemm products[GG_PASS_COUNT] = {[GG_PASS_FORWARD] = forward_product(linear, &none),
                                               [GG_PASS_WEIGHTS] = weight_product(linear, &none),
@@ -229,17 +226,12 @@ static void choose_products(linear_op *linear, gg_isa isa) {
     linear->packs = linear->batch <= GG_SGEMM_TERMS;
     for (int pass = 0; pass < (linear->op.desc.training ? GG_PASS_COUNT : 1); ++pass) {
         const bool weights = pass == GG_PASS_WEIGHTS;
-        const bool split = weights ? gg_weight_gradient_is_split(isa, linear->batch, linear->in)
-                                   : gg_sgemm_is_split(isa, &products[pass]);
-        const bool paired = weights ? gg_weight_gradient_is_paired(isa, linear->batch, linear->in)
-                                    : gg_sgemm_is_paired(isa, &products[pass]);
+        const gg_packed_products *packed = weights ? gg_packed_gradient_for(linear->isa, linear->batch, linear->in)
+                                                   : gg_packed_products_for(linear->isa, &products[pass]);
         size_t bytes = 0;
-        if (split) {
-            linear->split[pass] = gg_split_kernels_for(isa);
-            bytes = gg_sgemm_split_scratch(&products[pass], linear->threads);
-        } else if (paired) {
-            linear->paired[pass] = gg_paired_kernels_for(isa);
-            bytes = gg_sgemm_paired_scratch(&products[pass], linear->threads);
+        linear->packed[pass] = packed;
+        if (packed != NULL) {
+            bytes = packed->scratch(&products[pass], linear->threads);
         } else if (weights && linear->packs) {
             bytes = gg_sgemm_scratch(linear->kernels->isa, &products[pass], linear->threads);
         } else if (weights) {
@@ -247,7 +239,7 @@ static void choose_products(linear_op *linear, gg_isa isa) {
         }
         if (bytes > linear->op.scratch_bytes) linear->op.scratch_bytes = bytes;
     }
-    linear->packs = linear->packs || linear->split[GG_PASS_WEIGHTS] != NULL || linear->paired[GG_PASS_WEIGHTS] != NULL;
+    linear->packs = linear->packs || linear->packed[GG_PASS_WEIGHTS] != NULL;
 }
 
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
@@ -271,6 +263,7 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     linear->op.backward_needs_input = 1;
     linear->op.backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
     linear->kernels = kernels;
+    linear->isa = device->isa;
     linear->threads = device->threads;
     linear->batch = desc->batch;
     linear->lanes = gg_lanes_padded(desc->batch);
@@ -282,7 +275,7 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     linear->out_padded = (linear->out + 15) / 16 * 16;
     if (linear->in_padded % 256 == 0) linear->in_padded += 32;
     if (linear->out_padded % 256 == 0) linear->out_padded += 16;
-    choose_products(linear, device->isa);
+    choose_products(linear);
     *out = &linear->op;
 cleanup:
     return status;

@@ -279,8 +279,7 @@ static int64_t paired_unit_grain(const gg_lstm_op *op) {
 
 static size_t paired_packed_floats(const gg_lstm_op *op, bool forward) {
     const int64_t hidden = op->hidden, gates = 4 * hidden;
-    return (size_t)(forward ? gg_paired_parts(hidden) * gg_paired_part_step(gates, hidden)
-                            : gg_paired_parts(gates) * gg_paired_part_step(hidden, gates));
+    return (size_t)(forward ? gg_paired_packed(gates, hidden) : gg_paired_packed(hidden, gates));
 }
 
 /* The rows of all samples in one part of the terms. */
@@ -292,7 +291,7 @@ static size_t paired_own_floats(const gg_lstm_op *op) {
 
 static void paired_pack(const gg_lstm_layer *l, bool forward, int thread, int threads) {
     const int64_t hidden = l->op->hidden;
-    const gg_paired_side side = {.count = forward ? 4 * hidden : hidden,
+    const gg_packed_side side = {.count = forward ? 4 * hidden : hidden,
                                  .terms = forward ? hidden : 4 * hidden,
                                  .from = recurrent_weights(l),
                                  .step = hidden,
@@ -300,7 +299,7 @@ static void paired_pack(const gg_lstm_layer *l, bool forward, int thread, int th
                                  .out = l->packed};
     size_t begin, end;
     gg_parallel_split((size_t)side.count, GG_PAIRED_LANES, thread, threads, &begin, &end);
-    gg_paired_pack_side(l->op->paired, &side, (int64_t)begin, (int64_t)end);
+    gg_paired_products.pack(l->op->device->isa, &side, (int64_t)begin, (int64_t)end);
 }
 
 /* The thread's samples of rows of `terms` times some of n columns: in each piece, which are H apart, the thread's units

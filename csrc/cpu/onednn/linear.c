@@ -12,8 +12,7 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/onednn/common.h"
-#include "cpu/sgemm_paired.h"
-#include "cpu/sgemm_split.h"
+#include "cpu/packed_products.h"
 
 typedef struct linear {
     gg_dnn_op *op;
@@ -123,11 +122,10 @@ cleanup:
 }
 
 /* Layers over positions: where oneDNN has AVX2 alone, as its products have other bits with another number of threads;
- * and where the native table has split or paired products, which are faster. */
+ * and where the native table has packed products, which are faster. */
 static bool is_left_to_native(gg_isa isa, int64_t rows, int64_t outputs, int64_t inputs) {
     const gg_sgemm forward = {.m = rows, .n = outputs, .k = inputs};
-    return isa == GG_ISA_AVX2 || isa == GG_ISA_AVX512F || gg_sgemm_is_split(isa, &forward) ||
-           gg_sgemm_is_paired(isa, &forward);
+    return isa == GG_ISA_AVX2 || isa == GG_ISA_AVX512F || gg_packed_products_for(isa, &forward) != NULL;
 }
 
 static gg_status onednn_linear_direct(gg_device *device, const gg_op_desc *desc, gg_op **out) {
