@@ -7,17 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/memory.h"
-#include "base/random.h"
-#include "check.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
 #include "cpu/packed_products.h"
 #include "cpu/paired_kernels.h"
-
-#define GUARD 64
-#define GUARD_BITS 0x7fc0dead /* a NaN: whoever reads it shows */
+#include "guarded.h"
 
 /* Whether this process tests paired products alone: what else there is, the other one does. */
 static bool only_paired;
@@ -28,47 +23,7 @@ static bool is_tested(gg_isa isa, bool large) {
     return !only_paired || (gg_paired_kernels_for(isa) != NULL && !(large && isa == GG_ISA_AMX));
 }
 
-/* ------------------------------------------------------------------------------------------------- buffers */
-
-typedef struct buffer {
-    float *block, *data;
-    size_t count;
-} buffer;
-
-static void fill(float *p, size_t n, uint32_t bits) {
-    for (size_t i = 0; i < n; ++i) memcpy(&p[i], &bits, sizeof bits);
-}
-
-static buffer buffer_create(size_t count) {
-    buffer b = {.count = count};
-    void *block;
-    if (gg_alloc((count + 2 * GUARD) * sizeof(float), "test", &block) != GG_OK) exit(2);
-    b.block = block;
-    b.data = b.block + GUARD;
-    fill(b.block, count + 2 * GUARD, GUARD_BITS);
-    return b;
-}
-
-static uint32_t stream;
-
-static buffer buffer_random(size_t count) {
-    buffer b = buffer_create(count);
-    const gg_random_key key = {.seed = 7, .purpose = GG_RANDOM_TEST, .step = ++stream};
-    gg_random_uniform(&key, count, -1, 1, b.data);
-    return b;
-}
-
-static bool guards_hold(const buffer *b) {
-    for (size_t i = 0; i < GUARD; ++i) {
-        uint32_t before, behind;
-        memcpy(&before, &b->block[i], sizeof before);
-        memcpy(&behind, &b->data[b->count + i], sizeof behind);
-        if (before != GUARD_BITS || behind != GUARD_BITS) return false;
-    }
-    return true;
-}
-
-static void buffer_free(buffer *b) { gg_free(b->block); }
+static buffer buffer_random(size_t count) { return buffer_uniform(7, count, -1, 1); }
 
 /* |actual - wanted| against the rounding that a sum of terms of this size may gather. */
 static bool agree(const char *what, const char *place, const float *actual, const double *wanted, const double *size,
@@ -211,11 +166,11 @@ static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, con
                                           : gg_native_conv2d_create(&device, &d, &op)))
         return;
     const size_t outputs = (size_t)gg_shape_count(&d.output), channels = (size_t)d.output.size[0];
-    buffer y = buffer_create(outputs * s->lanes), dx = buffer_create(x->count), dw = buffer_create(w->count);
-    buffer db = buffer_create(channels), dy = buffer_create(outputs * s->lanes);
-    buffer scratch = buffer_create(op->scratch_bytes / sizeof(float));
-    buffer prepared = buffer_create(op->prepared_bytes / sizeof(float));
-    memcpy(dy.data, dy_given->data, dy.count * sizeof(float));
+    buffer y = buffer_floats(outputs * s->lanes), dx = buffer_create(x->bytes), dw = buffer_create(w->bytes);
+    buffer db = buffer_floats(channels), dy = buffer_floats(outputs * s->lanes);
+    buffer scratch = buffer_create(op->scratch_bytes);
+    buffer prepared = buffer_create(op->prepared_bytes);
+    memcpy(dy.data, dy_given->data, dy.bytes);
     float *gradient[] = {dw.data, c->bias ? db.data : NULL};
     gg_op_args args = {.input = {x->data},
                        .output = y.data,
@@ -232,21 +187,19 @@ static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, con
     CHECK(agree("y", place, y.data, s->y.value, s->y.size, y.count));
 
     for (size_t i = 0; i < y.count && c->relu; ++i) /* the activation's mask must be the reference's own */
-        y.data[i] = s->y.value[i] > 0 ? 1 : 0;
+        y.floats[i] = s->y.value[i] > 0 ? 1 : 0;
     CHECK_OK(gg_op_backward(op, &args));
     CHECK(agree("dx", place, dx.data, s->dx.value, s->dx.size, dx.count));
     CHECK(agree("dw", place, dw.data, s->dw.value, s->dw.size, dw.count));
     if (c->bias) CHECK(agree("db", place, db.data, bias_grad->value, bias_grad->size, channels));
-    CHECK(guards_hold(&y) && guards_hold(&dx) && guards_hold(&dw) && guards_hold(&db) && guards_hold(&scratch) &&
-          guards_hold(&prepared));
 
     /* A second run gives the same bits, also without the input's gradient. */
-    buffer again = buffer_create(w->count);
-    memcpy(dy.data, dy_given->data, dy.count * sizeof(float));
+    buffer again = buffer_create(w->bytes);
+    memcpy(dy.data, dy_given->data, dy.bytes);
     args.grad_input[0] = NULL;
     gradient[GG_PARAMETER_WEIGHT] = again.data;
     CHECK_OK(gg_op_backward(op, &args));
-    CHECK(memcmp(again.data, dw.data, w->count * sizeof(float)) == 0);
+    CHECK(memcmp(again.data, dw.data, w->bytes) == 0);
     op->type->destroy(op);
     buffer *all[] = {&y, &dx, &dw, &db, &dy, &scratch, &prepared, &again};
     for (size_t i = 0; i < sizeof all / sizeof *all; ++i) buffer_free(all[i]);
@@ -261,7 +214,7 @@ static void test_layer(const layer_case *c) {
                                : (size_t)(c->out * (c->in / c->groups) * c->kernel[0] * c->kernel[1]);
     sums s = {.batch = (size_t)c->batch, .lanes = (size_t)gg_lanes_padded(c->batch)};
     buffer x = buffer_random(inputs * s.lanes), w = buffer_random(weights), b = buffer_random(channels);
-    buffer dy = buffer_random(outputs * s.lanes), masked = buffer_create(dy.count);
+    buffer dy = buffer_random(outputs * s.lanes), masked = buffer_create(dy.bytes);
     clear_lanes(dy.data, outputs, s.batch, s.lanes);
     s.x = x.data;
     s.w = w.data;
@@ -273,14 +226,14 @@ static void test_layer(const layer_case *c) {
     for (size_t o = 0; o < outputs; ++o) {
         for (size_t n = 0; n < s.batch; ++n) {
             const size_t i = o * s.lanes + n;
-            if (c->bias) reference_add(&s.y, i, (double)b.data[o / area], 1);
+            if (c->bias) reference_add(&s.y, i, (double)b.floats[o / area], 1);
             if (c->relu && s.y.value[i] < 0) s.y.value[i] = 0;
         }
     }
-    for (size_t i = 0; i < dy.count; ++i) masked.data[i] = c->relu && !(s.y.value[i] > 0) ? 0 : dy.data[i];
+    for (size_t i = 0; i < dy.count; ++i) masked.floats[i] = c->relu && !(s.y.value[i] > 0) ? 0 : dy.floats[i];
     s.dy = masked.data;
     each_product(&d, add_backward, &s);
-    for (size_t i = 0; i < dy.count; ++i) reference_add(&db, i / s.lanes / area, (double)masked.data[i], 1);
+    for (size_t i = 0; i < dy.count; ++i) reference_add(&db, i / s.lanes / area, (double)masked.floats[i], 1);
 
     for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
         if (!is_tested((gg_isa)isa, true)) continue;
@@ -404,11 +357,11 @@ static void test_product(int64_t m, int64_t n, int64_t k, int flags) {
     for (int64_t i = 0; i < m; ++i) {
         for (int64_t j = 0; j < ldc; ++j) {
             const size_t at = (size_t)(i * ldc + j);
-            if (j >= n) reference_add(&wanted, at, (double)start.data[at], 1);
-            if (j < n && (flags & BIAS)) reference_add(&wanted, at, (double)bias.data[j], 1);
+            if (j >= n) reference_add(&wanted, at, (double)start.floats[at], 1);
+            if (j < n && (flags & BIAS)) reference_add(&wanted, at, (double)bias.floats[j], 1);
             for (int64_t l = 0; l < k && j < n; ++l)
-                reference_add(&wanted, at, (double)a.data[transpose_a ? l * lda + i : i * lda + l],
-                              (double)b.data[transpose_b ? j * ldb + l : l * ldb + j]);
+                reference_add(&wanted, at, (double)a.floats[transpose_a ? l * lda + i : i * lda + l],
+                              (double)b.floats[transpose_b ? j * ldb + l : l * ldb + j]);
             if (j < n && (flags & RELU) && wanted.value[at] < 0) wanted.value[at] = 0;
         }
     }
@@ -417,10 +370,10 @@ static void test_product(int64_t m, int64_t n, int64_t k, int flags) {
         char place[120];
         snprintf(place, sizeof place, "product %d x %d x %d, %d, %s", (int)m, (int)n, (int)k, flags,
                  gg_isa_name((gg_isa)isa));
-        buffer first = buffer_create(start.count);
+        buffer first = buffer_create(start.bytes);
         for (size_t t = 0; t < sizeof threads / sizeof *threads; ++t) {
-            buffer c = buffer_create(start.count);
-            memcpy(c.data, start.data, c.count * sizeof(float));
+            buffer c = buffer_create(start.bytes);
+            memcpy(c.data, start.data, c.bytes);
             const gg_sgemm p = {.m = m,
                                 .n = n,
                                 .k = k,
@@ -435,12 +388,11 @@ static void test_product(int64_t m, int64_t n, int64_t k, int flags) {
                                 .bias = flags & BIAS ? bias.data : NULL,
                                 .relu = flags & RELU,
                                 .read_behind = flags & READ_BEHIND};
-            buffer scratch = buffer_create(gg_sgemm_scratch((gg_isa)isa, &p, threads[t]) / sizeof(float));
+            buffer scratch = buffer_create(gg_sgemm_scratch((gg_isa)isa, &p, threads[t]));
             gg_sgemm_run((gg_isa)isa, &p, threads[t], scratch.data);
             CHECK(agree("c", place, c.data, wanted.value, wanted.size, c.count));
-            CHECK(guards_hold(&c) && guards_hold(&scratch));
-            if (t == 0) memcpy(first.data, c.data, c.count * sizeof(float));
-            CHECK(memcmp(first.data, c.data, c.count * sizeof(float)) == 0);
+            if (t == 0) memcpy(first.data, c.data, c.bytes);
+            CHECK(memcmp(first.data, c.data, c.bytes) == 0);
             buffer_free(&c);
             buffer_free(&scratch);
         }
@@ -478,14 +430,13 @@ static void test_transpose(void) {
         if (isa == GG_ISA_AMX) CHECK(kernels->isa < GG_ISA_AMX);
         else CHECK_INT(kernels->isa, isa);
         const int64_t rows = 37, cols = 21, in_row = 23, padded = 48, out_row = 50;
-        buffer in = buffer_random((size_t)(rows * in_row)), out = buffer_create((size_t)(cols * out_row));
+        buffer in = buffer_random((size_t)(rows * in_row)), out = buffer_floats((size_t)(cols * out_row));
         kernels->transpose(rows, cols, in.data, in_row, padded, out.data, out_row);
         bool good = true;
         for (int64_t j = 0; j < cols; ++j)
             for (int64_t i = 0; i < padded; ++i)
-                good = good && out.data[j * out_row + i] == (i < rows ? in.data[i * in_row + j] : 0);
+                good = good && out.floats[j * out_row + i] == (i < rows ? in.floats[i * in_row + j] : 0);
         CHECK(good);
-        CHECK(guards_hold(&out));
         buffer_free(&in);
         buffer_free(&out);
     }
@@ -503,10 +454,10 @@ static buffer whole_gradient(gg_device *device, int64_t batch, int64_t in, int64
                              .training = true};
     const size_t lanes = (size_t)gg_lanes_padded(batch);
     gg_op *op = NULL;
-    buffer dw = buffer_create((size_t)(in * out));
+    buffer dw = buffer_floats((size_t)(in * out));
     if (!CHECK_OK(gg_native_linear_create(device, &desc, &op))) return dw;
-    buffer x_lanes = buffer_create(lanes * (size_t)in), dy_lanes = buffer_create(lanes * (size_t)out);
-    buffer scratch = buffer_create(op->scratch_bytes / sizeof(float));
+    buffer x_lanes = buffer_floats(lanes * (size_t)in), dy_lanes = buffer_floats(lanes * (size_t)out);
+    buffer scratch = buffer_create(op->scratch_bytes);
     device->table->transpose(device, batch, in, true, x->data, x_lanes.data);
     device->table->transpose(device, batch, out, true, dy->data, dy_lanes.data);
     const gg_op_args args = {.input = {x_lanes.data},
@@ -525,7 +476,7 @@ static buffer whole_gradient(gg_device *device, int64_t batch, int64_t in, int64
 static void check_run(gg_device *device, int64_t batch, int64_t in, int64_t out, const buffer *x, const buffer *dy,
                       const buffer *whole, int64_t first, int64_t count) {
     const int64_t row = first / in, rows = (first + count - 1) / in + 1 - row;
-    buffer error = buffer_create((size_t)(batch * rows)), run = buffer_create((size_t)count);
+    buffer error = buffer_floats((size_t)(batch * rows)), run = buffer_floats((size_t)count);
     const gg_vectors errors = {.data = dy->data, .layout = GG_LAYOUT_PLAIN, .batch = batch, .features = out};
     device->table->columns(device, &errors, row, rows, error.data);
     const gg_weight_gradient_args args = {.batch = batch,
@@ -537,8 +488,7 @@ static void check_run(gg_device *device, int64_t batch, int64_t in, int64_t out,
                                           .count = count,
                                           .out = run.data};
     device->table->weight_gradient(device, &args);
-    CHECK(memcmp(run.data, whole->data + first, (size_t)count * sizeof(float)) == 0);
-    CHECK(guards_hold(&run) && guards_hold(&error));
+    CHECK(memcmp(run.data, whole->floats + first, (size_t)count * sizeof(float)) == 0);
     buffer_free(&error);
     buffer_free(&run);
 }
@@ -549,8 +499,8 @@ static void check_rows(gg_device *device, int64_t batch, int64_t in, int64_t out
     gg_gradient_factors f = {.batch = batch, .in = in, .out = out};
     if (!device->table->factors(device, &f)) return;
     const size_t padded = lanes ? (size_t)gg_lanes_padded(batch) : (size_t)batch;
-    buffer input = buffer_create(padded * (size_t)in), error = buffer_create(padded * (size_t)out);
-    buffer inputs = buffer_create(f.input_bytes / sizeof(float)), errors = buffer_create(f.error_bytes / sizeof(float));
+    buffer input = buffer_floats(padded * (size_t)in), error = buffer_floats(padded * (size_t)out);
+    buffer inputs = buffer_create(f.input_bytes), errors = buffer_create(f.error_bytes);
     gg_vectors vectors = {.layout = lanes ? GG_LAYOUT_BATCH_LAST : GG_LAYOUT_PLAIN, .batch = batch};
     if (lanes) device->table->transpose(device, batch, in, true, x->data, input.data);
     else memcpy(input.data, x->data, padded * (size_t)in * sizeof(float));
@@ -562,16 +512,14 @@ static void check_rows(gg_device *device, int64_t batch, int64_t in, int64_t out
     vectors.data = error.data;
     vectors.features = out;
     device->table->keep_error(device, &f, &vectors, errors.data);
-    CHECK(guards_hold(&inputs) && guards_hold(&errors));
     for (int64_t first = 0; first < out; first += f.rows) {
         const int64_t rows = out - first < f.rows ? out - first : f.rows;
-        buffer run = buffer_create((size_t)(rows * in));
+        buffer run = buffer_floats((size_t)(rows * in));
         const int used = (int)(first / f.rows % (GG_MOST_USED_NEXT + 1));
         gg_gradient_rows args = {.first = first, .count = rows, .out = run.data, .used = used};
-        for (int i = 0; i < used; ++i) args.used_next[i] = whole->data + first * in;
+        for (int i = 0; i < used; ++i) args.used_next[i] = whole->floats + first * in;
         device->table->gradient_rows(device, &f, inputs.data, errors.data, &args);
-        CHECK(memcmp(run.data, whole->data + first * in, (size_t)(rows * in) * sizeof(float)) == 0);
-        CHECK(guards_hold(&run));
+        CHECK(memcmp(run.data, whole->floats + first * in, (size_t)(rows * in) * sizeof(float)) == 0);
         buffer_free(&run);
     }
     buffer_free(&input);
@@ -635,7 +583,6 @@ static void test_weight_gradient(void) {
                 continue;
             buffer x = buffer_random((size_t)(batch * in)), dy = buffer_random((size_t)(batch * out));
             buffer whole = whole_gradient(device, batch, in, out, &x, &dy);
-            CHECK(guards_hold(&whole));
             check_run(device, batch, in, out, &x, &dy, &whole, 0, all);
             for (int64_t part = 0; part < 7; ++part) {
                 const int64_t begin = all * part / 7, end = all * (part + 1) / 7;

@@ -3,46 +3,10 @@
 #include <float.h>
 #include <stdlib.h>
 
-#include "base/memory.h"
-#include "base/random.h"
-#include "check.h"
 #include "cpu/sgemm_paired.h"
+#include "guarded.h"
 
-#define GUARD 64
-#define GUARD_BYTE 0xa5
-
-typedef struct buffer {
-    unsigned char *block;
-    float *data;
-    size_t count;
-} buffer;
-
-static buffer buffer_create(size_t count) {
-    buffer b = {.count = count};
-    const size_t bytes = count * sizeof(float) + 2 * GUARD;
-    void *block;
-    if (gg_alloc(bytes, "test", &block) != GG_OK) exit(2);
-    b.block = block;
-    b.data = (float *)(b.block + GUARD);
-    memset(block, GUARD_BYTE, bytes);
-    return b;
-}
-
-static void buffer_free(buffer *b) {
-    bool whole = true;
-    for (size_t i = 0; i < GUARD; ++i)
-        whole = whole && b->block[i] == GUARD_BYTE && b->block[GUARD + b->count * sizeof(float) + i] == GUARD_BYTE;
-    CHECK(whole);
-    gg_free(b->block);
-}
-
-static buffer buffer_random(size_t count) {
-    static uint32_t stream;
-    buffer b = buffer_create(count);
-    const gg_random_key key = {.seed = 13, .purpose = GG_RANDOM_TEST, .step = ++stream};
-    gg_random_uniform(&key, count, -1, 1, b.data);
-    return b;
-}
+static buffer buffer_random(size_t count) { return buffer_uniform(13, count, -1, 1); }
 
 typedef struct level {
     gg_isa isa;
@@ -74,7 +38,7 @@ typedef struct side {
 } side;
 
 static float *value_at(const side *s, int64_t i, int64_t term) {
-    return &s->values.data[s->across ? term * s->step + i : i * s->step + term];
+    return &s->values.floats[s->across ? term * s->step + i : i * s->step + term];
 }
 
 /* What OPPOSED multiplies the terms of the next sides by, as an exponent of two. */
@@ -103,7 +67,7 @@ static side side_random(int64_t count, int64_t terms, bool across, kind what) {
 
 static buffer packed(const gg_paired_kernels *kernels, const side *s) {
     const int64_t groups = (s->count + GG_PAIRED_LANES - 1) / GG_PAIRED_LANES;
-    buffer out = buffer_create((size_t)(groups * gg_paired_group(s->terms)));
+    buffer out = buffer_floats((size_t)(groups * gg_paired_group(s->terms)));
     kernels->pack(&(gg_paired_pack){.count = s->count,
                                     .terms = s->terms,
                                     .from = s->values.data,
@@ -122,8 +86,8 @@ typedef struct start {
 
 static buffer multiplied(const gg_paired_kernels *kernels, const side *a, const side *b, const buffer *before,
                          int64_t c_row, start how) {
-    buffer rows = packed(kernels, a), cols = packed(kernels, b), c = buffer_create(before->count);
-    memcpy(c.data, before->data, c.count * sizeof(float));
+    buffer rows = packed(kernels, a), cols = packed(kernels, b), c = buffer_create(before->bytes);
+    memcpy(c.data, before->data, c.bytes);
     kernels->multiply(&(gg_paired_product){.m = a->count,
                                            .n = b->count,
                                            .terms = a->terms,
@@ -182,13 +146,13 @@ static bool agrees(const level *of, const side *a, const side *b, const buffer *
         for (int64_t j = 0; j < b->count; ++j) {
             const size_t at = (size_t)(i * c_row + j);
             element e = wanted_at(a, b, i, j);
-            double first = how.add ? (double)before->data[at] : how.bias != NULL ? (double)how.bias[j] : 0;
+            double first = how.add ? (double)before->floats[at] : how.bias != NULL ? (double)how.bias[j] : 0;
             if (how.row_bias != NULL) first += (double)how.row_bias[i];
             e.value += first;
             if (how.relu && e.value < 0) e.value = 0;
-            if (!(fabs((double)c->data[at] - e.value) <= e.bound + ldexp(fabs(first) + fabs(e.value), -23))) {
+            if (!(fabs((double)c->floats[at] - e.value) <= e.bound + ldexp(fabs(first) + fabs(e.value), -23))) {
                 fprintf(stderr, "%s, %d x %d x %d [%d, %d]: %.9g, wanted %.9g within %.3g\n", gg_isa_name(of->isa),
-                        (int)a->count, (int)b->count, (int)a->terms, (int)i, (int)j, (double)c->data[at], e.value,
+                        (int)a->count, (int)b->count, (int)a->terms, (int)i, (int)j, (double)c->floats[at], e.value,
                         e.bound);
                 return false;
             }
@@ -212,12 +176,12 @@ static void test_kernels(void) {
                 buffer before = buffer_random((size_t)(c_row * (m - 1) + n)), bias = buffer_random((size_t)(m + n));
                 const start how = {.add = form % 3 == 0,
                                    .bias = form % 3 == 1 ? bias.data : NULL,
-                                   .row_bias = form % 3 == 2 ? bias.data + n : NULL,
+                                   .row_bias = form % 3 == 2 ? bias.floats + n : NULL,
                                    .relu = form & 4};
                 buffer c = multiplied(level_at(k)->kernels, &a, &b, &before, c_row, how);
                 CHECK(agrees(level_at(k), &a, &b, &before, &c, c_row, how));
                 for (int64_t r = 0; r + 1 < m; ++r)
-                    CHECK(memcmp(c.data + r * c_row + n, before.data + r * c_row + n, 3 * sizeof(float)) == 0);
+                    CHECK(memcmp(c.floats + r * c_row + n, before.floats + r * c_row + n, 3 * sizeof(float)) == 0);
                 buffer_free(&c);
                 buffer_free(&before);
                 buffer_free(&bias);
@@ -240,8 +204,8 @@ static void test_forms(void) {
         for (int64_t l = 0; l < TERMS; ++l) *value_at(&along, i, l) = *value_at(&across, i, l);
     for (size_t k = 0; level_at(k) != NULL; ++k) {
         buffer one = packed(level_at(k)->kernels, &along), other = packed(level_at(k)->kernels, &across);
-        CHECK(memcmp(one.data, other.data, one.count * sizeof(float)) == 0);
-        const float *const inverse = one.data + gg_paired_group(TERMS) - 2 * GG_PAIRED_LANES;
+        CHECK(memcmp(one.data, other.data, one.bytes) == 0);
+        const float *const inverse = one.floats + gg_paired_group(TERMS) - 2 * GG_PAIRED_LANES;
         int halves = 0, ones = 0;
         for (int64_t g = 0; g < COUNT / GG_PAIRED_LANES; ++g)
             for (int i = 0; i < GG_PAIRED_LANES; ++i) {
@@ -264,13 +228,13 @@ static void test_distances(void) {
         for (int64_t i = 0; i < COUNT; ++i)
             for (int64_t l = 0; l < TERMS; ++l) *value_at(&far, i, l) = *value_at(&near, i, l);
         buffer one = packed(level_at(k)->kernels, &near), other = packed(level_at(k)->kernels, &far);
-        CHECK(memcmp(one.data, other.data, one.count * sizeof(float)) == 0);
+        CHECK(memcmp(one.data, other.data, one.bytes) == 0);
         /* And results whose rows share one. */
         buffer none = buffer_random(1024 * (COUNT - 1) + COUNT);
         buffer wide = multiplied(level_at(k)->kernels, &near, &far, &none, 1024, (start){.add = false});
         buffer narrow = multiplied(level_at(k)->kernels, &near, &far, &none, COUNT, (start){.add = false});
         for (int64_t i = 0; i < COUNT; ++i)
-            CHECK(memcmp(wide.data + i * 1024, narrow.data + i * COUNT, COUNT * sizeof(float)) == 0);
+            CHECK(memcmp(wide.floats + i * 1024, narrow.floats + i * COUNT, COUNT * sizeof(float)) == 0);
         buffer *all[] = {&one, &other, &none, &wide, &narrow, &near.values, &far.values};
         for (size_t i = 0; i < sizeof all / sizeof *all; ++i) buffer_free(all[i]);
     }
@@ -293,8 +257,8 @@ static void test_bits(void) {
                 column.values = (buffer){.data = value_at(&b, j, 0)};
                 column.step = b.step;
                 column.across = true;
-                buffer one = buffer_create(1), result = multiplied(kernels, &row, &column, &one, 1, (start){0});
-                same = same && memcmp(result.data, &c.data[i * N + j], sizeof(float)) == 0;
+                buffer one = buffer_floats(1), result = multiplied(kernels, &row, &column, &one, 1, (start){0});
+                same = same && memcmp(result.data, &c.floats[i * N + j], sizeof(float)) == 0;
                 buffer_free(&one);
                 buffer_free(&result);
             }
@@ -306,7 +270,7 @@ static void test_bits(void) {
         buffer scaled = multiplied(kernels, &a, &b, &none, N, (start){.add = false});
         for (int64_t i = 0; i < M && same; ++i)
             for (int64_t j = 0; j < N; ++j)
-                same = same && scaled.data[i * N + j] == ldexpf(c.data[i * N + j], (int)(3 * i - 4 * j) - 10);
+                same = same && scaled.floats[i * N + j] == ldexpf(c.floats[i * N + j], (int)(3 * i - 4 * j) - 10);
         CHECK(same);
         buffer *all[] = {&none, &c, &scaled, &a.values, &b.values};
         for (size_t i = 0; i < sizeof all / sizeof *all; ++i) buffer_free(all[i]);
@@ -332,7 +296,7 @@ static void test_special(void) {
                                       (start){.add = false});
                 bool good = true;
                 for (int64_t j = 0; j < SIDE; ++j) {
-#define AT(i) c.data[turned ? j * SIDE + (i) : (i)*SIDE + j]
+#define AT(i) c.floats[turned ? j * SIDE + (i) : (i)*SIDE + j]
                     good = good && AT(ZERO) == 0 && isnan(AT(NANS)) && !isfinite(AT(INFINITE));
                     const int vectors[] = {0, LARGE, SMALL};
                     for (size_t i = 0; i < 3; ++i) {
@@ -363,10 +327,10 @@ static void test_large(void) {
             for (int flags = 0; flags < (i < 3 ? 8 : 1); ++flags) {
                 const int64_t m = sizes[i][0], n = sizes[i][1], terms = sizes[i][2];
                 side a = side_random(m, terms, flags & 1, PLAIN), b = side_random(n, terms, !(flags & 2), PLAIN);
-                buffer bias = buffer_random((size_t)(m > n ? m : n)), first = buffer_create((size_t)(m * n));
+                buffer bias = buffer_random((size_t)(m > n ? m : n)), first = buffer_floats((size_t)(m * n));
                 const bool row_bias = flags & 4;
                 for (size_t t = 0; t < sizeof threads_of / sizeof *threads_of; ++t) {
-                    buffer c = buffer_create((size_t)(m * n));
+                    buffer c = buffer_floats((size_t)(m * n));
                     const gg_sgemm p = {.m = m,
                                         .n = n,
                                         .k = terms,
@@ -380,22 +344,22 @@ static void test_large(void) {
                                         .transpose_a = a.across,
                                         .transpose_b = !b.across,
                                         .relu = flags == 1};
-                    buffer scratch = buffer_create(gg_paired_products.scratch(&p, threads_of[t]) / sizeof(float));
+                    buffer scratch = buffer_create(gg_paired_products.scratch(&p, threads_of[t]));
                     gg_sgemm_paired_run(level_at(k)->kernels, &p, row_bias ? bias.data : NULL, threads_of[t],
                                         scratch.data);
                     if (t == 0) {
-                        memcpy(first.data, c.data, c.count * sizeof(float));
+                        memcpy(first.data, c.data, c.bytes);
                         CHECK(agrees(level_at(k), &a, &b, NULL, &c, n,
                                      (start){.bias = p.bias, .row_bias = row_bias ? bias.data : NULL, .relu = p.relu}));
                     }
-                    CHECK(memcmp(first.data, c.data, c.count * sizeof(float)) == 0);
+                    CHECK(memcmp(first.data, c.data, c.bytes) == 0);
                     CHECK(gg_paired_products.pays(level_at(k)->isa, &p) == (k > 0));
                     buffer_free(&scratch);
                     if (k > 0 && !row_bias) {
-                        scratch = buffer_create(gg_sgemm_scratch(level_at(k)->isa, &p, threads_of[t]) / sizeof(float));
-                        memset(c.data, 0, c.count * sizeof(float));
+                        scratch = buffer_create(gg_sgemm_scratch(level_at(k)->isa, &p, threads_of[t]));
+                        memset(c.data, 0, c.bytes);
                         gg_sgemm_run(level_at(k)->isa, &p, threads_of[t], scratch.data);
-                        CHECK(memcmp(first.data, c.data, c.count * sizeof(float)) == 0);
+                        CHECK(memcmp(first.data, c.data, c.bytes) == 0);
                         buffer_free(&scratch);
                     }
                     buffer_free(&c);

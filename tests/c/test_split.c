@@ -4,50 +4,17 @@
  * twins: amx */
 #include <stdlib.h>
 
-#include "base/memory.h"
 #include "base/parallel.h"
-#include "base/random.h"
-#include "check.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/packed_products.h"
 #include "cpu/split_conv_kernels.h"
 #include "cpu/split_kernels.h"
-
-#define GUARD 64
-#define GUARD_BYTE 0xa5
-
-typedef struct buffer {
-    unsigned char *block;
-    void *data;
-    size_t bytes;
-} buffer;
-
-static buffer buffer_create(size_t bytes) {
-    buffer b = {.bytes = bytes};
-    void *block;
-    if (gg_alloc(bytes + 2 * GUARD, "test", &block) != GG_OK) exit(2);
-    b.block = block;
-    b.data = b.block + GUARD;
-    memset(block, GUARD_BYTE, bytes + 2 * GUARD);
-    return b;
-}
-
-static void buffer_free(buffer *b) {
-    bool whole = true;
-    for (size_t i = 0; i < GUARD; ++i)
-        whole = whole && b->block[i] == GUARD_BYTE && b->block[GUARD + b->bytes + i] == GUARD_BYTE;
-    CHECK(whole);
-    gg_free(b->block);
-}
+#include "guarded.h"
 
 /* Between -1 and 1, of very different sizes. */
 static buffer buffer_random(size_t count) {
-    static uint32_t stream;
-    buffer b = buffer_create(count * sizeof(float));
-    float *x = b.data;
-    const gg_random_key key = {.seed = 11, .purpose = GG_RANDOM_TEST, .step = ++stream};
-    gg_random_uniform(&key, count, -1, 1, x);
-    for (size_t i = 0; i < count; ++i) x[i] *= ldexpf(1, -(int)(i % 7));
+    buffer b = buffer_uniform(11, count, -1, 1);
+    for (size_t i = 0; i < count; ++i) b.floats[i] *= ldexpf(1, -(int)(i % 7));
     return b;
 }
 
@@ -72,7 +39,7 @@ static side side_create(int64_t count, int64_t terms, bool across) {
 }
 
 static double value_at(const side *s, int64_t i, int64_t term) {
-    return (double)((const float *)s->values.data)[s->across ? term * s->step + i : i * s->step + term];
+    return (double)s->values.floats[s->across ? term * s->step + i : i * s->step + term];
 }
 
 static buffer packed(const gg_split_kernels *kernels, const side *s, bool rows) {
@@ -95,7 +62,7 @@ typedef struct product_case {
 } product_case;
 
 static buffer ordered(const gg_split_kernels *kernels, const side *s) {
-    buffer out = buffer_create((size_t)gg_split_ordered(s->count, s->terms) * sizeof(float));
+    buffer out = buffer_floats((size_t)gg_split_ordered(s->count, s->terms));
     const gg_split_pack pack = {.count = s->count,
                                 .terms = s->terms,
                                 .from = s->values.data,
@@ -139,8 +106,8 @@ static void check_sums(const product_case *it, const float *c) {
     bool rest_stands = true;
     for (int64_t i = 0; i < it->a.count; ++i) {
         for (int64_t j = 0; j < it->b.count; ++j) {
-            double sum = it->add                    ? (double)((const float *)it->start.data)[i * it->c_row + j]
-                         : it->bias || it->row_bias ? (double)((const float *)it->biases.data)[it->bias ? j : i]
+            double sum = it->add                    ? (double)it->start.floats[i * it->c_row + j]
+                         : it->bias || it->row_bias ? (double)it->biases.floats[it->bias ? j : i]
                                                     : 0;
             double size = fabs(sum);
             for (int64_t term = 0; term < it->a.terms; ++term) {
@@ -153,8 +120,8 @@ static void check_sums(const product_case *it, const float *c) {
             if (size > 0 && error / size > worst) worst = error / size;
         }
         for (int64_t j = it->b.count; j < it->c_row && i + 1 < it->a.count; ++j)
-            rest_stands = rest_stands && memcmp(&c[i * it->c_row + j],
-                                                &((const float *)it->start.data)[i * it->c_row + j], sizeof *c) == 0;
+            rest_stands =
+                rest_stands && memcmp(&c[i * it->c_row + j], &it->start.floats[i * it->c_row + j], sizeof *c) == 0;
     }
     CHECK(worst < 0x1p-21);
     CHECK(rest_stands);
@@ -214,8 +181,8 @@ static void test_long_sums(void) {
     it.start = buffer_random(3 * SIDE);
     it.biases = buffer_random(3);
     float *const values[2] = {it.a.values.data, it.b.values.data};
-    for (size_t i = 0; i < it.a.values.bytes / sizeof(float); ++i) values[0][i] = fabsf(values[0][i]);
-    for (size_t i = 0; i < it.b.values.bytes / sizeof(float); ++i) values[1][i] = fabsf(values[1][i]);
+    for (size_t i = 0; i < it.a.values.count; ++i) values[0][i] = fabsf(values[0][i]);
+    for (size_t i = 0; i < it.b.values.count; ++i) values[1][i] = fabsf(values[1][i]);
     for (int k = 0; k < 2 && kernels[k] != NULL; ++k) {
         buffer c = multiplied(kernels[k], &it, k == 0);
         double mean = 0;
@@ -223,7 +190,7 @@ static void test_long_sums(void) {
             for (int64_t j = 0; j < 3; ++j) {
                 double sum = 0;
                 for (int64_t term = 0; term < TERMS; ++term) sum += value_at(&it.a, i, term) * value_at(&it.b, j, term);
-                mean += fabs((double)((const float *)c.data)[i * 3 + j] - sum) / sum / (3 * SIDE);
+                mean += fabs((double)c.floats[i * 3 + j] - sum) / sum / (3 * SIDE);
             }
         CHECK(mean < 0x1p-22);
         buffer_free(&c);
@@ -287,7 +254,7 @@ static void test_large_products(void) {
             for (int run = 0; run < RUNS; ++run) {
                 const gg_isa isa = run == REFERENCE ? GG_ISA_SCALAR : GG_ISA_AMX;
                 const int threads = threads_of[run];
-                c[run] = buffer_create((size_t)(m * n) * sizeof(float));
+                c[run] = buffer_floats((size_t)(m * n));
                 const gg_sgemm p = {.m = m,
                                     .n = n,
                                     .k = k,
@@ -311,9 +278,8 @@ static void test_large_products(void) {
             for (int run = 1; run < REFERENCE; ++run) CHECK(memcmp(c[0].data, c[run].data, c[0].bytes) == 0);
             double worst = 0;
             for (int64_t at = 0; at < m * n; ++at) {
-                const double start = row_bias ? (double)((float *)bias.data)[at / n] : 0;
-                const double difference =
-                    fabs((double)((float *)c[0].data)[at] - (double)((float *)c[REFERENCE].data)[at] - start);
+                const double start = row_bias ? (double)bias.floats[at / n] : 0;
+                const double difference = fabs((double)c[0].floats[at] - (double)c[REFERENCE].floats[at] - start);
                 if (difference > worst) worst = difference;
             }
             CHECK(worst > 0 && worst < 1e-4);
@@ -342,7 +308,7 @@ static void check_same(buffer *a, buffer *b) {
     buffer_free(b);
 }
 
-static float float_at(const buffer *b, int64_t i) { return ((const float *)b->data)[i]; }
+static float float_at(const buffer *b, int64_t i) { return b->floats[i]; }
 
 static buffer split_points(conv_kernels kernels, const buffer *from, int64_t points, int64_t step) {
     buffer out = buffer_create((size_t)(points * GG_SPLIT_POINT) * sizeof(uint16_t));
@@ -353,7 +319,7 @@ static buffer split_points(conv_kernels kernels, const buffer *from, int64_t poi
 static buffer split_weights(conv_kernels kernels, const buffer *from, int64_t tiles) {
     buffer out = buffer_create((size_t)(tiles * GG_SPLIT_FACTOR) * sizeof(uint16_t));
     for (int64_t t = 0; t < tiles; ++t)
-        kernels->weights((const float *)from->data + t * 256, (uint16_t *)out.data + t * GG_SPLIT_FACTOR);
+        kernels->weights(from->floats + t * 256, (uint16_t *)out.data + t * GG_SPLIT_FACTOR);
     return out;
 }
 
@@ -371,14 +337,13 @@ static void test_conv_operands(void) {
         for (int64_t step = POINT; step < 40; step += 11) {
             const int64_t points = counts[k];
             buffer from = buffer_random((size_t)((points - 1) * step + POINT));
-            for (int64_t i = 0; i < 8; ++i)
-                ((float *)from.data)[i * ((points - 1) * step + POINT - 1) / 7] = special[i];
+            for (int64_t i = 0; i < 8; ++i) from.floats[i * ((points - 1) * step + POINT - 1) / 7] = special[i];
             buffer a = split_points(&gg_split_conv_kernels_scalar, &from, points, step);
             buffer b = split_points(fast, &from, points, step);
             check_same(&a, &b);
             buffer_free(&from);
             from = buffer_random((size_t)points * 256);
-            for (int64_t i = 0; i < 8; ++i) ((float *)from.data)[i * (points * 256 - 1) / 7] = special[i];
+            for (int64_t i = 0; i < 8; ++i) from.floats[i * (points * 256 - 1) / 7] = special[i];
             a = split_weights(&gg_split_conv_kernels_scalar, &from, points);
             b = split_weights(fast, &from, points);
             check_same(&a, &b);
@@ -412,7 +377,7 @@ typedef struct forward_case {
 } forward_case;
 
 static buffer forward_sums(conv_kernels kernels, const forward_case *it) {
-    buffer sums = buffer_create((size_t)it->tiles * 256 * sizeof(float));
+    buffer sums = buffer_floats((size_t)it->tiles * 256);
     buffer points = split_points(kernels, &it->from, it->points, POINT);
     buffer weights = split_weights(kernels, &it->weights, it->steps + 1);
     gg_split_step step[MOST_STEPS];
@@ -543,7 +508,7 @@ static void test_conv_finish(void) {
                 const int64_t count = counts[c], floats = (count - 1) * step + POINT;
                 const bool relu = flags & 1, biased = flags & 2;
                 buffer sums = buffer_random((size_t)count * POINT), start = buffer_random((size_t)floats);
-                for (int i = 0; i < 8; ++i) ((float *)sums.data)[i * (count * POINT - 1) / 7] = special[i];
+                for (int i = 0; i < 8; ++i) sums.floats[i * (count * POINT - 1) / 7] = special[i];
                 for (int k = 0; k < 2 && both[k] != NULL; ++k) {
                     buffer to = buffer_create(start.bytes);
                     memcpy(to.data, start.data, to.bytes);
