@@ -1,40 +1,22 @@
-/* What tests of kernels have in common: the device under test, memory between guards, numbers by seed, layouts. */
+/* What tests of kernels have in common: the device under test, memory that is freed at once, numbers, layouts. */
 #ifndef GG_TESTS_KERNEL_CASES_H
 #define GG_TESTS_KERNEL_CASES_H
 
-#include <stdint.h>
-#include <stdlib.h>
-
-#include "base/memory.h"
-#include "base/random.h"
-#include "check.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/kernels.h"
-
-#define GUARD 64
-#define GUARD_BYTE 0xA5
+#include "guarded.h"
 
 static gg_device *device;
 static gg_isa isa;
 
-typedef struct buffer {
-    unsigned char *block;
-    size_t bytes;
-} buffer;
-
 static buffer buffers[64];
 static int buffer_count;
 
-/* Memory between guards, filled with NaN; freed and checked by release(). */
+/* Freed and checked by release(). */
 static inline void *guarded(size_t bytes) {
-    void *block;
-    const size_t room = (bytes + GUARD - 1) / GUARD * GUARD;
-    if (gg_alloc(room + 2 * GUARD, "test", &block) != GG_OK) abort();
-    memset(block, GUARD_BYTE, room + 2 * GUARD);
-    memset((char *)block + GUARD, 0xFF, bytes);
     if (buffer_count == 64) abort();
-    buffers[buffer_count++] = (buffer){block, bytes};
-    return (char *)block + GUARD;
+    buffers[buffer_count] = buffer_create(bytes);
+    return buffers[buffer_count++].data;
 }
 
 static inline float *floats(int64_t n) { return guarded((size_t)n * sizeof(float)); }
@@ -49,16 +31,7 @@ static inline float *uniform(int64_t n, float low, float high) {
 }
 
 static inline void release(void) {
-    bool intact = true;
-    for (int i = 0; i < buffer_count; ++i) {
-        const buffer *b = &buffers[i];
-        const size_t room = (b->bytes + GUARD - 1) / GUARD * GUARD;
-        for (size_t k = 0; k < GUARD; ++k) intact = intact && b->block[k] == GUARD_BYTE;
-        for (size_t k = GUARD + b->bytes; k < room + 2 * GUARD; ++k) intact = intact && b->block[k] == GUARD_BYTE;
-        gg_free(b->block);
-    }
-    buffer_count = 0;
-    CHECK(intact);
+    while (buffer_count > 0) buffer_free(&buffers[--buffer_count]);
 }
 
 static inline double ulps(float value, double wanted) {
