@@ -42,13 +42,14 @@ static inline int64_t gg_paired_group(int64_t terms) {
 /* Of a group of the most terms. */
 enum { GG_PAIRED_ROOM = (GG_PAIRED_TERMS + 3) * GG_PAIRED_LANES };
 
-/* Rows of A, or columns of B, in groups that follow each other; zeros where there are no more. */
+/* Rows of A, or columns of B, in groups; zeros where there are no more. */
 typedef struct gg_paired_pack {
     int64_t count, terms; /* terms: at most GG_PAIRED_TERMS */
     const float *from;
     int64_t step; /* term l of vector i is at from[i*step + l], or, across, at from[l*step + i] */
     bool across;
-    float *out; /* 64-byte aligned */
+    float *out;    /* 64-byte aligned */
+    int64_t group; /* the distance of groups, in floats: gg_paired_group(terms) or more */
 } gg_paired_pack;
 
 /* c[i*c_row + j] = start + sum over l < terms of a[i][l]*b[l][j]; start is c (add), or bias[j], or row_bias[i], or 0.

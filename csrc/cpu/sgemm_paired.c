@@ -41,17 +41,17 @@ static float *part_at(const job *j, int64_t part) {
     return j->strip + (part - j->part) * gg_paired_part_step(j->cols, j->p->k);
 }
 
-/* Vectors [begin, end) of a side in one part; their groups lie as far apart in all parts. */
+/* Vectors [begin, end) of a side in one part; groups lie as far apart in all parts. */
 static void pack_part(const gg_paired_kernels *kernels, const gg_packed_side *s, int64_t part, int64_t begin,
                       int64_t end, float *out) {
     const int64_t first = gg_paired_part(s->terms, part), terms = gg_paired_part(s->terms, part + 1) - first;
-    for (int64_t i = begin; i < end; i += GG_PAIRED_LANES, out += gg_paired_group_step(s->terms))
-        kernels->pack(&(gg_paired_pack){.count = end - i < GG_PAIRED_LANES ? end - i : GG_PAIRED_LANES,
-                                        .terms = terms,
-                                        .from = s->from + (s->across ? first * s->step + i : i * s->step + first),
-                                        .step = s->step,
-                                        .across = s->across,
-                                        .out = out});
+    kernels->pack(&(gg_paired_pack){.count = end - begin,
+                                    .terms = terms,
+                                    .from = s->from + (s->across ? first * s->step + begin : begin * s->step + first),
+                                    .step = s->step,
+                                    .across = s->across,
+                                    .out = out,
+                                    .group = gg_paired_group_step(s->terms)});
 }
 
 static void pack_strip_part(void *context, int thread, int threads) {

@@ -73,7 +73,8 @@ static buffer packed(const gg_paired_kernels *kernels, const side *s) {
                                     .from = s->values.data,
                                     .step = s->step,
                                     .across = s->across,
-                                    .out = out.data});
+                                    .out = out.data,
+                                    .group = gg_paired_group(s->terms)});
     return out;
 }
 

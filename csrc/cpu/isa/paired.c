@@ -179,7 +179,7 @@ static void paired_pack(const gg_paired_pack *p) {
     for (int64_t i = 0; i < p->count; i += LANES) {
         const int n = p->count - i < LANES ? (int)(p->count - i) : LANES;
         const float *from = p->from + (p->across ? i : i * p->step);
-        float *out = p->out + i / LANES * gg_paired_group(p->terms);
+        float *out = p->out + i / LANES * p->group;
         if (n == LANES) pack_lanes(LANES, p, from, out);
         else pack_lanes(n, p, from, out);
     }

@@ -323,7 +323,8 @@ static void paired_multiply_rows(const gg_lstm_layer *l, const gg_lstm_share *sh
                                            .terms = terms,
                                            .from = it->rows + share->sample * it->row + first,
                                            .step = it->row,
-                                           .out = own});
+                                           .out = own,
+                                           .group = gg_paired_group(terms)});
         for (int64_t i = 0; i < it->pieces.count; ++i) {
             const int64_t column = i * op->hidden + share->unit;
             const gg_paired_product product = {.m = samples,
