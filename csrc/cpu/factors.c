@@ -44,7 +44,7 @@ bool gg_cpu_factors(const gg_device *device, gg_gradient_factors *f) {
     if (packed == NULL && f->batch > GG_SGEMM_TERMS) return false;
     f->rows = fit >= step ? fit / step * step : fit > least ? fit : least;
     if (f->rows * f->in > MOST_ROWS_ELEMENTS) return false;
-    f->fetched = packed != NULL ? 0 : (int)fetched_beside(device, f, f->rows);
+    f->fetched = packed != NULL ? packed->fetches : (int)fetched_beside(device, f, f->rows);
     f->rows *= device->threads;
     if (packed != NULL) {
         f->input_bytes = packed->side_bytes(f->in, f->batch);
@@ -135,6 +135,7 @@ static void compute_rows(void *context, int thread, int threads) {
     const size_t grain = j->packed != NULL ? (size_t)j->packed->granule : 1;
     gg_parallel_split((size_t)j->rows->count, grain, thread, threads, &begin, &end);
     const int64_t first = j->rows->first + (int64_t)begin, m = (int64_t)(end - begin), at = (int64_t)begin * f->in;
+    const int used = j->rows->used < f->fetched ? j->rows->used : f->fetched;
     float *out = j->rows->out + at;
     if (m == 0) return;
     if (j->packed != NULL)
@@ -146,7 +147,10 @@ static void compute_rows(void *context, int thread, int threads) {
                                                                  .a_count = f->out,
                                                                  .first = first,
                                                                  .c = out,
-                                                                 .c_row = f->in});
+                                                                 .c_row = f->in,
+                                                                 .used = used,
+                                                                 .used_next = j->rows->used_next,
+                                                                 .used_at = at});
     else
         gg_gemm_kernels_for(j->device->isa)
             ->panels(&(gg_panels){.m = m,
@@ -159,7 +163,7 @@ static void compute_rows(void *context, int thread, int threads) {
                                   .c = out,
                                   .c_row = f->in,
                                   .far = true,
-                                  .used = j->rows->used < f->fetched ? j->rows->used : f->fetched,
+                                  .used = used,
                                   .used_next = j->rows->used_next,
                                   .used_at = at});
 }

@@ -25,6 +25,11 @@ typedef struct gg_packed_product {
     float *c;
     int64_t c_row;
     bool add;
+    /* So many arrays, `fetches` at most, are used after the product, of each m*n floats behind used_at: they are
+     * fetched into cache beside it. */
+    int used;
+    const float *const *used_next;
+    int64_t used_at;
 } gg_packed_product;
 
 /* The most bytes that `block` vectors need of one part of a sum. */
@@ -50,6 +55,7 @@ typedef struct gg_packed_products {
     /* Sums are cut there into parts: the first term of a part; `terms` behind the last. So sides of one part after the
      * other, with `add`, give the bits of whole ones. */
     int64_t (*part_begin)(int64_t terms, int64_t part);
+    int fetches;   /* of gg_packed_product.used */
     int64_t block; /* so many rows, and twice as many columns, are enough to be packed for each other alone */
 } gg_packed_products;
 

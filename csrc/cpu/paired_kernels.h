@@ -52,6 +52,12 @@ typedef struct gg_paired_pack {
     int64_t group; /* the distance of groups, in floats: gg_paired_group(terms) or more */
 } gg_paired_pack;
 
+/* Memory that is used next: from each of `rows` places, `step` floats apart, on `lines` lines of the cache. */
+typedef struct gg_paired_next {
+    const float *from; /* NULL: nothing */
+    int64_t rows, step, lines;
+} gg_paired_next;
+
 /* c[i*c_row + j] = start + sum over l < terms of a[i][l]*b[l][j]; start is c (add), or bias[j], or row_bias[i], or 0.
  * The bits of an element depend on its row, its column and its start alone. */
 typedef struct gg_paired_product {
@@ -62,6 +68,7 @@ typedef struct gg_paired_product {
     int64_t c_row;
     const float *bias, *row_bias; /* one of them at most; NULL: zeros */
     bool add, relu;
+    gg_paired_next next; /* vector kernels fetch it into the second-level cache meanwhile: a line in each step */
 } gg_paired_product;
 
 typedef struct gg_paired_kernels {

@@ -42,16 +42,21 @@ static float *part_at(const job *j, int64_t part) {
 }
 
 /* Vectors [begin, end) of a side in one part; groups lie as far apart in all parts. */
+static gg_paired_pack part_of(const gg_packed_side *s, int64_t part, int64_t begin, int64_t end, float *out) {
+    const int64_t first = gg_paired_part(s->terms, part);
+    return (gg_paired_pack){.count = end - begin,
+                            .terms = gg_paired_part(s->terms, part + 1) - first,
+                            .from = s->from + (s->across ? first * s->step + begin : begin * s->step + first),
+                            .step = s->step,
+                            .across = s->across,
+                            .out = out,
+                            .group = gg_paired_group_step(s->terms)};
+}
+
 static void pack_part(const gg_paired_kernels *kernels, const gg_packed_side *s, int64_t part, int64_t begin,
                       int64_t end, float *out) {
-    const int64_t first = gg_paired_part(s->terms, part), terms = gg_paired_part(s->terms, part + 1) - first;
-    kernels->pack(&(gg_paired_pack){.count = end - begin,
-                                    .terms = terms,
-                                    .from = s->from + (s->across ? first * s->step + begin : begin * s->step + first),
-                                    .step = s->step,
-                                    .across = s->across,
-                                    .out = out,
-                                    .group = gg_paired_group_step(s->terms)});
+    const gg_paired_pack pack = part_of(s, part, begin, end, out);
+    kernels->pack(&pack);
 }
 
 static void pack_strip_part(void *context, int thread, int threads) {
@@ -69,8 +74,23 @@ static void pack_strip_part(void *context, int thread, int threads) {
     }
 }
 
-/* Rows [row, row + rows) times columns [first, first + cols) of the strip. */
-static void multiply_chunk(const job *j, int64_t row, int64_t rows, int64_t first, int64_t cols, float *chunk) {
+/* Where the memory lies that is packed next: the same rows in the next part, or, behind the last one of the strip,
+ * those of the next chunk. */
+static gg_paired_next packed_next(const job *j, const gg_packed_side *side, int64_t part, int64_t row, int64_t rows,
+                                  int64_t end) {
+    const bool again = part + 1 < j->part + j->parts;
+    const int64_t begin = again ? row : row + rows, behind = begin + rows < end ? begin + rows : end;
+    if (begin >= behind) return (gg_paired_next){.from = NULL};
+    const gg_paired_pack next = part_of(side, again ? part + 1 : j->part, begin, behind, NULL);
+    return (gg_paired_next){.from = next.from,
+                            .rows = next.across ? next.terms : next.count,
+                            .step = next.step,
+                            .lines = gg_block_count(next.across ? next.count : next.terms, GG_PAIRED_LANES)};
+}
+
+/* Rows [row, row + rows), of those before `end`, times columns [first, first + cols) of the strip. */
+static void multiply_chunk(const job *j, int64_t row, int64_t rows, int64_t end, int64_t first, int64_t cols,
+                           float *chunk) {
     const gg_sgemm *p = j->p;
     const gg_packed_side side = {.terms = p->k, .from = p->a, .step = p->lda, .across = p->transpose_a};
     for (int64_t part = j->part; part < j->part + j->parts; ++part) {
@@ -87,7 +107,8 @@ static void multiply_chunk(const job *j, int64_t row, int64_t rows, int64_t firs
                                            .bias = p->bias != NULL ? p->bias + j->col + first : NULL,
                                            .row_bias = j->row_bias != NULL && part == 0 ? j->row_bias + row : NULL,
                                            .add = part > 0,
-                                           .relu = p->relu && k + terms == p->k};
+                                           .relu = p->relu && k + terms == p->k,
+                                           .next = packed_next(j, &side, part, row, rows, end)};
         pack_part(j->kernels, &side, part, row, row + rows, chunk);
         j->kernels->multiply(&product);
     }
@@ -103,7 +124,7 @@ static void paired_part(void *context, int thread, int threads) {
     float *chunk = j->chunks + thread * chunk_floats(j->p);
     for (int64_t row = (int64_t)begin, rows; row < (int64_t)end; row += rows) {
         rows = (int64_t)end - row < most ? (int64_t)end - row : most;
-        multiply_chunk(j, row, rows, (int64_t)first, cols, chunk);
+        multiply_chunk(j, row, rows, (int64_t)end, (int64_t)first, cols, chunk);
     }
 }
 
@@ -181,6 +202,17 @@ static size_t paired_side_bytes(int64_t count, int64_t terms) {
     return (size_t)gg_paired_packed(count, terms) * sizeof(float);
 }
 
+/* Of two arrays in turn a line of each, as they are read. */
+static gg_paired_next used_next(const gg_packed_product *p) {
+    if (p->used == 0) return (gg_paired_next){.from = NULL};
+    const float *first = p->used_next[0] + p->used_at, *last = p->used_next[p->used - 1] + p->used_at;
+    const intptr_t bytes = (intptr_t)((uintptr_t)last - (uintptr_t)first);
+    return (gg_paired_next){.from = first,
+                            .rows = p->used,
+                            .step = bytes / (intptr_t)sizeof *first,
+                            .lines = p->m * p->n / GG_PAIRED_LANES};
+}
+
 static void paired_multiply(gg_isa isa, const gg_packed_product *p) {
     const int64_t group = gg_paired_group_step(p->terms);
     const float *a = (const float *)p->a + p->first / GG_PAIRED_LANES * group, *b = p->b;
@@ -194,7 +226,8 @@ static void paired_multiply(gg_isa isa, const gg_packed_product *p) {
                                            .b_group = group,
                                            .c = p->c,
                                            .c_row = p->c_row,
-                                           .add = p->add || part > 0};
+                                           .add = p->add || part > 0,
+                                           .next = part == 0 ? used_next(p) : (gg_paired_next){.from = NULL}};
         gg_paired_kernels_for(isa)->multiply(&product);
     }
 }
@@ -212,5 +245,6 @@ const gg_packed_products gg_paired_products = {
     .pack = paired_pack,
     .multiply = paired_multiply,
     .part_begin = gg_paired_part,
+    .fetches = 2,
     .block = BLOCK_GROUPS * GG_PAIRED_LANES,
 };

@@ -101,7 +101,8 @@ static buffer multiplied(const gg_paired_kernels *kernels, const side *a, const 
                                            .bias = how.bias,
                                            .row_bias = how.row_bias,
                                            .add = how.add,
-                                           .relu = how.relu});
+                                           .relu = how.relu,
+                                           .next = {before->floats, 2, 16, a->count % 5}});
     buffer_free(&rows);
     buffer_free(&cols);
     return c;
@@ -239,6 +240,29 @@ static void test_distances(void) {
         buffer *all[] = {&one, &other, &none, &wide, &narrow, &near.values, &far.values};
         for (size_t i = 0; i < sizeof all / sizeof *all; ++i) buffer_free(all[i]);
     }
+}
+
+/* Vectors that lie one behind the other, which begin anywhere in a line of the cache: the same bits. */
+static void test_beginnings(void) {
+    enum { COUNT = 20, FAR = 320 };
+    static const int64_t terms_of[] = {1, 5, 16, 31, 47, 150};
+    for (size_t k = 0; level_at(k) != NULL; ++k)
+        for (size_t i = 0; i < sizeof terms_of / sizeof *terms_of; ++i) {
+            const int64_t terms = terms_of[i];
+            side near = side_random(COUNT, terms, false, PLAIN);
+            buffer one = packed(level_at(k)->kernels, &near), room = buffer_random(COUNT * FAR + GG_PAIRED_LANES);
+            for (int64_t begin = 0; begin <= GG_PAIRED_LANES; ++begin) {
+                side far = {.count = COUNT, .terms = terms, .step = FAR, .values = {.data = room.floats + begin}};
+                for (int64_t v = 0; v < COUNT; ++v)
+                    memcpy(value_at(&far, v, 0), value_at(&near, v, 0), (size_t)terms * sizeof(float));
+                buffer other = packed(level_at(k)->kernels, &far);
+                CHECK(memcmp(one.data, other.data, one.bytes) == 0);
+                buffer_free(&other);
+            }
+            buffer_free(&one);
+            buffer_free(&room);
+            buffer_free(&near.values);
+        }
 }
 
 /* An element's bits are those of its row and its column by themselves; and vectors that are multiplied by powers of two
@@ -392,6 +416,7 @@ int main(void) {
     test_kernels();
     test_forms();
     test_distances();
+    test_beginnings();
     test_bits();
     test_special();
     test_large();

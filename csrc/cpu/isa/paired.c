@@ -28,8 +28,8 @@ PACK_INLINE lanes_f load_some(int n, const float *from) {
     return n == LANES ? lanes_load_any(from) : lanes_load_part(from, n);
 }
 
-/* The sums of absolute values of vectors whose terms are `step` apart: of every SUMS-th term by itself, then in order
- * of these, as sizes_along has them. out: the terms are also copied there; NULL: not. */
+/* The sums of absolute values of vectors whose terms are `step` apart: of every SUMS-th term by itself, then of these.
+ * out: the terms are also copied there; NULL: not. */
 PACK_INLINE lanes_f sizes_across(int n, int64_t terms, const float *from, int64_t step, float *out) {
     lanes_f sum[SUMS];
 #pragma GCC unroll 16
@@ -74,61 +74,33 @@ PACK_INLINE pair_sums scale_across(int n, int64_t terms, const float *from, int6
 
 #if defined(__AVX512F__)
 
-/* Terms [first, first + LANES) of n vectors, `step` apart, with a lane a term; zeros where there are no more. */
-PACK_INLINE void load_square(int n, int64_t terms, const float *from, int64_t step, int64_t first, __m512 *a) {
-    const int64_t left = terms - first;
-    const __mmask16 mask = (__mmask16)(left >= LANES ? 0xffffu : left > 0 ? (1u << left) - 1u : 0u);
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; ++i)
-        a[i] = i < n ? _mm512_maskz_loadu_ps(mask, from + i * step + first) : _mm512_setzero_ps();
-}
-
-/* The sums of absolute values of vectors that lie one behind the other. */
-PACK_INLINE lanes_f sizes_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
-    (void)out;
-    __m512 a[LANES], sum[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; ++i) sum[i] = _mm512_setzero_ps();
-    for (int64_t l = 0; l < terms; l += LANES) {
-        load_square(n, terms, from, step, l, a);
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; ++i) sum[i] = _mm512_add_ps(sum[i], _mm512_abs_ps(a[i]));
-    }
-    turn(sum);
-#pragma GCC unroll 16
-    for (int i = 1; i < LANES; ++i) sum[0] = _mm512_add_ps(sum[0], sum[i]);
-    return sum[0];
-}
-
-PACK_INLINE pair_sums scale_along(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
-    const int64_t all = whole_steps(terms);
-    pair_sums sums = {lanes_set(0), lanes_set(0)};
+/* The terms of n vectors that lie one behind the other, with a lane a vector. Each line of the cache is loaded once,
+ * where lines of all vectors begin at the same distance. */
+PACK_INLINE void turn_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
+    const int64_t before = step % LANES == 0 ? (int64_t)((uintptr_t)from / sizeof *from % LANES) : 0;
     __m512 a[LANES];
-    for (int64_t l = 0; l < all; l += LANES) {
-        load_square(n, terms, from, step, l, a);
-        turn(a);
+    for (int64_t l = -before; l < terms; l += LANES) {
+        const int64_t begin = l < 0 ? -l : 0, end = terms - l < LANES ? terms - l : LANES;
+        const __mmask16 mask = (__mmask16)(((1u << end) - 1u) & ~((1u << begin) - 1u));
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; ++i)
-            if (l + i < all) _mm512_store_ps(out + (l + i) * LANES, _mm512_mul_ps(a[i], by));
+            a[i] = i < n ? _mm512_maskz_loadu_ps(mask, from + i * step + l) : _mm512_setzero_ps();
+        turn(a);
+        if (begin == 0 && end == LANES) {
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; ++i) _mm512_store_ps(out + (l + i) * LANES, a[i]);
+        } else {
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; ++i)
+                if (i >= begin && i < end) _mm512_store_ps(out + (l + i) * LANES, a[i]);
+        }
     }
-    for (const float *x = out; x < out + all * LANES; x += STEP * LANES)
-        add_pair(&sums, lanes_load(x), lanes_load(x + LANES));
-    return sums;
 }
 
 #else
 
-/* The same of vectors that lie one behind the other: they are turned first, and then scaled where they lie. */
-PACK_INLINE lanes_f sizes_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
+PACK_INLINE void turn_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
     GG_TILE_NAME(gg_gemm_kernels).transpose(n, terms, from, step, LANES, out, LANES);
-    return sizes_across(LANES, terms, out, LANES, NULL);
-}
-
-PACK_INLINE pair_sums scale_along(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
-    (void)n;
-    (void)from;
-    (void)step;
-    return scale_across(LANES, terms, out, LANES, by, out);
 }
 
 #endif
@@ -160,14 +132,14 @@ PACK_INLINE void pack_lanes(int n, const gg_paired_pack *p, const float *from, f
     const int64_t terms = p->terms, all = whole_steps(terms), step = p->step;
     const bool copies = p->across && step % SAME_SETS == 0;
     pair_sums sums;
+    if (!p->across) turn_along(n, terms, from, step, out);
     if (copies) lanes_store(total, sizes_across(n, terms, from, step, out));
     else if (p->across) lanes_store(total, sizes_across(n, terms, from, step, NULL));
-    else lanes_store(total, sizes_along(n, terms, from, step, out));
+    else lanes_store(total, sizes_across(LANES, terms, out, LANES, NULL));
     find_scales(terms, total, scale, inverse);
     const lanes_f by = lanes_load(scale);
-    if (copies) sums = scale_across(LANES, terms, out, LANES, by, out);
-    else if (p->across) sums = scale_across(n, terms, from, step, by, out);
-    else sums = scale_along(n, terms, from, step, by, out);
+    if (p->across && !copies) sums = scale_across(n, terms, from, step, by, out);
+    else sums = scale_across(LANES, terms, out, LANES, by, out);
     lanes_store(sizes, sums.sizes);
     lanes_store(out + all * LANES, sums.products);
     lanes_store(out + (all + 1) * LANES, lanes_load(inverse));
@@ -187,8 +159,16 @@ static void paired_pack(const gg_paired_pack *p) {
 
 /* ---- the product of two groups ---- */
 
+/* What is fetched beside products: of each row a line, then of each row the next one. */
+typedef struct fetching {
+    const float *at;
+    int64_t step, rows, left; /* left: rows until the next line of the first one */
+    int64_t lines;            /* until all has been fetched */
+} fetching;
+
 /* A group of rows and a group of columns, and where their product goes. */
 typedef struct block {
+    fetching *next;
     const float *a, *b;
     int64_t steps;
     float *c;
@@ -243,9 +223,25 @@ static __mmask16 marked(const float *group_end) {
     return _mm512_cmp_ps_mask(_mm512_load_ps(group_end + 2 * LANES), _mm512_setzero_ps(), _CMP_NEQ_UQ);
 }
 
+/* Behind the end it fetches what is in cache. */
+GG_INLINE fetching fetch_begin(const block *p) {
+    if (p->next->lines > 0) return *p->next;
+    return (fetching){.at = p->b, .left = INT64_MAX};
+}
+
+GG_INLINE void fetch_line(fetching *next) {
+    __builtin_prefetch(next->at, 0, 2);
+    next->at += next->step;
+    if (--next->left > 0) return;
+    next->at += LANES - next->rows * next->step;
+    next->left = next->rows;
+    --next->lines;
+}
+
 GG_INLINE void run_rows(const block *p, const int R) {
     const float *a = p->a, *b = p->b;
     __m512 sum[LANES];
+    fetching next = fetch_begin(p);
     request_results(p, R);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) sum[r] = _mm512_setzero_ps();
@@ -260,7 +256,9 @@ GG_INLINE void run_rows(const block *p, const int R) {
         }
         a += STEP * LANES;
         b += STEP * LANES;
+        fetch_line(&next);
     }
+    if (p->next->lines > 0) *p->next = next;
     const __mmask16 mask = (__mmask16)((1u << p->cols) - 1u);
     const __m512 products = _mm512_load_ps(b), scale = _mm512_load_ps(b + LANES);
     const __m512 bias = p->bias != NULL ? _mm512_maskz_loadu_ps(mask, p->bias) : _mm512_setzero_ps();
@@ -323,7 +321,14 @@ static const run_fn runs[ROWS + 1] = {EACH_ROWS(ENTRY)};
 
 /* A group of columns stays in the first-level cache while all rows use it. */
 static void paired_multiply(const gg_paired_product *p) {
-    block t = {.steps = whole_steps(p->terms) / STEP, .c_row = p->c_row, .add = p->add, .relu = p->relu};
+    const gg_paired_next *next = &p->next;
+    fetching fetched = {.at = next->from,
+                        .step = next->step,
+                        .rows = next->rows,
+                        .left = next->rows,
+                        .lines = next->from != NULL ? next->lines : 0};
+    block t = {
+        .next = &fetched, .steps = whole_steps(p->terms) / STEP, .c_row = p->c_row, .add = p->add, .relu = p->relu};
     for (int64_t j = 0; j < p->n; j += LANES) {
         t.b = p->b + j / LANES * p->b_group;
         t.cols = p->n - j < LANES ? (int)(p->n - j) : LANES;
