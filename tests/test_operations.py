@@ -49,6 +49,8 @@ CONVOLUTIONS = {
     "lenet2": (3, 20, (12, 12), 50, (5, 5), {}),
     "one-of-everything": (1, 1, (1, 1), 1, (1, 1), {}),
     "pointwise": (37, 5, (3, 3), 20, (1, 1), {}),
+    "pointwise-of-many-channels": (5, 52, (4, 3), 50, (1, 1), {}),
+    "pointwise-two-threads": (19, 49, (17, 16), 163, (1, 1), dict(threads=2, activation="relu")),
     "batch-64": (64, 3, (7, 6), 5, (3, 3), {}),
     "batch-64-of-16-channels": (64, 16, (6, 6), 16, (3, 3), dict(padding=(1, 1))),
     "batch-1-of-32-channels": (1, 32, (9, 9), 32, (3, 3), dict(padding=(1, 1))),
@@ -540,7 +542,7 @@ def test_onednn_limited(isa):
 def test_other_products():
     files = ["tests/test_operations.py", "tests/test_lstm_of_tokens.py", "tests/test_computed_gradients.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
-    command += ["-k", "(linear or lstm or tokens or rows) and not limited and not torch and not memory"]
+    command += ["-k", "(linear or lstm or tokens or rows or pointwise) and not limited and not torch and not memory"]
     paired = {"GOSSIPGRAD_PAIRED": "0" if _core.info()["paired"] else "1"}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | paired, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

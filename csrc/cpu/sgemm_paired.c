@@ -23,6 +23,7 @@ typedef struct job {
     /* Of the strip. */
     int64_t part, parts, col, cols;
     bool by_columns;
+    bool alone; /* a thread packs whole strips */
 } job;
 
 static int64_t strip_cols(const gg_sgemm *p) { return p->n < STRIP_COLS ? p->n : STRIP_COLS; }
@@ -59,10 +60,14 @@ static void pack_part(const gg_paired_kernels *kernels, const gg_packed_side *s,
     kernels->pack(&pack);
 }
 
+static gg_packed_side columns_of(const gg_sgemm *p) {
+    return (gg_packed_side){.terms = p->k, .from = p->b, .step = p->ldb, .across = !p->transpose_b};
+}
+
 static void pack_strip_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
-    const gg_packed_side side = {.terms = p->k, .from = p->b, .step = p->ldb, .across = !p->transpose_b};
+    const gg_packed_side side = columns_of(p);
     const int64_t groups = gg_block_count(j->cols, GG_PAIRED_LANES);
     size_t begin, end;
     gg_parallel_split((size_t)(groups * j->parts), 1, thread, threads, &begin, &end);
@@ -74,18 +79,32 @@ static void pack_strip_part(void *context, int thread, int threads) {
     }
 }
 
+static gg_paired_next read_by(const gg_paired_pack *pack) {
+    return (gg_paired_next){.from = pack->from,
+                            .rows = pack->across ? pack->terms : pack->count,
+                            .step = pack->step,
+                            .lines = gg_block_count(pack->across ? pack->count : pack->terms, GG_PAIRED_LANES)};
+}
+
+/* Of the next strip its first part, where no other thread packs it. */
+static gg_paired_next strip_next(const job *j) {
+    const gg_sgemm *p = j->p;
+    const int64_t col = j->col + j->cols, left = p->n - col, cols = left < j->cols ? left : j->cols;
+    if (!j->alone || cols <= 0) return (gg_paired_next){.from = NULL};
+    const gg_packed_side side = columns_of(p);
+    const gg_paired_pack next = part_of(&side, j->part, col, col + cols, NULL);
+    return read_by(&next);
+}
+
 /* Where the memory lies that is packed next: the same rows in the next part, or, behind the last one of the strip,
  * those of the next chunk. */
 static gg_paired_next packed_next(const job *j, const gg_packed_side *side, int64_t part, int64_t row, int64_t rows,
                                   int64_t end) {
     const bool again = part + 1 < j->part + j->parts;
     const int64_t begin = again ? row : row + rows, behind = begin + rows < end ? begin + rows : end;
-    if (begin >= behind) return (gg_paired_next){.from = NULL};
+    if (begin >= behind) return strip_next(j);
     const gg_paired_pack next = part_of(side, again ? part + 1 : j->part, begin, behind, NULL);
-    return (gg_paired_next){.from = next.from,
-                            .rows = next.across ? next.terms : next.count,
-                            .step = next.step,
-                            .lines = gg_block_count(next.across ? next.count : next.terms, GG_PAIRED_LANES)};
+    return read_by(&next);
 }
 
 /* Rows [row, row + rows), of those before `end`, times columns [first, first + cols) of the strip. */
@@ -169,6 +188,7 @@ static void own_part(void *context, int thread, int threads) {
     if (!j.by_columns && j.row_bias != NULL) j.row_bias += begin;
     j.p = &own;
     j.by_columns = false;
+    j.alone = true;
     j.strip += thread * (strip_floats(p) + chunk_floats(p));
     j.chunks = j.strip + strip_floats(p);
     run_strips(&j, 1);

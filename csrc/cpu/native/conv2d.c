@@ -475,6 +475,9 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
                                                        : gg_native_winograd_create(device, desc, out);
         goto cleanup;
     }
+    status = gg_native_pointwise_create(device, desc, out);
+    if (status != GG_ERROR_UNSUPPORTED) goto cleanup;
+    status = GG_OK;
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
         GG_FAIL(GG_ERROR_UNSUPPORTED, "no convolution for the instruction set %s here", gg_isa_name(device->isa));

@@ -27,6 +27,8 @@ void gg_native_op_free(gg_op *op);
 /* By desc->algorithm. */
 gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
+/* BATCH_LAST, windows of 1 x 1 where packed products pay. */
+gg_status gg_native_pointwise_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* CHANNELS16, where the CPU has AMX. */
 gg_status gg_native_split_conv_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* The gradient of the weights alone, of few channels in bfloat16, where the CPU has AMX; output NHWC. */

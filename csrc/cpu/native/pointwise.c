@@ -1,0 +1,159 @@
+/* Convolution with windows of 1 x 1 and stride 1 on BATCH_LAST activations, where packed products pay
+ * (cpu/packed_products.h). With P pixels of all lanes
+ *
+ *     y (out x P) = W (out x in) x (in x P),   dx = W^T dy,   dW = dy x^T
+ *
+ * are products of matrices that lie so already. */
+#include "base/parallel.h"
+#include "cpu/gemm_kernels.h"
+#include "cpu/native/native.h"
+#include "cpu/packed_products.h"
+
+typedef struct pointwise_op {
+    gg_op op;
+    gg_isa isa;
+    int threads;
+    int64_t in, out, pixels; /* pixels: of all lanes */
+    const gg_gemm_kernels *kernels;
+    const gg_packed_products *packed[GG_PASS_COUNT];
+} pointwise_op;
+
+static gg_sgemm pointwise_product(const pointwise_op *op, gg_pass pass, const gg_op_args *args) {
+    const float *weight = args->parameter[GG_PARAMETER_WEIGHT];
+    const int64_t pixels = op->pixels;
+    switch (pass) {
+    case GG_PASS_FORWARD:
+        return (gg_sgemm){.m = op->out,
+                          .n = pixels,
+                          .k = op->in,
+                          .a = weight,
+                          .b = args->input[0],
+                          .c = args->output,
+                          .lda = op->in,
+                          .ldb = pixels,
+                          .ldc = pixels,
+                          .by_columns = true,
+                          .relu = op->op.desc.activation == GG_ACTIVATION_RELU};
+    case GG_PASS_DATA:
+        return (gg_sgemm){.m = op->in,
+                          .n = pixels,
+                          .k = op->out,
+                          .a = weight,
+                          .b = args->grad_output,
+                          .c = args->grad_input[0],
+                          .lda = op->in,
+                          .ldb = pixels,
+                          .ldc = pixels,
+                          .transpose_a = true,
+                          .by_columns = true};
+    default:
+        return (gg_sgemm){.m = op->out,
+                          .n = op->in,
+                          .k = pixels,
+                          .a = args->grad_output,
+                          .b = args->input[0],
+                          .c = args->gradient != NULL ? args->gradient[GG_PARAMETER_WEIGHT] : NULL,
+                          .lda = pixels,
+                          .ldb = pixels,
+                          .ldc = op->in,
+                          .transpose_b = true};
+    }
+}
+
+static void pointwise_run(const pointwise_op *op, gg_pass pass, const gg_op_args *args, const float *row_bias) {
+    const gg_sgemm product = pointwise_product(op, pass, args);
+    op->packed[pass]->run(op->isa, &product, row_bias, op->threads, args->scratch);
+}
+
+static gg_status pointwise_forward(gg_op *head, const gg_op_args *args) {
+    const float *bias = head->desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
+    pointwise_run((const pointwise_op *)head, GG_PASS_FORWARD, args, bias);
+    return GG_OK;
+}
+
+typedef struct pointwise_job {
+    const pointwise_op *op;
+    const gg_op_args *args;
+} pointwise_job;
+
+/* Numbers that are summed at a time: one sum over all pixels would lose digits. */
+enum { SUMMED = 4096 };
+
+/* The error behind the activation, and the bias's gradient. */
+static void pointwise_mask(void *context, int thread, int threads) {
+    const pointwise_job *j = context;
+    const pointwise_op *op = j->op;
+    const bool relu = op->op.desc.activation == GG_ACTIVATION_RELU, bias = op->op.desc.bias;
+    size_t begin, end;
+    gg_parallel_split((size_t)op->out, 1, thread, threads, &begin, &end);
+    for (int64_t at = (int64_t)begin; at < (int64_t)end; ++at) {
+        const float *y = (const float *)j->args->output + at * op->pixels;
+        float *dy = (float *)j->args->grad_output + at * op->pixels;
+        double sum = 0;
+        for (int64_t i = 0; i < op->pixels; i += SUMMED) {
+            const int64_t n = op->pixels - i < SUMMED ? op->pixels - i : SUMMED;
+            sum += (double)op->kernels->mask_sum(n, relu ? y + i : NULL, dy + i);
+        }
+        if (bias) j->args->gradient[GG_PARAMETER_BIAS][at] = (float)sum;
+    }
+}
+
+static gg_status pointwise_backward_weights(gg_op *head, const gg_op_args *args) {
+    const pointwise_op *op = (const pointwise_op *)head;
+    if (head->desc.bias || head->desc.activation == GG_ACTIVATION_RELU)
+        gg_parallel_run(op->threads, pointwise_mask, &(pointwise_job){op, args});
+    pointwise_run(op, GG_PASS_WEIGHTS, args, NULL);
+    return GG_OK;
+}
+
+static gg_status pointwise_backward_data(gg_op *head, const gg_op_args *args) {
+    if (args->grad_input[0] != NULL) pointwise_run((const pointwise_op *)head, GG_PASS_DATA, args, NULL);
+    return GG_OK;
+}
+
+static const gg_op_class pointwise_class = {.forward = pointwise_forward,
+                                            .backward_weights = pointwise_backward_weights,
+                                            .backward_data = pointwise_backward_data,
+                                            .destroy = gg_native_op_free};
+
+static bool is_pointwise(const gg_op_desc *desc) {
+    const gg_window *w = &desc->window;
+    for (int axis = 0; axis < 2; ++axis)
+        if (w->kernel[axis] != 1 || w->stride[axis] != 1 || w->padding[axis] != 0) return false;
+    return desc->groups == 1;
+}
+
+gg_status gg_native_pointwise_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
+    gg_status status = GG_OK;
+    const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
+    const int64_t *size = desc->output.size;
+    pointwise_op shape = {.isa = device->isa,
+                          .threads = device->threads,
+                          .in = desc->input[0].size[0],
+                          .out = size[0],
+                          .pixels = size[1] * size[2] * gg_lanes_padded(desc->batch),
+                          .kernels = gg_gemm_kernels_for(device->isa)};
+    size_t scratch = 0;
+    *out = NULL;
+    /* With AMX products in several parts are an algorithm of their own. */
+    if (!is_pointwise(desc) || device->isa == GG_ISA_AMX)
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "packed products are of windows of 1 x 1 with stride 1, without AMX");
+    for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {
+        const gg_sgemm product = pointwise_product(&shape, (gg_pass)pass, &none);
+        shape.packed[pass] = gg_packed_products_for(device->isa, &product);
+        if (shape.packed[pass] == NULL)
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "too few channels or pixels for packed products: %lld, %lld, %lld",
+                    (long long)shape.in, (long long)shape.out, (long long)shape.pixels);
+        const size_t bytes = shape.packed[pass]->scratch(&product, device->threads);
+        if (gg_op_has_pass(desc, (gg_pass)pass) && (pass == GG_PASS_FORWARD || desc->training) && bytes > scratch)
+            scratch = bytes;
+    }
+    GG_TRY(gg_native_op_create(desc, &pointwise_class, sizeof(pointwise_op), out));
+    shape.op = **out;
+    shape.op.scratch_bytes = scratch;
+    shape.op.backward_needs_input = gg_op_has_pass(desc, GG_PASS_WEIGHTS);
+    shape.op.backward_needs_output = gg_op_has_pass(desc, GG_PASS_WEIGHTS) && desc->activation == GG_ACTIVATION_RELU;
+    *(pointwise_op *)*out = shape;
+cleanup:
+    return status;
+}
