@@ -69,8 +69,6 @@ static void from_lanes(int64_t n, int64_t values, int64_t begin, int64_t end, co
     }
 }
 
-static int64_t blocks_of(const gg_cpu_images *images) { return (images->channels + L - 1) / L; }
-
 /* The block's numbers of the first sample, and of its channels the row of the first, and the rows that there are. */
 typedef struct image_block {
     uint16_t *narrow;
@@ -79,7 +77,7 @@ typedef struct image_block {
 } image_block;
 
 static image_block block_at(const gg_cpu_images *images, int64_t at) {
-    const int64_t pixel = at / blocks_of(images), block = at % blocks_of(images);
+    const int64_t blocks = gg_lanes_padded(images->channels) / L, pixel = at / blocks, block = at % blocks;
     return (image_block){.narrow = images->narrow + block * images->block + pixel * images->pixel,
                          .lanes =
                              images->lanes + (block * L * images->pixels + pixel) * gg_lanes_padded(images->samples),

@@ -8,6 +8,7 @@
 #include "backend/backend.h"
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
+#include "cpu/native/linear_private.h"
 #include "cpu/native/native.h"
 #include "cpu/packed_products.h"
 
@@ -93,45 +94,41 @@ static void turn_part(void *context, int thread, int threads) {
     }
 }
 
-static gg_sgemm forward_product(const linear_op *linear, const gg_op_args *args) {
-    return (gg_sgemm){.m = linear->out,
-                      .n = linear->lanes,
-                      .k = linear->in,
+gg_sgemm gg_native_linear_product(const gg_native_features *f, gg_pass pass, const gg_op_args *args) {
+    if (pass == GG_PASS_WEIGHTS)
+        return (gg_sgemm){.m = f->out,
+                          .n = f->in,
+                          .k = f->summed,
+                          .a = args->grad_output,
+                          .b = args->input[0],
+                          .c = args->gradient != NULL ? args->gradient[GG_PARAMETER_WEIGHT] : NULL,
+                          .lda = f->columns,
+                          .ldb = f->columns,
+                          .ldc = f->in,
+                          .transpose_b = true};
+    const bool forward = pass == GG_PASS_FORWARD;
+    return (gg_sgemm){.m = forward ? f->out : f->in,
+                      .n = f->columns,
+                      .k = forward ? f->in : f->out,
                       .a = args->parameter[GG_PARAMETER_WEIGHT],
-                      .b = args->input[0],
-                      .c = args->output,
-                      .lda = linear->in,
-                      .ldb = linear->lanes,
-                      .ldc = linear->lanes,
+                      .b = forward ? args->input[0] : args->grad_output,
+                      .c = forward ? args->output : args->grad_input[0],
+                      .lda = f->in,
+                      .ldb = f->columns,
+                      .ldc = f->columns,
+                      .transpose_a = !forward,
                       .by_columns = true,
-                      .relu = linear->op.desc.activation == GG_ACTIVATION_RELU};
+                      .relu = forward && f->relu};
 }
 
-static gg_sgemm data_product(const linear_op *linear, const gg_op_args *args) {
-    return (gg_sgemm){.m = linear->in,
-                      .n = linear->lanes,
-                      .k = linear->out,
-                      .a = args->parameter[GG_PARAMETER_WEIGHT],
-                      .b = args->grad_output,
-                      .c = args->grad_input[0],
-                      .lda = linear->in,
-                      .ldb = linear->lanes,
-                      .ldc = linear->lanes,
-                      .transpose_a = true,
-                      .by_columns = true};
-}
-
-static gg_sgemm weight_product(const linear_op *linear, const gg_op_args *args) {
-    return (gg_sgemm){.m = linear->out,
-                      .n = linear->in,
-                      .k = linear->batch,
-                      .a = args->grad_output,
-                      .b = args->input[0],
-                      .c = args->gradient != NULL ? args->gradient[GG_PARAMETER_WEIGHT] : NULL,
-                      .lda = linear->lanes,
-                      .ldb = linear->lanes,
-                      .ldc = linear->in,
-                      .transpose_b = true};
+/* Of a pass of the layer. */
+static gg_sgemm linear_product(const linear_op *linear, gg_pass pass, const gg_op_args *args) {
+    const gg_native_features features = {.in = linear->in,
+                                         .out = linear->out,
+                                         .columns = linear->lanes,
+                                         .summed = linear->batch,
+                                         .relu = linear->op.desc.activation == GG_ACTIVATION_RELU};
+    return gg_native_linear_product(&features, pass, args);
 }
 
 static void native_linear_weights_part(void *context, int thread, int threads) {
@@ -184,7 +181,7 @@ static bool run_packed(const linear_op *linear, gg_pass pass, const gg_sgemm *pr
 
 static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
-    const gg_sgemm product = forward_product(j.linear, args);
+    const gg_sgemm product = linear_product(j.linear, GG_PASS_FORWARD, args);
     const float *bias = op->desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
     if (!run_packed(j.linear, GG_PASS_FORWARD, &product, bias, args->scratch))
         gg_parallel_run(j.linear->threads, native_linear_forward_part, &j);
@@ -196,7 +193,7 @@ static gg_status native_linear_backward_weights(gg_op *op, const gg_op_args *arg
     const linear_op *linear = j.linear;
     gg_parallel_run(linear->threads, turn_part, &j);
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return GG_OK;
-    const gg_sgemm product = weight_product(linear, args);
+    const gg_sgemm product = linear_product(linear, GG_PASS_WEIGHTS, args);
     if (run_packed(linear, GG_PASS_WEIGHTS, &product, NULL, args->scratch)) return GG_OK;
     if (linear->packs) gg_sgemm_run(linear->kernels->isa, &product, linear->threads, args->scratch);
     else gg_parallel_run(linear->threads, native_linear_weights_part, &j);
@@ -206,7 +203,7 @@ static gg_status native_linear_backward_weights(gg_op *op, const gg_op_args *arg
 static gg_status native_linear_backward_data(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
     if (!op->desc.input_grad || args->grad_input[0] == NULL) return GG_OK;
-    const gg_sgemm product = data_product(j.linear, args);
+    const gg_sgemm product = linear_product(j.linear, GG_PASS_DATA, args);
     if (!run_packed(j.linear, GG_PASS_DATA, &product, NULL, args->scratch))
         gg_parallel_run(j.linear->threads, data_part, &j);
     return GG_OK;
@@ -220,20 +217,18 @@ static const gg_op_class linear_class = {.forward = native_linear_forward,
 /* How each pass is computed, and the scratch for it. */
 static void choose_products(linear_op *linear) {
     const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
-    const gg_sgemm products[GG_PASS_COUNT] = {[GG_PASS_FORWARD] = forward_product(linear, &none),
-                                              [GG_PASS_WEIGHTS] = weight_product(linear, &none),
-                                              [GG_PASS_DATA] = data_product(linear, &none)};
     linear->packs = linear->batch <= GG_SGEMM_TERMS;
     for (int pass = 0; pass < (linear->op.desc.training ? GG_PASS_COUNT : 1); ++pass) {
+        const gg_sgemm product = linear_product(linear, (gg_pass)pass, &none);
         const bool weights = pass == GG_PASS_WEIGHTS;
         const gg_packed_products *packed = weights ? gg_packed_gradient_for(linear->isa, linear->batch, linear->in)
-                                                   : gg_packed_products_for(linear->isa, &products[pass]);
+                                                   : gg_packed_products_for(linear->isa, &product);
         size_t bytes = 0;
         linear->packed[pass] = packed;
         if (packed != NULL) {
-            bytes = packed->scratch(&products[pass], linear->threads);
+            bytes = packed->scratch(&product, linear->threads);
         } else if (weights && linear->packs) {
-            bytes = gg_sgemm_scratch(linear->kernels->isa, &products[pass], linear->threads);
+            bytes = gg_sgemm_scratch(linear->kernels->isa, &product, linear->threads);
         } else if (weights) {
             bytes = (size_t)(linear->batch * (linear->in_padded + linear->out_padded)) * sizeof(float);
         }

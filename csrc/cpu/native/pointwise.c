@@ -1,11 +1,9 @@
 /* Convolution with windows of 1 x 1 and stride 1 on BATCH_LAST activations, where packed products pay
- * (cpu/packed_products.h). With P pixels of all lanes
- *
- *     y (out x P) = W (out x in) x (in x P),   dx = W^T dy,   dW = dy x^T
- *
- * are products of matrices that lie so already. */
+ * (cpu/packed_products.h). It is a linear layer whose samples are the pixels of all lanes, and its matrices lie so
+ * already. */
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
+#include "cpu/native/linear_private.h"
 #include "cpu/native/native.h"
 #include "cpu/packed_products.h"
 
@@ -19,45 +17,12 @@ typedef struct pointwise_op {
 } pointwise_op;
 
 static gg_sgemm pointwise_product(const pointwise_op *op, gg_pass pass, const gg_op_args *args) {
-    const float *weight = args->parameter[GG_PARAMETER_WEIGHT];
-    const int64_t pixels = op->pixels;
-    switch (pass) {
-    case GG_PASS_FORWARD:
-        return (gg_sgemm){.m = op->out,
-                          .n = pixels,
-                          .k = op->in,
-                          .a = weight,
-                          .b = args->input[0],
-                          .c = args->output,
-                          .lda = op->in,
-                          .ldb = pixels,
-                          .ldc = pixels,
-                          .by_columns = true,
-                          .relu = op->op.desc.activation == GG_ACTIVATION_RELU};
-    case GG_PASS_DATA:
-        return (gg_sgemm){.m = op->in,
-                          .n = pixels,
-                          .k = op->out,
-                          .a = weight,
-                          .b = args->grad_output,
-                          .c = args->grad_input[0],
-                          .lda = op->in,
-                          .ldb = pixels,
-                          .ldc = pixels,
-                          .transpose_a = true,
-                          .by_columns = true};
-    default:
-        return (gg_sgemm){.m = op->out,
-                          .n = op->in,
-                          .k = pixels,
-                          .a = args->grad_output,
-                          .b = args->input[0],
-                          .c = args->gradient != NULL ? args->gradient[GG_PARAMETER_WEIGHT] : NULL,
-                          .lda = pixels,
-                          .ldb = pixels,
-                          .ldc = op->in,
-                          .transpose_b = true};
-    }
+    const gg_native_features features = {.in = op->in,
+                                         .out = op->out,
+                                         .columns = op->pixels,
+                                         .summed = op->pixels,
+                                         .relu = op->op.desc.activation == GG_ACTIVATION_RELU};
+    return gg_native_linear_product(&features, pass, args);
 }
 
 static void pointwise_run(const pointwise_op *op, gg_pass pass, const gg_op_args *args, const float *row_bias) {
