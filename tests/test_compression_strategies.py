@@ -340,8 +340,8 @@ def test_a_sum_that_is_no_array_has_its_bits(strategy, how, threads, adam):
 @pytest.mark.parametrize("adam", [False, True], ids=["momentum", "adam"])
 @pytest.mark.parametrize("strategy", IN_PIECES, ids=repr)
 def test_a_sum_of_moments_that_is_no_array_is_what_the_messages_say(strategy, adam):
-    """Norms are not allowed there, so that no array has the same. A rank's gradient is what it has packed; of two
-    threads it is an array."""
+    """Norms are not allowed there, so that no array has the same. What a rank has packed is its momentum, or with Adam
+    its gradient, which with two threads is an array."""
     lr = 0.0625  # so that its product is exact
     optimizer = gg.Adam(lr=lr, weight_decay=0.01) if adam else gg.SGD(lr=lr, momentum=0.9, weight_decay=0.01)
     for how in LOCAL:
@@ -353,7 +353,7 @@ def test_a_sum_of_moments_that_is_no_array_is_what_the_messages_say(strategy, ad
             before, left = trainer.weights(), residues(trainer)
             trainer.train_step(*small_batches(generator, 3, (5, 3, 8)))
             after, found = trainer.weights(), residues(trainer)
-            own = [trainer.core.arena("gradient", rank) for rank in range(3)]
+            own = [trainer.core.arena("gradient" if adam else "momentum", rank) for rank in range(3)]
             for name, (family, size) in packed.items():
                 total = np.zeros(before[name].size, np.float32)
                 for rank in range(3):

@@ -210,19 +210,23 @@ static void accumulate_adam(const gg_updater *updater, const gg_group *group, gg
     }
 }
 
-static void accumulate_sgd(const gg_updater *updater, const gg_group *group, gg_device *device, const gg_state *state,
-                           const gg_accumulation *work, size_t at, size_t count) {
+/* All of a run is of one group: what is computed in the momentum is not copied where it may be read from there. */
+static const float *accumulate_sgd(const gg_updater *updater, const gg_group *group, gg_device *device,
+                                   const gg_state *state, const gg_accumulation *work, size_t at, size_t count) {
     const gg_optimizer *optimizer = updater->optimizer;
     float *own = work->gradient + (at - work->offset), *momentum = gg_state_moment(state, 0) + at;
     const float *const source[3] = {momentum, own, gg_state_weights(state) + at};
     const float factor[3] = {optimizer->momentum * group->momentum_factor, work->scale,
                              optimizer->weight_decay * group->decay_factor};
     device->table->weighted_sum(device, count, factor[2] != 0 ? 3 : 2, source, factor, momentum);
+    if (work->elsewhere && count == work->count) return momentum;
     gg_device_copy(device, GG_QUEUE_COMPUTE, own, momentum, count * sizeof *own);
+    return work->gradient;
 }
 
-void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state,
-                           const gg_accumulation *work) {
+const float *gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state,
+                                   const gg_accumulation *work) {
+    const float *result = work->gradient;
     const size_t end = work->offset + work->count;
     const gg_group *group = gg_updater_group(updater, work->offset);
     for (size_t at = work->offset, next; at < end; at = next, ++group) {
@@ -232,8 +236,9 @@ void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const g
         if (group->statistic) device->table->weighted_sum(device, next - at, 1, &source, &work->scale, own);
         else if (updater->optimizer->kind == GG_OPTIMIZER_ADAM)
             accumulate_adam(updater, group, device, state, work, at, next - at);
-        else accumulate_sgd(updater, group, device, state, work, at, next - at);
+        else result = accumulate_sgd(updater, group, device, state, work, at, next - at);
     }
+    return result;
 }
 
 void gg_updater_late(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {

@@ -59,6 +59,7 @@ typedef struct gg_accumulation {
     float *gradient;      /* of the first element */
     float *room;       /* Adam: memory of the device for so many elements, whole lanes, that are worked on at once; */
     size_t room_count; /* its content is lost */
+    bool elsewhere;    /* the result may lie where it has been computed, and `gradient` be undefined */
 } gg_accumulation;
 
 /* The first half of an update whose second half, gg_updater_apply, comes when the gradient has been summed over ranks.
@@ -66,9 +67,9 @@ typedef struct gg_accumulation {
  *   SGD   gradient = momentum = mu*momentum + d
  *   ADAM  gradient = the direction of its step by this rank's moments of d (gg_optimizer_direction)
  * The mean over ranks of what SGD gives is what one momentum of their weighted mean would be. Statistics are only
- * scaled. */
-void gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state,
-                           const gg_accumulation *work);
+ * scaled. Returns where the run's result lies: work->gradient, or what is allowed with `elsewhere`. */
+const float *gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state,
+                                   const gg_accumulation *work);
 
 /* Half of what the difference between a partner's gradient and the own one, in the step of an update that did without
  * it, would have changed: update->gradient is the own one, and update->received[0] what came in exchange for it, of the

@@ -109,17 +109,19 @@ static float *packed_base(const packed_reduction *s) { return s->data - s->offse
 
 /* The optimiser's first half (gg_updater_accumulate), where data are accumulated: of each element once, before it is
  * read. */
-static void accumulate(const packed_reduction *s, size_t offset, size_t count, float *gradient) {
+static const float *accumulate(const packed_reduction *s, size_t offset, size_t count, float *gradient,
+                               bool elsewhere) {
     const gg_strategy_env *env = &s->owner->env;
-    gg_updater_accumulate(env->updater, env->device, env->state,
-                          &(gg_accumulation){.step = s->owner->step,
-                                             .ranks = s->group->size,
-                                             .offset = offset,
-                                             .count = count,
-                                             .scale = s->own_scale,
-                                             .gradient = gradient,
-                                             .room = s->room,
-                                             .room_count = s->room_count});
+    return gg_updater_accumulate(env->updater, env->device, env->state,
+                                 &(gg_accumulation){.step = s->owner->step,
+                                                    .ranks = s->group->size,
+                                                    .offset = offset,
+                                                    .count = count,
+                                                    .scale = s->own_scale,
+                                                    .gradient = gradient,
+                                                    .room = s->room,
+                                                    .room_count = s->room_count,
+                                                    .elsewhere = elsewhere});
 }
 
 /* `count` elements more have been worked on. A failure is kept until the work is done. */
@@ -142,7 +144,8 @@ static const float *prepare(void *context, size_t offset, size_t count) {
     let_progress(s, count);
     float *elsewhere = s->factored != NULL ? gg_factored_run(s->factored, offset, count) : NULL;
     float *gradient = elsewhere != NULL ? elsewhere : packed_base(s) + offset;
-    if (s->equal_share != NULL) accumulate(s, offset, count, gradient);
+    if (s->equal_share != NULL)
+        return accumulate(s, offset, count, gradient, !gg_device_is_separate(s->owner->env.device));
     return elsewhere;
 }
 
@@ -189,7 +192,8 @@ static gg_status copy_whole(packed_reduction *s, float scale) {
     for (int i = s->n; i < s->in_run; ++i) {
         const gg_segment *one = &s->sorted[i];
         if (s->equal_share != NULL)
-            accumulate(s, one->offset, (one->count + GG_LANES - 1) / GG_LANES * GG_LANES, packed_base(s) + one->offset);
+            (void)accumulate(s, one->offset, (one->count + GG_LANES - 1) / GG_LANES * GG_LANES,
+                             packed_base(s) + one->offset, false);
         gg_device_copy(s->owner->env.device, GG_QUEUE_COMPUTE, at, packed_base(s) + one->offset,
                        one->count * sizeof *at);
         if (scale > 0 && s->loads != s->owner->loads) GG_TRY(send_loaded(s, one, scale, at));
@@ -433,7 +437,7 @@ static gg_status packed_start(gg_reduction *reduction, float *data, const float 
         scale = share[s->group->rank];
     }
     if (s->owner->step < s->compression.warmup) {
-        if (s->equal_share != NULL) accumulate(s, s->offset, s->count, s->data);
+        if (s->equal_share != NULL) (void)accumulate(s, s->offset, s->count, s->data, false);
         gg_compression_count_dense(s->run, s->in_run, s->packing.counts);
         GG_TRY(gg_reduction_start(s->dense, data, share));
         s->head.bytes = s->dense->bytes;
