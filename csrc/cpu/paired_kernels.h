@@ -9,9 +9,10 @@
  * Sums x + y round what is small beside the other factor. So each vector, a row of A or a column of B, is multiplied by
  * the power of two that brings the mean of its absolute values to between 1 and 2, and sums begin anew after at most
  * GG_PAIRED_TERMS terms, with powers of their own. Where large numbers of a vector meet each other in a pair, so that
- * its sum of |x1*x2| is then above GG_PAIRED_LIMIT times its terms, its products are multiply-adds. With X and Y the
- * sums of absolute values of a row and a column, and n their terms, the error of such a sum is, but for terms of second
- * order, at most 2^-24 * (n + 8) * (sum of |x*y| + 2*Y/X * sum of |x1*x2| + 2*X/Y * sum of |y1*y2|)
+ * its sum of |x1*x2| is then above GG_PAIRED_LIMIT times its terms, its products are multiply-adds, as three sums, of
+ * the first, the second and the third terms of all steps. With X and Y the sums of absolute values of a row and a
+ * column, and n their terms, the error of such a sum is, but for terms of second order, at most 2^-24 * (n + 8) * (sum
+ * of |x*y| + 2*Y/X * sum of |x1*x2| + 2*X/Y * sum of |y1*y2|)
  *     <= 2^-24 * (n + 8) * (sum of |x*y| + 2*GG_PAIRED_LIMIT*X*Y/n),
  * where that of multiply-adds is 2^-24 * n * (sum of |x*y|). A vector of zeros gives exact zeros. Infinite numbers may
  * give NaN, as may means whose product is beyond float32; where it is below, the result is 0.

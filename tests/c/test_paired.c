@@ -265,6 +265,45 @@ static void test_beginnings(void) {
         }
 }
 
+/* Whether each element has the bits of its row and its column by themselves. */
+static bool stands_alone(const gg_paired_kernels *kernels, const side *a, const side *b, const buffer *c) {
+    bool same = true;
+    for (int64_t i = 0; i < a->count; ++i)
+        for (int64_t j = 0; j < b->count; ++j) {
+            side row = {.count = 1, .terms = a->terms, .step = a->step, .across = a->across};
+            side column = {.count = 1, .terms = b->terms, .step = b->step, .across = b->across};
+            row.values = (buffer){.data = value_at(a, i, 0)};
+            column.values = (buffer){.data = value_at(b, j, 0)};
+            buffer one = buffer_floats(1), result = multiplied(kernels, &row, &column, &one, 1, (start){0});
+            same = same && memcmp(result.data, &c->floats[i * b->count + j], sizeof(float)) == 0;
+            buffer_free(&one);
+            buffer_free(&result);
+        }
+    return same;
+}
+
+/* Some rows and columns in which large numbers meet: whether few of a block are multiply-adds, many or all, an element
+ * has the bits of its row and its column by themselves, and what is near enough. */
+static void test_marks(void) {
+    enum { M = 20, N = 35, TERMS = 49, LARGE = 10 };
+    static const int64_t rows[] = {0, 1, 2, 3, 6, 16}, cols[] = {0, 1, 2, 5, 16};
+    for (size_t k = 0; level_at(k) != NULL; ++k)
+        for (size_t r = 0; r < sizeof rows / sizeof *rows; ++r)
+            for (size_t s = 0; s < sizeof cols / sizeof *cols; ++s) {
+                side a = side_random(M, TERMS, false, PLAIN), b = side_random(N, TERMS, true, PLAIN);
+                for (int64_t l = 0; l < 2; ++l) {
+                    for (int64_t i = 0; i < rows[r]; ++i) *value_at(&a, 15 - i, l) = ldexpf(1 + (float)i, LARGE);
+                    for (int64_t j = 0; j < cols[s]; ++j) *value_at(&b, 16 + j, l) = ldexpf(2 - (float)j, LARGE);
+                }
+                buffer none = buffer_random(M * N);
+                buffer c = multiplied(level_at(k)->kernels, &a, &b, &none, N, (start){.add = false});
+                CHECK(agrees(level_at(k), &a, &b, &none, &c, N, (start){.add = false}));
+                CHECK(stands_alone(level_at(k)->kernels, &a, &b, &c));
+                buffer *all[] = {&none, &c, &a.values, &b.values};
+                for (size_t i = 0; i < sizeof all / sizeof *all; ++i) buffer_free(all[i]);
+            }
+}
+
 /* An element's bits are those of its row and its column by themselves; and vectors that are multiplied by powers of two
  * multiply the results, bit by bit. */
 static void test_bits(void) {
@@ -274,19 +313,7 @@ static void test_bits(void) {
         side a = side_random(M, TERMS, false, PLAIN), b = side_random(N, TERMS, true, PLAIN);
         buffer none = buffer_random(M * N);
         buffer c = multiplied(kernels, &a, &b, &none, N, (start){.add = false});
-        bool same = true;
-        for (int64_t i = 0; i < M; ++i)
-            for (int64_t j = 0; j < N; ++j) {
-                side row = {.count = 1, .terms = TERMS, .step = a.step}, column = {.count = 1, .terms = TERMS};
-                row.values = (buffer){.data = value_at(&a, i, 0)};
-                column.values = (buffer){.data = value_at(&b, j, 0)};
-                column.step = b.step;
-                column.across = true;
-                buffer one = buffer_floats(1), result = multiplied(kernels, &row, &column, &one, 1, (start){0});
-                same = same && memcmp(result.data, &c.floats[i * N + j], sizeof(float)) == 0;
-                buffer_free(&one);
-                buffer_free(&result);
-            }
+        bool same = stands_alone(kernels, &a, &b, &c);
         CHECK(same);
         for (int64_t i = 0; i < M; ++i)
             for (int64_t l = 0; l < TERMS; ++l) *value_at(&a, i, l) = ldexpf(*value_at(&a, i, l), (int)(3 * i) - 50);
@@ -418,6 +445,7 @@ int main(void) {
     test_distances();
     test_beginnings();
     test_bits();
+    test_marks();
     test_special();
     test_large();
     CHECK_INT(gg_memory_live_bytes(), 0);

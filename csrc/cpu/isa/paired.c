@@ -204,19 +204,49 @@ GG_INLINE __m512 plus_product(__m512 sum, __m512 y, const float *x) {
     return sum;
 }
 
-/* Of a whole group of rows. */
-static __attribute__((noinline)) void sum_plainly(const block *p, float *out) {
-    const float *a = p->a, *b = p->b;
+/* The products of K lanes of one group with all of the other, by multiply-adds: the sums of the first, the second and
+ * the third terms of all steps, then of these. */
+GG_INLINE void few_plain_sums(const int K, const float *lanes, const int *lane, const float *all, int64_t steps,
+                              __m512 *out) {
+    __m512 sum[4][STEP];
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k)
+#pragma GCC unroll 3
+        for (int i = 0; i < STEP; ++i) sum[k][i] = _mm512_setzero_ps();
+    for (; steps > 0; --steps, lanes += STEP * LANES, all += STEP * LANES)
+#pragma GCC unroll 3
+        for (int i = 0; i < STEP; ++i) {
+            const __m512 y = _mm512_load_ps(all + i * LANES);
+#pragma GCC unroll 4
+            for (int k = 0; k < K; ++k) sum[k][i] = plus_product(sum[k][i], y, lanes + i * LANES + lane[k]);
+        }
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k) out[k] = _mm512_add_ps(_mm512_add_ps(sum[k][0], sum[k][1]), sum[k][2]);
+}
+
+/* The same of the lanes in `wanted`, four or two at a time, of which the last may be the same: these, and their sums.
+ * Returns how many there are. */
+static int plain_sums(const float *lanes, unsigned wanted, const float *all, int64_t steps, int *lane, __m512 *out) {
+    int count = 0;
+    for (; wanted != 0; wanted &= wanted - 1) lane[count++] = __builtin_ctz(wanted);
+    for (int i = count; i < (count + 3) / 4 * 4; ++i) lane[i] = lane[count - 1];
+    int at = 0;
+    for (; count - at > 2; at += 4) few_plain_sums(4, lanes, lane + at, all, steps, out + at);
+    if (at < count) few_plain_sums(2, lanes, lane + at, all, steps, out + at);
+    return count;
+}
+
+/* Marked rows and columns of a block, or all of it where that is less work. */
+static __attribute__((noinline)) void sum_plainly(const block *p, unsigned rows, unsigned cols, float *out) {
+    const __m512i row_starts = _mm512_mullo_epi32(
+        _mm512_set1_epi32(LANES), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     __m512 sum[LANES];
-#pragma GCC unroll 16
-    for (int r = 0; r < LANES; ++r) sum[r] = _mm512_setzero_ps();
-    for (int64_t term = p->steps * STEP; term > 0; --term, a += LANES, b += LANES) {
-        const __m512 y = _mm512_load_ps(b);
-#pragma GCC unroll 16
-        for (int r = 0; r < LANES; ++r) sum[r] = plus_product(sum[r], y, a + r);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < LANES; ++r) _mm512_store_ps(out + r * LANES, sum[r]);
+    int lane[LANES];
+    if (__builtin_popcount(rows) + __builtin_popcount(cols) > LANES) rows = (1u << LANES) - 1u, cols = 0;
+    for (int i = plain_sums(p->a, rows, p->b, p->steps, lane, sum) - 1; i >= 0; --i)
+        _mm512_store_ps(out + lane[i] * LANES, sum[i]);
+    for (int i = plain_sums(p->b, cols, p->a, p->steps, lane, sum) - 1; i >= 0; --i)
+        _mm512_i32scatter_ps(out + lane[i], row_starts, sum[i], sizeof *out);
 }
 
 static __mmask16 marked(const float *group_end) {
@@ -290,13 +320,14 @@ static void run_rows(const block *p, const int R) {
         for (int j = 0; j < p->cols; ++j) {
             const bool plain = a_end[2 * LANES + r] != 0 || b_end[2 * LANES + j] != 0;
             const float *a = p->a + r, *b = p->b + j;
-            float sum = 0, *const c = p->c + r * p->c_row + j;
+            float sum = 0, first = 0, second = 0, *const c = p->c + r * p->c_row + j;
             for (int64_t step = 0; step < p->steps; ++step, a += STEP * LANES, b += STEP * LANES) {
-                if (plain) sum += a[0] * b[0];
-                if (plain) sum += a[LANES] * b[LANES];
+                if (plain) first += a[0] * b[0];
+                if (plain) second += a[LANES] * b[LANES];
                 sum += a[2 * LANES] * b[2 * LANES];
                 if (!plain) sum += (a[0] + b[LANES]) * (a[LANES] + b[0]);
             }
+            if (plain) sum = first + second + sum;
             float start = p->add ? *c : p->bias != NULL ? p->bias[j] : 0;
             if (p->row_bias != NULL) start += p->row_bias[r];
             const float value = plain ? sum : sum - a_end[r] - b_end[j];
@@ -340,8 +371,9 @@ static void paired_multiply(const gg_paired_product *p) {
 #if defined(__AVX512F__)
             const int64_t terms = t.steps * STEP * LANES;
             _Alignas(64) float plain[LANES * LANES];
-            t.plain = (marked(t.a + terms) | marked(t.b + terms)) != 0 ? plain : NULL;
-            if (t.plain != NULL) sum_plainly(&t, plain);
+            const unsigned rows = marked(t.a + terms), cols = marked(t.b + terms);
+            t.plain = (rows | cols) != 0 ? plain : NULL;
+            if (t.plain != NULL) sum_plainly(&t, rows, cols, plain);
 #endif
             runs[p->m - i < ROWS ? p->m - i : ROWS](&t);
         }
