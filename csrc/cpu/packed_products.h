@@ -6,6 +6,7 @@
 #ifndef GG_CPU_PACKED_PRODUCTS_H
 #define GG_CPU_PACKED_PRODUCTS_H
 
+#include "backend/backend.h"
 #include "cpu/gemm_kernels.h"
 
 typedef struct gg_packed_side {
@@ -36,6 +37,9 @@ typedef struct gg_packed_product {
 #define GG_PACKED_BLOCK_BYTES (48 * 1024)
 
 typedef struct gg_packed_products {
+    /* What a convolution by such products is: GG_ALGORITHM_DIRECT, or an algorithm of its own, which may be asked for
+     * and is never taken in place of the direct one. */
+    gg_algorithm convolution;
     /* Whether the level has the kind, and packing costs less than it saves: a rule of shapes. */
     bool (*pays)(gg_isa isa, const gg_sgemm *product);
     /* The same of the weight's gradient of a linear layer over flat samples, of which any run has the bits of the

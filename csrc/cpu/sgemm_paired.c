@@ -256,6 +256,7 @@ enum { BLOCK_GROUPS = 4, BLOCK_BYTES = BLOCK_GROUPS * GG_PAIRED_ROOM * sizeof(fl
 _Static_assert(BLOCK_BYTES <= GG_PACKED_BLOCK_BYTES, "a part of a block");
 
 const gg_packed_products gg_paired_products = {
+    .convolution = GG_ALGORITHM_DIRECT,
     .pays = paired_pays,
     .gradient_pays = paired_gradient_pays,
     .scratch = paired_scratch,

@@ -255,6 +255,7 @@ enum { BLOCK_BYTES = BLOCK * GG_SPLIT_SUM * GG_SPLIT_PARTS * sizeof(uint16_t) };
 _Static_assert(BLOCK_BYTES <= GG_PACKED_BLOCK_BYTES, "a part of a block");
 
 const gg_packed_products gg_split_products = {
+    .convolution = GG_ALGORITHM_SPLIT,
     .pays = split_pays,
     .gradient_pays = split_gradient_pays,
     .scratch = split_scratch,

@@ -1,6 +1,6 @@
-/* Convolution with windows of 1 x 1 and stride 1 on BATCH_LAST activations, where packed products pay
- * (cpu/packed_products.h). It is a linear layer whose samples are the pixels of all lanes, and its matrices lie so
- * already. */
+/* The direct convolution with windows of 1 x 1 and stride 1 on BATCH_LAST activations, where packed products pay that
+ * are no algorithm of their own (cpu/packed_products.h). It is a linear layer whose samples are the pixels of all
+ * lanes, and its matrices lie so already. */
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/linear_private.h"
@@ -100,15 +100,14 @@ gg_status gg_native_pointwise_create(gg_device *device, const gg_op_desc *desc, 
                           .kernels = gg_gemm_kernels_for(device->isa)};
     size_t scratch = 0;
     *out = NULL;
-    /* With AMX products in several parts are an algorithm of their own. */
-    if (!is_pointwise(desc) || device->isa == GG_ISA_AMX)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "packed products are of windows of 1 x 1 with stride 1, without AMX");
+    if (!is_pointwise(desc)) GG_FAIL(GG_ERROR_UNSUPPORTED, "packed products are of windows of 1 x 1 with stride 1");
     for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {
         const gg_sgemm product = pointwise_product(&shape, (gg_pass)pass, &none);
         shape.packed[pass] = gg_packed_products_for(device->isa, &product);
-        if (shape.packed[pass] == NULL)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "too few channels or pixels for packed products: %lld, %lld, %lld",
-                    (long long)shape.in, (long long)shape.out, (long long)shape.pixels);
+        if (shape.packed[pass] == NULL || shape.packed[pass]->convolution != desc->algorithm)
+            GG_FAIL(GG_ERROR_UNSUPPORTED, "no %s packed products pay for %lld to %lld channels, %lld pixels",
+                    gg_algorithm_name(desc->algorithm), (long long)shape.in, (long long)shape.out,
+                    (long long)shape.pixels);
         const size_t bytes = shape.packed[pass]->scratch(&product, device->threads);
         if (gg_op_has_pass(desc, (gg_pass)pass) && (pass == GG_PASS_FORWARD || desc->training) && bytes > scratch)
             scratch = bytes;
