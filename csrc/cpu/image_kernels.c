@@ -1,12 +1,5 @@
 #include "cpu/image_kernels.h"
 
-#include <stddef.h>
+#include "cpu/amx_private.h"
 
-const gg_image_kernels *gg_image_kernels_for(gg_isa isa) {
-#ifdef GG_HAS_AMX
-    if (isa == GG_ISA_AMX) return &gg_image_kernels_amx;
-#else
-    (void)isa;
-#endif
-    return NULL;
-}
+const gg_image_kernels *gg_image_kernels_for(gg_isa isa) { return GG_AMX_KERNELS(isa, gg_image_kernels_amx); }
