@@ -69,21 +69,15 @@ static void turn_part(void *context, int thread, int threads) {
     const linear_op *linear = j->linear;
     const gg_op_args *args = j->args;
     const int64_t lanes = linear->lanes;
-    const bool relu = linear->op.desc.activation == GG_ACTIVATION_RELU, bias = linear->op.desc.bias;
     size_t begin, end;
     gg_parallel_split((size_t)linear->out, GG_LANES, thread, threads, &begin, &end);
-    float *dy = args->grad_output;
-    for (size_t i = begin; i < end && (relu || bias); ++i) {
-        const float *y = relu ? (const float *)args->output + (int64_t)i * lanes : NULL;
-        const float sum = linear->kernels->mask_sum(lanes, y, dy + (int64_t)i * lanes);
-        if (bias) args->gradient[GG_PARAMETER_BIAS][i] = sum;
-    }
+    gg_native_mask_rows(linear->kernels, &linear->op, args, 0, (int64_t)begin, (int64_t)end);
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL || linear->packs) return;
     if (begin < end) {
         const int64_t rows = (int64_t)(end - begin);
         const int64_t padded = (int64_t)end == linear->out ? linear->out_padded - (int64_t)begin : rows;
-        linear->kernels->transpose(rows, linear->batch, dy + (int64_t)begin * lanes, lanes, padded,
-                                   turned_gradient(linear, args) + begin, linear->out_padded);
+        linear->kernels->transpose(rows, linear->batch, (const float *)args->grad_output + (int64_t)begin * lanes,
+                                   lanes, padded, turned_gradient(linear, args) + begin, linear->out_padded);
     }
     gg_parallel_split((size_t)linear->in, GG_LANES, thread, threads, &begin, &end);
     if (begin < end) {

@@ -3,6 +3,7 @@
 #ifndef GG_CPU_NATIVE_NATIVE_H
 #define GG_CPU_NATIVE_NATIVE_H
 
+#include "cpu/gemm_kernels.h"
 #include "cpu/shared.h"
 
 #define GG_NATIVE_NAME "native" /* of the table, and of the backend in every operation */
@@ -75,8 +76,12 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
 /* Between PLAIN and BATCH_LAST. */
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 
-/* Backward of a convolution over blocks of sixteen channels: leaves the error behind the activation in grad_output, and
- * the bias's gradient where it has one. */
+/* Backward of a convolution or a linear layer: leaves the error behind the activation in grad_output, and the bias's
+ * gradient where it has one. Of BATCH_LAST output, channels or features [begin, end) by the calling thread; summed: so
+ * many numbers have a sum in float32, and these sums one in double; 0: all have one in float32. */
+void gg_native_mask_rows(const gg_gemm_kernels *kernels, const gg_op *op, const gg_op_args *args, int64_t summed,
+                         int64_t begin, int64_t end);
+/* Of output in blocks of sixteen channels. */
 void gg_native_mask_blocks(gg_device *device, const gg_op *op, const gg_op_args *args);
 
 #endif

@@ -47,20 +47,9 @@ enum { SUMMED = 4096 };
 /* The error behind the activation, and the bias's gradient. */
 static void pointwise_mask(void *context, int thread, int threads) {
     const pointwise_job *j = context;
-    const pointwise_op *op = j->op;
-    const bool relu = op->op.desc.activation == GG_ACTIVATION_RELU, bias = op->op.desc.bias;
     size_t begin, end;
-    gg_parallel_split((size_t)op->out, 1, thread, threads, &begin, &end);
-    for (int64_t at = (int64_t)begin; at < (int64_t)end; ++at) {
-        const float *y = (const float *)j->args->output + at * op->pixels;
-        float *dy = (float *)j->args->grad_output + at * op->pixels;
-        double sum = 0;
-        for (int64_t i = 0; i < op->pixels; i += SUMMED) {
-            const int64_t n = op->pixels - i < SUMMED ? op->pixels - i : SUMMED;
-            sum += (double)op->kernels->mask_sum(n, relu ? y + i : NULL, dy + i);
-        }
-        if (bias) j->args->gradient[GG_PARAMETER_BIAS][at] = (float)sum;
-    }
+    gg_parallel_split((size_t)j->op->out, 1, thread, threads, &begin, &end);
+    gg_native_mask_rows(j->op->kernels, &j->op->op, j->args, SUMMED, (int64_t)begin, (int64_t)end);
 }
 
 static gg_status pointwise_backward_weights(gg_op *head, const gg_op_args *args) {

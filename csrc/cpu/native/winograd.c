@@ -386,16 +386,9 @@ static gg_status winograd_backward_data(gg_op *head, const gg_op_args *args) {
 /* BATCH_LAST: the activation's mask and the gradient of the bias, channel by channel. */
 static void wino_mask_lanes_part(void *context, int thread, int threads) {
     const wino_job *j = context;
-    const winograd_op *op = j->op;
-    const int64_t n = gg_shape_count(&op->op.desc.output) / op->out * op->lanes;
-    const float *y = op->op.desc.activation == GG_ACTIVATION_RELU ? j->args->output : NULL;
-    float *dy = j->args->grad_output;
     size_t begin, end;
-    gg_parallel_split((size_t)op->out, 1, thread, threads, &begin, &end);
-    for (int64_t k = (int64_t)begin; k < (int64_t)end; ++k) {
-        const float sum = op->gemm->mask_sum(n, y != NULL ? y + k * n : NULL, dy + k * n);
-        if (op->op.desc.bias) j->args->gradient[GG_PARAMETER_BIAS][k] = sum;
-    }
+    gg_parallel_split((size_t)j->op->out, 1, thread, threads, &begin, &end);
+    gg_native_mask_rows(j->op->gemm, &j->op->op, j->args, 0, (int64_t)begin, (int64_t)end);
 }
 
 static void wino_mask(wino_job *j) {

@@ -1,7 +1,29 @@
-/* What convolutions over blocks of sixteen channels (CHANNELS16) do alike. */
+/* What convolutions and linear layers do alike backward: the error behind the activation, and the bias's gradient. Of
+ * BATCH_LAST a channel or feature is a row of numbers; in blocks of sixteen channels (CHANNELS16) a lane of vectors. */
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
+
+static float mask_row(const gg_gemm_kernels *kernels, int64_t columns, int64_t summed, const float *y, float *dy) {
+    double sum = 0;
+    if (summed == 0) return kernels->mask_sum(columns, y, dy);
+    for (int64_t i = 0; i < columns; i += summed)
+        sum += (double)kernels->mask_sum(columns - i < summed ? columns - i : summed, y != NULL ? y + i : NULL, dy + i);
+    return (float)sum;
+}
+
+void gg_native_mask_rows(const gg_gemm_kernels *kernels, const gg_op *op, const gg_op_args *args, int64_t summed,
+                         int64_t begin, int64_t end) {
+    const gg_op_desc *desc = &op->desc;
+    const int64_t columns = gg_shape_count(&desc->output) / desc->output.size[0] * gg_lanes_padded(desc->batch);
+    const float *y = desc->activation == GG_ACTIVATION_RELU ? args->output : NULL;
+    if (y == NULL && !desc->bias) return;
+    for (int64_t i = begin; i < end; ++i) {
+        float *dy = (float *)args->grad_output + i * columns;
+        const float sum = mask_row(kernels, columns, summed, y != NULL ? y + i * columns : NULL, dy);
+        if (desc->bias) args->gradient[GG_PARAMETER_BIAS][i] = sum;
+    }
+}
 
 /* The samples are in at most MOST_PARTS parts, and at most MOST_SUMS sums, of a part and a block of channels, are
  * computed side by side. They are double, and added in the order of the parts, so bits do not depend on the number of
