@@ -92,6 +92,11 @@ typedef enum gg_algorithm {
     GG_ALGORITHM_COUNT
 } gg_algorithm;
 
+/* What a CPU computes products of bfloat16 by where nothing else is said of them. */
+static inline gg_algorithm gg_bfloat16_algorithm(void) {
+    return gg_cpu_bfloat16_is_fast() ? GG_ALGORITHM_DIRECT : GG_ALGORITHM_WIDENED;
+}
+
 /* "direct", "winograd4", "winograd2", "winograd6", "split", "widened", "turned", "turned4", "turned2", "turned6",
  * "tiled", "cudnn0" to "cudnn7" */
 const char *gg_algorithm_name(gg_algorithm algorithm);

@@ -124,7 +124,7 @@ static bool bfloat16_in_vectors(const gg_device *device) {
 gg_algorithm gg_choose_direct(const gg_plan_options *options, const gg_op_desc *desc) {
     const bool products = desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR || desc->kind == GG_OP_LSTM;
     const bool narrow = desc->dtype == GG_BFLOAT16 && products && bfloat16_in_vectors(options->device);
-    return narrow && !gg_cpu_bfloat16_is_fast() ? GG_ALGORITHM_WIDENED : GG_ALGORITHM_DIRECT;
+    return narrow ? gg_bfloat16_algorithm() : GG_ALGORITHM_DIRECT;
 }
 
 /* Whether the tables' own convolutions may compute it: in float32, or in float32 between conversions. */

@@ -254,12 +254,12 @@ static gg_status onednn_conv2d_direct(gg_device *device, const gg_op_desc *desc,
     return create_direct(device, desc, out, NULL);
 }
 
-/* By own kernels, in the layouts that the convolution has here without turning images. */
+/* By own kernels, in the layouts that the convolution has here without turning images, whatever its passes are. */
 static gg_status create_turned(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     gg_op *here = NULL;
     gg_op_desc own = *desc;
-    own.algorithm = gg_cpu_bfloat16_is_fast() ? GG_ALGORITHM_DIRECT : GG_ALGORITHM_WIDENED;
+    own.algorithm = gg_bfloat16_algorithm();
     own.passes = 0;
     if (desc->dtype != GG_BFLOAT16 || !gg_conv_has_form(desc, desc->offered[0].layout, desc->algorithm))
         GG_FAIL(GG_ERROR_UNSUPPORTED,
