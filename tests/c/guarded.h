@@ -47,8 +47,10 @@ static inline buffer buffer_uniform(uint64_t seed, size_t count, float low, floa
     return b;
 }
 
+/* Of {0}, which was never created, nothing. */
 static inline void buffer_free(buffer *b) {
     bool whole = true;
+    if (b->block == NULL) return;
     for (size_t i = 0; i < GUARD; ++i) {
         const size_t behind = GUARD + b->bytes + i;
         whole = whole && b->block[i] == guard_byte(i) && b->block[behind] == guard_byte(behind);

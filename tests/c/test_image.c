@@ -1,12 +1,10 @@
 /* Products of taps and errors: those of this CPU against the scalar ones, which are compared with sums in double
  * by tests/test_bfloat16.py. With small whole numbers every order of a sum has the same bits. */
-#include <stdlib.h>
+#include <stdint.h>
 
-#include "base/memory.h"
 #include "check.h"
 #include "cpu/image_kernels.h"
-
-enum { GUARD = 32, GUARD_VALUE = 0x5aa5 };
+#include "guarded.h"
 
 static uint32_t random_state = 1;
 
@@ -19,21 +17,18 @@ static uint16_t small_number(void) {
     return (uint16_t)(bits >> 16);
 }
 
-static uint16_t *numbers(size_t count) {
-    uint16_t *made;
-    if (gg_alloc(count * sizeof *made, "test", &made) != GG_OK) exit(2);
-    for (size_t i = 0; i < count; ++i) made[i] = small_number();
+static buffer numbers(size_t count) {
+    buffer made = buffer_create(count * sizeof(uint16_t));
+    uint16_t *number = made.data;
+    for (size_t i = 0; i < count; ++i) number[i] = small_number();
     return made;
 }
 
-/* The tiles of a row of errors, between guards. */
-static uint16_t *packed(const gg_image_kernels *kernels, int64_t pixels, int64_t filters, const uint16_t *from,
-                        size_t count, int64_t group) {
-    uint16_t *made;
-    if (gg_alloc((count + 2 * GUARD) * sizeof *made, "test", &made) != GG_OK) exit(2);
-    for (size_t i = 0; i < count + 2 * GUARD; ++i) made[i] = GUARD_VALUE;
-    kernels->pack_errors(&(gg_image_errors){pixels, filters, from, made + GUARD, group});
-    for (size_t i = 0; i < GUARD; ++i) CHECK(made[i] == GUARD_VALUE && made[GUARD + count + i] == GUARD_VALUE);
+/* The tiles of a row of errors. */
+static buffer packed(const gg_image_kernels *kernels, int64_t pixels, int64_t filters, const uint16_t *from,
+                     size_t count, int64_t group) {
+    buffer made = buffer_create(count * sizeof(uint16_t));
+    kernels->pack_errors(&(gg_image_errors){pixels, filters, from, made.data, group});
     return made;
 }
 
@@ -41,34 +36,31 @@ static void test_errors(const gg_image_kernels *kernels, int64_t pixels, int64_t
     const int64_t runs = (pixels + GG_IMAGE_PIXELS - 1) / GG_IMAGE_PIXELS;
     const int64_t groups = (filters + GG_IMAGE_SIDE - 1) / GG_IMAGE_SIDE, group = (runs + 1) * GG_IMAGE_TILE;
     const size_t count = (size_t)(groups * group - GG_IMAGE_TILE);
-    uint16_t *from = numbers((size_t)(pixels * filters));
-    uint16_t *found = packed(kernels, pixels, filters, from, count, group);
-    uint16_t *wanted = packed(&gg_image_kernels_scalar, pixels, filters, from, count, group);
-    CHECK(memcmp(found, wanted, (count + 2 * GUARD) * sizeof *found) == 0);
-    gg_free(from);
-    gg_free(found);
-    gg_free(wanted);
+    buffer from = numbers((size_t)(pixels * filters));
+    buffer found = packed(kernels, pixels, filters, from.data, count, group);
+    buffer wanted = packed(&gg_image_kernels_scalar, pixels, filters, from.data, count, group);
+    CHECK(memcmp(found.data, wanted.data, found.bytes) == 0);
+    buffer_free(&from);
+    buffer_free(&found);
+    buffer_free(&wanted);
 }
 
 static void test_product(const gg_image_kernels *kernels, int64_t tap_groups, int64_t filter_groups, int64_t runs) {
-    uint16_t *taps = numbers((size_t)(tap_groups * runs * GG_IMAGE_TILE));
-    uint16_t *errors = numbers((size_t)(filter_groups * runs * GG_IMAGE_TILE));
+    buffer taps = numbers((size_t)(tap_groups * runs * GG_IMAGE_TILE));
+    buffer errors = numbers((size_t)(filter_groups * runs * GG_IMAGE_TILE));
     const size_t count = (size_t)(tap_groups * filter_groups) * GG_IMAGE_SIDE * GG_IMAGE_SIDE;
-    float *sums[2];
-    for (int i = 0; i < 2; ++i)
-        if (gg_calloc(count + GUARD, sizeof(float), "test", &sums[i]) != GG_OK) exit(2);
-    gg_image_product product = {tap_groups, filter_groups, runs, taps, errors, NULL, false};
+    buffer found = buffer_floats(count), wanted = buffer_floats(count);
+    gg_image_product product = {tap_groups, filter_groups, runs, taps.data, errors.data, NULL, false};
     for (int add = 0; add < 2; ++add) {
         product.add = add != 0;
-        product.sums = sums[0];
+        product.sums = found.floats;
         kernels->multiply(&product);
-        product.sums = sums[1];
+        product.sums = wanted.floats;
         gg_image_kernels_scalar.multiply(&product);
-        CHECK(memcmp(sums[0], sums[1], (count + GUARD) * sizeof(float)) == 0);
+        CHECK(memcmp(found.data, wanted.data, found.bytes) == 0);
     }
-    gg_free(taps);
-    gg_free(errors);
-    for (int i = 0; i < 2; ++i) gg_free(sums[i]);
+    buffer *all[] = {&taps, &errors, &found, &wanted};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) buffer_free(all[i]);
 }
 
 int main(void) {

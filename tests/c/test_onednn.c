@@ -1,6 +1,6 @@
 /* The oneDNN operations, forward and backward, against plain loops in double precision.
  *
- * Every buffer lies between guard bytes, outputs start as NaN, and what a layout pads must come out as zeros.
+ * Every buffer lies between guards, outputs start as NaN, and what a layout pads must come out as zeros.
  * With an argument "bench" it prints GFLOP/s of some layers instead. */
 #include <stdint.h>
 #include <stdlib.h>
@@ -12,32 +12,7 @@
 #include "base/random.h"
 #include "check.h"
 #include "cpu/cpu_backend.h"
-
-#define GUARD 256
-
-typedef struct buffer {
-    char *block;
-    float *data;
-    size_t bytes;
-} buffer;
-
-static buffer buffer_make(size_t bytes) {
-    buffer b = {NULL, NULL, bytes};
-    b.block = aligned_alloc(64, (bytes + 63) / 64 * 64 + 2 * GUARD);
-    memset(b.block, 0x5a, (bytes + 63) / 64 * 64 + 2 * GUARD);
-    b.data = (float *)(void *)(b.block + GUARD);
-    memset(b.data, 0xff, bytes);
-    return b;
-}
-
-static void buffer_free(buffer *b) {
-    bool whole = true;
-    if (b->block == NULL) return;
-    for (size_t i = 0; i < GUARD; i++) whole = whole && b->block[i] == 0x5a && b->block[GUARD + b->bytes + i] == 0x5a;
-    CHECK(whole);
-    free(b->block);
-    b->block = NULL;
-}
+#include "guarded.h"
 
 /* A batch in double precision, plain, and where its values lie in a format. */
 typedef struct batch {
@@ -84,10 +59,10 @@ static gg_shape shape_of(const batch *it) { return (gg_shape){3, {it->c, it->h, 
 /* NULL: room for it, filled with NaN. */
 static buffer lay(const batch *it, gg_format format, bool filled) {
     gg_shape shape = shape_of(it);
-    buffer b = buffer_make(gg_format_bytes(format, &shape, it->n));
+    buffer b = buffer_create(gg_format_bytes(format, &shape, it->n));
     if (filled) {
         memset(b.data, 0, b.bytes);
-        EACH(it) b.data[place_of(it, format.layout, n, c, h, w)] = (float)*at(it, n, c, h, w);
+        EACH(it) b.floats[place_of(it, format.layout, n, c, h, w)] = (float)*at(it, n, c, h, w);
     }
     return b;
 }
@@ -112,15 +87,15 @@ static double worst_value(const float *got, const double *wanted, int64_t count)
 static double worst(const buffer *b, const batch *it, gg_format format) {
     const int64_t count = batch_count(it);
     float *got = malloc((size_t)count * sizeof(float));
-    bool *used = calloc(b->bytes / sizeof(float), sizeof(bool));
+    bool *used = calloc(b->count, sizeof(bool));
     bool zero = true;
     EACH(it) {
         size_t place = place_of(it, format.layout, n, c, h, w);
-        got[at(it, n, c, h, w) - it->value] = b->data[place];
+        got[at(it, n, c, h, w) - it->value] = b->floats[place];
         used[place] = true;
     }
     if (format.layout != GG_LAYOUT_BATCH_LAST)
-        for (size_t i = 0; i < b->bytes / sizeof(float); i++) zero = zero && (used[i] || b->data[i] == 0);
+        for (size_t i = 0; i < b->count; i++) zero = zero && (used[i] || b->floats[i] == 0);
     CHECK(zero);
     double error = worst_value(got, it->value, count);
     free(got);
@@ -142,8 +117,8 @@ typedef struct trial {
 } trial;
 
 static buffer plain_buffer(const double *value, int64_t count) {
-    buffer b = buffer_make((size_t)count * sizeof(float));
-    for (int64_t i = 0; value != NULL && i < count; i++) b.data[i] = (float)value[i];
+    buffer b = buffer_floats((size_t)count);
+    for (int64_t i = 0; value != NULL && i < count; i++) b.floats[i] = (float)value[i];
     return b;
 }
 
@@ -163,8 +138,8 @@ static void run_trial(gg_device *device, trial *t) {
     }
     seen_layout[0] = gg_layout_name(op->input[0].layout);
     seen_layout[1] = gg_layout_name(op->output.layout);
-    buffer saved = buffer_make(op->saved_bytes), scratch = buffer_make(op->scratch_bytes);
-    buffer prepared = buffer_make(op->prepared_bytes);
+    buffer saved = buffer_create(op->saved_bytes), scratch = buffer_create(op->scratch_bytes);
+    buffer prepared = buffer_create(op->prepared_bytes);
     const float *parameter[2] = {NULL, NULL};
     float *gradient[2] = {NULL, NULL};
     args.parameter = parameter;
@@ -177,6 +152,8 @@ static void run_trial(gg_device *device, trial *t) {
         args.input[i] = x[i].data;
     }
     y = lay(&t->y, op->output, false);
+    if (t->desc.training) dy = lay(&t->dy, op->output, true);
+    for (int i = 0; t->desc.training && i < t->desc.inputs; i++) dx[i] = lay(&t->dx[i], op->input[i], false);
     args.output = t->in_place && op->in_place ? x[0].data : y.data;
     if (t->weights > 0) {
         w = plain_buffer(t->w, t->weights);
@@ -194,12 +171,10 @@ static void run_trial(gg_device *device, trial *t) {
     buffer *result = t->in_place && op->in_place ? &x[0] : &y;
     CHECK_NEAR(worst(result, &t->y, op->output), 0, tolerance);
     if (t->desc.training) {
-        dy = lay(&t->dy, op->output, true);
         args.grad_output = dy.data;
         if (!op->backward_needs_output) args.output = NULL;
         for (int i = 0; i < t->desc.inputs; i++) {
             if ((op->backward_needs_input >> i & 1u) == 0) args.input[i] = NULL;
-            dx[i] = lay(&t->dx[i], op->input[i], false);
             if (t->desc.input_grad) args.grad_input[i] = dx[i].data;
         }
         if (t->in_place && op->in_place && t->desc.input_grad) args.grad_input[0] = dy.data;
@@ -226,13 +201,13 @@ static void run_trial(gg_device *device, trial *t) {
         fprintf(stderr, "  in %s: batch %lld, %s to %s\n", t->name, (long long)t->desc.batch, seen_layout[0],
                 seen_layout[1]);
     gg_op_destroy(op);
-    CHECK_INT(gg_memory_live_bytes() - before, 0);
     for (int i = 0; i < t->desc.inputs; i++) {
         buffer_free(&x[i]);
         buffer_free(&dx[i]);
     }
     buffer *all[] = {&y, &dy, &w, &b, &dw, &db, &prepared, &saved, &scratch};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) buffer_free(all[i]);
+    CHECK_INT(gg_memory_live_bytes() - before, 0);
 }
 
 static void drop_trial(trial *t) {
@@ -684,7 +659,7 @@ static void bench_op(gg_device *device, const char *name, const gg_op_desc *desc
                             op->prepared_bytes};
     buffer b[11];
     for (int i = 0; i < 11; i++) {
-        b[i] = buffer_make(sizes[i]);
+        b[i] = buffer_create(sizes[i]);
         memset(b[i].data, 0, sizes[i]);
     }
     gg_op_args args = {.input = {b[0].data},
