@@ -179,6 +179,19 @@ def mpirun(mpiexec):
     return run
 
 
+@pytest.fixture
+def rng():
+    import numpy as np
+
+    return np.random.default_rng(8)
+
+
+@pytest.fixture
+def no_forced_backend(monkeypatch):
+    """Trainers that name no backend choose it, whatever is exported."""
+    monkeypatch.delenv("GOSSIPGRAD_BACKEND", raising=False)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder with mnist/ and the other sets; skips where this machine has none."""

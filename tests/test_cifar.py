@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import DEADLINE
+from network_cases import all_near, near, trainer_of
 from test_cli import cli_run
-from test_network import all_near, near, trainer_of
 
 import gossipgrad as gg
 from gossipgrad import files, models

@@ -523,7 +523,8 @@ def test_single_operations_free_their_memory():
 )
 @pytest.mark.parametrize("isa", [i for i in ISAS if i != _core.info()["isa"]])
 def test_onednn_limited(isa):
-    files = ["tests/test_operations.py", "tests/test_pooling.py", "tests/test_network.py"]
+    names = ["operations", "pooling", *(f"network_{subject}" for subject in ("lenet", "graphs", "dropout", "batches"))]
+    files = [f"tests/test_{name}.py" for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     # torch's turn and the memory tests are the same for all
     command += ["-k", "onednn and not limited and not torch and not memory"]
