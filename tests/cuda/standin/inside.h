@@ -14,7 +14,7 @@ extern "C" {
 int gg_standin_enter(const char *function);
 /* Records a violation; gives `code`. */
 int gg_standin_violation(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void gg_standin_count_one(const char *what);
+long gg_standin_count_one(const char *what); /* how often it has been counted */
 /* A number that the seed determines, in [0, below). */
 uint64_t gg_standin_draw(uint64_t below);
 

@@ -27,49 +27,41 @@ double gg_standin_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+static pthread_mutex_t *take_lock(void) {
+    pthread_mutex_lock(&gg_standin.lock);
+    return &gg_standin.lock;
+}
+
+static void leave_lock(pthread_mutex_t **lock) { pthread_mutex_unlock(*lock); }
+
+/* From here to the end of the function the lock is held, also by a caller that held it before. */
+#define LOCKED __attribute__((cleanup(leave_lock))) pthread_mutex_t *held = take_lock()
+
 /* ------------------------------------------------------------------------------------------ counts, errors, draws */
 
-static uint64_t draw(uint64_t below) {
+uint64_t gg_standin_draw(uint64_t below) {
+    LOCKED;
     uint64_t x = gg_standin.random;
     x ^= x << 13, x ^= x >> 7, x ^= x << 17;
     gg_standin.random = x;
     return below ? (x * 0x2545f4914f6cdd1du >> 11) % below : 0;
 }
 
-uint64_t gg_standin_draw(uint64_t below) {
-    pthread_mutex_lock(&gg_standin.lock);
-    const uint64_t drawn = draw(below);
-    pthread_mutex_unlock(&gg_standin.lock);
-    return drawn;
-}
-
-static void add_text(const char *format, va_list arguments) {
+int gg_standin_violation(int code, const char *format, ...) {
+    LOCKED;
     const size_t used = strlen(gg_standin.violations), room = sizeof gg_standin.violations - used;
     ++gg_standin.violation_count;
-    if (room < 256) return;
+    if (room < 256) return code;
+    va_list arguments;
+    va_start(arguments, format);
     vsnprintf(gg_standin.violations + used, room - 2, format, arguments);
+    va_end(arguments);
     strcat(gg_standin.violations, "\n");
-}
-
-static int violation(int code, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    add_text(format, arguments);
-    va_end(arguments);
     return code;
 }
 
-int gg_standin_violation(int code, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    pthread_mutex_lock(&gg_standin.lock);
-    add_text(format, arguments);
-    pthread_mutex_unlock(&gg_standin.lock);
-    va_end(arguments);
-    return code;
-}
-
-static long count_one(const char *what) {
+long gg_standin_count_one(const char *what) {
+    LOCKED;
     int i = 0;
     while (i < gg_standin.counts && strcmp(gg_standin.count[i].name, what) != 0) ++i;
     if (i == MOST_NAMES) return 0;
@@ -81,25 +73,18 @@ static long count_one(const char *what) {
     return ++gg_standin.count[i].calls;
 }
 
-void gg_standin_count_one(const char *what) {
-    pthread_mutex_lock(&gg_standin.lock);
-    count_one(what);
-    pthread_mutex_unlock(&gg_standin.lock);
-}
-
 long gg_standin_count(const char *what) {
-    long calls = 0;
-    pthread_mutex_lock(&gg_standin.lock);
+    LOCKED;
     for (int i = 0; i < gg_standin.counts; ++i)
-        if (strcmp(gg_standin.count[i].name, what) == 0) calls = gg_standin.count[i].calls;
-    pthread_mutex_unlock(&gg_standin.lock);
-    return calls;
+        if (strcmp(gg_standin.count[i].name, what) == 0) return gg_standin.count[i].calls;
+    return 0;
 }
 
-static int enter(const char *function) {
+int gg_standin_enter(const char *function) {
+    LOCKED;
     ++gg_standin.tick;
     if (gg_standin.held_back) pthread_cond_signal(&gg_standin.given);
-    const long calls = count_one(function);
+    const long calls = gg_standin_count_one(function);
     const bool runtime = strncmp(function, "cuda", 4) == 0 || strcmp(function, "kernel") == 0;
     for (int i = 0; i < gg_standin.plants; ++i) {
         const planted *it = &gg_standin.plant[i];
@@ -115,20 +100,14 @@ static int enter(const char *function) {
     return runtime ? gg_standin.lost : 0;
 }
 
-int gg_standin_enter(const char *function) {
-    pthread_mutex_lock(&gg_standin.lock);
-    const int code = enter(function);
-    pthread_mutex_unlock(&gg_standin.lock);
-    return code;
-}
-
 /* -------------------------------------------------------------------------------------------------------- objects */
 
 static object **bucket_of(const void *body) {
     return &gg_standin.objects[(uintptr_t)body / 16 * 2654435761u / 65536 % BUCKETS];
 }
 
-static void *create_object(const char *kind, size_t bytes) {
+void *gg_standin_create(const char *kind, size_t bytes) {
+    LOCKED;
     object *made = calloc(1, sizeof *made + bytes);
     if (made == NULL) abort();
     made->kind = kind;
@@ -139,18 +118,20 @@ static void *create_object(const char *kind, size_t bytes) {
     return made->body;
 }
 
-static void *find_object(const char *function, const char *kind, const void *handle) {
+void *gg_standin_find(const char *function, const char *kind, const void *handle) {
+    LOCKED;
     for (object *it = *bucket_of(handle); it != NULL; it = it->next) {
         if ((const void *)it->body != handle) continue;
         if (strcmp(it->kind, kind) == 0) return it->body;
-        violation(0, "%s: wants a %s and is given a %s", function, kind, it->kind);
+        gg_standin_violation(0, "%s: wants a %s and is given a %s", function, kind, it->kind);
         return NULL;
     }
-    violation(0, "%s: this %s is NULL, destroyed or was never created", function, kind);
+    gg_standin_violation(0, "%s: this %s is NULL, destroyed or was never created", function, kind);
     return NULL;
 }
 
-static void destroy_object(void *body) {
+void gg_standin_destroy(void *body) {
+    LOCKED;
     for (object **it = bucket_of(body); *it != NULL; it = &(*it)->next) {
         if ((void *)(*it)->body != body) continue;
         object *gone = *it;
@@ -158,26 +139,6 @@ static void destroy_object(void *body) {
         free(gone);
         return;
     }
-}
-
-void *gg_standin_create(const char *kind, size_t bytes) {
-    pthread_mutex_lock(&gg_standin.lock);
-    void *made = create_object(kind, bytes);
-    pthread_mutex_unlock(&gg_standin.lock);
-    return made;
-}
-
-void *gg_standin_find(const char *function, const char *kind, const void *handle) {
-    pthread_mutex_lock(&gg_standin.lock);
-    void *found = find_object(function, kind, handle);
-    pthread_mutex_unlock(&gg_standin.lock);
-    return found;
-}
-
-void gg_standin_destroy(void *body) {
-    pthread_mutex_lock(&gg_standin.lock);
-    destroy_object(body);
-    pthread_mutex_unlock(&gg_standin.lock);
 }
 
 int gg_standin_make(const char *function, const char *kind, size_t bytes, void *out) {
@@ -283,39 +244,34 @@ void gg_standin_check_guard(const gg_standin_block *block) {
     const unsigned char *inside = (const unsigned char *)gg_standin_work_address(block->at);
     for (size_t i = block->bytes; i < whole_pages(block->bytes); ++i) {
         if (inside[i] == GUARD) continue;
-        violation(0, "work wrote behind the end of a block of %zu bytes of the device (allocation %ld), at byte %zu",
-                  block->bytes, block->number, i);
+        gg_standin_violation(
+            0, "work wrote behind the end of a block of %zu bytes of the device (allocation %ld), at byte %zu",
+            block->bytes, block->number, i);
         return;
     }
 }
 
-static bool operand(gg_standin_uses *uses, const char *function, const char *name, const void *at, size_t bytes,
-                    size_t alignment, void **where) {
+bool gg_standin_operand(gg_standin_uses *uses, const char *function, const char *name, const void *at, size_t bytes,
+                        size_t alignment, void **where) {
+    LOCKED;
     const uintptr_t address = (uintptr_t)at;
     *where = NULL;
     const gg_standin_block *found = gg_standin_block_at(address);
     size_t there = 0;
-    if (at == NULL) violation(0, "%s: %s is NULL", function, name);
-    else if (address % alignment != 0) violation(0, "%s: %s is not aligned to %zu bytes", function, name, alignment);
+    if (at == NULL) gg_standin_violation(0, "%s: %s is NULL", function, name);
+    else if (address % alignment != 0)
+        gg_standin_violation(0, "%s: %s is not aligned to %zu bytes", function, name, alignment);
     else if (found == NULL && gg_standin_is_of_device(address))
-        violation(0, "%s: %s is an address of the device where nothing is allocated", function, name);
-    else if (found == NULL) violation(0, "%s: %s is in host memory that is not pinned", function, name);
+        gg_standin_violation(0, "%s: %s is an address of the device where nothing is allocated", function, name);
+    else if (found == NULL) gg_standin_violation(0, "%s: %s is in host memory that is not pinned", function, name);
     else if ((there = bytes_from(uses, address, bytes)) < bytes)
-        violation(0, "%s: %s needs %zu bytes, and %zu are there up to the end of its block", function, name, bytes,
-                  there);
+        gg_standin_violation(0, "%s: %s needs %zu bytes, and %zu are there up to the end of its block", function, name,
+                             bytes, there);
     else {
         *where = found->kind == BLOCK_DEVICE ? gg_standin_work_address(address) : (void *)address;
         return true;
     }
     return false;
-}
-
-bool gg_standin_operand(gg_standin_uses *uses, const char *function, const char *name, const void *at, size_t bytes,
-                        size_t alignment, void **where) {
-    pthread_mutex_lock(&gg_standin.lock);
-    const bool good = operand(uses, function, name, at, bytes, alignment, where);
-    pthread_mutex_unlock(&gg_standin.lock);
-    return good;
 }
 
 /* ---------------------------------------------------------------------------------------------------- doing work */
@@ -347,15 +303,15 @@ static int choose_stream(void) {
     }
     /* While a caller waits, either all else is done before, or nothing else is. */
     if (waits && gg_standin.held_back) {
-        if (gg_standin.others_first && readies > 0) return ready[draw((uint64_t)readies)];
-        return needed[draw((uint64_t)needs)];
+        if (gg_standin.others_first && readies > 0) return ready[gg_standin_draw((uint64_t)readies)];
+        return needed[gg_standin_draw((uint64_t)needs)];
     }
     if (needs > 0) return needed[0];
     for (int i = 0, kept = 0; i < readies; ++i) { /* nobody waits for these: only what is due */
         if (gg_standin.stream[ready[i]].first->due <= gg_standin.tick) ready[kept++] = ready[i];
         if (i == readies - 1) readies = kept;
     }
-    return readies > 0 ? ready[gg_standin.held_back ? draw((uint64_t)readies) : 0] : -1;
+    return readies > 0 ? ready[gg_standin.held_back ? gg_standin_draw((uint64_t)readies) : 0] : -1;
 }
 
 static bool anything_given(void) {
@@ -412,7 +368,7 @@ void gg_standin_wait(int place, long position) {
     if (mine >= MOST_WAITERS) abort();
     gg_standin.waiter[mine] = place;
     gg_standin.waited[mine] = position;
-    gg_standin.others_first = draw(2) != 0;
+    gg_standin.others_first = gg_standin_draw(2) != 0;
     pthread_cond_signal(&gg_standin.given);
     while (gg_standin.stream[place].done < position) pthread_cond_wait(&gg_standin.done, &gg_standin.lock);
     for (int i = 0; i < gg_standin.waiters; ++i) {
@@ -473,14 +429,14 @@ static __attribute__((destructor)) void stop(void) {
 
 int gg_standin_place(const char *function, gg_cuda_stream handle) {
     if (handle == NULL) {
-        violation(0, "%s: the stream is NULL, the legacy stream, which waits for all others", function);
+        gg_standin_violation(0, "%s: the stream is NULL, the legacy stream, which waits for all others", function);
         return -1;
     }
-    const stream_handle *found = find_object(function, "cudaStream", handle);
+    const stream_handle *found = gg_standin_find(function, "cudaStream", handle);
     if (found == NULL) return -1;
     if (gg_standin.stream[found->place].device != gg_standin_mine.device) {
-        violation(0, "%s: the stream is of device %d, and this thread's device is %d", function,
-                  gg_standin.stream[found->place].device, gg_standin_mine.device);
+        gg_standin_violation(0, "%s: the stream is of device %d, and this thread's device is %d", function,
+                             gg_standin.stream[found->place].device, gg_standin_mine.device);
         return -1;
     }
     return found->place;
@@ -495,7 +451,7 @@ work *gg_standin_give(int place, const char *function, gg_standin_run *run, cons
     made->bytes = bytes;
     if (uses != NULL) made->uses = *uses;
     if (bytes > 0) memcpy(made->packet, packet, bytes);
-    made->due = gg_standin.tick + (gg_standin.held_back ? (long)draw(12) : 0);
+    made->due = gg_standin.tick + (gg_standin.held_back ? (long)gg_standin_draw(12) : 0);
     made->lose = gg_standin_mine.lose_late;
     made->code = gg_standin_mine.late_code;
     gg_standin_mine.lose_late = false;
@@ -517,18 +473,15 @@ work *gg_standin_give(int place, const char *function, gg_standin_run *run, cons
 int gg_standin_submit(const char *function, gg_cuda_stream handle, gg_standin_run *run, const void *packet,
                       size_t bytes, const gg_standin_uses *uses) {
     gg_standin_start();
-    pthread_mutex_lock(&gg_standin.lock);
+    LOCKED;
     const int place = gg_standin_place(function, handle);
     if (place >= 0) gg_standin_give(place, function, run, packet, bytes, uses);
-    pthread_mutex_unlock(&gg_standin.lock);
     return place >= 0 ? 0 : INVALID_HANDLE;
 }
 
 bool gg_standin_stream_is_alive(const char *function, gg_cuda_stream handle) {
-    pthread_mutex_lock(&gg_standin.lock);
-    const bool alive = gg_standin_place(function, handle) >= 0;
-    pthread_mutex_unlock(&gg_standin.lock);
-    return alive;
+    LOCKED;
+    return gg_standin_place(function, handle) >= 0;
 }
 
 /* ------------------------------------------------------------------------------------------------- for graph.c */
@@ -554,8 +507,9 @@ void gg_standin_append(struct work **first, struct work **last, struct work *mad
 int gg_standin_again(int place, const struct work *of) {
     for (int i = 0; i < of->uses.count; ++i)
         if (!of->uses.block[i]->alive)
-            return violation(INVALID_VALUE, "cudaGraphLaunch: %s uses a block that has been freed (allocation %ld)",
-                             of->function, of->uses.block[i]->number);
+            return gg_standin_violation(INVALID_VALUE,
+                                        "cudaGraphLaunch: %s uses a block that has been freed (allocation %ld)",
+                                        of->function, of->uses.block[i]->number);
     work *made = gg_standin_give(place, of->function, of->run, of->packet, of->bytes, &of->uses);
     made->lose |= of->lose;
     made->code = of->lose ? of->code : made->code;
@@ -572,11 +526,12 @@ void gg_standin_forget(struct work *first) {
         free(first);
     }
 }
+
 /* ------------------------------------------------------------------------------------------------- for the tests */
 
 void gg_standin_begin(uint64_t seed) {
     gg_standin_start();
-    pthread_mutex_lock(&gg_standin.lock);
+    LOCKED;
     gg_standin_wait_all();
     gg_standin.random = seed * 0x9e3779b97f4a7c15u + 1;
     gg_standin.held_back = seed != 0;
@@ -585,47 +540,39 @@ void gg_standin_begin(uint64_t seed) {
     gg_standin.violations[0] = 0;
     gg_standin_mine.last_error = 0;
     gg_standin_mine.lose_late = false;
-    pthread_mutex_unlock(&gg_standin.lock);
 }
 
 void gg_standin_memory(size_t bytes) {
-    pthread_mutex_lock(&gg_standin.lock);
+    LOCKED;
     gg_standin.memory = bytes;
-    pthread_mutex_unlock(&gg_standin.lock);
 }
 
 void gg_standin_devices(int count) {
-    pthread_mutex_lock(&gg_standin.lock);
+    LOCKED;
     gg_standin.devices = count < MOST_DEVICES ? count : MOST_DEVICES;
     gg_standin_mine.device = 0;
-    pthread_mutex_unlock(&gg_standin.lock);
 }
 
 void gg_standin_plant(const char *function, int nth, int code, bool lost, bool late) {
-    pthread_mutex_lock(&gg_standin.lock);
-    if (gg_standin.plants < MOST_PLANTED) {
-        planted *made = &gg_standin.plant[gg_standin.plants++];
-        *made = (planted){.at = nth, .code = code, .lost = lost, .late = late};
-        snprintf(made->function, sizeof made->function, "%s", function);
-        for (int i = 0; i < gg_standin.counts && nth > 0; ++i) /* counted from here on */
-            if (strcmp(gg_standin.count[i].name, function) == 0) made->at += gg_standin.count[i].calls;
-    }
-    pthread_mutex_unlock(&gg_standin.lock);
+    LOCKED;
+    if (gg_standin.plants == MOST_PLANTED) return;
+    planted *made = &gg_standin.plant[gg_standin.plants++];
+    *made = (planted){.at = nth, .code = code, .lost = lost, .late = late};
+    snprintf(made->function, sizeof made->function, "%s", function);
+    if (nth > 0) made->at += gg_standin_count(function); /* counted from here on */
 }
 
 int gg_standin_violations(char *text, size_t bytes) {
-    pthread_mutex_lock(&gg_standin.lock);
+    LOCKED;
     snprintf(text, bytes, "%s", gg_standin.violations);
-    const int count = gg_standin.violation_count;
-    pthread_mutex_unlock(&gg_standin.lock);
-    return count;
+    return gg_standin.violation_count;
 }
 
 int gg_standin_leaks(char *text, size_t bytes) {
     int count = 0;
     size_t used = 0;
     gg_standin_start();
-    pthread_mutex_lock(&gg_standin.lock);
+    LOCKED;
     gg_standin_wait_all();
     text[0] = 0;
     for (int i = 0; i < gg_standin.blocks; ++i, ++count) {
@@ -639,6 +586,5 @@ int gg_standin_leaks(char *text, size_t bytes) {
         for (const object *it = gg_standin.objects[i]; it != NULL; it = it->next, ++count)
             if (used + 128 < bytes)
                 used += (size_t)snprintf(text + used, bytes - used, "%s (number %ld)\n", it->kind, it->number);
-    pthread_mutex_unlock(&gg_standin.lock);
     return count;
 }
