@@ -15,7 +15,7 @@
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
+#include <sanitizer/asan_interface.h>
 #endif
 
 namespace gg_emulation {
@@ -61,7 +61,6 @@ std::vector<memory *> buffers;
 
 /* ------------------------------------------------------------------------------------------------ threads */
 
-/* AddressSanitizer clears the shadow of a whole stack at each change of fibers. */
 const size_t stack_bytes = (size_t)128 << 10;
 
 struct thread;
@@ -233,6 +232,12 @@ void prepare(fiber *f) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(f);
     makecontext(&f->context, reinterpret_cast<void (*)()>(fiber_main), 2, (unsigned)address,
                 (unsigned)((uint64_t)address >> 32));
+#if defined(__SANITIZE_ADDRESS__)
+    /* A thread that was abandoned has left functions without their ends. And swapcontext is not to find the stack:
+     * AddressSanitizer would forget what it knows of all of it at each change of fibers. */
+    ASAN_UNPOISON_MEMORY_REGION(f->stack, stack_bytes);
+    f->context.uc_stack.ss_size = 0;
+#endif
     m->idle.push_back(f);
 }
 
