@@ -441,12 +441,12 @@ def images_in_batches(n=12):
 PASSES = algorithms.PASSES
 
 
-def fitted(ranks=1, tune=True, **options):
+def fitted(ranks=1, tune=True, batch_size=4, **options):
     """A trainer of a small LeNet after an epoch of three steps."""
     make, _ = SMALLEST["lenet"]
     comm = gg.VirtualCluster(ranks)
     trainer = gg.Trainer(make(), comm=comm, device="cuda", tune=tune, strategy=gg.NoExchange(), **options)
-    trainer.fit(*images_in_batches(12 * ranks), epochs=1, batch_size=4, progress=False)
+    trainer.fit(*images_in_batches(3 * batch_size * ranks), epochs=1, batch_size=batch_size, progress=False)
     return trainer
 
 
@@ -457,7 +457,9 @@ def numbered(trainer):
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 def test_algorithms_are_measured(cuda, monkeypatch, tmp_path, precision):
-    """Once for a GPU, its libraries and a precision: rank 0 measures for all, then they are in the cache."""
+    """Once for a GPU, its libraries and a precision: rank 0 measures for all, then they are in the cache.
+
+    By batches of one: each candidate runs eight times, and on the emulation the own kernel is slow."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     runs = []
     measure = algorithms.measured
@@ -473,7 +475,7 @@ def test_algorithms_are_measured(cuda, monkeypatch, tmp_path, precision):
 
     monkeypatch.setattr(algorithms, "measured", measured)
     monkeypatch.setattr(algorithms, "budget", lambda timeout: 600.0)
-    with fitted(2, precision=precision) as trainer:
+    with fitted(2, batch_size=1, precision=precision) as trainer:
         described = trainer.algorithms
         assert len(described) == 2 and len(runs) == 1
         assert "stand-in 0" in runs[0] and "cuDNN 9.19.0" in runs[0] and runs[0].endswith(precision)
@@ -484,11 +486,11 @@ def test_algorithms_are_measured(cuda, monkeypatch, tmp_path, precision):
             assert all(one["algorithms"][p] in times for p, times in one["seconds"].items())
         for used, one in zip(numbered(trainer), sorted(described, key=lambda d: d["channels"]), strict=True):
             assert {p: used[p] for p in one["seconds"]} == {p: one["algorithms"][p] for p in one["seconds"]}
-    with fitted(precision=precision) as trainer:
+    with fitted(batch_size=1, precision=precision) as trainer:
         assert trainer.algorithms == described and len(runs) == 1
     other = {"exact": "fast", "fast": "exact"}[precision]
     with pytest.raises(InterruptedError, match="measures again"):
-        fitted(precision=other)
+        fitted(batch_size=1, precision=other)
     assert len(runs) == 2 and runs[1].endswith(other)
 
 
