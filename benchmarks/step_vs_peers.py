@@ -31,6 +31,7 @@ import functools
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -227,7 +228,10 @@ def contestant(arguments: argparse.Namespace) -> None:
 
 
 def tcmalloc() -> str | None:
-    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
+    """The system's. What lists libraries is on the path of root alone."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/sbin", "/usr/sbin"])
+    program = shutil.which("ldconfig", path=path)
+    listed = subprocess.run([program, "-p"], capture_output=True, text=True).stdout if program else ""
     return next((line.split()[-1] for line in listed.splitlines() if "libtcmalloc_minimal.so.4" in line), None)
 
 

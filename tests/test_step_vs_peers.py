@@ -55,6 +55,14 @@ def test_scaling_is_of_networks_with_both_numbers_of_threads():
     assert line.startswith("lenet") and line.endswith("2 threads over 1: ours 2.00, the best peer 1.25")
 
 
+def test_the_allocator_is_found_by_any_user(monkeypatch):
+    found = script.tcmalloc()
+    monkeypatch.setenv("PATH", os.defpath)
+    assert script.tcmalloc() == found
+    monkeypatch.setattr(script.shutil, "which", lambda *args, **how: None)
+    assert script.tcmalloc() is None
+
+
 def test_who_competes():
     def who(name, tcmalloc, device="cpu", peers=None):
         how = argparse.Namespace(tcmalloc=tcmalloc, compiled=["resnet20"], device=device, peers=peers)
