@@ -191,11 +191,11 @@ static gg_status copy_whole(packed_reduction *s, float scale) {
     float *at = s->whole;
     for (int i = s->n; i < s->in_run; ++i) {
         const gg_segment *one = &s->sorted[i];
+        const float *from = packed_base(s) + one->offset;
         if (s->equal_share != NULL)
-            (void)accumulate(s, one->offset, (one->count + GG_LANES - 1) / GG_LANES * GG_LANES,
-                             packed_base(s) + one->offset, false);
-        gg_device_copy(s->owner->env.device, GG_QUEUE_COMPUTE, at, packed_base(s) + one->offset,
-                       one->count * sizeof *at);
+            from = accumulate(s, one->offset, (one->count + GG_LANES - 1) / GG_LANES * GG_LANES,
+                              packed_base(s) + one->offset, true);
+        gg_device_copy(s->owner->env.device, GG_QUEUE_COMPUTE, at, from, one->count * sizeof *at);
         if (scale > 0 && s->loads != s->owner->loads) GG_TRY(send_loaded(s, one, scale, at));
         at += one->count;
     }

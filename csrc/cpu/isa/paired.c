@@ -175,7 +175,8 @@ typedef struct block {
     int64_t c_row;
     int cols; /* of the last group of columns there may be fewer than LANES */
     const float *bias, *row_bias;
-    const float *plain; /* the sums by multiply-adds, LANES a row, of which some are wanted; NULL: none */
+    unsigned marked_rows, marked_cols; /* bits; vector kernels */
+    const float *plain;                /* the sums by multiply-adds, LANES a row, of which marked ones are wanted */
     bool add, relu;
 } block;
 
@@ -237,7 +238,8 @@ static int plain_sums(const float *lanes, unsigned wanted, const float *all, int
 }
 
 /* Marked rows and columns of a block, or all of it where that is less work. */
-static __attribute__((noinline)) void sum_plainly(const block *p, unsigned rows, unsigned cols, float *out) {
+static __attribute__((noinline)) void sum_plainly(const block *p, float *out) {
+    unsigned rows = p->marked_rows, cols = p->marked_cols;
     const __m512i row_starts = _mm512_mullo_epi32(
         _mm512_set1_epi32(LANES), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     __m512 sum[LANES];
@@ -293,7 +295,7 @@ GG_INLINE void run_rows(const block *p, const int R) {
     const __m512 products = _mm512_load_ps(b), scale = _mm512_load_ps(b + LANES);
     const __m512 bias = p->bias != NULL ? _mm512_maskz_loadu_ps(mask, p->bias) : _mm512_setzero_ps();
     const float *const row_bias = p->row_bias, *const plain = p->plain;
-    const unsigned rows = marked(a), cols = marked(b);
+    const unsigned rows = p->marked_rows, cols = p->marked_cols;
     const bool add = p->add, relu = p->relu;
     float *c = p->c;
 #pragma GCC unroll 16
@@ -301,7 +303,7 @@ GG_INLINE void run_rows(const block *p, const int R) {
         __m512 start = add ? _mm512_maskz_loadu_ps(mask, c) : bias;
         if (row_bias != NULL) start = _mm512_add_ps(start, _mm512_set1_ps(row_bias[r]));
         __m512 value = _mm512_sub_ps(_mm512_sub_ps(sum[r], _mm512_set1_ps(a[r])), products);
-        if (plain != NULL)
+        if ((rows | cols) != 0)
             value = _mm512_mask_loadu_ps(value, rows >> r & 1 ? (__mmask16)0xffff : (__mmask16)cols, plain + r * LANES);
         start = _mm512_fmadd_ps(value, _mm512_mul_ps(scale, _mm512_set1_ps(a[LANES + r])), start);
         if (relu) start = _mm512_max_ps(_mm512_setzero_ps(), start); /* in this order NaN stays NaN */
@@ -371,9 +373,10 @@ static void paired_multiply(const gg_paired_product *p) {
 #if defined(__AVX512F__)
             const int64_t terms = t.steps * STEP * LANES;
             _Alignas(64) float plain[LANES * LANES];
-            const unsigned rows = marked(t.a + terms), cols = marked(t.b + terms);
-            t.plain = (rows | cols) != 0 ? plain : NULL;
-            if (t.plain != NULL) sum_plainly(&t, rows, cols, plain);
+            t.plain = plain;
+            t.marked_rows = marked(t.a + terms);
+            t.marked_cols = marked(t.b + terms);
+            if ((t.marked_rows | t.marked_cols) != 0) sum_plainly(&t, plain);
 #endif
             runs[p->m - i < ROWS ? p->m - i : ROWS](&t);
         }

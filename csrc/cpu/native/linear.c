@@ -18,7 +18,7 @@ typedef struct linear_op {
     gg_isa isa;                                      /* the device's; the kernels' may be a lower one */
     const gg_packed_products *packed[GG_PASS_COUNT]; /* NULL: the pass is by multiply-adds */
     int threads;
-    int64_t batch, lanes, in, out;
+    gg_native_features features;   /* columns: lanes; summed: samples */
     int64_t in_padded, out_padded; /* rows of the transposed activations */
     bool packs;                    /* dW by packed products or gg_sgemm: nothing is transposed */
 } linear_op;
@@ -39,28 +39,28 @@ static void native_linear_forward_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
     const gg_multiply product = {
-        .m = linear->out,
-        .n = linear->lanes,
-        .k = linear->in,
+        .m = linear->features.out,
+        .n = linear->features.columns,
+        .k = linear->features.in,
         .a = j->args->parameter[GG_PARAMETER_WEIGHT],
-        .a_row = linear->in,
+        .a_row = linear->features.in,
         .a_step = 1,
         .b = j->args->input[0],
-        .b_row = linear->lanes,
+        .b_row = linear->features.columns,
         .c = j->args->output,
-        .c_row = linear->lanes,
+        .c_row = linear->features.columns,
         .bias = linear->op.desc.bias ? j->args->parameter[GG_PARAMETER_BIAS] : NULL,
-        .relu = linear->op.desc.activation == GG_ACTIVATION_RELU,
+        .relu = linear->features.relu,
     };
     int64_t begin, end;
-    split_blocks(linear, linear->out, thread, threads, &begin, &end);
+    split_blocks(linear, linear->features.out, thread, threads, &begin, &end);
     if (begin < end) linear->kernels->multiply(&product, begin, end);
 }
 
 static float *turned_input(const gg_op_args *args) { return args->scratch; }
 
 static float *turned_gradient(const linear_op *linear, const gg_op_args *args) {
-    return (float *)args->scratch + linear->batch * linear->in_padded;
+    return (float *)args->scratch + linear->features.summed * linear->in_padded;
 }
 
 /* Activation and bias gradient, then dy and x transposed for the gradient of the weight: [sample][value]. */
@@ -68,23 +68,25 @@ static void turn_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
     const gg_op_args *args = j->args;
-    const int64_t lanes = linear->lanes;
+    const int64_t lanes = linear->features.columns;
     size_t begin, end;
-    gg_parallel_split((size_t)linear->out, GG_LANES, thread, threads, &begin, &end);
+    gg_parallel_split((size_t)linear->features.out, GG_LANES, thread, threads, &begin, &end);
     gg_native_mask_rows(linear->kernels, &linear->op, args, 0, (int64_t)begin, (int64_t)end);
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL || linear->packs) return;
     if (begin < end) {
         const int64_t rows = (int64_t)(end - begin);
-        const int64_t padded = (int64_t)end == linear->out ? linear->out_padded - (int64_t)begin : rows;
-        linear->kernels->transpose(rows, linear->batch, (const float *)args->grad_output + (int64_t)begin * lanes,
-                                   lanes, padded, turned_gradient(linear, args) + begin, linear->out_padded);
+        const int64_t padded = (int64_t)end == linear->features.out ? linear->out_padded - (int64_t)begin : rows;
+        linear->kernels->transpose(rows, linear->features.summed,
+                                   (const float *)args->grad_output + (int64_t)begin * lanes, lanes, padded,
+                                   turned_gradient(linear, args) + begin, linear->out_padded);
     }
-    gg_parallel_split((size_t)linear->in, GG_LANES, thread, threads, &begin, &end);
+    gg_parallel_split((size_t)linear->features.in, GG_LANES, thread, threads, &begin, &end);
     if (begin < end) {
         const int64_t rows = (int64_t)(end - begin);
-        const int64_t padded = (int64_t)end == linear->in ? linear->in_padded - (int64_t)begin : rows;
-        linear->kernels->transpose(rows, linear->batch, (const float *)args->input[0] + (int64_t)begin * lanes, lanes,
-                                   padded, turned_input(args) + begin, linear->in_padded);
+        const int64_t padded = (int64_t)end == linear->features.in ? linear->in_padded - (int64_t)begin : rows;
+        linear->kernels->transpose(rows, linear->features.summed,
+                                   (const float *)args->input[0] + (int64_t)begin * lanes, lanes, padded,
+                                   turned_input(args) + begin, linear->in_padded);
     }
 }
 
@@ -115,33 +117,23 @@ gg_sgemm gg_native_linear_product(const gg_native_features *f, gg_pass pass, con
                       .relu = forward && f->relu};
 }
 
-/* Of a pass of the layer. */
-static gg_sgemm linear_product(const linear_op *linear, gg_pass pass, const gg_op_args *args) {
-    const gg_native_features features = {.in = linear->in,
-                                         .out = linear->out,
-                                         .columns = linear->lanes,
-                                         .summed = linear->batch,
-                                         .relu = linear->op.desc.activation == GG_ACTIVATION_RELU};
-    return gg_native_linear_product(&features, pass, args);
-}
-
 static void native_linear_weights_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
     const gg_multiply product = {
-        .m = linear->out,
-        .n = linear->in,
-        .k = linear->batch,
+        .m = linear->features.out,
+        .n = linear->features.in,
+        .k = linear->features.summed,
         .a = turned_gradient(linear, j->args),
         .a_row = 1,
         .a_step = linear->out_padded,
         .b = turned_input(j->args),
         .b_row = linear->in_padded,
         .c = j->args->gradient[GG_PARAMETER_WEIGHT],
-        .c_row = linear->in,
+        .c_row = linear->features.in,
     };
     int64_t begin, end;
-    split_blocks(linear, linear->out, thread, threads, &begin, &end);
+    split_blocks(linear, linear->features.out, thread, threads, &begin, &end);
     if (begin < end) linear->kernels->multiply(&product, begin, end);
 }
 
@@ -149,19 +141,19 @@ static void data_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
     const gg_multiply product = {
-        .m = linear->in,
-        .n = linear->lanes,
-        .k = linear->out,
+        .m = linear->features.in,
+        .n = linear->features.columns,
+        .k = linear->features.out,
         .a = j->args->parameter[GG_PARAMETER_WEIGHT],
         .a_row = 1,
-        .a_step = linear->in,
+        .a_step = linear->features.in,
         .b = j->args->grad_output,
-        .b_row = linear->lanes,
+        .b_row = linear->features.columns,
         .c = j->args->grad_input[0],
-        .c_row = linear->lanes,
+        .c_row = linear->features.columns,
     };
     int64_t begin, end;
-    split_blocks(linear, linear->in, thread, threads, &begin, &end);
+    split_blocks(linear, linear->features.in, thread, threads, &begin, &end);
     if (begin < end) linear->kernels->multiply(&product, begin, end);
 }
 
@@ -175,7 +167,7 @@ static bool run_packed(const linear_op *linear, gg_pass pass, const gg_sgemm *pr
 
 static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
-    const gg_sgemm product = linear_product(j.linear, GG_PASS_FORWARD, args);
+    const gg_sgemm product = gg_native_linear_product(&j.linear->features, GG_PASS_FORWARD, args);
     const float *bias = op->desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
     if (!run_packed(j.linear, GG_PASS_FORWARD, &product, bias, args->scratch))
         gg_parallel_run(j.linear->threads, native_linear_forward_part, &j);
@@ -187,7 +179,7 @@ static gg_status native_linear_backward_weights(gg_op *op, const gg_op_args *arg
     const linear_op *linear = j.linear;
     gg_parallel_run(linear->threads, turn_part, &j);
     if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return GG_OK;
-    const gg_sgemm product = linear_product(linear, GG_PASS_WEIGHTS, args);
+    const gg_sgemm product = gg_native_linear_product(&linear->features, GG_PASS_WEIGHTS, args);
     if (run_packed(linear, GG_PASS_WEIGHTS, &product, NULL, args->scratch)) return GG_OK;
     if (linear->packs) gg_sgemm_run(linear->kernels->isa, &product, linear->threads, args->scratch);
     else gg_parallel_run(linear->threads, native_linear_weights_part, &j);
@@ -197,7 +189,7 @@ static gg_status native_linear_backward_weights(gg_op *op, const gg_op_args *arg
 static gg_status native_linear_backward_data(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
     if (!op->desc.input_grad || args->grad_input[0] == NULL) return GG_OK;
-    const gg_sgemm product = linear_product(j.linear, GG_PASS_DATA, args);
+    const gg_sgemm product = gg_native_linear_product(&j.linear->features, GG_PASS_DATA, args);
     if (!run_packed(j.linear, GG_PASS_DATA, &product, NULL, args->scratch))
         gg_parallel_run(j.linear->threads, data_part, &j);
     return GG_OK;
@@ -211,12 +203,13 @@ static const gg_op_class linear_class = {.forward = native_linear_forward,
 /* How each pass is computed, and the scratch for it. */
 static void choose_products(linear_op *linear) {
     const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
-    linear->packs = linear->batch <= GG_SGEMM_TERMS;
+    linear->packs = linear->features.summed <= GG_SGEMM_TERMS;
     for (int pass = 0; pass < (linear->op.desc.training ? GG_PASS_COUNT : 1); ++pass) {
-        const gg_sgemm product = linear_product(linear, (gg_pass)pass, &none);
+        const gg_sgemm product = gg_native_linear_product(&linear->features, (gg_pass)pass, &none);
         const bool weights = pass == GG_PASS_WEIGHTS;
-        const gg_packed_products *packed = weights ? gg_packed_gradient_for(linear->isa, linear->batch, linear->in)
-                                                   : gg_packed_products_for(linear->isa, &product);
+        const gg_packed_products *packed =
+            weights ? gg_packed_gradient_for(linear->isa, linear->features.summed, linear->features.in)
+                    : gg_packed_products_for(linear->isa, &product);
         size_t bytes = 0;
         linear->packed[pass] = packed;
         if (packed != NULL) {
@@ -224,7 +217,7 @@ static void choose_products(linear_op *linear) {
         } else if (weights && linear->packs) {
             bytes = gg_sgemm_scratch(linear->kernels->isa, &product, linear->threads);
         } else if (weights) {
-            bytes = (size_t)(linear->batch * (linear->in_padded + linear->out_padded)) * sizeof(float);
+            bytes = (size_t)(linear->features.summed * (linear->in_padded + linear->out_padded)) * sizeof(float);
         }
         if (bytes > linear->op.scratch_bytes) linear->op.scratch_bytes = bytes;
     }
@@ -254,14 +247,15 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     linear->kernels = kernels;
     linear->isa = device->isa;
     linear->threads = device->threads;
-    linear->batch = desc->batch;
-    linear->lanes = gg_lanes_padded(desc->batch);
-    linear->in = gg_shape_count(&desc->input[0]);
-    linear->out = gg_shape_count(&desc->output);
+    linear->features = (gg_native_features){.in = gg_shape_count(&desc->input[0]),
+                                            .out = gg_shape_count(&desc->output),
+                                            .columns = gg_lanes_padded(desc->batch),
+                                            .summed = desc->batch,
+                                            .relu = desc->activation == GG_ACTIVATION_RELU};
     /* Whole tiles wide, and one cache line more than a power of two, since multiples of that share few sets of the
      * cache. */
-    linear->in_padded = (linear->in + 31) / 32 * 32;
-    linear->out_padded = (linear->out + 15) / 16 * 16;
+    linear->in_padded = (linear->features.in + 31) / 32 * 32;
+    linear->out_padded = (linear->features.out + 15) / 16 * 16;
     if (linear->in_padded % 256 == 0) linear->in_padded += 32;
     if (linear->out_padded % 256 == 0) linear->out_padded += 16;
     choose_products(linear);

@@ -11,22 +11,13 @@ typedef struct pointwise_op {
     gg_op op;
     gg_isa isa;
     int threads;
-    int64_t in, out, pixels; /* pixels: of all lanes */
+    gg_native_features features; /* columns, of which all are summed: the pixels of all lanes */
     const gg_gemm_kernels *kernels;
     const gg_packed_products *packed[GG_PASS_COUNT];
 } pointwise_op;
 
-static gg_sgemm pointwise_product(const pointwise_op *op, gg_pass pass, const gg_op_args *args) {
-    const gg_native_features features = {.in = op->in,
-                                         .out = op->out,
-                                         .columns = op->pixels,
-                                         .summed = op->pixels,
-                                         .relu = op->op.desc.activation == GG_ACTIVATION_RELU};
-    return gg_native_linear_product(&features, pass, args);
-}
-
 static void pointwise_run(const pointwise_op *op, gg_pass pass, const gg_op_args *args, const float *row_bias) {
-    const gg_sgemm product = pointwise_product(op, pass, args);
+    const gg_sgemm product = gg_native_linear_product(&op->features, pass, args);
     op->packed[pass]->run(op->isa, &product, row_bias, op->threads, args->scratch);
 }
 
@@ -48,7 +39,7 @@ enum { SUMMED = 4096 };
 static void pointwise_mask(void *context, int thread, int threads) {
     const pointwise_job *j = context;
     size_t begin, end;
-    gg_parallel_split((size_t)j->op->out, 1, thread, threads, &begin, &end);
+    gg_parallel_split((size_t)j->op->features.out, 1, thread, threads, &begin, &end);
     gg_native_mask_rows(j->op->kernels, &j->op->op, j->args, SUMMED, (int64_t)begin, (int64_t)end);
 }
 
@@ -80,23 +71,25 @@ static bool is_pointwise(const gg_op_desc *desc) {
 gg_status gg_native_pointwise_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
-    const int64_t *size = desc->output.size;
+    const int64_t *size = desc->output.size, pixels = size[1] * size[2] * gg_lanes_padded(desc->batch);
     pointwise_op shape = {.isa = device->isa,
                           .threads = device->threads,
-                          .in = desc->input[0].size[0],
-                          .out = size[0],
-                          .pixels = size[1] * size[2] * gg_lanes_padded(desc->batch),
+                          .features = {.in = desc->input[0].size[0],
+                                       .out = size[0],
+                                       .columns = pixels,
+                                       .summed = pixels,
+                                       .relu = desc->activation == GG_ACTIVATION_RELU},
                           .kernels = gg_gemm_kernels_for(device->isa)};
     size_t scratch = 0;
     *out = NULL;
     if (!is_pointwise(desc)) GG_FAIL(GG_ERROR_UNSUPPORTED, "packed products are of windows of 1 x 1 with stride 1");
     for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {
-        const gg_sgemm product = pointwise_product(&shape, (gg_pass)pass, &none);
+        const gg_sgemm product = gg_native_linear_product(&shape.features, (gg_pass)pass, &none);
         shape.packed[pass] = gg_packed_products_for(device->isa, &product);
         if (shape.packed[pass] == NULL || shape.packed[pass]->convolution != desc->algorithm)
             GG_FAIL(GG_ERROR_UNSUPPORTED, "no %s packed products pay for %lld to %lld channels, %lld pixels",
-                    gg_algorithm_name(desc->algorithm), (long long)shape.in, (long long)shape.out,
-                    (long long)shape.pixels);
+                    gg_algorithm_name(desc->algorithm), (long long)shape.features.in, (long long)size[0],
+                    (long long)pixels);
         const size_t bytes = shape.packed[pass]->scratch(&product, device->threads);
         if (gg_op_has_pass(desc, (gg_pass)pass) && (pass == GG_PASS_FORWARD || desc->training) && bytes > scratch)
             scratch = bytes;
