@@ -60,6 +60,9 @@ gg_status gg_window_check(const gg_window *window);
 /* Wants (channels, height, width) and the window inside of it; fills out[1] and out[2] with the output's size. */
 gg_status gg_window_infer(const gg_window *window, bool ceil_mode, const gg_node *input, gg_shape *out);
 
+/* gg_layer_type.parameters of a layer with a weight (desc->outputs, ...), and a bias where desc->bias says so. */
+int gg_layer_weight_and_bias(const gg_layer_desc *desc, const gg_shape *shape, int64_t fan_out, gg_tensor_desc *out);
+
 /* What a SLICE has of an input of this shape: its axis and places counted from the first, no place outside. */
 gg_range gg_slice_range(const gg_layer_desc *desc, const gg_shape *shape);
 

@@ -1,6 +1,4 @@
 /* Two-dimensional convolution: (C, H, W) -> (O, H', W'), weight (O, C/groups, kH, kW). */
-#include <string.h>
-
 #include "nn/layer.h"
 
 static gg_status conv2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
@@ -29,22 +27,9 @@ cleanup:
 
 static int conv2d_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     const gg_layer_desc *desc = &node->desc;
-    int64_t channels = input->size[0] / desc->groups, window = desc->window.kernel[0] * desc->window.kernel[1];
-    gg_tensor_desc weight = {
-        .name = ".weight",
-        .shape = {4, {desc->outputs, channels, desc->window.kernel[0], desc->window.kernel[1]}},
-        .fan_in = channels * window,
-        .fan_out = desc->outputs * window,
-        .init = desc->weight_init,
-    };
-    gg_tensor_desc bias = weight;
-    memcpy(bias.name, ".bias", sizeof ".bias");
-    bias.role = GG_ROLE_BIAS;
-    bias.shape = (gg_shape){1, {desc->outputs}};
-    bias.init = desc->bias_init;
-    if (out != NULL) out[GG_PARAMETER_WEIGHT] = weight;
-    if (out != NULL && desc->bias) out[GG_PARAMETER_BIAS] = bias;
-    return desc->bias ? 2 : 1;
+    const int64_t *kernel = desc->window.kernel, channels = input->size[0] / desc->groups;
+    const gg_shape weight = {4, {desc->outputs, channels, kernel[0], kernel[1]}};
+    return gg_layer_weight_and_bias(desc, &weight, desc->outputs * kernel[0] * kernel[1], out);
 }
 
 static int64_t conv2d_macs(const gg_node *node, const gg_shape *input) {

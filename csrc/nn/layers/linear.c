@@ -1,6 +1,4 @@
 /* Fully connected, over the last axis: (..., I) -> (..., O), weight (O, I). */
-#include <string.h>
-
 #include "nn/layer.h"
 
 static int64_t last_size(const gg_shape *shape) { return shape->size[shape->dims - 1]; }
@@ -23,22 +21,8 @@ cleanup:
 }
 
 static int linear_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
-    const gg_layer_desc *desc = &node->desc;
-    gg_tensor_desc weight = {
-        .name = ".weight",
-        .shape = {2, {desc->outputs, last_size(input)}},
-        .fan_in = last_size(input),
-        .fan_out = desc->outputs,
-        .init = desc->weight_init,
-    };
-    gg_tensor_desc bias = weight;
-    memcpy(bias.name, ".bias", sizeof ".bias");
-    bias.role = GG_ROLE_BIAS;
-    bias.shape = (gg_shape){1, {desc->outputs}};
-    bias.init = desc->bias_init;
-    if (out != NULL) out[GG_PARAMETER_WEIGHT] = weight;
-    if (out != NULL && desc->bias) out[GG_PARAMETER_BIAS] = bias;
-    return desc->bias ? 2 : 1;
+    const gg_shape weight = {2, {node->desc.outputs, last_size(input)}};
+    return gg_layer_weight_and_bias(&node->desc, &weight, node->desc.outputs, out);
 }
 
 static int64_t linear_macs(const gg_node *node, const gg_shape *input) {
