@@ -206,13 +206,15 @@ typedef struct expected {
     const float *sum;
 } expected;
 
-static void compare_piece(void *context, size_t offset, size_t count, const float *sum) {
+static void compare_piece(void *context, size_t offset, size_t count, const float *sum, gg_lines filled) {
     const expected *e = context;
     const gg_segment *segment = e->l->segment;
     while (offset >= segment->offset + segment->count) ++segment;
     const size_t left = segment->offset + segment->count - offset, own = count < left ? count : left;
     require(memcmp(sum, e->sum + offset, own * sizeof *sum) == 0, "a piece has another sum");
     for (size_t j = own; j < count; ++j) require(sum[j] == 0, "a piece has a sum behind its parameter");
+    for (size_t j = 0; j < count; ++j)
+        require(sum[j] == 0 || (gg_lines_word(filled, j / GG_LANES) & 1) != 0, "a sum lies in no filled line");
 }
 
 static gg_status read_sum(const layout *l, const unsigned char *message, size_t bytes) {

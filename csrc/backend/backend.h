@@ -304,6 +304,25 @@ typedef enum gg_update_rule {
     GG_UPDATE_ADAM
 } gg_update_rule;
 
+/* Which lines, of GG_LANES elements each, of a run may hold anything but zeros: bit first + i is line i's. bits NULL:
+ * any of them; else a word behind the last is readable. */
+typedef struct gg_lines {
+    const uint64_t *bits;
+    size_t first;
+} gg_lines;
+
+/* Of what is `elements` behind, whole lines. */
+static inline gg_lines gg_lines_behind(gg_lines lines, size_t elements) {
+    return (gg_lines){lines.bits, lines.first + elements / GG_LANES};
+}
+
+/* The bits of lines `line` to `line` + 63, where lines.bits is not NULL. */
+static inline uint64_t gg_lines_word(gg_lines lines, size_t line) {
+    const size_t at = lines.first + line, shift = at % 64;
+    const uint64_t *word = lines.bits + at / 64;
+    return word[0] >> shift | word[1] << 1 << (63 - shift);
+}
+
 /* One step of an optimiser, in PyTorch's forms, fused with what gossip needs, over n elements of flat arenas, in place:
  *   m  = momentum + (momentum_before - momentum)/2    if momentum_before, else momentum
  *   s  = square + (square_before - square)/2          if square_before, else square
@@ -330,6 +349,7 @@ typedef struct gg_update_args {
     gg_update_rule rule;
     gg_dtype wire;
     const float *grad;
+    gg_lines filled;                                            /* of the gradient */
     float *weight, *momentum, *square;                          /* momentum: not read by PLAIN; square: by ADAM only */
     const void *weight_after, *momentum_before, *square_before; /* received from a partner; NULL: none */
     void *weight_copy, *momentum_copy, *square_copy;            /* NULL: none */

@@ -139,10 +139,11 @@ void gg_pack_pieces_destroy(gg_pack_pieces *pieces); /* NULL is fine */
 /* Where a sum is read once, it need not be an array of all elements, most of which are zero: `piece` is called with the
  * sum of the messages, run by run in the order of the segments, each whole lanes, with zeros behind a parameter's end.
  * They have the bits of gg_unpack_add with factor 1, message after message, to zeros. The messages are of this
- * packing's segments, have passed gg_packed_check, and lie in host memory; `sum` is valid during the call. Not on a
- * device with memory of its own. */
+ * packing's segments, have passed gg_packed_check, and lie in host memory; `sum` and its filled lines are valid during
+ * the call. Not on a device with memory of its own. */
 void gg_unpack_pieces(const gg_packing *packing, gg_pack_pieces *pieces, const void *const *message, int messages,
-                      void (*piece)(void *context, size_t offset, size_t count, const float *sum), void *context);
+                      void (*piece)(void *context, size_t offset, size_t count, const float *sum, gg_lines filled),
+                      void *context);
 
 /* ---- One rank chooses for all ---- */
 

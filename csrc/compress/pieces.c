@@ -3,10 +3,8 @@
 #include "base/memory.h"
 #include "compress/packed_format.h"
 
-/* Elements of a piece: they stay in the first cache; or, for each of several threads that read it, as many as are worth
- * one. */
-#define PIECE ((size_t)4096)
-#define PIECE_OF_THREAD ((size_t)16384)
+/* Elements of a piece for each thread that reads it: they stay in the second cache. */
+#define PIECE ((size_t)16384)
 
 /* Elements that a cursor reads at once. */
 #define BLOCK ((size_t)64)
@@ -23,9 +21,12 @@ typedef struct message_cursor {
 
 struct gg_pack_pieces {
     size_t piece;
-    float *sum;
+    float *sum;       /* zeros between two pieces */
+    uint64_t *filled; /* a bit for each line of it */
     message_cursor *cursor;
 };
+
+static size_t filled_words(size_t elements) { return (elements + 64 * GG_LANES - 1) / (64 * GG_LANES); }
 
 gg_status gg_pack_pieces_create(const gg_device *device, const gg_segment *segment, int segments, int messages,
                                 gg_pack_pieces **out) {
@@ -34,12 +35,13 @@ gg_status gg_pack_pieces_create(const gg_device *device, const gg_segment *segme
     size_t longest = 0;
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *made, "sum in pieces", &made));
-    made->piece = device->threads > 1 ? PIECE_OF_THREAD * (size_t)device->threads : PIECE;
+    made->piece = PIECE * (size_t)device->threads;
     for (int i = 0; i < segments; ++i)
         if (segment[i].count > longest) longest = segment[i].count;
     longest = (longest + GG_LANES - 1) / GG_LANES * GG_LANES;
     if (made->piece > longest) made->piece = longest;
-    GG_TRY(gg_alloc(made->piece * sizeof *made->sum, "sum in pieces", &made->sum));
+    GG_TRY(gg_calloc(made->piece, sizeof *made->sum, "sum in pieces", &made->sum));
+    GG_TRY(gg_calloc(filled_words(made->piece) + 1, sizeof *made->filled, "sum in pieces", &made->filled));
     GG_TRY(gg_calloc((size_t)messages, sizeof *made->cursor, "sum in pieces", &made->cursor));
     *out = made;
     made = NULL;
@@ -51,6 +53,7 @@ cleanup:
 void gg_pack_pieces_destroy(gg_pack_pieces *pieces) {
     if (pieces == NULL) return;
     gg_free(pieces->cursor);
+    gg_free(pieces->filled);
     gg_free(pieces->sum);
     gg_free(pieces);
 }
@@ -76,36 +79,55 @@ static void begin_part(message_cursor *c, const gg_segment *segment, int i) {
     read_block(c);
 }
 
-/* The elements of a block below `end`; at: element 0. */
-GG_INLINE void add_block(message_cursor *c, const bool signs, gg_dtype dtype, size_t end, float *at) {
+GG_INLINE void note_filled(uint64_t *filled, size_t element) {
+    filled[element / (64 * GG_LANES)] |= (uint64_t)1 << element / GG_LANES % 64;
+}
+
+/* The elements of a block in [begin, end), to the sum from `begin` on. */
+GG_INLINE void add_block(message_cursor *c, const bool signs, gg_dtype dtype, size_t begin, size_t end,
+                         gg_pack_pieces *pieces) {
     const float both[2] = {c->part.scale, -c->part.scale};
     const uint32_t *element = c->element;
     size_t i = c->next;
     for (; i < c->count && (element[i] & ~GG_ELEMENT_NEGATIVE) < end; ++i) {
-        float *own = at + (element[i] & ~GG_ELEMENT_NEGATIVE);
+        const size_t own_at = (element[i] & ~GG_ELEMENT_NEGATIVE) - begin;
+        float *own = pieces->sum + own_at;
+        note_filled(pieces->filled, own_at);
         if (signs) *own += both[element[i] / GG_ELEMENT_NEGATIVE];
         else *own += value_at(c->part.values, dtype, c->value++);
     }
     c->next = i;
 }
 
-/* What the message says of the elements [begin, end) of a segment; sum: element `begin`. */
-static void add_elements(message_cursor *c, const gg_segment *segment, size_t begin, size_t end, float *sum) {
-    float *const at = sum - begin;
+/* What the message says of the elements [begin, end) of a segment, to the sum from `begin` on. */
+static void add_elements(message_cursor *c, const gg_segment *segment, size_t begin, size_t end,
+                         gg_pack_pieces *pieces) {
     if (segment->bin == 0) {
-        for (size_t j = begin; j < end; ++j) at[j] += value_at(c->part.values, GG_FLOAT32, j);
+        for (size_t j = begin; j < end; ++j) pieces->sum[j - begin] += value_at(c->part.values, GG_FLOAT32, j);
+        for (size_t j = begin; j < end; j += GG_LANES) note_filled(pieces->filled, j - begin);
         return;
     }
     for (;;) {
-        if (c->form == FORM_SCALE) add_block(c, true, GG_FLOAT32, end, at);
-        else add_block(c, false, c->form == FORM_NARROW ? GG_BFLOAT16 : GG_FLOAT32, end, at);
+        if (c->form == FORM_SCALE) add_block(c, true, GG_FLOAT32, begin, end, pieces);
+        else add_block(c, false, c->form == FORM_NARROW ? GG_BFLOAT16 : GG_FLOAT32, begin, end, pieces);
         if (c->next < c->count || c->count < BLOCK) return;
         read_block(c);
     }
 }
 
+/* The sum becomes zero again, line by line. */
+static void clear_filled(gg_pack_pieces *pieces, size_t elements) {
+    for (size_t w = 0; w < filled_words(elements); ++w) {
+        float *const sum = pieces->sum + w * 64 * GG_LANES;
+        for (uint64_t left = pieces->filled[w]; left != 0; left &= left - 1)
+            memset(sum + (size_t)__builtin_ctzll(left) * GG_LANES, 0, GG_LANES * sizeof *sum);
+        pieces->filled[w] = 0;
+    }
+}
+
 void gg_unpack_pieces(const gg_packing *packing, gg_pack_pieces *pieces, const void *const *message, int messages,
-                      void (*piece)(void *context, size_t offset, size_t count, const float *sum), void *context) {
+                      void (*piece)(void *context, size_t offset, size_t count, const float *sum, gg_lines filled),
+                      void *context) {
     for (int m = 0; m < messages; ++m) begin_message(&pieces->cursor[m], message[m]);
     for (int i = 0; i < packing->segments; ++i) {
         const gg_segment *segment = &packing->segment[i];
@@ -113,9 +135,9 @@ void gg_unpack_pieces(const gg_packing *packing, gg_pack_pieces *pieces, const v
         for (size_t begin = 0, end; begin < segment->count; begin = end) {
             end = segment->count - begin < pieces->piece ? segment->count : begin + pieces->piece;
             const size_t lanes = (end - begin + GG_LANES - 1) / GG_LANES * GG_LANES;
-            memset(pieces->sum, 0, lanes * sizeof *pieces->sum);
-            for (int m = 0; m < messages; ++m) add_elements(&pieces->cursor[m], segment, begin, end, pieces->sum);
-            piece(context, segment->offset + begin, lanes, pieces->sum);
+            for (int m = 0; m < messages; ++m) add_elements(&pieces->cursor[m], segment, begin, end, pieces);
+            piece(context, segment->offset + begin, lanes, pieces->sum, (gg_lines){.bits = pieces->filled});
+            clear_filled(pieces, lanes);
         }
     }
 }

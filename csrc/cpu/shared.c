@@ -134,6 +134,7 @@ static void update_part(void *context, int thread, int threads) {
     const part p = cpu_part_of(args.n, thread, threads);
     args.n = p.count;
     args.grad += p.begin;
+    args.filled = gg_lines_behind(args.filled, p.begin);
     args.weight += p.begin;
     if (args.momentum != NULL) args.momentum += p.begin;
     if (args.square != NULL) args.square += p.begin;

@@ -73,6 +73,7 @@ static gg_update_args args_of_piece(const gg_updater *updater, const gg_group *g
     gg_update_args args = {.n = count,
                            .wire = update->wire,
                            .grad = update->gradient + from,
+                           .filled = gg_lines_behind(update->filled, from),
                            .weight = gg_state_weights(state) + update->offset + from,
                            .weight_after = received_at(update, 0, from),
                            .weight_copy = copy_at(update, 0, from)};
@@ -139,6 +140,7 @@ static gg_update part_of(const gg_update *update, size_t at, size_t count) {
     part.count = count;
     part.owned_offset += from;
     part.gradient += from;
+    part.filled = gg_lines_behind(part.filled, from);
     for (int i = 0; i <= GG_MOST_MOMENTS; ++i) {
         part.received[i] = received_at(update, i, from);
         part.copy[i] = copy_at(update, i, from);

@@ -40,6 +40,7 @@ typedef struct gg_update {
     size_t offset, count;  /* elements of the arenas, whole lanes */
     size_t owned_offset;   /* where the run begins in the arenas of moments: `offset`, unless a rank owns only a part */
     const float *gradient; /* of the first element */
+    gg_lines filled;       /* of the gradient */
     /* Of the weights and then of each moment, from the run's first element on, in elements of the type `wire`: what a
      * partner sent, which is mixed in as gg_update_args says, and what partners will read. NULL: none. */
     gg_dtype wire;

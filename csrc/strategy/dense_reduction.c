@@ -28,7 +28,7 @@ static gg_status dense_wait(gg_reduction *reduction) { return gg_allreduce_wait(
 
 static gg_status dense_deliver(gg_reduction *reduction, gg_reduction_piece *piece, void *context) {
     const dense_reduction *dense = (dense_reduction *)reduction;
-    piece(context, dense->offset, dense->count, dense->data);
+    piece(context, dense->offset, dense->count, dense->data, (gg_lines){0});
     return GG_OK;
 }
 

@@ -313,9 +313,9 @@ typedef struct piece_reader {
     void *context;
 } piece_reader;
 
-static void pass_piece(void *context, size_t offset, size_t count, const float *sum) {
+static void pass_piece(void *context, size_t offset, size_t count, const float *sum, gg_lines filled) {
     const piece_reader *reader = context;
-    reader->piece(reader->context, offset, count, sum);
+    reader->piece(reader->context, offset, count, sum, filled);
     let_progress(reader->reduction, count);
 }
 
@@ -332,7 +332,7 @@ static gg_status deliver_pieces(packed_reduction *s, gg_reduction_piece *piece, 
         const size_t lanes = (one->count + GG_LANES - 1) / GG_LANES * GG_LANES;
         float *sum = packed_base(s) + one->offset;
         memset(sum + one->count, 0, (lanes - one->count) * sizeof *sum);
-        piece(context, one->offset, lanes, sum);
+        piece(context, one->offset, lanes, sum, (gg_lines){0});
     }
 cleanup:
     return status;
@@ -469,7 +469,7 @@ static gg_status packed_deliver(gg_reduction *reduction, gg_reduction_piece *pie
     if (s->stage == DENSE) return packed_failed(s, gg_reduction_deliver(s->dense, piece, context));
     if (s->in_pieces) s->owner->sum_in_pieces = true;
     if (s->pieces != NULL) return packed_failed(s, deliver_pieces(s, piece, context));
-    piece(context, s->offset, s->count, s->data);
+    piece(context, s->offset, s->count, s->data, (gg_lines){0});
     return GG_OK;
 }
 

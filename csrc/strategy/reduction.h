@@ -13,8 +13,9 @@
 
 typedef struct gg_reduction gg_reduction;
 
-/* A run of the arenas, whole lanes from element `offset` on, and the sum there, valid during the call. */
-typedef void gg_reduction_piece(void *context, size_t offset, size_t count, const float *sum);
+/* A run of the arenas, whole lanes from element `offset` on, and the sum there, with the lines that are filled; both
+ * are valid during the call. */
+typedef void gg_reduction_piece(void *context, size_t offset, size_t count, const float *sum, gg_lines filled);
 
 typedef struct gg_reduction_table {
     gg_status (*start)(gg_reduction *reduction, float *data, const float *share);

@@ -240,9 +240,20 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
     release();
 }
 
+/* As the sums of packed messages tell it, from a bit on that begins no word. */
+static gg_lines filled_lines(const float *grad, size_t n, size_t first) {
+    const size_t words = (first + n / GG_LANES) / 64 + 2;
+    uint64_t *bits = memset(guarded(words * sizeof *bits), 0, words * sizeof *bits);
+    for (size_t i = 0; i < n; ++i) {
+        const size_t bit = first + i / GG_LANES;
+        if (grad[i] != 0) bits[bit / 64] |= (uint64_t)1 << bit % 64;
+    }
+    return (gg_lines){bits, first};
+}
+
 /* Of plain updates that exchange nothing: where the gradient is 0 the weight keeps its bits, those of a denormal number
  * too, which counts as 0; elsewhere a finite one gets the bits of an update that also copies, which reads all. */
-static void check_zero_gradients(size_t n, size_t every) {
+static void check_zero_gradients(size_t n, size_t every, bool told) {
     const int64_t count = (int64_t)n;
     float *grad = uniform(count, -1, 1), *weight = uniform(count, -1, 1), *before = floats(count);
     float *dense = floats(count), *copy = floats(count);
@@ -252,6 +263,7 @@ static void check_zero_gradients(size_t n, size_t every) {
         if (grad[i] == 0 && i % 3 == 0) weight[i] = i % 2 ? NAN : 1e-40f;
     }
     if (every > 0) grad[0] = NAN;
+    if (told) args.filled = filled_lines(grad, n, every);
     memcpy(before, weight, n * 4);
     memcpy(dense, weight, n * 4);
     const gg_float_mode own = gg_cpu_float_mode();
@@ -259,6 +271,7 @@ static void check_zero_gradients(size_t n, size_t every) {
     gg_backend_native.update(device, 1, &args);
     args.weight = dense;
     args.weight_copy = copy;
+    args.filled.bits = NULL;
     gg_backend_native.update(device, 1, &args);
     gg_cpu_set_float_mode(own);
     bool right = true;
@@ -338,7 +351,10 @@ static void test_arenas(void) {
             }
     check_update(100000, GG_UPDATE_ADAM, GG_BFLOAT16, 7);
     for (size_t n = 16; n < 100000; n = 5 * n + 16)
-        for (size_t every = 0; every < 60; every = 3 * every + 1) check_zero_gradients(n, every);
+        for (size_t every = 0; every < 60; every = 3 * every + 1) {
+            check_zero_gradients(n, every, false);
+            check_zero_gradients(n, every, true);
+        }
     test_square_below_zero();
     test_bfloat16();
     const size_t sizes[4] = {0, 16, 2064, 70000 / 16 * 16};

@@ -67,7 +67,7 @@ static bool keeps_where_zero(const gg_update_args *args) {
            args->weight_copy == NULL && isfinite(args->grad_scale) && isfinite(args->lr);
 }
 
-/* A line of GG_LANES: elements whose gradient is not 0. */
+/* Elements of a line whose gradient is not 0. */
 GG_INLINE void update_line(const float *grad, float *weight, float grad_scale, float lr) {
     for (size_t i = 0; i < GG_LANES; i += FLOATS) {
         const value g = load(grad + i), w = load(weight + i), w_new = w - lr * (grad_scale * g);
@@ -76,32 +76,31 @@ GG_INLINE void update_line(const float *grad, float *weight, float grad_scale, f
     }
 }
 
-GG_INLINE bool any_lane(const float *p) {
+GG_INLINE bool any_in_line(const float *p) {
     words any = {0};
     for (size_t i = 0; i < GG_LANES; i += FLOATS) any |= (words)(load(p + i) != 0.0f);
     return any_bit(any);
 }
 
+/* The lines from `line` on, 64 at most, where the gradient may not be 0: a bit each. */
+GG_INLINE uint64_t lines_to_update(const gg_update_args *args, size_t line, size_t lines) {
+    uint64_t word = 0;
+    if (args->filled.bits != NULL) return gg_lines_word(args->filled, line) & UINT64_MAX >> (64 - lines);
+    for (size_t i = 0; i < lines; ++i) word |= (uint64_t)any_in_line(args->grad + (line + i) * GG_LANES) << i;
+    return word;
+}
+
 /* The sum of packed messages is 0 nearly everywhere, and in cache: weights there are not read, nor written back. First
- * the lines where it is not are listed, without a branch that nobody could predict; then their weights are fetched side
+ * the lines where it is not are found, without a branch that nobody could predict; then their weights are fetched side
  * by side. */
 static void update_where_not_zero(const gg_update_args *args) {
-    enum { LISTED = 256 };
-    uint16_t listed[LISTED];
-    const size_t n = whole_lanes(args->n), most = LISTED * GG_LANES;
+    const size_t lines = whole_lanes(args->n) / GG_LANES;
     const float grad_scale = args->grad_scale, lr = args->lr;
-    for (size_t begin = 0; begin < n; begin += most) {
-        const float *grad = args->grad + begin;
-        float *weight = args->weight + begin;
-        const size_t lines = (n - begin < most ? n - begin : most) / GG_LANES;
-        size_t count = 0;
-        for (size_t i = 0; i < lines; ++i) {
-            listed[count] = (uint16_t)i;
-            count += any_lane(grad + i * GG_LANES);
-        }
-        for (size_t i = 0; i < count; ++i) {
-            const size_t at = listed[i] * (size_t)GG_LANES;
-            update_line(grad + at, weight + at, grad_scale, lr);
+    for (size_t begin = 0; begin < lines; begin += 64) {
+        uint64_t word = lines_to_update(args, begin, lines - begin < 64 ? lines - begin : 64);
+        for (; word != 0; word &= word - 1) {
+            const size_t at = (begin + (size_t)__builtin_ctzll(word)) * GG_LANES;
+            update_line(args->grad + at, args->weight + at, grad_scale, lr);
         }
     }
 }
