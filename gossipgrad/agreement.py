@@ -19,7 +19,7 @@ from typing import Any
 
 from gossipgrad import _stall, errors
 from gossipgrad._core import Team
-from gossipgrad.errors import CheckpointError, CommunicationError
+from gossipgrad.errors import CheckpointError, CommunicationError, one_line
 
 _DIGEST = 32
 _ABSENT = "absent"
@@ -234,7 +234,7 @@ def together(team: Team, what: str, work: Callable[[], None], where: str = "betw
         try:
             work()
         except (OSError, CheckpointError) as error:
-            raise CheckpointError(f"{what}: {error}") from error
+            raise CheckpointError(f"{what}: {one_line(error)}") from error
 
 
 def _gather(team: Team, data: bytes, where: str) -> list[bytes]:

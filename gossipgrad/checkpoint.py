@@ -39,7 +39,12 @@ def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
                 files.prepare(path, state)
 
         agreement.together(team, path, prepare, replicas.where)
-        _write(replicas, path, state, step, position)
+        try:
+            _write(replicas, path, state, step, position)
+        except CheckpointError:  # of all ranks, none of which writes any more
+            if team.rank == 0:
+                files.discard(path, state)
+            raise
 
 
 def _write(replicas: Replicas, path: str, state: str, step: int, position: Record | None) -> None:

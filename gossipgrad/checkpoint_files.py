@@ -149,6 +149,16 @@ def commit(path: str, state: str, weights: Arrays, description: dict[str, Any]) 
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
 
+def discard(path: str, state: str) -> None:
+    """Remove the folder of a save that failed, whose room may be wanted, unless PATH has come to name it."""
+    try:
+        named = read(path)[1]["state"] if os.path.exists(path) else ""
+    except CheckpointError:  # it may name any
+        return
+    if named != state:
+        shutil.rmtree(os.path.join(state_root(path), state), ignore_errors=True)
+
+
 # ---- reading
 
 

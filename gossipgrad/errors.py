@@ -290,6 +290,8 @@ def one_line(error: BaseException) -> str:
     """An error's text for a terminal: one line, never empty."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{os.fspath(error.filename)!s}: {error.strerror}"
+    elif isinstance(error, OSError) and error.strerror:
+        text = error.strerror
     elif isinstance(error, KeyError):
         text = f"KeyError: {error}"
     else:
