@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 
 import numpy as np
 import pytest
@@ -105,6 +106,8 @@ def test_texts_from_files(tmp_path):
     for path in (tmp_path / "a.txt", str(tmp_path / "b")):
         one = gg.data.text(path, 8, windows="consecutive", validation=None)
         assert "".join(windows(one)[0]) == TEXT[: 8 * len(one)] and one.name in ("a.txt", "b")
+        with pytest.raises(gg.DataError, match=f"^{re.escape(str(path))}: the part to train on has"):
+            gg.data.load("shakespeare", path, sequence=1000)
 
 
 @pytest.mark.parametrize(

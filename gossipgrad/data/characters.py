@@ -154,18 +154,18 @@ def text(
     The sets have `vocabulary`, with encode and decode. ValueError, DataError: a text that is shorter than a sequence,
     unknown characters, files that cannot be read.
     """
-    content, called = _content(source)
-    called = name or called
+    content, where = _content(source)
+    called = name or Path(where).name
     sequence, seed = integer("sequence", sequence, 1), integer("seed", seed, 0, 2**64 - 1)
     choice("windows", windows, WINDOWS)
     if vocabulary is None:
         if not content:
-            raise DataError(f"{called}: empty; wanted at least {sequence + 1} characters")
+            raise DataError(f"{where}: empty; wanted at least {sequence + 1} characters")
         vocabulary = Vocabulary([content])
     try:
         tokens = _small(vocabulary.encode(content), len(vocabulary))
     except ValueError as error:
-        raise DataError(f"{called}: {error}") from None
+        raise DataError(f"{where}: {error}") from None
     share = 0.0 if validation is None else number("validation", validation, above=0.0, below=1.0)
     cut = int(len(tokens) * (1 - share))
     parts = [tokens] if validation is None else [tokens[:cut], tokens[cut:]]
@@ -173,7 +173,7 @@ def text(
         if len(part) <= sequence:
             which = "the part to train on" if len(parts) == 2 and what == "the text" else what
             raise DataError(
-                f"{called}: {which} has {len(part):,} characters; sequence={sequence} wants at least {sequence + 1}, a "
+                f"{where}: {which} has {len(part):,} characters; sequence={sequence} wants at least {sequence + 1}, a "
                 "sequence and the character after it"
             )
     kinds = (windows, "streams" if windows == "streams" else "consecutive")
@@ -185,7 +185,7 @@ def text(
 
 
 def _content(source: Any) -> tuple[str, str]:
-    """(the text, what it is called)"""
+    """(the text, its file, or "text")"""
     if isinstance(source, str) and ("\n" in source or not source):
         return source, "text"
     if not isinstance(source, (str, os.PathLike)):
@@ -193,7 +193,7 @@ def _content(source: Any) -> tuple[str, str]:
     if isinstance(source, str) and not os.path.exists(source):
         shown = repr(source) if len(source) <= 80 else f"{source[:60]!r}... ({len(source):,} characters)"
         raise DataError(f"{shown}: no such file; a text itself has a line end in it")
-    return read_text(source), Path(source).name
+    return read_text(source), os.fspath(source)
 
 
 def _small(tokens: NDArray[np.int32], values: int) -> NDArray[Any]:
