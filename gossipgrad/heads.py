@@ -141,7 +141,11 @@ def heads(
 
 def _checked(head: Head, argument: str) -> Head:
     loss = head.loss
-    if not isinstance(loss, losses.CrossEntropy):
+    if not isinstance(loss, (str, losses.CrossEntropy)):  # a module of PyTorch's, say
+        allowed = ", ".join(map(repr, LOSSES))
+        hint = did_you_mean(type(loss).__name__, LOSSES)
+        raise ValueError(f"{argument}={loss!r}: allowed: {allowed}, gossipgrad.CrossEntropy(...){hint}")
+    if isinstance(loss, str):
         choice(argument, loss, LOSSES)
     if head.kind == "cross_entropy" and len(head.shape) > 2:
         raise ValueError(

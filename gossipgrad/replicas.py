@@ -154,7 +154,9 @@ class Replicas:
     ) -> None:
         try:
             if not isinstance(net, Model):
-                raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model")
+                torch = any(one.__module__.startswith("torch.nn.") for one in type(net).__mro__)
+                hint = "; a module of PyTorch's is trained by gossipgrad.torch.wrap(net, ...)" if torch else ""
+                raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model{hint}")
             self.net = net
             self.heads = heads.with_losses(net.heads, loss, loss_weights)
             self.loss = self.heads[0].kind  # the main one's name

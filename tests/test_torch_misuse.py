@@ -25,6 +25,23 @@ torch.set_num_threads(1)
 # ---- misuse
 
 
+def test_what_belongs_to_torch_is_named_where_a_trainer_gets_it():
+    with pytest.raises(TypeError, match=r"net is a Sequential; .*trained by gossipgrad\.torch\.wrap\(net, \.\.\.\)$"):
+        gg.Trainer(small())
+    network = gg.Sequential([gg.Linear(2)], input=(3,))
+    with pytest.raises(ValueError, match=r"loss=BCEWithLogitsLoss\(\): .*did you mean 'binary_cross_entropy'\?$"):
+        gg.Trainer(network, loss=nn.BCEWithLogitsLoss())
+    data = torch.utils.data.TensorDataset(torch.zeros(4, 3), torch.zeros(4))
+    with pytest.raises(
+        TypeError, match=r"train is a TensorDataset; .*from_iterable\(torch.*DataLoader\(train, 64\)\)$"
+    ):
+        gg.Trainer(network).fit(data)
+    net = small()
+    model = gg.torch.wrap(net, torch.optim.SGD(net.parameters(), 0.1))
+    with pytest.raises(RuntimeError, match="learning_rate: is that of the torch optimizer's param_groups"):
+        print(model.learning_rate)
+
+
 def test_misuse_is_an_error_that_says_what_is_allowed():
     model = gg.torch.wrap(small(), gg.SGD(0.1))
     x, y = batch(0)

@@ -434,8 +434,11 @@ def as_dataset(data: Any, what: str) -> Dataset:
             return Dataset(data[0], data[1], name=what)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{what}: {error}") from None
-    of_batches = f"; of batches, as a DataLoader has them: gossipgrad.data.from_iterable({what})"
+    hint = ""
+    if hasattr(data, "__iter__") and not isinstance(data, (str, bytes, dict)):
+        hint = f"; of batches, as a DataLoader has them: gossipgrad.data.from_iterable({what})"
+    elif any(one.__module__.startswith("torch.utils.data") for one in type(data).__mro__):
+        hint = f"; of a dataset of PyTorch's: gossipgrad.data.from_iterable(torch.utils.data.DataLoader({what}, 64))"
     raise TypeError(
-        f"{what} is a {type(data).__name__}; allowed: a gossipgrad.data.Dataset, or (samples, targets)"
-        f"{of_batches if hasattr(data, '__iter__') and not isinstance(data, (str, bytes, dict)) else ''}"
+        f"{what} is a {type(data).__name__}; allowed: a gossipgrad.data.Dataset, or (samples, targets){hint}"
     )

@@ -280,8 +280,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     @property
     def learning_rate(self) -> float:
         """The rate of the next step. To be set between two steps, to the same on all ranks; it stays then."""
-        if self._group.unfused:
-            raise AttributeError("learning_rate: is that of the torch optimizer's param_groups")
+        if self._group.unfused:  # no AttributeError, for which torch.nn.Module would say another
+            raise RuntimeError("learning_rate: is that of the torch optimizer's param_groups")
         return self._group.optimizer.rate(self._done)
 
     @learning_rate.setter
