@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gossipgrad import _preload
@@ -268,6 +268,7 @@ class Plan:
     stdin: bool
     openmpi: bool
     checkpoint: str | None  # where the ranks write theirs
+    words: list[str] | None  # of a sub-command of this package; None: a Python file
 
 
 def _count(option: str, text: str, most: int) -> int:
@@ -321,7 +322,11 @@ def plan(argv: list[str]) -> Plan:
             value = words.pop(0)
         options[names[name]] = value
     if "-n" not in options:
-        raise LaunchError("run: -n RANKS is missing: how many processes shall run?")
+        late = "-n" in words[1:]
+        raise LaunchError(
+            "run: -n RANKS is missing: how many processes shall run?"
+            f"{' It stands before the command: gossipgrad run -n 4 train' if late else ''}"
+        )
     several = _several_hosts(options.get("--hosts"), os.environ)
     ranks = _count("run: -n", options["-n"], MOST_RANKS_OF_SEVERAL if several else MOST_RANKS)
     if not words:
@@ -385,6 +390,7 @@ def plan(argv: list[str]) -> Plan:
         stdin="--stdin" in flags,
         openmpi=kind != "other",
         checkpoint=_value_of("--checkpoint", words) if words[0] == "train" and not is_file else None,
+        words=None if is_file else words,
     )
 
 
@@ -402,8 +408,11 @@ def shown(command: list[str], made: Mapping[str, str]) -> str:
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in made.items()), shlex.join(command)])
 
 
-def main(argv: list[str]) -> int:
-    """The sub-command 'run'; argv without the word itself. Returns the exit code."""
+def main(argv: list[str], check: Callable[[list[str]], object] = lambda words: None) -> int:
+    """The sub-command 'run'; argv without the word itself. Returns the exit code.
+
+    check: is given the words of a sub-command before ranks are started, each of which would find the same error.
+    """
     if any(word in ("-h", "--help") for word in _own_options(argv)):
         print(USAGE, end="")
         return 0
@@ -411,6 +420,8 @@ def main(argv: list[str]) -> int:
 
     try:
         asked = plan(argv)
+        if asked.words is not None and not asked.only_print:
+            check(asked.words)
     except LaunchError as error:
         print(f"gossipgrad: error: {error}", file=sys.stderr)
         return 2

@@ -129,7 +129,8 @@ def did_you_mean(value: Any, allowed: Iterable[Any]) -> str:
 
 
 def _near(name: str, names: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.6)
+    return sorted(near, key=lambda one: sorted(one) != sorted(name))[:1]  # letters that changed places come first
 
 
 def check_keywords(call: str, given: Iterable[str], allowed: Iterable[str]) -> None:

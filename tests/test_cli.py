@@ -327,6 +327,7 @@ def test_resume_goes_on(words, capsys, tmp_path):
         ("train --strategy gossip", 2, "did you mean 'gossipgrad'?"),
         ("train --dat x", 2, "did you mean '--data'?"),
         ("bench --batchsize 3", 2, "did you mean '--batch-size'?"),
+        ("train --modle lenet", 2, "unrecognized arguments: --modle lenet; did you mean '--model'?"),
         ("train --zzzzzz", 2, "unrecognized arguments: --zzzzzz (see"),
         ("train --strategy gosipgrad", 2, "did you mean 'gossipgrad'?"),
         ("train --model lenet5", 2, "did you mean 'lenet'?"),
@@ -397,6 +398,9 @@ def test_resume_goes_on(words, capsys, tmp_path):
         ("bench --steps 0", 2, "--steps 0"),
         ("bench --strategy allreduce --exchange weights", 2, "exchange: not an option"),
         ("run train", 2, "-n RANKS"),
+        ("run train -n 2", 2, "-n RANKS is missing: how many processes shall run? It stands before the command"),
+        ("run -n 2 trian", 2, "did you mean 'train'?"),
+        ("run -n 2 train --lr fast", 2, "--lr: invalid float value: 'fast' (see gossipgrad train --help)"),
     ],
 )
 def test_errors_are_one_line(words, code, text, capsys):

@@ -62,13 +62,21 @@ def _say(text: str) -> Callable[[str], None]:
     return say
 
 
+def _check(words: list[str]) -> None:
+    """LaunchError: words of a sub-command that it does not take. --help prints the help and ends this process."""
+    try:
+        parser().parse_args(words)
+    except UsageError as error:
+        raise _launch.LaunchError(str(error)) from None
+
+
 def main(argv: list[str]) -> int:
     """Run a command; returns the exit code: 0, 1 after an error, 2 for wrong options, 130 when interrupted.
 
     An error is one line on stderr, with the traceback before it if GOSSIPGRAD_TRACEBACK=1. Under MPI it ends all ranks.
     """
     if argv[:1] == ["run"]:
-        return _launch.main(argv[1:])
+        return _launch.main(argv[1:], _check)
     signal.signal(signal.SIGTERM, _terminate)
     checkpoint: str | None = None  # what is named when a signal ends the command
     try:
