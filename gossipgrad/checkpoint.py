@@ -186,7 +186,7 @@ class Saved:
         if self.ranks != replicas.size:
             raise CheckpointError(
                 f"{name} is of {counted(self.ranks, 'rank')}, here are {replicas.size}; "
-                "to go on it needs as many. net.load_weights loads its consensus weights alone"
+                "to go on it needs as many. net.load_weights, and train --weights, load its consensus weights alone"
             )
 
 

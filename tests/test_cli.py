@@ -312,6 +312,32 @@ def test_resume_goes_on(words, capsys, tmp_path):
     assert sizes == [one["parameters"] for one in rest["epochs"]] and (sizes[-1] < 189601) == bool(words)
 
 
+def test_weights_begin_a_training_on_any_number_of_ranks(capsys, tmp_path):
+    path, other, foreign = tmp_path / "c", tmp_path / "d", tmp_path / "e"
+    common = [*QUICK, "--quiet"]
+    assert cli_run(capsys, "train", *common, "--virtual-ranks", 2, "--checkpoint", path)[0] == 0
+    still = ["train", *common, "--lr", 0, "--momentum", 0, "--virtual-ranks", 3, "--checkpoint", other]
+    code, _, err = cli_run(capsys, *still, "--weights", path)
+    assert code == 0 and err == "", err
+    before, after = gg.read_weights(path), gg.read_weights(other)
+    assert list(before) == list(after)
+    for name, array in before.items():
+        np.testing.assert_allclose(after[name], array, rtol=1e-6, atol=1e-9)  # the mean of three equal replicas
+    gg.models.mlp(28, (300, 300, 300), 2).save_weights(foreign)
+    code, _, err = cli_run(capsys, *still, "--weights", foreign)
+    assert code == 0 and len(err.splitlines()) == 1, err
+    assert f"--weights {foreign}: what does not fit begins anew: fc4.weight has shape (2, 300)" in err
+    gg.models.lenet().save_weights(foreign)
+    for words, code, text in (
+        (["--weights", foreign], 1, f"--weights: {foreign} is of another model than 'mlp': it has no"),
+        (["--weights", tmp_path / "none"], 1, "--weights: "),
+        (["--weights", path, "--resume", path], 2, f"--weights {path}: not with --resume"),
+        (["--weights", path, "--report", path], 2, f"--report {path}: would overwrite --weights {path}"),
+    ):
+        found, _, err = cli_run(capsys, "train", *common, *words)
+        assert found == code and text in err and len(err.splitlines()) == 1, err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [

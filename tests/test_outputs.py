@@ -88,7 +88,9 @@ def test_the_command_line_says_so_before_training(words, text, capsys, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("key", ["report", "trace", "checkpoint", "resume", "log-csv", "log-jsonl", "data", "topology"])
+@pytest.mark.parametrize(
+    "key", ["report", "trace", "checkpoint", "resume", "weights", "log-csv", "log-jsonl", "data", "topology"]
+)
 def test_an_empty_path_is_a_wrong_option(key, capsys):
     code, _, err = cli_run(capsys, "train", *QUICK, f"--{key}", "")
     assert code == 2 and f"--{key}" in err and "empty; allowed: " in err, err

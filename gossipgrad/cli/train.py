@@ -39,11 +39,12 @@ from gossipgrad.cli.options import (
 )
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, VirtualCluster
 from gossipgrad.data.given import SHARDS, held_out, shard_sizes
-from gossipgrad.errors import HIGHEST, counted, number
+from gossipgrad.errors import HIGHEST, CheckpointError, counted, number, warn
 from gossipgrad.history import History
 from gossipgrad.keywords import keywords
 from gossipgrad.literals import LOSSES, Loss
 from gossipgrad.losses import CrossEntropy, numbers
+from gossipgrad.model import Model
 from gossipgrad.progress import simulated
 from gossipgrad.trainer import Trainer
 
@@ -120,6 +121,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     help_ = "the number of an epoch's record that tells the best one, as validation.accuracy; default: validation.loss"
     files.add_argument("--checkpoint-monitor", metavar="NAME", help=help_)
     files.add_argument("--resume", type=path, metavar="FILE", help="go on from a checkpoint, up to --epochs in all")
+    help_ = (
+        "begin with the weights of this file, a checkpoint of any number of ranks, .safetensors, .pt or .pth; layers "
+        "of other shapes begin anew, with a warning; default: drawn by --seed"
+    )
+    files.add_argument("--weights", type=path, metavar="FILE", help=help_)
     files.add_argument(
         "--early-stopping", type=int, metavar="N", help="stop after N epochs without a lower validation loss"
     )
@@ -183,7 +189,17 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         outputs.Output(option_of(key), path, checkpoint=key == "checkpoint")
         for key, path in given(arguments, _OUTPUTS).items()
     ]
-    checked(lambda: outputs.check(wanted, {} if arguments.resume is None else {"--resume": arguments.resume}))
+    read = {option_of(key): path for key, path in given(arguments, ("resume", "weights")).items()}
+    checked(lambda: outputs.check(wanted, read))
+
+
+def _load_weights(net: Model, path: str) -> None:
+    try:
+        misfit = net.load_weights(path, strict=False)
+    except CheckpointError as error:
+        raise CheckpointError(f"--weights: {error}") from error
+    if misfit and _failure.launched_rank() == 0:
+        warn(f"--weights {path}: what does not fit begins anew: {misfit}")
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -211,8 +227,12 @@ def train(arguments: argparse.Namespace) -> int:
     _check_outputs(arguments)
     callbacks = _callbacks(arguments)
     loss = _loss(arguments, arguments.loss or entry.loss)
+    if arguments.weights is not None and arguments.resume is not None:
+        raise UsageError(f"--weights {arguments.weights}: not with --resume, whose checkpoint has its own weights")
 
     net, train_set, validation_set = load_data(arguments)
+    if arguments.weights is not None:
+        _load_weights(net, arguments.weights)
     ranks = arguments.virtual_ranks or launched or 1
     samples, split = len(train_set), arguments.validation_split
     if split is not None:
