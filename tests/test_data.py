@@ -102,6 +102,7 @@ def test_labels_of_any_integer(dtype):
         ([[0.3, 0.7]], "cross_entropy", (2,), ValueError, ["targets[0] is no one-hot row"]),
         ([[1, 0], [0, 1]], "cross_entropy", (3,), ValueError, ["shape (2, 2)", "one class a sample", "(n, 3)"]),
         (["cat", "dog"], "cross_entropy", (2,), TypeError, ["np.unique(y, return_inverse=True)[1]"]),
+        ([0, 2, 1], "binary_cross_entropy", (1,), ValueError, ["targets[1] is 2", "classes: loss='cross_entropy'"]),
         ([0, 1, -0.1], "binary_cross_entropy", (1,), ValueError, ["targets[2] is -0.1", "in 0..1"]),
         ([[0, 1], [0.5, 3]], "binary_cross_entropy", (2,), ValueError, ["targets[1, 1] is 3", "in 0..1"]),
         ([[0, np.inf]], "mean_squared_error", (2,), ValueError, ["targets[0] has inf at [1]"]),

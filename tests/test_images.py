@@ -246,7 +246,9 @@ def test_broken_files_are_named_counted_and_skipped(folder):
 def test_strict_means_an_error(folder, content, workers):
     (folder / "cat" / "b.png").write_bytes(content)
     data = gg.data.image_folder(folder, 24, strict=True, workers=workers)
-    with pytest.raises(gg.DataError, match=r"b.png: .*\(strict=False skips such files\)"):
+    with pytest.raises(
+        gg.DataError, match=r"b.png: .*\(strict=False, --no-strict on the command line, skips such files\)"
+    ):
         read(data, 0)
 
 

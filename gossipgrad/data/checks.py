@@ -175,7 +175,10 @@ def targets_array(
     check_finite(array, what)
     if loss == "binary_cross_entropy" and array.size and (array.min() < 0 or array.max() > 1):
         bad = tuple(int(i) for i in np.argwhere((array < 0) | (array > 1))[0])
-        raise ValueError(f"{what}[{', '.join(map(str, bad))}] is {array[bad]}; loss='{loss}' wants targets in 0..1")
+        classes = values == 1 and array.min() >= 0 and not np.mod(array, 1).any()
+        hint = "; of several classes: loss='cross_entropy', with an output for each" if classes else ""
+        place = ", ".join(map(str, bad))
+        raise ValueError(f"{what}[{place}] is {array[bad]}; loss='{loss}' wants targets in 0..1{hint}")
     with np.errstate(over="ignore"):
         made = np.ascontiguousarray(array.reshape(len(array), values), np.float32)
     check_finite(made, what)  # a float64 may be too large

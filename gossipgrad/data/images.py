@@ -430,7 +430,9 @@ class ImageFolder(Source):
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise DataError(f"{path}: {reason}") from error  # nothing that is the file's fault
         if self.strict:
-            raise DataError(f"{path}: {reason} (strict=False skips such files)") from error
+            raise DataError(
+                f"{path}: {reason} (strict=False, --no-strict on the command line, skips such files)"
+            ) from error
         with self._lock:
             new = str(path) not in self.broken
             self.broken[str(path)] = reason

@@ -321,7 +321,7 @@ class _Reader:
 
     def _bad(self, words: str) -> None:
         if self.strict:
-            raise DataError(f"{words} (strict=False skips such rows)")
+            raise DataError(f"{words} (strict=False, --no-strict on the command line, skips such rows)")
         self.skipped.append(words)
 
     def result(self) -> tuple[NDArray[np.float32], NDArray[Any]]:
