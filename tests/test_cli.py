@@ -354,6 +354,11 @@ def test_weights_begin_a_training_on_any_number_of_ranks(capsys, tmp_path):
         ("train --dat x", 2, "did you mean '--data'?"),
         ("bench --batchsize 3", 2, "did you mean '--batch-size'?"),
         ("train --modle lenet", 2, "unrecognized arguments: --modle lenet; did you mean '--model'?"),
+        (
+            "train -n 4",
+            2,
+            "unrecognized arguments: -n 4; several ranks are started by gossipgrad run -n N COMMAND (see",
+        ),
         ("train --zzzzzz", 2, "unrecognized arguments: --zzzzzz (see"),
         ("train --strategy gosipgrad", 2, "did you mean 'gossipgrad'?"),
         ("train --model lenet5", 2, "did you mean 'lenet'?"),

@@ -81,6 +81,8 @@ class Parser(argparse.ArgumentParser):
         if rest:
             name = str(rest[0]).partition("=")[0]
             hint = did_you_mean(name, self._option_string_actions) if name.startswith("-") else ""
+            if name in ("-n", "-np", "--np", "--nproc-per-node", "--nproc_per_node"):
+                hint = "; several ranks are started by gossipgrad run -n N COMMAND"
             self.error(f"unrecognized arguments: {' '.join(map(str, rest))}{hint}")
         return found, rest
 
