@@ -123,6 +123,25 @@ def test_graph_is_torchs(rng, make):
 
 
 @backends
+@pytest.mark.parametrize("views", [[(3, 1, 5)], [(15,), (3, 1, 5)]], ids=["one", "two"])
+def test_a_view_that_is_undone(rng, backend, views):
+    """The copy in the view's layout that was made for it, which nobody reads, brings no gradient."""
+
+    def trained(views):
+        x = gg.Input((2, 2, 14))
+        y = c = gg.Conv2d(3, 3, stride=3, padding=1, name="c")(x)
+        for shape in views:
+            y = gg.Reshape(shape)(y)
+        net = gg.Model(x, gg.Linear(2, name="out")(gg.Flatten()(gg.Add()(c, y))))
+        trainer = trainer_of(net, backend)
+        trainer.train_step(samples, labels)
+        return trainer.gradients()
+
+    samples, labels = rng.standard_normal((3, 2, 2, 14)).astype(np.float32), rng.integers(0, 2, 3)
+    all_near(trained(views), trained([]))
+
+
+@backends
 @pytest.mark.parametrize("n", [1, 19])
 @pytest.mark.parametrize("loss", ref.LOSSES)
 @pytest.mark.parametrize("make", [flat, branches], ids=lambda make: make.__name__)
