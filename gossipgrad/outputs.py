@@ -70,8 +70,11 @@ def check(outputs: Sequence[Output], inputs: Mapping[str, Path] | None = None) -
 
 
 def check_path(argument: str, path: Path) -> str:
-    """The path as a text; ValueError for an empty one, as an unset variable of a shell gives."""
-    text = os.fspath(path)
+    """The path as a text; TypeError for what is none, bytes too, ValueError for an empty one, as an unset variable of
+    a shell gives."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise TypeError(f"{argument}={path!r}: allowed: a path, a string or a pathlib.Path")
     if not text:
         raise ValueError(f"{Output(argument, text)}: empty; allowed: a path")
     return text

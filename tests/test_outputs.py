@@ -47,6 +47,17 @@ def test_an_input_is_not_overwritten(tmp_path):
         outputs.check([Output("report", path)], {"resume": path})
 
 
+@pytest.mark.parametrize("path", [b"run", 3, None])
+def test_what_is_no_path(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = gg.Sequential([gg.Linear(2)], input=(3,))
+    with gg.Trainer(net, strategy=gg.NoExchange(), trace=8) as trainer:
+        for write in (trainer.save, trainer.write_trace, net.save_weights, gg.Checkpoint, gg.CSVLogger):
+            with pytest.raises(TypeError, match=f"^path={path!r}: allowed: a path, a string or a pathlib.Path"):
+                write(path)
+    assert not os.listdir(tmp_path)
+
+
 def test_what_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     for path, words in (
