@@ -67,7 +67,8 @@ class CrossEntropy:
                 raise TypeError(f"class_weights={weights!r}: allowed: one number a class, or None") from None
             if len(given) < 2:
                 raise ValueError(f"class_weights={weights!r}: allowed: one number a class, of at least two classes")
-            weights = tuple(number(f"class_weights[{i}]", one, 0.0) for i, one in enumerate(given))
+            most = float(np.finfo(np.float32).max)  # the core's
+            weights = tuple(number(f"class_weights[{i}]", one, 0.0, most) for i, one in enumerate(given))
             if not any(weights):
                 raise ValueError("class_weights: all 0; allowed: one above 0 at least")
         index = self.ignore_index

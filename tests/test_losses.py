@@ -34,6 +34,7 @@ def test_what_the_core_gets():
         (dict(label_smoothing=1.0), r"label_smoothing=1.0: allowed: a finite number >= 0 and < 1"),
         (dict(label_smoothing="0.1"), "label_smoothing='0.1'"),
         (dict(class_weights=[1, -1]), r"class_weights\[1\]=-1: allowed: a finite number >= 0"),
+        (dict(class_weights=[1, 1e39]), r"class_weights\[1\]=1e\+39: allowed: a finite number >= 0 and <= 3.4"),
         (dict(class_weights=[0, 0]), "class_weights: all 0"),
         (dict(class_weights=[1]), "at least two classes"),
         (dict(class_weights=3), "class_weights=3: allowed: one number a class"),
