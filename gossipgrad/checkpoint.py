@@ -214,7 +214,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
             where = f"{name}, rank {rank}"
             checked = {key: _checked(net, one, f"{where}, {key}") for key, one in part.items() if key != CARRIED}
             parts.append(checked | ({CARRIED: part[CARRIED]} if CARRIED in part else {}))
-            if not parts[-1].get("weight"):
+            if net.parameter_shapes() and not parts[-1].get("weight"):
                 raise CheckpointError(f"{where}: without weights")
             _check_residue(replicas, saved, parts[-1].get(RESIDUE, {}), where)
         found.append((saved, consensus, parts))

@@ -489,3 +489,14 @@ if trainer.rank == 0:
     assert report["weights_sha256"] == whole.weights_sha256 and report["settings"]["comm"] == "mpi"
     again = gg.Trainer.load(tmp_path / "d", comm=gg.VirtualCluster(2))
     assert again.epoch == 4 and again.weights_sha256() == whole.weights_sha256
+
+
+def test_a_network_without_parameters(tmp_path):
+    x = np.ones((4, 3), np.float32)
+    net = gg.Sequential([gg.Tanh()], input=(3,))
+    path = tmp_path / "c"
+    with gg.Trainer(net, loss="mean_squared_error", strategy=gg.NoExchange()) as trainer:
+        trainer.fit(x, x, epochs=1, batch_size=2, progress=False)
+        trainer.save(path)
+    with gg.Trainer.load(path) as trainer:
+        assert trainer.fit(x, x, epochs=2, batch_size=2, progress=False, resume=path)["epoch"] == [1, 2]
