@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from gossipgrad import _core, _failure, _preload, _stall, agreement
 from gossipgrad._launch import launcher_world_size
-from gossipgrad.errors import CommunicationError, integer, named_keywords, number, store
+from gossipgrad.errors import CommunicationError, integer, named_keywords, number, store, warn
 
 MOST_VIRTUAL_RANKS = 4096
 
@@ -187,6 +187,12 @@ def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = 
     links: dict[str, Any] = {key: float(value) for key, value in asdict(network or Network()).items()}
     _stall.start()
     if isinstance(comm, VirtualCluster):
+        alone = not _core.info()["mpi"]["initialised"]  # else it has trained with the others, too
+        if alone and _failure.launched_size() > 1 and _failure.launched_rank() == 0:
+            warn(
+                f"comm=VirtualCluster({comm.p}): each of the {_failure.launched_size()} processes that were started "
+                "trains a virtual cluster of its own, all the same; without comm they train together"
+            )
         return _core.Team(
             "virtual",
             size=comm.p,

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import _core, _preload
+from gossipgrad import _core, _failure, _preload
+from gossipgrad.errors import counted, warn
 
 VERSION = "0.1.0"
 _OF_A_RANK = ("initialised", "ours", "rank", "size")
@@ -40,6 +41,16 @@ def default_threads() -> int:
     """OMP_NUM_THREADS, else 1."""
     text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(text) if text.isdigit() and int(text) > 0 else 1
+
+
+def check_threads(threads: int) -> None:
+    """Warn, on rank 0, of more threads than this process may use CPUs."""
+    usable = len(os.sched_getaffinity(0))
+    if threads > usable and _failure.launched_rank() == 0:
+        warn(
+            f"threads={threads}: this process may use {counted(usable, 'CPU')}, and threads that share one wait for "
+            f"each other; at most {usable} is faster"
+        )
 
 
 def environment(threads: int | None = None) -> dict[str, Any]:

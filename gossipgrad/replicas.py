@@ -168,6 +168,7 @@ class Replicas:
                 self.apoptosis.probe.for_model(net.inputs, self.heads, net.target_names)
             self.seed = integer("seed", seed, 0, 2**64 - 1)
             self.threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
+            environment.check_threads(self.threads)
             self.backend: Backend | None = choice("backend", backend, BACKENDS)
             self.conv_algorithm: ConvAlgorithm = choice("conv_algorithm", conv_algorithm, CONV_ALGORITHMS)
             self.tune = algorithms.wanted() if tune is None else flag("tune", tune)

@@ -280,3 +280,28 @@ def test_one_rank_has_no_messages_to_delay():
     assert told(timeout=2.0) == ["timeout=2.0"]
     assert told() == told(timeout=0) == told(straggler=gg.Straggler(0.5, 0.0)) == []
     assert told(comm=gg.VirtualCluster(1), network=slow, timeout=2.0) == []
+
+
+# ---- the processes and cores of this machine
+
+
+def test_more_threads_than_cpus_are_warned_of(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {3})
+    with pytest.warns(UserWarning, match=r"^threads=2: this process may use 1 CPU, .* at most 1 is faster$"):
+        gg.Trainer(one_layer(), strategy=gg.NoExchange(), threads=2).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gg.Trainer(one_layer(), strategy=gg.NoExchange(), threads=1).close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_of_several_processes_has_a_virtual_cluster_of_its_own(rank, monkeypatch):
+    monkeypatch.setattr("gossipgrad._failure.launched_size", lambda: 2)
+    monkeypatch.setattr("gossipgrad._failure.launched_rank", lambda: rank)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        gg.Trainer(one_layer(), comm=gg.VirtualCluster(3)).close()
+    texts = [str(one.message) for one in found]
+    told = rank == 0 and not _core.info()["mpi"]["initialised"]  # by another test in this process
+    assert len(texts) == (1 if told else 0), texts
+    assert all(text.startswith("comm=VirtualCluster(3): each of the 2 processes") for text in texts)

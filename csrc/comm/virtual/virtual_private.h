@@ -11,7 +11,6 @@
 #define GG_COMM_VIRTUAL_VIRTUAL_PRIVATE_H
 
 #include <math.h>
-
 #include <stdatomic.h>
 
 #include "comm/virtual/baton.h"
