@@ -73,24 +73,6 @@ def test_resuming_equals_never_having_stopped(strategy, data, tmp_path):
         assert history["bytes_sent"] == whole["bytes_sent"]
 
 
-@pytest.mark.parametrize("strategy", [gg.PullGossip(), gg.PushGossip()], ids=repr)
-def test_what_happens_at_one_time_does_so_after_a_resume(strategy, tmp_path):
-    """Virtual clocks begin at 0 again: sums of times must not be rounded, where links have no latency."""
-    generator = np.random.default_rng(0)
-    x, y = generator.standard_normal((71, 5)).astype(np.float32), generator.integers(0, 3, 71)
-
-    def trained(epochs, **options):
-        net = gg.Sequential([gg.Linear(17), gg.Linear(5), gg.Linear(3)], input=(5,))
-        trainer = gg.Trainer(net, strategy=strategy, comm=gg.VirtualCluster(8), tune=False)
-        history = trainer.fit(x, y, epochs=epochs, batch_size=2, progress=False, **options)
-        trainer.save(tmp_path / "c")
-        return history.weights_sha256
-
-    whole = trained(3)
-    trained(1)
-    assert trained(3, resume=tmp_path / "c") == whole
-
-
 class Interrupt(gg.Callback):
     """Ctrl-C in the middle of an epoch."""
 

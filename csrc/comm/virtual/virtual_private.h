@@ -10,7 +10,6 @@
 #ifndef GG_COMM_VIRTUAL_VIRTUAL_PRIVATE_H
 #define GG_COMM_VIRTUAL_VIRTUAL_PRIVATE_H
 
-#include <math.h>
 #include <stdatomic.h>
 
 #include "comm/virtual/baton.h"
@@ -114,12 +113,6 @@ gg_status gg_virtual_wait_for_any(gg_virtual_rank *rank);
 void gg_virtual_put_on_wire(gg_virtual_rank *from, const void *data, gg_request *send);
 /* Removes a message that has not arrived. */
 void gg_virtual_off_wire(gg_virtual *cluster, gg_virtual_rank *from, gg_request *send);
-
-/* A duration as a whole number of ticks of 2^-44 s: clocks below 2^9 s then add without rounding, and what happens at
- * one time does so whatever the clocks began with, as after a resume. */
-static inline double gg_virtual_ticks(double seconds) {
-    return fabs(seconds) < 512 ? nearbyint(seconds * 0x1p44) * 0x1p-44 : seconds;
-}
 
 /* The receive has its message, or will have it at `time`. */
 void gg_virtual_announce(gg_virtual *cluster, gg_request *receive, double time);

@@ -208,7 +208,7 @@ static double virtual_now(gg_transport *transport) { return gg_rank_of(transport
 static gg_status virtual_idle(gg_transport *transport, double seconds) {
     gg_status status = GG_OK;
     gg_virtual_rank *rank = gg_rank_of(transport);
-    double after = rank->clock + gg_virtual_ticks(seconds);
+    double after = rank->clock + seconds;
     if (!(after < INFINITY)) GG_FAIL(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds);
     if (after > rank->clock) {
         rank->empty_tests = 0;

@@ -11,7 +11,7 @@ void gg_virtual_announce(gg_virtual *cluster, gg_request *receive, double time) 
 
 static double wire_transfer(const gg_virtual *cluster, size_t bytes) {
     double bandwidth = cluster->options.network.bandwidth;
-    return bandwidth > 0 ? gg_virtual_ticks((double)bytes / bandwidth) : 0;
+    return bandwidth > 0 ? (double)bytes / bandwidth : 0;
 }
 
 /* The first byte of a message has reached its receiver. */
@@ -40,9 +40,8 @@ void gg_virtual_put_on_wire(gg_virtual_rank *from, const void *data, gg_request 
     gg_virtual *cluster = from->cluster;
     double leaves = fmax(from->clock, from->out_free);
     from->out_free = leaves + wire_transfer(cluster, send->bytes);
-    *gg_link_of(send) = (gg_virtual_request){.data = data,
-                                             .owner = from->transport.rank,
-                                             .time = leaves + gg_virtual_ticks(cluster->options.network.latency)};
+    *gg_link_of(send) = (gg_virtual_request){
+        .data = data, .owner = from->transport.rank, .time = leaves + cluster->options.network.latency};
     /* Where bandwidth is unlimited no other message can come between. */
     if (cluster->options.network.bandwidth > 0) wire_append(cluster, from, send);
     else wire_arrive(cluster, send);
