@@ -188,9 +188,10 @@ def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = 
     _stall.start()
     if isinstance(comm, VirtualCluster):
         alone = not _core.info()["mpi"]["initialised"]  # else it has trained with the others, too
-        if alone and _failure.launched_size() > 1 and _failure.launched_rank() == 0:
+        processes = _failure.launched_size()
+        if alone and processes > 1 and _failure.launched_rank() == 0:
             warn(
-                f"comm=VirtualCluster({comm.p}): each of the {_failure.launched_size()} processes that were started "
+                f"comm=VirtualCluster({comm.p}): each of the {processes} processes that were started "
                 "trains a virtual cluster of its own, all the same; without comm they train together"
             )
         return _core.Team(

@@ -43,9 +43,14 @@ def default_threads() -> int:
     return int(text) if text.isdigit() and int(text) > 0 else 1
 
 
+def usable_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def check_threads(threads: int) -> None:
     """Warn, on rank 0, of more threads than this process may use CPUs."""
-    usable = len(os.sched_getaffinity(0))
+    usable = usable_cpus()
     if threads > usable and _failure.launched_rank() == 0:
         warn(
             f"threads={threads}: this process may use {counted(usable, 'CPU')}, and threads that share one wait for "
@@ -63,7 +68,7 @@ def environment(threads: int | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "platform": platform.platform(),
-        "cpus_usable": len(os.sched_getaffinity(0)),
+        "cpus_usable": usable_cpus(),
         "threads": default_threads() if threads is None else threads,
         **{key: core[key] for key in core if key != "built"},
         "build": {

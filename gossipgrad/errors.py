@@ -133,6 +133,11 @@ def _near(name: str, names: Iterable[str]) -> list[str]:
     return sorted(near, key=lambda one: sorted(one) != sorted(name))[:1]  # letters that changed places come first
 
 
+def is_of(value: Any, package: str) -> bool:
+    """Is a class of this package, which need not be there, among the value's?"""
+    return any(f"{one.__module__}.".startswith(f"{package}.") for one in type(value).__mro__)
+
+
 def check_keywords(call: str, given: Iterable[str], allowed: Iterable[str]) -> None:
     """TypeError for a keyword that `call` does not have."""
     allowed = list(allowed)

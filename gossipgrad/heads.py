@@ -198,6 +198,29 @@ def tokens(given: Any, shape: tuple[int, ...], what: str) -> NDArray[np.int32]:
     return np.ascontiguousarray(array, np.int32)
 
 
+def measured_names(made: Sequence[Head]) -> list[str]:
+    """The numbers of `measured`."""
+    own = [("loss", "accuracy") if one.kind != "mean_squared_error" else ("loss",) for one in made]
+    several = [(one.name, keys) for one, keys in zip(made, own, strict=True) if not one.training_only]
+    named = [f"{name}_{key}" for name, keys in several for key in keys] if len(several) > 1 else []
+    return [*own[0], *named]
+
+
+def measured(made: Sequence[Head], found: Mapping[str, Any]) -> dict[str, float]:
+    """What the core has evaluated: the main output's loss and accuracy, and each one's as NAME_loss if several."""
+    result = {key: value for key, value in found.items() if key != "heads"}
+    for place, each in found.get("heads", {}).items():
+        result |= {f"{made[place].name}_{key}": value for key, value in each.items()}
+    return result
+
+
+def loss_settings(made: Sequence[Head]) -> dict[str, Any]:
+    """The losses, and where there are several outputs the weights, in terms of JSON; losses_of reads them."""
+    if len(made) == 1:
+        return {"loss": made[0].describe_loss()}
+    return {"loss": [one.describe_loss() for one in made], "loss_weights": [one.weight for one in made]}
+
+
 def losses_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """loss= and loss_weights= of a trainer, from its settings in terms of JSON."""
     given = settings["loss"]

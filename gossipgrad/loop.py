@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 
-from gossipgrad import _core, agreement, events
+from gossipgrad import _core, agreement, events, heads
 from gossipgrad.callbacks import (
     Callback,
     Checkpoint,
@@ -161,7 +161,7 @@ class Loop:
     def _record_names(self) -> list[str]:
         trainer = self.trainer
         classes = trainer.loss != "mean_squared_error"
-        measured = trainer.measured_names()
+        measured = heads.measured_names(trainer.heads)
         families = trainer.core.compressed_families()
         validated = self.validation is not None
         replicas = trainer.size if self.validate_replicas else 0
@@ -235,11 +235,11 @@ class Loop:
         if self.validation is None:
             return {}
         core = self.trainer.core
-        whole = self.trainer.evaluated(core.evaluate(self.validation, self.batch_size, False)[0])
+        whole = heads.measured(self.trainer.heads, core.evaluate(self.validation, self.batch_size, False)[0])
         found: Record = {"validation": whole | self.measure()}
         if self.validate_replicas:
             replicas = core.evaluate(self.validation, self.batch_size, True)
-            found["validation_replicas"] = [self.trainer.evaluated(one) for one in replicas]
+            found["validation_replicas"] = [heads.measured(self.trainer.heads, one) for one in replicas]
         return found
 
     def _train(self, done: int) -> None:

@@ -45,7 +45,7 @@ from gossipgrad.chosen import (
 )
 from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import check_keywords, choice, counted, flag, integer, number
+from gossipgrad.errors import check_keywords, choice, counted, flag, integer, is_of, number
 from gossipgrad.history import History, Record
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, PRECISIONS, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
@@ -154,8 +154,8 @@ class Replicas:
     ) -> None:
         try:
             if not isinstance(net, Model):
-                torch = any(one.__module__.startswith("torch.nn.") for one in type(net).__mro__)
-                hint = "; a module of PyTorch's is trained by gossipgrad.torch.wrap(net, ...)" if torch else ""
+                torch = "; a module of PyTorch's is trained by gossipgrad.torch.wrap(net, ...)"
+                hint = torch if is_of(net, "torch.nn") else ""
                 raise TypeError(f"net is a {type(net).__name__}; wanted a gossipgrad.Model{hint}")
             self.net = net
             self.heads = heads.with_losses(net.heads, loss, loss_weights)
@@ -180,7 +180,7 @@ class Replicas:
             self.precision: Precision = _checked_precision(precision, self.device)
             self.graphs = environment.wants_graphs() if graphs is None else flag("graphs", graphs)
             self.trace = integer("trace", trace, 0)
-            self.metrics = parse(metrics, self.heads[0].loss, net.output_shape, self.measured_names())
+            self.metrics = parse(metrics, self.heads[0].loss, net.output_shape, heads.measured_names(self.heads))
             self.comm = cluster.with_circumstances(comm, straggler, network)
             virtual = self.comm if isinstance(self.comm, cluster.VirtualCluster) else None
             self.straggler = virtual.straggler if virtual else straggler
@@ -247,7 +247,7 @@ class Replicas:
             "gossipgrad": environment.VERSION,
             "network": lambda: fingerprint.network(self.net),
             "loaded weights": lambda: fingerprint.weights(self.net.weights()) if self.net.loaded else "none",
-            **self._loss_settings(),
+            **heads.loss_settings(self.heads),
             **self.strategy.settings(),
             "compression": "none" if self.compression is None else self.compression.settings(),
             "apoptosis": "none" if self.apoptosis is None else self.apoptosis.settings(),
@@ -710,7 +710,7 @@ class Replicas:
             **self.strategy_settings(),
             "compression": None if self.compression is None else self.compression.settings(),
             "apoptosis": None if self.apoptosis is None else self.apoptosis.settings(),
-            **self._loss_settings(),
+            **heads.loss_settings(self.heads),
             "metrics": [one.name for one in self.metrics],
             **self.optimizer.settings(),
             "seed": self.seed,
@@ -729,29 +729,6 @@ class Replicas:
             "straggler_delay": None if self.straggler is None else self.straggler.delay,
             "latency": None if self.network is None else self.network.latency,
             "bandwidth": None if self.network is None else self.network.bandwidth,
-        }
-
-    def measured_names(self) -> list[str]:
-        """The numbers of `evaluated`."""
-        own = [("loss", "accuracy") if one.kind != "mean_squared_error" else ("loss",) for one in self.heads]
-        several = [(one.name, keys) for one, keys in zip(self.heads, own, strict=True) if not one.training_only]
-        named = [f"{name}_{key}" for name, keys in several for key in keys] if len(several) > 1 else []
-        return [*own[0], *named]
-
-    def evaluated(self, found: Mapping[str, Any]) -> dict[str, float]:
-        """What the core has evaluated: the main output's loss and accuracy, and each one's as NAME_loss if several."""
-        result = {key: value for key, value in found.items() if key != "heads"}
-        for place, each in found.get("heads", {}).items():
-            result |= {f"{self.heads[place].name}_{key}": value for key, value in each.items()}
-        return result
-
-    def _loss_settings(self) -> Record:
-        """The losses, and where there are several outputs the weights, in terms of JSON."""
-        if len(self.heads) == 1:
-            return {"loss": self.heads[0].describe_loss()}
-        return {
-            "loss": [one.describe_loss() for one in self.heads],
-            "loss_weights": [one.weight for one in self.heads],
         }
 
     def strategy_settings(self) -> Record:

@@ -455,7 +455,7 @@ class Trainer(Replicas):
             one.facts |= {"batch_size": batch_size}
         self._choose_for_evaluation(0 if sharded else len(whole.first), batch_size, 1 if replicas else self.size)
         results = self.core.evaluate(data_set, batch_size, replicas)
-        found = [self.evaluated(one) for one in results]
+        found = [heads.measured(self.heads, one) for one in results]
         return found if replicas else found[0] | self._measure(whole, batch_size)
 
     def _choose_for_evaluation(self, samples: int, batch_size: int, ranks: int) -> None:

@@ -305,7 +305,7 @@ typedef enum gg_update_rule {
 } gg_update_rule;
 
 /* Which lines, of GG_LANES elements each, of a run may hold anything but zeros: bit first + i is line i's. bits NULL:
- * any of them; else a word behind the last is readable. */
+ * every one may; else a word behind the last is readable. */
 typedef struct gg_lines {
     const uint64_t *bits;
     size_t first;

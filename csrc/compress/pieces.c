@@ -6,6 +6,9 @@
 /* Elements of a piece for each thread that reads it: they stay in the second cache. */
 #define PIECE ((size_t)16384)
 
+/* Elements whose lines a word of `filled` tells of. */
+#define WORD ((size_t)64 * GG_LANES)
+
 /* Elements that a cursor reads at once. */
 #define BLOCK ((size_t)64)
 
@@ -26,7 +29,7 @@ struct gg_pack_pieces {
     message_cursor *cursor;
 };
 
-static size_t filled_words(size_t elements) { return (elements + 64 * GG_LANES - 1) / (64 * GG_LANES); }
+static size_t filled_words(size_t elements) { return (elements + WORD - 1) / WORD; }
 
 gg_status gg_pack_pieces_create(const gg_device *device, const gg_segment *segment, int segments, int messages,
                                 gg_pack_pieces **out) {
@@ -80,7 +83,7 @@ static void begin_part(message_cursor *c, const gg_segment *segment, int i) {
 }
 
 GG_INLINE void note_filled(uint64_t *filled, size_t element) {
-    filled[element / (64 * GG_LANES)] |= (uint64_t)1 << element / GG_LANES % 64;
+    filled[element / WORD] |= (uint64_t)1 << element / GG_LANES % 64;
 }
 
 /* The elements of a block in [begin, end), to the sum from `begin` on. */
@@ -118,7 +121,7 @@ static void add_elements(message_cursor *c, const gg_segment *segment, size_t be
 /* The sum becomes zero again, line by line. */
 static void clear_filled(gg_pack_pieces *pieces, size_t elements) {
     for (size_t w = 0; w < filled_words(elements); ++w) {
-        float *const sum = pieces->sum + w * 64 * GG_LANES;
+        float *const sum = pieces->sum + w * WORD;
         for (uint64_t left = pieces->filled[w]; left != 0; left &= left - 1)
             memset(sum + (size_t)__builtin_ctzll(left) * GG_LANES, 0, GG_LANES * sizeof *sum);
         pieces->filled[w] = 0;

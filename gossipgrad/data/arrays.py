@@ -22,7 +22,7 @@ from gossipgrad.data.checks import (
 )
 from gossipgrad.data.classes import runs_of, sizes_of, stratified
 from gossipgrad.data.source import EVALUATION, Source
-from gossipgrad.errors import flag, integer
+from gossipgrad.errors import flag, integer, is_of
 from gossipgrad.heads import MAX_FIELDS, Field, Head
 
 
@@ -437,7 +437,7 @@ def as_dataset(data: Any, what: str) -> Dataset:
     hint = ""
     if hasattr(data, "__iter__") and not isinstance(data, (str, bytes, dict)):
         hint = f"; of batches, as a DataLoader has them: gossipgrad.data.from_iterable({what})"
-    elif any(one.__module__.startswith("torch.utils.data") for one in type(data).__mro__):
+    elif is_of(data, "torch.utils.data"):
         hint = f"; of a dataset of PyTorch's: gossipgrad.data.from_iterable(torch.utils.data.DataLoader({what}, 64))"
     raise TypeError(
         f"{what} is a {type(data).__name__}; allowed: a gossipgrad.data.Dataset, or (samples, targets){hint}"
