@@ -92,6 +92,11 @@ class Team:
         Every message is listed by both sides, with the same bytes; none goes to its own rank."""
     def counts(self) -> tuple[int, int, float]:
         """Bytes and messages sent by ranks of this process, and the latest of their clocks in seconds."""
+    def clocks(self) -> list[tuple[float, float, float]]:
+        """Of each rank of a virtual cluster its clock, and when its outgoing and its incoming link are idle again; else
+        []."""
+    def set_clocks(self, clocks: list[tuple[float, float, float]], /) -> None:
+        """What clocks gave. Nothing may be in flight."""
     def nodes(self, ranks_per_node: int = 0) -> tuple[int, int]:
         """How many nodes of how many ranks hierarchical gossip makes; 0: of the ranks that share memory."""
     def gather(self, data: bytes, /) -> list[bytes] | None:

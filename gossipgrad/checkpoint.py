@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import agreement, algorithms, arenas, fingerprint, notices, strategies
+from gossipgrad import agreement, algorithms, arenas, clocks, fingerprint, notices, strategies
 from gossipgrad import checkpoint_files as files
 from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.arenas import RESIDUE
@@ -40,14 +40,17 @@ def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
 
         agreement.together(team, path, prepare, replicas.where)
         try:
-            _write(replicas, path, state, step, position)
+            with clocks.standing(team) as times:
+                _write(replicas, path, state, step, position, times)
         except CheckpointError:  # of all ranks, none of which writes any more
             if team.rank == 0:
                 files.discard(path, state)
             raise
 
 
-def _write(replicas: Replicas, path: str, state: str, step: int, position: Record | None) -> None:
+def _write(
+    replicas: Replicas, path: str, state: str, step: int, position: Record | None, times: list[clocks.Clock]
+) -> None:
     """The files of a save whose folder is there."""
     team = replicas.team
     digests: list[str] = []
@@ -71,6 +74,7 @@ def _write(replicas: Replicas, path: str, state: str, step: int, position: Recor
         "batch_size": replicas.set_batch,
         "batch_size_changes": replicas.batch_changes,
         "position": position,
+        "clocks": times,
         "learning_rate": replicas.set_rate,
         "apoptosis": _apoptosis(replicas),
         "algorithms": replicas.algorithms,
@@ -151,6 +155,7 @@ class Saved:
     batch_changes: list[Record]
     position: Record | None  # in the middle of an epoch; None: between two
     algorithms: list[Record] | None  # None: saved before there were any to choose
+    times: list[clocks.Clock]  # of a virtual cluster; [] of another, or saved before they were
 
     @classmethod
     def of(cls, name: str, description: dict[str, Any]) -> Saved:
@@ -170,6 +175,7 @@ class Saved:
                 batch_changes=[dict(one) for one in description.get("batch_size_changes", ())],
                 position=_position(description.get("position")),
                 algorithms=_algorithms(description.get("algorithms")),
+                times=clocks.checked(description.get("clocks"), int(description["ranks"])),
                 apoptosis=_read_apoptosis(description.get("apoptosis")),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -251,6 +257,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         replicas.class_names = saved.classes
     _restore_apoptosis(replicas, saved)
     notices.changed_settings(team.rank, name, saved.settings, here)
+    clocks.go_on(team, saved.times)
 
 
 def _computing(settings: dict[str, Any], otherwise: dict[str, Any]) -> tuple[Any, ...]:

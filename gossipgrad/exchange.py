@@ -447,14 +447,14 @@ class Exchange:
         with agreement.agreed(self._team, "Exchange.load_state_dict") as one:
             here = {**self.strategy.settings(), **self.optimizer.settings()}
             kinds = self.core.arenas()
-            parts, consensus = exchange_state.checked(state, self._shapes, self.size, self.seed, here, kinds)
+            parts, consensus, times = exchange_state.checked(state, self._shapes, self.size, self.seed, here, kinds)
             rate = exchange_state.set_rate(state, self.optimizer)
             one.facts = {
                 "step": int(state["step"]),
                 "consensus": lambda: fingerprint.weights(consensus),
                 "learning_rate": rate,
             }
-        exchange_state.resume(self.core, self._team, self._shapes, state, parts, consensus)
+        exchange_state.resume(self.core, self._team, self._shapes, state, parts, consensus, times)
         self._rate = rate
         self.core.set_schedule(self._schedule(self.steps, 1))
         self._prepare_rates(1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import _core, agreement, arenas, strategies
+from gossipgrad import _core, agreement, arenas, clocks, strategies
 from gossipgrad.errors import CheckpointError, choice, number
 from gossipgrad.exchange_arrays import Array, Arrays, Shapes
 from gossipgrad.optim import Optimizer
@@ -24,12 +24,14 @@ _DAMAGED = (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zi
 
 def gathered(core: _core.Exchange, team: _core.Team, shapes: Shapes, seed: int) -> dict[str, Any]:
     """All that training goes on from, of all ranks. Settles. Collective."""
+    core.settle()
     kinds = core.arenas()
     parts = [
         {name: shapes.shaped(core.arena(name, local)) for name, kind in kinds.items() if kind != "gradient"}
         for local in range(team.local)
     ]
-    consensus = shapes.shaped(core.consensus_weights())
+    with clocks.standing(team) as times:
+        consensus = shapes.shaped(core.consensus_weights())
     if not agreement.alone(team):
         parts = [_unpacked(one) for one in agreement.gather(team, _packed(parts[0]), f"step {core.step}")]
     return {
@@ -38,6 +40,7 @@ def gathered(core: _core.Exchange, team: _core.Team, shapes: Shapes, seed: int) 
         "seed": seed,
         "workers": core.workers,
         "moments_since": core.moments_since,
+        "clocks": times,
         "ranks": parts,
         "consensus": consensus,
     }
@@ -45,8 +48,8 @@ def gathered(core: _core.Exchange, team: _core.Team, shapes: Shapes, seed: int) 
 
 def checked(
     state: Any, shapes: Shapes, size: int, seed: int, here: Mapping[str, Any], kinds: Mapping[str, str]
-) -> tuple[list[dict[str, Arrays]], Arrays]:
-    """(each rank's arenas, the consensus) of a state, for a group of this size; ValueError, TypeError.
+) -> tuple[list[dict[str, Arrays]], Arrays, list[clocks.Clock]]:
+    """(each rank's arenas, the consensus, the clocks) of a state, for a group of this size; ValueError, TypeError.
 
     Without arenas that begin anew under the settings of here.
     """
@@ -66,7 +69,8 @@ def checked(
         differ = arenas.residues_differ(saved["strategy"], here["strategy"])
         if differ is not None:
             raise ValueError(f"state: {differ}; load_weights loads the weights alone")
-    return parts, shapes.fitting_all("state, consensus", state["consensus"])
+    times = clocks.checked(state.get("clocks"), size)
+    return parts, shapes.fitting_all("state, consensus", state["consensus"]), times
 
 
 def _settings(state: Mapping[str, Any], here: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,6 +99,7 @@ def resume(
     state: Mapping[str, Any],
     parts: list[dict[str, Arrays]],
     consensus: Arrays,
+    times: list[clocks.Clock],
 ) -> None:
     """Go on from a state that was checked. Collective."""
     core.settle()
@@ -111,6 +116,7 @@ def resume(
     begin = any(name not in part for part in parts for name in moments)  # at zero: Adam counts from here
     core.moments_since = int(state["step"] if begin else state["moments_since"])
     core.step = int(state["step"])
+    clocks.go_on(team, times)
 
 
 # ---- files

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchange_cases import SMALL, STRATEGIES, all_step, assert_same, made
+from exchange_cases import SMALL, STRATEGIES, P, all_step, assert_same, made
 
 import gossipgrad as gg
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in ("gossip hierarchical", "server")])
-def test_saved_and_loaded_it_goes_on_to_the_bit(name: str, tmp_path: Any) -> None:
-    x, y = made(STRATEGIES[name]), made(STRATEGIES[name])
+@pytest.mark.parametrize("latency", [0.0, 1e-6])
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "gossip hierarchical"])
+def test_saved_and_loaded_it_goes_on_to_the_bit(name: str, latency: float, tmp_path: Any) -> None:
+    x, y = (made(STRATEGIES[name], comm=gg.VirtualCluster(P, latency=latency)) for _ in range(2))
     all_step(x, 3)
     x.save(tmp_path / "state.npz")
     y.load(tmp_path / "state.npz")
@@ -21,6 +22,7 @@ def test_saved_and_loaded_it_goes_on_to_the_bit(name: str, tmp_path: Any) -> Non
     all_step(x, 4)
     all_step(y, 4)
     assert_same(x, y)
+    assert x.counts()["clock_seconds"] == y.counts()["clock_seconds"]
 
 
 def test_counts_leave_a_rank_alone_that_is_in_a_step() -> None:
@@ -191,6 +193,8 @@ def test_wrong_states(tmp_path: Any) -> None:
     for change, text in (
         ({"format": 7}, "not what state_dict"),
         ({"ranks": state["ranks"][:1]}, "of 1 ranks; this group has 2"),
+        ({"clocks": [[1.0, 2.0]] * 2}, "three times of each of 2 ranks"),
+        ({"clocks": [[1.0, 2.0, -1.0]] * 2}, "clocks"),
         ({"seed": 6}, "of seed 6; this exchange has seed 5"),
         ({"consensus": {"w": np.zeros((30, 7))}}, "missing"),
     ):
@@ -199,7 +203,7 @@ def test_wrong_states(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="no array is named 'v'"):
         x.load_weights({"v": np.ones(1)})
     for missing in state:
-        if missing not in ("strategy", "optimizer", "learning_rate"):  # without them those of here count
+        if missing not in ("strategy", "optimizer", "learning_rate", "clocks"):  # without them those of here count
             with pytest.raises(ValueError, match="not what state_dict"):
                 x.load_state_dict({key: value for key, value in state.items() if key != missing})
     x.save(tmp_path / "whole.npz")

@@ -101,6 +101,16 @@ void gg_team_set_timeout(gg_team *team, double seconds) {
     for (int i = 0; i < team->local; ++i) gg_team_transport(team, i)->timeout = seconds;
 }
 
+bool gg_team_get_clock(const gg_team *team, int local, gg_virtual_clock *out) {
+    if (team->cluster) *out = gg_virtual_get_clock(team->cluster, local);
+    return team->cluster != NULL;
+}
+
+bool gg_team_set_clock(gg_team *team, int local, gg_virtual_clock clock) {
+    if (team->cluster) gg_virtual_set_clock(team->cluster, local, clock);
+    return team->cluster != NULL;
+}
+
 typedef struct measurement {
     gg_team *team;
     size_t bytes;

@@ -26,6 +26,9 @@ int gg_team_rank(const gg_team *team);  /* of the first local rank */
 int gg_team_local(const gg_team *team); /* number of local ranks */
 gg_transport *gg_team_transport(gg_team *team, int local);
 void gg_team_set_timeout(gg_team *team, double seconds);
+/* The clock of a local rank, with nothing in flight. false: not a virtual one, which can be neither kept nor set. */
+bool gg_team_get_clock(const gg_team *team, int local, gg_virtual_clock *out);
+bool gg_team_set_clock(gg_team *team, int local, gg_virtual_clock clock);
 
 /* Runs fn(context, local) for every local rank, each on its own thread where there are several, and returns when all
  * have. They compute in gg_cpu_compute_mode; the calling thread has its own mode back afterwards. */

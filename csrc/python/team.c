@@ -382,6 +382,38 @@ static PyObject *py_team_counts(PyObject *self, PyObject *unused) {
     return Py_BuildValue("LLd", bytes, messages, now);
 }
 
+static PyObject *py_team_clocks(PyObject *self, PyObject *unused) {
+    gg_team *team = ((gg_py_team *)self)->team;
+    gg_virtual_clock clock;
+    (void)unused;
+    if (gg_py_team_check_process((gg_py_team *)self) < 0) return NULL;
+    PyObject *list = PyList_New(0);
+    for (int local = 0; list != NULL && gg_team_get_clock(team, local, &clock) && local < gg_team_local(team);
+         ++local) {
+        PyObject *one = Py_BuildValue("(ddd)", clock.now, clock.out_free, clock.in_free);
+        if (one == NULL || PyList_Append(list, one) < 0) Py_CLEAR(list);
+        Py_XDECREF(one);
+    }
+    return list;
+}
+
+static PyObject *py_team_set_clocks(PyObject *self, PyObject *list) {
+    gg_team *team = ((gg_py_team *)self)->team;
+    if (gg_py_team_check_process((gg_py_team *)self) < 0) return NULL;
+    if (!PyList_Check(list) || PyList_GET_SIZE(list) != gg_team_local(team))
+        return PyErr_Format(PyExc_ValueError, "set_clocks: a list of %d entries is needed, one a rank of this process",
+                            gg_team_local(team));
+    for (int local = 0; local < gg_team_local(team); ++local) {
+        gg_virtual_clock clock;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, local), "ddd:set_clocks", &clock.now, &clock.out_free,
+                              &clock.in_free))
+            return NULL;
+        if (!gg_team_set_clock(team, local, clock))
+            return PyErr_Format(PyExc_ValueError, "set_clocks: the clocks of %s ranks are real", gg_team_kind(team));
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_team_nodes(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"ranks_per_node", NULL};
     int ranks_per_node = 0;
@@ -415,6 +447,10 @@ static PyMethodDef methods[] = {
     {"messages", (PyCFunction)(void (*)(void))py_team_messages, METH_VARARGS | METH_KEYWORDS,
      "messages($self, sends, receives)\n--\n\nOne round of messages of all ranks of this process."},
     {"counts", py_team_counts, METH_NOARGS, "Bytes and messages sent by ranks of this process; the latest clock."},
+    {"clocks", py_team_clocks, METH_NOARGS,
+     "(now, when its link out is idle again, its link in) of each rank; [] unless they are virtual."},
+    {"set_clocks", py_team_set_clocks, METH_O,
+     "set_clocks($self, clocks, /)\n--\n\nWhat clocks() gave, with nothing in flight."},
     {"allgather", py_team_allgather, METH_O,
      "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
     {"agree", (PyCFunction)(void (*)(void))py_team_agree, METH_VARARGS | METH_KEYWORDS,

@@ -379,8 +379,7 @@ gg_status gg_centre_begin(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     if (s->base != NULL && !s->stepped) find_base(s);
     /* On another rank the receives of a centre before this one may still be posted. */
-    if (strategy->env.transport->service.serve == NULL || (sends_differences(s) && !s->stepped))
-        GG_TRY(begin_together(s));
+    if (!s->stepped) GG_TRY(begin_together(s));
     gg_buckets_begin(&s->buckets);
     s->stepped = s->unreported = true;
 cleanup:

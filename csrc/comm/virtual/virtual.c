@@ -153,46 +153,56 @@ gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank) {
     return rank >= 0 && rank < cluster->options.size ? &cluster->ranks[rank].transport : NULL;
 }
 
+gg_virtual_clock gg_virtual_get_clock(const gg_virtual *cluster, int rank) {
+    const gg_virtual_rank *one = &cluster->ranks[rank];
+    return (gg_virtual_clock){.now = one->clock, .out_free = one->out_free, .in_free = one->in_free};
+}
+
+void gg_virtual_set_clock(gg_virtual *cluster, int rank, gg_virtual_clock clock) {
+    gg_virtual_rank *one = &cluster->ranks[rank];
+    one->clock = clock.now;
+    one->out_free = clock.out_free;
+    one->in_free = clock.in_free;
+}
+
 gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context) {
     return gg_virtual_run_watched(cluster, fn, context, &(gg_watch){0});
 }
 
 /* The state of a rank that messages change, once none is in flight. */
 typedef struct aside {
-    double clock, out_free, in_free, timeout;
+    gg_virtual_clock clock;
+    double timeout;
     int64_t bytes_sent, messages_sent;
     bool has_event;
 } aside;
 
-static void save_clock(gg_virtual_rank *rank, aside *out) {
-    gg_transport *t = &rank->transport;
-    *out = (aside){.clock = rank->clock,
-                   .out_free = rank->out_free,
-                   .in_free = rank->in_free,
+static void save_state(gg_virtual *cluster, int rank, aside *out) {
+    gg_transport *t = &cluster->ranks[rank].transport;
+    *out = (aside){.clock = gg_virtual_get_clock(cluster, rank),
                    .timeout = t->timeout,
                    .bytes_sent = t->bytes_sent,
                    .messages_sent = t->messages_sent,
-                   .has_event = rank->has_event};
+                   .has_event = cluster->ranks[rank].has_event};
     t->timeout = 0;
 }
 
-static void restore_clock(gg_virtual_rank *rank, const aside *saved) {
-    rank->clock = saved->clock;
-    rank->out_free = saved->out_free;
-    rank->in_free = saved->in_free;
-    rank->has_event = saved->has_event;
-    rank->transport.timeout = saved->timeout;
-    rank->transport.bytes_sent = saved->bytes_sent;
-    rank->transport.messages_sent = saved->messages_sent;
+static void restore_state(gg_virtual *cluster, int rank, const aside *saved) {
+    gg_transport *t = &cluster->ranks[rank].transport;
+    gg_virtual_set_clock(cluster, rank, saved->clock);
+    cluster->ranks[rank].has_event = saved->has_event;
+    t->timeout = saved->timeout;
+    t->bytes_sent = saved->bytes_sent;
+    t->messages_sent = saved->messages_sent;
 }
 
 gg_status gg_virtual_run_aside(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context) {
     gg_status status = GG_OK;
     aside *saved = NULL;
     GG_TRY(gg_alloc((size_t)cluster->options.size * sizeof *saved, "clocks", &saved));
-    for (int r = 0; r < cluster->options.size; ++r) save_clock(&cluster->ranks[r], &saved[r]);
+    for (int r = 0; r < cluster->options.size; ++r) save_state(cluster, r, &saved[r]);
     status = gg_virtual_run(cluster, fn, context);
-    for (int r = 0; r < cluster->options.size; ++r) restore_clock(&cluster->ranks[r], &saved[r]);
+    for (int r = 0; r < cluster->options.size; ++r) restore_state(cluster, r, &saved[r]);
 cleanup:
     gg_free(saved);
     return status;

@@ -26,6 +26,15 @@ void gg_virtual_destroy(gg_virtual *cluster);
 /* The transport of one rank, owned by the cluster. */
 gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank);
 
+/* A rank's clock, and when its links are idle again; in seconds. */
+typedef struct gg_virtual_clock {
+    double now, out_free, in_free;
+} gg_virtual_clock;
+
+/* Between runs, with nothing in flight: what is in flight has times of its own. */
+gg_virtual_clock gg_virtual_get_clock(const gg_virtual *cluster, int rank);
+void gg_virtual_set_clock(gg_virtual *cluster, int rank, gg_virtual_clock clock);
+
 /* Runs fn(context, rank) on every rank's own thread and returns when all have returned. The first failure (in baton
  * order) stops the others at their next wait with GG_ERROR_CANCELLED; its status and message, prefixed with "rank r: ",
  * are the caller's. If all ranks wait for messages that nobody will send, the run fails with GG_ERROR_COMM and says who
