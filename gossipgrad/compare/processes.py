@@ -195,7 +195,7 @@ def run(
     been trained, or has diverged, is stored in `folder`, which is made, for a run that is interrupted: what is there
     of the same settings is not trained again. What has failed otherwise is not there.
     """
-    jobs = len(os.sched_getaffinity(0)) if jobs is None else integer("jobs", jobs, 1)
+    jobs = environment.usable_cpus() if jobs is None else integer("jobs", jobs, 1)
     by_size = sorted(comparison.ranks, reverse=True)
     waiting = [(one, p) for p in by_size for entry in comparison.entries for one in comparison.variants(entry, p)]
     weights = {p: 4.0 + p for p in comparison.ranks}  # more ranks take longer, by about so much

@@ -27,7 +27,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import files
+from gossipgrad import environment, files
 from gossipgrad._launch import launcher_world_size
 from gossipgrad.data import cache as cache_files
 from gossipgrad.data import draws
@@ -289,7 +289,7 @@ def _per_channel(argument: str, value: Any, channels: int, positive: bool) -> ND
 
 def default_workers() -> int:
     """The cores that this process may use, divided among the ranks of a launcher, at most 8."""
-    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // (launcher_world_size() or 1)))
+    return max(1, min(MOST_WORKERS, environment.usable_cpus() // (launcher_world_size() or 1)))
 
 
 class ImageFolder(Source):
