@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,23 +182,31 @@ class Saved:
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{name}: its description cannot be understood ({error!r})") from error
 
+    @property
+    def workers(self) -> int:
+        """How many of the ranks trained, the first ones."""
+        return strategies.from_settings(self.settings).workers(self.ranks)
+
     def check(self, name: str, replicas: Replicas) -> None:
-        """CheckpointError unless it is of the same network, which may have shrunk, and as many ranks."""
+        """CheckpointError unless it is of the same network, which may have shrunk, and can go on with these ranks."""
         net = replicas.net
         if not (net.same_network(self.net) or replicas.born.same_network(self.net.resized(self.net.born))):
             raise CheckpointError(
                 f"{name} is of another model: {self.net.name!r} with {self.net.parameters:,} parameters, here "
                 f"{net.name!r} with {net.parameters:,}{_first_difference(self.net, net)}"
             )
-        if self.ranks != replicas.size:
+        if self.position is not None and self.ranks != replicas.size:
             raise CheckpointError(
-                f"{name} is of {counted(self.ranks, 'rank')}, here are {replicas.size}; "
-                "to go on it needs as many. net.load_weights, and train --weights, load its consensus weights alone"
+                f"{name} was saved in the middle of epoch {self.epoch + 1}, on {counted(self.ranks, 'rank')}; to go on "
+                f"there as many are needed, here are {replicas.size}. On another number goes on what was saved between "
+                "two epochs, and net.load_weights, and train --weights, load the consensus weights alone"
             )
 
 
 def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
-    """Go on from a checkpoint of the same network and number of ranks. What has left the network stays away.
+    """Go on from a checkpoint of the same network. What has left the network stays away.
+
+    On another number of ranks all begin with what _mean gives.
 
     Moments are those of one kind of optimiser: where the checkpoint is of another, they begin at zero, and Adam counts
     its updates from here. A residue goes on with other options of compression, too, if all of it will still be sent.
@@ -206,6 +215,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     team = replicas.team
     found: list[tuple[Saved, Arrays, list[dict[str, Arrays]]]] = []
     checksums: list[str] = []
+    residues: set[bool] = set()  # has a rank's file one?
 
     def load() -> None:
         weights, description = files.read(name)
@@ -214,15 +224,21 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         saved.check(name, replicas)
         net = saved.net
         consensus = _checked(net, weights, name)
-        parts = []
-        for rank in range(team.rank, team.rank + team.local):
+
+        def part_of(rank: int) -> dict[str, Arrays]:
             part = files.read_rank(name, description, rank)
             where = f"{name}, rank {rank}"
             checked = {key: _checked(net, one, f"{where}, {key}") for key, one in part.items() if key != CARRIED}
-            parts.append(checked | ({CARRIED: part[CARRIED]} if CARRIED in part else {}))
-            if net.parameter_shapes() and not parts[-1].get("weight"):
+            if net.parameter_shapes() and not checked.get("weight"):
                 raise CheckpointError(f"{where}: without weights")
-            _check_residue(replicas, saved, parts[-1].get(RESIDUE, {}), where)
+            _check_residue(replicas, saved, checked.get(RESIDUE, {}), where)
+            residues.add(RESIDUE in checked)
+            return checked | ({CARRIED: part[CARRIED]} if CARRIED in part else {})
+
+        if saved.ranks == replicas.size:
+            parts = [part_of(rank) for rank in range(team.rank, team.rank + team.local)]
+        else:
+            parts = [_mean(saved, consensus, map(part_of, range(saved.workers)), replicas.core.arenas())] * team.local
         found.append((saved, consensus, parts))
 
     with replicas.agreed("resume") as one:
@@ -237,13 +253,15 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     if not replicas.net.same_network(saved.net) or replicas.net.born != saved.net.born:
         notices.shrunken(team.rank, name, saved.net, replicas.apoptosis)
         replicas.adopt(saved.net)
-    notices.residue(team.rank, name, any(RESIDUE in part for part in parts), RESIDUE in replicas.core.arenas())
+    if saved.ranks != replicas.size:
+        notices.other_ranks(team.rank, name, saved.ranks, replicas.size)
+    notices.residue(team.rank, name, True in residues, RESIDUE in replicas.core.arenas())
     _restore_exchange(replicas, saved.settings)
     here = replicas.settings()
     anew = arenas.begun_anew(saved.settings, here, replicas.core.arenas())
     parts = [{key: part[key] for key in part if key not in anew} for part in parts]
     replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
-    replicas.set_state(saved.step, parts, consensus, strategies.from_settings(saved.settings).workers(saved.ranks))
+    replicas.set_state(saved.step, parts, consensus, saved.workers if saved.ranks == replicas.size else None)
     _restore_rate(replicas, saved)
     _restore_batches(replicas, saved)
     # What was fastest in one type on one kind of device is not so in another, whose bits are others anyway. Before the
@@ -257,7 +275,35 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         replicas.class_names = saved.classes
     _restore_apoptosis(replicas, saved)
     notices.changed_settings(team.rank, name, saved.settings, here)
-    clocks.go_on(team, saved.times)
+    if saved.ranks == replicas.size:
+        clocks.go_on(team, saved.times)
+
+
+def _mean(
+    saved: Saved, consensus: Arrays, parts: Iterable[dict[str, Arrays]], kinds: Mapping[str, str]
+) -> dict[str, Arrays]:
+    """What every rank begins with on another number of them: the consensus weights, and of the rest the mean.
+
+    So an all-reduce has the same mean of moments and residues as before, and still sends what was not sent. What only
+    one rank or two have in common is left out: the state that layers carry, and copies of partners. So is the residue
+    of a rank that moves a centre, which goes on without what the rank has learnt alone.
+
+    parts   of the ranks that trained, one after the other; kinds: of the arenas of here.
+    """
+    kept = {"moment", "outer", "outer moment"}
+    if strategies.BY_NAME[saved.settings["strategy"]].residue != strategies.ParameterServer.residue:
+        kept.add("residue")
+    sums: dict[str, dict[str, np.ndarray]] = {}
+    count = 0
+    for part in parts:
+        count += 1
+        for key in part:
+            if kinds.get(key) in kept:
+                for name, array in part[key].items():
+                    total = sums.setdefault(key, {}).setdefault(name, np.zeros(array.shape))
+                    total += array
+    means = {key: {name: (one / count).astype(np.float32) for name, one in sums[key].items()} for key in sums}
+    return {"weight": consensus, **means}
 
 
 def _computing(settings: dict[str, Any], otherwise: dict[str, Any]) -> tuple[Any, ...]:
@@ -322,17 +368,17 @@ def _check_position(name: str, saved: Saved, replicas: Replicas) -> None:
     """CheckpointError where training cannot go on in the middle of the epoch that it was saved in."""
     if saved.position is None:
         return
-    here, workers = replicas.settings(), strategies.from_settings(saved.settings).workers(saved.ranks)
+    here = replicas.settings()
     for key in _DIVIDES:
         if (saved.settings.get(key) or None) != (here.get(key) or None):  # not every strategy has all of them
             raise CheckpointError(
                 f"resume: {name} was saved in the middle of epoch {saved.epoch + 1}; to go on there, {key} must be "
                 f"{saved.settings.get(key)!r}, here it is {here.get(key)!r}"
             )
-    if workers != replicas.workers:
+    if saved.workers != replicas.workers:
         raise CheckpointError(
-            f"resume: {name} was saved in the middle of epoch {saved.epoch + 1}; to go on there, {workers} ranks must "
-            f"train, here {replicas.workers} do"
+            f"resume: {name} was saved in the middle of epoch {saved.epoch + 1}; to go on there, {saved.workers} ranks "
+            f"must train, here {replicas.workers} do"
         )
 
 

@@ -135,6 +135,15 @@ def residue(rank: int, name: str, saved: bool, here: bool) -> None:
         warn(f"{name}: saved with residues of compression, here are none; what had not been sent yet is left out")
 
 
+def other_ranks(rank: int, name: str, saved: int, here: int) -> None:
+    """`name`: the checkpoint's, of so many ranks."""
+    if rank == 0:
+        warn(
+            f"{name}: saved on {counted(saved, 'rank')}, here are {here}: all begin with the consensus weights and the "
+            "mean of the optimiser's moments; batch_size is the samples of each rank"
+        )
+
+
 def shrunken(rank: int, name: str, net: Model, here: Apoptosis | None) -> None:
     """A run without apoptosis goes on with the network of one that had it. `name`: the checkpoint's; net: its own."""
     if rank == 0 and here is None and net.born:

@@ -202,6 +202,8 @@ class Trainer(Replicas):
                            moments stay each rank's.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
+                           One of another number of ranks, saved between two epochs: with the consensus weights and
+                           the mean of the ranks' moments on all.
         callbacks          one or several (gossipgrad.callbacks); a ProgressBar, if `progress`, and StopOnNaN are added.
 
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
@@ -632,7 +634,8 @@ class Trainer(Replicas):
 
         The network is that of the checkpoint, also where units have left it.
 
-        It needs as many ranks as saved it; comm None makes the virtual cluster of a checkpoint that was saved by one.
+        On another number of ranks it begins as fit(resume=) does. comm None makes the virtual cluster of a checkpoint
+        that was saved by one.
         threads, backend, device, precision: those of this run, whatever saved it; device None as of Trainer. graphs,
         timeout and trace have their defaults, and so have straggler and network where the ranks are MPI's.
         conv_algorithm, dtype: None: those of the checkpoint. With dtype="float32" a run in bfloat16 goes on where there
@@ -642,7 +645,7 @@ class Trainer(Replicas):
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of
         the training set are the probe.
-        CheckpointError: not a checkpoint, damaged, or another number of ranks.
+        CheckpointError: not a checkpoint, damaged, or of the middle of an epoch on another number of ranks.
         """
         try:
             _, description = checkpoint_files.read(path)
