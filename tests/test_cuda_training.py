@@ -74,6 +74,28 @@ def test_fast(standin):
     assert 0 < np.abs(exact - fast).max() < 0.05 * np.abs(exact).max()
 
 
+@pytest.mark.parametrize("options", [{"precision": "fast"}, {"dtype": "bfloat16"}], ids=["fast", "bfloat16"])
+@pytest.mark.parametrize("first", ["view", "samples", None])
+def test_a_view_of_the_samples(standin, options, first):
+    """Convolutions of the samples in another shape, beside one of the samples as they are or alone: where a batch is
+    gathered as NHWC, it is so in one of these shapes."""
+
+    def trained(device, **options):
+        x = gg.Input((3, 8, 8))
+        y = gg.Conv2d(4, 3, padding=1, name="view")(gg.Reshape((12, 4, 4))(x))
+        if first is not None:
+            z = gg.Conv2d(4, 2, stride=2, name="samples")(x)
+            y = gg.Concat()(*((y, z) if first == "view" else (z, y)))
+        net = gg.Model(x, gg.Linear(2)(gg.Flatten()(y)))
+        with gg.Trainer(net, loss="cross_entropy", strategy=gg.NoExchange(), device=device, **options) as trainer:
+            return np.array(numbers([trainer.train_step(samples, labels), trainer.gradients()]))
+
+    rng = np.random.default_rng(1)
+    samples, labels = rng.standard_normal((5, 3, 8, 8), np.float32), rng.integers(2, size=5)
+    wanted = trained("cpu")
+    assert np.abs(trained("cuda", **options) - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_strategies(standin, name):
     # What is rounded to bfloat16 may be rounded to the neighbour, 2^-8 of it away.

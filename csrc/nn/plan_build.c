@@ -181,12 +181,21 @@ cleanup:
     return status;
 }
 
-/* Whether the plan's input can have the format of its first reader. Rounded only where nothing else reads it. */
+/* Whether a value, which `source` shows, has one reader alone, behind views or not. */
+static bool one_reads(const gg_plan *plan, int source) {
+    const int shown = plan->value[plan->node[source].value].node;
+    while (plan->node[source].consumers == 1 && source != shown) source = gg_graph_node(plan->graph, source)->input[0];
+    return plan->node[source].consumers == 1;
+}
+
+/* Whether the plan's input can have the format of its first reader. Rounded only where nothing else reads it. It is
+ * gathered in its own shape. */
 static bool can_be_input(const gg_plan *plan, int source, gg_format format) {
     if (format.dtype == GG_FLOAT32 && plan_shapeless(format.layout)) return true;
-    if (!plan->options.device->table->gathers_images || plan->node[source].consumers != 1) return false;
+    if (!plan->options.device->table->gathers_images || !one_reads(plan, source)) return false;
     if (format.dtype != GG_FLOAT32 && format.dtype != GG_BFLOAT16) return false;
-    const bool image = gg_graph_node(plan->graph, source)->shape.dims == 3;
+    const gg_shape *shape = &gg_graph_node(plan->graph, source)->shape;
+    const bool image = shape->dims == 3 && gg_shape_equal(shape, &plan->value[plan->node[source].value].shape);
     return format.layout == GG_LAYOUT_PLAIN || (format.layout == GG_LAYOUT_NHWC && image);
 }
 
