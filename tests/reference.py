@@ -605,8 +605,8 @@ class Network:
             if not self._training and options["track_running_stats"]:
                 moments = weights[f"{name}.running_mean"], weights[f"{name}.running_var"]
             return batch_norm(x, *affine, *moments, options["eps"])
-        if kind == "Flatten":
-            return x.reshape(len(x), -1)
+        if kind in ("Flatten", "Reshape"):
+            return x.reshape(len(x), *options.get("shape", [-1]))
         if kind == "Add":
             return sum(inputs[1:], inputs[0])
         if kind == "Concat":
@@ -681,7 +681,7 @@ class Network:
                 found = statistics_gradient(x, *running, options["momentum"])
                 result[f"{name}.running_mean"], result[f"{name}.running_var"] = found
             return [grad_input]
-        if kind == "Flatten":
+        if kind in ("Flatten", "Reshape"):
             return [grad.reshape(x.shape)]
         if kind == "Add":
             return [grad] * len(inputs)

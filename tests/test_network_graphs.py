@@ -125,7 +125,7 @@ def test_graph_is_torchs(rng, make):
 @backends
 @pytest.mark.parametrize("views", [[(3, 1, 5)], [(15,), (3, 1, 5)]], ids=["one", "two"])
 def test_a_view_that_is_undone(rng, backend, views):
-    """The copy in the view's layout that was made for it, which nobody reads, brings no gradient."""
+    """Nobody reads a copy in the view's layout, and none is made."""
 
     def trained(views):
         x = gg.Input((2, 2, 14))
@@ -135,10 +135,32 @@ def test_a_view_that_is_undone(rng, backend, views):
         net = gg.Model(x, gg.Linear(2, name="out")(gg.Flatten()(gg.Add()(c, y))))
         trainer = trainer_of(net, backend)
         trainer.train_step(samples, labels)
-        return trainer.gradients()
+        return trainer.gradients(), [one["operation"] for one in trainer.core.profile()["operations"]]
 
     samples, labels = rng.standard_normal((3, 2, 2, 14)).astype(np.float32), rng.integers(0, 2, 3)
-    all_near(trained(views), trained([]))
+    (found, operations), (wanted, without) = trained(views), trained([])
+    all_near(found, wanted)
+    assert operations == without
+
+
+@backends
+@pytest.mark.parametrize("n", [3, 16])
+@pytest.mark.parametrize("undone", [False, True])
+def test_an_image_in_several_shapes(rng, backend, n, undone):
+    """Readers of an image, of it in another shape, and of it in its own shape again."""
+    x = gg.Input((3, 8, 8))
+    c = gg.Conv2d(16, 3, padding=1, name="c")(x)
+    other = gg.Reshape((4, 16, 16))(c)
+    again = gg.Reshape((16, 8, 8))(other) if undone else c
+    ways = [gg.Conv2d(5, 4, stride=4, name="o")(other), gg.Conv2d(5, 3, stride=2, padding=1, name="a")(again)]
+    net = gg.Model(x, gg.Linear(3, name="out")(gg.Flatten()(gg.Concat()(*ways, gg.MaxPool2d(4)(gg.Tanh()(other))))))
+    trainer = trainer_of(net, backend)
+    weights = double(trainer.weights())
+    samples, labels = batch_for(net, rng, n)
+    found = trainer.train_step(samples, labels)
+    wanted, _, grads = ref.Network(net.config()).gradients(weights, samples.astype(np.float64), labels, "cross_entropy")
+    assert found == pytest.approx(wanted, rel=2e-6)
+    all_near(trainer.gradients(), grads, 4e-6)
 
 
 @backends

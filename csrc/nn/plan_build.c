@@ -73,6 +73,20 @@ static gg_status add_step(gg_plan *plan, const gg_step *made) {
     return GG_OK;
 }
 
+/* Whether a value's elements lie as those of this shape, which is another one than the value's behind a view. */
+static bool lies_as(const gg_value *value, const gg_shape *shape) {
+    return plan_shapeless(value->format.layout) || gg_shape_equal(&value->shape, shape);
+}
+
+/* The format that readers of a node are offered: behind a view that changes the shape a layout that depends on it
+ * becomes PLAIN, when it is read. */
+static gg_format node_format(const gg_plan *plan, int node) {
+    const gg_value *value = &plan->value[plan->node[node].value];
+    gg_format format = value->format;
+    if (!lies_as(value, &gg_graph_node(plan->graph, node)->shape)) format.layout = GG_LAYOUT_PLAIN;
+    return format;
+}
+
 static void plan_decide(gg_plan *plan, int value, gg_format format) {
     gg_value *it = &plan->value[value];
     it->undecided = false;
@@ -146,19 +160,19 @@ cleanup:
     return status;
 }
 
-/* A copy of an activation in this format, or the value itself. In a layout that depends on the shape both must have the
- * same one. */
+/* A copy of an activation in this format, or the value itself. */
 static int find_copy(const gg_plan *plan, int value, const gg_shape *shape, gg_format format) {
-    if (same_format(plan->value[value].format, format)) return value;
+    const gg_value *own = &plan->value[value];
+    if (same_format(own->format, format) && lies_as(own, shape)) return value;
     for (int i = 0; i < plan->values; i++) {
         const gg_value *copy = &plan->value[i];
-        if (copy->origin != plan->value[value].origin || !same_format(copy->format, format)) continue;
-        if (plan_shapeless(format.layout) || gg_shape_equal(&copy->shape, shape)) return i;
+        if (copy->origin == own->origin && same_format(copy->format, format) && lies_as(copy, shape)) return i;
     }
     return GG_NONE;
 }
 
-/* The same activation in another format: an existing copy, a reorder of the value, or two by way of PLAIN. */
+/* The same activation in another format: an existing copy, a reorder of the value, or two by way of PLAIN, which has to
+ * be between where both layouts depend on the shape, and it is another one. */
 static gg_status plan_convert(gg_plan *plan, int node, int value, const gg_shape *shape, gg_format format, int *out) {
     gg_status status = GG_OK;
     int found = find_copy(plan, value, shape, format);
@@ -167,6 +181,16 @@ static gg_status plan_convert(gg_plan *plan, int node, int value, const gg_shape
         goto cleanup;
     }
     gg_format from = plan->value[value].format;
+    const gg_shape own = plan->value[value].shape;
+    int between = GG_NONE;
+    if (!lies_as(&plan->value[value], shape)) {
+        if (!plan_shapeless(format.layout)) {
+            GG_TRY(plan_convert(plan, node, value, &own, (gg_format){from.dtype, GG_LAYOUT_PLAIN}, &between));
+            status = plan_convert(plan, node, between, shape, format, out);
+            goto cleanup;
+        }
+        shape = &own;
+    }
     status = try_reorder(plan, node, value, shape, format, out);
     if (status != GG_ERROR_UNSUPPORTED) goto cleanup;
     if (same_format(from, plain) || same_format(format, plain)) {
@@ -174,7 +198,6 @@ static gg_status plan_convert(gg_plan *plan, int node, int value, const gg_shape
                         gg_dtype_name(format.dtype), gg_layout_name(format.layout));
         goto cleanup;
     }
-    int between = GG_NONE;
     GG_TRY(plan_convert(plan, node, value, shape, plain, &between));
     GG_TRY(plan_convert(plan, node, between, shape, format, out));
 cleanup:
@@ -238,7 +261,7 @@ static void plan_describe(const gg_plan *plan, const gg_group *group, gg_op_desc
     desc->dtype = plan->options.dtype;
     for (int i = 0; i < desc->inputs; i++) {
         desc->input[i] = gg_graph_node(plan->graph, source[i])->shape;
-        desc->offered[i] = plan->value[plan->node[source[i]].value].format;
+        desc->offered[i] = node_format(plan, source[i]);
         if (plan->options.training && plan->node[source[i]].needs_gradient) desc->input_grad = true;
     }
     if (type->describe != NULL) type->describe(&it->desc, desc);
@@ -417,20 +440,6 @@ cleanup:
     return status;
 }
 
-/* The values of the input under another shape. A layout that depends on the shape becomes PLAIN first. */
-static gg_status build_view(gg_plan *plan, int node) {
-    gg_status status = GG_OK;
-    int source = gg_graph_node(plan->graph, node)->input[0];
-    int value = plan->node[source].value;
-    if (!plan_shapeless(plan->value[value].format.layout)) {
-        gg_format format = {plan->value[value].format.dtype, GG_LAYOUT_PLAIN};
-        GG_TRY(plan_convert(plan, node, value, &gg_graph_node(plan->graph, source)->shape, format, &value));
-    }
-    plan->node[node].value = value;
-cleanup:
-    return status;
-}
-
 static gg_status build_node(gg_plan *plan, int node) {
     const gg_node *it = gg_graph_node(plan->graph, node);
     gg_node_state *state = &plan->node[node];
@@ -444,9 +453,9 @@ static gg_status build_node(gg_plan *plan, int node) {
                          .producer = GG_NONE};
         return add_value(plan, &made, &state->value);
     }
-    if (gg_layer_type_of(it->desc.kind)->view) return build_view(plan, node);
-    bool still = it->desc.kind == GG_LAYER_DROPOUT && (!plan->options.training || it->desc.probability == 0);
-    if (still) {
+    const bool still = it->desc.kind == GG_LAYER_DROPOUT && (!plan->options.training || it->desc.probability == 0);
+    /* A view shows its input's values under another shape: who reads it reads a copy where they lie otherwise. */
+    if (still || gg_layer_type_of(it->desc.kind)->view) {
         state->value = plan->node[it->input[0]].value;
         return GG_OK;
     }

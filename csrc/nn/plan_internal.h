@@ -1,6 +1,6 @@
 /* The plan's insides, shared by its own files only.
  *
- * A value is an activation in one format, with its gradient beside it. Flatten and inactive dropout make no value of
+ * A value is an activation in one format, with its gradient beside it. Views and inactive dropout make no value of
  * their own: their node shows the value of their input. A value can be a slice of another one: the inputs of a join
  * that is a mere view lie in the joined value (`parent`).
  *
@@ -32,7 +32,7 @@ typedef struct gg_place {
 } gg_place;
 
 typedef struct gg_value {
-    gg_shape shape; /* of the node it was made for; copies in other formats have their origin's */
+    gg_shape shape; /* of the node it was made for; of a copy in another format, of the node that was read */
     gg_format format;
     size_t bytes;
     bool undecided; /* a float32 input whose format its first reader will decide */

@@ -230,8 +230,6 @@ static gg_status place_gradients(gg_plan *plan) {
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) GG_TRY(place_grad_head(plan, &plan->head[i]));
     for (int s = plan->steps - 1; s >= 0; s--) {
         gg_step *step = &plan->step[s];
-        /* A reorder whose copy nobody reads, as behind a view that another view undoes, has no gradient to give. */
-        if (step->backward) step->backward = partly_written(plan, step->output);
         if (!step->backward) continue;
         GG_TRY(grad_place(plan, step->output, gg_plan_backward_time(plan, s), &ignored));
         step->first_sum = plan->sums;
