@@ -145,6 +145,15 @@ def test_slices_send_that_many_times_fewer_bytes():
         assert trainer.history.schedule["diffusion_steps"] == 2 * slices
 
 
+@pytest.mark.parametrize("slices", [1 << 20, (1 << 30) + 1, (1 << 31) - 1])
+def test_more_slices_than_can_be_numbered(slices):
+    """Times the number of buckets they are 4 * (2^30 + 1), which is 4 to an int."""
+    strategy = gg.GossipGraD(exchange="weights", slices=slices, bucket_bytes=1)
+    net = gg.Sequential([gg.Linear(5) for _ in range(4)], (3,))
+    with pytest.raises(ValueError, match=rf"slices: {slices}; with 4 buckets allowed are 1 to 209715"):
+        gg.Trainer(net, loss="cross_entropy", strategy=strategy, comm=gg.VirtualCluster(2))
+
+
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
 def test_chunks_change_no_bit(staleness, wire_dtype):

@@ -229,11 +229,11 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_optio
     if (size_of(dict, "bucket_bytes", &bucket) < 0 || size_of(dict, "chunk_bytes", &chunk) < 0) return -1;
     if (PyErr_Occurred()) return -1;
     if (ranks_per_node < 0 || ranks_per_node > INT_MAX) {
-        PyErr_Format(PyExc_ValueError, "ranks_per_node: %lld; must be at least 1", ranks_per_node);
+        PyErr_Format(PyExc_ValueError, "ranks_per_node: %lld; must be 1 to %d", ranks_per_node, INT_MAX);
         return -1;
     }
     if (slices < 1 || slices > INT_MAX) {
-        PyErr_Format(PyExc_ValueError, "slices: %lld; must be at least 1", slices);
+        PyErr_Format(PyExc_ValueError, "slices: %lld; must be 1 to %d", slices, INT_MAX);
         return -1;
     }
     *out = (gg_strategy_options){.kind = (gg_strategy_kind)kind,

@@ -8,6 +8,9 @@
 /* Chunks of slices, each with tags of its own for weights and every moment. */
 #define MOST_SLICED ((GG_TAG_LIMIT - GG_TAG_USER) / (1 + GG_MOST_MOMENTS))
 
+/* Slices of all buckets: those without elements need no tags, but are listed, and numbered by an int. */
+#define MOST_SLICES (1 << 20)
+
 static void count_pieces(gg_gossip *gossip) {
     for (int b = 0; b < gossip->sliced.count; ++b) {
         const gg_bucket *bucket = &gossip->sliced.bucket[b];
@@ -30,6 +33,10 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
     gossip->head.buckets = &gossip->buckets;
     gossip->slices = options->slices > 1 ? options->slices : 1;
+    const int most = MOST_SLICES / (gossip->buckets.count + 1); /* there may be no bucket */
+    if (gossip->slices > 1 && gossip->slices > most)
+        GG_FAIL(GG_ERROR_ARGUMENT, "slices: %d; with %d buckets allowed are 1 to %d", gossip->slices,
+                gossip->buckets.count, most);
     GG_TRY(gg_buckets_slice(&gossip->buckets, options->chunk_bytes, gossip->slices, &gossip->sliced));
     if (gossip->slices > 1 && gossip->sliced.chunk_count > MOST_SLICED)
         GG_FAIL(
