@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import threading
 import time
@@ -337,3 +338,17 @@ def test_a_slow_source_is_waited_for_with_a_word(mpirun):
         data = gg.Dataset(x, np.arange(32) % 3)
         history = trainer.fit(data, batch_size=4, progress=False, shuffle=False, shard="contiguous")
     assert str(history.weights_sha256) in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("readers", 0, "source: readers is 0; allowed are 1 to 1024"),
+        ("ahead", -1, "source: ahead is -1; allowed are 1 to 1024"),
+        ("shape", 6, "somewhere else: shape=6: allowed: a tuple of integers, as (28,) or (3, 8, 8)"),
+        ("shape", (6.0,), "somewhere else: shape[0]=6.0: allowed: an integer of at least 1"),
+    ],
+)
+def test_attributes_of_a_source_that_cannot_be(attribute, value, message):
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}$"):
+        trained(gg.Dataset(Arrays(*arrays(24), **{attribute: value})))

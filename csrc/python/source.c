@@ -121,9 +121,11 @@ static void describe_fields(py_source *source, const gg_dataset *set) {
 }
 
 int gg_py_source(PyObject *object, const gg_dataset *set, gg_source **out) {
-    const int ordered = has_flag(object, "ordered"), readers = attribute(object, "readers", 1);
-    const int ahead = attribute(object, "ahead", 2);
-    if (ordered < 0 || readers < 0 || ahead < 0) return -1;
+    /* One after the other: an attribute must not be asked for while an exception is set. */
+    const int ordered = has_flag(object, "ordered");
+    const int readers = ordered < 0 ? -1 : attribute(object, "readers", 1);
+    const int ahead = readers < 0 ? -1 : attribute(object, "ahead", 2);
+    if (ahead < 0) return -1;
     PyObject *read = PyObject_GetAttrString(object, "read");
     if (read == NULL) return -1;
     py_source *made = NULL;

@@ -129,7 +129,11 @@ class Dataset:
 
     def _of_source(self, source: Source, scale: Any, shift: Any, targets: Any) -> tuple[Any, Any, Any]:
         """(scale, shift, targets), after what the source says of itself."""
-        self._shape = tuple(source.shape)
+        if not isinstance(source.shape, (tuple, list)):
+            raise TypeError(
+                f"{source.name}: shape={source.shape!r}: allowed: a tuple of integers, as (28,) or (3, 8, 8)"
+            )
+        self._shape = tuple(integer(f"{source.name}: shape[{i}]", one, 1) for i, one in enumerate(source.shape))
         if np.dtype(source.dtype) not in (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.int32)):
             raise TypeError(f"{source.name}: samples of {source.dtype}; allowed: uint8, float32, int32")
         for argument, value, plain in (("scale", scale, 1.0), ("shift", shift, 0.0)):
