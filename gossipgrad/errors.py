@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gossipgrad._core import Cancelled, CommunicationError
 
@@ -255,6 +256,17 @@ def store(instance: Any, **checked: Any) -> None:
 def counted(n: int, what: str) -> str:
     """1 epoch, 2 epochs."""
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def plain_array(what: str, value: Any) -> NDArray[Any]:
+    """`value` as an array. ValueError for a masked one that masks any: other arrays cannot say so."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        count = int(np.ma.getmaskarray(value).sum())
+        raise ValueError(
+            f"{what}: a masked array, of whose {value.size} elements {count} are masked; allowed: arrays without a "
+            "mask, as x.filled(0) gives one"
+        )
+    return np.asarray(value)
 
 
 def pair(argument: str, value: Any, low: int) -> tuple[int, int]:

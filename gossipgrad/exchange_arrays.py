@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import _core, _stall, agreement
-from gossipgrad.errors import did_you_mean
+from gossipgrad.errors import did_you_mean, plain_array
 
 Array = NDArray[np.float32]
 Arrays = dict[str, Array]
@@ -30,7 +30,7 @@ def floats(what: str, value: Any) -> NDArray[Any]:
                 f"{what} is a {type(value).__name__} that NumPy cannot read ({error}); allowed: arrays in the host's "
                 "memory, without gradients of their own"
             ) from error
-    array = np.asarray(value)
+    array = plain_array(what, value)
     if array.dtype.kind != "f":
         raise TypeError(f"{what} has dtype {array.dtype}; allowed: floating numbers, which become float32")
     return array

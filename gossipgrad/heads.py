@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import losses
-from gossipgrad.errors import choice, did_you_mean, integer, number
+from gossipgrad.errors import choice, did_you_mean, integer, number, plain_array
 from gossipgrad.layers import Node
 from gossipgrad.literals import LOSSES, Loss
 
@@ -188,7 +188,7 @@ def separate(argument: str, given: Any, names: Sequence[str]) -> list[Any]:
 
 def tokens(given: Any, shape: tuple[int, ...], what: str) -> NDArray[np.int32]:
     """An int32 array (n, ...) of whole numbers; TypeError for others."""
-    array = np.asarray(given)
+    array = plain_array(what, given)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{what}: dtype {array.dtype}; wanted whole numbers, tokens")
     if array.shape[1:] != shape or not array.size:

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad.errors import did_you_mean
+from gossipgrad.errors import did_you_mean, plain_array
 from gossipgrad.losses import CrossEntropy
 
 Function = Callable[[NDArray[np.float32], NDArray[Any]], Any]
@@ -210,7 +210,7 @@ def numbers(metric: Metric, outputs: NDArray[np.float32], targets: NDArray[Any])
     """A metric's numbers of these samples, (n, columns). ValueError where its function gave anything else."""
     try:
         # Of its own: a function may write into what it gets, and targets may be the caller's memory.
-        values = np.asarray(metric.values(outputs.copy(), targets.copy()))
+        values = plain_array("its numbers", metric.values(outputs.copy(), targets.copy()))
         wanted = (len(outputs),) if metric.columns == 1 else (len(outputs), metric.columns)
         if values.shape != wanted or values.dtype.kind not in "biuf":
             raise ValueError(f"shape {values.shape} of {values.dtype}; allowed: numbers, of shape {wanted}")

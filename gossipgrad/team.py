@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gossipgrad import _core, agreement
 from gossipgrad.cluster import Network, make_team, with_circumstances
-from gossipgrad.errors import choice, flag, integer, named_keywords, number
+from gossipgrad.errors import choice, flag, integer, named_keywords, number, plain_array
 from gossipgrad.strategies import Topology, check_topology, core_topology
 
 Array = NDArray[Any]
@@ -252,7 +252,7 @@ class Team:
 
     def _values(self, one: agreement.Agreement, array: Any, facts: bool = True) -> list[Array]:
         """The contiguous array of each rank of this process; their form is among the facts that ranks compare."""
-        given = np.asarray(array)
+        given = plain_array("array", array)
         if given.dtype.kind not in "biufc":
             raise TypeError(f"array: dtype {given.dtype}; allowed: bool, integers, floating or complex numbers")
         given = given.astype(given.dtype.newbyteorder("="), copy=False)

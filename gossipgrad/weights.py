@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import safetensors, torch_file
-from gossipgrad.errors import CheckpointError
+from gossipgrad.errors import CheckpointError, plain_array
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 _COUNTERS = ".num_batches_tracked"  # of PyTorch's BatchNorm: how many batches; no momentum here needs it
@@ -56,10 +56,10 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, np.ndarray) or hasattr(value, "detach")
 
 
-def _array(value: Any) -> NDArray[Any]:
+def _array(value: Any, what: str) -> NDArray[Any]:
     """A tensor of PyTorch, or whatever NumPy makes an array of."""
     if not hasattr(value, "detach"):
-        return np.asarray(value)
+        return plain_array(what, value)
     value = value.detach().cpu()
     try:
         return np.asarray(value.numpy())
@@ -117,7 +117,7 @@ def fit(
     for name, shape in shapes.items():
         if name not in found:
             continue
-        array = _array(found[name])
+        array = _array(found[name], f"{what}: {name}")
         if array.shape != shape:
             misshapen[name] = (array.shape, shape)
         elif array.dtype.kind not in "iuf":

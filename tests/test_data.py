@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -587,3 +588,34 @@ def test_tokens_stay_integers():
         wanted = trainer.evaluate(x.astype(np.float32), y)
         for dtype in (np.uint8, np.int16, np.int32, np.int64, np.uint64):
             assert trainer.evaluate(x.astype(dtype), y) == wanted
+
+
+def test_masked_elements_are_refused_where_arrays_are_given():
+    x, y = np.ones((6, 2), np.float32), np.arange(6) % 2
+    hidden = np.ma.masked_equal(np.arange(6), 1)
+    masked_x = np.ma.masked_array(x, mask=[[False, True]] * 6)
+    trainer = gg.Trainer(gg.Sequential([gg.Linear(2)], input=(2,)), metrics={"own": lambda outputs, targets: hidden})
+    team = gg.Team(comm=gg.VirtualCluster(6))
+    exchange = gg.Exchange({"w": np.zeros(6)}, comm=gg.VirtualCluster(1))
+
+    def gradient():
+        exchange.replicas[0].gradients["w"] = hidden.astype(float)
+
+    for argument, use in {
+        "train: samples": lambda: trainer.fit(masked_x, y),
+        "train: targets": lambda: trainer.fit(x, hidden),
+        "index": lambda: gg.Dataset(x, y)[hidden],
+        "scale": lambda: gg.Dataset(x, y, scale=masked_x[0]),
+        "batch 0: samples": lambda: gg.data.from_iterable([(masked_x, y)]),
+        "sample_weight": lambda: trainer.fit(x, y, sample_weight=hidden, batch_size=2),
+        "class_weight": lambda: trainer.fit(x, y, class_weight=masked_x[0], batch_size=2),
+        "x": lambda: trainer.predict(masked_x),
+        "weights: fc1.bias": lambda: trainer.net.load_weights({"fc1.weight": np.eye(2), "fc1.bias": masked_x[0]}),
+        "metrics: own of 6 samples: its numbers": lambda: trainer.evaluate(x, y),
+        "arrays['w']": lambda: gg.Exchange({"w": hidden.astype(float)}),
+        "the gradient of 'w'": gradient,
+        "array": lambda: team.allreduce(hidden),
+    }.items():
+        with pytest.raises(ValueError, match=f"{re.escape(argument)}: a masked array, of whose"):
+            use()
+    assert gg.Dataset(np.ma.masked_array(x), y).samples is not None  # nothing is masked

@@ -22,7 +22,7 @@ from gossipgrad.data.checks import (
 )
 from gossipgrad.data.classes import runs_of, sizes_of, stratified
 from gossipgrad.data.source import EVALUATION, Source
-from gossipgrad.errors import flag, integer, is_of
+from gossipgrad.errors import flag, integer, is_of, plain_array
 from gossipgrad.heads import MAX_FIELDS, Field, Head
 
 
@@ -107,11 +107,11 @@ class Dataset:
             self._shape = tuple(self._array.shape[1:])
         # Of networks with several inputs and outputs: those after the first, which lie as it does.
         self._others = tuple(samples_array(one, "samples", integers=True) for one in others)
-        self._other_targets = tuple(np.asarray(one) for one in other_targets)
+        self._other_targets = tuple(plain_array("targets", one) for one in other_targets)
         self._count = len(samples) if self.source is not None else len(self._array)  # type: ignore[arg-type]
         self.name = name or ("arrays" if self.source is None else self.source.name)
         if targets is not None:
-            self._targets = np.asarray(targets)
+            self._targets = plain_array("targets", targets)
             if self._targets.ndim < 1 or self._count != len(self._targets):
                 count = len(self._targets) if self._targets.ndim else "one number as"
                 raise ValueError(f"{self._count} samples but {count} targets")
@@ -259,7 +259,7 @@ class Dataset:
             if not len(part):
                 raise IndexError(f"{index}: no sample of {len(self)}")
             return part
-        rows = np.asarray(index)
+        rows = plain_array("index", index)
         allowed = "a slice, as in data[:1000], or an array of sample numbers or of bools"
         if rows.ndim != 1 or rows.dtype.kind not in "iub" or not len(rows):
             what = f"{index}" if rows.ndim == 0 else f"an array of {rows.dtype} and shape {rows.shape}"

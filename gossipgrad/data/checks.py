@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad.errors import number
+from gossipgrad.errors import number, plain_array
 
 if TYPE_CHECKING:
     from gossipgrad.progress import Bar
@@ -25,7 +25,7 @@ def samples_array(samples: Any, what: str = "samples", integers: bool = False) -
     uint8 and float32 are used as they are; bool becomes uint8; other integers and floats become float32, a copy
     (integers beyond 2^24 are rounded). integers: they become int32, where all fit. TypeError for anything else.
     """
-    array = np.asarray(samples)
+    array = plain_array(what, samples)
     if array.dtype == np.bool_:
         array = array.view(np.uint8)
     elif array.dtype.kind not in "iuf":
@@ -80,7 +80,7 @@ def _check_pieces(array: NDArray[Any], what: str, bar: Bar) -> None:
 
 
 def _numbers(targets: Any, what: str) -> NDArray[Any]:
-    array = np.asarray(targets)
+    array = plain_array(what, targets)
     if array.dtype.kind not in "iufb":
         hint = ""
         if array.dtype.kind in "USO" and array.ndim == 1:
@@ -215,7 +215,7 @@ def shape_hint(shape: Sequence[int], wanted: Sequence[int]) -> str:
 
 def weights_array(weights: Any, count: int, what: str = "sample_weight") -> NDArray[np.float32]:
     """`weights` as float32 (count,): finite and at least 0. Errors name the first that is not."""
-    array = np.asarray(weights)
+    array = plain_array(what, weights)
     if array.dtype.kind not in "iufb":
         raise TypeError(f"{what}: dtype {array.dtype}; wanted numbers, one a sample")
     if array.shape != (count,):
@@ -234,7 +234,7 @@ Affine = float | NDArray[np.float32]  # one number, one a channel, or one for ea
 def affine(argument: str, value: Any, shape: Sequence[int]) -> Affine:
     """A scale or shift of samples of this shape: a number, or float32 (channels,), one for each place of axis 0, or
     float32 of this shape."""
-    array = np.asarray(value)
+    array = plain_array(argument, value)
     if array.ndim == 0:
         return number(argument, value)
     if array.dtype.kind not in "iuf" or not shape or array.shape not in ((shape[0],), tuple(shape)):

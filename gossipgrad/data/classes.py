@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad.errors import integer, number
+from gossipgrad.errors import integer, number, plain_array
 
 
 def sizes_of(parts: Any, count: int) -> list[int]:
@@ -84,7 +84,7 @@ def class_weights(given: Any, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         for key, value in given.items():
             result[integer("class_weight: class", key, 0, classes - 1)] = number(f"class_weight[{key}]", value, 0.0)
         return result
-    array = np.asarray(given)
+    array = plain_array("class_weight", given)
     if array.dtype.kind not in "iuf" or array.shape != (classes,):
         raise ValueError(
             f"class_weight: {type(given).__name__} of shape {array.shape}; allowed: 'balanced', a dict "

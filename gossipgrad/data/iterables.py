@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.checks import samples_array
 from gossipgrad.data.source import EVALUATION, Source
-from gossipgrad.errors import DataError, flag, integer
+from gossipgrad.errors import DataError, flag, integer, plain_array
 
 MOST_CURSORS = 64  # iterators of an epoch, or of evaluation, that a stream has open at a time
 
@@ -24,7 +24,7 @@ def _array(value: Any, what: str) -> NDArray[Any]:
         method = getattr(value, step, None)
         if callable(method) and not isinstance(value, np.ndarray):
             value = method()
-    array = np.asarray(value)
+    array = plain_array(what, value)
     if array.dtype.kind not in "biuf" or array.ndim < 1:
         raise TypeError(f"{what}: {type(value).__name__} of {array.dtype}; wanted an array (n, ...) of numbers")
     return array
