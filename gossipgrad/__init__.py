@@ -12,7 +12,11 @@ The method: Daily et al., "GossipGraD" (2018), arXiv 1803.05880. Under mpiexec t
 import importlib
 from typing import TYPE_CHECKING
 
-from gossipgrad import _preload
+from gossipgrad import _starting
+
+_starting.begin()  # before all that takes time
+
+from gossipgrad import _preload  # noqa: E402
 
 _preload.load()  # before anything that imports the compiled core
 

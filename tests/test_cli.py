@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -575,6 +576,38 @@ def test_ctrl_c_keeps_the_last_checkpoint(ranks, sign, code, word, tmp_path):
 
     assert Trainer.load(tmp_path / "c").epoch >= 1
     assert not [p for p in tmp_path.iterdir() if p.name.endswith(".tmp")]
+
+
+INTERRUPTS_ITSELF = """
+import os, signal, sys
+
+class Hook:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Hook())
+"""
+
+
+@pytest.mark.parametrize("how", ["module", "gossipgrad", "script.py"])
+def test_ctrl_c_while_the_package_is_imported(how, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS_ITSELF)
+    script = tmp_path / how
+    script.write_text("from gossipgrad.__main__ import main\nmain(['info'])")
+    words = ["-m", "gossipgrad", "info"] if how == "module" else [str(script)]
+    path = os.pathsep.join([str(tmp_path), str(Path(gg.__file__).parent.parent)])
+    done = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    if how == "script.py":  # not ours to end
+        assert "KeyboardInterrupt" in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (130, "gossipgrad: interrupted\n")
 
 
 def test_ctrl_c_ends_all_ranks(tmp_path):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from gossipgrad import _failure, _launch, _supervisor, environment
+from gossipgrad import _failure, _launch, _starting, _supervisor, environment
 from gossipgrad.cli import bench, compare, evaluate, train
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, Parser, UsageError
 from gossipgrad.errors import one_line
@@ -80,6 +80,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     checkpoint: str | None = None  # what is named when a signal ends the command
     try:
+        _starting.end()
         arguments = parser().parse_args(argv)
         checkpoint = arguments.checkpoint if arguments.command == "train" else None
         with warnings.catch_warnings():
