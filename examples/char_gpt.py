@@ -19,13 +19,15 @@ parser.add_argument("--steps", type=int, default=2000)
 parser.add_argument("--sample", type=int, default=0, help="characters to write in the end")
 parser.add_argument("--seed", type=int, default=1337)
 given = parser.parse_args()
+for name, least, most in (("steps", 1, 1_000_000), ("sample", 0, 1_000_000)):
+    value = getattr(given, name)
+    if value is not None and not least <= value <= most:
+        parser.error(f"--{name} is {value}; allowed: {least} to {most}")
 
 train, test = gg.data.text(given.data, sequence=64) if given.data else gg.data.load("shakespeare")
 vocabulary = train.source.vocabulary
-epochs = -(-given.steps // (len(train) // 12))  # windows are drawn anew in each
-while given.steps % epochs:
-    epochs += 1
-train = train[: 12 * given.steps // epochs]
+epochs = -(-given.steps // max(len(train) // 12, 1))  # windows are drawn anew in each
+train = train[: 12 * (given.steps // epochs)]  # epochs of one length, which may be some steps less than asked for
 trainer = gg.Trainer(
     gg.models.char_gpt(len(vocabulary), 64, layers=4, heads=4, width=128),
     optimizer=gg.Adam(

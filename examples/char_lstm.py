@@ -22,13 +22,15 @@ parser.add_argument("--ranks", type=int, default=1, help="of a virtual cluster")
 parser.add_argument("--strategy", choices=("gossipgrad", "allreduce"), default="gossipgrad")
 parser.add_argument("--seed", type=int, default=0)
 given = parser.parse_args()
+for name, least, most in (("steps", 1, 1_000_000), ("ranks", 1, 52)):
+    value = getattr(given, name)
+    if value is not None and not least <= value <= most:
+        parser.error(f"--{name} is {value}; allowed: {least} to {most}")
 
 train, test = gg.data.text(given.data, sequence=64) if given.data else gg.data.load("shakespeare")
 vocabulary = train.source.vocabulary
-epochs = -(-given.steps // (len(train) // 52))  # windows are drawn anew in each
-while given.steps % epochs:
-    epochs += 1
-train = train[: 52 * given.steps // epochs]
+epochs = -(-given.steps // max(len(train) // 52, 1))  # windows are drawn anew in each
+train = train[: 52 * (given.steps // epochs)]  # epochs of one length, which may be some steps less than asked for
 trainer = gg.Trainer(
     gg.models.char_lstm(len(vocabulary), sequence=64),
     optimizer=gg.Adam(lr=given.lr),

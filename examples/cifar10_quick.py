@@ -21,6 +21,10 @@ parser.add_argument("--mirror", action="store_true", help="images are mirrored a
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--ranks", type=int, default=1, help="of a virtual cluster, which divide each batch of 100")
 given = parser.parse_args()
+for name, least, most in (("epochs", 1, 1_000_000), ("take", 1, 1_000_000), ("ranks", 1, 100)):
+    value = getattr(given, name)
+    if value is not None and not least <= value <= most:
+        parser.error(f"--{name} is {value}; allowed: {least} to {most}")
 
 train, test = gg.data.load("cifar10", given.data)
 train, test = train[: given.take], test[: given.take]

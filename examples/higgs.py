@@ -19,6 +19,10 @@ parser.add_argument("--ranks", type=int, default=1, help="of a virtual cluster")
 parser.add_argument("--strategy", choices=("gossipgrad", "allreduce"), default="gossipgrad")
 parser.add_argument("--seed", type=int, default=0)
 given = parser.parse_args()
+for name, least, most in (("epochs", 1, 1_000_000), ("take", 1, 1_000_000), ("ranks", 1, 128)):
+    value = getattr(given, name)
+    if value is not None and not least <= value <= most:
+        parser.error(f"--{name} is {value}; allowed: {least} to {most}")
 
 train, test = (one[: given.take] for one in gg.data.load("higgs", given.data))
 trainer = gg.Trainer(

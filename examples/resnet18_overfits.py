@@ -17,6 +17,8 @@ parser.add_argument("--epochs", type=int, default=40)
 parser.add_argument("--size", type=int, default=112, help="of the images")
 parser.add_argument("--seed", type=int, default=0)
 given = parser.parse_args()
+if given.epochs < 1:
+    parser.error(f"--epochs is {given.epochs}; allowed: at least 1")
 
 photographs = gg.data.image_folder(given.data, given.size, augment=False)
 train = gg.Dataset(photographs.samples, photographs.targets, photographs.scale, photographs.shift, name="photographs")

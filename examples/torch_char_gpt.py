@@ -23,6 +23,8 @@ parser.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgra
 parser.add_argument("--steps", type=int, default=1000)
 parser.add_argument("--seed", type=int, default=1337)
 given = parser.parse_args()
+if given.steps < 1:
+    parser.error(f"--steps is {given.steps}; allowed: at least 1")
 CONTEXT, WIDTH, HEADS = 64, 128, 4
 
 

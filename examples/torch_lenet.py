@@ -20,6 +20,10 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--take", type=int, help="train on so many samples")
 parser.add_argument("--seed", type=int, default=0)
 given = parser.parse_args()
+for name, least, most in (("epochs", 1, 1_000_000), ("take", 1, 1_000_000)):
+    value = getattr(given, name)
+    if value is not None and not least <= value <= most:
+        parser.error(f"--{name} is {value}; allowed: {least} to {most}")
 
 torch.set_num_threads(1)
 torch.manual_seed(given.seed)

@@ -106,3 +106,39 @@ def test_torch_char_gpt(run, text):
     pytest.importorskip("torch")
     out = run("torch_char_gpt.py", "--data", text, "--steps", 4, "--strategy", "allreduce")
     assert float(re.search("validation loss (.*)", out)[1]) < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("char_gpt.py", "steps", -1),
+        ("char_gpt.py", "sample", -1),
+        ("char_lstm.py", "steps", 0),
+        ("char_lstm.py", "ranks", 53),
+        ("cifar10_quick.py", "ranks", 0),
+        ("cifar10_quick.py", "take", -1),
+        ("higgs.py", "ranks", 129),
+        ("resnet18_overfits.py", "epochs", 0),
+        ("resnet20.py", "ranks", 0),
+        ("torch_lenet.py", "take", 0),
+        ("torch_char_gpt.py", "steps", 0),
+    ],
+)
+def test_numbers_that_cannot_be(run, capsys, name, option, value):
+    if name.startswith("torch"):
+        pytest.importorskip("torch")
+    with pytest.raises(SystemExit) as ended:
+        run(name, "--data", "nowhere", f"--{option}", value)
+    assert ended.value.code == 2
+    assert f"error: --{option} is {value}; allowed: " in capsys.readouterr().err
+
+
+def test_a_prime_number_of_steps_makes_no_epochs_of_one_step(run, text):
+    out = run("char_lstm.py", "--data", text, "--steps", 11)  # an epoch has 8 at most
+    assert "epoch 2/2:" in out
+
+
+def test_a_text_of_few_windows(run, text, tmp_path):
+    (tmp_path / "short").write_text(text.read_text()[:700])
+    with pytest.raises(ValueError, match=r"^batch_size=12: the smallest shard has [0-9]+ samples"):
+        run("char_gpt.py", "--data", tmp_path / "short", "--steps", 4)
