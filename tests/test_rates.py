@@ -204,3 +204,23 @@ def test_ranks_with_rates_that_differ_fail_alike(mpirun):
     said = r"learning_rate: 0.125 to 0.125 \(.*\) on rank 0; 0.25 to 0.25 \(.*\) on rank 1"
     assert [line[0] for line in lines] == ["0", "1"], done.stdout + done.stderr
     assert all(re.search(said, line) for line in lines), lines
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_rate_that_is_set_is_not_that_of_what_is_in_flight(staleness):
+    """Updates by gradients of a partner come when these arrive: here, when it settles."""
+    strategy = gg.GossipGraD(exchange="gradients", staleness=staleness)
+    x = [np.full((4, 6), 0.1 * (1 + rank), np.float32) for rank in range(3)]
+    y = [np.full(4, rank) for rank in range(3)]
+    found = []
+    for settled_before in (True, False):
+        net = gg.Sequential([gg.Linear(3)], input=(6,))
+        with gg.Trainer(net, optimizer=gg.SGD(lr=0.5), strategy=strategy, comm=gg.VirtualCluster(3, latency=1)) as made:
+            made.train_step(x, y)
+            if settled_before:
+                made.settle()
+            made.learning_rate = 0.0
+            found.append([made.weights(rank) for rank in range(3)])
+    for settled, flying in zip(*found, strict=True):
+        for name, array in settled.items():
+            np.testing.assert_array_equal(flying[name], array, err_msg=name)

@@ -23,10 +23,14 @@ typedef struct gg_rate {
     int64_t every, total, warmup;
     const double *table; /* GG_SCHEDULE_TABLE: `count` rates, lr included; outlives the gg_rate */
     int64_t first, count;
+    int64_t since; /* before this step it is `before`; of gg_rate_change */
+    double before;
 } gg_rate;
 
 gg_status gg_rate_check(const gg_rate *rate); /* GG_ERROR_ARGUMENT naming the field */
 double gg_rate_at(const gg_rate *rate, int64_t step);
+/* From `step` on it is another one. Updates of the step before may still be to come: they have the rate they had. */
+void gg_rate_change(gg_rate *rate, const gg_rate *to, int64_t step);
 
 typedef enum gg_optimizer_kind {
     GG_OPTIMIZER_SGD = 0,

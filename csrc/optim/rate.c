@@ -46,6 +46,7 @@ static double table_entry(const gg_rate *rate, int64_t step) {
 }
 
 double gg_rate_at(const gg_rate *rate, int64_t step) {
+    if (step < rate->since) return rate->before;
     if (rate->kind == GG_SCHEDULE_TABLE) return table_entry(rate, step);
     if (step < rate->warmup) {
         double share = (double)step / (double)rate->warmup;
@@ -64,4 +65,11 @@ double gg_rate_at(const gg_rate *rate, int64_t step) {
         return rate->final + (rate->lr - rate->final) * pow(1 - (double)t / (double)rate->total, rate->power);
     default: return rate->lr;
     }
+}
+
+void gg_rate_change(gg_rate *rate, const gg_rate *to, int64_t step) {
+    const double before = step > 0 ? gg_rate_at(rate, step - 1) : 0;
+    *rate = *to;
+    rate->since = step;
+    rate->before = before;
 }

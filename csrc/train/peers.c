@@ -156,7 +156,9 @@ const gg_trace *gg_peers_trace(const gg_peers *p, int local) { return p->peer[lo
 double gg_peers_clock_offset(const gg_peers *p, int local) { return p->peer[local].clock_offset; }
 int64_t gg_peers_moments_since(const gg_peers *p) { return p->options.optimizer.moments_since; }
 void gg_peers_set_moments_since(gg_peers *p, int64_t step) { p->options.optimizer.moments_since = step; }
-void gg_peers_set_rate(gg_peers *p, const gg_rate *rate) { p->options.optimizer.rate = *rate; }
+void gg_peers_set_rate(gg_peers *p, const gg_rate *rate) {
+    gg_rate_change(&p->options.optimizer.rate, rate, gg_exchange_state(p->peer[0].exchange)->step);
+}
 
 float *gg_peers_gradients(const gg_peers *p, int local) {
     const peer *it = &p->peer[local];

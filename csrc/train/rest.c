@@ -98,7 +98,9 @@ cleanup:
     return status;
 }
 
-void gg_replica_set_rate(gg_replica *r, const gg_rate *rate) { r->options.optimizer.rate = *rate; }
+void gg_replica_set_rate(gg_replica *r, const gg_rate *rate) {
+    gg_rate_change(&r->options.optimizer.rate, rate, gg_exchange_state(r->exchange)->step);
+}
 
 void gg_replica_set_moments_since(gg_replica *r, int64_t step) { r->options.optimizer.moments_since = step; }
 
