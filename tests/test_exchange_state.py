@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import run_group
 from exchange_cases import SMALL, STRATEGIES, P, all_step, assert_same, made
 
 import gossipgrad as gg
@@ -243,3 +246,26 @@ def test_under_mpi_ranks_that_load_other_states(mpirun: Any) -> None:
     for rank in range(2):
         assert "step: 1 on rank 0; 2 on rank 1" in lines[f"refused 1 {rank}"], lines
         assert "consensus, w: checksum" in lines[f"refused 2 {rank}"], lines
+
+
+LOADS = """
+import sys, json
+import numpy as np
+import gossipgrad as gg
+strategy = gg.ParameterServer(period=1, servers=3, dedicated=True, bucket_bytes=64)
+comm = gg.VirtualCluster(4) if "virtual" in sys.argv else None
+with gg.Exchange({"a": np.ones(64), "b": np.ones(16)}, optimizer=gg.SGD(lr=0.1), strategy=strategy, comm=comm) as x:
+    for step in range(60):
+        x.step([{name: np.sin(array + step) for name, array in one.weights.items()} for one in x.replicas])
+        x.load_state_dict(x.state_dict()) if step % 2 else x.load_weights(x.consensus_weights())
+    made = {name: array.tolist() for name, array in x.consensus_weights().items()}
+    if x.rank == 0:
+        print(json.dumps(made))
+"""
+
+
+def test_under_mpi_nothing_is_lost_where_a_centre_is_loaded(mpirun: Any) -> None:
+    """A worker that has loaded is served by a rank that has not: not before it has, too."""
+    alone = run_group([sys.executable, "-c", LOADS, "virtual"])
+    assert alone.returncode == 0, alone.stderr
+    assert json.loads(mpirun(4, LOADS).stdout) == json.loads(alone.stdout)

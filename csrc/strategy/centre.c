@@ -334,7 +334,8 @@ cleanup:
     return gg_error_prefix(status, "the first weights of the workers: ");
 }
 
-/* The first step after settling: no worker asks before all ranks have settled. */
+/* The first step after settling: no worker asks before all ranks have settled, and have the centre that was loaded
+ * since: what a server adds to the former one would be lost. */
 static gg_status begin_together(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
