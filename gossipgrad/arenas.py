@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gossipgrad import strategies
 from gossipgrad.optim import Optimizer
+
+Arrays = dict[str, NDArray[np.float32]]
 
 RESIDUE = "residue"  # the arena of what compression has not sent yet
 
@@ -32,6 +37,35 @@ def residues_differ(saved: str, here: str) -> str | None:
     if theirs.residue == ours.residue:
         return None
     return f"its residue is of {theirs.residue} (strategy {saved!r}), here it is of {ours.residue} ({here!r})"
+
+
+def of_other_ranks(
+    strategy: str, consensus: Arrays, parts: Iterable[Mapping[str, Arrays]], kinds: Mapping[str, str]
+) -> dict[str, Arrays]:
+    """What every rank begins with on another number of them: the consensus weights, and of the rest the mean.
+
+    So an all-reduce has the same mean of moments and residues as before, and still sends what was not sent. What only
+    one rank or two have in common is left out: the state that layers carry, and copies of partners. So is the residue
+    of a rank that moves a centre, which goes on without what the rank has learnt alone.
+
+    strategy   the name of that which was saved.
+    parts      each rank's arenas, of those that trained, one after the other.
+    kinds      of the arenas of here, by name.
+    """
+    kept = {"moment", "outer", "outer moment"}
+    if strategies.BY_NAME[strategy].residue != strategies.ParameterServer.residue:
+        kept.add("residue")
+    sums: dict[str, dict[str, NDArray[np.float64]]] = {}
+    count = 0
+    for part in parts:
+        count += 1
+        for arena in part:
+            if kinds.get(arena) in kept:
+                for name, array in part[arena].items():
+                    total = sums.setdefault(arena, {}).setdefault(name, np.zeros(array.shape))
+                    total += array
+    means = {arena: {name: (total / count).astype(np.float32) for name, total in sums[arena].items()} for arena in sums}
+    return {"weight": consensus, **means}
 
 
 def rates_alike(saved: Mapping[str, Any], optimizer: Optimizer) -> bool:

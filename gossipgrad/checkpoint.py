@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,7 +205,7 @@ class Saved:
 def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     """Go on from a checkpoint of the same network. What has left the network stays away.
 
-    On another number of ranks all begin with what _mean gives.
+    On another number of ranks all begin with what arenas.of_other_ranks gives.
 
     Moments are those of one kind of optimiser: where the checkpoint is of another, they begin at zero, and Adam counts
     its updates from here. A residue goes on with other options of compression, too, if all of it will still be sent.
@@ -238,7 +237,8 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         if saved.ranks == replicas.size:
             parts = [part_of(rank) for rank in range(team.rank, team.rank + team.local)]
         else:
-            parts = [_mean(saved, consensus, map(part_of, range(saved.workers)), replicas.core.arenas())] * team.local
+            trained, kinds = map(part_of, range(saved.workers)), replicas.core.arenas()
+            parts = [arenas.of_other_ranks(saved.settings["strategy"], consensus, trained, kinds)] * team.local
         found.append((saved, consensus, parts))
 
     with replicas.agreed("resume") as one:
@@ -277,33 +277,6 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     notices.changed_settings(team.rank, name, saved.settings, here)
     if saved.ranks == replicas.size:
         clocks.go_on(team, saved.times)
-
-
-def _mean(
-    saved: Saved, consensus: Arrays, parts: Iterable[dict[str, Arrays]], kinds: Mapping[str, str]
-) -> dict[str, Arrays]:
-    """What every rank begins with on another number of them: the consensus weights, and of the rest the mean.
-
-    So an all-reduce has the same mean of moments and residues as before, and still sends what was not sent. What only
-    one rank or two have in common is left out: the state that layers carry, and copies of partners. So is the residue
-    of a rank that moves a centre, which goes on without what the rank has learnt alone.
-
-    parts   of the ranks that trained, one after the other; kinds: of the arenas of here.
-    """
-    kept = {"moment", "outer", "outer moment"}
-    if strategies.BY_NAME[saved.settings["strategy"]].residue != strategies.ParameterServer.residue:
-        kept.add("residue")
-    sums: dict[str, dict[str, np.ndarray]] = {}
-    count = 0
-    for part in parts:
-        count += 1
-        for key in part:
-            if kinds.get(key) in kept:
-                for name, array in part[key].items():
-                    total = sums.setdefault(key, {}).setdefault(name, np.zeros(array.shape))
-                    total += array
-    means = {key: {name: (one / count).astype(np.float32) for name, one in sums[key].items()} for key in sums}
-    return {"weight": consensus, **means}
 
 
 def _computing(settings: dict[str, Any], otherwise: dict[str, Any]) -> tuple[Any, ...]:

@@ -436,8 +436,9 @@ class Exchange:
         return {**made, **settings, "learning_rate": self._rate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what state_dict gave, of as many ranks, with the same arrays and seed. Collective.
+        """Go on from what state_dict gave, with the same arrays and seed. Collective.
 
+        On another number of ranks all begin with the consensus weights and the mean of moments and residues.
         Another strategy or optimiser goes on from it as well: moments that the state does not have, or has of another
         kind of optimiser, begin at zero, outer weights at the consensus, copies for partners anew where these are
         others; and where the strategy gives all ranks the same weights, they begin from the consensus. ValueError where

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gossipgrad import _core, agreement, arenas, clocks, strategies
-from gossipgrad.errors import CheckpointError, choice, number
+from gossipgrad.errors import CheckpointError, choice, integer, number
 from gossipgrad.exchange_arrays import Array, Arrays, Shapes
 from gossipgrad.optim import Optimizer
 
@@ -51,12 +51,12 @@ def checked(
 ) -> tuple[list[dict[str, Arrays]], Arrays, list[clocks.Clock]]:
     """(each rank's arenas, the consensus, the clocks) of a state, for a group of this size; ValueError, TypeError.
 
-    Without arenas that begin anew under the settings of here.
+    Without arenas that begin anew under the settings of here. Of another number of ranks: what all begin with here.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT or not _STATE <= set(state):
         raise ValueError("state: not what state_dict of an Exchange gives")
-    if len(state["ranks"]) != size:
-        raise ValueError(f"state: of {len(state['ranks'])} ranks; this group has {size}")
+    ranks = len(state["ranks"])
+    workers = integer("state: workers", state["workers"], 1, ranks)
     if int(state["seed"]) != seed:
         raise ValueError(f"state: of seed {state['seed']}; this exchange has seed {seed}")
     saved = _settings(state, here)
@@ -69,8 +69,12 @@ def checked(
         differ = arenas.residues_differ(saved["strategy"], here["strategy"])
         if differ is not None:
             raise ValueError(f"state: {differ}; load_weights loads the weights alone")
-    times = clocks.checked(state.get("clocks"), size)
-    return parts, shapes.fitting_all("state, consensus", state["consensus"]), times
+    times = clocks.checked(state.get("clocks"), ranks)
+    consensus = shapes.fitting_all("state, consensus", state["consensus"])
+    if ranks != size:
+        parts = [arenas.of_other_ranks(saved["strategy"], consensus, parts[:workers], kinds)] * size
+        times = []
+    return parts, consensus, times
 
 
 def _settings(state: Mapping[str, Any], here: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -106,12 +110,13 @@ def resume(
     flat = shapes.flat(consensus)
     core.load_consensus(flat)
     own = parts[team.rank : team.rank + team.local]
+    trained = int(state["workers"]) if len(state["ranks"]) == len(parts) else core.workers
     zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     for name, kind in core.arenas().items():
         if kind != "gradient":
             new = consensus if kind == "outer" else zeros  # outer weights are the model, not what is added to it
             arrays = [shapes.flat(part.get(name) or new) for part in own]
-            core.resume_arena(name, arrays, flat if kind == "weight" else None, int(state["workers"]))
+            core.resume_arena(name, arrays, flat if kind == "weight" else None, trained)
     moments = [name for name, kind in core.arenas().items() if kind == "moment"]
     begin = any(name not in part for part in parts for name in moments)  # at zero: Adam counts from here
     core.moments_since = int(state["step"] if begin else state["moments_since"])

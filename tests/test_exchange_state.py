@@ -28,6 +28,36 @@ def test_saved_and_loaded_it_goes_on_to_the_bit(name: str, latency: float, tmp_p
     assert x.counts()["clock_seconds"] == y.counts()["clock_seconds"]
 
 
+@pytest.mark.parametrize("p", [1, 2, 5])
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in ("server", "server of one")])
+def test_on_other_ranks_all_begin_alike(name: str, p: int) -> None:
+    x, y = made(STRATEGIES[name]), made(STRATEGIES[name], p=p)
+    all_step(x, 3)
+    state = x.state_dict()
+    y.load_state_dict(state)
+    assert y.steps == 3
+    after = y.state_dict()["ranks"]
+    for arena, arrays in after[0].items():
+        for key in arrays:
+            if arena == "weight":
+                expected = state["consensus"][key]
+            else:
+                expected = np.mean([part[arena][key].astype(np.float64) for part in state["ranks"]], axis=0)
+            for part in after:
+                np.testing.assert_allclose(part[arena][key], expected, rtol=1e-6, atol=1e-7, err_msg=f"{arena} {key}")
+    all_step(y, 2)
+
+
+@pytest.mark.parametrize("name", ["server", "server of one"])
+def test_servers_on_other_ranks(name: str) -> None:
+    x, y = made(STRATEGIES[name]), made(STRATEGIES[name], p=5)
+    all_step(x, 3)
+    y.load_state_dict(x.state_dict())
+    for key, array in x.consensus_weights().items():
+        np.testing.assert_array_equal(y.consensus_weights()[key], array)
+    all_step(y, 2)
+
+
 def test_counts_leave_a_rank_alone_that_is_in_a_step() -> None:
     """Else they would write the residue while the step writes it. Rank 1 asks while rank 0 waits for its message."""
     x = gg.Exchange(
@@ -195,7 +225,8 @@ def test_wrong_states(tmp_path: Any) -> None:
     state = x.state_dict()
     for change, text in (
         ({"format": 7}, "not what state_dict"),
-        ({"ranks": state["ranks"][:1]}, "of 1 ranks; this group has 2"),
+        ({"workers": 0}, "state: workers=0"),
+        ({"ranks": state["ranks"][:1]}, "state: workers=2: allowed: .* 1"),
         ({"clocks": [[1.0, 2.0]] * 2}, "three times of each of 2 ranks"),
         ({"clocks": [[1.0, 2.0, -1.0]] * 2}, "clocks"),
         ({"seed": 6}, "of seed 6; this exchange has seed 5"),
