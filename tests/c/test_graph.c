@@ -202,7 +202,9 @@ static void test_refusals(void) {
     CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "shorter than 64");
 
     desc = windowed(GG_LAYER_CONV2D, "c", 3, 1, 0);
-    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "output channels must be at least 1, got 0");
+    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "output channels must be 1 to 2147483648, got 0");
+    desc.outputs = ((int64_t)1 << 31) + 1;
+    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "1 to 2147483648, got 2147483649");
     desc.outputs = 6;
     desc.groups = 4;
     CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_SHAPE, "groups = 4 must divide the 6 output channels and the 4");

@@ -9,7 +9,8 @@ static gg_status conv2d_infer(const gg_layer_desc *desc, int inputs, const gg_no
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
     if (desc->outputs < 1 || desc->outputs > GG_MAX_SAMPLE)
-        GG_FAIL(GG_ERROR_ARGUMENT, "output channels must be at least 1, got %lld", (long long)desc->outputs);
+        GG_FAIL(GG_ERROR_ARGUMENT, "output channels must be 1 to %lld, got %lld", (long long)GG_MAX_SAMPLE,
+                (long long)desc->outputs);
     GG_TRY(gg_window_infer(&desc->window, false, input[0], out));
     int64_t channels = input[0]->shape.size[0];
     if (desc->groups < 1) GG_FAIL(GG_ERROR_ARGUMENT, "groups must be at least 1, got %lld", (long long)desc->groups);
