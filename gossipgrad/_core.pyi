@@ -48,8 +48,8 @@ class Graph:
 class Team:
     """A group of ranks. kind: single, mpi, virtual."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         kind: str,
         *,
         size: int = 1,
@@ -59,7 +59,7 @@ class Team:
         bandwidth: float = 0.0,
         compute_rate: float = 1.0,
         timeout: float = 0.0,
-    ) -> None: ...
+    ) -> Team: ...
     @property
     def kind(self) -> str: ...
     @property
@@ -171,8 +171,8 @@ class ShrinkPlan:
 class Trainer:
     """The ranks of this process, each with its plan, state, strategy and loader."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         graph: Graph,
         team: Team,
         *,
@@ -199,7 +199,7 @@ class Trainer:
         device: str = "cpu",  # as find_device has them
         fast: bool = False,  # products and algorithms of a GPU
         graphs: bool = True,  # where the device captures work
-    ) -> None: ...
+    ) -> Trainer: ...
     @property
     def backend(self) -> str:
         """ "onednn", "native", or "onednn+native" where each operation comes from the faster table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import numpy as np
@@ -250,3 +251,16 @@ print("fine", r, flush=True)
 def test_under_mpi_it_is_what_a_virtual_cluster_does(mpirun):
     done = mpirun(3, UNDER_MPI)
     assert sorted(done.stdout.split()) == sorted(["fine", "0", "fine", "1", "fine", "2"])
+
+
+@pytest.mark.parametrize("kind", [_core.Team, _core.Trainer])
+def test_nothing_is_half_made(kind):
+    """What has no arguments is refused, and what is there does not become another one under those who have it."""
+    with pytest.raises(TypeError):
+        kind.__new__(kind)
+    with gg.Trainer(gg.Sequential([gg.Linear(2)], (3,)), loss="cross_entropy", comm=gg.VirtualCluster(3)) as trainer:
+        made = trainer.team if kind is _core.Team else trainer.core
+        before = trainer.team.size, trainer.core.step, trainer.core.bytes()
+        with contextlib.suppress(TypeError, RuntimeError):
+            made.__init__("single")
+        assert before == (trainer.team.size, trainer.core.step, trainer.core.bytes())

@@ -22,7 +22,7 @@ int gg_py_team_check_process(const gg_py_team *team) {
     return -1;
 }
 
-static int py_team_init(PyObject *self, PyObject *args, PyObject *kwargs) {
+static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"kind",      "size",         "fortran_handle", "launched", "latency",
                             "bandwidth", "compute_rate", "timeout",        NULL};
     static const char *const kinds[] = {"single", "mpi", "virtual"};
@@ -43,9 +43,6 @@ static int py_team_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         fortran = (int)PyLong_AsLong(handle);
         if (PyErr_Occurred()) return -1;
     }
-    if (t->team != NULL && gg_py_team_check_process(t) < 0) return -1;
-    gg_team_release(t->team);
-    t->team = NULL;
     t->process = getpid();
     Py_BEGIN_ALLOW_THREADS;
     if (choice == 0) status = gg_team_create_single(&t->team);
@@ -61,6 +58,13 @@ static int py_team_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     gg_team_set_timeout(t->team, timeout);
     return 0;
+}
+
+/* Trainers have a reference to it: it never becomes another team. */
+static PyObject *py_team_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *self = type->tp_alloc(type, 0);
+    if (self != NULL && py_team_make(self, args, kwargs) < 0) Py_CLEAR(self);
+    return self;
 }
 
 static void py_team_dealloc(PyObject *self) {
@@ -461,13 +465,9 @@ static PyMethodDef methods[] = {
      "gather($self, data, /)\n--\n\nThe same, but on rank 0 only; None on the others."},
     {NULL, NULL, 0, NULL}};
 
-static PyType_Slot slots[] = {{Py_tp_doc, "A group of ranks."},
-                              {Py_tp_new, PyType_GenericNew},
-                              {Py_tp_init, py_team_init},
-                              {Py_tp_dealloc, py_team_dealloc},
-                              {Py_tp_methods, methods},
-                              {Py_tp_getset, properties},
-                              {0, NULL}};
+static PyType_Slot slots[] = {{Py_tp_doc, "A group of ranks."}, {Py_tp_new, py_team_new},
+                              {Py_tp_dealloc, py_team_dealloc}, {Py_tp_methods, methods},
+                              {Py_tp_getset, properties},       {0, NULL}};
 
 static PyType_Spec spec = {"gossipgrad._core.Team", sizeof(gg_py_team), 0, Py_TPFLAGS_DEFAULT, slots};
 

@@ -81,7 +81,7 @@ static int read_heads(gg_py_trainer *t, const gg_graph *graph, PyObject *loss) {
     return 0;
 }
 
-static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
+static int py_trainer_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"graph",   "team",   "loss",      "optimizer",    "strategy",       "seed",  "threads",
                             "backend", "trace",  "straggler", "compute_time", "conv_algorithm", "dtype", "device",
                             "fast",    "graphs", NULL};
@@ -110,7 +110,6 @@ static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         PyErr_SetString(PyExc_RuntimeError, "the graph is not finished yet");
         return -1;
     }
-    py_trainer_clear(t);
     if (read_heads(t, ((gg_py_graph *)graph)->graph, loss) < 0 || gg_py_optimizer(optimizer, &options.optimizer) < 0 ||
         gg_py_strategy_options(strategy, &options.strategy, &t->strategy) < 0 ||
         (options.backend = gg_py_backend_choice(backend)) == NULL ||
@@ -143,6 +142,13 @@ static int py_trainer_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         return -1;
     }
     return 0;
+}
+
+/* There is no trainer that is not whole, and none becomes another one: methods need not ask. */
+static PyObject *py_trainer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *self = type->tp_alloc(type, 0);
+    if (self != NULL && py_trainer_make(self, args, kwargs) < 0) Py_CLEAR(self);
+    return self;
 }
 
 static void py_trainer_dealloc(PyObject *self) {
@@ -195,8 +201,7 @@ static PyGetSetDef properties[] = {
 static PyMethodDef methods[MOST_METHODS + 1];
 
 static PyType_Slot slots[] = {{Py_tp_doc, "The ranks of this process, each with its plan, state, strategy and loader."},
-                              {Py_tp_new, PyType_GenericNew},
-                              {Py_tp_init, py_trainer_init},
+                              {Py_tp_new, py_trainer_new},
                               {Py_tp_dealloc, py_trainer_dealloc},
                               {Py_tp_methods, methods},
                               {Py_tp_getset, properties},

@@ -2,9 +2,8 @@
 #include "python/trainer.h"
 
 bool gg_py_trainer_is_free(const gg_py_trainer *t) {
-    if (t->team != NULL && gg_py_team_check_process(t->team) < 0) return false;
+    if (gg_py_team_check_process(t->team) < 0) return false;
     if (t->busy) PyErr_SetString(PyExc_RuntimeError, "this trainer is in use by another thread");
-    else if (t->trainer == NULL) PyErr_SetString(PyExc_RuntimeError, "this trainer was not initialised");
     else if (!gg_trainer_is_whole(t->trainer))
         PyErr_SetString(PyExc_RuntimeError, "this trainer could not be reshaped and has no state any more");
     else return true;
