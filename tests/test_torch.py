@@ -147,11 +147,29 @@ for name, (make, of, options) in MPI_CASES.items():
     model.close()
 """
 
+
+def backwards(seed=0):
+    """Its layers are registered in another order than that of their use, which the arenas get under MPI."""
+
+    class Backwards(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.first = nn.Linear(5, 3), nn.Linear(4, 5)
+
+        def forward(self, x):
+            return self.last(torch.tanh(self.first(x)))
+
+    torch.manual_seed(seed)
+    return Backwards()
+
+
 MPI_CASES = {
     "gossip": (convolutional, images, {"optimizer": gg.SGD(0.05, momentum=0.9)}),
     "late": (small, batch, {"optimizer": gg.Adam(0.01), "strategy": gg.GossipGraD(staleness=1)}),
     "all-reduce": (convolutional, images, {"optimizer": gg.SGD(0.05), "strategy": gg.LayerwiseAllReduce()}),
     "clipped": (small, batch, {"optimizer": gg.SGD(0.5, clip_norm=0.1), "strategy": gg.AllReduce()}),
+    "outer steps": (backwards, batch, {"optimizer": gg.SGD(0.1), "strategy": gg.DiLoCo(period=3)}),
+    "outer steps of groups": (backwards, batch, {"optimizer": gg.SGD(0.1), "strategy": gg.NoLoCo(period=3)}),
 }
 
 

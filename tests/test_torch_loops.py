@@ -395,7 +395,16 @@ def test_state_dicts_go_in_and_out(tmp_path):
     plain_module.load_state_dict(models[0].state_dict())
 
 
-@pytest.mark.parametrize("strategy", [gg.GossipGraD(staleness=1), gg.OverlappedAveraging(), gg.ElasticAveraging()])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        gg.GossipGraD(staleness=1),
+        gg.OverlappedAveraging(),
+        gg.ElasticAveraging(),
+        gg.DiLoCo(period=3),
+        gg.NoLoCo(period=3),
+    ],
+)
 def test_training_goes_on_to_the_bit(strategy, tmp_path):
     def run(model, rank, first, last):
         for step in range(first, last):

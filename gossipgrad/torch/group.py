@@ -174,10 +174,10 @@ class Group:
         del self.core
         self.core = self._made()
         self.core.step = step
+        self.core.load_consensus(consensus)  # first, since it sets outer weights too
         for rank, own in enumerate(state):
             for name, arrays in own.items():
                 self.core.load_arena(name, arrays, rank)
-        self.core.load_consensus(consensus)
         self._rates_until = 0
 
     def state(self, rank: int) -> dict[str, Arrays]:

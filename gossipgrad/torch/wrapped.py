@@ -380,9 +380,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             rate = self._group.rate_of(state.get("settings", self._group.settings()), state.get("learning_rate"))
             one.facts = {"step": step, "learning_rate": rate}
         original(self.module).load_state_dict(state["module"])
+        if self._local == 0:  # of all ranks, and before their arenas, since it sets outer weights too
+            self._group.core.load_consensus(_arrays(state["consensus"]))
         for name, arrays in state["arenas"].items():
             self._group.core.load_arena(name, _arrays(arrays), self._local)
-        self._group.core.load_consensus(_arrays(state["consensus"]))
         if self._group.unfused:
             self._optimizer.load_state_dict(state["optimizer"])
         self._group.core.step = self._done = step
