@@ -232,6 +232,21 @@ def _shared_memory_for(ranks: int) -> bool:
     return state.f_bavail * state.f_frsize >= ranks * 17_000_000
 
 
+def check_folder(environ: Mapping[str, str]) -> None:
+    """LaunchError where mpiexec could not write its files: its own message names neither the folder nor the reason."""
+    folder = environ.get("TMPDIR") or "/tmp"
+    if not os.path.isdir(folder):  # mpiexec makes it
+        return
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        raise LaunchError(
+            f"run: mpiexec keeps its files in {folder}, which cannot be written to: {error.strerror}; allowed: a "
+            "folder with some room, named by TMPDIR"
+        ) from error
+
+
 def bind_options(kind: str, threads: int) -> list[str]:
     if kind == "other":
         return ["-bind-to", "core" if threads == 1 else f"core:{threads}"]
@@ -422,6 +437,8 @@ def main(argv: list[str], check: Callable[[list[str]], object] = lambda words: N
         asked = plan(argv)
         if asked.words is not None and not asked.only_print:
             check(asked.words)
+        if asked.openmpi and not asked.only_print:
+            check_folder({**os.environ, **asked.environment})
     except LaunchError as error:
         print(f"gossipgrad: error: {error}", file=sys.stderr)
         return 2

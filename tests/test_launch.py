@@ -53,6 +53,25 @@ def test_ranks_that_fit_are_bound(bare):
     assert not any("oversubscribe" in value for value in made.values())
 
 
+def test_a_folder_without_room_for_the_launcher(tmp_path, monkeypatch, capsys):
+    class Full:
+        def __init__(self, dir):  # noqa: A002
+            assert dir == str(tmp_path)
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda self, *_: None  # noqa: E731
+
+        def write(self, data):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(_launch.tempfile, "TemporaryFile", Full)
+    assert _launch.main(["-n", "2", "train"]) == 2
+    assert (
+        f"run: mpiexec keeps its files in {tmp_path}, which cannot be written to: No space" in capsys.readouterr().err
+    )
+
+
 def test_more_ranks_than_cores(bare):
     line, made, _ = words("-n", "5", "train")
     assert line == "mpiexec -n 5 --bind-to none"
