@@ -397,6 +397,8 @@ class Exchange:
         Ctrl-C is raised in the next call of each. The exchange is then of no more use. A schedule that is a function
         lasts for 1000 steps of a run there: RuntimeError in the next one. Elsewhere the function is just called.
         """
+        if not callable(function):
+            raise TypeError(f"function is a {type(function).__name__}; allowed: what can be called with a replica")
         made: dict[int, Any] = {}
         self._prepare_rates(_RATES)
 

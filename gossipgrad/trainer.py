@@ -211,7 +211,9 @@ class Trainer(Replicas):
         """
         with self.agreed() as one:
             if self.fitting:
-                raise RuntimeError("fit was called within fit, by a callback; allowed: after fit has returned")
+                raise RuntimeError(
+                    "fit was called within fit, by a callback or another thread; allowed: after fit has returned"
+                )
             call = Fit.checked(
                 self,
                 train,
@@ -275,7 +277,9 @@ class Trainer(Replicas):
         """
         with self.agreed() as one:
             if self.fitting:
-                raise RuntimeError("train_step was called within fit, by a callback; allowed: after fit has returned")
+                raise RuntimeError(
+                    "train_step was called within fit, by a callback or another thread; allowed: after fit has returned"
+                )
             if self.virtual:
                 self._check_list("x", x)
                 self._check_list("y", y)

@@ -208,3 +208,8 @@ def test_under_mpi_a_rank_that_leaves_a_step_out(mpirun: Any) -> None:
     done = mpirun(2, text, check=False)
     assert done.returncode != 0
     assert "CommunicationError" in done.stderr and "rank 1" in done.stderr and "step 1" in done.stderr
+
+
+def test_what_is_run_is_a_function() -> None:
+    with pytest.raises(TypeError, match="^function is a NoneType; allowed: what can be called with a replica$"):
+        made(p=2).run(None)
