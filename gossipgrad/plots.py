@@ -13,6 +13,7 @@ from typing import Any
 
 from gossipgrad import _core
 from gossipgrad.errors import flag, integer
+from gossipgrad.files import write_atomically
 from gossipgrad.history import History, flat
 from gossipgrad.strategies import Topology, check_topology, core_topology
 
@@ -51,7 +52,11 @@ def check_format(argument: str, path: Path) -> None:
 
 def _finish(figure: Any, path: Path | None) -> Any:
     if path is not None:
-        figure.savefig(path, dpi=120)
+        name, extension = os.path.splitext(os.fspath(path))
+        extension = extension or f".{figure.canvas.get_default_filetype()}"
+        file = io.BytesIO()
+        figure.savefig(file, format=extension[1:], dpi=120)
+        write_atomically(name + extension, file.getvalue())
     return figure
 
 

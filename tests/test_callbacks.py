@@ -639,7 +639,10 @@ def test_train_step_within_fit_is_refused(data, method):
     x, y = np.zeros((4, 6), np.float32), np.zeros(4, np.int32)
     alone, t = At(method, lambda t: t.train_step([x] * 2, [y] * 2)), trainer()
     t.fit(data[0], epochs=2, batch_size=8, callbacks=[alone], progress=False)
-    assert "train_step was called within fit, by a callback or another thread; allowed: after fit has returned" in alone.said
+    assert (
+        "train_step was called within fit, by a callback or another thread; allowed: after fit has returned"
+        in alone.said
+    )
     assert t.step == 12 and len(t.train_step([x] * 2, [y] * 2)) == 2
 
 

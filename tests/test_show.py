@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html.parser
 import io
+import os
+import resource
 
 import numpy as np
 import pytest
@@ -118,3 +120,20 @@ def test_a_bar_in_a_notebook(trained, monkeypatch):
     plain.on_progress(trained, progress)
     assert plain.file.getvalue() == ""  # a log gets a line an epoch
     np.testing.assert_equal(lines_of("abc\rx"), ["xbc"])
+
+
+def test_a_picture_without_room_keeps_the_old_one(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "schedule.png"
+    gg.plots.partner_schedule(4, path=path)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert before.startswith(b"\x89PNG")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{path}'"):
+            gg.plots.partner_schedule(8, path=path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["schedule.png"]
+    gg.plots.partner_schedule(4, path=tmp_path / "plain")  # without an extension it is given one
+    assert (tmp_path / "plain.png").read_bytes().startswith(b"\x89PNG")
