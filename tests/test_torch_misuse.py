@@ -681,3 +681,20 @@ def test_copies_and_pickles_of_the_module_are_plain_modules(tmp_path):
     for call in (copy.deepcopy, lambda one: torch.save(one, tmp_path / "model.pt")):
         with pytest.raises(TypeError, match="a wrapped module cannot be copied or pickled.*copy.deepcopy"):
             call(model)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.training_state(),
+        lambda model: model.load_training_state({}),
+        lambda model: model.load_state_dict({}),
+        lambda model: model.consensus_state_dict(),
+        lambda model: model.consensus_distance(),
+        lambda model: setattr(model, "learning_rate", 0.1),
+    ],
+)
+def test_calls_of_all_ranks_are_made_outside_of_run(call):
+    models = gg.torch.replicas(small, 2, gg.SGD(0.1))
+    with pytest.raises(RuntimeError, match=r"(\(\)|\.\.\.) in the function that run calls; allowed: outside of run"):
+        models.run(lambda model, _: call(model))

@@ -37,7 +37,8 @@ class Replicas:
 
         One thread runs at a time, in an order that is the same in every run; a rank that waits for a message lets
         others run. An exception of one rank ends all, and is raised. What makes random numbers gets a generator of its
-        own a rank. Collective calls of the models need all ranks inside; outside, `models[0]` alone is asked.
+        own a rank. Of the models' collective calls all ranks may make settle() inside; what loads, sets a rate or is of
+        all ranks, as training_state(), is called outside.
         """
         results: list[Any] = [None] * len(self._models)
 

@@ -288,6 +288,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def learning_rate(self, value: float) -> None:
         if self._group.unfused:
             raise AttributeError("learning_rate: is that of the torch optimizer's param_groups")
+        self._check_outside_of_run("learning_rate = ...")
         rate = number("learning_rate", value, 0.0)
         self._end_unused_step("learning_rate")
         self._group.set_rate(rate)
@@ -306,6 +307,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if self._step.exchanged():
             raise RuntimeError(f"{call} in the middle of step {self._done}; allowed: after model.step()")
         self._step.leave()
+
+    def _check_outside_of_run(self, call: str) -> None:
+        """RuntimeError: replicas train, and the call is one of all of them."""
+        if self._group.running:
+            raise RuntimeError(f"{call} in the function that run calls; allowed: outside of run, between two of them")
 
     def settle(self) -> None:
         """Complete and mix what is in flight. Collective, between two steps. RuntimeError after close()."""
@@ -326,6 +332,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The module's own. The optimiser's moments stay. Collective: all ranks load the same."""
+        self._check_outside_of_run("load_state_dict()")
         self.settle()
         result = original(self.module).load_state_dict(state_dict, *args, **kwargs)
         self._group.load_module(self._local)
@@ -335,6 +342,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
 
     def consensus_state_dict(self) -> dict[str, Any]:
         """state_dict of the mean of all ranks' weights, or of the strategy's centre; copies. Collective."""
+        self._check_outside_of_run("consensus_state_dict()")
         self.settle()
         consensus = self._group.core.consensus_weights()
         name_of = {id(tensor): name for layer in self._layers for name, tensor in layer.parameters + layer.statistics}
@@ -347,11 +355,13 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
 
     def consensus_distance(self) -> float:
         """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
+        self._check_outside_of_run("consensus_distance()")
         self.settle()
         return float(self._group.core.consensus_distance())
 
     def training_state(self) -> dict[str, Any]:
         """All that this rank needs to go on to the bit: for torch.save, a file a rank. Collective."""
+        self._check_outside_of_run("training_state()")
         self.settle()
         state = self._group.state(self._local)
         tensors = {arena: {name: torch.from_numpy(one) for name, one in of.items()} for arena, of in state.items()}
@@ -374,6 +384,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         ranks, where a rank's state is damaged, of another module, of another kind of optimizer with moments or of other
         partners with copies for them, or where steps differ; nothing has changed then.
         """
+        self._check_outside_of_run("load_training_state()")
         self.settle()
         with agreement.agreed(self._group.team, "load_training_state") as one:
             step = self._checked_step(state)
