@@ -180,7 +180,7 @@ def test_errors_and_warnings():
         gg.GossipGraD(ranks_per_node=2)
     with pytest.raises(TypeError, match="hierarchical=1"):
         gg.GossipGraD(hierarchical=1)
-    with pytest.raises(ValueError, match="2 columns; allowed: one a rank, here 3"):
+    with pytest.raises(ValueError, match="2 columns; allowed: 3, one a rank, or a node where nodes gossip"):
         trainer_of(6, OPTIMIZERS["plain"], gg.GossipGraD(hierarchical=True, ranks_per_node=2, topology=[[1, 0]]))
     with pytest.warns(UserWarning, match="5 ranks: their nodes are of unlike sizes without a common divisor"):
         trainer_of(5, OPTIMIZERS["plain"], gg.GossipGraD(hierarchical=True, ranks_per_node=2))

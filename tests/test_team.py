@@ -70,7 +70,7 @@ def test_mix_takes_tables_that_balance():
     assert (team.mix(x, 5, ring) == x + (x[[0, 2, 1]] - x) / 2).all()
     with pytest.raises(ValueError, match="topology: row 1: rank 0 sends 1 and receives 0 arrays.*change the mean"):
         team.mix(x, 3, [[1, 2, 0], [1, 2, 1]])
-    with pytest.raises(ValueError, match="table has 2 columns; allowed: one a rank, here 3"):
+    with pytest.raises(ValueError, match="table has 2 columns; allowed: 3, one a rank"):
         team.mix(x, 0, [[1, 0]])
 
 

@@ -188,7 +188,7 @@ def test_facts_for_the_report(p):
 # ---- a table from outside
 
 BAD = [
-    ([[1, 0, 2]], 4, "3 columns; allowed: one a rank, here 4"),
+    ([[1, 0, 2]], 4, "3 columns; allowed: 4, one a rank"),
     ([[1, 0, 2], [2, 0, 3]], 3, "row 1, rank 2: partner 3; allowed: 0 to 2, or -1 for none"),
     ([[1, 0, -2]], 3, "row 0, rank 2: partner -2; allowed"),
     ([[1, 0, 2], [1, 2, 1]], 3, "row 1: ranks 0 and 2 both send to rank 1; allowed with push_sum=True only"),

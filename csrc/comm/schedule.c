@@ -33,7 +33,8 @@ static gg_status check_table(const gg_schedule_options *o, int size) {
     if (o->table == NULL || o->rows < 1)
         GG_FAIL(GG_ERROR_ARGUMENT, "topology: the table has no rows; allowed: at least one, a row a step");
     if (o->columns != size)
-        GG_FAIL(GG_ERROR_ARGUMENT, "topology: the table has %lld columns; allowed: one a rank, here %d",
+        GG_FAIL(GG_ERROR_ARGUMENT,
+                "topology: the table has %lld columns; allowed: %d, one a rank, or a node where nodes gossip",
                 (long long)o->columns, size);
     for (int64_t i = 0; i < o->rows * o->columns; ++i)
         if (o->table[i] < -1 || o->table[i] >= size)
