@@ -41,6 +41,7 @@ PASSES = ("forward", "weights", "data")
 # The best first.
 ACCURACY = {"direct": 0, "widened": 0, "turned": 0, "split": 0, "tiled": 0}
 ACCURACY |= {"winograd2": 1, "turned2": 1, "winograd4": 2, "turned4": 2, "winograd6": 3, "turned6": 3}
+TABLES = ("onednn", "native")
 HARDLY_MORE = 1.03
 KERNELS = 19  # raised with kernels or candidates of convolutions: times of other ones are measured anew
 SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured
@@ -96,7 +97,7 @@ def _text(key: Key) -> str:
 
 def _read(path: str) -> dict[str, Any]:
     """The cache; empty where there is none, or none that can be read: it is measured again then."""
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+    with contextlib.suppress(OSError, ValueError, RecursionError), open(path, encoding="utf-8") as file:
         found = json.load(file)
         if isinstance(found, dict):
             return found
@@ -113,10 +114,18 @@ def _number(value: Any) -> bool:
     return isinstance(value, float) and value > 0
 
 
+def _times(value: Any, known: Callable[[str], bool]) -> bool:
+    """Seconds of at least one, by names that are known?"""
+    return isinstance(value, dict) and bool(value) and all(known(key) and _number(value[key]) for key in value)
+
+
+def _is_algorithm(name: str) -> bool:
+    return name in ACCURACY or name.startswith("cudnn")
+
+
 def _sound(seconds: Any) -> bool:
     return isinstance(seconds, dict) and all(
-        one in PASSES and isinstance(times, dict) and times and all(map(_number, times.values()))
-        for one, times in seconds.items()
+        one in PASSES and _times(times, _is_algorithm) for one, times in seconds.items()
     )
 
 
@@ -164,7 +173,7 @@ def tables(
     entries = cache.get(where)
     key = f"{network} {batch}"
     found: Any = entries.get(key) if isinstance(entries, dict) else None
-    if not (isinstance(found, dict) and found and all(map(_number, found.values()))):
+    if not _times(found, TABLES.__contains__):
         found, reason = measure(batch)
         if not found:
             return [*own, {"batch": batch, "table": None, "reason": reason}] if reason else own

@@ -82,7 +82,10 @@ def test_what_is_measured_is_in_the_cache(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"here": 3}', '{"here": {"1 2": {}}}', '{"here": {"8 16 10 9 20 1 1 1 1 3": {"forward": 0}}}'],
+    [
+        *("", "{", "[]", "[" * 100_000, '{"here": 3}', '{"here": {"1 2": {}}}'),
+        *(json.dumps({"here": {" ".join(map(str, KEY)): {one: value for one in PASSES}}}) for value in (0, {"x": 1.0})),
+    ],
 )
 def test_a_cache_that_cannot_be_read_is_measured_again(tmp_path, text):
     path = tmp_path / "cache.json"
@@ -354,9 +357,10 @@ def test_the_order_of_tables_is_in_the_cache(tmp_path):
     described = algorithms.report({KEY: SECONDS}) + found(4, own=wanted)
     assert algorithms.first_tables(described) == [(8, "native"), (4, "native")]
     assert algorithms.known(described) == {KEY: SECONDS} and algorithms.choices(described) == [(KEY, CHOSEN)]
-    (tmp_path / "folder" / "cache.json").write_text('{"here, first table": {"net 8": {"native": "fast"}}}')
-    asked.clear()
-    assert found(8) == wanted and asked == [8]
+    for damaged in ({"native": "fast"}, {"nosuch": 1.0}):
+        (tmp_path / "folder" / "cache.json").write_text(json.dumps({"here, first table": {"net 8": damaged}}))
+        asked.clear()
+        assert found(8) == wanted and asked == [8]
 
 
 def test_tables_are_compared_with_the_fastest_algorithms_of_each():
