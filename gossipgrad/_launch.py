@@ -429,7 +429,7 @@ def main(argv: list[str], check: Callable[[list[str]], object] = lambda words: N
     check: is given the words of a sub-command before ranks are started, each of which would find the same error.
     """
     if any(word in ("-h", "--help") for word in _own_options(argv)):
-        print(USAGE, end="")
+        print(USAGE, end="", flush=True)
         return 0
     from gossipgrad import _leftovers, _supervisor
 

@@ -43,6 +43,14 @@ def write_atomically(path: str | os.PathLike[str], *parts: Any) -> None:
     """
     path = os.path.realpath(check_path("path", path))
     try:
+        _write(path, parts)
+    except OSError as error:
+        error.filename = error.filename or path  # that of a write, on a full disk say, names no file
+        raise
+
+
+def _write(path: str, parts: tuple[Any, ...]) -> None:
+    try:
         before = os.stat(path)
     except FileNotFoundError:
         before = None

@@ -510,6 +510,21 @@ def test_mnist_files_by_option(capsys, tmp_path):
 FULL = "/dev/full"  # a device whose disk is always full
 
 
+@pytest.mark.parametrize("words", [["info"], ["run", "-n", "2", "--print", "train"], ["run", "--help"]])
+def test_standard_output_without_room_or_reader(words):
+    command = [sys.executable, "-m", "gossipgrad", *words]
+    with open(FULL, "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
+    assert (done.returncode, done.stderr) == (1, "gossipgrad: error: standard output: No space left on device\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_a_failing_output_costs_no_other(capsys, tmp_path):
     """Each is written or not by itself; what was not is named at the end, with exit code 1."""
     names = ("report", "trace", "log-csv", "log-jsonl")

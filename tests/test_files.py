@@ -41,7 +41,7 @@ def test_a_device_stays_a_device(tmp_path):
     (tmp_path / "null").symlink_to("/dev/null")
     gg.History().write(tmp_path / "null")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode) and (tmp_path / "null").is_symlink()
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         files.write_atomically("/dev/full", b"x")
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -70,13 +71,38 @@ def _check(words: list[str]) -> None:
         raise _launch.LaunchError(str(error)) from None
 
 
+def _to_nobody() -> None:
+    """Standard output cannot be written: Python, which flushes it at the end, is given another one."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _text(error: Exception) -> str:
+    """An error's line. Who writes a file names it, so a write that names none was to standard output."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return f"standard output: {one_line(error)}"
+    plain = isinstance(error, (ValueError, OSError, RuntimeError, ArithmeticError, NotImplementedError))
+    return one_line(error) if plain else f"{type(error).__name__}: {one_line(error)}"
+
+
+def _run(words: list[str]) -> int:
+    """gossipgrad run; what it prints itself may have no reader, or no room."""
+    try:
+        return _launch.main(words, _check)
+    except BrokenPipeError:
+        _to_nobody()
+    except OSError as error:
+        _to_nobody()
+        _say(f"error: {_text(error)}")("")
+    return FAILURE
+
+
 def main(argv: list[str]) -> int:
     """Run a command; returns the exit code: 0, 1 after an error, 2 for wrong options, 130 when interrupted.
 
     An error is one line on stderr, with the traceback before it if GOSSIPGRAD_TRACEBACK=1. Under MPI it ends all ranks.
     """
     if argv[:1] == ["run"]:
-        return _launch.main(argv[1:], _check)
+        return _run(argv[1:])
     signal.signal(signal.SIGTERM, _terminate)
     checkpoint: str | None = None  # what is named when a signal ends the command
     try:
@@ -92,7 +118,7 @@ def main(argv: list[str]) -> int:
         _failure.end_all_ranks(_say(f"error: {error}"), code)
     except BrokenPipeError:  # the reader of our output has gone
         code = FAILURE
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, Python flushes it at the end
+        _to_nobody()
         _failure.end_all_ranks(lambda who: None, code)
     except _Terminated:
         code = 128 + signal.SIGTERM
@@ -108,7 +134,5 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         code = FAILURE
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one
-        plain = isinstance(error, (ValueError, OSError, RuntimeError, ArithmeticError, NotImplementedError))
-        text = one_line(error) if plain else f"{type(error).__name__}: {one_line(error)}"
-        _failure.end_all_ranks(_say(f"error: {text}"), code, error)
+        _failure.end_all_ranks(_say(f"error: {_text(error)}"), code, error)
     return code
