@@ -235,9 +235,8 @@ def _shared_memory_for(ranks: int) -> bool:
 def check_folder(environ: Mapping[str, str]) -> None:
     """LaunchError where mpiexec could not write its files: its own message names neither the folder nor the reason."""
     folder = environ.get("TMPDIR") or "/tmp"
-    if not os.path.isdir(folder):  # mpiexec makes it
-        return
     try:
+        os.makedirs(folder, 0o700, exist_ok=True)  # as mpiexec would
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(4096))
     except OSError as error:

@@ -72,6 +72,13 @@ def test_a_folder_without_room_for_the_launcher(tmp_path, monkeypatch, capsys):
     )
 
 
+def test_a_folder_for_the_launcher_that_cannot_be_made(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "file" / "folder"))
+    assert _launch.main(["-n", "2", "train"]) == 2
+    assert f"run: mpiexec keeps its files in {tmp_path}/file/folder, which cannot be" in capsys.readouterr().err
+
+
 def test_more_ranks_than_cores(bare):
     line, made, _ = words("-n", "5", "train")
     assert line == "mpiexec -n 5 --bind-to none"
