@@ -1,6 +1,7 @@
 """gossipgrad compare: what it trains, what it writes, and what it does where something fails."""
 
 import csv
+import fcntl
 import json
 import os
 
@@ -141,6 +142,19 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
         (name, p) for name in ("allreduce", "no-exchange") for p in (1, 2)
     ]
     assert resumed[1]["points"] == compare.train(plan, plan.entries[0], 2)["points"]
+
+
+def test_two_comparisons_in_one_folder(tmp_path, capsys):
+    holder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)  # as another process has it
+    (tmp_path / "finished").mkdir()
+    words = f"compare --dataset synthetic --model mlp --strategies allreduce --virtual-ranks 2 --report-dir {tmp_path}"
+    try:
+        assert cli.main([*words.split(), "--samples", "40", "--points", "1", "--global-batch", "4"]) == 2
+    finally:
+        os.close(holder)
+    assert f"--report-dir {tmp_path}: another comparison writes there; allowed: a folder" in capsys.readouterr().err
+    assert (tmp_path / "finished").is_dir()  # the other one's
 
 
 def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import shutil
 import sys
@@ -111,6 +112,25 @@ def plan_of(arguments: argparse.Namespace) -> compare.Comparison:
     return checked(plan)
 
 
+def _locked(folder: str) -> int:
+    """A handle of the folder, which is made. Until it is closed no other comparison may write there."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"--report-dir: {one_line(error)}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UsageError(
+            f"--report-dir {folder}: another comparison writes there; allowed: a folder for each"
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return handle
+
+
 def side_by_side(arguments: argparse.Namespace) -> int:
     """0 if every configuration has been trained to its end."""
     if (_launch.launcher_world_size() or 1) > 1:
@@ -121,10 +141,14 @@ def side_by_side(arguments: argparse.Namespace) -> int:
     if arguments.epochs is not None:
         comparison = replace(comparison, samples=arguments.epochs * size)
     checked(lambda: comparison.check(size))
+    lock = _locked(arguments.report_dir)
     try:
-        os.makedirs(arguments.report_dir, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--report-dir: {one_line(error)}") from error
+        return _compared(comparison, arguments)
+    finally:
+        os.close(lock)
+
+
+def _compared(comparison: compare.Comparison, arguments: argparse.Namespace) -> int:
     speaks = not arguments.quiet
     say: Callable[[str], None] = (lambda line: print(line, flush=True)) if speaks else (lambda line: None)
     finished = os.path.join(arguments.report_dir, "finished")
