@@ -12,7 +12,6 @@ Who saves holds a lock on PATH.state/ meanwhile; a Checkpoint callback holds it 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from gossipgrad import safetensors
 from gossipgrad.errors import CheckpointError
-from gossipgrad.files import sync_folder
+from gossipgrad.files import locked_folder, sync_folder
 
 FORMAT = "gossipgrad-checkpoint-2"
 Arrays = dict[str, NDArray[np.float32]]
@@ -62,24 +61,6 @@ class _Held:
 _held: dict[str, _Held] = {}  # by the real path of the folder
 
 
-def _locked_folder(root: str) -> int:
-    """A locked handle of the folder, which is made; CheckpointError where another process has the lock."""
-    while True:
-        os.makedirs(root, exist_ok=True)
-        handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise CheckpointError("another run saves there; allowed: a path of its own for each run") from None
-        except OSError:  # a file system without locks
-            return handle
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(root), os.fstat(handle)):
-                return handle
-        os.close(handle)  # it was removed, and perhaps made again, before we had the lock
-
-
 def lock(path: str) -> str:
     """No other process saves to PATH until unlock, which wants what this returns. CheckpointError, OSError.
 
@@ -93,7 +74,10 @@ def lock(path: str) -> str:
         raise CheckpointError("not a regular file; allowed: the path of a file to write")
     root = os.path.realpath(state_root(path))
     if root not in _held:
-        _held[root] = _Held(_locked_folder(root))
+        handle = locked_folder(root)
+        if handle is None:
+            raise CheckpointError("another run saves there; allowed: a path of its own for each run")
+        _held[root] = _Held(handle)
     _held[root].users += 1
     return root
 

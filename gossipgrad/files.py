@@ -126,6 +126,27 @@ def _temporary(path: str) -> tuple[int, str]:
             continue
 
 
+def locked_folder(folder: str) -> int | None:
+    """A handle of a folder, which is made: until it is closed no other process gets one. None: one has it. OSError.
+
+    The lock goes with its process. A file system without locks lets all in.
+    """
+    while True:
+        os.makedirs(folder, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except OSError:  # a file system without locks
+            return handle
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(folder), os.fstat(handle)):
+                return handle
+        os.close(handle)  # it was removed, and perhaps made again, before we had the lock
+
+
 def _remove_stale(path: str) -> None:
     """What writers of `path` left that were killed: temporary files that nobody has locked."""
     folder, name = os.path.split(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import shutil
 import sys
@@ -32,6 +31,7 @@ from gossipgrad.cli.options import (
     reader,
 )
 from gossipgrad.errors import HIGHEST, counted, one_line
+from gossipgrad.files import locked_folder
 
 _NUMBERS = reader(
     lambda text: tuple(int(one) for one in text.split(",")), "integers of at least 1 with commas, as 2,4,8"
@@ -112,25 +112,6 @@ def plan_of(arguments: argparse.Namespace) -> compare.Comparison:
     return checked(plan)
 
 
-def _locked(folder: str) -> int:
-    """A handle of the folder, which is made. Until it is closed no other comparison may write there."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise UsageError(f"--report-dir: {one_line(error)}") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise UsageError(
-            f"--report-dir {folder}: another comparison writes there; allowed: a folder for each"
-        ) from None
-    except OSError:  # a file system without locks
-        pass
-    return handle
-
-
 def side_by_side(arguments: argparse.Namespace) -> int:
     """0 if every configuration has been trained to its end."""
     if (_launch.launcher_world_size() or 1) > 1:
@@ -141,7 +122,14 @@ def side_by_side(arguments: argparse.Namespace) -> int:
     if arguments.epochs is not None:
         comparison = replace(comparison, samples=arguments.epochs * size)
     checked(lambda: comparison.check(size))
-    lock = _locked(arguments.report_dir)
+    try:
+        lock = locked_folder(arguments.report_dir)
+    except OSError as error:
+        raise UsageError(f"--report-dir: {one_line(error)}") from error
+    if lock is None:
+        raise UsageError(
+            f"--report-dir {arguments.report_dir}: another comparison writes there; allowed: a folder for each"
+        )
     try:
         return _compared(comparison, arguments)
     finally:
