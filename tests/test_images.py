@@ -408,6 +408,23 @@ def test_broken_files_are_left_out_of_a_stored_set(folder, tmp_path):
         gg.data.image_folder(folder, 24, cache=tmp_path / "new", strict=True)
 
 
+def test_stored_images_that_are_not_what_was_written_are_decoded_again(folder, tmp_path):
+    place = tmp_path / "mine"
+    wanted = read(gg.data.image_folder(folder, 24, cache=place))
+    (file,) = place.glob("*.bin")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1  # of one image
+    file.write_bytes(content)
+    data = gg.data.image_folder(folder, 24, cache=place)
+    with pytest.warns(
+        UserWarning, match=f"{file}: damaged, by the checksum of .*Remove it, and it is made anew"
+    ) as said:
+        assert np.array_equal(read(data), wanted)
+    assert len(said) == 1
+    file.unlink()
+    assert np.array_equal(read(gg.data.image_folder(folder, 24, cache=place)), wanted)
+
+
 def test_a_cache_that_cannot_be_written(folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(gg.DataError, match="cache: .*; cache= names another folder"):

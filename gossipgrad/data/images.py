@@ -42,7 +42,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's 
 ATTEMPTS = 10  # draws of a crop, after which it is the largest one in the middle
 LISTED = 5  # broken files that a message names
 MOST_WORKERS = 8  # by default
-FORMAT = 1  # of the cache's files
+FORMAT = 2  # of the cache's files
 TOGETHER = 64  # images that are decoded between two writes to the cache
 
 Pixels = NDArray[np.uint8]
@@ -406,13 +406,27 @@ class ImageFolder(Source):
                 if self._decoded is None:
                     image = self._decoder.open(self.path(other).read_bytes())
                 else:
-                    image = self._decoder.image.fromarray(self._decoded.pixels(other))
+                    image = self._decoder.image.fromarray(self._decoded_pixels(self._decoded, other))
                 self._decoder.crop(image, box(*image.size), self.size, flip, out)
                 return
             except self._decoder.broken as error:
                 self.is_broken(self.path(other), error)
         name = self.listing.classes[self.targets[row]]
         raise DataError(f"{self.listing.root}: every image of class {name!r} is broken, as {self._broken_words()}")
+
+    def _decoded_pixels(self, decoded: _Decoded, row: int) -> Pixels:
+        """From the cache, or from the image's own file where the cache is damaged."""
+        pixels = decoded.pixels(row)
+        if pixels is None:
+            with self._lock:
+                new, decoded.damaged = not decoded.damaged, True
+            if new:
+                warn(
+                    f"{decoded.path}: damaged, by the checksum of {self.path(row)}; such images are decoded again. "
+                    "Remove it, and it is made anew"
+                )
+            pixels = self._decoder.small(self._decoder.open(self.path(row).read_bytes()), self.resize)
+        return pixels
 
     def _instead(self, row: int) -> Iterator[int]:
         """The row, then the others of its class; without those that are known to be broken."""
@@ -531,22 +545,29 @@ class _Decoded:
     """Images in one memory map, one after the other, (height, width, channels) each."""
 
     def __init__(self, path: Path, index: NDArray[np.int64], channels: int) -> None:
-        self.channels = channels
+        self.path, self.channels = path, channels
         self.rows = np.flatnonzero(index[:, 1] > 0)
-        self.index = index[self.rows]  # offset, height, width
+        self.index = index[self.rows]  # offset, height, width, checksum
+        self.whole = np.zeros(len(self.index), np.bool_)  # is known to have its checksum
+        self.damaged = False  # one has not
         self.bytes: Pixels = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
 
-    def pixels(self, row: int) -> Pixels:
-        offset, height, width = (int(one) for one in self.index[row])
-        shape = (height, width) if self.channels == 1 else (height, width, self.channels)
-        return self.bytes[offset : offset + height * width * self.channels].reshape(shape)
+    def pixels(self, row: int) -> Pixels | None:
+        """None where they are not what was written. Looked at when they are read for the first time."""
+        offset, height, width, checksum = (int(one) for one in self.index[row])
+        pixels = self.bytes[offset : offset + height * width * self.channels]
+        if not self.whole[row]:
+            if zlib.crc32(pixels.data) != checksum:
+                return None
+            self.whole[row] = True
+        return pixels.reshape((height, width) if self.channels == 1 else (height, width, self.channels))
 
 
 def _load_decoded(path: Path, count: int, channels: int) -> _Decoded | None:
     """None if it is not there, or not whole."""
     try:
         index = np.load(path.with_suffix(".npy"), allow_pickle=False)
-        if index.shape != (count, 3) or index.dtype != np.int64:
+        if index.shape != (count, 4) or index.dtype != np.int64:
             return None
         sizes = index[:, 1] * index[:, 2] * channels
         if path.stat().st_size != int(sizes.sum()):
@@ -600,7 +621,7 @@ def _decoded(source: ImageFolder, place: Path) -> _Decoded:
 
 def _decode_all(source: ImageFolder, path: Path, bar: Any, report: Callable[[str], None]) -> None:
     count = len(source)
-    index = np.zeros((count, 3), np.int64)
+    index = np.zeros((count, 4), np.int64)
     offset = 0
 
     def one(row: int) -> Pixels | None:
@@ -621,14 +642,15 @@ def _decode_all(source: ImageFolder, path: Path, bar: Any, report: Callable[[str
             for row, pixels in enumerate(source._map(functools.partial(later, begin), end - begin), begin):
                 if pixels is None:
                     continue
-                file.write(np.ascontiguousarray(pixels).data)
-                index[row] = offset, *pixels.shape[:2]
+                content = np.ascontiguousarray(pixels).data
+                file.write(content)
+                index[row] = offset, *pixels.shape[:2], zlib.crc32(content)
                 offset += pixels.size
             report(str(end))
             bar.show(end / count, f"{end:,} images decoded")
-    content = io.BytesIO()
-    np.save(content, index)
-    files.write_atomically(path.with_suffix(".npy"), content.getvalue())
+    table = io.BytesIO()
+    np.save(table, index)
+    files.write_atomically(path.with_suffix(".npy"), table.getvalue())
 
 
 # ---- archives
