@@ -258,15 +258,31 @@ def counted(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
+def unreadable(what: str, value: Any, error: Exception) -> str:
+    """What to say of a value of which NumPy makes no array, or none without a copy."""
+    return (
+        f"{what} is a {type(value).__name__} that NumPy cannot read ({one_line(error)}); allowed: arrays of NumPy's "
+        "types in the host's memory, without gradients of their own"
+    )
+
+
 def plain_array(what: str, value: Any) -> NDArray[Any]:
-    """`value` as an array. ValueError for a masked one that masks any: other arrays cannot say so."""
+    """`value` as an array. ValueError for a masked one that masks any: other arrays cannot say so.
+
+    TypeError, ValueError: NumPy makes no array of it.
+    """
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         count = int(np.ma.getmaskarray(value).sum())
         raise ValueError(
             f"{what}: a masked array, of whose {value.size} elements {count} are masked; allowed: arrays without a "
             "mask, as x.filled(0) gives one"
         )
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(unreadable(what, value, error)) from error
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(unreadable(what, value, error)) from error
 
 
 def pair(argument: str, value: Any, low: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import _core, _stall, agreement
-from gossipgrad.errors import did_you_mean, plain_array
+from gossipgrad.errors import did_you_mean, plain_array, unreadable
 
 Array = NDArray[np.float32]
 Arrays = dict[str, Array]
@@ -26,10 +26,7 @@ def floats(what: str, value: Any) -> NDArray[Any]:
         try:
             value = np.from_dlpack(value)
         except (TypeError, ValueError, RuntimeError, BufferError) as error:
-            raise TypeError(
-                f"{what} is a {type(value).__name__} that NumPy cannot read ({error}); allowed: arrays in the host's "
-                "memory, without gradients of their own"
-            ) from error
+            raise TypeError(unreadable(what, value, error)) from error
     array = plain_array(what, value)
     if array.dtype.kind != "f":
         raise TypeError(f"{what} has dtype {array.dtype}; allowed: floating numbers, which become float32")

@@ -590,6 +590,22 @@ def test_tokens_stay_integers():
             assert trainer.evaluate(x.astype(dtype), y) == wanted
 
 
+def test_what_numpy_cannot_read_is_named():
+    torch = pytest.importorskip("torch")
+    y = np.arange(4) % 2
+    trainer = gg.Trainer(gg.Sequential([gg.Linear(2)], input=(3,)))
+    allowed = "allowed: arrays of NumPy's types in the host's memory, without gradients of their own"
+    for samples in (torch.ones(4, 3, requires_grad=True), torch.ones(4, 3, dtype=torch.bfloat16)):
+        with pytest.raises(TypeError, match=rf"train: samples is a Tensor that NumPy cannot read \(.*\); {allowed}"):
+            trainer.fit(samples, y)
+        with pytest.raises(TypeError, match=r"train: targets is a Tensor that NumPy cannot read"):
+            trainer.fit(np.ones((4, 3)), samples[:, 0])
+        with pytest.raises(TypeError, match=r"arrays\['a'\] is a Tensor that NumPy cannot read"):
+            gg.Exchange({"a": samples})
+    with pytest.raises(ValueError, match=rf"^x is a list that NumPy cannot read \(.*inhomogeneous.*\); {allowed}"):
+        trainer.predict([[1, 2, 3], [1, 2]])
+
+
 def test_masked_elements_are_refused_where_arrays_are_given():
     x, y = np.ones((6, 2), np.float32), np.arange(6) % 2
     hidden = np.ma.masked_equal(np.arange(6), 1)
