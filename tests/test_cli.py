@@ -510,11 +510,14 @@ def test_mnist_files_by_option(capsys, tmp_path):
 FULL = "/dev/full"  # a device whose disk is always full
 
 
-@pytest.mark.parametrize("words", [["info"], ["run", "-n", "2", "--print", "train"], ["run", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["info"], ["info", "--json"], ["run", "-n", "2", "--print", "train"], ["run", "--help"]]
+)
 def test_standard_output_without_room_or_reader(words):
     command = [sys.executable, "-m", "gossipgrad", *words]
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # what could not be written is still there when Python ends
     with open(FULL, "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE, env=buffered)
     assert (done.returncode, done.stderr) == (1, "gossipgrad: error: standard output: No space left on device\n")
     reader, writer = os.pipe()
     os.close(reader)

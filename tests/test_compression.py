@@ -387,13 +387,10 @@ def test_residues_that_do_not_fit_are_refused(tmp_path):
     with trainer() as one:
         fit(one, 1)
         one.save(path)
-    for words, how in [
-        (["residue is of gradients (strategy 'allreduce')", "of displacements"], {"strategy": gg.PeriodicAllReduce()}),
-        (["of 4 ranks, here are 2"], {"p": 2}),
-    ]:
-        with trainer(**how) as other, pytest.raises(gg.CheckpointError) as caught:
-            checkpoint.restore(other, path)
-        assert all(word in str(caught.value) for word in words), caught.value
+    with trainer(strategy=gg.PeriodicAllReduce()) as other, pytest.raises(gg.CheckpointError) as caught:
+        checkpoint.restore(other, path)
+    for word in ["residue is of gradients (strategy 'allreduce')", "of displacements"]:
+        assert word in str(caught.value), caught.value
 
 
 @pytest.mark.parametrize("changes", [{"bin_size": {"conv": 0}}, {"dense_below": 28 + 1}], ids=str)

@@ -76,9 +76,15 @@ def _to_nobody() -> None:
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
+def _is_of_output(error: Exception) -> bool:
+    """Was it standard output that could not be written? Who writes a file names it."""
+    failed = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+    return isinstance(error, OSError) and error.filename is None and error.errno in failed
+
+
 def _text(error: Exception) -> str:
-    """An error's line. Who writes a file names it, so a write that names none was to standard output."""
-    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+    """An error's line."""
+    if _is_of_output(error):
         return f"standard output: {one_line(error)}"
     plain = isinstance(error, (ValueError, OSError, RuntimeError, ArithmeticError, NotImplementedError))
     return one_line(error) if plain else f"{type(error).__name__}: {one_line(error)}"
@@ -134,5 +140,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         code = FAILURE
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one
+        if _is_of_output(error):
+            _to_nobody()
         _failure.end_all_ranks(_say(f"error: {_text(error)}"), code, error)
     return code
