@@ -12,17 +12,14 @@ import argparse
 import numpy as np
 
 import gossipgrad as gg
+from gossipgrad.cli.options import count
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--data", help="the text; default: shakespeare of gossipgrad.data.load")
-parser.add_argument("--steps", type=int, default=2000)
-parser.add_argument("--sample", type=int, default=0, help="characters to write in the end")
+parser.add_argument("--steps", type=count(1, 1_000_000), default=2000)
+parser.add_argument("--sample", type=count(0, 1_000_000), default=0, help="characters to write in the end")
 parser.add_argument("--seed", type=int, default=1337)
 given = parser.parse_args()
-for name, least, most in (("steps", 1, 1_000_000), ("sample", 0, 1_000_000)):
-    value = getattr(given, name)
-    if value is not None and not least <= value <= most:
-        parser.error(f"--{name} is {value}; allowed: {least} to {most}")
 
 train, test = gg.data.text(given.data, sequence=64) if given.data else gg.data.load("shakespeare")
 vocabulary = train.source.vocabulary

@@ -13,19 +13,16 @@ import argparse
 import math
 
 import gossipgrad as gg
+from gossipgrad.cli.options import count
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--data", help="the text; default: shakespeare of gossipgrad.data.load")
-parser.add_argument("--steps", type=int, default=2000)
+parser.add_argument("--steps", type=count(1, 1_000_000), default=2000)
 parser.add_argument("--lr", type=float, default=2e-3, help="of Adam")
-parser.add_argument("--ranks", type=int, default=1, help="of a virtual cluster")
+parser.add_argument("--ranks", type=count(1, 52), default=1, help="of a virtual cluster")
 parser.add_argument("--strategy", choices=("gossipgrad", "allreduce"), default="gossipgrad")
 parser.add_argument("--seed", type=int, default=0)
 given = parser.parse_args()
-for name, least, most in (("steps", 1, 1_000_000), ("ranks", 1, 52)):
-    value = getattr(given, name)
-    if value is not None and not least <= value <= most:
-        parser.error(f"--{name} is {value}; allowed: {least} to {most}")
 
 train, test = gg.data.text(given.data, sequence=64) if given.data else gg.data.load("shakespeare")
 vocabulary = train.source.vocabulary

@@ -12,19 +12,18 @@ option of Caffe's data layer that its schedule for this network leaves off.
 import argparse
 
 import gossipgrad as gg
+from gossipgrad.cli.options import count
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--data", help="where CIFAR-10 lies; default: as of gossipgrad.data.load")
-parser.add_argument("--epochs", type=int, default=10)
-parser.add_argument("--take", type=int, help="train and validate on so many samples; default: all")
+parser.add_argument("--epochs", type=count(1, 1_000_000), default=10)
+parser.add_argument("--take", type=count(1, 1_000_000), help="train and validate on so many samples; default: all")
 parser.add_argument("--mirror", action="store_true", help="images are mirrored at random while training")
 parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--ranks", type=int, default=1, help="of a virtual cluster, which divide each batch of 100")
+parser.add_argument(
+    "--ranks", type=count(1, 100), default=1, help="of a virtual cluster, which divide each batch of 100"
+)
 given = parser.parse_args()
-for name, least, most in (("epochs", 1, 1_000_000), ("take", 1, 1_000_000), ("ranks", 1, 100)):
-    value = getattr(given, name)
-    if value is not None and not least <= value <= most:
-        parser.error(f"--{name} is {value}; allowed: {least} to {most}")
 
 train, test = gg.data.load("cifar10", given.data)
 train, test = train[: given.take], test[: given.take]

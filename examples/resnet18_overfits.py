@@ -10,15 +10,14 @@ are 112 x 112 by default, so that an epoch takes seconds.
 import argparse
 
 import gossipgrad as gg
+from gossipgrad.cli.options import count
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--data", required=True, help="a folder of images, one folder a class")
-parser.add_argument("--epochs", type=int, default=40)
+parser.add_argument("--epochs", type=count(1, 1_000_000), default=40)
 parser.add_argument("--size", type=int, default=112, help="of the images")
 parser.add_argument("--seed", type=int, default=0)
 given = parser.parse_args()
-if given.epochs < 1:
-    parser.error(f"--epochs is {given.epochs}; allowed: at least 1")
 
 photographs = gg.data.image_folder(given.data, given.size, augment=False)
 train = gg.Dataset(photographs.samples, photographs.targets, photographs.scale, photographs.shift, name="photographs")

@@ -14,19 +14,16 @@ import argparse
 import numpy as np
 
 import gossipgrad as gg
+from gossipgrad.cli.options import count
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--data", help="where CIFAR-10 lies; default: as of gossipgrad.data.load")
-parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--take", type=int, help="train and validate on so many samples; default: all")
-parser.add_argument("--ranks", type=int, default=1, help="of a virtual cluster")
+parser.add_argument("--epochs", type=count(1, 1_000_000), default=5)
+parser.add_argument("--take", type=count(1, 1_000_000), help="train and validate on so many samples; default: all")
+parser.add_argument("--ranks", type=count(1, 128), default=1, help="of a virtual cluster")
 parser.add_argument("--strategy", choices=("gossipgrad", "allreduce"), default="gossipgrad")
 parser.add_argument("--seed", type=int, default=0)
 given = parser.parse_args()
-for name, least, most in (("epochs", 1, 1_000_000), ("take", 1, 1_000_000), ("ranks", 1, 128)):
-    value = getattr(given, name)
-    if value is not None and not least <= value <= most:
-        parser.error(f"--{name} is {value}; allowed: {least} to {most}")
 
 mean, deviation = np.float32([0.4914, 0.4822, 0.4465]), np.float32([0.247, 0.243, 0.262])
 colours = {"scale": 1 / (255 * deviation), "shift": -mean / deviation}

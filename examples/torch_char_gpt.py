@@ -16,15 +16,14 @@ from torch.nn import functional
 import gossipgrad as gg
 import gossipgrad.torch
 from gossipgrad import strategies
+from gossipgrad.cli.options import count
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--data", help="the text; default: shakespeare of gossipgrad.data.load")
 parser.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
-parser.add_argument("--steps", type=int, default=1000)
+parser.add_argument("--steps", type=count(1, 1_000_000), default=1000)
 parser.add_argument("--seed", type=int, default=1337)
 given = parser.parse_args()
-if given.steps < 1:
-    parser.error(f"--steps is {given.steps}; allowed: at least 1")
 CONTEXT, WIDTH, HEADS = 64, 128, 4
 
 

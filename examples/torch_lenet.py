@@ -12,18 +12,15 @@ from torch import nn
 import gossipgrad as gg
 import gossipgrad.torch
 from gossipgrad import strategies
+from gossipgrad.cli.options import count
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--strategy", choices=strategies.BY_NAME, default="gossipgrad")
 parser.add_argument("--data", default="mnist-10k", help="mnist-10k, which is part of the package, or mnist")
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--take", type=int, help="train on so many samples")
+parser.add_argument("--epochs", type=count(1, 1_000_000), default=3)
+parser.add_argument("--take", type=count(1, 1_000_000), help="train on so many samples")
 parser.add_argument("--seed", type=int, default=0)
 given = parser.parse_args()
-for name, least, most in (("epochs", 1, 1_000_000), ("take", 1, 1_000_000)):
-    value = getattr(given, name)
-    if value is not None and not least <= value <= most:
-        parser.error(f"--{name} is {value}; allowed: {least} to {most}")
 
 torch.set_num_threads(1)
 torch.manual_seed(given.seed)

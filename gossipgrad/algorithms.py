@@ -30,6 +30,7 @@ from typing import Any
 
 from gossipgrad import environment
 from gossipgrad.files import write_atomically
+from gossipgrad.literals import BACKENDS
 
 Key = tuple[int, ...]
 Seconds = dict[str, dict[str, float]]  # by pass, then by algorithm
@@ -41,7 +42,6 @@ PASSES = ("forward", "weights", "data")
 # The best first.
 ACCURACY = {"direct": 0, "widened": 0, "turned": 0, "split": 0, "tiled": 0}
 ACCURACY |= {"winograd2": 1, "turned2": 1, "winograd4": 2, "turned4": 2, "winograd6": 3, "turned6": 3}
-TABLES = ("onednn", "native")
 HARDLY_MORE = 1.03
 KERNELS = 19  # raised with kernels or candidates of convolutions: times of other ones are measured anew
 SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured
@@ -173,7 +173,7 @@ def tables(
     entries = cache.get(where)
     key = f"{network} {batch}"
     found: Any = entries.get(key) if isinstance(entries, dict) else None
-    if not _times(found, TABLES.__contains__):
+    if not _times(found, BACKENDS.__contains__):
         found, reason = measure(batch)
         if not found:
             return [*own, {"batch": batch, "table": None, "reason": reason}] if reason else own

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import strategies
+from gossipgrad.model import Arrays
 from gossipgrad.optim import Optimizer
-
-Arrays = dict[str, NDArray[np.float32]]
 
 RESIDUE = "residue"  # the arena of what compression has not sent yet
 

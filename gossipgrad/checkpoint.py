@@ -275,8 +275,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         replicas.class_names = saved.classes
     _restore_apoptosis(replicas, saved)
     notices.changed_settings(team.rank, name, saved.settings, here)
-    if saved.ranks == replicas.size:
-        clocks.go_on(team, saved.times)
+    clocks.go_on(team, saved.times)
 
 
 def _computing(settings: dict[str, Any], otherwise: dict[str, Any]) -> tuple[Any, ...]:

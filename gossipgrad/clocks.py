@@ -38,6 +38,6 @@ def checked(described: Any, ranks: int) -> list[Clock]:
 
 
 def go_on(team: _core.Team, clocks: list[Clock]) -> None:
-    """From what was saved, with nothing in flight. Where one of the two has none, the clocks stay as they are."""
-    if clocks and team.clocks():
+    """From what was saved, with nothing in flight. Of real clocks, or of other ranks, nothing goes on."""
+    if clocks and len(clocks) == len(team.clocks()):
         team.set_clocks(clocks)

@@ -73,7 +73,6 @@ def checked(
     consensus = shapes.fitting_all("state, consensus", state["consensus"])
     if ranks != size:
         parts = [arenas.of_other_ranks(saved["strategy"], consensus, parts[:workers], kinds)] * size
-        times = []
     return parts, consensus, times
 
 

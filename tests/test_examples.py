@@ -130,7 +130,7 @@ def test_numbers_that_cannot_be(run, capsys, name, option, value):
     with pytest.raises(SystemExit) as ended:
         run(name, "--data", "nowhere", f"--{option}", value)
     assert ended.value.code == 2
-    assert f"error: --{option} is {value}; allowed: " in capsys.readouterr().err
+    assert f"error: argument --{option}: '{value}': allowed: " in capsys.readouterr().err
 
 
 def test_a_prime_number_of_steps_makes_no_epochs_of_one_step(run, text):

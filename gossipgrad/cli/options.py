@@ -13,7 +13,7 @@ from gossipgrad.apoptosis import Apoptosis
 from gossipgrad.cluster import Network, Straggler
 from gossipgrad.data import sets
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import did_you_mean, one_line
+from gossipgrad.errors import did_you_mean, integer, one_line
 from gossipgrad.keywords import Keyword, keywords
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, PRECISIONS
 from gossipgrad.model import Model
@@ -110,6 +110,15 @@ def reader(make: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"{text!r}: allowed: {allowed}") from None
 
     return read
+
+
+def count(low: int, high: int) -> Callable[[str], int]:
+    """The type of an option that is an integer within these limits."""
+
+    def make(text: str) -> int:
+        return integer("value", int(text), low, high)
+
+    return reader(make, f"{low} to {high}")
 
 
 def checked(make: Callable[[], _T]) -> _T:

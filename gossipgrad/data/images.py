@@ -42,7 +42,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's 
 ATTEMPTS = 10  # draws of a crop, after which it is the largest one in the middle
 LISTED = 5  # broken files that a message names
 MOST_WORKERS = 8  # by default
-FORMAT = 2  # of the cache's files
+FORMAT = 1  # of the cache's files
 TOGETHER = 64  # images that are decoded between two writes to the cache
 
 Pixels = NDArray[np.uint8]
