@@ -224,3 +224,20 @@ def test_a_rate_that_is_set_is_not_that_of_what_is_in_flight(staleness):
     for settled, flying in zip(*found, strict=True):
         for name, array in settled.items():
             np.testing.assert_array_equal(flying[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_of_an_exchange_neither(staleness):
+    strategy = gg.GossipGraD(exchange="gradients", staleness=staleness)
+    found = []
+    for settled_before in (True, False):
+        comm, start = gg.VirtualCluster(3, latency=1), {"w": np.ones(5)}
+        with gg.Exchange(start, optimizer=gg.SGD(lr=0.5), strategy=strategy, comm=comm) as x:
+            x.step([{"w": np.full(5, 1.0 + rank)} for rank in range(3)])
+            if settled_before:
+                x.settle()
+            x.learning_rate = 0.0
+            x.settle()
+            found.append([replica.weights["w"].copy() for replica in x.replicas])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.abs(found[0][0] - 1).max() > 0
