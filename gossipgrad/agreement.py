@@ -141,6 +141,11 @@ def alone(team: Team) -> bool:
     return team.kind != "mpi" or team.size == 1
 
 
+def of_all(error: BaseException) -> bool:
+    """Have all ranks raised this error, or one that says so, together?"""
+    return "agreement" in error.__dict__
+
+
 _agreements = 0  # that this process has come to
 
 

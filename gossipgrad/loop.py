@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
+from typing import Any
 
 from gossipgrad import _core, agreement, events, heads
 from gossipgrad.callbacks import (
@@ -82,6 +83,7 @@ class Loop:
         self._interval = FIRST_MEETING  # steps until the ranks meet
         self._pauses: list[int] = []  # after multiples of which steps a callback of some rank is called
         self._rate = 0.0  # of the epoch's last step
+        self._counts: Any = None  # of an epoch whose steps have been made: what validates it sends more
         self._ended = False  # have all steps of the epoch been made, and does its record come next?
         self._problem: Exception | None = None  # of on_progress, which comes at other steps on each rank
 
@@ -199,18 +201,43 @@ class Loop:
 
     def _epoch(self) -> None:
         trainer, number = self.trainer, self.trainer.epoch + 1
-        done = self._begin_epoch()
-        if done < self.steps:
-            try:
+        done, self._counts = self._begin_epoch(), None
+        try:
+            if done < self.steps:
                 self._train(done)
-            except KeyboardInterrupt:
-                if agreement.alone(trainer.team):  # a save goes on from here; its ranks are at one step
-                    trainer.core.settle()
-                    trainer.position = trainer.where_in_epoch()
-                raise
-            if trainer.set_rate is not None:
-                self._rate = trainer.set_rate
-        self._pause_at_end()
+                if trainer.set_rate is not None:
+                    self._rate = trainer.set_rate
+            self._pause_at_end()
+            record = self._record(number)
+            trainer.epoch += 1
+        except BaseException as error:
+            if trainer.epoch < number:
+                self._keep_place(error)
+            raise
+        trainer.history.epochs.append(record)
+        with trainer.agreed(f"end of epoch {number}") as one:
+            call(self.callbacks, "on_epoch_end", trainer, record)
+            one.number = bool(trainer.stop)
+        trainer.stop = any(one.numbers)
+
+    def _keep_place(self, error: BaseException) -> None:
+        """A save goes on from here: after an error at which all ranks are at one step of the epoch."""
+        trainer = self.trainer
+        trainer.position = None
+        if agreement.alone(trainer.team) or agreement.of_all(error):
+            with contextlib.suppress(Exception):  # ranks of a cluster that failed are at no one step: a save says so
+                trainer.core.settle()
+                if self._counts is not None:
+                    trainer.core.set_counts(self._counts)
+                trainer.within_epoch = True
+                trainer.position = trainer.where_in_epoch()
+            if trainer.position is not None and trainer.position["left"] == 0:
+                trainer.position["rate"] = self._rate
+
+    def _record(self, number: int) -> Record:
+        """Of the epoch, whose steps have been made."""
+        trainer = self.trainer
+        self._counts = trainer.core.counts()
         record: Record = {"epoch": number, "learning_rate": self._rate, **trainer.core.end_epoch()}
         trainer.within_epoch = False
         if self.apoptosis is not None:
@@ -222,13 +249,7 @@ class Loop:
         if "compression" in record:
             record["compression"] = compressed(record["compression"])
         record |= {"parameters": trainer.net.parameters, "units": trainer.net.units}
-        record = ordered(record | self._validate())
-        trainer.epoch += 1
-        trainer.history.epochs.append(record)
-        with trainer.agreed(f"end of epoch {number}") as one:
-            call(self.callbacks, "on_epoch_end", trainer, record)
-            one.number = bool(trainer.stop)
-        trainer.stop = any(one.numbers)
+        return ordered(record | self._validate())
 
     def _validate(self) -> Record:
         """The record's "validation" and "validation_replicas"."""

@@ -123,6 +123,29 @@ def test_an_interrupted_epoch_goes_on_from_a_save(comm, data, tmp_path):
     assert first.step == 3 + whole.step // 2
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("comm", [None, gg.VirtualCluster(3)], ids=["one rank", "virtual"])
+def test_an_error_behind_the_last_step_of_an_epoch_goes_on_from_a_save(kind, comm, data, tmp_path):
+    """No step is left, and the epoch's record has not been made."""
+    fails = []
+
+    def zero(outputs, targets):
+        if fails:
+            raise fails.pop()
+        return np.zeros(len(outputs), np.float32)
+
+    whole, first, rest = (make(comm=comm, metrics=[zero]) for _ in range(3))
+    history = fit(whole, data, 2)
+    fails.append(kind("on purpose"))
+    with pytest.raises(kind):
+        fit(first, data, 2)
+    assert (first.epoch, first.step) == (0, whole.step // 2)
+    first.save(tmp_path / "c")
+    again = fit(rest, data, 2, resume=tmp_path / "c")
+    assert (rest.step, again.weights_sha256) == (whole.step, history.weights_sha256)
+    assert again["train_loss"] == history["train_loss"] and again["bytes_sent"] == history["bytes_sent"]
+
+
 def test_a_save_within_an_epoch_says_so(data, tmp_path):
     """Where nothing is left to train."""
 
