@@ -114,9 +114,10 @@ def compressed(counts: Mapping[str, Any]) -> Record:
         {_KINDS[family]: counts[what][family] for family in _KINDS if family in counts[what]}
         for what in ("dense_bytes", "sent_bytes")
     )
+    # A rank may have told a server what it begins with, and nothing else.
     return {
-        "ratio": _ratio(sum(dense.values()), sum(sent.values())),
-        "by_kind": {kind: _ratio(dense[kind], sent[kind]) for kind in dense},
+        "ratio": _ratio(sum(dense.values()), sum(sent.values())) or None,
+        "by_kind": {kind: _ratio(dense[kind], sent[kind]) or None for kind in dense},
         "dense_bytes": sum(dense.values()),
         "packed_bytes": sum(sent.values()),
         "elements_sent": _ratio(counts["elements_sent"], counts["elements"]),

@@ -242,14 +242,16 @@ def test_a_warm_step_allocates_nothing_and_nothing_is_left(strategy):
 
 @pytest.mark.parametrize("name", ["synchronous", *SERVED])
 def test_what_is_counted_is_what_travels(name):
-    """Of the second epoch, when the servers know all bases: all bytes but those of a few barriers and numbers."""
+    """All bytes but those of a few barriers and numbers; in the first epoch the bases that servers learn as well."""
     strategy = SERVED.get(name, gg.ElasticAveraging(period=1))
     trainer, history = an_epoch(strategy, COMPRESSIONS["strict"], epochs=2)
     trainer.close()
-    counted = history.last["compression"]
     copies = 2 if name == "synchronous" else 1  # each message goes to two other ranks
-    assert 0 <= history.last["bytes_sent"] - copies * counted["packed_bytes"] <= 100
-    assert counted["ratio"] == pytest.approx(counted["dense_bytes"] / counted["packed_bytes"]) and counted["ratio"] > 4
+    for record in history:
+        counted = record["compression"]
+        assert 0 <= record["bytes_sent"] - copies * counted["packed_bytes"] <= 100
+        assert counted["ratio"] == pytest.approx(counted["dense_bytes"] / counted["packed_bytes"])
+    assert history.last["compression"]["ratio"] > 4
 
 
 def test_a_weight_that_is_no_number_names_rank_and_layer():

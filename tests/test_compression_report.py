@@ -49,6 +49,12 @@ def test_what_was_not_sent_has_no_ratio():
     assert "ratio" not in epoch_line(one, 1)
 
 
+def test_what_servers_were_told_alone_has_no_ratio():
+    counts = {"dense_bytes": {"conv": 0}, "sent_bytes": {"conv": 40}, "bins_with": [0] * 17}
+    one = compressed({**counts, "elements": 0, "elements_sent": 0, "residue": 0.0})
+    assert one["ratio"] is None and one["by_kind"] == {"conv2d": None} and one["packed_bytes"] == 40
+
+
 def test_the_numbers_are_known_before():
     families = list(COUNTS["sent_bytes"])
     names = [name for name in number_names(False, True, families, [], []) if name.startswith("compression")]

@@ -160,6 +160,14 @@ def test_it_learns_and_replicas_stay_near():
     assert found[False][1] < 0.5
 
 
+@pytest.mark.parametrize("topology", ["dissemination", "cube"])
+def test_what_is_counted_is_what_travels(topology):
+    """Every byte of every message, those included that carry all weights and begin a copy."""
+    with trainer(4, topology=topology) as one:
+        for record in fit(one, 2):
+            assert record["compression"]["packed_bytes"] == record["bytes_sent"]
+
+
 def test_a_number_that_is_none_is_an_error():
     with trainer(3) as one:
         bad = one.core.arena("weight", 1)

@@ -428,3 +428,7 @@ void gg_compression_count_dense(const gg_segment *segment, int segments, gg_comp
         count_bytes(counts, &segment[i], bytes, bytes);
     }
 }
+
+void gg_compression_count_besides(const gg_segment *segment, size_t bytes, gg_compression_counts *counts) {
+    count_bytes(counts, segment, 0, bytes);
+}

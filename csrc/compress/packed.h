@@ -167,4 +167,8 @@ void gg_unpack_values_add(const gg_packing *packing, const void *choice, gg_dtyp
 /* Counts the segments as sent dense (warm-up). */
 void gg_compression_count_dense(const gg_segment *segment, int segments, gg_compression_counts *counts);
 
+/* Counts bytes that are sent because of compression, for this segment, and are no form of what is contributed: words in
+ * front of messages, what copies begin with. */
+void gg_compression_count_besides(const gg_segment *segment, size_t bytes, gg_compression_counts *counts);
+
 #endif

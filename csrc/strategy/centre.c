@@ -313,6 +313,21 @@ cleanup:
 
 /* ---- the strategy ---- */
 
+/* With compression what a server learns of the bases is counted, too: without it none would be sent. Of a chunk the
+ * last parameter has what lies behind it. */
+static void count_introduced(gg_centre *s, int first_chunk, int end_chunk) {
+    for (int chunk = first_chunk; s->packs && chunk < end_chunk; ++chunk) {
+        int count;
+        const gg_segment *whole = segments_of(s, chunk, true, &count);
+        size_t rest = s->buckets.chunk[chunk].count;
+        for (int i = 0; i < count; ++i) {
+            const size_t elements = i + 1 < count ? whole[i].count : rest;
+            gg_compression_count_besides(&whole[i], elements * sizeof(float), &s->counts);
+            rest -= elements;
+        }
+    }
+}
+
 /* Every worker sends every server its base, which is what the weights begin with or have been loaded with. */
 static gg_status centre_introduce(gg_centre *s) {
     gg_status status = GG_OK;
@@ -325,7 +340,10 @@ static gg_status centre_introduce(gg_centre *s) {
             size_t begin, count = centre_part_of(s, server, &first, &end, &begin);
             if (worker == server || count == 0) continue;
             const size_t bytes = count * sizeof(float);
-            if (worker == transport->rank) GG_TRY(gg_device_read(device, data, s->base + begin, bytes));
+            if (worker == transport->rank) {
+                GG_TRY(gg_device_read(device, data, s->base + begin, bytes));
+                count_introduced(s, first, end);
+            }
             GG_TRY(gg_transfer(transport, data, bytes, worker, server));
             if (server == transport->rank)
                 GG_TRY(gg_device_write(device, s->known + (size_t)worker * count, data, bytes));

@@ -209,6 +209,7 @@ static gg_status post_end(gossip_edges *g, int bucket, edge_end *end) {
     GG_TRY(gg_pack_difference(&packing, gg_state_weights(head->env.state), g->scratch - run->offset,
                               end->message + HEADER_BYTES, &bytes));
     end->bytes = HEADER_BYTES + bytes;
+    if (packing.segments > 0) gg_compression_count_besides(packing.segment, HEADER_BYTES, packing.counts);
     GG_TRY(gg_send(transport, end->message, end->bytes, end->peer, GG_TAG_USER + bucket, &end->sent));
 cleanup:
     return status;
