@@ -37,8 +37,8 @@ static void fill(float *x, float *scratch, size_t n, uint32_t number) {
 }
 
 /* Whoever reads the sum, in cache. */
-static void read_nothing(void *context, size_t offset, size_t count, const float *sum) {
-    (void)context, (void)offset, (void)count, (void)sum;
+static void read_nothing(void *context, size_t offset, size_t count, const float *sum, gg_lines filled) {
+    (void)context, (void)offset, (void)count, (void)sum, (void)filled;
 }
 
 static void print_seconds(const char *name, const double *seconds, int rounds) {

@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import statistics
+import subprocess
+import sys
 
 import pytest
 from conftest import ROOT
@@ -88,6 +91,20 @@ def test_blocks_take_turns():
     means = bench.alternate(trainers, batch=2, steps=3, warmup=2, blocks=4)
     assert [len(one) for one in means] == [4, 4] and all(seconds > 0 for one in means for seconds in one)
     assert [trainer.step for trainer in trainers] == [2 + 4 * 3] * 2
+
+
+@pytest.mark.parametrize("mode", ["strict", "exact"])
+def test_packing_is_timed_beside_a_copy(mode):
+    """The program is built against the core of here, so that it stays one that can be."""
+    words = ["--elements", "3000", "--bin", "50", "--bin", "500", "--rounds", "2", "--mode", mode]
+    command = [sys.executable, str(ROOT / "benchmarks/pack_speed.py"), *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["bin"] for one in found] == [50, 500]
+    assert all(one[f"{what}_gbs"] > 0 for one in found for what in ("copy", "pack", "unpack", "pieces", "both"))
+    assert all(0 < one["sent"] < 0.5 and one["share"] > 0 and one["pieces_share"] > 0 for one in found)
 
 
 def test_the_benchmarks_of_this_page_run(mpirun):
