@@ -462,6 +462,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.part == "peers" and arguments.lr is not None:
         parser.error("--lr: peers train at the task's rate")
+    of_replicas = [name for name, task in TASKS.items() if task.measured != "auc"]
+    for name in arguments.tasks or ():
+        allowed = {"gossip": of_replicas, "peers": ["lenet"]}.get(arguments.part, TASKS)
+        if name not in allowed:
+            parser.error(f"--tasks {name}: allowed with {arguments.part}: {', '.join(allowed)}")
     if launcher_world_size():
         arguments.ranks = [launcher_world_size()]
     arguments.tasks = arguments.tasks or (list(TASKS) if arguments.part == "tasks" else ["lenet"])

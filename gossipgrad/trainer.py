@@ -77,7 +77,8 @@ class Trainer(Replicas):
     backend    "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else each operation from the faster one.
     conv_algorithm  how convolutions with windows of 3 x 3 or 5 x 5 and stride 1 are computed: "winograd" by Winograd's
                methods F(4x4,3x3) and F(4x4,5x5), which have about a quarter and a sixth of the multiplications and
-               errors up to several times larger, "direct" by sums of products, "auto" each pass of each layer by the
+               errors up to several times larger (in bfloat16 where images lie alike before and behind the layer, so as
+               a rule not a network's first one), "direct" by sums of products, "auto" each pass of each layer by the
                fastest; on a CPU with AMX also by "split", products of three bfloat16 parts of each float32, for any
                window and strides of 1 or 2, and in bfloat16 the weights' gradient of inputs of up to 4 channels
                by own kernels, "tiled". On a GPU "auto" is the fastest of cuDNN's and an own one, "tiled", all

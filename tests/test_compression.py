@@ -420,6 +420,7 @@ def test_the_command_line(capsys, tmp_path):
     assert compression.from_settings(settings["compression"]) == made
     for wrong, said in [
         ("train --compression-mode safe", "--compression-mode safe: goes with --compression"),
+        ("train --mix-gamma 0.2", "--mix-gamma 0.2: goes with --compression"),
         ("train --strategy no-exchange --compression adacomp", "strategy='no-exchange': it sends nothing"),
         ("train --compression adacomp --compression-bin-size conv=x", "bin_size: 'conv=x'; allowed: a number, or FAM"),
         ("train --compression adacomp --compression-bin-size con=1", "did you mean 'conv'?"),

@@ -268,6 +268,8 @@ def make_compression(arguments: argparse.Namespace, strategy: strategies.Strateg
     if name is None:
         for key, value in how.items():
             raise UsageError(f"{option_of(_COMPRESSION + key)} {value}: goes with --compression")
+        if (gamma := getattr(strategy, "mix_gamma", None)) is not None:
+            raise UsageError(f"{option_of('mix_gamma')} {gamma}: goes with --compression")
         return None
 
     try:
