@@ -171,18 +171,21 @@ def agreed(team: Team, call: str, where: str = "") -> Iterator[Agreement]:
     error: Exception | None = None
     before = _agreements
     with _stall.within(call):
+        report: Report = {}
         try:
             yield one
+            if not alone(team):  # facts that are read may fail on one rank alone
+                report = report_of(call, one.facts)
         except Exception as raised:
             # What all ranks have raised together, on the way out of an agreement inside, they need not compare again.
             inside = raised.__dict__.get("agreement", -1) > before
             if alone(team) or isinstance(raised, CommunicationError) or inside:
                 raise
-            error = raised
+            error, report = raised, report_of(call, {}, raised)
         if alone(team):
             one.numbers = [one.number]
             return
-        _compare(team, one, report_of(call, one.facts, error), error, ", ".join(filter(None, (where, call))))
+        _compare(team, one, report, error, ", ".join(filter(None, (where, call))))
 
 
 def _compare(team: Team, one: Agreement, own: Report, error: Exception | None, where: str) -> None:

@@ -448,6 +448,27 @@ print("after", trainer.epoch, flush=True)
     assert lines["the loss is nan on rank 1 alone 0"] == lines["rank 1: the loss is nan on rank 1 alone 0"] == 1
 
 
+def test_samples_that_one_rank_cannot_read_are_an_error_on_all(mpirun):
+    """They are read to be compared: that belongs to the agreement, and the ranks go on together."""
+    text = (
+        HEAD
+        + """
+class Lost(gg.data.Source):
+    shape, dtype, targets = (1, 8, 8), np.dtype("float32"), data[1]
+    def __len__(self): return 60
+    def read(self, rows, epoch, samples, targets):
+        if rank == 1: raise FileNotFoundError("gone")
+        samples[...] = data[0][rows]
+trainer = gg.Trainer(small_net())
+try: trainer.fit(gg.data.Dataset(Lost()), batch_size=10, progress=False)
+except FileNotFoundError as error: print(f"{rank}|{error}|", flush=True)
+trainer.fit(data, batch_size=10, progress=False)
+"""
+    )
+    out = mpirun(2, text, timeout=60).stdout
+    assert "0|rank 1: gone|" in out and "1|gone|" in out
+
+
 def test_an_error_does_not_wait_for_ever_for_ranks_that_wait_elsewhere(mpirun):
     """Said after the usual time; after six times as long it ends the job, as an error does that nobody catches."""
     text = (
