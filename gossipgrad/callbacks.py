@@ -507,3 +507,18 @@ def call(callbacks: list[Callback], method: str, *arguments: Any) -> None:
     """Call one method of all callbacks in their order."""
     for callback in callbacks:
         getattr(callback, method)(*arguments)
+
+
+def end(callbacks: list[Callback], trainer: Any) -> None:
+    """Call on_fit_end of all callbacks, whatever some of them raise: others have files to close and locks to give back.
+
+    The first error is raised at the end. trainer.failed says to those that follow that there is one.
+    """
+    problem: BaseException | None = None
+    for callback in callbacks:
+        try:
+            callback.on_fit_end(trainer)
+        except BaseException as error:
+            problem, trainer.failed = error if problem is None else problem, True
+    if problem is not None:
+        raise problem

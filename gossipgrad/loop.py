@@ -19,8 +19,10 @@ from gossipgrad.callbacks import (
     call,
     check,
     check_steps,
+    end,
     has_steps,
 )
+from gossipgrad.errors import one_line, warn
 from gossipgrad.history import Record, compressed, number_names, ordered
 from gossipgrad.progress import ProgressBar
 from gossipgrad.replicas import Replicas
@@ -98,9 +100,11 @@ class Loop:
         trainer.rebatched = self._rebatched
         ended = False
         try:
-            with trainer.agreed("begin"):
+            with trainer.agreed("begin") as one:
                 call(self.callbacks, "on_fit_begin", trainer)
                 wanted = check_steps(self.callbacks)  # on_fit_begin may have set others
+                one.number = bool(trainer.stop)
+            trainer.stop = any(one.numbers)
             self._pauses = self._all_pauses(wanted)
             while trainer.epoch < trainer.last_epoch and not trainer.stop:
                 self._epoch()
@@ -110,11 +114,14 @@ class Loop:
             trainer.failed, ended = False, True
             trainer.rebatched = None  # no batch follows
             with trainer.agreed("end"):
-                call(self.callbacks, "on_fit_end", trainer)
+                end(self.callbacks, trainer)
         except BaseException:
             trainer.failed, trainer.rebatched = True, None
             if not ended:
-                call(self.callbacks, "on_fit_end", trainer)
+                try:
+                    end(self.callbacks, trainer)
+                except Exception as error:  # what has ended fit says more
+                    warn(f"callbacks: on_fit_end has failed too: {type(error).__name__}: {one_line(error)}")
             raise
         finally:
             trainer.fitting = trainer.within_epoch = trainer.mixes = False

@@ -428,6 +428,8 @@ class Replicas:
 
     def copy_weights(self) -> tuple[list[Arrays], Arrays, Model]:
         """The weights of each local rank, the consensus weights, and the network, for put_weights_back. Collective."""
+        with self.agreed("copy of the weights"):  # a callback of another rank may have failed
+            pass
         own = [self.core.arena("weight", local) for local in range(self.team.local)]
         return own, self.core.consensus_weights(), self.net
 
@@ -438,6 +440,8 @@ class Replicas:
         Where fit ends with one model for all (final_mix), they then become the consensus of what was put back.
         """
         own, consensus, net = weights
+        with self.agreed("weights that come back"):
+            pass
         self.core.settle()
         if not net.same_network(self.net):
             self.core.restore_graph(net.graph)

@@ -6,13 +6,16 @@ import csv
 import io
 import json
 import math
+import os
 import time
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gossipgrad as gg
+from gossipgrad import checkpoint_files
 from gossipgrad.callbacks import Progress
 from gossipgrad.history import History, flat
 
@@ -615,6 +618,56 @@ assert h.weights_sha256 == spoil.best and len(h) < 9, (len(h), stop.best_epoch)
     for rank in (0, 1):
         assert f"{rank}: fit was called within fit" in out and f"{rank}: monitor='validation.loss'" in out
     assert out.count("restored the weights of epoch") == out.count("stopped after epoch") == 1
+
+
+class EndsBadly(gg.Callback):
+    """Fails in on_fit_end, and, if `early`, before that in on_epoch_end."""
+
+    def __init__(self, early):
+        self.early = early
+
+    def on_epoch_end(self, trainer, record):
+        if self.early:
+            raise ArithmeticError("the first one")
+
+    def on_fit_end(self, trainer):
+        raise LookupError("the end")
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_an_error_at_the_end_leaves_no_other_callback_out(data, tmp_path, early):
+    """The others have files to close and locks to give back; and what has ended fit is what it raises."""
+    one, saves, recorder = trainer(), gg.Checkpoint(tmp_path / "a.safetensors"), Recorder()
+    wanted = ArithmeticError if early else LookupError
+    with warnings.catch_warnings(record=True) as said, pytest.raises(wanted):
+        warnings.simplefilter("always")
+        one.fit(data[0], data[1], batch_size=8, callbacks=[EndsBadly(early), saves, recorder], progress=False)
+    assert ["the end" in str(w.message) for w in said if "on_fit_end" in str(w.message)] == [True] * early
+    assert recorder.calls[-1] == "over" and one.failed and not saves._locks
+    checkpoint_files.unlock(checkpoint_files.lock(os.fspath(tmp_path / "a.safetensors")))
+    assert not checkpoint_files._held
+
+
+def test_a_callback_of_one_rank_fails_or_stops_under_mpi(mpirun):
+    """All ranks raise it, also where a callback behind it wants all weights; and stop= of one rank ends all."""
+    program = """
+import gossipgrad as gg
+train, test = gg.data.synthetic((6,), 3, 96, 30, noise=0.3)
+t = gg.Trainer(gg.Sequential([gg.Linear(3)], input=(6,)), optimizer=gg.SGD(lr=0.05))
+class Alone(gg.Callback):
+    def on_fit_begin(self, trainer):
+        trainer.stop = self.stops and trainer.rank == 1
+    def on_epoch_end(self, trainer, record):
+        if trainer.rank == 1: raise LookupError("of one rank")
+alone = Alone()
+alone.stops = False
+try: t.fit(train, test, batch_size=8, callbacks=[alone, gg.EarlyStopping()], progress=False)
+except LookupError as error: print(f"{t.rank}: {error}", flush=True)
+alone.stops = True
+assert len(t.fit(train, test, batch_size=8, callbacks=alone, progress=False)) == 1
+"""
+    out = mpirun(2, program, timeout=60).stdout
+    assert "0: rank 1: of one rank" in out and "1: of one rank" in out
 
 
 # ---------------------------------------------------------------------------------- what fit alone does
