@@ -379,7 +379,7 @@ class Model:
         for entry in config["layers"]:
             if entry["name"] in chosen:
                 entry["options"] |= {key: list(factors) for key, factors in given.items()}
-        return _again(type(self), config, self._loaded)
+        return _again(type(self), config, self._loaded, self._own())
 
     # other sizes
 
@@ -409,7 +409,7 @@ class Model:
                 values = size if isinstance(size, tuple) else (size,)
                 entry["options"] |= dict(zip(keywords, values, strict=True))
         config["born"] = {name: size for name, size in born.items() if now[name] != size}
-        return _again(type(self), config, None)
+        return _again(type(self), config, None, self._own())
 
     def shrinks_to(self, other: Model) -> bool:
         """Is `other` this network with as many or fewer units in each layer?"""
@@ -424,7 +424,11 @@ class Model:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and copy: the description and the loaded weights; the core's graph is made anew."""
-        return _again, (type(self), self.config(), self._loaded)
+        return _again, (type(self), self.config(), self._loaded, self._own())
+
+    def _own(self) -> dict[str, Any]:
+        """The attributes that a subclass, or a user, has added."""
+        return {key: value for key, value in self.__dict__.items() if key not in _ATTRIBUTES}
 
     # to and from JSON
 
@@ -432,7 +436,7 @@ class Model:
         """The network in terms of JSON; from_config makes it again."""
         layers = []
         for layer, name, inputs in self._layers:
-            kind = "Input" if isinstance(layer, _InputLayer) else type(layer).__name__
+            kind = "Input" if isinstance(layer, _InputLayer) else _kind(layer)
             layers.append({"layer": kind, "name": name, "inputs": list(inputs), "options": layer.described()})
         config: dict[str, Any] = {"name": self.name, "layers": layers}
         if self._born:
@@ -521,10 +525,19 @@ def _chosen(call: str, patterns: Sequence[str], names: Sequence[str], trained: s
     return chosen
 
 
-def _again(made: type[Model], config: Mapping[str, Any], loaded: Arrays | None) -> Model:
+_ATTRIBUTES = ("name", "inputs", "heads", "graph", "_layers", "_loaded", "_born")  # of every model
+
+
+def _kind(layer: Layer) -> str:
+    """The class by whose name a description makes the layer again: of a subclass of the user's that which it is of."""
+    names = (one.__name__ for one in type(layer).__mro__ if KINDS.get(one.__name__) is one)
+    return next(names, type(layer).__name__)
+
+
+def _again(made: type[Model], config: Mapping[str, Any], loaded: Arrays | None, own: Mapping[str, Any]) -> Model:
     """The model that was pickled or copied."""
     model = made.__new__(made)
-    model.__dict__ |= Model.from_config(config).__dict__
+    model.__dict__ |= {**own, **Model.from_config(config).__dict__}
     model._loaded = None if loaded is None else {name: array.copy() for name, array in loaded.items()}
     return model
 

@@ -130,6 +130,31 @@ def test_layers_of_a_network_that_was_refused_can_be_given_again():
         gg.Sequential(layers, input=(1, 5, 5))
 
 
+class Stem(gg.Conv2d):
+    """A layer of a user's, with arguments of its own."""
+
+    def __init__(self, out):
+        super().__init__(out, 3, padding=1)
+
+
+class Own(gg.Sequential):
+    """A network of a user's, with an attribute of its own."""
+
+    def __init__(self, out):
+        super().__init__([Stem(out), gg.Flatten(), gg.Linear(3)], (1, 4, 4))
+        self.out = out
+
+
+def test_layers_and_networks_of_users_are_copied_and_saved(tmp_path):
+    net = Own(2)
+    for again in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), net.freeze("fc1"), net.resized({"conv1": 1})):
+        assert type(again) is Own and again.out == 2 and len(again.units) == 2
+    with gg.Trainer(net) as trainer:
+        trainer.save(tmp_path / "own.safetensors")
+        with gg.Trainer.load(tmp_path / "own.safetensors") as loaded:
+            assert loaded.weights_sha256() == trainer.weights_sha256() and loaded.net.same_network(net)
+
+
 def test_layers_that_are_no_list():
     words = r"layers is a Flatten; allowed: a list of layers, as gg.Sequential\(\[gg.Linear"
     with pytest.raises(TypeError, match=words):
