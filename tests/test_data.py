@@ -178,6 +178,15 @@ def test_slices_and_scale():
         part[3]
 
 
+@pytest.mark.parametrize("kind", ["i1", "u1", "i2", "u8", ">i4"])
+def test_an_index_may_be_of_any_integers(kind):
+    data = gg.Dataset(np.zeros((40_000, 2)), np.arange(40_000))
+    rows = np.array([3, 120, 7], kind)
+    assert data[rows].targets.tolist() == [3, 120, 7]
+    if rows.dtype.kind == "i":
+        assert data[-rows].targets.tolist() == [39_997, 39_880, 39_993]
+
+
 def test_a_wrong_index_is_described_and_not_printed():
     data = gg.Dataset(np.zeros((1000, 2)), np.arange(1000))
     cases = [

@@ -273,6 +273,7 @@ class Dataset:
         wrong = np.flatnonzero((rows < -len(self)) | (rows >= len(self)))
         if len(wrong):
             raise IndexError(f"index[{wrong[0]}] is {rows[wrong[0]]}; the set has samples 0..{len(self) - 1}")
+        rows = rows.astype(np.int64)  # a small type has no room for the set's length
         return self._part(np.where(rows < 0, rows + len(self), rows))
 
     def with_weights(self, sample_weight: NDArray[np.float32] | None) -> Dataset:
