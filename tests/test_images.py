@@ -461,6 +461,22 @@ def test_an_archive_is_unpacked_once(folder, tmp_path, inside, monkeypatch):
     assert np.array_equal(gg.data.image_folder(path, 24).samples, data.samples)
 
 
+def test_a_folder_that_was_named_from_elsewhere(folder, monkeypatch):
+    """It is read while training, when another folder may be the current one."""
+    monkeypatch.chdir(folder.parent)
+    data = gg.data.image_folder("pets", 32)
+    monkeypatch.chdir("/")
+    assert np.array_equal(read(data), read(gg.data.image_folder(folder, 32))) and not data.source.broken
+
+
+def test_an_archive_in_a_folder_whose_name_is_no_text(folder, tmp_path):
+    place = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    os.mkdir(place)
+    with tarfile.open(os.path.join(place, "pets.tar"), "w") as archive:
+        archive.add(folder, "pets")
+    assert len(gg.data.image_folder(os.path.join(place, "pets.tar"), 32)) == 4
+
+
 def test_archives_that_are_wrong(folder, tmp_path):
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
         for name in ("../out/cat/a.jpg", "x/../../cat/a.jpg", "x.txt"):

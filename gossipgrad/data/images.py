@@ -336,7 +336,7 @@ class ImageFolder(Source):
         self.workers = default_workers() if workers is None else integer("workers", workers, 1, 1024)
         self._set_colours(mean, deviation, channels)
         self.progress = flag("progress", progress)
-        root = unpacked(folder, self.progress)
+        root = unpacked(folder, self.progress).absolute()  # it is read later, whatever folder is current then
         self.listing = list_images(root, classes, self.progress)
         self.classes = self.listing.classes
         self.targets = self.listing.targets
@@ -665,7 +665,8 @@ def unpacked(path: str | os.PathLike[str], progress: bool = True) -> Path:
 
     try:
         facts = path.stat()
-        key = hashlib.sha256(f"{FORMAT}\0{path.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}".encode()).hexdigest()
+        words = f"{FORMAT}\0{path.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}"
+        key = hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()
         base = cache_files.root() / "images"
         folder = base / f"unpacked-{key[:24]}"
         bar = Bar(path.name, progress)
