@@ -158,7 +158,8 @@ class _Monitor(Callback):
 
     def see(self, record: Record) -> bool:
         """Is this epoch's value the best so far?"""
-        value = float(lookup(record, self.monitor))
+        found = lookup(record, self.monitor)
+        value = math.nan if found is None else float(found)  # None: of nothing, as while compression sends all
         sign = 1.0 if self.mode == "min" else -1.0
         better = self.best is None or sign * value < sign * self.best - self.min_delta
         if math.isnan(value) or not better:

@@ -304,6 +304,17 @@ def test_early_stopping():
         gg.EarlyStopping(mode="down")
 
 
+def test_a_number_that_an_epoch_is_without_is_not_better(data):
+    stops = gg.EarlyStopping("compression.elements_sent", patience=1)  # None while the warm-up sends all
+    one = gg.Trainer(
+        gg.Sequential([gg.Linear(64), gg.Linear(3)], input=(6,)),
+        strategy=gg.AllReduce(),
+        compression=gg.AdaComp(warmup=100),
+        comm=gg.VirtualCluster(2),
+    )
+    assert len(one.fit(data[0], epochs=3, batch_size=8, callbacks=stops, progress=False)) == 1
+
+
 def test_early_stopping_remembers_across_a_resume():
     callback = gg.EarlyStopping(patience=2)
     fake = FakeTrainer()
