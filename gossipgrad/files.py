@@ -73,13 +73,11 @@ def written(path: str) -> Iterator[IO[bytes]]:
     Temporary files beside `path` that a killed process left are removed.
     """
     _remove_stale(path)
-    file, temporary = _temporary(path)
+    stream, temporary = _temporary(path)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # says that its writer is alive
-    except OSError:  # a file system without locks
-        pass
-    try:
-        with os.fdopen(file, "wb") as stream:
+        with stream:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # says that its writer is alive
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -115,13 +113,13 @@ def _write_through(path: str, parts: tuple[Any, ...]) -> None:
                 rest = rest[stream.write(rest) :]
 
 
-def _temporary(path: str) -> tuple[int, str]:
-    """A new file beside `path`, with the mode of the umask."""
+def _temporary(path: str) -> tuple[IO[bytes], str]:
+    """A new file beside `path`, with the mode of the umask: an object, which Ctrl-C at no moment leaves open."""
     folder, name = os.path.split(path)
     while True:
         temporary = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(4)}.tmp")
         try:
-            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
+            return open(temporary, "xb"), temporary
         except FileExistsError:
             continue
 

@@ -78,6 +78,17 @@ def test_what_killed_writers_left_is_removed(tmp_path):
     assert sorted(os.listdir(tmp_path)) == [*names[1:], "f"]
 
 
+def test_a_write_that_is_interrupted_before_its_first_byte_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(fcntl, "flock", interrupted)
+        files.write_atomically(tmp_path / "a", b"new")
+    assert not os.listdir(tmp_path) and len(os.listdir("/proc/self/fd")) == len(before)
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     (tmp_path / "f").write_bytes(b"old")
     with pytest.raises(TypeError):
