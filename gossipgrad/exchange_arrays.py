@@ -134,6 +134,7 @@ def described(
         layers = {name: [name] for name in names}
     elif not isinstance(layers, Mapping):
         raise TypeError(f"layers is a {type(layers).__name__}; wanted a mapping from names to names of arrays")
+    layers = {name: one if isinstance(one, str) else list(one) for name, one in layers.items()}
     seen: list[str] = []
     for layer, members in layers.items():
         if isinstance(members, str) or not members:

@@ -213,3 +213,9 @@ def test_under_mpi_a_rank_that_leaves_a_step_out(mpirun: Any) -> None:
 def test_what_is_run_is_a_function() -> None:
     with pytest.raises(TypeError, match="^function is a NoneType; allowed: what can be called with a replica$"):
         made(p=2).run(None)
+
+
+def test_names_of_a_layer_may_come_one_by_one():
+    made = gg.Exchange({"w": np.ones(2), "b": np.ones(1)}, layers={"a": iter(["w", "b"])})
+    made.step({"w": np.ones(2), "b": np.ones(1)})
+    assert made.steps == 1
