@@ -262,6 +262,28 @@ def test_a_closed_model_says_so():
     close(model.state_dict(), state["module"], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("where", ["before", "backward"])
+def test_replicas_of_a_run_that_failed_are_closed_and_can_be_wrapped(where):
+    """Others end in the middle of a step; the modules are the user's all the same."""
+    models = gg.torch.replicas(small, 3, gg.SGD(0.1))
+
+    def train(model, rank):
+        for step in range(4):
+            if where == "before" and rank == step == 1:
+                raise LookupError("of one rank")
+            model(torch.ones(2, 4)).sum().backward()
+            if rank == step == 1:
+                raise LookupError("of one rank")
+            model.step()
+
+    with pytest.raises(LookupError, match="of one rank"):
+        models.run(train)
+    models.close()
+    for model in models:
+        assert all(torch.isfinite(one).all() for one in model.state_dict().values())
+        gg.torch.wrap(model.module).close()
+
+
 def test_replicas_with_statistics_are_closed():
     models = gg.torch.replicas(convolutional, 3, gg.SGD(0.1))
     models.run(

@@ -96,6 +96,7 @@ class Group:
         self._before: list[dict[str, float]] = []  # what each rank had counted when the arenas were laid out anew
         self.members: list[Any] = []  # the wrapped modules of the local ranks
         self.running = False  # do the threads of virtual ranks run?
+        self.failed = False  # has one of them raised, so that others may have ended in the middle of a step?
         self.core = self._made()
         for rank in range(len(self.layers)):
             self.load_module(rank)

@@ -48,6 +48,9 @@ class Replicas:
         self._group.running = True
         try:
             self._group.core.run(of_rank)
+        except BaseException:
+            self._group.failed = True
+            raise
         finally:
             self._group.running = False
         return results
@@ -80,7 +83,7 @@ class Replicas:
             model.load_training_state(state)
 
     def close(self) -> None:
-        """Give the modules memory of their own again."""
+        """Give the modules memory of their own again, also after a run that has failed."""
         for model in self._models:
             model.close()
 

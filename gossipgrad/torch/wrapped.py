@@ -435,7 +435,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         """
         if self._closed:
             return
-        self.settle()
+        try:
+            self.settle()
+        except RuntimeError:
+            if not self._group.failed:
+                raise
         self._detach()
 
     def _detach(self, patience: float | None = None) -> None:
