@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad.data import images
+from gossipgrad.data import image_cache, images
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -371,7 +371,7 @@ def test_without_pillow_the_command_is_named(folder, monkeypatch):
 def test_decoded_images_are_stored_once(folder, tmp_path, monkeypatch):
     data = gg.data.image_folder(folder, 24, cache=True)
     assert len(list((tmp_path / "cache" / "images").glob("images-*.bin"))) == 1
-    monkeypatch.setattr(images, "_decode_all", None)  # not again
+    monkeypatch.setattr(image_cache, "_decode_all", None)  # not again
     again = gg.data.image_folder(folder, 24, cache=True, workers=3)
     plain = gg.data.image_folder(folder, 24)
     for epoch in (-1, 0, 5):

@@ -27,11 +27,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import environment, files
+from gossipgrad import environment
 from gossipgrad._launch import launcher_world_size
 from gossipgrad.data import cache as cache_files
 from gossipgrad.data import draws
 from gossipgrad.data.arrays import Dataset
+from gossipgrad.data.image_cache import FORMAT, Decoded, Pixels, decoded
 from gossipgrad.data.source import Source
 from gossipgrad.errors import DataError, counted, flag, integer, number, one_line, pair, warn
 
@@ -42,10 +43,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's 
 ATTEMPTS = 10  # draws of a crop, after which it is the largest one in the middle
 LISTED = 5  # broken files that a message names
 MOST_WORKERS = 8  # by default
-FORMAT = 1  # of the cache's files
-TOGETHER = 64  # images that are decoded between two writes to the cache
 
-Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]  # left, upper, right, lower
 
 
@@ -344,10 +342,10 @@ class ImageFolder(Source):
         self.broken: dict[str, str] = {}
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
-        self._decoded: _Decoded | None = None
+        self._decoded: Decoded | None = None
         if cache:
             place = cache_files.root() / "images" if cache is True else Path(cache)
-            self._decoded = _decoded(self, place)
+            self._decoded = self._stored(place)
             good = self._decoded.rows
             self.targets = self.targets[good]
             paths, stamps = [self.listing.paths[i] for i in good], [self.listing.stamps[i] for i in good]
@@ -414,19 +412,52 @@ class ImageFolder(Source):
         name = self.listing.classes[self.targets[row]]
         raise DataError(f"{self.listing.root}: every image of class {name!r} is broken, as {self._broken_words()}")
 
-    def _decoded_pixels(self, decoded: _Decoded, row: int) -> Pixels:
+    def _decoded_pixels(self, cache: Decoded, row: int) -> Pixels:
         """From the cache, or from the image's own file where the cache is damaged."""
-        pixels = decoded.pixels(row)
+        pixels = cache.pixels(row)
         if pixels is None:
             with self._lock:
-                new, decoded.damaged = not decoded.damaged, True
+                new, cache.damaged = not cache.damaged, True
             if new:
                 warn(
-                    f"{decoded.path}: damaged, by the checksum of {self.path(row)}; such images are decoded again. "
+                    f"{cache.path}: damaged, by the checksum of {self.path(row)}; such images are decoded again. "
                     "Remove it, and it is made anew"
                 )
-            pixels = self._decoder.small(self._decoder.open(self.path(row).read_bytes()), self.resize)
+            pixels = self._small(row)
         return pixels
+
+    def _small(self, row: int) -> Pixels:
+        """The whole image of a file, its shorter side made `resize` pixels if it is longer."""
+        return self._decoder.small(self._decoder.open(self.path(row).read_bytes()), self.resize)
+
+    def _stored(self, place: Path) -> Decoded:
+        """All images, decoded once into files of this folder. Those that are broken are left out, and named."""
+        channels, count = self.shape[0], len(self)
+
+        def one(row: int) -> Pixels | None:
+            try:
+                return self._small(row)
+            except self._decoder.broken as error:
+                if self.strict:
+                    self.is_broken(self.path(row), error)
+                self.broken[str(self.path(row))] = _reason(error)
+                return None
+
+        def several(rows: range) -> list[Pixels | None]:
+            return self._map(lambda i: one(rows[i]), len(rows))
+
+        path = place / f"images-{self.listing.key(self.resize, channels)}.bin"
+        found = decoded(path, count, channels, several, self.name, self.progress)
+        missing = [self.listing.paths[i] for i in np.setdiff1d(np.arange(count), found.rows)]
+        if missing:
+            shown = ", ".join(missing[:LISTED]) + (", ..." if len(missing) > LISTED else "")
+            if self.strict:
+                raise DataError(f"{self.listing.root}: {counted(len(missing), 'broken file')}: {shown}")
+            warn(f"{self.listing.root}: {counted(len(missing), 'broken file')} left out of {count:,}: {shown}")
+        alone = sorted(set(self.targets.tolist()) - set(self.targets[found.rows].tolist()))
+        if alone:
+            raise DataError(f"{self.listing.root}: every image of class {self.listing.classes[alone[0]]!r} is broken")
+        return found
 
     def _instead(self, row: int) -> Iterator[int]:
         """The row, then the others of its class; without those that are known to be broken."""
@@ -536,121 +567,6 @@ def image_folder(
         name=name,
     )
     return Dataset(source)
-
-
-# ---- images that are decoded once
-
-
-class _Decoded:
-    """Images in one memory map, one after the other, (height, width, channels) each."""
-
-    def __init__(self, path: Path, index: NDArray[np.int64], channels: int) -> None:
-        self.path, self.channels = path, channels
-        self.rows = np.flatnonzero(index[:, 1] > 0)
-        self.index = index[self.rows]  # offset, height, width, checksum
-        self.whole = np.zeros(len(self.index), np.bool_)  # is known to have its checksum
-        self.damaged = False  # one has not
-        self.bytes: Pixels = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
-
-    def pixels(self, row: int) -> Pixels | None:
-        """None where they are not what was written. Looked at when they are read for the first time."""
-        offset, height, width, checksum = (int(one) for one in self.index[row])
-        pixels = self.bytes[offset : offset + height * width * self.channels]
-        if not self.whole[row]:
-            if zlib.crc32(pixels.data) != checksum:
-                return None
-            self.whole[row] = True
-        return pixels.reshape((height, width) if self.channels == 1 else (height, width, self.channels))
-
-
-def _load_decoded(path: Path, count: int, channels: int) -> _Decoded | None:
-    """None if it is not there, or not whole."""
-    try:
-        index = np.load(path.with_suffix(".npy"), allow_pickle=False)
-        if index.shape != (count, 4) or index.dtype != np.int64:
-            return None
-        sizes = index[:, 1] * index[:, 2] * channels
-        if path.stat().st_size != int(sizes.sum()):
-            return None
-        return _Decoded(path, index, channels)
-    except (OSError, ValueError, EOFError):
-        return None
-
-
-def _decoded(source: ImageFolder, place: Path) -> _Decoded:
-    """The decoded images of a source: made by one process of a machine, the others wait."""
-    from gossipgrad.progress import Bar
-
-    channels = source.shape[0]
-    count = len(source)
-    path = place / f"images-{source.listing.key(source.resize, channels)}.bin"
-    bar = Bar(source.name, source.progress)
-
-    def waiting(text: str) -> None:
-        if text:
-            bar.show(int(text) / count, f"{int(text):,} images decoded")
-
-    try:
-        found = _load_decoded(path, count, channels)
-        if found is None:
-            place.mkdir(parents=True, exist_ok=True)
-            with cache_files.locked(place / f"{path.stem}.lock", waiting) as report:
-                found = _load_decoded(path, count, channels)
-                if found is None:
-                    _decode_all(source, path, bar, report)
-                    found = _load_decoded(path, count, channels)
-        if found is None:
-            raise DataError(f"{path}: what was written there cannot be read")
-    except OSError as error:
-        raise DataError(
-            f"cache: {error.filename or place}: {error.strerror or error}; cache= names another folder"
-        ) from error
-    finally:
-        bar.close()
-    missing = [source.listing.paths[i] for i in np.setdiff1d(np.arange(count), found.rows)]
-    if missing:
-        shown = ", ".join(missing[:LISTED]) + (", ..." if len(missing) > LISTED else "")
-        if source.strict:
-            raise DataError(f"{source.listing.root}: {counted(len(missing), 'broken file')}: {shown}")
-        warn(f"{source.listing.root}: {counted(len(missing), 'broken file')} left out of {count:,}: {shown}")
-    alone = sorted(set(source.targets.tolist()) - set(source.targets[found.rows].tolist()))
-    if alone:
-        raise DataError(f"{source.listing.root}: every image of class {source.listing.classes[alone[0]]!r} is broken")
-    return found
-
-
-def _decode_all(source: ImageFolder, path: Path, bar: Any, report: Callable[[str], None]) -> None:
-    count = len(source)
-    index = np.zeros((count, 4), np.int64)
-    offset = 0
-
-    def one(row: int) -> Pixels | None:
-        try:
-            return source._decoder.small(source._decoder.open(source.path(row).read_bytes()), source.resize)
-        except source._decoder.broken as error:
-            if source.strict:
-                source.is_broken(source.path(row), error)
-            source.broken[str(source.path(row))] = _reason(error)
-            return None
-
-    def later(begin: int, i: int) -> Pixels | None:
-        return one(begin + i)
-
-    with files.written(os.fspath(path)) as file:
-        for begin in range(0, count, TOGETHER):
-            end = min(begin + TOGETHER, count)
-            for row, pixels in enumerate(source._map(functools.partial(later, begin), end - begin), begin):
-                if pixels is None:
-                    continue
-                content = np.ascontiguousarray(pixels).data
-                file.write(content)
-                index[row] = offset, *pixels.shape[:2], zlib.crc32(content)
-                offset += pixels.size
-            report(str(end))
-            bar.show(end / count, f"{end:,} images decoded")
-    table = io.BytesIO()
-    np.save(table, index)
-    files.write_atomically(path.with_suffix(".npy"), table.getvalue())
 
 
 # ---- archives

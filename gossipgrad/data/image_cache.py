@@ -1,0 +1,118 @@
+"""Images that are decoded once: in a memory map on the disk, which one process of a machine makes."""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossipgrad import files
+from gossipgrad.data import cache as cache_files
+from gossipgrad.errors import DataError
+
+if TYPE_CHECKING:
+    from gossipgrad.progress import Bar
+
+FORMAT = 1  # of the cache's files
+TOGETHER = 64  # images that are decoded between two writes to the cache
+
+Pixels = NDArray[np.uint8]
+
+
+class Decoded:
+    """Images in one memory map, one after the other, (height, width, channels) each."""
+
+    def __init__(self, path: Path, index: NDArray[np.int64], channels: int) -> None:
+        self.path, self.channels = path, channels
+        self.rows = np.flatnonzero(index[:, 1] > 0)
+        self.index = index[self.rows]  # offset, height, width, checksum
+        self.whole = np.zeros(len(self.index), np.bool_)  # is known to have its checksum
+        self.damaged = False  # one has not
+        self.bytes: Pixels = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+
+    def pixels(self, row: int) -> Pixels | None:
+        """None where they are not what was written. Looked at when they are read for the first time."""
+        offset, height, width, checksum = (int(one) for one in self.index[row])
+        pixels = self.bytes[offset : offset + height * width * self.channels]
+        if not self.whole[row]:
+            if zlib.crc32(pixels.data) != checksum:
+                return None
+            self.whole[row] = True
+        return pixels.reshape((height, width) if self.channels == 1 else (height, width, self.channels))
+
+
+def _load(path: Path, count: int, channels: int) -> Decoded | None:
+    """None if it is not there, or not whole."""
+    try:
+        index = np.load(path.with_suffix(".npy"), allow_pickle=False)
+        if index.shape != (count, 4) or index.dtype != np.int64:
+            return None
+        sizes = index[:, 1] * index[:, 2] * channels
+        if path.stat().st_size != int(sizes.sum()):
+            return None
+        return Decoded(path, index, channels)
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def decoded(
+    path: Path, count: int, channels: int, decode: Callable[[range], list[Pixels | None]], name: str, progress: bool
+) -> Decoded:
+    """The decoded images in this file: made by one process of a machine, the others wait.
+
+    decode: gives the pixels of these of `count` images, None for a broken one. name: of the set, for the bar.
+    """
+    from gossipgrad.progress import Bar
+
+    place, bar = path.parent, Bar(name, progress)
+
+    def waiting(text: str) -> None:
+        if text:
+            bar.show(int(text) / count, f"{int(text):,} images decoded")
+
+    try:
+        found = _load(path, count, channels)
+        if found is None:
+            place.mkdir(parents=True, exist_ok=True)
+            with cache_files.locked(place / f"{path.stem}.lock", waiting) as report:
+                found = _load(path, count, channels)
+                if found is None:
+                    _decode_all(path, count, decode, bar, report)
+                    found = _load(path, count, channels)
+        if found is None:
+            raise DataError(f"{path}: what was written there cannot be read")
+    except OSError as error:
+        raise DataError(
+            f"cache: {error.filename or place}: {error.strerror or error}; cache= names another folder"
+        ) from error
+    finally:
+        bar.close()
+    return found
+
+
+def _decode_all(
+    path: Path, count: int, decode: Callable[[range], list[Pixels | None]], bar: Bar, report: Callable[[str], None]
+) -> None:
+    index = np.zeros((count, 4), np.int64)
+    offset = 0
+    with files.written(os.fspath(path)) as file:
+        for begin in range(0, count, TOGETHER):
+            end = min(begin + TOGETHER, count)
+            for row, pixels in enumerate(decode(range(begin, end)), begin):
+                if pixels is None:
+                    continue
+                content = np.ascontiguousarray(pixels).data
+                file.write(content)
+                index[row] = offset, *pixels.shape[:2], zlib.crc32(content)
+                offset += pixels.size
+            report(str(end))
+            bar.show(end / count, f"{end:,} images decoded")
+    table = io.BytesIO()
+    np.save(table, index)
+    files.write_atomically(path.with_suffix(".npy"), table.getvalue())
