@@ -93,6 +93,7 @@ class _Machine:
     def pairs(self, values: list[Any]) -> None:
         if len(values) % 2:
             raise Unreadable("damaged: a key without a value")
+        _check_keys(values[::2])
         self.top(dict).update(zip(values[::2], values[1::2], strict=True))
 
     def step(self, code: str, argument: Any) -> None:
@@ -123,6 +124,7 @@ class _Machine:
             self.top(list).extend(several)
         elif code == "ADDITEMS":
             several = self.to_mark()
+            _check_keys(several)
             self.top(set).update(several)
         elif code == "LIST":
             stack.append(self.to_mark())
@@ -150,6 +152,13 @@ class _Machine:
             raise Unreadable(f"it has the instruction {code}, which is not read")
 
 
+def _check_keys(keys: list[Any]) -> None:
+    """Python hashes tuples in tuples by recursion that nothing bounds, so that a small file could end the process."""
+    for key in keys:
+        if isinstance(key, tuple) and any(isinstance(one, tuple) for one in key):
+            raise Unreadable("it has a key of tuples in a tuple, which is not read")
+
+
 def _shown(known: Mapping[str, Any]) -> str:
     names = sorted(known)
     return ", ".join(names) if len(names) < 9 else f"{', '.join(names[:8])}, ..."
@@ -172,6 +181,6 @@ def read(content: bytes | IO[bytes], known: Mapping[str, Any], persistent: Calla
             machine.step(code.name, argument)
     except Unreadable:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, RecursionError) as error:
         raise Unreadable(f"damaged: {error}") from error
     raise Unreadable("damaged: it has no end")

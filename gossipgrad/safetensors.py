@@ -1,7 +1,7 @@
 """Files in the safetensors format: 8 bytes with the header's length, a header in JSON, the arrays' bytes.
 
-Format: https://github.com/huggingface/safetensors. Only what weights need: F32 is written; F64, F32, F16, BF16 and
-integers are read (BF16 as float32). Files are written beside their place and moved into it in one step.
+Format: https://github.com/huggingface/safetensors. Only what weights need: F32 is written; F64, F32, F16, BF16, BOOL
+and integers are read (BF16 as float32). Files are written beside their place and moved into it in one step.
 
 With checksums the metadata hold the SHA-256 of each array ("gossipgrad_sha256", a JSON object by name) and that of the
 header itself ("gossipgrad_header_sha256"), which covers the others: so it is a checksum of the whole file.
@@ -26,7 +26,8 @@ from gossipgrad.files import write_atomically
 
 _DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2",
-    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1", "U8": "|u1",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
 }  # fmt: skip
 _HEADER_LIMIT = 100_000_000  # bytes, the format's own
 _MOST_DIMENSIONS = 32  # what every NumPy can hold
@@ -122,8 +123,8 @@ def _sizes(value: Any) -> list[int]:
     return value
 
 
-def _array(path: str, name: str, entry: Any, content: bytes, base: int) -> tuple[NDArray[Any], int]:
-    """(an array on the bytes of the file, where it ends)."""
+def _array(path: str, name: str, entry: Any, content: bytes, base: int) -> tuple[NDArray[Any], int, int]:
+    """(an array on the bytes of the file, where it begins, where it ends)."""
     try:
         dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(_sizes(entry["shape"]))
         begin, end = _sizes(entry["data_offsets"])
@@ -138,7 +139,22 @@ def _array(path: str, name: str, entry: Any, content: bytes, base: int) -> tuple
         raise CheckpointError(f"{path}: {name}: {end - begin} bytes for shape {shape} of {entry['dtype']}")
     if base + end > len(content):
         raise CheckpointError(f"{path}: truncated: {name} ends at byte {base + end}, the file at {len(content)}")
-    return np.frombuffer(content, dtype, count, base + begin).reshape(shape), base + end
+    try:
+        return np.frombuffer(content, dtype, count, base + begin).reshape(shape), base + begin, base + end
+    except ValueError as error:  # a dimension beyond what NumPy holds, beside one of 0
+        raise CheckpointError(f"{path}: {name}: shape {shape}: {error}") from error
+
+
+def _check_places(path: str, places: Mapping[str, tuple[int, int]], base: int, size: int) -> None:
+    """Every byte behind the header belongs to one array, as the format demands."""
+    last = base
+    for name, (begin, end) in sorted(places.items(), key=lambda one: one[1]):
+        if begin != last:
+            what = "overlaps the array before it" if begin < last else "leaves bytes before it that are no array's"
+            raise CheckpointError(f"{path}: {name} begins at byte {begin}, which {what}; wanted {last}")
+        last = end
+    if last < size:
+        raise CheckpointError(f"{path}: {size - last} bytes behind the last array")
 
 
 def _check_array(path: str, name: str, array: NDArray[Any], digests: Mapping[str, Any]) -> None:
@@ -168,14 +184,12 @@ def read(path: str | os.PathLike[str], *, checksums: bool = False) -> tuple[dict
     metadata: dict[str, str] = header.get("__metadata__", {})
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     found = {name: _array(path, name, entry, whole, base) for name, entry in entries.items()}
-    last = max((end for _, end in found.values()), default=base)
-    if last < len(whole):
-        raise CheckpointError(f"{path}: {len(whole) - last} bytes behind the last array")
+    _check_places(path, {name: (begin, end) for name, (_, begin, end) in found.items()}, base, len(whole))
     if checksums and "__metadata__" not in header:
         raise CheckpointError(f"{path}: without checksums")
     digests = _digests(path, header, metadata, checksums)
     arrays = {}
-    for name, (array, _) in found.items():
+    for name, (array, _, _) in found.items():
         if digests:
             _check_array(path, name, array, digests)
         bfloat16 = entries[name]["dtype"] == "BF16"

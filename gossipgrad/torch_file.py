@@ -68,12 +68,15 @@ class _Tensor:
     def array(self) -> NDArray[Any]:
         whole = self.storage.array(self.kind)
         last = self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-        if 0 in self.shape:
-            return np.zeros(self.shape, whole.dtype)
-        if last >= len(whole):
+        if 0 not in self.shape and last >= len(whole):
             raise Unreadable(f"damaged: a tensor of shape {self.shape} reaches over the end of its storage")
-        steps = [s * whole.itemsize for s in self.strides]
-        return np.lib.stride_tricks.as_strided(whole[self.offset :], self.shape, steps, writeable=False)
+        try:
+            if 0 in self.shape:
+                return np.zeros(self.shape, whole.dtype)
+            steps = [s * whole.itemsize for s in self.strides]
+            return np.lib.stride_tricks.as_strided(whole[self.offset :], self.shape, steps, writeable=False)
+        except (ValueError, OverflowError) as error:  # sizes beyond what NumPy holds, where no element stands for them
+            raise Unreadable(f"damaged: a tensor of shape {self.shape} and strides {self.strides}: {error}") from error
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
@@ -189,7 +192,10 @@ def _from_zip(content: bytes) -> Any:
             storage.content = archive.read(f"{folder}data/{key}")
             storage.order = ">" if order == b"big" else "<"
             _check_size(key, storage)
-    except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, OSError, EOFError) as error:
+    except Unreadable:
+        raise
+    # ValueError: names that are no text, places before the file's begin.
+    except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
         raise Unreadable(f"damaged or truncated: {error}") from error
     return _arrays(found)
 

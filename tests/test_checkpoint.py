@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import struct
 import warnings
 
 import numpy as np
@@ -202,6 +203,12 @@ def test_the_consensus_weights_are_a_plain_safetensors_file(data, tmp_path):
 def test_files_of_others_are_read(tmp_path):
     writer = pytest.importorskip("safetensors.numpy")
     arrays = {"b": np.arange(6, dtype=np.float64).reshape(2, 3), "a": np.float16([1, 2]), "n": np.int64([3])}
+    arrays |= {
+        "mask": np.array([True, False]),
+        "large": np.uint64([2**64 - 1]),
+        "u": np.uint32([7]),
+        "v": np.uint16([8]),
+    }
     writer.save_file(arrays, tmp_path / "f", {"about": "x"})
     found, metadata = safetensors.read(tmp_path / "f")
     assert metadata == {"about": "x"} and set(found) == set(arrays)
@@ -341,6 +348,28 @@ def test_damaged_files_are_told(spoil, words, saved, tmp_path):
     (tmp_path / "c").write_bytes(spoil(saved.read_bytes()))
     with pytest.raises(gg.CheckpointError, match=words):
         gg.Trainer.load(tmp_path / "c")
+
+
+def test_every_byte_of_a_file_of_others_belongs_to_one_array(tmp_path):
+    def write(size, **arrays):
+        entries = {
+            name: {"dtype": "U16", "shape": list(shape), "data_offsets": [begin, end]}
+            for name, (shape, begin, end) in arrays.items()
+        }
+        header = json.dumps(entries).encode()
+        (tmp_path / "f").write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
+
+    write(8, b=([2], 4, 8), none=([0, 3], 4, 4), a=([2], 0, 4))
+    assert [one.shape for one in safetensors.read(tmp_path / "f")[0].values()] == [(2,), (0, 3), (2,)]
+    for arrays, words in (
+        ({"a": ([2], 0, 4), "b": ([2], 2, 6)}, "b begins at byte .*, which overlaps"),
+        ({"a": ([2], 0, 4), "b": ([2], 0, 4)}, "b begins at byte .*, which overlaps"),
+        ({"a": ([2], 0, 4), "b": ([1], 6, 8)}, "b begins at byte .*no array's"),
+        ({"a": ([0, 2**70], 0, 0)}, "a: shape"),
+    ):
+        write(max(end for _, _, end in arrays.values()), **arrays)
+        with pytest.raises(gg.CheckpointError, match=words):
+            safetensors.read(tmp_path / "f")
 
 
 def test_a_missing_rank_is_told(data, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -136,6 +137,7 @@ def test_nothing_in_a_file_is_run(tmp_path, monkeypatch, protocol):
         (tensor("0", 4, (5,), (1,)), "reaches over the end"),
         (tensor("0", 4, (2, 2), (1 << 30, 1)), "reaches over the end"),
         (tensor("0", 4, (-1,), (1,)), "sizes"),
+        (tensor("0", 4, (0, *[1 << 30] * 3), (1, 1, 1, 1)), r"damaged: a tensor of shape \(0, 1073741824"),
         (tensor("0", 4, (2, 2), (2,)), "without a storage"),
         (tensor("0", 5, (4,), (1,)), "16 bytes; wanted 20"),
         (tensor("9", 4, (4,), (1,)), "data/9"),
@@ -144,6 +146,8 @@ def test_nothing_in_a_file_is_run(tmp_path, monkeypatch, protocol):
         (b"u", "no mark"),
         (b"]]a" * 2 + b"u", "damaged"),
         (b"}" + b"]" + number(1) + b"s", "damaged: unhashable"),
+        (b"})" + b"\x85" * 1_000_000 + number(1) + b"s", "a key of tuples in a tuple"),
+        (b"\x8f()" + b"\x85" * 1_000_000 + b"\x90", "a key of tuples in a tuple"),
         (b"(" + number(1) + b"d", "a key without a value"),
         (b"\x8a\x04", "damaged"),
         (b"P7\n", "PERSID"),
@@ -187,6 +191,17 @@ def test_other_archives_and_truncated_ones(tmp_path):
     path = archive(tmp_path / "b.pt", b"]", {})
     with pytest.raises(gg.CheckpointError, match="holds a list; wanted a dictionary"):
         net().load_weights(path)
+
+
+def test_any_changed_byte_in_an_archives_directory_is_told(tmp_path):
+    whole = one_by_one(tmp_path / "a.pt", net().weights()).read_bytes()
+    spoilt = [whole[:9] + whole[10:]]  # a file that begins a byte late
+    for place in range(whole.index(b"PK\x01\x02"), len(whole)):
+        spoilt += [whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :] for flip in (0x08, 0xFF)]
+    for content in spoilt:
+        (tmp_path / "a.pt").write_bytes(content)
+        with contextlib.suppress(gg.CheckpointError):
+            gg.read_weights(tmp_path / "a.pt")
 
 
 def test_all_that_does_not_fit_is_named_in_one_message():
