@@ -72,6 +72,21 @@ def test_text_labels_become_classes(file):
         gg.data.csv(file(iris), -1, test=file("1,2,setosa\n1,2,tulip\n", "other.csv"))
 
 
+def test_the_label_of_the_other_file_is_the_same_column_and_of_the_same_kind(file):
+    first = file("a,b,label\n1,2,0\n3,4,1\n")
+    other = file("label,b,a,more\n1,6,5,9\n", "other.csv")
+    test = gg.data.csv(first, -1, test=other)[1]
+    assert test.targets.tolist() == [1] and test.samples.tolist() == [[5, 6]]
+    with pytest.raises(gg.DataError, match="other.csv: label='label' is text, as 'no'; allowed: numbers"):
+        gg.data.csv(first, "label", test=file("a,b,label\n1,2,yes\n3,4,no\n", "other.csv"))
+
+
+@pytest.mark.parametrize("begin", ["", "\n", "\ufeff", "a,b,label\n", "\na,b,label\r\n\n"])
+def test_the_only_row_wants_no_line_end(file, begin):
+    one = gg.data.csv(file(f"{begin}1,2,0"), -1)
+    assert one.samples.tolist() == [[1, 2]] and one.targets.tolist() == [0]
+
+
 def test_a_part_to_test_on(file):
     rows = "\n".join(f"{i},{i % 2}" for i in range(20))
     train, test = gg.data.csv(file("x,y\n" + rows), "y", test=0.25, seed=3)

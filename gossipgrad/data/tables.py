@@ -117,6 +117,10 @@ def _wrong(text: str, numeric: bool) -> str | None:
 # ---- one file
 
 
+class _Short(DataError):
+    """A text that ends before the first row of data."""
+
+
 @dataclass
 class _Layout:
     """What the first rows of a file say."""
@@ -141,7 +145,7 @@ def _layout(path: Path, text: str, delimiter: str | None, header: bool | None) -
     rows = _rows(text, delimiter, 1)
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{path}: empty; wanted rows of numbers")
+        raise _Short(f"{path}: empty; wanted rows of numbers")
     named = header if header is not None else not any(map(_is_number, first[1]))
     names = first[1] if named else [str(i) for i in range(len(first[1]))]
     double = sorted({name for name in names if names.count(name) > 1})
@@ -149,7 +153,7 @@ def _layout(path: Path, text: str, delimiter: str | None, header: bool | None) -
         raise DataError(f"{path}: line {first[0]}: several columns have the name {', '.join(map(repr, double))}")
     data = next(rows, None) if named else first
     if data is None:
-        raise DataError(f"{path}: no rows, only the names of columns in line {first[0]}")
+        raise _Short(f"{path}: no rows, only the names of columns in line {first[0]}")
     return _Layout(delimiter, names, named, data[1], data[0])
 
 
@@ -191,10 +195,9 @@ class _Columns:
     def numeric(self) -> list[int]:
         return self.features + ([] if self.text else self.labels)
 
-    @property
-    def same(self) -> Columns:
-        """The features in another file: by their names, which may be digits, or where there are none by number."""
-        return [self.layout.names[i] if self.layout.header else i for i in self.features]
+    def same(self, columns: list[int]) -> Columns:
+        """These columns in another file: by their names, which may be digits, or where there are none by number."""
+        return [self.layout.names[i] if self.layout.header else i for i in columns]
 
 
 def _columns(path: Path, layout: _Layout, label: Columns, features: Columns | None, classes: Any) -> _Columns:
@@ -351,17 +354,24 @@ def _read(
     strict: bool,
     classes: list[str] | None,
     progress: bool,
-) -> tuple[NDArray[np.float32], NDArray[Any], Columns, list[str] | None]:
-    """(features, targets, the features' columns, names of the classes)"""
+) -> tuple[NDArray[np.float32], NDArray[Any], Columns, Columns, list[str] | None]:
+    """(features, targets, the label's columns and the features' in another file, names of the classes)"""
     from gossipgrad.progress import Bar
 
     path = Path(path)
     reader: _Reader | None = None
+    begun, short = "", _Short(f"{path}: empty; wanted rows of numbers")
     bar = Bar(path.name, progress)
     try:
         for line, text in _Text(path).pieces(bar):
             if reader is None:
-                layout = _layout(path, text, delimiter, header)
+                begun += text
+                try:  # the last row is a piece of its own where no line end follows it
+                    layout = _layout(path, begun, delimiter, header)
+                except _Short as error:
+                    short = error
+                    continue
+                line, text = 1, begun
                 reader = _Reader(path, _columns(path, layout, label, features, classes), strict)
                 if layout.header:  # the names are no row
                     begin = _after(text, layout.first_line)
@@ -372,10 +382,12 @@ def _read(
     finally:
         bar.close()
     if reader is None:
-        raise DataError(f"{path}: empty; wanted rows of numbers")
+        raise short
     x, y = reader.result()
-    if not reader.columns.text:
-        return x, y, reader.columns.same, None
+    columns = reader.columns
+    same = columns.same(columns.labels), columns.same(columns.features)
+    if not columns.text:
+        return x, y, *same, None
     kinds = np.unique(y) if classes is None else np.array(classes)
     order = np.argsort(kinds)
     place = np.clip(np.searchsorted(kinds[order], y), 0, len(kinds) - 1)
@@ -386,7 +398,7 @@ def _read(
             f"{path}: row {unknown[0] + 1} has the label {str(y[unknown[0]])!r}, which the training part has not; "
             f"it has {', '.join(map(repr, kinds.tolist()[:20]))}"
         )
-    return x, found.astype(np.int32), reader.columns.same, [str(kind) for kind in kinds]
+    return x, found.astype(np.int32), *same, [str(kind) for kind in kinds]
 
 
 def _after(text: str, line: int) -> int:
@@ -498,12 +510,17 @@ def csv(
     DataError: damaged files, columns that are not there, rows as above. Shows a progress bar if `progress`.
     """
     how = (delimiter, header, flag("strict", strict))
-    x, y, same, classes = _read(path, label, features, *how, None, progress)
+    x, y, same_label, same, classes = _read(path, label, features, *how, None, progress)
     train = _made(x, y, classes, name or _stem(path))
     if test is None:
         return _standardize_as(standardize, train, ())[0]
     if isinstance(test, (str, os.PathLike)):
-        other = _made(*_with_classes(_read(test, label, same, *how, classes, progress)), name or _stem(test))
+        x, y, _, _, found = _read(test, same_label, same, *how, classes, progress)
+        if classes is None and found is not None:
+            raise DataError(
+                f"{test}: label={label!r} is text, as {found[0]!r}; allowed: numbers, which it is in the training part"
+            )
+        other = _made(x, y, found, name or _stem(test))
         sets: tuple[Dataset, ...] = (train, other)
     else:
         rest, part = train.split(_complement(test), seed=seed)
@@ -514,10 +531,6 @@ def csv(
 
 def _complement(test: Any) -> float:
     return 1.0 - number("test", test, above=0.0, below=1.0)
-
-
-def _with_classes(read: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any]:
-    return read[0], read[1], read[3]
 
 
 def _made(x: NDArray[np.float32], y: NDArray[Any], classes: list[str] | None, name: str) -> Dataset:
