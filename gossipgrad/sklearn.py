@@ -8,7 +8,7 @@ model.fit(x_train, y_train).score(x_test, y_test)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,9 +76,16 @@ class _GossipEstimator(BaseEstimator):  # type: ignore[misc]
             made = self.network(features, outputs)
             if not isinstance(made, Model):
                 raise TypeError(f"network: gave {made!r}; allowed: a function that gives a gossipgrad.Model")
+            if made.output_shape != (outputs,):
+                raise ValueError(
+                    f"network: gave a model with output {made.output_shape}; allowed: ({outputs},), as its second "
+                    "argument says"
+                )
             return made
         activation = _ACTIVATIONS[choice("activation", self.activation, _ACTIVATIONS)]
         chosen: list[layers.Layer] = []
+        if isinstance(self.hidden, str) or not isinstance(self.hidden, Iterable):
+            raise TypeError(f"hidden={self.hidden!r}: allowed: the units of each hidden layer, as (100,)")
         for i, units in enumerate(self.hidden):
             chosen += [layers.Linear(integer(f"hidden[{i}]", units, 1)), activation()]
         return Sequential([*chosen, layers.Linear(outputs)], input=features)

@@ -103,9 +103,15 @@ def test_what_cannot_be_is_named():
     x, y = blobs(6)
     for options, message in (
         ({"hidden": (0,)}, r"hidden\[0\]=0: allowed"),
+        ({"hidden": 5}, "hidden=5: allowed: the units of each hidden layer"),
+        ({"hidden": "5"}, "hidden='5': allowed: the units of each hidden layer"),
         ({"activation": "rulu"}, "activation='rulu': allowed.*did you mean 'relu'"),
         ({"epochs": 0}, "epochs=0"),
         ({"network": lambda features, outputs: None}, "network: gave None; allowed: a function"),
+        (
+            {"network": lambda features, outputs: gg.Sequential([gg.Linear(outputs + 1)], input=features)},
+            r"network: gave a model with output \(4,\); allowed: \(3,\)",
+        ),
         ({"comm": gg.VirtualCluster(7)}, "n_samples=6: 7 ranks want at least one sample each"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
