@@ -207,6 +207,44 @@ def test_a_stream_validates_any_number_of_epochs(ranks):
     assert len(history) == 70 and loader.open <= ranks
 
 
+def test_each_fit_has_passes_of_its_own(monkeypatch):
+    """Loader adds 100 a pass: no sample of a fit is one of the pass that the fit before made."""
+    monkeypatch.setattr(iterables, "MOST_CURSORS", 3)
+    loader, seen = Loader(6), []
+
+    class Seen(iterables.Stream):
+        def read(self, rows, epoch, samples, targets):
+            super().read(rows, epoch, samples, targets)
+            seen.append(samples[:, 0] // 100)
+
+    data = gg.Dataset(Seen(loader, 20, "mine"))
+    for _ in range(5):
+        seen.clear()
+        before = loader.passes
+        with gg.Trainer(gg.Sequential([gg.Linear(3)], X.shape[1:]), comm=gg.VirtualCluster(2)) as trainer:
+            trainer.fit(data, epochs=1, batch_size=3, progress=False)
+        assert np.concatenate(seen).min() >= before
+
+
+def test_a_pass_that_failed_is_not_gone_on_with():
+    class Flaky:
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            yield X, Y
+            if self.passes == 2:
+                raise OSError("closed")
+            yield X, Y
+
+    source = gg.data.from_iterable(Flaky(), stream=True, samples=40).source
+    for epoch in (0, -1):
+        source.iterable.passes = 1
+        with pytest.raises(OSError, match="closed"):
+            source.read_new(np.arange(40), epoch)
+        assert len(source.read_new(np.arange(40), epoch)[0]) == 40
+
+
 def test_what_cannot_be_streamed():
     with pytest.raises(TypeError, match="list_iterator, which can be gone through once"):
         gg.data.from_iterable(iter(batches()), stream=True, samples=20)
@@ -222,6 +260,11 @@ def test_what_cannot_be_streamed():
     other = [*batches(), (X[:, :1], Y)]
     with pytest.raises(gg.DataError, match=r"batch 4: samples \(1,\) of float32, .* those of the first are \(2,\)"):
         gg.data.from_iterable(other, stream=True, samples=40).source.read_new(np.arange(40), 0)
+    for wrong in (Y + 0.5, Y + 2**32):  # neither is cut off
+        with pytest.raises(
+            gg.DataError, match=r"batch 4: .* targets \(\) of (float|int)64; those of the first .* int32"
+        ):
+            gg.data.from_iterable([*batches(), (X, wrong)], stream=True, samples=40).source.read_new(np.arange(40), 0)
     many = batches(1, np.zeros((100, 2), np.float32), np.zeros(100))
     source = gg.data.from_iterable(many, stream=True, samples=100).source
     with pytest.raises(gg.DataError, match="rows are not read in ascending order; allowed"):

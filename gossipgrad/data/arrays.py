@@ -362,7 +362,8 @@ class Dataset:
         return self._core(self._fields(inputs), None if read is None else [read], None)
 
     def _core(self, fields: list[Any], targets: list[Any] | None, weights: NDArray[np.float32] | None) -> _core.Dataset:
-        return _core.Dataset(fields, targets, None, None, weights, self._rows, self.source, self.streams)
+        source = None if self.source is None else self.source._opened()
+        return _core.Dataset(fields, targets, None, None, weights, self._rows, source, self.streams)
 
     def _read_target(self) -> dict[str, Any] | None:
         """The targets for the core where the source reads them; else None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.data.checks import samples_array
+from gossipgrad.data.checks import fits_int32, samples_array
 from gossipgrad.data.source import EVALUATION, Source
 from gossipgrad.errors import DataError, flag, integer, plain_array
 
@@ -153,10 +154,7 @@ class Stream(Source):
 
     def __init__(self, iterable: Iterable[Any], samples: int, name: str) -> None:
         self.iterable, self.count, self.name = iterable, samples, name
-        self._lock = threading.Lock()
-        self._epoch = -2
-        self._cursors: list[_Cursor] = []
-        self._evaluations: dict[int, _Cursor] = {}  # of each thread that evaluates; the last used is the last
+        self._begin()
         first = _Cursor(_begun(iterable))
         first.forward(samples, name)
         assert first.batch is not None
@@ -164,6 +162,18 @@ class Stream(Source):
         self.shape, self.dtype = tuple(x.shape[1:]), x.dtype
         self.target_shape = tuple(y.shape[1:])
         self.target_dtype = np.dtype(np.int32 if y.dtype.kind in "iub" else np.float32)
+
+    def _begin(self) -> None:
+        """No pass is open."""
+        self._lock = threading.Lock()
+        self._epoch = -2
+        self._cursors: list[_Cursor] = []
+        self._evaluations: dict[int, _Cursor] = {}  # of each thread that evaluates; the last used is the last
+
+    def _opened(self) -> Stream:
+        one = copy.copy(self)
+        one._begin()
+        return one
 
     def __len__(self) -> int:
         return self.count
@@ -173,27 +183,37 @@ class Stream(Source):
             if epoch != self._epoch:
                 self._epoch, self._cursors, self._evaluations = epoch, [], {}
             cursor = self._evaluation_at(int(rows[0])) if epoch == EVALUATION else self._at(int(rows[0]))
-            at = 0
-            while at < len(rows):
-                if not cursor.begin <= rows[at] < cursor.end:
-                    cursor.forward(self.count, self.name)
-                    continue
-                here = int(np.searchsorted(rows[at:], cursor.end)) + at
-                assert cursor.batch is not None
-                x, y = cursor.batch
-                if x.shape[1:] != self.shape or x.dtype != self.dtype or y.shape[1:] != self.target_shape:
-                    raise DataError(
-                        f"{self.name}: batch {cursor.number - 1}: samples {x.shape[1:]} of {x.dtype}, targets "
-                        f"{y.shape[1:]}; those of the first are {self.shape} of {self.dtype}, {self.target_shape}"
-                    )
-                chosen = rows[at:here] - cursor.begin
-                samples[at:here] = x[chosen]
-                if targets is not None:
-                    targets[at:here] = y[chosen]
-                at = here
+            try:
+                self._fill(cursor, rows, samples, targets)
+            except BaseException:  # an iterator that failed gives nothing more
+                self._cursors = [one for one in self._cursors if one is not cursor]
+                self._evaluations = {thread: one for thread, one in self._evaluations.items() if one is not cursor}
+                raise
             cursor.read = int(rows[-1]) + 1
             if epoch == EVALUATION and rows[-1] == self.count - 1:
                 del self._evaluations[threading.get_ident()]  # at its end, where an iterator ends its workers
+
+    def _fill(self, cursor: _Cursor, rows: NDArray[Any], samples: NDArray[Any], targets: NDArray[Any] | None) -> None:
+        at = 0
+        while at < len(rows):
+            if not cursor.begin <= rows[at] < cursor.end:
+                cursor.forward(self.count, self.name)
+                continue
+            here = int(np.searchsorted(rows[at:], cursor.end)) + at
+            assert cursor.batch is not None
+            x, y = cursor.batch
+            fits = fits_int32(y) or y.dtype.kind == "b" or self.target_dtype.kind == "f"
+            if x.shape[1:] != self.shape or x.dtype != self.dtype or y.shape[1:] != self.target_shape or not fits:
+                raise DataError(
+                    f"{self.name}: batch {cursor.number - 1}: samples {x.shape[1:]} of {x.dtype}, targets "
+                    f"{y.shape[1:]} of {y.dtype}; those of the first are {self.shape} of {self.dtype}, "
+                    f"{self.target_shape} of {self.target_dtype}"
+                )
+            chosen = rows[at:here] - cursor.begin
+            samples[at:here] = x[chosen]
+            if targets is not None:
+                targets[at:here] = y[chosen]
+            at = here
 
     def _evaluation_at(self, row: int) -> _Cursor:
         """The pass of the thread that evaluates; a new one where that is behind the row.

@@ -66,3 +66,7 @@ class Source(ABC):
         targets = None if self.targets is not None else np.empty((len(rows), *self.target_shape), self.target_dtype)
         self.read(rows, epoch, samples, targets)
         return samples, targets
+
+    def _opened(self) -> Source:
+        """What one fit, or one evaluation, reads: the source, or the same with a place of its own where it has one."""
+        return self
