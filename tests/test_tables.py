@@ -326,6 +326,13 @@ def test_npz_files_that_cannot_be_read(tmp_path):
         if content != whole:
             with pytest.raises(gg.DataError, match="t.npz"):
                 gg.data.npz(path)
+    for place in (6, 8):  # flags that say encrypted, and an unknown compression
+        spoilt = bytearray(whole)
+        for begin in (0, whole.index(b"PK\x01\x02") + 2):
+            spoilt[begin + place] |= 0x41
+        path.write_bytes(spoilt)
+        with pytest.raises(gg.DataError, match="t.npz: truncated or damaged"):
+            gg.data.npz(path)
     file = io.BytesIO()
     np.save(file, np.zeros(3))
     path.write_bytes(file.getvalue())

@@ -85,5 +85,5 @@ def read(content: bytes, name: str) -> Any:
     """Dicts, lists, tuples, numbers, text and NumPy's arrays in a pickle. DataError, with `name`: anything else."""
     try:
         return _plain(pickled.read(content, _KNOWN))
-    except pickled.Unreadable as error:
+    except (pickled.Unreadable, RecursionError) as error:  # a list may hold itself
         raise DataError(f"{name}: {error}") from error

@@ -577,7 +577,8 @@ def npz(
         raise ValueError("samples, targets: allowed: the names of both arrays, or none of both")
     try:
         wanted, arrays = _read_npz(path, samples, targets, progress)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    # RuntimeError: members that are encrypted, or compressed in a way that Python has not.
+    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: {_reason(error)}") from error
