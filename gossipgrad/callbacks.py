@@ -225,14 +225,19 @@ class EarlyStopping(_Monitor):
     def on_fit_begin(self, trainer: Trainer) -> None:
         self._weights = None
         super().on_fit_begin(trainer)
+        if trainer.resumed:  # the run may have been stopped after the checkpoint's epoch
+            self._stop_if_due(trainer)
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
-        if self.see(record):
-            if self.restore_best:
-                self._weights = trainer.copy_weights()
-        elif self.since >= self.patience:
+        if not self.see(record):
+            self._stop_if_due(trainer)
+        elif self.restore_best:
+            self._weights = trainer.copy_weights()
+
+    def _stop_if_due(self, trainer: Trainer) -> None:
+        if self.since >= self.patience:
             trainer.stop = True
-            trainer.say(f"stopped after epoch {record['epoch']}: {self._progress}")
+            trainer.say(f"stopped after epoch {trainer.epoch}: {self._progress}")
 
     def on_fit_end(self, trainer: Trainer) -> None:
         weights, self._weights = self._weights, None

@@ -200,6 +200,7 @@ class Replicas:
         self.dtype: DType = self._dtype_of(dtype)
         notices.one_rank(self.team, network, timeout)
         self.stop = False
+        self.resumed = False  # did this fit go on from a checkpoint that was saved after an epoch?
         self.fitting = False  # is fit at work?
         self.mixes = False  # is fit at its end, where all replicas have become the consensus model?
         self.failed = False  # has the last fit ended by an error? True while it is at work

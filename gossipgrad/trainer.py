@@ -254,6 +254,7 @@ class Trainer(Replicas):
         self.last_epoch = call.epochs if call.resume is not None else self.epoch + call.epochs
         self.describe()
         self.stop = False
+        self.resumed = call.resume is not None and self.position is None
         self.validating = call.validation is not None
         self.core.begin(call.train_core, batches.size, call.shuffle, call.shard, call.drop_last)
         self.set_total(self.step + self.steps_left())

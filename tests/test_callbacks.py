@@ -263,7 +263,7 @@ class FakeTrainer:
     def __init__(self):
         self.stop, self.history, self.validating, self.saved = False, history_of([]), True, []
         self.record_names = ["train_loss", "validation.loss", "validation.accuracy"]
-        self.said, self.failed, self.epoch = [], False, 0
+        self.said, self.failed, self.epoch, self.resumed = [], False, 0, False
         self.rank, self.team = 0, SimpleNamespace(kind="single", size=1, rank=0)
 
     def save(self, path):
@@ -436,6 +436,22 @@ def test_a_best_epoch_before_a_resume_is_not_in_memory(data, tmp_path):
     stop = gg.EarlyStopping("train_loss", patience=2, min_delta=10.0)
     with pytest.warns(UserWarning, match="the best epoch, 1, was before this fit"):
         trainer().fit(data[0], epochs=9, batch_size=8, progress=False, callbacks=stop, resume=tmp_path / "c")
+
+
+def test_a_run_that_was_stopped_trains_no_further_where_it_is_resumed(data, tmp_path, capsys):
+    def fit(epochs, patience, **options):
+        made, stop = trainer(), gg.EarlyStopping("train_loss", patience, min_delta=10.0, restore_best=False)
+        return made, len(made.fit(data[0], epochs=epochs, batch_size=8, callbacks=[stop, *also], **options))
+
+    also = [gg.Checkpoint(tmp_path / "c")]
+    assert fit(9, 2)[1] == 3
+    also = []
+    capsys.readouterr()
+    made, count = fit(9, 2, resume=tmp_path / "c")
+    assert count == 3 and "stopped after epoch 3: train_loss has not been better" in capsys.readouterr().out
+    assert fit(9, 3, resume=tmp_path / "c")[1] == 4  # another patience is another run
+    stop = gg.EarlyStopping("train_loss", 2, min_delta=10.0, restore_best=False)
+    assert len(made.fit(data[0], epochs=9, batch_size=8, callbacks=stop, progress=False)) == 4  # a new call trains
 
 
 def test_an_error_restores_nothing(data):
