@@ -169,11 +169,13 @@ def test_shapes_that_do_not_fit_the_network():
         flat.for_network("cross_entropy", (1, 28, 28), (10,))
 
 
-def test_slices_and_scale():
-    x = np.arange(20, dtype=np.uint8).reshape(10, 2)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.float32, np.float64])
+def test_slices_and_scale(dtype):
+    x = np.arange(20, dtype=dtype).reshape(10, 2)
     part = gg.Dataset(x, np.arange(10), scale=0.5, shift=1)[4:7]
     assert len(part) == 3 and part.targets.tolist() == [4, 5, 6]
-    assert np.concatenate(list(part.batches(2))).tolist() == (x[4:7] * 0.5 + 1).tolist()
+    seen = np.concatenate(list(part.batches(2)))
+    assert seen.dtype == np.float32 and seen.tolist() == (x[4:7] * 0.5 + 1).tolist()
     with pytest.raises(TypeError, match="index: 3; allowed: a slice"):
         part[3]
 

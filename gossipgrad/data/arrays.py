@@ -311,7 +311,7 @@ class Dataset:
         scale, shift = along_channels(self.scale, self.shape), along_channels(self.shift, self.shape)
         for begin in range(0, len(self), size):
             part = self._read(slice(begin, begin + size))[0]
-            if part.dtype == np.int32 or (part.dtype == np.float32 and self.unscaled):
+            if part.dtype != np.uint8 and self.unscaled:
                 yield part
             else:
                 yield part.astype(np.float32) * scale + shift
