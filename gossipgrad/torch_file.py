@@ -62,6 +62,8 @@ class _Storage:
 class _Tensor:
     """A view of a storage."""
 
+    negative = False  # is it of what is stored? So PyTorch has the imaginary part of a conjugate.
+
     def __init__(self, storage: _Storage, kind: _Type, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]):
         self.storage, self.kind, self.offset, self.shape, self.strides = storage, kind, offset, shape, strides
 
@@ -74,8 +76,10 @@ class _Tensor:
             if 0 in self.shape:
                 return np.zeros(self.shape, whole.dtype)
             steps = [s * whole.itemsize for s in self.strides]
-            return np.lib.stride_tricks.as_strided(whole[self.offset :], self.shape, steps, writeable=False)
-        except (ValueError, OverflowError) as error:  # sizes beyond what NumPy holds, where no element stands for them
+            view = np.lib.stride_tricks.as_strided(whole[self.offset :], self.shape, steps, writeable=False)
+            return np.negative(view) if self.negative else view
+        # Sizes beyond what NumPy holds, where no element stands for them; the negative of a bool.
+        except (ValueError, TypeError, OverflowError) as error:
             raise Unreadable(f"damaged: a tensor of shape {self.shape} and strides {self.strides}: {error}") from error
 
 
@@ -85,13 +89,15 @@ def _sizes(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
-    """torch._utils._rebuild_tensor and _rebuild_tensor_v2; what follows is of no use here."""
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *others: Any) -> _Tensor:
+    """torch._utils._rebuild_tensor and _rebuild_tensor_v2: requires_grad, hooks and marks of the tensor follow."""
     shape, strides = _sizes(shape), _sizes(strides)
     (offset,) = _sizes([offset])
     if not isinstance(storage, _Storage) or storage.kind is None or len(shape) != len(strides) or len(shape) > 32:
         raise Unreadable("damaged: a tensor without a storage")
-    return _Tensor(storage, storage.kind, offset, shape, strides)
+    found = _Tensor(storage, storage.kind, offset, shape, strides)
+    found.negative = any(isinstance(one, dict) and one.get("neg") is True for one in others)
+    return found
 
 
 def _typed_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *others: Any) -> _Tensor:
@@ -99,7 +105,7 @@ def _typed_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *others: 
     kind = others[2] if len(others) > 2 else None
     if not isinstance(storage, _Storage) or not isinstance(kind, _Type):
         raise Unreadable("damaged: a tensor without a type")
-    found = _tensor(_Storage(kind, 0), offset, shape, strides)
+    found = _tensor(_Storage(kind, 0), offset, shape, strides, *others)
     found.storage = storage
     return found
 

@@ -330,6 +330,7 @@ def test_files_that_torch_writes(tmp_path):
         "parameters": {k: torch.nn.Parameter(v) for k, v in state.items()},
         "types": [torch.ones(3, dtype=getattr(torch, name)) for name in torch_file._TYPES],
         "view": wide.t()[1:3, ::2],
+        "negative": torch.complex(wide, -wide).conj().imag,
         "size": wide.shape,
         "dtype": torch.bfloat16,
         "device": torch.device("cpu"),
@@ -342,6 +343,7 @@ def test_files_that_torch_writes(tmp_path):
         torch.save(many, tmp_path / "b.pt", _use_new_zipfile_serialization=new)
         found = gg.read_weights(tmp_path / "b.pt")
         assert np.array_equal(found["view"], many["view"].numpy()) and found["size"] == (4, 6)
+        assert np.array_equal(found["negative"], wide.numpy())
         assert all(np.array_equal(one, np.ones(3)) for one in found["types"])
         assert all(np.array_equal(found["parameters"][k], v.numpy()) for k, v in state.items())
         torch.save(module, tmp_path / "c.pt", _use_new_zipfile_serialization=new)
