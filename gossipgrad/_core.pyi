@@ -204,6 +204,9 @@ class Trainer:
     def backend(self) -> str:
         """ "onednn", "native", or "onednn+native" where each operation comes from the faster table."""
     @property
+    def graph(self) -> Graph:
+        """What is trained: as given, or what a change of the network has made of it."""
+    @property
     def isa(self) -> str: ...
     def node_backends(self) -> list[str]: ...
     def convolutions(self, batch: int, training: bool, first: str | None = None, /) -> list[tuple[int, ...]]:

@@ -491,8 +491,11 @@ class Replicas:
     def become(self, plan: _core.ShrinkPlan) -> None:
         """The network without the units that leave by a plan; training goes on with the next batch. Collective."""
         net = self.net.resized(plan.outputs)
-        self.core.apply_shrink(plan, net.graph)
-        self._is_now(net)
+        try:
+            self.core.apply_shrink(plan, net.graph)
+        finally:  # Ctrl-C may come between the two, and the next save describes what the core has
+            if self.core.graph is net.graph:
+                self._is_now(net)
 
     def adopt(self, net: Model) -> None:
         """This network, in the initial state: what has been trained is dropped. Collective."""

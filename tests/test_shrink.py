@@ -245,6 +245,29 @@ def test_an_event_that_is_undone_has_changed_nothing_but_that_all_settled(name, 
     assert found[0] == found[1]
 
 
+def test_a_save_after_ctrl_c_within_an_event(tmp_path):
+    net = PLANTED["convolutions"][0]()
+    trainer = trainer_of(net)
+    core, path = trainer.core, tmp_path / "small"
+
+    class Interrupted:
+        def __getattr__(self, name):
+            return getattr(core, name)
+
+        def apply_shrink(self, *plan):
+            core.apply_shrink(*plan)
+            raise KeyboardInterrupt
+
+    trainer._core = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.shrink(0.0)
+    trainer._core = core
+    assert trainer.net.parameters < net.parameters
+    trainer.save(path)
+    again = gg.Trainer.load(path)
+    assert again.net.units == trainer.net.units and again.weights_sha256() == trainer.weights_sha256()
+
+
 def test_best_epochs_before_an_event(data, tmp_path):
     """The best epoch's network comes back with its sizes; its checkpoint has them."""
 

@@ -163,6 +163,11 @@ static PyObject *get_backend(PyObject *self, void *unused) {
     return PyUnicode_FromString(gg_replica_backend_name(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0)));
 }
 
+static PyObject *get_graph(PyObject *self, void *unused) {
+    (void)unused;
+    return Py_NewRef(((gg_py_trainer *)self)->graph);
+}
+
 static PyObject *get_isa(PyObject *self, void *unused) {
     (void)unused;
     return PyUnicode_FromString(gg_isa_name(gg_replica_isa(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0))));
@@ -193,6 +198,7 @@ static int set_step(PyObject *self, PyObject *value, void *unused) {
 
 static PyGetSetDef properties[] = {
     {"backend", get_backend, NULL, "onednn, native, or onednn+native: each from the faster.", NULL},
+    {"graph", get_graph, NULL, "What is trained.", NULL},
     {"isa", get_isa, NULL, "The kernels in use.", NULL},
     {"step", get_step, set_step, "Training steps done.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
