@@ -103,6 +103,15 @@ def nothing_to_train(rank: int, name: str, epoch: int, epochs: int, step: int | 
         warn(f"resume={name!r}: it was saved {when}, and epochs={epochs} is all that is wanted; nothing is trained")
 
 
+def epoch_begins_anew(rank: int, epoch: int, position: Record | None) -> None:
+    """Where `position` in the epoch behind `epoch` is not what fit goes on from."""
+    if rank == 0 and position is not None:
+        warn(
+            f"fit: {counted(position['step'], 'step')} of epoch {epoch + 1} had been made, and without resume= it "
+            "begins anew; fit(..., resume=PATH) goes on where the checkpoint PATH was saved"
+        )
+
+
 MUCH_MEMORY = 1 << 28  # bytes
 
 

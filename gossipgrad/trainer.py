@@ -240,6 +240,8 @@ class Trainer(Replicas):
         call.weigh_classes(self)
         call.warn(self)
         self.fit_settings = call.settings(self, batches.sizes)
+        if call.resume is None:
+            notices.epoch_begins_anew(self.rank, self.epoch, self.position)
         self.set_batch, self.batch_changes, self.position = None, [], None
         if call.resume is not None:
             checkpoint.restore(self, call.resume)
@@ -640,6 +642,8 @@ class Trainer(Replicas):
 
         The network is that of the checkpoint, also where units have left it.
 
+        fit(resume=path) goes on where it was saved; without resume= it begins an epoch, also where a checkpoint is of
+        the middle of one, with a warning.
         On another number of ranks it begins as fit(resume=) does. comm None makes the virtual cluster of a checkpoint
         that was saved by one.
         threads, backend, device, precision: those of this run, whatever saved it; device None as of Trainer. graphs,
