@@ -64,3 +64,32 @@ def test_small_matrices_travel_dense():
     peer = peers.PowerSGD([torch.Size((6, 8))], RANKS, 2)
     peer.mean([[torch.ones(6, 8)]] * RANKS)
     assert peer.contributed == 4 * 48
+
+
+def test_powersgd_is_that_of_the_hook(monkeypatch):
+    """From a step on, whose factor and error are the hook's."""
+    dist = pytest.importorskip("torch.distributed")
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.manual_seed(0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module = torch.nn.Linear(60, 40, bias=False)
+        wrapped = torch.nn.parallel.DistributedDataParallel(module)
+        state = hooks.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        wrapped.register_comm_hook(state, hooks.powerSGD_hook)
+        peer = peers.PowerSGD([module.weight.shape], 1, 2)
+        for step in range(6):
+            x, wanted = torch.randn(8, 60), torch.randn(8, 40)
+            alone = torch.autograd.grad((module(x) - wanted).square().sum(), module.weight)[0]
+            kept = [one.clone() for of in (state.q_memory_dict, state.error_dict) for one in of.values()]
+            module.zero_grad()
+            (wrapped(x) - wanted).square().sum().backward()
+            if step < 3:
+                continue
+            if step == 3:
+                peer.factor[0], peer.error[0] = kept[0].view(60, 2), [kept[1].view(40, 60)]
+            torch.testing.assert_close(module.weight.grad, peer.mean([[alone]])[0], rtol=1e-4, atol=1e-4)
+    finally:
+        dist.destroy_process_group()
