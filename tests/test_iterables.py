@@ -245,6 +245,29 @@ def test_a_pass_that_failed_is_not_gone_on_with():
         assert len(source.read_new(np.arange(40), epoch)[0]) == 40
 
 
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("what", ["fit", "evaluate"])
+def test_a_stream_goes_on_after_an_error_of_its_iterable(at, what):
+    class Once:
+        failed = True
+
+        def __iter__(self):
+            for number, batch in enumerate(batches(5)):
+                if number == at and not self.failed:
+                    self.failed = True
+                    raise OSError("the network")
+                yield batch
+
+    iterable = Once()
+    data = gg.data.from_iterable(iterable, stream=True, samples=20)
+    trainer = gg.Trainer(gg.Sequential([gg.Linear(3)], input=(2,)), optimizer=gg.SGD(lr=0.0))
+    iterable.failed = False
+    call = {"fit": lambda: trainer.fit(data, batch_size=4, progress=False), "evaluate": lambda: trainer.evaluate(data)}
+    with pytest.raises(OSError, match="the network"):
+        call[what]()
+    call[what]()
+
+
 def test_what_cannot_be_streamed():
     with pytest.raises(TypeError, match="list_iterator, which can be gone through once"):
         gg.data.from_iterable(iter(batches()), stream=True, samples=20)

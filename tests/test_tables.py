@@ -231,6 +231,14 @@ def test_names_of_digits_mean_the_same_columns_in_the_other_file(file):
     assert train.samples.tolist() == test.samples.tolist() == [[30, 20], [31, 21]]
 
 
+@pytest.mark.parametrize("label", [-1, [2, 0], "c"])
+def test_a_label_by_its_number_is_the_same_column_in_the_other_file(file, label):
+    """By its name, as the features are: the other file may have another order."""
+    one, other = file("a,b,c\n1,2,5\n3,4,6\n"), file("c,b,a\n5,2,1\n6,4,3\n", "other.csv")
+    train, test = gg.data.csv(one, label, test=other, features=["b"])
+    assert train.targets.tolist() == test.targets.tolist() and train.samples.tolist() == test.samples.tolist()
+
+
 @pytest.mark.parametrize(
     "text", ["a,b,said\r1,2,0\r3,4,1\r", 'a,"b\rc",said\n1,2,0\n3,4,1\n', 'a,"b\n\rc",said\r\n1,2,0\r\n3,4,1\r\n']
 )
