@@ -69,7 +69,7 @@ typedef struct gg_paired_product {
     int64_t c_row;
     const float *bias, *row_bias; /* one of them at most; NULL: zeros */
     bool add, relu;
-    gg_paired_next next; /* vector kernels fetch it into the second-level cache meanwhile: a line in each step */
+    gg_paired_next next; /* vector kernels fetch it into the second-level cache meanwhile: two lines in each step */
 } gg_paired_product;
 
 typedef struct gg_paired_kernels {

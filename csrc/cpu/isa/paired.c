@@ -159,6 +159,9 @@ static void paired_pack(const gg_paired_pack *p) {
 
 /* ---- the product of two groups ---- */
 
+/* Lines that are fetched beside a step: about as long as it takes is what they take from memory. */
+#define LINES_A_STEP 2
+
 /* What is fetched beside products: of each row a line, then of each row the next one. */
 typedef struct fetching {
     const float *at;
@@ -288,7 +291,7 @@ GG_INLINE void run_rows(const block *p, const int R) {
         }
         a += STEP * LANES;
         b += STEP * LANES;
-        fetch_line(&next);
+        for (int i = 0; i < LINES_A_STEP; ++i) fetch_line(&next);
     }
     if (p->next->lines > 0) *p->next = next;
     const __mmask16 mask = (__mmask16)((1u << p->cols) - 1u);
