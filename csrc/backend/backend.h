@@ -176,6 +176,20 @@ bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm alg
 /* The places of parameters that several operations have, in gg_op_args. */
 enum { GG_PARAMETER_WEIGHT = 0, GG_PARAMETER_BIAS };
 
+/* So many arrays at most may be named as used next. */
+#define GG_MOST_USED_NEXT 4
+
+/* A weight that is made current while a forward pass reads it. `make`, called with growing numbers, the last of which
+ * is all of it: its first `count` elements are current when it returns. */
+typedef struct gg_weight_rows {
+    void (*make)(void *context, size_t count);
+    void *context;
+    /* So many arrays have elements that are used by the next `make`: they may be fetched into cache meanwhile. Each is
+     * given by the element that belongs to the weight's first one. */
+    int used;
+    const float *used_next[GG_MOST_USED_NEXT];
+} gg_weight_rows;
+
 /* One run. Pointers are aligned to 64 bytes. Parameters and their gradients are float32, in the order and the layouts
  * of the layer's (nn/layer.h), which are PyTorch's: convolution (O, I/groups, kH, kW), linear (out, in), bias (out).
  * Those of a normalisation: weight and bias where it is affine, running mean and running variance where it has them;
@@ -199,6 +213,7 @@ typedef struct gg_op_args {
                                         beginning is saved, and no gradient flows into it */
     uint32_t rank;                   /* DROPOUT */
     const uint64_t *step;            /* DROPOUT: where the training step's number lies, in memory of the device */
+    const gg_weight_rows *rows;      /* forward, of an operation with makes_rows; NULL: the weight is current */
     bool evaluate; /* forward of an operation that was created for training: compute as in evaluation; no backward run
                       follows */
 } gg_op_args;
@@ -234,6 +249,7 @@ struct gg_op {
     unsigned backward_needs_input; /* bit i: backward reads args->input[i] */
     bool backward_needs_output;    /* backward reads args->output */
     unsigned over_output;          /* bit i: backward may write args->grad_input[i] over args->output */
+    bool makes_rows; /* LINEAR: forward reads the weight row by row, and makes rows current (args->rows) */
 };
 
 /* What every table refuses of an LSTM of (T, I) or of attention: shapes that do not fit, a probability that is none,
@@ -493,8 +509,6 @@ typedef struct gg_gradient_factors {
     int64_t rows;                    /* at most so many at a time: each thread's stay in its second cache */
     int fetched;                     /* so many of gg_gradient_rows.used_next at most have room there, too */
 } gg_gradient_factors;
-
-#define GG_MOST_USED_NEXT 4
 
 /* Rows [first, first + count) of such a gradient; first is a multiple of gg_gradient_factors.rows, count no more. */
 typedef struct gg_gradient_rows {

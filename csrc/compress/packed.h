@@ -136,14 +136,22 @@ gg_status gg_pack_pieces_create(const gg_device *device, const gg_segment *segme
                                 gg_pack_pieces **out);
 void gg_pack_pieces_destroy(gg_pack_pieces *pieces); /* NULL is fine */
 
+typedef void gg_pack_piece(void *context, size_t offset, size_t count, const float *sum, gg_lines filled);
+
 /* Where a sum is read once, it need not be an array of all elements, most of which are zero: `piece` is called with the
  * sum of the messages, run by run in the order of the segments, each whole lanes, with zeros behind a parameter's end.
  * They have the bits of gg_unpack_add with factor 1, message after message, to zeros. The messages are of this
  * packing's segments, have passed gg_packed_check, and lie in host memory; `sum` and its filled lines are valid during
- * the call. Not on a device with memory of its own. */
+ * the call. later: segments that are left out, one a segment; NULL: none. Not on a device with memory of its own. */
 void gg_unpack_pieces(const gg_packing *packing, gg_pack_pieces *pieces, const void *const *message, int messages,
-                      void (*piece)(void *context, size_t offset, size_t count, const float *sum, gg_lines filled),
-                      void *context);
+                      const bool *later, gg_pack_piece *piece, void *context);
+
+/* The same of one segment, in as many calls as its reader likes: begin, then up_to with growing numbers of elements,
+ * which passes on those that have not been, to whole lanes. The messages stay as they are up to the last. */
+void gg_unpack_begin(const gg_packing *packing, gg_pack_pieces *pieces, const void *const *message, int messages,
+                     int which);
+void gg_unpack_up_to(const gg_packing *packing, gg_pack_pieces *pieces, int which, size_t count, gg_pack_piece *piece,
+                     void *context);
 
 /* ---- One rank chooses for all ---- */
 

@@ -150,7 +150,8 @@ static void compute_rows(void *context, int thread, int threads) {
                                                                  .c_row = f->in,
                                                                  .used = used,
                                                                  .used_next = j->rows->used_next,
-                                                                 .used_at = at});
+                                                                 .used_at = at,
+                                                                 .used_count = m * f->in});
     else
         gg_gemm_kernels_for(j->device->isa)
             ->panels(&(gg_panels){.m = m,

@@ -18,19 +18,21 @@ typedef struct gg_packed_side {
     void *out;    /* side_bytes(count, terms), 64-byte aligned */
 } gg_packed_side;
 
-/* c[i*c_row + j] = start + the product of row first + i and column j, i < m, j < n; start is c (add) or 0. */
+/* c[i*c_row + j] = start + the product of row first + i and column j, i < m, j < n; start is c (add), or row_bias[i],
+ * or 0. */
 typedef struct gg_packed_product {
     int64_t m, n, terms;
     const void *a, *b;      /* packed sides, of a_count rows and n columns */
     int64_t a_count, first; /* first: a multiple of `granule` */
     float *c;
     int64_t c_row;
-    bool add;
-    /* So many arrays, `fetches` at most, are used after the product, of each m*n floats behind used_at: they are
+    const float *row_bias; /* NULL: zeros */
+    bool add, relu;
+    /* So many arrays, `fetches` at most, are used after the product, of each used_count floats behind used_at: they are
      * fetched into cache beside it. */
     int used;
     const float *const *used_next;
-    int64_t used_at;
+    int64_t used_at, used_count;
 } gg_packed_product;
 
 /* The most bytes that `block` vectors need of one part of a sum. */

@@ -222,21 +222,22 @@ static size_t paired_side_bytes(int64_t count, int64_t terms) {
     return (size_t)gg_paired_packed(count, terms) * sizeof(float);
 }
 
-/* Of two arrays in turn a line of each, as they are read. */
-static gg_paired_next used_next(const gg_packed_product *p) {
+/* Of two arrays in turn a line of each, as they are read: beside each part of the sum its share. */
+static gg_paired_next used_next(const gg_packed_product *p, int64_t part, int64_t parts) {
     if (p->used == 0) return (gg_paired_next){.from = NULL};
     const float *first = p->used_next[0] + p->used_at, *last = p->used_next[p->used - 1] + p->used_at;
     const intptr_t bytes = (intptr_t)((uintptr_t)last - (uintptr_t)first);
-    return (gg_paired_next){.from = first,
+    const int64_t lines = p->used_count / GG_PAIRED_LANES, begin = lines * part / parts;
+    return (gg_paired_next){.from = first + begin * GG_PAIRED_LANES,
                             .rows = p->used,
                             .step = bytes / (intptr_t)sizeof *first,
-                            .lines = p->m * p->n / GG_PAIRED_LANES};
+                            .lines = lines * (part + 1) / parts - begin};
 }
 
 static void paired_multiply(gg_isa isa, const gg_packed_product *p) {
     const int64_t group = gg_paired_group_step(p->terms);
     const float *a = (const float *)p->a + p->first / GG_PAIRED_LANES * group, *b = p->b;
-    for (int64_t part = 0; part < gg_paired_parts(p->terms); ++part) {
+    for (int64_t part = 0, parts = gg_paired_parts(p->terms); part < parts; ++part) {
         const gg_paired_product product = {.m = p->m,
                                            .n = p->n,
                                            .terms = gg_paired_part(p->terms, part + 1) - gg_paired_part(p->terms, part),
@@ -246,8 +247,10 @@ static void paired_multiply(gg_isa isa, const gg_packed_product *p) {
                                            .b_group = group,
                                            .c = p->c,
                                            .c_row = p->c_row,
+                                           .row_bias = part == 0 ? p->row_bias : NULL,
                                            .add = p->add || part > 0,
-                                           .next = part == 0 ? used_next(p) : (gg_paired_next){.from = NULL}};
+                                           .relu = p->relu && part == parts - 1,
+                                           .next = used_next(p, part, parts)};
         gg_paired_kernels_for(isa)->multiply(&product);
     }
 }

@@ -243,7 +243,9 @@ static void split_multiply(gg_isa isa, const gg_packed_product *p) {
                                       .b_group = gg_split_group(p->terms),
                                       .c = p->c,
                                       .c_row = p->c_row,
-                                      .add = p->add};
+                                      .row_bias = p->row_bias,
+                                      .add = p->add,
+                                      .relu = p->relu};
     gg_split_kernels_for(isa)->multiply(&product);
 }
 

@@ -12,7 +12,11 @@
 /* Called while a plan runs. A hook that fails stops the run with its status. */
 typedef struct gg_plan_hooks {
     void *context;
-    gg_status (*need)(void *context, int layer);  /* before the layer's forward: its weights must be current */
+    gg_status (*need)(void *context, int layer); /* before the layer's forward: its weights must be current */
+    /* In place of need, in training, where the layer is a linear one whose forward pass can make rows of its weight
+     * current as it reads them; NULL: there is none. It leaves rows->make NULL where the weight is current; all else is
+     * current in any case. */
+    gg_status (*need_rows)(void *context, int layer, gg_weight_rows *rows);
     gg_status (*ready)(void *context, int layer); /* in backward: its gradient is final, its weights are used no more */
     gg_status (*poll)(void *context);             /* after each node, forward and backward: let messages move */
     /* Linear layers on flat samples whose weight's gradient somebody else computes; NULL: there are none. `input` is

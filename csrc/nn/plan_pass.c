@@ -159,12 +159,28 @@ static void run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training,
 
 /* ---- forward ---- */
 
+/* The weights of the step's layers are current then, or the operation makes rows of its own current. */
+static gg_status need_layers(gg_step *step, const gg_run *run) {
+    gg_status status = GG_OK;
+    const gg_plan_hooks *hooks = run->hooks;
+    step->forward_args.rows = NULL;
+    if (hooks == NULL || hooks->need == NULL) goto cleanup;
+    if (hooks->need_rows != NULL && run->training && step->op->makes_rows && step->layers == 1) {
+        step->rows = (gg_weight_rows){.make = NULL};
+        GG_TRY(hooks->need_rows(hooks->context, step->layer[0], &step->rows));
+        if (step->rows.make != NULL) step->forward_args.rows = &step->rows;
+        goto cleanup;
+    }
+    for (int i = 0; i < step->layers; i++) GG_TRY(hooks->need(hooks->context, step->layer[i]));
+cleanup:
+    return status;
+}
+
 static gg_status before_forward(gg_plan *plan, const gg_run *run, gg_step *step) {
     gg_status status = GG_OK;
     plan_enter(run->hooks, step);
     GG_TRY(plan_offer_input(plan, step, run));
-    for (int i = 0; run->hooks != NULL && run->hooks->need != NULL && i < step->layers; i++)
-        GG_TRY(run->hooks->need(run->hooks->context, step->layer[i]));
+    GG_TRY(need_layers(step, run));
     begin_carried_state(plan, step, run->batch);
 cleanup:
     return status;

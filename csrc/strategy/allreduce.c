@@ -38,9 +38,7 @@ cleanup:
     return status;
 }
 
-static gg_status deliver(allreduce *s, int i) {
-    return at_layers(s, i, gg_reduction_deliver(s->reductions.of_chunk[i], gg_strategy_update_piece, &s->head));
-}
+static gg_status update(allreduce *s, int i) { return at_layers(s, i, gg_reductions_update(&s->reductions, i)); }
 
 /* Where norms are needed no weight is updated before the last sum is there. */
 static gg_status reduce_and_update(allreduce *s) {
@@ -54,11 +52,11 @@ static gg_status reduce_and_update(allreduce *s) {
     for (int i = last; i >= 0; --i) {
         GG_TRY(at_layers(s, i, gg_reduction_wait(s->reductions.of_chunk[i])));
         if (i == 0) gg_flight_complete(&flight, strategy);
-        if (!measures) GG_TRY(deliver(s, i));
+        if (!measures) GG_TRY(update(s, i));
     }
     gg_flight_end_all(&flight, strategy, "gradients");
     gg_strategy_measure(strategy, gg_state_gradients(strategy->env.state));
-    for (int i = last; measures && i >= 0; --i) GG_TRY(deliver(s, i));
+    for (int i = last; measures && i >= 0; --i) GG_TRY(update(s, i));
     for (int i = last; i >= 0; --i) GG_TRY(at_layers(s, i, gg_reduction_finish(s->reductions.of_chunk[i])));
 cleanup:
     return status;
@@ -74,11 +72,11 @@ static gg_status allreduce_end(gg_strategy *strategy) {
 }
 
 static gg_status allreduce_offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken) {
-    return gg_reductions_input(&((const allreduce *)strategy)->reductions, strategy, layer, input, taken);
+    return gg_reductions_input(&((const allreduce *)strategy)->reductions, layer, input, taken);
 }
 
 static gg_status allreduce_offer_error(gg_strategy *strategy, int layer, const gg_vectors *error) {
-    return gg_reductions_error(&((const allreduce *)strategy)->reductions, strategy, layer, error);
+    return gg_reductions_error(&((const allreduce *)strategy)->reductions, layer, error);
 }
 
 static const gg_strategy_fc_hooks fc_hooks = {allreduce_offer_input, allreduce_offer_error};
@@ -88,9 +86,16 @@ static void complete_residue(gg_strategy *strategy) {
 }
 
 static gg_status allreduce_settle(gg_strategy *strategy) {
-    complete_residue(strategy);
+    gg_reductions_settle(&((const allreduce *)strategy)->reductions);
     return GG_OK;
 }
+
+static gg_status allreduce_need_rows(gg_strategy *strategy, int layer, gg_weight_rows *rows) {
+    gg_reductions_need(&((const allreduce *)strategy)->reductions, layer, rows);
+    return GG_OK;
+}
+
+static gg_status allreduce_need(gg_strategy *strategy, int layer) { return allreduce_need_rows(strategy, layer, NULL); }
 
 static void allreduce_destroy(gg_strategy *strategy) {
     allreduce *s = (allreduce *)strategy;
@@ -100,8 +105,8 @@ static void allreduce_destroy(gg_strategy *strategy) {
     gg_free(strategy);
 }
 
-static const gg_strategy_table table = {gg_strategy_nothing,  gg_strategy_no_layer, gg_strategy_no_layer,
-                                        gg_strategy_progress, allreduce_end,        allreduce_settle,
+static const gg_strategy_table table = {gg_strategy_nothing,  allreduce_need, gg_strategy_no_layer,
+                                        gg_strategy_progress, allreduce_end,  allreduce_settle,
                                         allreduce_destroy};
 
 static gg_status allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
@@ -111,6 +116,8 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
     made->head.table = &table;
     made->head.env = *env;
     made->head.averages_gradients = true;
+    made->head.current_at_end = true;
+    made->head.need_rows = allreduce_need_rows;
     made->head.complete_residue = complete_residue;
     bool accumulates;
     GG_TRY(gg_strategy_accumulate(options, env, &accumulates));

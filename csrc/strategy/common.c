@@ -178,18 +178,10 @@ gg_status gg_strategy_no_layer(gg_strategy *strategy, int layer) {
 gg_status gg_strategy_progress(gg_strategy *strategy) { return gg_progress(strategy->env.transport); }
 
 void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient) {
-    gg_strategy_update_piece(strategy, offset, count, gradient, (gg_lines){0});
-}
-
-void gg_strategy_update_piece(void *strategy, size_t offset, size_t count, const float *gradient, gg_lines filled) {
-    const gg_strategy *it = strategy;
-    gg_updater_apply(it->env.updater, it->env.device, it->env.state,
-                     &(gg_update){.step = it->step,
-                                  .offset = offset,
-                                  .count = count,
-                                  .owned_offset = offset,
-                                  .gradient = gradient,
-                                  .filled = filled});
+    gg_updater_apply(
+        strategy->env.updater, strategy->env.device, strategy->env.state,
+        &(gg_update){
+            .step = strategy->step, .offset = offset, .count = count, .owned_offset = offset, .gradient = gradient});
 }
 
 void gg_strategy_measure(gg_strategy *strategy, const float *gradients) {

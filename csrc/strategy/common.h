@@ -46,8 +46,6 @@ gg_status gg_strategy_progress(gg_strategy *strategy);
 
 /* The update of a run of elements with `gradient`, in place: what strategies without a mix do. */
 void gg_strategy_update(gg_strategy *strategy, size_t offset, size_t count, const float *gradient);
-/* The same, as a gg_reduction_piece. */
-void gg_strategy_update_piece(void *strategy, size_t offset, size_t count, const float *gradient, gg_lines filled);
 /* Measures the whole arena of these gradients, where updates need norms. */
 void gg_strategy_measure(gg_strategy *strategy, const float *gradients);
 /* ready: updates the layer with its own gradient. */

@@ -1,8 +1,8 @@
 /* LayerwiseAllReduce, the paper's AGD: synchronous SGD whose reductions hide behind the backward pass. A bucket's
  * reduction starts when the gradients of its layers are final, last layers first, and progresses in the polls between
- * nodes. When it is complete the bucket is updated: its weights are not used any more in this step. The end of the step
- * waits for the rest. Sums and updates are those of AllReduce, element by element, so the bits are the same. Where
- * updates need norms of all gradients, they wait for the end.
+ * nodes. When it is complete the bucket is updated: its weights are not used any more in this step; or where the next
+ * forward pass reads them. The end of the step waits for the rest. Sums and updates are those of AllReduce, element by
+ * element, so the bits are the same. Where updates need norms of all gradients, they wait for the end.
  *
  * Hierarchical GossipGraD is the same inside a node, with gossip in place of the update: a bucket that is reduced is
  * given to a gossip strategy whose ranks are the nodes. Each of a node's ranks exchanges with the rank at its own place
@@ -82,17 +82,21 @@ cleanup:
     return status;
 }
 
-static gg_status layerwise_need(gg_strategy *strategy, int layer) {
+static gg_status layerwise_need_rows(gg_strategy *strategy, int layer, gg_weight_rows *rows) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
-    return s->gossip != NULL ? by_gossip(s, s->gossip->table->need(s->gossip, layer)) : GG_OK;
+    if (s->gossip != NULL) return by_gossip(s, s->gossip->table->need(s->gossip, layer));
+    gg_reductions_need(&s->reductions, layer, rows);
+    return GG_OK;
 }
 
+static gg_status layerwise_need(gg_strategy *strategy, int layer) { return layerwise_need_rows(strategy, layer, NULL); }
+
 static gg_status layerwise_offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken) {
-    return gg_reductions_input(&((const layerwise_allreduce *)strategy)->reductions, strategy, layer, input, taken);
+    return gg_reductions_input(&((const layerwise_allreduce *)strategy)->reductions, layer, input, taken);
 }
 
 static gg_status layerwise_offer_error(gg_strategy *strategy, int layer, const gg_vectors *error) {
-    return gg_reductions_error(&((const layerwise_allreduce *)strategy)->reductions, strategy, layer, error);
+    return gg_reductions_error(&((const layerwise_allreduce *)strategy)->reductions, layer, error);
 }
 
 static const gg_strategy_fc_hooks fc_hooks = {layerwise_offer_input, layerwise_offer_error};
@@ -139,11 +143,12 @@ static gg_status update_all(layerwise_allreduce *s) {
 static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
     gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;
-    gg_reduction *reduction = s->reductions.of_chunk[s->next[bucket]++];
+    const int chunk = s->next[bucket]++;
     const gg_bucket *b = &s->buckets.bucket[bucket];
     const bool last = s->next[bucket] == b->end_chunk, now = !updates_wait(s);
-    gg_flight_arrived(&s->flight[bucket], gg_transport_now(strategy->env.transport), reduction->bytes);
-    if (s->gossip == NULL && now) GG_TRY(gg_reduction_deliver(reduction, gg_strategy_update_piece, strategy));
+    gg_flight_arrived(&s->flight[bucket], gg_transport_now(strategy->env.transport),
+                      s->reductions.of_chunk[chunk]->bytes);
+    if (s->gossip == NULL && now) GG_TRY(gg_reductions_update(&s->reductions, chunk));
     if (s->gossip != NULL && now && last)
         for (int layer = b->last_layer; layer >= b->first_layer; --layer)
             GG_TRY(by_gossip(s, s->gossip->table->ready(s->gossip, layer)));
@@ -205,7 +210,7 @@ static gg_status layerwise_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     GG_TRY(layerwise_rest(strategy));
-    complete_residues(strategy);
+    gg_reductions_settle(&s->reductions);
     if (s->gossip != NULL) GG_TRY(by_gossip(s, s->gossip->table->settle(s->gossip)));
 cleanup:
     return status;
@@ -260,6 +265,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     s->head.averages_gradients = true;
     s->head.current_at_end = !hierarchical;
     s->head.complete_residue = complete_residues;
+    s->head.need_rows = layerwise_need_rows;
     s->head.buckets = &s->buckets;
     s->group = env->transport;
     bool accumulates = false;

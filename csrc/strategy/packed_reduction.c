@@ -18,6 +18,10 @@
  * delivered, run by run in cache: the data are neither cleared nor written, nor read again. Where there are a linear
  * layer's inputs and errors (gg_reduction_input), the gradient of its weight is no array either (factored.h).
  *
+ * Of a large weight whose next forward pass can make its rows current as it reads them, the part of the sum is
+ * delivered there: an update by itself waits for memory, and beside products it hides. The messages are kept until
+ * then.
+ *
  * Own messages are in message memory, and are not written again before all peers have read them, which is what a finish
  * waits for. */
 #include <string.h>
@@ -26,7 +30,13 @@
 #include "compress/packed.h"
 #include "strategy/common.h"
 #include "strategy/factored.h"
+#include "strategy/left_rows.h"
 #include "strategy/reduction.h"
+
+/* Elements of a weight whose update is worth being left to its next forward pass; and the messages that are kept for it
+ * must be no more than one of so many parts of the weights that are left. */
+#define LEAST_LEFT ((size_t)65536)
+#define KEPT_SHARE 4
 
 /* Elements of a parameter that travels whole, from which on it is not part of a message. */
 #define LARGE ((size_t)1024)
@@ -74,6 +84,7 @@ typedef struct packed_reduction {
     bool in_pieces;         /* with LOCAL: what the data hold is undefined, if not on every device */
     gg_pack_pieces *pieces; /* where the sum of messages is delivered in pieces; else NULL */
     const void **messages;  /* likewise: one a rank */
+    gg_left_rows rows;      /* likewise: what of it is left to the next forward pass */
     gg_factored *factored;  /* likewise: of linear layers whose gradients are no arrays either; NULL: there are none */
     float *data;            /* the run's first element */
     size_t passed;          /* elements since messages have progressed */
@@ -307,23 +318,60 @@ cleanup:
     return status;
 }
 
-typedef struct piece_reader {
-    packed_reduction *reduction;
-    gg_reduction_piece *piece;
-    void *context;
-} piece_reader;
+/* The segment is that of a linear layer's weight. */
+static bool is_weight(const packed_reduction *s, const gg_segment *one) {
+    const gg_parameter *weight = gg_factored_weight(s->owner->env.layout, one->layer);
+    return one->bin > 0 && weight != NULL && weight->offset == one->offset;
+}
+
+/* Messages that lie with those who sent them are kept here, so that nobody waits. */
+static void keep_messages(packed_reduction *s) {
+    for (int i = 0; i < s->group->size; ++i) {
+        char *place = s->landing + (size_t)i * s->capacity;
+        if (i == s->group->rank || s->messages[i] == place) continue;
+        memcpy(place, s->messages[i], s->arrived[i].bytes);
+        s->messages[i] = place;
+    }
+}
+
+/* The arrays that an update of the segment reads. */
+static void name_used(const packed_reduction *s, const gg_segment *one, gg_weight_rows *rows) {
+    const gg_state *state = s->owner->env.state;
+    for (int i = 0; i < state->arenas && rows->used < GG_MOST_USED_NEXT; ++i) {
+        const gg_arena *arena = &state->arena[i];
+        if (arena->kind == GG_ARENA_WEIGHT || (arena->kind == GG_ARENA_MOMENT && s->equal_share == NULL))
+            rows->used_next[rows->used++] = arena->data + one->offset;
+    }
+}
+
+static void packed_need(gg_reduction *reduction, int layer, gg_weight_rows *rows) {
+    packed_reduction *s = (packed_reduction *)reduction;
+    gg_left_rows_need(&s->rows, layer, rows != NULL && s->owner->step >= s->compression.warmup, rows);
+    if (rows != NULL && rows->make != NULL) name_used(s, &s->sorted[s->rows.making], rows);
+}
+
+/* Bytes of others' messages. */
+static size_t bytes_of_others(const packed_reduction *s) {
+    size_t bytes = 0;
+    for (int i = 0; i < s->group->size; ++i)
+        if (i != s->group->rank) bytes += s->arrived[i].bytes;
+    return bytes;
+}
 
 static void pass_piece(void *context, size_t offset, size_t count, const float *sum, gg_lines filled) {
-    const piece_reader *reader = context;
-    reader->piece(reader->context, offset, count, sum, filled);
-    let_progress(reader->reduction, count);
+    packed_reduction *s = context;
+    s->rows.piece(s->rows.context, offset, count, sum, filled);
+    let_progress(s, count);
 }
 
 /* What the messages say, and where parameters travel whole their sums, which are in the data. */
 static gg_status deliver_pieces(packed_reduction *s, gg_reduction_piece *piece, void *context) {
     gg_status status = GG_OK;
     const int p = s->group->size, rank = s->group->rank;
-    gg_unpack_pieces(&s->packing, s->pieces, s->messages, p, pass_piece, &(piece_reader){s, piece, context});
+    const bool leaves = bytes_of_others(s) < gg_left_rows_asked(&s->rows) / KEPT_SHARE * sizeof(float);
+    const bool *left = gg_left_rows_leave(&s->rows, leaves, piece, context);
+    if (s->rows.count > 0) keep_messages(s);
+    gg_unpack_pieces(&s->packing, s->pieces, s->messages, p, left, pass_piece, s);
     GG_TRY(progress_failure(s));
     for (int i = 0; i < p; ++i)
         if (i != rank) GG_TRY(gg_release(s->group, &s->arrived[i]));
@@ -430,6 +478,7 @@ static gg_status packed_start(gg_reduction *reduction, float *data, const float 
     float scale = share[s->group->rank];
     if (s->stage != IDLE)
         GG_FAIL(GG_ERROR_STATE, "packed sum of %zu values: started again before it was finished", s->count);
+    packed_need(reduction, GG_ALL_LAYERS, NULL);
     s->data = data;
     if (s->equal_share != NULL) {
         s->own_scale = scale * (float)s->group->size;
@@ -523,6 +572,7 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_pack_pieces_destroy(s->pieces);
     gg_pack_marks_destroy(s->packing.marks);
     gg_factored_destroy(s->factored);
+    gg_left_rows_destroy(&s->rows);
     gg_free(s->messages);
     gg_device_free(s->owner->env.device, s->room);
     gg_free(s->sorted);
@@ -531,7 +581,7 @@ static void packed_destroy(gg_reduction *reduction) {
 }
 
 static const gg_reduction_table table = {packed_start,    packed_poll,    packed_wait,  packed_deliver, packed_finish,
-                                         packed_complete, packed_destroy, packed_input, packed_error};
+                                         packed_complete, packed_destroy, packed_input, packed_error,   packed_need};
 
 static gg_status create_cyclic(packed_reduction *s) {
     gg_status status = GG_OK;
@@ -572,8 +622,7 @@ static gg_status create_factored(packed_reduction *s) {
     GG_TRY(gg_calloc((size_t)s->n, sizeof *wish, "factors", &wish));
     for (int i = 0; i < s->n; ++i) {
         const gg_segment *one = &s->sorted[i];
-        const gg_parameter *weight = gg_factored_weight(env->layout, one->layer);
-        if (one->bin > 0 && weight != NULL && weight->offset == one->offset)
+        if (is_weight(s, one))
             wish[wishes++] = (gg_factored_wish){.layer = one->layer, .run = gg_pack_run((size_t)one->bin)};
     }
     GG_TRY(gg_factored_create(env->device, env->layout, wish, wishes, &s->factored));
@@ -625,6 +674,8 @@ static gg_status create_messages(packed_reduction *s, const gg_reduction_run *ru
     if (s->in_pieces && here) {
         GG_TRY(gg_pack_pieces_create(s->owner->env.device, s->sorted, s->n, s->group->size, &s->pieces));
         GG_TRY(gg_calloc((size_t)s->group->size, sizeof *s->messages, "packed messages", &s->messages));
+        GG_TRY(gg_left_rows_create(&s->packing, s->pieces, s->messages, s->group->size, &s->rows));
+        for (int i = 0; i < s->n; ++i) s->rows.may[i] = is_weight(s, &s->sorted[i]) && s->sorted[i].count >= LEAST_LEFT;
         GG_TRY(create_factored(s));
     }
     if (s->whole_count == 0) goto cleanup;

@@ -9,13 +9,14 @@
 #ifndef GG_STRATEGY_REDUCTION_H
 #define GG_STRATEGY_REDUCTION_H
 
+#include "compress/packed.h"
 #include "strategy/strategy.h"
 
 typedef struct gg_reduction gg_reduction;
 
 /* A run of the arenas, whole lanes from element `offset` on, and the sum there, with the lines that are filled; both
  * are valid during the call. */
-typedef void gg_reduction_piece(void *context, size_t offset, size_t count, const float *sum, gg_lines filled);
+typedef gg_pack_piece gg_reduction_piece;
 
 typedef struct gg_reduction_table {
     gg_status (*start)(gg_reduction *reduction, float *data, const float *share);
@@ -28,6 +29,7 @@ typedef struct gg_reduction_table {
     /* NULL where `takes` is always false. */
     gg_status (*input)(gg_reduction *reduction, int layer, const gg_vectors *input, bool *taken);
     gg_status (*error)(gg_reduction *reduction, int layer, const gg_vectors *error);
+    void (*need)(gg_reduction *reduction, int layer, gg_weight_rows *rows); /* NULL: all is delivered at once */
 } gg_reduction_table;
 
 /* The first member of every kind of reduction. */
@@ -82,7 +84,8 @@ static inline gg_status gg_reduction_poll(gg_reduction *reduction, bool *summed)
 static inline gg_status gg_reduction_wait(gg_reduction *reduction) { return reduction->table->wait(reduction); }
 
 /* The sum is there: calls `piece` with runs that cover each element once, but for padding where the sum is zero. With
- * in_pieces it is called once a sum, before the finish. */
+ * in_pieces it is called once a sum, before the finish; and where rows have been asked for, `piece` and its context are
+ * valid up to gg_reduction_need. */
 static inline gg_status gg_reduction_deliver(gg_reduction *reduction, gg_reduction_piece *piece, void *context) {
     return reduction->table->deliver(reduction, piece, context);
 }
@@ -103,6 +106,14 @@ static inline gg_status gg_reduction_input(gg_reduction *reduction, int layer, c
 }
 static inline gg_status gg_reduction_error(gg_reduction *reduction, int layer, const gg_vectors *error) {
     return reduction->table->error(reduction, layer, error);
+}
+
+/* Delivers what has been left for this layer's next use, or with GG_ALL_LAYERS for any. rows not NULL: asks that of the
+ * layer's weight what the next sum brings be left so, which it may be; and where it has been, rows->make delivers it,
+ * as gg_weight_rows says, before any other call. */
+#define GG_ALL_LAYERS (-1)
+static inline void gg_reduction_need(gg_reduction *reduction, int layer, gg_weight_rows *rows) {
+    if (reduction->table->need != NULL) reduction->table->need(reduction, layer, rows);
 }
 
 /* All of it, blocking. */

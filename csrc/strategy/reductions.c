@@ -3,12 +3,19 @@
 #include "base/memory.h"
 #include "strategy/common.h"
 
+/* A sum, part of which may be left to a later step. */
+typedef struct gg_summed {
+    const gg_strategy *owner;
+    int64_t step; /* of the gradients */
+} gg_summed;
+
 gg_status gg_reductions_create(gg_strategy *owner, const gg_strategy_options *options, const gg_buckets *buckets,
                                const gg_reduction_run *run, gg_reductions *out) {
     gg_status status = GG_OK;
-    *out = (gg_reductions){.buckets = buckets};
+    *out = (gg_reductions){.owner = owner, .buckets = buckets};
     GG_TRY(gg_buckets_check_tags(buckets, GG_TAG_LIMIT - run->tag));
     GG_TRY(gg_calloc((size_t)buckets->chunk_count, sizeof *out->of_chunk, "reductions", &out->of_chunk));
+    GG_TRY(gg_calloc((size_t)buckets->chunk_count, sizeof *out->summed, "reductions", &out->summed));
     for (int i = 0; i < buckets->chunk_count; ++i) {
         gg_reduction_run own = *run;
         own.offset = buckets->chunk[i].offset;
@@ -25,24 +32,53 @@ void gg_reductions_destroy(gg_reductions *reductions) {
     if (reductions->of_chunk == NULL) return;
     for (int i = reductions->buckets->chunk_count - 1; i >= 0; --i) gg_reduction_destroy(reductions->of_chunk[i]);
     gg_free(reductions->of_chunk);
+    gg_free(reductions->summed);
 }
 
 void gg_reductions_complete(const gg_reductions *reductions) {
     for (int i = 0; i < reductions->buckets->chunk_count; ++i) gg_reduction_complete(reductions->of_chunk[i]);
 }
 
-/* Only packed ones take anything, and each of these is a whole bucket. */
+/* Only packed ones take or leave anything, and each of these is a whole bucket. */
 static gg_reduction *of_layer(const gg_reductions *reductions, int layer) {
     const gg_buckets *buckets = reductions->buckets;
     return reductions->of_chunk[buckets->bucket[buckets->bucket_of_layer[layer]].first_chunk];
 }
 
-gg_status gg_reductions_input(const gg_reductions *reductions, const gg_strategy *owner, int layer,
-                              const gg_vectors *input, bool *taken) {
-    return gg_strategy_at(owner, layer, layer, gg_reduction_input(of_layer(reductions, layer), layer, input, taken));
+static void update_piece(void *context, size_t offset, size_t count, const float *sum, gg_lines filled) {
+    const gg_summed *summed = context;
+    const gg_strategy_env *env = &summed->owner->env;
+    gg_updater_apply(env->updater, env->device, env->state,
+                     &(gg_update){.step = summed->step,
+                                  .offset = offset,
+                                  .count = count,
+                                  .owned_offset = offset,
+                                  .gradient = sum,
+                                  .filled = filled});
 }
 
-gg_status gg_reductions_error(const gg_reductions *reductions, const gg_strategy *owner, int layer,
-                              const gg_vectors *error) {
-    return gg_strategy_at(owner, layer, layer, gg_reduction_error(of_layer(reductions, layer), layer, error));
+gg_status gg_reductions_update(gg_reductions *reductions, int chunk) {
+    gg_summed *summed = &reductions->summed[chunk];
+    *summed = (gg_summed){reductions->owner, reductions->owner->step};
+    return gg_reduction_deliver(reductions->of_chunk[chunk], update_piece, summed);
+}
+
+void gg_reductions_need(const gg_reductions *reductions, int layer, gg_weight_rows *rows) {
+    gg_reduction_need(of_layer(reductions, layer), layer, rows);
+}
+
+void gg_reductions_settle(const gg_reductions *reductions) {
+    for (int i = 0; i < reductions->buckets->chunk_count; ++i)
+        gg_reduction_need(reductions->of_chunk[i], GG_ALL_LAYERS, NULL);
+    gg_reductions_complete(reductions);
+}
+
+gg_status gg_reductions_input(const gg_reductions *reductions, int layer, const gg_vectors *input, bool *taken) {
+    return gg_strategy_at(reductions->owner, layer, layer,
+                          gg_reduction_input(of_layer(reductions, layer), layer, input, taken));
+}
+
+gg_status gg_reductions_error(const gg_reductions *reductions, int layer, const gg_vectors *error) {
+    return gg_strategy_at(reductions->owner, layer, layer,
+                          gg_reduction_error(of_layer(reductions, layer), layer, error));
 }

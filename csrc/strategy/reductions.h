@@ -8,8 +8,10 @@
 #include "strategy/reduction.h"
 
 typedef struct gg_reductions {
+    gg_strategy *owner;
     const gg_buckets *buckets; /* borrowed */
     gg_reduction **of_chunk;   /* NULL: none have been created */
+    struct gg_summed *summed;  /* one a chunk */
     bool takes;                /* one of them takes inputs and errors (gg_reduction.takes) */
 } gg_reductions;
 
@@ -19,13 +21,21 @@ gg_status gg_reductions_create(gg_strategy *owner, const gg_strategy_options *op
                                const gg_reduction_run *run, gg_reductions *out);
 void gg_reductions_destroy(gg_reductions *reductions); /* all zero is fine */
 
+/* The sum of a chunk of this step is there: the weights are updated, but where rows have been asked for. The reductions
+ * stay where they are. */
+gg_status gg_reductions_update(gg_reductions *reductions, int chunk);
+
+/* gg_strategy_table.need; and with rows, gg_strategy.need_rows. */
+void gg_reductions_need(const gg_reductions *reductions, int layer, gg_weight_rows *rows);
+
+/* Nothing is in flight: what has been left is updated, and what has been sent leaves the residues. */
+void gg_reductions_settle(const gg_reductions *reductions);
+
 /* gg_reduction_complete of all. */
 void gg_reductions_complete(const gg_reductions *reductions);
 
 /* gg_reduction_input and gg_reduction_error of the reduction whose bucket has this layer; a failure names the layer. */
-gg_status gg_reductions_input(const gg_reductions *reductions, const gg_strategy *owner, int layer,
-                              const gg_vectors *input, bool *taken);
-gg_status gg_reductions_error(const gg_reductions *reductions, const gg_strategy *owner, int layer,
-                              const gg_vectors *error);
+gg_status gg_reductions_input(const gg_reductions *reductions, int layer, const gg_vectors *input, bool *taken);
+gg_status gg_reductions_error(const gg_reductions *reductions, int layer, const gg_vectors *error);
 
 #endif

@@ -175,13 +175,18 @@ cleanup:
     return status;
 }
 
-gg_status gg_exchange_need(gg_exchange *x, int layer) {
+gg_status gg_exchange_need_rows(gg_exchange *x, int layer, gg_weight_rows *rows) {
     gg_status status = GG_OK;
+    gg_strategy *strategy = x->strategy;
     GG_TRY(check_layer(x, "need", layer));
-    status = failed_in_step(x, x->strategy->table->need(x->strategy, layer));
+    if (rows != NULL && strategy->need_rows != NULL)
+        status = failed_in_step(x, strategy->need_rows(strategy, layer, rows));
+    else status = failed_in_step(x, strategy->table->need(strategy, layer));
 cleanup:
     return status;
 }
+
+gg_status gg_exchange_need(gg_exchange *x, int layer) { return gg_exchange_need_rows(x, layer, NULL); }
 
 bool gg_exchange_updates_wait(const gg_exchange *x) {
     return gg_updater_measures(&x->updater) && !x->strategy->averages_gradients;

@@ -57,6 +57,9 @@ void gg_exchange_destroy(gg_exchange *x);
  * step; NULL: the ranks that train have equally many. Ranks are weighted by them where gradients are averaged. */
 gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches);
 gg_status gg_exchange_need(gg_exchange *x, int layer);
+/* The same for a caller that can make rows of the layer's weight current as it reads them, and does, where rows->make
+ * is not NULL then; rows NULL: need. */
+gg_status gg_exchange_need_rows(gg_exchange *x, int layer, gg_weight_rows *rows);
 gg_status gg_exchange_ready(gg_exchange *x, int layer);
 /* The same where gradients of these parameters of the layer lie elsewhere, as far as this call. They are read there if
  * the layer is the next one for the strategy and it allows that, else copied to the arena. */
@@ -72,7 +75,7 @@ gg_status gg_exchange_end(gg_exchange *x);
  * Others need not call it. */
 gg_status gg_exchange_wait(gg_exchange *x);
 /* Whether weights may be written between end and the next begin, without gg_exchange_wait: nothing is received into
- * them, or sent from them, any more. */
+ * them, or sent from them, any more. Not where gg_exchange_need_rows has been called. */
 bool gg_exchange_current_at_end(const gg_exchange *x);
 /* A step has begun and not ended; `half`: some layer is ready in it. */
 bool gg_exchange_under_way(const gg_exchange *x, bool half);
