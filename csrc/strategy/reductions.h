@@ -21,8 +21,7 @@ gg_status gg_reductions_create(gg_strategy *owner, const gg_strategy_options *op
                                const gg_reduction_run *run, gg_reductions *out);
 void gg_reductions_destroy(gg_reductions *reductions); /* all zero is fine */
 
-/* The sum of a chunk of this step is there: the weights are updated, but where rows have been asked for. The reductions
- * stay where they are. */
+/* The sum of a chunk of this step is there: the weights are updated, but where rows have been asked for. */
 gg_status gg_reductions_update(gg_reductions *reductions, int chunk);
 
 /* gg_strategy_table.need; and with rows, gg_strategy.need_rows. */
