@@ -207,6 +207,8 @@ class EarlyStopping(_Monitor):
                   With fit(final_mix=True) all ranks get the consensus of those weights.
                   If the network has shrunk since the best epoch, it has the size of that again, and momentum begins
                   at zero.
+
+    A run that was stopped, and is resumed from the checkpoint of its last epoch, trains no epoch more.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 #include "strategy/left_rows.h"
 
 #include "base/memory.h"
+#include "strategy/reduction.h"
 
 gg_status gg_left_rows_create(const gg_packing *packing, gg_pack_pieces *pieces, const void *const *message,
                               int messages, gg_left_rows *out) {
@@ -59,5 +60,5 @@ static void need_segment(gg_left_rows *rows, int i, bool asks, gg_weight_rows *m
 void gg_left_rows_need(gg_left_rows *rows, int layer, bool asks, gg_weight_rows *made) {
     if (rows->may == NULL || (rows->count == 0 && !asks)) return;
     for (int i = 0; i < rows->packing->segments; ++i)
-        if (layer < 0 || rows->packing->segment[i].layer == layer) need_segment(rows, i, asks, made);
+        if (layer == GG_ALL_LAYERS || rows->packing->segment[i].layer == layer) need_segment(rows, i, asks, made);
 }

@@ -31,8 +31,8 @@ size_t gg_left_rows_asked(const gg_left_rows *rows);
  * segment whether it is, for gg_unpack_pieces. Nothing is asked for any more. */
 const bool *gg_left_rows_leave(gg_left_rows *rows, bool leaves, gg_pack_piece *piece, void *context);
 
-/* Passes on what is left of a layer, or of all (-1). made: where it may be left in parts, and was, says how to make
- * them; NULL: now. asks: that it be left the next time. */
+/* Passes on what is left of a layer, or of GG_ALL_LAYERS. made: where it may be left in parts, and was, says how to
+ * make them; NULL: now. asks: that it be left the next time. */
 void gg_left_rows_need(gg_left_rows *rows, int layer, bool asks, gg_weight_rows *made);
 
 #endif

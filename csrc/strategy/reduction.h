@@ -108,10 +108,11 @@ static inline gg_status gg_reduction_error(gg_reduction *reduction, int layer, c
     return reduction->table->error(reduction, layer, error);
 }
 
+#define GG_ALL_LAYERS (-1)
+
 /* Delivers what has been left for this layer's next use, or with GG_ALL_LAYERS for any. rows not NULL: asks that of the
  * layer's weight what the next sum brings be left so, which it may be; and where it has been, rows->make delivers it,
  * as gg_weight_rows says, before any other call. */
-#define GG_ALL_LAYERS (-1)
 static inline void gg_reduction_need(gg_reduction *reduction, int layer, gg_weight_rows *rows) {
     if (reduction->table->need != NULL) reduction->table->need(reduction, layer, rows);
 }

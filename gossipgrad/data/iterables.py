@@ -202,7 +202,7 @@ class Stream(Source):
             here = int(np.searchsorted(rows[at:], cursor.end)) + at
             assert cursor.batch is not None
             x, y = cursor.batch
-            fits = fits_int32(y) or y.dtype.kind == "b" or self.target_dtype.kind == "f"
+            fits = self.target_dtype.kind == "f" or y.dtype.kind == "b" or fits_int32(y)
             if x.shape[1:] != self.shape or x.dtype != self.dtype or y.shape[1:] != self.target_shape or not fits:
                 raise DataError(
                     f"{self.name}: batch {cursor.number - 1}: samples {x.shape[1:]} of {x.dtype}, targets "
