@@ -24,13 +24,15 @@ typedef struct message_cursor {
 
 struct gg_pack_pieces {
     size_t piece;
-    float *sum;       /* zeros between two pieces */
-    uint64_t *filled; /* a bit for each line of it */
+    float *sum;          /* zeros between two pieces */
+    unsigned char *line; /* of each line of it 1 where something was added; zeros between two pieces */
+    uint64_t *filled;    /* the same in bits, 64 lines a word */
     message_cursor *cursor;
     int messages;
     size_t at; /* of the segment: elements before it have been passed on */
 };
 
+/* Words of `filled`, and 64 bytes of `line` each. */
 static size_t filled_words(size_t elements) { return (elements + WORD - 1) / WORD; }
 
 gg_status gg_pack_pieces_create(const gg_device *device, const gg_segment *segment, int segments, int messages,
@@ -46,6 +48,7 @@ gg_status gg_pack_pieces_create(const gg_device *device, const gg_segment *segme
     longest = (longest + GG_LANES - 1) / GG_LANES * GG_LANES;
     if (made->piece > longest) made->piece = longest;
     GG_TRY(gg_calloc(made->piece, sizeof *made->sum, "sum in pieces", &made->sum));
+    GG_TRY(gg_calloc(filled_words(made->piece), 64, "sum in pieces", &made->line));
     GG_TRY(gg_calloc(filled_words(made->piece) + 1, sizeof *made->filled, "sum in pieces", &made->filled));
     GG_TRY(gg_calloc((size_t)messages, sizeof *made->cursor, "sum in pieces", &made->cursor));
     *out = made;
@@ -59,6 +62,7 @@ void gg_pack_pieces_destroy(gg_pack_pieces *pieces) {
     if (pieces == NULL) return;
     gg_free(pieces->cursor);
     gg_free(pieces->filled);
+    gg_free(pieces->line);
     gg_free(pieces->sum);
     gg_free(pieces);
 }
@@ -99,22 +103,19 @@ static void begin_segment(gg_pack_pieces *pieces, const gg_segment *segment, int
     for (int m = 0; m < pieces->messages; ++m) begin_part(&pieces->cursor[m], segment, i);
 }
 
-GG_INLINE void note_filled(uint64_t *filled, size_t element) {
-    filled[element / WORD] |= (uint64_t)1 << element / GG_LANES % 64;
-}
-
 /* The elements of a block in [begin, end), to the sum from `begin` on. */
 GG_INLINE void add_block(message_cursor *c, const bool signs, gg_dtype dtype, size_t begin, size_t end,
                          gg_pack_pieces *pieces) {
     const float both[2] = {c->part.scale, -c->part.scale};
     const uint32_t *element = c->element;
+    float *const sum = pieces->sum;
+    unsigned char *const line = pieces->line; /* a bit would wait for that of the element before */
     size_t i = c->next;
     for (; i < c->count && (element[i] & ~GG_ELEMENT_NEGATIVE) < end; ++i) {
-        const size_t own_at = (element[i] & ~GG_ELEMENT_NEGATIVE) - begin;
-        float *own = pieces->sum + own_at;
-        note_filled(pieces->filled, own_at);
-        if (signs) *own += both[element[i] / GG_ELEMENT_NEGATIVE];
-        else *own += value_at(c->part.values, dtype, c->value++);
+        const size_t own = (element[i] & ~GG_ELEMENT_NEGATIVE) - begin;
+        line[own / GG_LANES] = 1;
+        if (signs) sum[own] += both[element[i] / GG_ELEMENT_NEGATIVE];
+        else sum[own] += value_at(c->part.values, dtype, c->value++);
     }
     c->next = i;
 }
@@ -124,7 +125,7 @@ static void add_elements(message_cursor *c, const gg_segment *segment, size_t be
                          gg_pack_pieces *pieces) {
     if (segment->bin == 0) {
         for (size_t j = begin; j < end; ++j) pieces->sum[j - begin] += value_at(c->part.values, GG_FLOAT32, j);
-        for (size_t j = begin; j < end; j += GG_LANES) note_filled(pieces->filled, j - begin);
+        memset(pieces->line, 1, (end - begin + GG_LANES - 1) / GG_LANES);
         return;
     }
     for (;;) {
@@ -135,13 +136,27 @@ static void add_elements(message_cursor *c, const gg_segment *segment, size_t be
     }
 }
 
+/* The bits of all lines of `elements`; none is noted any longer. */
+static void gather_lines(gg_pack_pieces *pieces, size_t elements) {
+    const size_t words = filled_words(elements);
+    for (size_t w = 0; w < words; ++w) {
+        uint64_t bits = 0;
+        for (int i = 0; i < 8; ++i) {
+            uint64_t eight; /* bytes of 0 or 1, the first one lowest: their bits gather in the highest byte */
+            memcpy(&eight, pieces->line + 64 * w + 8 * i, sizeof eight);
+            bits |= (eight * 0x0102040810204080u) >> 56 << 8 * i;
+        }
+        pieces->filled[w] = bits;
+    }
+    memset(pieces->line, 0, 64 * words);
+}
+
 /* The sum becomes zero again, line by line. */
 static void clear_filled(gg_pack_pieces *pieces, size_t elements) {
     for (size_t w = 0; w < filled_words(elements); ++w) {
         float *const sum = pieces->sum + w * WORD;
         for (uint64_t left = pieces->filled[w]; left != 0; left &= left - 1)
             memset(sum + (size_t)__builtin_ctzll(left) * GG_LANES, 0, GG_LANES * sizeof *sum);
-        pieces->filled[w] = 0;
     }
 }
 
@@ -152,6 +167,7 @@ static void pass_on(gg_pack_pieces *pieces, const gg_segment *segment, size_t en
         stop = end - begin < pieces->piece ? end : begin + pieces->piece;
         const size_t lanes = (stop - begin + GG_LANES - 1) / GG_LANES * GG_LANES;
         for (int m = 0; m < pieces->messages; ++m) add_elements(&pieces->cursor[m], segment, begin, stop, pieces);
+        gather_lines(pieces, lanes);
         piece(context, segment->offset + begin, lanes, pieces->sum, (gg_lines){.bits = pieces->filled});
         clear_filled(pieces, lanes);
         pieces->at = stop;
