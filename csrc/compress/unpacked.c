@@ -194,22 +194,26 @@ static bool any_negative(const uint32_t *element, size_t count) {
 
 typedef int8_t bytes16 __attribute__((vector_size(16)));
 
+/* What a block of codes is made of that name no elements yet. */
+typedef struct block_facts {
+    size_t begun;     /* bins that begin in it */
+    bool wrong;       /* a place that is in no bin, or that does not ascend */
+    bool is_negative; /* any */
+} block_facts;
+
 GG_INLINE bytes16 sixteen_at(const unsigned char *at) {
     bytes16 codes;
     memcpy(&codes, at, sizeof codes);
     return codes;
 }
 
-/* Goes over a whole block of one-byte codes, none of which stands for empty bins, without saying which elements these
- * are; false: that is not what it is, and the reader stays. *negative: whether any is. */
-static bool skip_whole(code_reader *r, bool *negative) {
+/* Of neighbours the second ascends or begins a bin; the last pairs overlap those before by one. Flags are the highest
+ * bits: one that begins a bin is below zero. */
+GG_INLINE block_facts narrow_facts(const unsigned char *at, int8_t bin) {
     enum { SIXTEEN = 16, LAST = BLOCK - 1 };
-    const unsigned char *const at = r->at;
-    const int8_t bin = (int8_t)r->bin, mark = (int8_t)empty_mark(false);
+    const int8_t mark = (int8_t)empty_mark(false);
     bytes16 wrong = {0}, begun = {0}, all = {0};
-    if ((size_t)(r->end - at) < BLOCK) return false;
     for (size_t i = 0; i < BLOCK; i += SIXTEEN) {
-        /* Of neighbours the second ascends or begins a bin; the last sixteen pairs overlap the others by one. */
         const size_t pair = i + SIXTEEN < BLOCK ? i : LAST - SIXTEEN;
         const bytes16 codes = sixteen_at(at + i), left = sixteen_at(at + pair), right = sixteen_at(at + pair + 1);
         wrong |= (codes & mark) >= bin; /* marks are no places in a bin */
@@ -217,33 +221,70 @@ static bool skip_whole(code_reader *r, bool *negative) {
         begun -= codes < 0;
         all |= codes;
     }
-    const size_t first = at[0] & empty_mark(false), last = at[LAST] & empty_mark(false);
     const longs2 any = (longs2)wrong, bits = (longs2)all, bins = (longs2)begun;
     /* A lane of `begun` is 4 at most, so all sixteen add up in the highest byte. */
-    const size_t start = r->start + (((bins[0] + bins[1]) * 0x0101010101010101u) >> 56) * r->bin;
-    const bool opens = at[0] >> flags_shift(false) >= FLAG_FIRST;
-    if ((any[0] | any[1]) != 0 || (!opens && first < r->least) || start + last >= r->count) return false;
-    *negative = ((bits[0] | bits[1]) & 0x4040404040404040u) != 0;
-    r->at = at + BLOCK;
+    return (block_facts){.begun = ((bins[0] + bins[1]) * 0x0101010101010101u) >> 56,
+                         .wrong = (any[0] | any[1]) != 0,
+                         .is_negative = ((bits[0] | bits[1]) & 0x4040404040404040u) != 0};
+}
+
+/* The same of codes of two bytes. */
+GG_INLINE block_facts wide_facts(const unsigned char *at, int16_t bin) {
+    enum { EIGHT = 8, LAST = BLOCK - 1 };
+    const int16_t mark = (int16_t)empty_mark(true);
+    shorts8 wrong = {0}, begun = {0}, all = {0};
+    for (size_t i = 0; i < BLOCK; i += EIGHT) {
+        const size_t pair = i + EIGHT < BLOCK ? i : LAST - EIGHT;
+        const shorts8 codes = eight_at(at + 2 * i, true), left = eight_at(at + 2 * pair, true),
+                      right = eight_at(at + 2 * pair + 2, true);
+        wrong |= (codes & mark) >= bin;
+        wrong |= ((right & mark) <= (left & mark)) & (right >= 0);
+        begun -= codes < 0;
+        all |= codes;
+    }
+    const longs2 any = (longs2)wrong, bits = (longs2)all, bins = (longs2)begun;
+    return (block_facts){.begun = ((bins[0] + bins[1]) * 0x0001000100010001u) >> 48,
+                         .wrong = (any[0] | any[1]) != 0,
+                         .is_negative = ((bits[0] | bits[1]) & 0x4000400040004000u) != 0};
+}
+
+/* Goes over a whole block of codes, none of which stands for empty bins, without saying which elements these are;
+ * false: that is not what it is, and the reader stays. *negative: whether any is. */
+GG_INLINE bool skip_whole(code_reader *r, const bool wide, bool *negative) {
+    const unsigned char *const at = r->at;
+    const size_t unit = wide ? 2 : 1, mark = empty_mark(wide);
+    if ((size_t)(r->end - at) < BLOCK * unit) return false;
+    const block_facts facts = wide ? wide_facts(at, (int16_t)r->bin) : narrow_facts(at, (int8_t)r->bin);
+    const size_t code = unit_at(at, wide), first = code & mark, last = unit_at(at + (BLOCK - 1) * unit, wide) & mark;
+    const size_t start = r->start + facts.begun * r->bin;
+    const bool opens = code >> flags_shift(wide) >= FLAG_FIRST;
+    if (facts.wrong || (!opens && first < r->least) || start + last >= r->count) return false;
+    *negative = facts.is_negative;
+    r->at = at + BLOCK * unit;
     r->start = start;
     r->least = last + 1;
     return true;
 }
 
-/* Whether codes name elements of the segment; without signs as many as the part says, and none is negative. */
-static bool check_codes(const gg_segment *segment, const message_part *part, bool signs) {
+GG_INLINE bool check_units(const gg_segment *segment, const message_part *part, const bool wide, bool signs) {
     code_reader reader = reader_of(segment, part->codes, part->bytes);
     uint32_t element[BLOCK];
     size_t n = 0, count = BLOCK;
     for (; count == BLOCK; n += count) {
         bool negative = false;
-        if (segment->bin >= WIDE_FROM || !skip_whole(&reader, &negative)) {
+        if (!skip_whole(&reader, wide, &negative)) {
             if (!gg_packed_elements(&reader, BLOCK, element, &count)) return false;
             negative = any_negative(element, count);
         }
         if (!signs && negative) return false;
     }
     return signs || n == part->elements;
+}
+
+/* Whether codes name elements of the segment; without signs as many as the part says, and none is negative. */
+static bool check_codes(const gg_segment *segment, const message_part *part, bool signs) {
+    return segment->bin < WIDE_FROM ? check_units(segment, part, false, signs)
+                                    : check_units(segment, part, true, signs);
 }
 
 /* Adds elements where they are read, in the host's memory: of short bins there are many. */
