@@ -457,7 +457,7 @@ def test_gradients_are_the_sum_of_the_last_step_or_an_error_that_says_why(strate
 @pytest.mark.parametrize("selection", ["local", "cyclic"])
 def test_what_travels_whole_is_what_it_is_without_compression(selection):
     """A large parameter is reduced apart from the messages, to the bits of a dense sum."""
-    layers = [gg.Conv2d(4, 3, name="conv"), gg.Flatten(), gg.Linear(40, name="wide"), gg.Linear(4, name="last")]
+    layers = [gg.Conv2d(4, 3, name="conv"), gg.Flatten(), gg.Linear(80, name="wide"), gg.Linear(4, name="last")]
     net = gg.Sequential(layers, input=(1, 8, 8), name="wide")
     generator = np.random.default_rng(0)
     x, y = small_batches(generator, 3, (5, 3, 8))
@@ -480,7 +480,8 @@ def test_what_travels_whole_is_what_it_is_without_compression(selection):
             assert left == {"conv.weight"}
         trainer.close()
     for name in ("allreduce", "layerwise"):
-        assert found[name]["wide.weight"].size >= 1024
+        # In messages of three ranks it would be a third more bytes.
+        assert found[name]["wide.weight"].size * 4 * 2 / 3 >= 24 * 1024
         assert np.array_equal(found[name]["wide.weight"], found["dense"]["wide.weight"])
         assert not np.array_equal(found[name]["conv.weight"], found["dense"]["conv.weight"])
     for key, one in found["allreduce"].items():

@@ -10,9 +10,9 @@
  * not rounded: in whose residue that would be would depend on how messages are cut.
  *
  * Parameters that travel whole are in LOCAL's messages if they are small; the others are reduced as without
- * compression, since messages to all would be p/2 times the bytes. What is small is said of each parameter alone, so
- * the bits do not depend on how layers are joined to messages. All this has one tag: every rank starts the messages
- * first, then this sum, and when it is there the sum of chosen values.
+ * compression, since messages to all are p/2 times the bytes: with two ranks all are in messages. What is small is said
+ * of each parameter alone, so the bits do not depend on how layers are joined to messages. All this has one tag: every
+ * rank starts the messages first, then this sum, and when it is there the sum of chosen values.
  *
  * Where the sum is read once (in_pieces), LOCAL's messages are checked when they arrive, and added up when it is
  * delivered, run by run in cache: the data are neither cleared nor written, nor read again. Where there are a linear
@@ -38,8 +38,12 @@
 #define LEAST_LEFT ((size_t)65536)
 #define KEPT_SHARE 4
 
-/* Elements of a parameter that travels whole, from which on it is not part of a message. */
+/* A parameter that travels whole has a sum of its own from so many elements on, if in messages to all a rank would send
+ * so many bytes more for it; or if it has so many bytes, for which there is no room in messages. A sum of its own takes
+ * messages and waits. */
 #define LARGE ((size_t)1024)
+#define LARGE_MORE ((size_t)24 << 10)
+#define LARGE_BYTES ((size_t)1 << 20)
 
 /* Elements that gg_updater_accumulate works on at once on the CPU, in cache. */
 #define ACCUMULATED_AT_ONCE ((size_t)2048)
@@ -175,7 +179,10 @@ cleanup:
 /* ---- parameters that are reduced whole ---- */
 
 static bool is_whole(const packed_reduction *s, const gg_segment *one) {
-    return one->bin == 0 && (s->compression.selection == GG_SELECTION_CYCLIC || one->count >= LARGE);
+    const size_t p = (size_t)s->group->size, bytes = one->count * sizeof(float);
+    if (one->bin > 0 || s->compression.selection == GG_SELECTION_CYCLIC) return one->bin == 0;
+    const size_t to_all = (p - 1) * bytes, summed = 2 * to_all / p;
+    return one->count >= LARGE && (to_all - summed >= LARGE_MORE || bytes >= LARGE_BYTES);
 }
 
 /* A residue that was loaded with a parameter that travels whole, as where a unit that leaves has gone into biases,
