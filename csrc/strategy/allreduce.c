@@ -19,6 +19,7 @@ typedef struct allreduce {
     gg_buckets buckets; /* each of one chunk */
     gg_reductions reductions;
     gg_compression_counts counts;
+    gg_flight flight; /* of the sums that have been started last */
 } allreduce;
 
 static gg_status at_layers(const allreduce *s, int i, gg_status status) {
@@ -29,7 +30,7 @@ static gg_status at_layers(const allreduce *s, int i, gg_status status) {
 static gg_status start_all(allreduce *s) {
     gg_status status = GG_OK;
     float *gradients = gg_state_gradients(s->head.env.state);
-    for (int i = s->buckets.chunk_count - 1; i >= 0; --i) {
+    for (int i = 0; i < s->buckets.chunk_count; ++i) {
         status = gg_reduction_start(s->reductions.of_chunk[i], gradients + s->buckets.chunk[i].offset, s->head.share);
         if (status == GG_OK) status = gg_progress(s->head.env.transport);
         GG_TRY(at_layers(s, i, status));
@@ -40,26 +41,50 @@ cleanup:
 
 static gg_status update(allreduce *s, int i) { return at_layers(s, i, gg_reductions_update(&s->reductions, i)); }
 
+/* Until the peers have read: all, or what they must not have time for. */
+static gg_status finish(allreduce *s, bool all) {
+    gg_status status = GG_OK;
+    for (int i = 0; i < s->buckets.chunk_count; ++i) {
+        gg_reduction *reduction = s->reductions.of_chunk[i];
+        if (all || !gg_reduction_can_wait(reduction)) GG_TRY(at_layers(s, i, gg_reduction_finish(reduction)));
+    }
+cleanup:
+    return status;
+}
+
+/* Some of what has been left may have arrived: with all of it the exchange is over. */
+static gg_status after_need(allreduce *s, gg_status status) {
+    if (s->reductions.left > 0 || s->flight.begin == 0) return status;
+    gg_flight_arrived(&s->flight, gg_transport_now(s->head.env.transport), 0);
+    gg_flight_end_all(&s->flight, &s->head, "gradients");
+    s->flight.begin = 0;
+    return status;
+}
+
+static gg_status need_all(allreduce *s) { return after_need(s, gg_reductions_need_all(&s->reductions)); }
+
 /* Where norms are needed no weight is updated before the last sum is there. */
 static gg_status reduce_and_update(allreduce *s) {
     gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;
     const bool measures = gg_updater_measures(strategy->env.updater);
-    const int last = s->buckets.chunk_count - 1;
-    gg_flight flight = {0};
-    gg_flight_begin(&flight, strategy, -1);
+    const int count = s->buckets.chunk_count;
+    GG_TRY(need_all(s)); /* a rank without samples has needed no layer */
+    GG_TRY(finish(s, true));
+    gg_flight_begin(&s->flight, strategy, -1);
     GG_TRY(start_all(s));
-    for (int i = last; i >= 0; --i) {
-        GG_TRY(at_layers(s, i, gg_reduction_wait(s->reductions.of_chunk[i])));
-        if (i == 0) gg_flight_complete(&flight, strategy);
-        if (!measures) GG_TRY(update(s, i));
+    for (int i = 0; i < count; ++i) {
+        bool left = false;
+        if (!measures) GG_TRY(gg_reductions_leave(&s->reductions, i, &left));
+        if (!left) GG_TRY(at_layers(s, i, gg_reduction_wait(s->reductions.of_chunk[i])));
+        if (!left && !measures) GG_TRY(update(s, i));
     }
-    gg_flight_end_all(&flight, strategy, "gradients");
+    gg_flight_complete(&s->flight, strategy);
     gg_strategy_measure(strategy, gg_state_gradients(strategy->env.state));
-    for (int i = last; measures && i >= 0; --i) GG_TRY(update(s, i));
-    for (int i = last; i >= 0; --i) GG_TRY(at_layers(s, i, gg_reduction_finish(s->reductions.of_chunk[i])));
+    for (int i = 0; measures && i < count; ++i) GG_TRY(update(s, i));
+    GG_TRY(finish(s, false));
 cleanup:
-    return status;
+    return after_need(s, status);
 }
 
 static gg_status allreduce_end(gg_strategy *strategy) {
@@ -86,13 +111,18 @@ static void complete_residue(gg_strategy *strategy) {
 }
 
 static gg_status allreduce_settle(gg_strategy *strategy) {
-    gg_reductions_settle(&((const allreduce *)strategy)->reductions);
-    return GG_OK;
+    gg_status status = GG_OK;
+    allreduce *s = (allreduce *)strategy;
+    GG_TRY(need_all(s));
+    GG_TRY(finish(s, true));
+    gg_reductions_settle(&s->reductions);
+cleanup:
+    return status;
 }
 
 static gg_status allreduce_need_rows(gg_strategy *strategy, int layer, gg_weight_rows *rows) {
-    gg_reductions_need(&((const allreduce *)strategy)->reductions, layer, rows);
-    return GG_OK;
+    allreduce *s = (allreduce *)strategy;
+    return after_need(s, gg_reductions_need(&s->reductions, layer, rows));
 }
 
 static gg_status allreduce_need(gg_strategy *strategy, int layer) { return allreduce_need_rows(strategy, layer, NULL); }

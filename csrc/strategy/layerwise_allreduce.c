@@ -85,8 +85,7 @@ cleanup:
 static gg_status layerwise_need_rows(gg_strategy *strategy, int layer, gg_weight_rows *rows) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     if (s->gossip != NULL) return by_gossip(s, s->gossip->table->need(s->gossip, layer));
-    gg_reductions_need(&s->reductions, layer, rows);
-    return GG_OK;
+    return gg_reductions_need(&s->reductions, layer, rows);
 }
 
 static gg_status layerwise_need(gg_strategy *strategy, int layer) { return layerwise_need_rows(strategy, layer, NULL); }

@@ -357,6 +357,16 @@ static void packed_need(gg_reduction *reduction, int layer, gg_weight_rows *rows
     if (rows != NULL && rows->make != NULL) name_used(s, &s->sorted[s->rows.making], rows);
 }
 
+static bool packed_can_wait(const gg_reduction *reduction) {
+    const packed_reduction *s = (const packed_reduction *)reduction;
+    return s->stage == COLLECTING || s->stage == SUMMED;
+}
+
+static bool packed_is_asked(const gg_reduction *reduction) {
+    const packed_reduction *s = (const packed_reduction *)reduction;
+    return s->rows.may != NULL && gg_left_rows_asked(&s->rows) > 0;
+}
+
 /* Bytes of others' messages. */
 static size_t bytes_of_others(const packed_reduction *s) {
     size_t bytes = 0;
@@ -587,8 +597,9 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_free(s);
 }
 
-static const gg_reduction_table table = {packed_start,    packed_poll,    packed_wait,  packed_deliver, packed_finish,
-                                         packed_complete, packed_destroy, packed_input, packed_error,   packed_need};
+static const gg_reduction_table table = {packed_start,  packed_poll,     packed_wait,     packed_deliver,
+                                         packed_finish, packed_complete, packed_destroy,  packed_input,
+                                         packed_error,  packed_need,     packed_can_wait, packed_is_asked};
 
 static gg_status create_cyclic(packed_reduction *s) {
     gg_status status = GG_OK;

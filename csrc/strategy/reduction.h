@@ -30,6 +30,8 @@ typedef struct gg_reduction_table {
     gg_status (*input)(gg_reduction *reduction, int layer, const gg_vectors *input, bool *taken);
     gg_status (*error)(gg_reduction *reduction, int layer, const gg_vectors *error);
     void (*need)(gg_reduction *reduction, int layer, gg_weight_rows *rows); /* NULL: all is delivered at once */
+    bool (*can_wait)(const gg_reduction *reduction);                        /* NULL: never */
+    bool (*is_asked)(const gg_reduction *reduction);                        /* likewise */
 } gg_reduction_table;
 
 /* The first member of every kind of reduction. */
@@ -82,6 +84,18 @@ static inline gg_status gg_reduction_poll(gg_reduction *reduction, bool *summed)
 
 /* Until the sum is there. */
 static inline gg_status gg_reduction_wait(gg_reduction *reduction) { return reduction->table->wait(reduction); }
+
+/* Whether no other rank waits for more than to receive what this one has sent: then there is time for the wait up to
+ * the next use of what is summed, and for the finish up to the next start. The data are written, and the shares read,
+ * by the deliver alone. A poll before may make it so. */
+static inline bool gg_reduction_can_wait(const gg_reduction *reduction) {
+    return reduction->table->can_wait != NULL && reduction->table->can_wait(reduction);
+}
+
+/* Whether rows of the next sum, or of the one in flight, have been asked for (gg_reduction_need). */
+static inline bool gg_reduction_is_asked(const gg_reduction *reduction) {
+    return reduction->table->is_asked != NULL && reduction->table->is_asked(reduction);
+}
 
 /* The sum is there: calls `piece` with runs that cover each element once, but for padding where the sum is zero. With
  * in_pieces it is called once a sum, before the finish; and where rows have been asked for, `piece` and its context are

@@ -3,10 +3,11 @@
 #include "base/memory.h"
 #include "strategy/common.h"
 
-/* A sum, part of which may be left to a later step. */
+/* A sum, all or part of which may be left to a later step. */
 typedef struct gg_summed {
     const gg_strategy *owner;
     int64_t step; /* of the gradients */
+    bool left;    /* all of it */
 } gg_summed;
 
 gg_status gg_reductions_create(gg_strategy *owner, const gg_strategy_options *options, const gg_buckets *buckets,
@@ -39,10 +40,19 @@ void gg_reductions_complete(const gg_reductions *reductions) {
     for (int i = 0; i < reductions->buckets->chunk_count; ++i) gg_reduction_complete(reductions->of_chunk[i]);
 }
 
+static gg_status at_layers(const gg_reductions *reductions, int chunk, gg_status status) {
+    const gg_bucket *bucket = &reductions->buckets->bucket[gg_buckets_of_chunk(reductions->buckets, chunk)];
+    return gg_strategy_at(reductions->owner, bucket->first_layer, bucket->last_layer, status);
+}
+
 /* Only packed ones take or leave anything, and each of these is a whole bucket. */
-static gg_reduction *of_layer(const gg_reductions *reductions, int layer) {
+static int chunk_of_layer(const gg_reductions *reductions, int layer) {
     const gg_buckets *buckets = reductions->buckets;
-    return reductions->of_chunk[buckets->bucket[buckets->bucket_of_layer[layer]].first_chunk];
+    return buckets->bucket[buckets->bucket_of_layer[layer]].first_chunk;
+}
+
+static gg_reduction *of_layer(const gg_reductions *reductions, int layer) {
+    return reductions->of_chunk[chunk_of_layer(reductions, layer)];
 }
 
 static void update_piece(void *context, size_t offset, size_t count, const float *sum, gg_lines filled) {
@@ -59,12 +69,50 @@ static void update_piece(void *context, size_t offset, size_t count, const float
 
 gg_status gg_reductions_update(gg_reductions *reductions, int chunk) {
     gg_summed *summed = &reductions->summed[chunk];
-    *summed = (gg_summed){reductions->owner, reductions->owner->step};
+    *summed = (gg_summed){.owner = reductions->owner, .step = reductions->owner->step};
     return gg_reduction_deliver(reductions->of_chunk[chunk], update_piece, summed);
 }
 
-void gg_reductions_need(const gg_reductions *reductions, int layer, gg_weight_rows *rows) {
+gg_status gg_reductions_leave(gg_reductions *reductions, int chunk, bool *left) {
+    gg_status status = GG_OK;
+    gg_reduction *reduction = reductions->of_chunk[chunk];
+    bool summed;
+    *left = false;
+    if (!gg_reduction_is_asked(reduction)) goto cleanup;
+    GG_TRY(gg_reduction_poll(reduction, &summed));
+    *left = gg_reduction_can_wait(reduction);
+    if (!*left) goto cleanup;
+    reductions->summed[chunk] = (gg_summed){.owner = reductions->owner, .step = reductions->owner->step, .left = true};
+    ++reductions->left;
+cleanup:
+    return at_layers(reductions, chunk, status);
+}
+
+static gg_status need_chunk(gg_reductions *reductions, int chunk) {
+    gg_status status = GG_OK;
+    gg_summed *summed = &reductions->summed[chunk];
+    if (!summed->left) goto cleanup;
+    summed->left = false;
+    --reductions->left;
+    GG_TRY(gg_reduction_wait(reductions->of_chunk[chunk]));
+    GG_TRY(gg_reduction_deliver(reductions->of_chunk[chunk], update_piece, summed));
+cleanup:
+    return at_layers(reductions, chunk, status);
+}
+
+gg_status gg_reductions_need(gg_reductions *reductions, int layer, gg_weight_rows *rows) {
+    gg_status status = GG_OK;
+    GG_TRY(need_chunk(reductions, chunk_of_layer(reductions, layer)));
     gg_reduction_need(of_layer(reductions, layer), layer, rows);
+cleanup:
+    return status;
+}
+
+gg_status gg_reductions_need_all(gg_reductions *reductions) {
+    gg_status status = GG_OK;
+    for (int i = 0; i < reductions->buckets->chunk_count; ++i) GG_TRY(need_chunk(reductions, i));
+cleanup:
+    return status;
 }
 
 void gg_reductions_settle(const gg_reductions *reductions) {

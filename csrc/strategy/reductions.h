@@ -12,6 +12,7 @@ typedef struct gg_reductions {
     const gg_buckets *buckets; /* borrowed */
     gg_reduction **of_chunk;   /* NULL: none have been created */
     struct gg_summed *summed;  /* one a chunk */
+    int left;                  /* sums that are waited for where the next step needs them */
     bool takes;                /* one of them takes inputs and errors (gg_reduction.takes) */
 } gg_reductions;
 
@@ -24,10 +25,18 @@ void gg_reductions_destroy(gg_reductions *reductions); /* all zero is fine */
 /* The sum of a chunk of this step is there: the weights are updated, but where rows have been asked for. */
 gg_status gg_reductions_update(gg_reductions *reductions, int chunk);
 
-/* gg_strategy_table.need; and with rows, gg_strategy.need_rows. */
-void gg_reductions_need(const gg_reductions *reductions, int layer, gg_weight_rows *rows);
+/* Leaves the sum of a chunk of this step to gg_reductions_need, if rows of it have been asked for and it can wait; else
+ * *left is false. A failure names the layers, as one of the next two does. */
+gg_status gg_reductions_leave(gg_reductions *reductions, int chunk, bool *left);
 
-/* Nothing is in flight: what has been left is updated, and what has been sent leaves the residues. */
+/* gg_strategy_table.need; and with rows, gg_strategy.need_rows: if the layer's sum has been left, it is waited for, and
+ * the weights are updated. */
+gg_status gg_reductions_need(gg_reductions *reductions, int layer, gg_weight_rows *rows);
+
+/* The same of all that has been left. */
+gg_status gg_reductions_need_all(gg_reductions *reductions);
+
+/* Nothing is in flight: what rows have been left are updated, and what has been sent leaves the residues. */
 void gg_reductions_settle(const gg_reductions *reductions);
 
 /* gg_reduction_complete of all. */

@@ -145,8 +145,8 @@ struct gg_strategy {
      * (gg_updater_measures). Else each rank's own gradients count, and `ready` is called when all of them are final and
      * measured. */
     bool averages_gradients;
-    /* Weights are current when `end` returns, but where need_rows has been called, and nothing more arrives in them:
-     * between two steps the caller may write them. Else only after need, of their layer, or settle. */
+    /* Weights are current when `end` returns, unless need_rows has been called in the step, and nothing more arrives in
+     * them: between two steps the caller may write them. Else only after need, of their layer, or settle. */
     bool current_at_end;
     /* In place of `need` by a caller that can make rows of this layer's weight current as it reads them: where
      * rows->make is not NULL then, it does, before anything else of the strategy is called. A weight that is asked for
