@@ -601,6 +601,10 @@ for strategy in (gg.OverlappedAveraging(), gg.GossipGraD()):
         other = text if rank else f"rank 1: {text}"
         refused(other, lambda: model.load_training_state({**good, part: None} if rank else good))
     refused("step: 1 on rank 0; 2 on rank 1", lambda: model.load_training_state({**good, "step": 1 + rank}))
+    if rank:
+        with model.no_sync():
+            F.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
+    refused(("" if rank else "rank 1: ") + "training_state(): '0.weight'", model.training_state)
     model.load_training_state(good)
     steps(model, 1)
     model.close()

@@ -234,6 +234,19 @@ class Step:
                 self._adopt(place)
         self._stale = False
 
+    def added_up(self) -> list[str]:
+        """Parameters with gradients that no step has taken."""
+        if self._stale and self._optimizer is None:
+            return []
+        return [name for _, name, tensor in self._parameters if tensor.grad is not None and bool(tensor.grad.any())]
+
+    def forget_gradients(self) -> None:
+        """The next step begins with no gradients."""
+        self._stale = True
+        if self._optimizer is not None:
+            for _, _, tensor in self._parameters:
+                tensor.grad = None
+
     def publish(self, layer: int) -> None:
         """The arena's weights of a layer are current: buffers get what the ranks have mixed."""
         for buffer, weight, _ in self._statistics[layer]:

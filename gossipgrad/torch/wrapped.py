@@ -360,8 +360,13 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return float(self._group.core.consensus_distance())
 
     def training_state(self) -> dict[str, Any]:
-        """All that this rank needs to go on to the bit: for torch.save, a file a rank. Collective."""
+        """All that this rank needs to go on to the bit: for torch.save, a file a rank. Collective.
+
+        RuntimeError, on all ranks, where a rank has added up gradients that no step has taken: they are no part of it.
+        """
         self._check_outside_of_run("training_state()")
+        with agreement.agreed(self._group.team, "training_state"):
+            self._check_no_gradients()
         self.settle()
         state = self._group.state(self._local)
         tensors = {arena: {name: torch.from_numpy(one) for name, one in of.items()} for arena, of in state.items()}
@@ -377,12 +382,21 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             **own,
         }
 
+    def _check_no_gradients(self) -> None:
+        added = self._step.added_up()
+        if added and not self._step.exchanged():
+            raise RuntimeError(
+                f"training_state(): {listed(added)}: gradients that were added up in step {self._done}, which are no "
+                "part of it; allowed: after model.step(), or after model.zero_grad()"
+            )
+
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what training_state gave on this rank. Collective.
 
-        A learning_rate that was set goes on, unless the optimizer here has another lr or schedule. ValueError, on all
-        ranks, where a rank's state is damaged, of another module, of another kind of optimizer with moments or of other
-        partners with copies for them, or where steps differ; nothing has changed then.
+        Gradients that were added up here are forgotten. A learning_rate that was set goes on, unless the optimizer here
+        has another lr or schedule. ValueError, on all ranks, where a rank's state is damaged, of another module, of
+        another kind of optimizer with moments or of other partners with copies for them, or where steps differ; nothing
+        has changed then.
         """
         self._check_outside_of_run("load_training_state()")
         self.settle()
@@ -399,6 +413,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self._optimizer.load_state_dict(state["optimizer"])
         self._group.core.step = self._done = step
         self._group.set_rate(rate)
+        self._step.forget_gradients()
         self._step.rested = False
         self._rest()
 
