@@ -4,12 +4,15 @@ python examples/linear_regression.py                              four ranks of 
 mpiexec -n 4 python examples/linear_regression.py --mpi           the same on four processes, with the same result
 """
 
-import sys
+import argparse
 
 import numpy as np
 
 import gossipgrad as gg
 
+parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+parser.add_argument("--mpi", action="store_true", help="the ranks that mpiexec has started")
+options = parser.parse_args()
 draw = np.random.default_rng(0)
 samples = draw.normal(size=(400, 5))
 targets = samples @ np.arange(1.0, 6.0) + 3 + 0.1 * draw.normal(size=400)
@@ -22,7 +25,7 @@ def train(replica):
         replica.step({"w": a.T @ error / len(y), "b": error.mean()})
 
 
-comm = None if "--mpi" in sys.argv else gg.VirtualCluster(4)
+comm = None if options.mpi else gg.VirtualCluster(4)
 x = gg.Exchange({"w": np.zeros(5), "b": np.zeros(())}, strategy=gg.GossipGraD(), optimizer=gg.SGD(lr=0.05), comm=comm)
 x.run(train)
 found = x.consensus_weights()

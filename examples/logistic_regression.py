@@ -3,12 +3,14 @@
 python examples/logistic_regression.py     four ranks of a virtual cluster; under mpiexec: its ranks
 """
 
+import argparse
 import os
 
 import numpy as np
 
 import gossipgrad as gg
 
+argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()  # there are no options
 draw = np.random.default_rng(0)
 classes = draw.integers(0, 2, 2000).astype(np.float32)
 points = draw.normal(size=(2000, 10)) + classes[:, None]

@@ -4,8 +4,11 @@ python examples/own_network.py                         one rank
 gossipgrad run -n 4 examples/own_network.py            four ranks under mpiexec
 """
 
+import argparse
+
 import gossipgrad as gg
 
+argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()  # there are no options
 x = gg.Input((1, 28, 28))
 y = gg.MaxPool2d(2)(gg.Conv2d(16, 5, padding=2)(x))
 narrow = gg.ReLU()(gg.Conv2d(16, 1)(y))

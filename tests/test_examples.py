@@ -133,6 +133,16 @@ def test_numbers_that_cannot_be(run, capsys, name, option, value):
     assert f"error: argument --{option}: '{value}': allowed: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", [one.name for one in sorted(EXAMPLES.glob("*.py"))])
+def test_unknown_words_are_refused(run, capsys, name):
+    if name.startswith("torch"):
+        pytest.importorskip("torch")
+    with pytest.raises(SystemExit) as ended:
+        run(name, "--no-such-option", *(["--data", "nowhere"] if name == "resnet18_overfits.py" else []))
+    assert ended.value.code == 2
+    assert "error: unrecognized arguments: --no-such-option" in capsys.readouterr().err
+
+
 def test_a_prime_number_of_steps_makes_no_epochs_of_one_step(run, text):
     out = run("char_lstm.py", "--data", text, "--steps", 11)  # an epoch has 8 at most
     assert "epoch 2/2:" in out

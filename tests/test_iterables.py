@@ -322,3 +322,28 @@ def test_a_network_learns_from_batches():
     with gg.Trainer(net, optimizer=gg.SGD(lr=0.5), comm=gg.VirtualCluster(2)) as trainer:
         trainer.fit(data, epochs=5, batch_size=15, progress=False)
         assert trainer.evaluate(data)["accuracy"] > 0.95
+
+
+@pytest.mark.parametrize("loss", ["mean_squared_error", "binary_cross_entropy"])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.bool_, np.float64])
+def test_a_stream_has_the_targets_that_the_loss_takes(loss, dtype):
+    """Whole numbers where it takes float32, as in memory."""
+    y = (np.arange(20) % 2).astype(dtype)
+    found = []
+    for stream in (False, True):
+        data = gg.data.from_iterable(batches(y=y), stream=stream, **({"samples": 20} if stream else {}))
+        net = gg.Sequential([gg.Linear(1)], input=(2,))
+        metric = "mean_absolute_error" if loss == "mean_squared_error" else "auc"
+        trainer = gg.Trainer(net, loss=loss, seed=3, optimizer=gg.SGD(lr=1e-3), metrics=[metric])
+        history = trainer.fit(data, validation=data, epochs=2, batch_size=5, shuffle=False, progress=False)
+        assert trainer.predict(data).shape == (20, 1)
+        found.append((history["train_loss"], history["validation.loss"], history[f"validation.{metric}"]))
+    assert found[0] == found[1]
+
+
+def test_a_stream_has_targets_beyond_int32_where_the_loss_takes_floats():
+    y = np.int64(2) ** 40 + np.arange(20)
+    data = gg.data.from_iterable(batches(y=y), stream=True, samples=20)
+    trainer = gg.Trainer(gg.Sequential([gg.Linear(1)], input=(2,)), loss="mean_squared_error")
+    assert trainer.evaluate(data)["loss"] == pytest.approx(2.0**80, rel=1e-6)
+    assert trainer.predict(data).shape == (20, 1)

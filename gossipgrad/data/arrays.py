@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gossipgrad import _core
 from gossipgrad.data.checks import (
+    CLASS_LOSSES,
     PIECE,
     affine,
     along_channels,
@@ -340,9 +341,10 @@ class Dataset:
         """
         fields = self._fields(inputs)
         self._check_samples()
-        read = self._read_target()
+        source = self._opened(all(one.kind not in CLASS_LOSSES for one in heads))
+        read = self._read_target(source)
         if read is not None and len(targets) == 1:
-            return self._core(fields, [read], self.sample_weight)
+            return self._core(fields, [read], self.sample_weight, source)
         given = [self.targets, *self._other_targets]
         places = _places(f"{self.name}: targets", self.target_names, len(given), targets)
         made = []
@@ -354,22 +356,30 @@ class Dataset:
                 if one.target == number_
             ]
             made.append(checked[0])
-        return self._core(fields, made, self.sample_weight)
+        return self._core(fields, made, self.sample_weight, source)
 
     def inputs_for_model(self, inputs: Sequence[Field]) -> _core.Dataset:
         """The same to predict: targets are not looked at."""
-        read = self._read_target()
-        return self._core(self._fields(inputs), None if read is None else [read], None)
+        source = self._opened(floats=True)
+        read = self._read_target(source)
+        return self._core(self._fields(inputs), None if read is None else [read], None, source)
 
-    def _core(self, fields: list[Any], targets: list[Any] | None, weights: NDArray[np.float32] | None) -> _core.Dataset:
-        source = None if self.source is None else self.source._opened()
+    def _opened(self, floats: bool = False) -> Source | None:
+        return None if self.source is None else self.source._opened(floats)
+
+    def _core(
+        self,
+        fields: list[Any],
+        targets: list[Any] | None,
+        weights: NDArray[np.float32] | None,
+        source: Source | None,
+    ) -> _core.Dataset:
         return _core.Dataset(fields, targets, None, None, weights, self._rows, source, self.streams)
 
-    def _read_target(self) -> dict[str, Any] | None:
+    def _read_target(self, source: Source | None) -> dict[str, Any] | None:
         """The targets for the core where the source reads them; else None."""
-        if self._targets is not None or self.source is None:
+        if self._targets is not None or source is None:
             return None
-        source = self.source
         made = {"shape": source.target_shape, "dtype": source.target_dtype}
         return made | ({"classes": source.values} if np.dtype(source.target_dtype) == np.int32 else {})
 

@@ -170,8 +170,10 @@ class Stream(Source):
         self._cursors: list[_Cursor] = []
         self._evaluations: dict[int, _Cursor] = {}  # of each thread that evaluates; the last used is the last
 
-    def _opened(self) -> Stream:
+    def _opened(self, floats: bool = False) -> Stream:
         one = copy.copy(self)
+        if floats:
+            one.target_dtype = np.dtype(np.float32)
         one._begin()
         return one
 

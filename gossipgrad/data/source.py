@@ -67,6 +67,9 @@ class Source(ABC):
         self.read(rows, epoch, samples, targets)
         return samples, targets
 
-    def _opened(self) -> Source:
-        """What one fit, or one evaluation, reads: the source, or the same with a place of its own where it has one."""
+    def _opened(self, floats: bool = False) -> Source:
+        """What one fit, or one evaluation, reads: the source, or the same with a place of its own where it has one.
+
+        floats: the loss takes targets as float32; what reads them from numbers of any kind gives them so.
+        """
         return self
