@@ -1,8 +1,8 @@
 """Files of torch.save, read without PyTorch and without running what they hold (pickled.py).
 
 Both formats are read: the zip archive (PyTorch 1.6 and later) and the older stream of pickles. Tensors become NumPy
-arrays, bfloat16 as float32. Whole modules, and whatever else is no tensor, number, text or container, are refused by
-name: a file of weights is what torch.save(net.state_dict(), path) writes.
+arrays, bfloat16 as float32, and NumPy's numbers Python's. Whole modules, and whatever else is no tensor, number, text
+or container, are refused by name: a file of weights is what torch.save(net.state_dict(), path) writes.
 """
 
 from __future__ import annotations
@@ -115,6 +115,38 @@ def _parameter(data: Any, *_: Any) -> Any:
     return data
 
 
+_NUMBERS = frozenset("b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split())  # as NumPy's dtypes name them
+_ORDERS = frozenset("<>=|")
+
+
+class _NumberType(pickled.Made):
+    """numpy.dtype of one number. The file sets the order of its bytes."""
+
+    def __init__(self, name: Any, *_: Any) -> None:
+        if name not in _NUMBERS:
+            raise Unreadable(f"it holds a NumPy value of type {name!r}, which is not read; allowed: numbers")
+        self.dtype = np.dtype(name)
+
+    def set_state(self, state: Any) -> None:
+        if not isinstance(state, tuple) or len(state) < 2 or state[1] not in _ORDERS:
+            raise Unreadable("damaged: a NumPy number without an order of its bytes")
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+
+def _number(kind: Any, content: Any = None) -> Any:
+    """numpy._core.multiarray.scalar: the bytes of one number."""
+    if not isinstance(kind, _NumberType) or not isinstance(content, bytes) or len(content) != kind.dtype.itemsize:
+        raise Unreadable("damaged: a NumPy number of another size than its type's")
+    return np.frombuffer(content, kind.dtype)[0].item()
+
+
+def _bytes(text: Any, codec: Any = None) -> bytes:
+    """_codecs.encode, as protocol 2 writes bytes."""
+    if not isinstance(text, str) or codec != "latin1":
+        raise Unreadable(f"damaged: bytes in the code {codec!r}")
+    return text.encode("latin1")
+
+
 _KINDS = {name: _Type(name) for name in _TYPES}
 _KNOWN: dict[str, Any] = {
     "collections.OrderedDict": lambda pairs=(): dict(pairs),
@@ -126,6 +158,10 @@ _KNOWN: dict[str, Any] = {
     "torch._tensor._rebuild_from_type_v2": lambda build, kind, arguments, state: _rebuilt(build, arguments),
     "torch.device": lambda *where: ":".join(map(str, where)),
     "torch.nn.parameter.Parameter": lambda data, *_: data,
+    "numpy._core.multiarray.scalar": _number,
+    "numpy.core.multiarray.scalar": _number,
+    "numpy.dtype": _NumberType,
+    "_codecs.encode": _bytes,
 }
 _KNOWN |= {f"torch.{name}": kind for name, kind in _KINDS.items()}
 _KNOWN |= {f"torch.{name}": _KINDS[kind] for name, kind in _ALIASES.items()}
@@ -175,7 +211,7 @@ def _arrays(value: Any, depth: int = 0) -> Any:
         return {key: _arrays(one, depth + 1) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_arrays(one, depth + 1) for one in value)
-    return None if isinstance(value, (pickled.Name, _StorageName, _Storage)) else value
+    return None if isinstance(value, (pickled.Name, _StorageName, _Storage, _NumberType)) else value
 
 
 def _from_zip(content: bytes) -> Any:

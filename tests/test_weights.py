@@ -125,6 +125,45 @@ def test_nothing_in_a_file_is_run(tmp_path, monkeypatch, protocol):
     assert not os.path.exists("executed")
 
 
+NUMBERS = {
+    "double": np.float64(-1.1),
+    "single": np.float32(1.5),
+    "half": np.float16(2),
+    "step": np.int64(-(1 << 40)),
+    "large": np.uint64((1 << 64) - 1),
+    "small": np.int8(-128),
+    "best": np.bool_(True),
+    "complex": np.complex64(1 - 2j),
+}
+
+
+@pytest.mark.parametrize("module", [b"numpy._core.multiarray", b"numpy.core.multiarray"])
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_numbers_of_numpy_beside_the_weights(tmp_path, protocol, module):
+    """As a loop has its best loss and its step: they are read as Python's. Of NumPy 1 and 2."""
+    content = pickle.dumps(NUMBERS, protocol)
+    assert b"scalar" in content
+    if protocol < 4:  # else the name's length stands before it
+        content = content.replace(b"numpy._core.multiarray", module).replace(b"numpy.core.multiarray", module)
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
+        file.writestr("net/data.pkl", content)
+    found = gg.read_weights(tmp_path / "a.pt")
+    assert found == {name: one.item() for name, one in NUMBERS.items()}
+    assert {name: type(one) for name, one in found.items()} == {name: type(one.item()) for name, one in NUMBERS.items()}
+
+
+@pytest.mark.parametrize("value", [np.str_("abc"), np.datetime64("2020-01-01"), np.zeros(3), np.dtype("f4,f4")])
+def test_other_things_of_numpy_are_refused_by_name(tmp_path, value):
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
+        file.writestr("net/data.pkl", pickle.dumps({"value": value}, 2))
+    with pytest.raises(gg.CheckpointError, match="numpy.*not read|NumPy value of type .*not read; allowed: numbers"):
+        gg.read_weights(tmp_path / "a.pt")
+
+
+SCALAR, F4 = b"cnumpy.core.multiarray\nscalar\n", b"cnumpy\ndtype\n" + text("f4") + b"\x85R"
+CODED = b"c_codecs\nencode\n" + text("abc")
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -151,6 +190,13 @@ def test_nothing_in_a_file_is_run(tmp_path, monkeypatch, protocol):
         (b"(" + number(1) + b"d", "a key without a value"),
         (b"\x8a\x04", "damaged"),
         (b"P7\n", "PERSID"),
+        (SCALAR + F4 + CODED + text("latin1") + b"\x86R\x86R", "damaged: a NumPy number of another size"),
+        (SCALAR + text("f4") + CODED + text("latin1") + b"\x86R\x86R", "damaged: a NumPy number of another size"),
+        (SCALAR + F4 + b"\x85R", "damaged: a NumPy number of another size"),
+        (CODED + text("rot13") + b"\x86R", "damaged: bytes in the code 'rot13'"),
+        (F4 + number(3) + text("!") + b"\x86b", "damaged: a NumPy number without an order"),
+        (b"cnumpy\ndtype\n" + text("O8") + b"\x85R", "a NumPy value of type 'O8', which is not read; allowed: numbers"),
+        (b"cnumpy\ndtype\n]\x85R", "damaged: unhashable"),
     ],
 )
 def test_damaged_and_foreign_pickles(tmp_path, program, words):
@@ -334,6 +380,7 @@ def test_files_that_torch_writes(tmp_path):
         "size": wide.shape,
         "dtype": torch.bfloat16,
         "device": torch.device("cpu"),
+        "numbers": NUMBERS,
     }
     for new in (True, False):
         torch.save(state, tmp_path / "a.pt", _use_new_zipfile_serialization=new)
@@ -344,6 +391,7 @@ def test_files_that_torch_writes(tmp_path):
         found = gg.read_weights(tmp_path / "b.pt")
         assert np.array_equal(found["view"], many["view"].numpy()) and found["size"] == (4, 6)
         assert np.array_equal(found["negative"], wide.numpy())
+        assert found["numbers"] == {name: one.item() for name, one in NUMBERS.items()}
         assert all(np.array_equal(one, np.ones(3)) for one in found["types"])
         assert all(np.array_equal(found["parameters"][k], v.numpy()) for k, v in state.items())
         torch.save(module, tmp_path / "c.pt", _use_new_zipfile_serialization=new)
