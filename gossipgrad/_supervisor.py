@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ ENDING: dict[int, tuple[str, float]] = {
     signal.SIGQUIT: ("quit", 1.0),
     signal.SIGHUP: ("ended, because the terminal was closed", 1.0),
 }
+_LAST_OUTPUT = 10.0  # seconds that what was printed has to arrive after mpiexec has ended
 WAITED_FOR = {*ENDING, signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT}
 
 
@@ -69,6 +71,15 @@ def _send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def _may_be_full(descriptor: int) -> bool:
+    """Is it a file, or a device that is no terminal? A pipe's reader that is gone ends the launcher by a signal."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor))
+
+
 # ------------------------------------------------------------------------------------ checkpoints
 
 
@@ -96,6 +107,8 @@ def last_checkpoint(path: str | None) -> str:
 class Supervisor:
     """Runs a command, mpiexec, to its end.
 
+    What it prints into a file goes through this process, since mpiexec does not tell of what it cannot write.
+
     forwards_stop: the command stops its ranks when it is sent SIGTSTP, as Open MPI's does.
     """
 
@@ -103,9 +116,11 @@ class Supervisor:
         self.command, self.environ, self.forwards_stop = command, environ, forwards_stop
         self.ending: int | None = None  # the signal that ends the ranks
         self.deadline: float | None = None
+        self.output: threading.Thread | None = None  # that writes what the ranks print, where this process does
+        self.unwritten = False  # has some of that been lost?
 
     def run(self, stdin: bool = False, checkpoint: str | None = None) -> int:
-        """The exit code: the command's, or 128 + the number of the signal that ended it.
+        """The exit code: the command's, or 128 + the number of the signal that ended it; 1 where output was lost.
 
         stdin: the ranks' launcher reads this process's standard input. checkpoint: named when a signal ends the run.
         """
@@ -120,11 +135,15 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self.ending is not None or code < 0:
             self._kill()  # what its death has left
+        if self.output is not None:
+            self.output.join(_LAST_OUTPUT)
         if self.ending is not None:
             self._say(f"{ENDING[self.ending][0]}{last_checkpoint(checkpoint)}")
             return 128 + self.ending
         if code < 0 and -code != signal.SIGPIPE:
             self._say(f"the launcher was ended by signal {-code} ({signal.Signals(-code).name}); so were the ranks")
+        if code == 0 and self.unwritten:
+            return 1
         return code if code >= 0 else 128 - code
 
     def _start(self, stdin: bool, mask: set[int]) -> subprocess.Popen[bytes]:
@@ -141,7 +160,17 @@ class Supervisor:
         relayed = stdin and os.isatty(0)
         if stdin:
             source = subprocess.PIPE if relayed else 0
-        process = subprocess.Popen(self.command, env=self.environ, stdin=source, preexec_fn=prepare, bufsize=0)
+        process = subprocess.Popen(
+            self.command,
+            env=self.environ,
+            stdin=source,
+            stdout=subprocess.PIPE if _may_be_full(1) else None,
+            preexec_fn=prepare,
+            bufsize=0,
+        )
+        if process.stdout is not None:
+            self.output = threading.Thread(target=self._write_output, args=(process,), daemon=True)
+            self.output.start()
         if relayed:  # only the group of this process may read from the terminal
             threading.Thread(target=self._relay, args=(process,), daemon=True).start()
         return process
@@ -153,6 +182,17 @@ class Supervisor:
                 process.stdin.write(text)
         with contextlib.suppress(OSError):
             process.stdin.close()
+
+    def _write_output(self, process: subprocess.Popen[bytes]) -> None:
+        """Where it cannot be written the ranks go on: what they train is worth more than what they say of it."""
+        assert process.stdout is not None
+        while text := process.stdout.read(65536):
+            while text and not self.unwritten:
+                try:
+                    text = text[os.write(1, text) :]
+                except OSError as error:
+                    self.unwritten = True
+                    self._say(f"error: standard output: {error.strerror}; the ranks go on, what they print is lost")
 
     def _wait(self, signals: set[int]) -> int:
         actions: dict[int, Callable[[], None]] = {signal.SIGTSTP: self._stop, signal.SIGCONT: self._go_on}

@@ -470,3 +470,32 @@ def test_the_last_checkpoint(tmp_path):
     assert _supervisor.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (step 9, in epoch 2)"
     path.write_bytes(b"damaged")
     assert _supervisor.last_checkpoint(str(path)) == f"; see {path}"
+
+
+def test_output_that_cannot_be_written_is_an_error(tmp_path):
+    """mpiexec would not tell. The ranks train on, and what goes into a file that has room is complete."""
+    script = tmp_path / "print.py"
+    script.write_text(
+        "import os\n"
+        "rank = os.environ['OMPI_COMM_WORLD_RANK']\n"
+        "for i in range(20000): print(rank, i)\n"
+        f"open({str(tmp_path / 'done')!r} + rank, 'w')\n"
+    )
+    for path, code in ((tmp_path / "out", 0), ("/dev/full", 1)):
+        for left in tmp_path.glob("done*"):
+            left.unlink()
+        with open(path, "w") as file:
+            done = subprocess.run(
+                [*RUN, "-n", "2", script], stdout=file, stderr=subprocess.PIPE, text=True, timeout=100
+            )
+        assert done.returncode == code, done.stderr
+        told = [line for line in done.stderr.splitlines() if line.startswith("gossipgrad: ")]
+        assert (
+            told
+            == ["gossipgrad: error: standard output: No space left on device; the ranks go on, what they print is lost"]
+            * code
+        )
+        assert len(list(tmp_path.glob("done*"))) == 2
+    lines = (tmp_path / "out").read_text().splitlines()
+    for rank in range(2):
+        assert [line for line in lines if line[0] == str(rank)] == [f"{rank} {i}" for i in range(20000)]
