@@ -11,6 +11,8 @@ import hashlib
 import inspect
 import json
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -100,6 +102,23 @@ _LEAVING = 3.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A Ctrl-C inside comes when the inside has ended, so that it is done as a whole or not at all."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[int] = []
+    try:
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def collective(method: Callable[P, R]) -> Callable[P, R]:
@@ -444,15 +463,16 @@ class Replicas:
         with self.agreed("weights that come back"):
             pass
         self.core.settle()
-        if not net.same_network(self.net):
-            self.core.restore_graph(net.graph)
-            self._is_now(net)
-            self.set_moments_since(self.step)
-        self.core.load_consensus(consensus)
-        for local, arrays in enumerate(own):
-            self.core.load_arena("weight", arrays, local)
-        if self.mixes:
-            self.core.adopt_consensus()
+        with uninterrupted():  # a network that has grown again is without weights until it has these
+            if not net.same_network(self.net):
+                self.core.restore_graph(net.graph)
+                self._is_now(net)
+                self.set_moments_since(self.step)
+            self.core.load_consensus(consensus)
+            for local, arrays in enumerate(own):
+                self.core.load_arena("weight", arrays, local)
+            if self.mixes:
+                self.core.adopt_consensus()
 
     # ---- the middle of an epoch
 

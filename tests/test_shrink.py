@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import warnings
 
 import numpy as np
@@ -297,6 +298,33 @@ def test_best_epochs_before_an_event(data, tmp_path):
             assert not any(array.any() for array in trainer.momentum().values())
             fit(trainer, data, 1)
             assert trainer.epoch == 4
+
+
+@pytest.mark.parametrize("place", ["_is_now", "set_moments_since"])
+def test_an_interrupt_while_the_larger_network_comes_back_waits_for_its_weights(data, place, monkeypatch):
+    trainer = trainer_of(mlp(), 2)
+    fit(trainer, data, 1)
+    kept, wanted = trainer.copy_weights(), trainer.weights_sha256()
+    assert trainer.shrink(0.3)["left"]
+
+    inner = getattr(trainer, place)
+
+    def interrupted(*given):
+        inner(*given)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(trainer, place, interrupted)
+    for _ in range(2):  # the second time nothing has to grow
+        before = signal.getsignal(signal.SIGINT)
+        if trainer.net.born:
+            with pytest.raises(KeyboardInterrupt):
+                trainer.put_weights_back(kept)
+        else:
+            trainer.put_weights_back(kept)
+        assert signal.getsignal(signal.SIGINT) is before
+        assert trainer.weights_sha256() == wanted and trainer.net.units["fc1"] == 8
+    assert not any(array.any() for array in trainer.momentum().values())
+    fit(trainer, data, 1)
 
 
 def test_moments_that_begin_at_zero_with_the_larger_network_are_adams_first(data):
