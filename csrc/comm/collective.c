@@ -563,15 +563,7 @@ void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *contex
 
 /* Waits for a request, or only tests it. */
 static gg_status collective_reach(gg_allreduce *allreduce, gg_request *request, bool wait, bool *done) {
-    gg_status status = GG_OK;
-    GG_TRY(gg_test(allreduce->transport, request, done));
-    if (*done || !wait) goto cleanup;
-    double begin = allreduce->waited != NULL ? gg_transport_now(allreduce->transport) : 0;
-    GG_TRY(gg_wait(allreduce->transport, request));
-    if (allreduce->waited != NULL) allreduce->waited(allreduce->context, begin);
-    *done = true;
-cleanup:
-    return status;
+    return gg_reach(allreduce->transport, request, wait, done, allreduce->waited, allreduce->context);
 }
 
 /* The same for a receive. */

@@ -105,8 +105,7 @@ gg_status gg_allreduce_gather(gg_allreduce *allreduce, const float *own);
 /* When the last message of the half arrived, on the rank's clock; 0: none did. */
 double gg_allreduce_arrived(const gg_allreduce *allreduce);
 
-/* `waited` is called at the end of every wait, with the time at which the wait began. Sums and copies are no waits. */
-typedef void gg_waited(void *context, double begin);
+/* Counts the waits for messages; sums and copies are no waits. */
 void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *context);
 /* All of it, blocking. */
 gg_status gg_allreduce_run(gg_allreduce *allreduce, float *data, const float *scale);

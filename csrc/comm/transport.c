@@ -210,6 +210,19 @@ cleanup:
     return status;
 }
 
+gg_status gg_reach(gg_transport *transport, gg_request *request, bool wait, bool *done, gg_waited *waited,
+                   void *context) {
+    gg_status status = GG_OK;
+    GG_TRY(gg_test(transport, request, done));
+    if (*done || !wait) goto cleanup;
+    const double begin = waited != NULL ? gg_transport_now(transport) : 0;
+    GG_TRY(gg_wait(transport, request));
+    if (waited != NULL) waited(context, begin);
+    *done = true;
+cleanup:
+    return status;
+}
+
 gg_status gg_pause(gg_transport *transport, int round, int peer) {
     gg_status status = GG_OK;
     if (peer >= 0) GG_TRY(check_peer(transport, round, peer));

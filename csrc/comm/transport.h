@@ -167,6 +167,11 @@ gg_status gg_receive_exact(gg_transport *transport, void *landing, size_t bytes,
 /* *done: a send is complete (its memory may be written, the request is IDLE), a receive has ARRIVED. IDLE: done. */
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done);
 gg_status gg_wait(gg_transport *transport, gg_request *request);
+/* `waited` is called at the end of every wait, with the time at which the wait began. */
+typedef void gg_waited(void *context, double begin);
+/* gg_test, and with `wait`, where it is not done, gg_wait. waited NULL: no wait is counted. */
+gg_status gg_reach(gg_transport *transport, gg_request *request, bool wait, bool *done, gg_waited *waited,
+                   void *context);
 /* For loops that wait for the first of several requests: called when none of them is done, after all have been tested,
  * with round = 0, 1, ... since the last one that was. Returns after a while, or when something has happened. peer: a
  * rank without which the loop does not end; -1: none in particular. */

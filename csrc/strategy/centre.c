@@ -298,8 +298,7 @@ static gg_status apply_bucket_answers(gg_centre *s, int bucket, bool wait) {
     for (; s->next[bucket] < b->end_chunk; ++s->next[bucket]) {
         gg_request *answer = &s->answered[s->next[bucket]];
         bool done = true;
-        if (wait) GG_TRY(gg_strategy_wait(&s->head, answer));
-        else GG_TRY(gg_test(transport, answer, &done));
+        GG_TRY(gg_strategy_reach(&s->head, transport, answer, wait, &done));
         if (!done) goto cleanup;
         if (answer->state == GG_REQUEST_IDLE) continue; /* its server is this rank */
         gg_flight_arrived(&s->flight[bucket], answer->when, answer->bytes);

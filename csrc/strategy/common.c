@@ -219,17 +219,16 @@ void gg_strategy_waited(gg_strategy *strategy, double begin) {
             .begin = begin, .end = end, .name = "wait", .step = strategy->step, .lane = GG_LANE_COMPUTE, .index = -1});
 }
 
+static void strategy_waited(void *context, double begin) { gg_strategy_waited(context, begin); }
+
+gg_status gg_strategy_reach(gg_strategy *strategy, gg_transport *transport, gg_request *request, bool wait,
+                            bool *done) {
+    return gg_reach(transport, request, wait, done, strategy_waited, strategy);
+}
+
 gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request) {
-    gg_status status = GG_OK;
     bool done = false;
-    GG_TRY(gg_test(strategy->env.transport, request, &done));
-    if (!done) {
-        double begin = gg_transport_now(strategy->env.transport);
-        GG_TRY(gg_wait(strategy->env.transport, request));
-        gg_strategy_waited(strategy, begin);
-    }
-cleanup:
-    return status;
+    return gg_strategy_reach(strategy, strategy->env.transport, request, true, &done);
 }
 
 gg_status gg_strategy_wait_layers(gg_strategy *strategy, int first_layer, int last_layer, gg_request *request) {
@@ -241,8 +240,6 @@ gg_status gg_strategy_wait_layers(gg_strategy *strategy, int first_layer, int la
     layers[0] = layers[1] = NULL;
     return status;
 }
-
-static void strategy_waited(void *context, double begin) { gg_strategy_waited(context, begin); }
 
 void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction) {
     gg_allreduce_watch(reduction, strategy_waited, strategy);

@@ -51,7 +51,10 @@ void gg_strategy_measure(gg_strategy *strategy, const float *gradients);
 /* ready: updates the layer with its own gradient. */
 gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer);
 
-/* Waits on one request, adding the time to the strategy's exposed seconds. */
+/* Whether a request is done; with `wait` it waits until it is, adding the time to the strategy's exposed seconds. The
+ * request is one of `transport`: the strategy's, or a view on it. */
+gg_status gg_strategy_reach(gg_strategy *strategy, gg_transport *transport, gg_request *request, bool wait, bool *done);
+/* The same with `wait`, of the strategy's transport. */
 gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request);
 /* The same, of what these layers exchange: a wait that lasts is reported with them. */
 gg_status gg_strategy_wait_layers(gg_strategy *strategy, int first_layer, int last_layer, gg_request *request);
