@@ -1,5 +1,6 @@
 #include "strategy/fc_exchange.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -192,6 +193,7 @@ gg_status gg_fc_begin(gg_fc_exchange *x) {
         if (!fc->partitioned) continue;
         x->partitioned[fc->layer] = true;
         if (fc->room < most) GG_TRY(make_room(x, fc, most));
+        fc->next = 1;
         fc->left = fc->own_chunks;
     }
 cleanup:
@@ -272,20 +274,31 @@ cleanup:
     return at_layer(x, fc, status);
 }
 
-gg_status gg_fc_arrive(gg_fc_exchange *x, gg_fc *fc, int peer, bool wait, bool *all, double *when) {
+/* Both messages of a peer. */
+static gg_status arrive_from(gg_fc_exchange *x, gg_fc *fc, int peer, bool wait, bool *both) {
     gg_status status = GG_OK;
-    *all = true;
-    for (int what = 0; what < GG_FC_WHATS && *all; ++what) {
+    *both = true;
+    for (int what = 0; what < GG_FC_WHATS && *both; ++what) {
         gg_request *request = fc_request_of(x, fc->in_request, what, peer);
-        if (wait) GG_TRY(gg_strategy_wait(x->owner, request));
-        else GG_TRY(gg_test(x->owner->env.transport, request, all));
-        if (!*all) break;
-        gg_flight_arrived(&fc->flight[what], request->when, 0);
-        if (request->when > *when) *when = request->when;
+        GG_TRY(gg_strategy_reach(x->owner, x->owner->env.transport, request, wait, both));
+        if (*both) gg_flight_arrived(&fc->flight[what], request->when, 0);
     }
 cleanup:
     return status;
 }
+
+gg_status gg_fc_arrive(gg_fc_exchange *x, gg_fc *fc, bool wait, bool *all) {
+    gg_status status = GG_OK;
+    const int p = ranks_of(x), rank = rank_of(x);
+    for (*all = true; fc->next < p; ++fc->next) {
+        GG_TRY(arrive_from(x, fc, (rank - fc->next + p) % p, wait, all));
+        if (!*all) goto cleanup;
+    }
+cleanup:
+    return status;
+}
+
+double gg_fc_arrived(const gg_fc *fc) { return fmax(fc->flight[GG_FC_INPUT].arrived, fc->flight[GG_FC_ERROR].arrived); }
 
 void gg_fc_gradient(const gg_fc_exchange *x, const gg_fc *fc, int rank, size_t first, size_t count, float *out) {
     gg_device *device = x->owner->env.device;

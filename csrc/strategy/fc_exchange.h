@@ -7,8 +7,8 @@
  * ranks the layer costs B*(in + out/p) against in*out.
  *
  * In each step: gg_fc_begin; then for each partitioned layer, in this order: gg_fc_input, gg_fc_error (each packs, and
- * sends if asked to), gg_fc_send for what has not been sent, and on a rank that owns a slice gg_fc_arrive for every
- * peer, gg_fc_gradient for every part of it, gg_fc_used once for each chunk. Inputs and errors travel as float32, one
+ * sends if asked to), gg_fc_send for what has not been sent, and on a rank that owns a slice, for each chunk of it,
+ * gg_fc_arrive until all have, gg_fc_gradient for every part, gg_fc_used once. Inputs and errors travel as float32, one
  * message to each peer. */
 #ifndef GG_STRATEGY_FC_EXCHANGE_H
 #define GG_STRATEGY_FC_EXCHANGE_H
@@ -31,6 +31,7 @@ typedef struct gg_fc {
     gg_fc_slice *slice; /* one a rank */
     int own_chunks;     /* of this rank's slice */
     bool partitioned;   /* in the current step */
+    int next;           /* the peer whose input and error are waited for, counted from this rank */
     int left;           /* own chunks whose gradients are still to be computed */
     int64_t room;       /* samples of a rank that there is memory for */
     /* Of own samples, message memory: inputs as rows; errors as rows of each rank's slice, one rank's behind the
@@ -70,9 +71,11 @@ gg_status gg_fc_input(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *input, boo
 gg_status gg_fc_error(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *error, bool send);
 /* Posts the receives and sends what has been packed. */
 gg_status gg_fc_send(gg_fc_exchange *x, gg_fc *fc, int what);
-/* *all: whether both messages of a peer have arrived; waits for them if asked to. *when: raised to the time of their
- * arrival. Of a failure here and below the caller names the layer. */
-gg_status gg_fc_arrive(gg_fc_exchange *x, gg_fc *fc, int peer, bool wait, bool *all, double *when);
+/* Whether all peers' inputs and errors have arrived; with `wait` it waits until they have. Of a failure here and below
+ * the caller names the layer. */
+gg_status gg_fc_arrive(gg_fc_exchange *x, gg_fc *fc, bool wait, bool *all);
+/* When the last of them arrived, on the rank's clock. */
+double gg_fc_arrived(const gg_fc *fc);
 /* count elements of a rank's gradient of the weight from element `first` of the weight on, in the own slice; padding
  * gets zeros. */
 void gg_fc_gradient(const gg_fc_exchange *x, const gg_fc *fc, int rank, size_t first, size_t count, float *out);

@@ -43,7 +43,6 @@ typedef enum stage { IDLE = 0, REDUCING, ADDED, UPDATED, GATHERING } stage;
 typedef struct chunk_state {
     int bucket;
     stage stage;
-    int next; /* REDUCING, partitioned: the peer whose input and error are waited for, counted from this rank */
 } chunk_state;
 
 /* Of a bucket's gradients, or of its weights. Chunks are sent, arrive and complete in any order. */
@@ -97,7 +96,6 @@ static gg_status start_chunk(overlapped_averaging *s, int chunk) {
     float *gradient = gg_state_gradients(s->head.env.state) + s->buckets.chunk[chunk].offset;
     const bool computed = fc_of_chunk(s, chunk) != NULL; /* there is no gradient to send */
     s->chunk[chunk].stage = REDUCING;
-    s->chunk[chunk].next = 1;
     return at_chunk(s, chunk,
                     computed ? gg_allreduce_start_without_parts(s->sum[chunk], gradient)
                              : gg_allreduce_start(s->sum[chunk], gradient, s->head.share));
@@ -199,27 +197,15 @@ static void overlapped_land(overlapped_averaging *s, int chunk, bool gradients) 
     gg_flight_end(&one->flight, &s->head, gradients ? "gradients" : "weights", b->first_layer, b->last_layer);
 }
 
-/* Waits for the messages of a chunk's stage, or looks whether they have arrived. */
-static gg_status overlapped_arrive(overlapped_averaging *s, int chunk, bool wait, passage *one, bool *all) {
+/* Waits for the messages of a chunk's stage, or looks whether they have arrived. fc: they are inputs and errors; NULL:
+ * the sum's. */
+static gg_status overlapped_arrive(overlapped_averaging *s, int chunk, gg_fc *fc, bool wait, passage *one, bool *all) {
     gg_status status = GG_OK;
     *all = true;
-    if (wait) GG_TRY(gg_allreduce_wait(s->sum[chunk]));
+    if (fc != NULL) GG_TRY(gg_fc_arrive(&s->fc, fc, wait, all));
+    else if (wait) GG_TRY(gg_allreduce_wait(s->sum[chunk]));
     else GG_TRY(gg_allreduce_poll(s->sum[chunk], all));
-    if (*all) gg_flight_arrived(&one->flight, gg_allreduce_arrived(s->sum[chunk]), 0);
-cleanup:
-    return status;
-}
-
-/* All inputs and errors of which the own slice of a chunk is computed. */
-static gg_status overlapped_arrive_fc(overlapped_averaging *s, int chunk, gg_fc *fc, bool wait, bool *all) {
-    gg_status status = GG_OK;
-    chunk_state *c = &s->chunk[chunk];
-    const int p = s->head.env.transport->size, rank = s->head.env.transport->rank;
-    double *arrived = &s->bucket[c->bucket].gradients.flight.arrived;
-    for (*all = true; c->next < p; ++c->next) {
-        GG_TRY(gg_fc_arrive(&s->fc, fc, (rank - c->next + p) % p, wait, all, arrived));
-        if (!*all) goto cleanup;
-    }
+    if (*all) gg_flight_arrived(&one->flight, fc != NULL ? gg_fc_arrived(fc) : gg_allreduce_arrived(s->sum[chunk]), 0);
 cleanup:
     return status;
 }
@@ -230,8 +216,7 @@ static gg_status overlapped_reduce(overlapped_averaging *s, int chunk, bool wait
     const gg_part *own = gg_partition_part(&s->partition, s->head.env.transport->rank, chunk);
     gg_fc *fc = own->count > 0 ? fc_of_chunk(s, chunk) : NULL;
     if (s->chunk[chunk].stage != REDUCING) goto cleanup;
-    if (fc != NULL) GG_TRY(overlapped_arrive_fc(s, chunk, fc, wait, &all));
-    else GG_TRY(overlapped_arrive(s, chunk, wait, &s->bucket[s->chunk[chunk].bucket].gradients, &all));
+    GG_TRY(overlapped_arrive(s, chunk, fc, wait, &s->bucket[s->chunk[chunk].bucket].gradients, &all));
     if (!all) goto cleanup;
     if (fc != NULL) {
         add_computed(s, fc, own);
@@ -260,7 +245,7 @@ static gg_status overlapped_gather(overlapped_averaging *s, int chunk, bool wait
     gg_status status = GG_OK;
     bool all = false;
     if (s->chunk[chunk].stage != GATHERING) goto cleanup;
-    GG_TRY(overlapped_arrive(s, chunk, wait, &s->bucket[s->chunk[chunk].bucket].weights, &all));
+    GG_TRY(overlapped_arrive(s, chunk, NULL, wait, &s->bucket[s->chunk[chunk].bucket].weights, &all));
     if (!all) goto cleanup;
     s->chunk[chunk].stage = IDLE;
     overlapped_land(s, chunk, false);
