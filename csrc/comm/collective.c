@@ -239,14 +239,18 @@ struct gg_allreduce {
     void *context;
 };
 
+gg_allreduce_slice gg_allreduce_even_slice(size_t count, int rank, int ranks) {
+    size_t begin, end;
+    gg_parallel_split(count, GG_LANES, rank, ranks, &begin, &end);
+    return (gg_allreduce_slice){begin, end - begin};
+}
+
 static size_t collective_slice(const gg_allreduce *allreduce, int rank, size_t *begin) {
-    size_t end = 0;
-    if (allreduce->form.slice != NULL) {
-        *begin = allreduce->form.slice[rank].begin;
-        return allreduce->form.slice[rank].count;
-    }
-    gg_parallel_split(allreduce->count, GG_LANES, rank, allreduce->transport->size, begin, &end);
-    return end - *begin;
+    const gg_allreduce_slice slice = allreduce->form.slice != NULL
+                                         ? allreduce->form.slice[rank]
+                                         : gg_allreduce_even_slice(allreduce->count, rank, allreduce->transport->size);
+    *begin = slice.begin;
+    return slice.count;
 }
 
 gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t count, int tag,

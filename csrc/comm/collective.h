@@ -43,6 +43,9 @@ typedef struct gg_allreduce_slice {
     size_t begin, count;
 } gg_allreduce_slice;
 
+/* That of `rank` where `count` elements, whole lanes, are cut evenly. */
+gg_allreduce_slice gg_allreduce_even_slice(size_t count, int rank, int ranks);
+
 /* How the values travel. They are summed in float32.
  *
  * Where the codec is exact, data = the sum, and `rest` and `displaces` change nothing. Else:

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/parallel.h"
 #include "strategy/common.h"
 #include "strategy/factored.h"
 #include "strategy/stream.h"
@@ -35,12 +34,12 @@ static gg_slice lanes_of(const gg_parameter *weight) {
 
 static gg_fc_slice slice_of(const gg_parameter *weight, int rank, int ranks, int64_t rows_before) {
     int64_t in = weight->shape.size[1];
-    size_t begin, end;
-    gg_parallel_split(lanes_of(weight).count, GG_LANES, rank, ranks, &begin, &end);
-    gg_fc_slice slice = {.first = (int64_t)begin, .rows_before = rows_before};
+    const gg_allreduce_slice lanes = gg_allreduce_even_slice(lanes_of(weight).count, rank, ranks);
+    gg_fc_slice slice = {.first = (int64_t)lanes.begin, .rows_before = rows_before};
+    size_t end = lanes.begin + lanes.count;
     if (end > weight->count) end = weight->count;
-    if (begin >= end) return slice;
-    slice.count = (int64_t)(end - begin);
+    if (lanes.begin >= end) return slice;
+    slice.count = (int64_t)(end - lanes.begin);
     slice.row = slice.first / in;
     slice.rows = ((int64_t)end - 1) / in + 1 - slice.row;
     return slice;

@@ -36,9 +36,8 @@ static void add_bucket(cutter *c, const gg_arena_layout *layout, const gg_bucket
         if (separate[layer].count == 0) continue;
         add_run(c, at, separate[layer].offset - at, -1, -1);
         for (int r = 0; r < ranks; ++r) {
-            size_t begin, end;
-            gg_parallel_split(separate[layer].count, GG_LANES, r, ranks, &begin, &end);
-            add_run(c, separate[layer].offset + begin, end - begin, layer, r);
+            const gg_allreduce_slice slice = gg_allreduce_even_slice(separate[layer].count, r, ranks);
+            add_run(c, separate[layer].offset + slice.begin, slice.count, layer, r);
         }
         at = separate[layer].offset + separate[layer].count;
     }
@@ -78,12 +77,11 @@ gg_status gg_partition_create(const gg_arena_layout *layout, size_t chunk_bytes,
         size_t owned = 0;
         for (int i = 0; i < made.chunks; ++i) {
             const gg_chunk *chunk = &buckets->chunk[i];
-            size_t begin = 0, end = 0;
-            if (made.owner[i] < 0) gg_parallel_split(chunk->count, GG_LANES, r, ranks, &begin, &end);
-            else if (made.owner[i] == r) end = chunk->count;
+            gg_allreduce_slice slice = {0, made.owner[i] == r ? chunk->count : 0};
+            if (made.owner[i] < 0) slice = gg_allreduce_even_slice(chunk->count, r, ranks);
             made.part[(size_t)r * (size_t)made.chunks + (size_t)i] =
-                (gg_part){chunk->offset + begin, end - begin, owned};
-            owned += end - begin;
+                (gg_part){chunk->offset + slice.begin, slice.count, owned};
+            owned += slice.count;
         }
         if (owned > made.most) made.most = owned;
         if (r == rank) made.own = owned;
