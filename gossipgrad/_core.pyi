@@ -183,7 +183,7 @@ class Trainer:
         ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup, first values of kind table}
         strategy: dict[
             str, Any
-        ],  # name topology rotate staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
+        ],  # name topology rotate permutations staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
         # hierarchical ranks_per_node synchronous alpha servers dedicated
         # compression{bin_size factor mode values dense dense_below warmup selection packs}; packs: names of the
         # parameters that may be compressed, in place of dense_below, as by the sizes that a network began with
@@ -527,11 +527,19 @@ def shard(count: int, rank: int, size: int, seed: int = 0, contiguous: bool = Fa
     """Which samples a rank has, in their order."""
 
 def partners(
-    topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0
+    topology: str | NDArray[np.int64],
+    size: int,
+    step: int,
+    rank: int,
+    rotate: bool = True,
+    seed: int = 0,
+    permutations: int = 0,  # that take turns; 0: a new one after each cycle
 ) -> tuple[int, int]:
     """(send to, receive from); -1: nobody. Where several send to `rank`: the lowest."""
 
-def schedule(topology: str | NDArray[np.int64], size: int, rotate: bool = True, seed: int = 0) -> dict[str, Any]:
+def schedule(
+    topology: str | NDArray[np.int64], size: int, rotate: bool = True, seed: int = 0, permutations: int = 0
+) -> dict[str, Any]:
     """stages: steps of a cycle; diffusion_steps: after so many what any rank knew is everywhere, None: never.
 
     meeting_steps: after so many every rank has itself sent to every other, None: never, or not within 2^24 messages.
@@ -541,7 +549,13 @@ def groups(size: int, most: int, turn: int, seed: int = 0) -> list[tuple[int, ..
     """The groups of at most `most` of `size` ranks in a turn, as NoLoCo draws them; the last one may be smaller."""
 
 def push_sum_scalar(
-    topology: str | NDArray[np.int64], size: int, step: int, rank: int, rotate: bool = True, seed: int = 0
+    topology: str | NDArray[np.int64],
+    size: int,
+    step: int,
+    rank: int,
+    rotate: bool = True,
+    seed: int = 0,
+    permutations: int = 0,
 ) -> float:
     """The push-sum scalar of `rank` before `step`: 1 before step 0, the sum over the ranks always `size`."""
 

@@ -13,6 +13,12 @@ from gossipgrad.model import Arrays
 from gossipgrad.optim import Optimizer
 
 RESIDUE = "residue"  # the arena of what compression has not sent yet
+_PARTNERS = ("strategy", "topology", "rotate", "permutations")
+
+
+def partner_keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The settings that say which partners a rank has: where few permutations take turns, the seed draws them."""
+    return _PARTNERS if settings.get("permutations") is None else (*_PARTNERS, "seed")
 
 
 def begun_anew(saved: Mapping[str, Any], here: Mapping[str, Any], kinds: Mapping[str, str]) -> set[str]:
@@ -25,7 +31,7 @@ def begun_anew(saved: Mapping[str, Any], here: Mapping[str, Any], kinds: Mapping
     names: set[str] = set()
     if saved.get("optimizer") != here.get("optimizer"):
         names |= {name for name, kind in kinds.items() if kind == "moment"}
-    if any(saved.get(key) != here.get(key) for key in ("strategy", "topology", "rotate")):
+    if any(saved.get(key) != here.get(key) for key in partner_keys(here)):
         names |= {name for name, kind in kinds.items() if kind == "copy"}
     return names
 

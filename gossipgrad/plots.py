@@ -15,7 +15,7 @@ from gossipgrad import _core
 from gossipgrad.errors import flag, integer
 from gossipgrad.files import write_atomically
 from gossipgrad.history import History, flat
-from gossipgrad.strategies import Topology, check_topology, core_topology
+from gossipgrad.strategies import Topology, check_permutations, check_topology, core_topology
 
 Path = str | os.PathLike[str]
 
@@ -68,17 +68,19 @@ def partner_schedule(
     steps: int | None = None,
     rotate: bool = True,
     seed: int = 0,
+    permutations: int | None = None,
 ) -> Any:
     """Who sends to whom: ranks from top to bottom, steps from left to right, an arrow a message.
 
-    topology, rotate, seed: as for GossipGraD. steps None: two cycles, but at least ceil(log2 p) steps and at most 12.
+    topology, rotate, permutations: as for GossipGraD; seed draws the places. steps None: two cycles, but at least
+    ceil(log2 p) steps and at most 12.
     The arrows are those of _core.partners, which training uses.
     """
     p = integer("p", p, 1)
     name = check_topology(topology)
-    flag("rotate", rotate)
+    few = check_permutations(permutations, name, flag("rotate", rotate)) or 0
     chosen = core_topology(name)
-    stages = max(int(_core.schedule(chosen, p, rotate, seed)["stages"]), 1)
+    stages = max(int(_core.schedule(chosen, p, rotate, seed, few)["stages"]), 1)
     shortest = max((p - 1).bit_length(), 1)
     steps = min(max(2 * stages, shortest), 12) if steps is None else integer("steps", steps, 1)
     figure, axes = _figure(1.3 + 1.1 * steps, 1.2 + 0.38 * p)
@@ -87,19 +89,20 @@ def partner_schedule(
     for step in range(steps):
         colour = f"C{step % stages}"
         for rank in range(p):
-            to, _ = _core.partners(chosen, p, step, rank, rotate, seed)
+            to, _ = _core.partners(chosen, p, step, rank, rotate, seed, few)
             axes.plot([step, step + 1], [rank, rank], color="#cfd8dc", lw=1, zorder=1)
             if to >= 0:
                 style = {"arrowstyle": "-|>", "color": colour, "lw": 1.4, "shrinkA": 4, "shrinkB": 4}
                 axes.annotate("", xy=(step + 1, to), xytext=(step, rank), arrowprops=style, zorder=2)
     for cycle in range(stages, steps, stages) if stages > 1 else ():
         axes.axvline(cycle, color="#90a4ae", ls=":", lw=1, zorder=0)
-    turns = rotate and name != "random" and isinstance(name, str)
+    turns = rotate and few != 1 and name != "random" and isinstance(name, str)
     about = f"{name if isinstance(name, str) else 'a table'}, {p} rank{'s' if p > 1 else ''}"
     about += (
         f": {stages} step{'s' if stages > 1 else ''} a cycle" if name != "random" else ": other pairs in every step"
     )
-    axes.set_title(about + (", places change after each" if turns else ""), fontsize=10)
+    among = f", among {few}" if few else ""
+    axes.set_title(about + (f", places change after each{among}" if turns else ""), fontsize=10)
     axes.set_xticks(range(steps + 1))
     axes.set_yticks(range(p), [f"rank {r}" for r in range(p)])
     axes.set_xlabel("step")

@@ -797,10 +797,12 @@ class Replicas:
             return {}
         topology, rotate = strategies.core_topology(self.strategy.topology), self.strategy.rotate
         nodes = self.strategy.partners_on(self.team)
-        facts = _core.schedule(topology, nodes[0], rotate, self.seed)
+        few = self.strategy.permutations
+        facts = _core.schedule(topology, nodes[0], rotate, self.seed, few or 0)
         if (self.strategy.slices or 1) > 1:
             facts = {key: None if value is None else value * self.strategy.slices for key, value in facts.items()}
             facts |= {"slices": self.strategy.slices}
         if self.strategy.hierarchical:
             facts |= {"nodes": nodes[0], "ranks_per_node": nodes[1]}
-        return {"topology": topology if isinstance(topology, str) else "table", "rotate": rotate, **facts}
+        places = {"rotate": rotate} | ({} if few is None else {"permutations": few})
+        return {"topology": topology if isinstance(topology, str) else "table", **places, **facts}

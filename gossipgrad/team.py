@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gossipgrad import _core, agreement
 from gossipgrad.cluster import Network, make_team, with_circumstances
 from gossipgrad.errors import choice, flag, integer, named_keywords, number, plain_array
-from gossipgrad.strategies import Topology, check_topology, core_topology
+from gossipgrad.strategies import Topology, check_permutations, check_topology, core_topology
 
 Array = NDArray[Any]
 Operation = Literal["sum", "mean", "max", "min"]
@@ -118,12 +118,19 @@ class Team:
         made = [np.asarray(function(rank)) for rank in self.ranks]
         return np.stack(made) if self.stacked else made[0].copy()
 
-    def partners(self, step: int, topology: Topology = "dissemination", rotate: bool = True, seed: int = 0) -> Any:
+    def partners(
+        self,
+        step: int,
+        topology: Topology = "dissemination",
+        rotate: bool = True,
+        seed: int = 0,
+        permutations: int | None = None,
+    ) -> Any:
         """(rank to send to, rank to receive from) of a step of GossipGraD's schedule; -1: nobody.
 
         A pair, or, of a virtual cluster, a list of pairs, one a rank. `exchange` wants just this. No message is sent.
         """
-        pairs = self._pairs(step, topology, rotate, seed)
+        pairs = self._pairs(step, topology, rotate, seed, permutations)
         return pairs if self.stacked else pairs[0]
 
     # ---- messages
@@ -152,6 +159,7 @@ class Team:
         topology: Topology = "dissemination",
         rotate: bool = True,
         seed: int = 0,
+        permutations: int | None = None,
     ) -> Array:
         """One step of gossip: the mean of the own array and of the one received from this step's partner.
 
@@ -162,6 +170,7 @@ class Team:
         topology   a name, or a table, as for GossipGraD: "dissemination", "cube", "ring", "exponential", "random".
                    ValueError for a table in which a rank receives more, or less, than it sends: the mean would change.
         rotate     the ranks change places after each cycle. seed: draws the places.
+        permutations  as for GossipGraD: so many take turns; None: a new one after each cycle.
 
         Floating or complex numbers; ValueError for others.
         """
@@ -171,7 +180,8 @@ class Team:
                 raise ValueError(f"array: dtype {values[0].dtype}; allowed: floating or complex numbers")
             name = check_topology(topology)
             one.facts |= {"step": integer("step", step, 0), "topology": name, "rotate": rotate, "seed": seed}
-            pairs = self._pairs(step, name, rotate, seed)
+            one.facts |= {"permutations": permutations}
+            pairs = self._pairs(step, name, rotate, seed, permutations)
             if not isinstance(name, str):
                 _check_balance(step % max(len(name), 1), name[step % max(len(name), 1)])
         received = self._swap(values, pairs)
@@ -289,11 +299,15 @@ class Team:
         to, source = (_NOBODY if one == rank else one for one in ranks)
         return to, source
 
-    def _pairs(self, step: int, topology: Any, rotate: bool, seed: int) -> list[tuple[int, int]]:
-        chosen = core_topology(check_topology(topology))
+    def _pairs(
+        self, step: int, topology: Any, rotate: bool, seed: int, permutations: int | None
+    ) -> list[tuple[int, int]]:
+        name = check_topology(topology)
+        chosen = core_topology(name)
         at = integer("step", step, 0)
         turns, draws = flag("rotate", rotate), integer("seed", seed, 0, 2**64 - 1)
-        return [_core.partners(chosen, self.size, at, rank, turns, draws) for rank in self.ranks]
+        few = check_permutations(permutations, name, turns) or 0
+        return [_core.partners(chosen, self.size, at, rank, turns, draws, few) for rank in self.ranks]
 
     def _swap(self, values: Sequence[Array], pairs: Sequence[tuple[int, int]]) -> list[Array]:
         """What each rank of this process receives; its own where it has no sender."""

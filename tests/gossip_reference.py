@@ -144,7 +144,8 @@ class Simulation:
         """From whom each rank receives in this step; itself where a partner is missing."""
         s = self.strategy
         topology = gg.strategies.core_topology(s.topology)
-        pairs = [_core.partners(topology, self.p, self.t // self.m, r, s.rotate, self.seed) for r in range(self.p)]
+        how = s.rotate, self.seed, s.permutations or 0
+        pairs = [_core.partners(topology, self.p, self.t // self.m, r, *how) for r in range(self.p)]
         for rank, (to, source) in enumerate(pairs):
             assert (to < 0) == (source < 0)
             assert source < 0 or pairs[source][0] == rank, "who receives from a rank is sent to by it"

@@ -9,7 +9,13 @@
 
 bool gg_schedule_turns(const gg_schedule *schedule) {
     const gg_schedule_options *o = &schedule->options;
-    return o->topology == GG_TOPOLOGY_RANDOM || (o->rotate && o->topology != GG_TOPOLOGY_TABLE);
+    return o->topology == GG_TOPOLOGY_RANDOM || (o->rotate && o->permutations != 1 && o->topology != GG_TOPOLOGY_TABLE);
+}
+
+int64_t gg_schedule_period(const gg_schedule *schedule) {
+    const gg_schedule_options *o = &schedule->options;
+    const int64_t cycle = o->topology == GG_TOPOLOGY_RING ? 2 * schedule->stages : schedule->stages;
+    return gg_schedule_turns(schedule) ? cycle * o->permutations : cycle;
 }
 
 static void turn_to(gg_schedule *schedule, int64_t cycle) {
@@ -44,6 +50,20 @@ cleanup:
     return status;
 }
 
+static gg_status check_permutations(const gg_schedule_options *o) {
+    gg_status status = GG_OK;
+    if (o->permutations < 0)
+        GG_FAIL(GG_ERROR_ARGUMENT, "permutations: %d; allowed: at least 1, or 0 for a new one after each cycle",
+                o->permutations);
+    if (o->permutations == 0) goto cleanup;
+    if (!o->rotate) GG_FAIL(GG_ERROR_ARGUMENT, "permutations: %d without rotate; allowed: 0", o->permutations);
+    if (o->topology == GG_TOPOLOGY_RANDOM || o->topology == GG_TOPOLOGY_TABLE)
+        GG_FAIL(GG_ERROR_ARGUMENT, "permutations: %d with %s, whose ranks do not change places; allowed: 0",
+                o->permutations, o->topology == GG_TOPOLOGY_RANDOM ? "random pairs" : "a table");
+cleanup:
+    return status;
+}
+
 static int64_t stages_of(const gg_schedule_options *o, int size) {
     int64_t stages = 0;
     if (size == 1) return 0;
@@ -67,6 +87,7 @@ gg_status gg_schedule_create(const gg_schedule_options *options, int size, uint6
                 GG_TOPOLOGY_COUNT);
     if (size < 1) GG_FAIL(GG_ERROR_ARGUMENT, "schedule for %d ranks: at least 1 is needed", size);
     if (options->topology == GG_TOPOLOGY_TABLE) GG_TRY(check_table(options, size));
+    GG_TRY(check_permutations(options));
     schedule.stages = stages_of(options, size);
     GG_TRY(gg_alloc((size_t)size * sizeof *schedule.rank_at, "a partner schedule", &block));
     schedule.rank_at = block;
@@ -98,6 +119,7 @@ static int in_table(const gg_schedule *schedule, int64_t step, int rank) {
 /* The partner in step `step`, the receiver or the sender. Not for tables. */
 static int schedule_partner(gg_schedule *schedule, int64_t step, int rank, bool sends) {
     int64_t cycle = step / schedule->stages, size = schedule->size;
+    if (schedule->options.permutations > 0) cycle %= schedule->options.permutations;
     if (gg_schedule_turns(schedule) && cycle != schedule->cycle) turn_to(schedule, cycle);
     int64_t place = schedule->place_of[rank], hop = 1, peer;
     if (schedule->options.topology != GG_TOPOLOGY_RING)
@@ -201,7 +223,8 @@ cleanup:
 gg_status gg_schedule_meeting(gg_schedule *schedule, int64_t *steps) {
     gg_status status = GG_OK;
     const size_t size = (size_t)schedule->size, words = (size + 63) / 64, all = size * (size - 1);
-    const int64_t last = gg_schedule_turns(schedule) ? GG_MEETING_SEARCH / schedule->size : schedule->stages;
+    const int64_t period = gg_schedule_period(schedule), most = GG_MEETING_SEARCH / schedule->size;
+    const int64_t last = gg_schedule_turns(schedule) && (period == 0 || period > most) ? most : period;
     uint64_t *met = NULL; /* one row of bits per rank */
     size_t count = 0;
     *steps = 0;

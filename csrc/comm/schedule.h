@@ -9,7 +9,8 @@
 #include "base/status.h"
 
 /* In step t every rank has a place, and h = t mod stages is the step within the cycle. The places are the ranks
- * themselves; with rotation those of each cycle but the first are a permutation drawn from the seed. From place x:
+ * themselves; with rotation those of each cycle but the first are a permutation drawn from the seed. Of few
+ * permutations cycle c has that of cycle c mod `permutations`, so a rank has few partners. From place x:
  *
  *              sends to        receives from   stages
  *   DISSEMINATION  (x - 2^h) mod p  (x + 2^h) mod p  ceil(log2 p)
@@ -36,6 +37,9 @@ typedef enum gg_topology {
 typedef struct gg_schedule_options {
     gg_topology topology;
     bool rotate; /* a new permutation of the ranks after each cycle; without effect on RANDOM and TABLE */
+    /* Cycles go round among so many permutations; 0: no two cycles need have the same one. Only with rotate, and not
+     * with RANDOM and TABLE. 1 is as without rotate: the first permutation is that of the ranks themselves. */
+    int permutations;
     /* TABLE only: rows * columns numbers, columns the ranks; table[h * columns + r] is the rank that r sends to; r
      * itself or -1: it sends nothing. The caller's; must outlive the schedule. */
     const int64_t *table;
@@ -47,7 +51,8 @@ typedef struct gg_schedule {
     int size; /* ranks, >= 1 */
     uint64_t seed;
     int64_t stages; /* steps of a cycle; 0 for one rank */
-    /* The permutation of the last cycle that was asked for, from place to rank and back. */
+    /* The permutation of the last step that was asked for, from place to rank and back, and the cycle it is drawn for.
+     */
     int64_t cycle;
     uint32_t *rank_at, *place_of;
 } gg_schedule;
@@ -58,6 +63,8 @@ void gg_schedule_destroy(gg_schedule *schedule);
 
 /* Whether cycles differ: who meets whom changes from each one to the next. */
 bool gg_schedule_turns(const gg_schedule *schedule);
+/* After so many steps it repeats, in an even number of cycles of a RING; 0: never, or one rank has no steps. */
+int64_t gg_schedule_period(const gg_schedule *schedule);
 /* The rank to which `rank` sends in this step; -1: nobody. These three allocate nothing. */
 int gg_schedule_send_to(gg_schedule *schedule, int64_t step, int rank);
 /* The first rank above `after` that sends to `rank` in this step; -1: no more. The senders, in ascending order:

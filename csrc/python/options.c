@@ -221,6 +221,7 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_optio
     long long period = period_of(dict), interval = py_options_whole_of(dict, "interval", 1);
     int partition_fc = partition_of(dict);
     long long slices = py_options_whole_of(dict, "slices", 1);
+    long long permutations = py_options_whole_of(dict, "permutations", 0);
     long long ranks_per_node = py_options_whole_of(dict, "ranks_per_node", 0);
     double probability = number_of(dict, "probability", 1.0), mix_gamma = number_of(dict, "mix_gamma", 0);
     double outer_lr = number_of(dict, "outer_lr", 0.7), outer_momentum = number_of(dict, "outer_momentum", 0.9);
@@ -238,6 +239,7 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_optio
     }
     *out = (gg_strategy_options){.kind = (gg_strategy_kind)kind,
                                  .schedule.rotate = rotate != 0,
+                                 .schedule.permutations = narrow_int(permutations),
                                  .hierarchical = flag_of(dict, "hierarchical"),
                                  .ranks_per_node = (int)ranks_per_node,
                                  .staleness = (int)staleness,

@@ -41,17 +41,19 @@ static void arguments_free(arguments *a) {
 
 /* False with an exception. */
 static bool py_schedule_parse(PyObject *args, PyObject *kwargs, bool of_rank, arguments *out) {
-    static char *whole_names[] = {"topology", "size", "rotate", "seed", NULL};
-    static char *rank_names[] = {"topology", "size", "step", "rank", "rotate", "seed", NULL};
+    static char *whole_names[] = {"topology", "size", "rotate", "seed", "permutations", NULL};
+    static char *rank_names[] = {"topology", "size", "step", "rank", "rotate", "seed", "permutations", NULL};
     gg_schedule_options options = {0};
     PyObject *topology;
     int size, rotate = 1, parsed;
     unsigned long long seed = 0;
     *out = (arguments){0};
     if (of_rank)
-        parsed = PyArg_ParseTupleAndKeywords(args, kwargs, "OiLi|pK", rank_names, &topology, &size, &out->step,
-                                             &out->rank, &rotate, &seed);
-    else parsed = PyArg_ParseTupleAndKeywords(args, kwargs, "Oi|pK", whole_names, &topology, &size, &rotate, &seed);
+        parsed = PyArg_ParseTupleAndKeywords(args, kwargs, "OiLi|pKi", rank_names, &topology, &size, &out->step,
+                                             &out->rank, &rotate, &seed, &options.permutations);
+    else
+        parsed = PyArg_ParseTupleAndKeywords(args, kwargs, "Oi|pKi", whole_names, &topology, &size, &rotate, &seed,
+                                             &options.permutations);
     if (!parsed || gg_py_topology(topology, &options, &out->table) < 0) return false;
     options.rotate = rotate != 0;
     gg_status status = gg_schedule_create(&options, size, seed, &out->schedule);

@@ -87,18 +87,14 @@ typedef struct gossip_edges {
 
 /* ---- edges ---- */
 
-/* The steps after which a schedule without chance repeats. */
-static int64_t period_of(const gg_schedule *schedule) {
-    return schedule->options.topology == GG_TOPOLOGY_RING ? 2 * schedule->stages : schedule->stages;
-}
-
-/* The edges of a rank, in the order of their first use. With a schedule of chance any rank may be a partner. Returns
- * how many they are. */
+/* The edges of a rank, in the order of their first use. In a schedule that never repeats any rank may be a partner.
+ * Returns how many they are; above GG_MOST_EDGES it does not count on. */
 static int edges_of(gg_schedule *schedule, int rank, int *edge_of) {
     const int p = schedule->size;
+    const int64_t period = gg_schedule_period(schedule);
     int count = 0;
-    for (int r = 0; r < p; ++r) edge_of[r] = gg_schedule_turns(schedule) && r != rank ? count++ : -1;
-    for (int64_t t = 0; !gg_schedule_turns(schedule) && t < period_of(schedule); ++t) {
+    for (int r = 0; r < p; ++r) edge_of[r] = period == 0 && r != rank ? count++ : -1;
+    for (int64_t t = 0; t < period && count < p - 1 && count <= GG_MOST_EDGES; ++t) {
         int peer[PARTNERS];
         gg_schedule_at(schedule, t, rank, &peer[0], &peer[1]);
         if (peer[0] < 0 || peer[1] < 0) continue;
@@ -112,18 +108,21 @@ static int edges_of(gg_schedule *schedule, int rank, int *edge_of) {
 static gg_status find_edges(gossip_edges *g) {
     gg_status status = GG_OK;
     gg_schedule *schedule = &g->gossip.schedule;
-    const int p = schedule->size, others = gg_schedule_turns(schedule) ? 0 : p - 1;
+    const int p = schedule->size, own = g->gossip.head.env.transport->rank;
+    const bool repeats = gg_schedule_period(schedule) != 0; /* else all ranks have as many */
     GG_TRY(gg_alloc((size_t)p * sizeof(int), "edges", &g->edge_of));
-    for (int i = others; i >= 0; --i) { /* this rank is the last */
-        const int count = edges_of(schedule, (g->gossip.head.env.transport->rank + i) % p, g->edge_of);
+    /* All ranks in one order, so that all fail alike; the own one once more, as the last. */
+    for (int i = repeats ? 0 : p; i <= p && g->edges <= GG_MOST_EDGES; ++i) {
+        const int count = edges_of(schedule, i < p ? i : own, g->edge_of);
         if (count > g->edges) g->edges = count;
     }
     if (g->edges > GG_MOST_EDGES)
         GG_FAIL(GG_ERROR_ARGUMENT,
-                "compression: a rank of %d has %d partners by this topology%s, and each needs a copy of the model; "
+                "compression: a rank of %d has %d%s partners by this topology%s, and each needs a copy of the model; "
                 "allowed are %d: rotate False with 'dissemination', 'exponential' or 'cube' has at most two for each "
-                "doubling of the ranks, 'ring' two",
-                p, g->edges, gg_schedule_turns(schedule) ? ", which change" : "", GG_MOST_EDGES);
+                "doubling of the ranks, 'ring' two; rotate True with permutations R has at most R times as many",
+                p, g->edges, repeats ? " or more" : "", gg_schedule_turns(schedule) ? ", which change" : "",
+                GG_MOST_EDGES);
 cleanup:
     return status;
 }

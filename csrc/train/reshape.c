@@ -172,7 +172,7 @@ static bool has_unsent(const gg_replica *r) {
 }
 
 static bool same_partners(const gg_schedule_options *a, const gg_schedule_options *b) {
-    if (a->topology != b->topology || a->rotate != b->rotate) return false;
+    if (a->topology != b->topology || a->rotate != b->rotate || a->permutations != b->permutations) return false;
     if (a->topology != GG_TOPOLOGY_TABLE) return true;
     return a->rows == b->rows && a->columns == b->columns &&
            memcmp(a->table, b->table, (size_t)(a->rows * a->columns) * sizeof *a->table) == 0;

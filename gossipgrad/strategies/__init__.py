@@ -19,7 +19,14 @@ from gossipgrad.strategies.centre import ElasticAveraging, ParameterServer
 from gossipgrad.strategies.gossip import EXCHANGES, MIXES, GossipGraD, PullGossip, PushGossip
 from gossipgrad.strategies.outer_steps import DiLoCo, NoLoCo
 from gossipgrad.strategies.shared import COLLECTIVES, WIRES
-from gossipgrad.strategies.topologies import TOPOLOGIES, Topology, check_topology, core_topology, read_topology
+from gossipgrad.strategies.topologies import (
+    TOPOLOGIES,
+    Topology,
+    check_permutations,
+    check_topology,
+    core_topology,
+    read_topology,
+)
 
 __all__ = [
     "AllReduce",
@@ -43,6 +50,7 @@ __all__ = [
     "Topology",
     "WIRES",
     "by_name",
+    "check_permutations",
     "check_topology",
     "core_topology",
     "from_settings",

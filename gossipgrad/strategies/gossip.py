@@ -12,7 +12,14 @@ from gossipgrad.keywords import about
 from gossipgrad.strategies import shared
 from gossipgrad.strategies.base import Strategy
 from gossipgrad.strategies.shared import Collectives, WireDtype
-from gossipgrad.strategies.topologies import TOPOLOGIES, Topology, check_topology, core_topology, read_topology
+from gossipgrad.strategies.topologies import (
+    TOPOLOGIES,
+    Topology,
+    check_permutations,
+    check_topology,
+    core_topology,
+    read_topology,
+)
 
 Exchange = Literal["auto", "weights+momentum", "weights", "slices", "gradients"]
 Mix = Literal["displacement", "halves"]
@@ -41,6 +48,11 @@ class GossipGraD(Strategy):
                   Without push_sum every rank that sends must receive from one rank, the others from none.
     rotate        after each cycle the ranks change places by a permutation drawn from the seed; without effect on
                   "random" and on a table.
+    permutations  R, at least 1, with rotate: cycle c has the permutation of cycle c mod R, the first being that of the
+                  ranks themselves. So in "dissemination" and "exponential" a rank has at most 2 R k partners, in "cube"
+                  R k, in "ring" 2 R, and never more than p - 1. None: a new one after each cycle, so that every rank
+                  becomes a partner. 1 is as rotate=False. Not with "random" and a table. It is meant for compression,
+                  where each partner needs a copy of the model.
     staleness     0: what was sent after an update is mixed before the layer is used again.
                   1: it is mixed after the update of the next step, so that a whole step hides the exchange; moments are
                   mixed just before that update.
@@ -91,9 +103,10 @@ class GossipGraD(Strategy):
                   bin. Then w += g * (m of the partner - own m), and both copies += g * (sum of both m); g is mix_gamma.
                   The mean of the replicas is preserved, and what is not sent stays in the next difference. Where a
                   rank receives from another than it sends to (topologies other than "cube" and "random"), it exchanges
-                  with both of them, and g is half of mix_gamma. A rank holds a copy for each partner: ceil(log2 p) for
-                  "cube" without rotate, up to twice as many for "dissemination", 2 for "ring", p - 1 with rotate or
-                  "random"; at most 32. Only weights are exchanged, not momentum. With staleness 0 and the displacement
+                  with both of them, and g is half of mix_gamma. A rank holds a copy for each partner: without rotate
+                  ceil(log2 p) for "cube", up to twice as many for "dissemination", 2 for "ring"; with permutations=R at
+                  most R times as many; with rotate alone, and for "random", p - 1, which no other exceeds. At most 32
+                  are allowed. Only weights are exchanged, not momentum. With staleness 0 and the displacement
                   mix, without slices, push_sum and hierarchical.
     shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
                   batch of samples with their targets to rank r - 1, and those from rank r + 1 replace them. It costs a
@@ -113,6 +126,12 @@ class GossipGraD(Strategy):
         ),
     )
     rotate: bool = field(default=True, metadata=about("ranks change places after each cycle of partners"))
+    permutations: int | None = field(
+        default=None,
+        metadata=about(
+            "with --rotate: so many permutations of the ranks take turns", default="a new one after each cycle"
+        ),
+    )
     staleness: Literal[0, 1] = field(
         default=0, metadata=about("steps from sending to mixing; 1 hides the exchange behind a whole step")
     )
@@ -177,6 +196,7 @@ class GossipGraD(Strategy):
             mix=choice("mix", self.mix, MIXES),
             hierarchical=flag("hierarchical", self.hierarchical),
         )
+        store(self, permutations=check_permutations(self.permutations, self.topology, self.rotate))
         shared.check(self)
         self._check_slices()
         if self.mix_gamma is not None:

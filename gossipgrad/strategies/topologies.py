@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad.errors import choice
+from gossipgrad.errors import choice, integer
 
 TopologyName = Literal["dissemination", "cube", "ring", "exponential", "random"]
 Topology = TopologyName | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
@@ -31,6 +31,22 @@ def check_topology(topology: Any) -> str | tuple[tuple[int, ...], ...]:
         what = f"an array of shape {table.shape} and dtype {table.dtype}" if table.ndim else repr(topology)
         raise ValueError(f"topology: {what}; allowed: {allowed}")
     return tuple(tuple(int(partner) for partner in row) for row in table)
+
+
+def check_permutations(permutations: Any, topology: Any, rotate: bool) -> int | None:
+    """How many permutations of the ranks take turns; None: a new one after each cycle. `topology` as it was checked."""
+    if permutations is None:
+        return None
+    number = integer("permutations", permutations, 1, 2**31 - 1)
+    if not rotate:
+        raise ValueError(f"permutations={number} with rotate=False, where no ranks change places; allowed: None")
+    if topology == "random" or not isinstance(topology, str):
+        what = "'random', which draws pairs anew for every step" if topology == "random" else "a table"
+        raise ValueError(
+            f"permutations={number} with topology={what}: ranks do not change places there; allowed: None, or one of "
+            f"{', '.join(repr(name) for name in TOPOLOGIES if name != 'random')}"
+        )
+    return number
 
 
 def read_topology(text: str) -> str | tuple[tuple[int, ...], ...]:

@@ -219,8 +219,8 @@ class Group:
         self._rates_until = 0
 
     def settings(self) -> dict[str, Any]:
-        """Of the strategy and the optimiser, as they were given, in terms of JSON."""
-        return {**self.strategy.settings(), **self._given.settings()}
+        """Of the strategy and the optimiser, as they were given, and the seed, in terms of JSON."""
+        return {**self.strategy.settings(), **self._given.settings(), "seed": self.seed}
 
     def rate_of(self, settings: Mapping[str, Any], rate: Any) -> float | None:
         """The rate that goes on from a state of these settings where this one was set; None: the schedule's."""

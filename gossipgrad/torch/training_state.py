@@ -64,7 +64,7 @@ def _check_settings(state: Mapping[str, Any], kinds: Mapping[str, str], here: Ma
         number("state: learning_rate", state["learning_rate"], 0.0)
     saved = _mapping("state: settings", state.get("settings", here))
     for name in sorted(arenas.begun_anew(saved, here, kinds)):
-        keys = ("optimizer",) if kinds[name] == "moment" else ("strategy", "topology", "rotate")
+        keys = ("optimizer",) if kinds[name] == "moment" else arenas.partner_keys(here)
         there, own = ({key: one[key] for key in keys if key in one} for one in (saved, here))
         raise ValueError(f"state: {name} is of {there}; allowed: of {own}, as here")
 
