@@ -167,7 +167,8 @@ class Simulation:
         topology = gg.strategies.core_topology(self.strategy.topology)
         move = np.eye(self.p)  # column: from, row: to
         for rank in range(self.p):
-            to, _ = _core.partners(topology, self.p, self.t // self.m, rank, self.strategy.rotate, self.seed)
+            how = self.strategy.rotate, self.seed, self.strategy.permutations or 0
+            to, _ = _core.partners(topology, self.p, self.t // self.m, rank, *how)
             if to >= 0:
                 move[rank, rank] = move[to, rank] = 0.5
         due = self.t % self.m

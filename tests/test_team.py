@@ -21,8 +21,8 @@ def arrays(p: int, shape=(3, 5), dtype="float32", seed=0):
     return (drawn > 0) if dtype == "bool" else np.abs(drawn).astype(dtype) if dtype == "uint16" else drawn.astype(dtype)
 
 
-def table_of(topology, p, step, seed=0, rotate=True):
-    return np.array([_core.partners(topology, p, step, r, rotate, seed) for r in range(p)])
+def table_of(topology, p, step, seed=0, rotate=True, permutations=0):
+    return np.array([_core.partners(topology, p, step, r, rotate, seed, permutations) for r in range(p)])
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -50,6 +50,22 @@ def test_the_mean_is_exact_where_halves_are(topology):
     for step in range(10):
         y = team.mix(y, step, topology)
     assert (y.sum(0) == x.sum(0)).all() and np.ptp(y, 0).max() < np.ptp(x, 0).min()
+
+
+def test_mix_among_few_permutations():
+    x = arrays(8, dtype="float64")
+    with gg.Team(gg.VirtualCluster(8)) as team:
+        for step in range(12):
+            pairs = table_of("cube", 8, step, 3, permutations=2)
+            assert [tuple(pair) for pair in pairs] == team.partners(step, "cube", seed=3, permutations=2)
+            assert (team.mix(x, step, "cube", seed=3, permutations=2) == x + (x[pairs[:, 1]] - x) / 2).all()
+        assert team.partners(6, "cube", permutations=2) == team.partners(0, "cube") != team.partners(6, "cube")
+        assert team.partners(9, permutations=1) == team.partners(9, rotate=False)
+        for how in ({"rotate": False}, {"topology": "random"}):
+            with pytest.raises(ValueError, match="permutations=2 with .*allowed: None"):
+                team.mix(x, 0, permutations=2, **how)
+            with pytest.raises(ValueError, match="permutations=2 with .*allowed: None"):
+                team.partners(0, permutations=2, **how)
 
 
 @pytest.mark.parametrize("p", (2, 4, 8, 16))

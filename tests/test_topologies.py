@@ -20,9 +20,9 @@ BALANCED = {p: [[(r + 1) % p for r in range(p)], [-1] * p, [r ^ 1 if r ^ 1 < p e
                 [(r - 2) % p for r in range(p)]] for p in range(1, 9)}  # fmt: skip
 
 
-def links(topology, p, step, rotate=True, seed=0):
+def links(topology, p, step, rotate=True, seed=0, permutations=0):
     """What each rank sends to, -1: nobody; and that what the others receive agrees."""
-    pairs = [_core.partners(core_topology(topology), p, step, rank, rotate, seed) for rank in range(p)]
+    pairs = [_core.partners(core_topology(topology), p, step, rank, rotate, seed, permutations) for rank in range(p)]
     for rank, (to, source) in enumerate(pairs):
         assert to != rank and (source < 0 or pairs[source][0] == rank)
         assert to < 0 or pairs[to][1] == rank
@@ -72,6 +72,32 @@ def test_a_table_is_taken_at_its_word(p):
         assert links(BALANCED[p], p, step) == [-1 if to == rank else to for rank, to in enumerate(row)]
 
 
+@pytest.mark.parametrize("topology", ["dissemination", "cube", "ring", "exponential"])
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 8, 32])
+def test_few_permutations_take_turns(p, topology):
+    """Cycle c is that of cycle c mod R of a rotation without end, whose first R cycles stay as they are."""
+    k = _core.schedule(topology, p)["stages"]
+    for few in (1, 2, 3):
+        period = few * k * (2 if topology == "ring" else 1)  # a ring turns round in each step
+        met = [set() for _ in range(p)]
+        for step in range(2 * period):
+            found = links(topology, p, step, seed=4, permutations=few)
+            assert step >= few * k or found == links(topology, p, step, seed=4)
+            assert found == links(topology, p, step % period, seed=4, permutations=few)
+            assert few > 1 or found == links(topology, p, step, rotate=False, seed=4)
+            for rank, to in enumerate(found):
+                met[rank] |= {to} - {-1}
+                met[to] |= {rank} if to >= 0 else set()
+        each = {"cube": k, "ring": 2}.get(topology, 2 * k)
+        assert max(map(len, met)) <= min(p - 1, few * each)
+        if few > 1 and p > 3 and topology != "ring":
+            others = {tuple(links(topology, p, step, seed=4, permutations=few)) for step in range(period)}
+            assert len(others) > k, "places change"
+        facts = _core.schedule(topology, p, True, 4, few)
+        assert topology == "cube" or facts["diffusion_steps"] == k == facts["stages"]
+        assert p < 32 or facts["meeting_steps"] is None
+
+
 # ---- what training makes of them
 
 
@@ -88,6 +114,15 @@ def test_gossip_is_what_its_contract_says(p, topology, staleness, gradients_of):
         **[{}, {"bucket_bytes": 1, "chunk_bytes": 64}][p % 2],
     )
     compare_with_simulation(p, strategy, OPTIMIZERS["nesterov"], gradients_of)
+
+
+@pytest.mark.parametrize("topology", ["dissemination", "cube", "ring", "exponential"])
+@pytest.mark.parametrize("p", [1, 3, 5, 8])
+def test_gossip_among_few_permutations_is_what_its_contract_says(p, topology, gradients_of):
+    more = [{"mix": "halves"}, {"hierarchical": True, "ranks_per_node": 1}, {"staleness": 1}, {"push_sum": True}]
+    for permutations, how in zip((1, 2, 3, 2), more, strict=True):
+        strategy = gg.GossipGraD(topology=topology, permutations=permutations, bucket_bytes=1, **how)
+        compare_with_simulation(p, strategy, OPTIMIZERS["nesterov"], gradients_of)
 
 
 @pytest.mark.parametrize("topology", [*TOPOLOGIES, "table"])

@@ -151,6 +151,111 @@ static void test_all(void) {
             }
 }
 
+/* Ranks with which a rank exchanges in the first `steps` steps, the most that any has. */
+static int most_partners(gg_schedule *schedule, int64_t steps) {
+    int send[RANKS], receive[RANKS], most = 0;
+    uint64_t met[RANKS] = {0};
+    for (int64_t step = 0; step < steps; ++step) {
+        partners(schedule, step, send, receive);
+        for (int r = 0; r < schedule->size; ++r) {
+            if (send[r] >= 0) met[r] |= (uint64_t)1 << send[r];
+            if (receive[r] >= 0) met[r] |= (uint64_t)1 << receive[r];
+        }
+    }
+    for (int r = 0; r < schedule->size; ++r)
+        if (__builtin_popcountll(met[r]) > most) most = __builtin_popcountll(met[r]);
+    return most;
+}
+
+/* In the first cycles the partners are those of rotation without end, and then the same again; with one permutation
+ * they are those of no rotation. */
+static void check_turns(gg_schedule *few, gg_schedule *always, gg_schedule *never) {
+    const int count = few->options.permutations;
+    const size_t bytes = (size_t)few->size * sizeof(int);
+    const int64_t period = gg_schedule_period(few);
+    int send[RANKS], receive[RANKS], other_send[RANKS], other_receive[RANKS];
+    bool begins = true, repeats = true, stays = true;
+    CHECK(few->size == 1 ? period == 0 : period >= count * few->stages && period % (count * few->stages) == 0);
+    for (int64_t step = 0; step < 3 * period; ++step) {
+        partners(few, step, send, receive);
+        if (step < count * few->stages) {
+            partners(always, step, other_send, other_receive);
+            begins = begins && !memcmp(send, other_send, bytes) && !memcmp(receive, other_receive, bytes);
+        }
+        partners(few, step + period * 1000, other_send, other_receive);
+        repeats = repeats && !memcmp(send, other_send, bytes) && !memcmp(receive, other_receive, bytes);
+        partners(never, step, other_send, other_receive);
+        stays = stays && !memcmp(send, other_send, bytes) && !memcmp(receive, other_receive, bytes);
+    }
+    CHECK(begins);
+    CHECK(repeats);
+    if (count == 1) CHECK(stays && !gg_schedule_turns(few));
+    else CHECK(few->size < 6 || (!stays && gg_schedule_turns(few)));
+    CHECK_INT(gg_schedule_period(always), 0);
+}
+
+static void test_few_permutations(void) {
+    static const int counts[] = {1, 2, 3, 7};
+    gg_schedule few = {0}, always = {0}, never = {0};
+    for (int size = 1; size <= RANKS; ++size)
+        for (int topology = 0; topology < GG_TOPOLOGY_RANDOM; ++topology)
+            for (int i = 0; i < 4; ++i) {
+                gg_schedule_options options = {
+                    .topology = (gg_topology)topology, .rotate = true, .permutations = counts[i]};
+                if (!CHECK_OK(gg_schedule_create(&options, size, 77, &few)) ||
+                    !CHECK_OK(create((gg_topology)topology, size, true, 77, &always)) ||
+                    !CHECK_OK(create((gg_topology)topology, size, false, 77, &never)))
+                    goto cleanup;
+                check_steps(&few);
+                check_turns(&few, &always, &never);
+                const bool ring = topology == GG_TOPOLOGY_RING, cube = topology == GG_TOPOLOGY_CUBE;
+                const int a_cycle = ring ? 2 : cube ? log2_up(size) : 2 * log2_up(size);
+                const int most = most_partners(&few, gg_schedule_period(&few));
+                CHECK(most <= a_cycle * counts[i] && most <= size - 1);
+                CHECK_INT(most_partners(&few, 4 * gg_schedule_period(&few)), most);
+                if (!ring && (!cube || (size & (size - 1)) == 0))
+                    for (int64_t cycle = 0; cycle < 9; ++cycle) check_diffusion(&few, cycle * few.stages);
+                if (!cube || (size & (size - 1)) == 0) check_averages(&few);
+                gg_schedule_destroy(&few);
+                gg_schedule_destroy(&always);
+                gg_schedule_destroy(&never);
+            }
+    /* Who meets whom is known after one period. */
+    int64_t steps;
+    gg_schedule_options options = {.topology = GG_TOPOLOGY_CUBE, .rotate = true, .permutations = 2};
+    if (!CHECK_OK(gg_schedule_create(&options, 32, 1, &few))) goto cleanup;
+    CHECK_OK(gg_schedule_meeting(&few, &steps));
+    CHECK_INT(steps, -1);
+    gg_schedule_destroy(&few);
+    options.permutations = 1 << 30;
+    if (!CHECK_OK(gg_schedule_create(&options, 32, 1, &few)) ||
+        !CHECK_OK(create(GG_TOPOLOGY_CUBE, 32, true, 1, &always)))
+        goto cleanup;
+    int64_t without_end;
+    CHECK_OK(gg_schedule_meeting(&few, &steps));
+    CHECK_OK(gg_schedule_meeting(&always, &without_end));
+    CHECK(steps > 0 && steps == without_end);
+    gg_schedule_destroy(&few);
+
+    options.permutations = -1;
+    CHECK_FAILS(gg_schedule_create(&options, 4, 1, &few), GG_ERROR_ARGUMENT, "permutations: -1; allowed: at least 1");
+    options = (gg_schedule_options){.topology = GG_TOPOLOGY_CUBE, .permutations = 2};
+    CHECK_FAILS(gg_schedule_create(&options, 4, 1, &few), GG_ERROR_ARGUMENT, "permutations: 2 without rotate");
+    options = (gg_schedule_options){.topology = GG_TOPOLOGY_RANDOM, .rotate = true, .permutations = 2};
+    CHECK_FAILS(gg_schedule_create(&options, 4, 1, &few), GG_ERROR_ARGUMENT, "permutations: 2 with random pairs");
+    options = (gg_schedule_options){.topology = GG_TOPOLOGY_TABLE,
+                                    .rotate = true,
+                                    .permutations = 2,
+                                    .table = (const int64_t[]){1, 0},
+                                    .rows = 1,
+                                    .columns = 2};
+    CHECK_FAILS(gg_schedule_create(&options, 2, 1, &few), GG_ERROR_ARGUMENT, "permutations: 2 with a table");
+cleanup:
+    gg_schedule_destroy(&few);
+    gg_schedule_destroy(&always);
+    gg_schedule_destroy(&never);
+}
+
 static void test_partners_by_hand(void) {
     gg_schedule schedule;
     int to, from;
@@ -260,6 +365,7 @@ static void test_pure(void) {
 
 int main(void) {
     test_all();
+    test_few_permutations();
     test_partners_by_hand();
     test_table();
     test_pure();
