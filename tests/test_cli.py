@@ -219,6 +219,16 @@ def test_each_network_has_an_optimiser_and_a_rate(words, wanted):
         assert options.make_optimizer(cli.parser().parse_args([*command.split(), *words.split()])) == wanted
 
 
+def test_partners_and_copies_are_shown_before_the_start(capsys, tmp_path):
+    words = "--virtual-ranks 8 --topology cube --permutations 2 --compression adacomp".split()
+    code, out, err = cli_run(capsys, "train", *QUICK, *words, "--report", tmp_path / "r")
+    assert code == 0 and "gossipgrad (cube, weights, 2 permutations, adacomp exact, 6 more models a rank)" in out, err
+    report = json.loads((tmp_path / "r").read_text())
+    assert report["settings"]["permutations"] == report["schedule"]["permutations"] == 2
+    code, _, err = cli_run(capsys, "train", *QUICK, "--no-rotate", "--permutations", "2")
+    assert code == 2 and "permutations=2 with rotate=False" in err
+
+
 def test_the_rate_of_the_network_is_shown(capsys, tmp_path):
     code, out, err = cli_run(capsys, "train", *QUICK, "--report", tmp_path / "r")
     settings = json.loads((tmp_path / "r").read_text())["settings"]

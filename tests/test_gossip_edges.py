@@ -22,11 +22,11 @@ def data(count=160):
     return gg.data.Dataset(x, (x.reshape(count, -1)[:, :2] > 0) @ [1, 2])
 
 
-def trainer(p=4, lr=0.05, compression=SMALL, net=None, **how):
+def trainer(p=4, lr=0.05, compression=SMALL, net=None, seed=4, **how):
     strategy = gg.GossipGraD(**{"rotate": False, "exchange": "weights", **how})
     optimizer = gg.SGD(lr=lr, momentum=0.9)
     return gg.Trainer(
-        net or small_net(), optimizer=optimizer, strategy=strategy, compression=compression, seed=4,
+        net or small_net(), optimizer=optimizer, strategy=strategy, compression=compression, seed=seed,
         comm=gg.VirtualCluster(p),
     )  # fmt: skip
 
@@ -39,14 +39,14 @@ def weights(one):
     return np.array([flat(one.core.arena("weight", rank)) for rank in range(one.size)])
 
 
-def edges(p, rotate, topology="dissemination", steps=64, seed=4):
+def edges(p, rotate=False, topology="dissemination", permutations=None, steps=64, seed=4):
     """The partners of each rank, in the order of its edges."""
-    if rotate or topology == "random":
+    if (rotate and permutations is None) or topology == "random":
         return [[peer for peer in range(p) if peer != rank] for rank in range(p)]
     found = [[] for _ in range(p)]
     for step in range(steps):
         for rank in range(p):
-            pair = _core.partners(topology, p, step, rank, rotate, seed)
+            pair = _core.partners(topology, p, step, rank, rotate, seed, permutations or 0)
             found[rank] += [peer for peer in dict.fromkeys(pair) if min(pair) >= 0 and peer not in found[rank]]
     return found
 
@@ -54,8 +54,16 @@ def edges(p, rotate, topology="dissemination", steps=64, seed=4):
 # ---------------------------------------------------------------------------------------------- invariants
 
 
+TWO = {"rotate": True, "permutations": 2}
+
+
 @pytest.mark.parametrize("p", GRID)
-@pytest.mark.parametrize("how", [{}, {"rotate": True}, {"topology": "cube"}, {"topology": "ring"}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"rotate": True}, {"topology": "cube"}, {"topology": "ring"}, TWO, {"topology": "cube", **TWO},
+     {"topology": "ring", **TWO}],
+    ids=str,
+)  # fmt: skip
 def test_the_mean_is_preserved_and_both_ends_hold_the_same_bits(p, how):
     """With a rate of 0 nothing but mixing moves the weights; the replicas begin apart."""
     with trainer(p, lr=0.0, **how) as one:
@@ -65,7 +73,7 @@ def test_the_mean_is_preserved_and_both_ends_hold_the_same_bits(p, how):
         after = weights(one)
         np.testing.assert_allclose(after.mean(axis=0), before.mean(axis=0), rtol=0, atol=1e-6)
         assert np.abs(after - after.mean(axis=0)).max() < 0.25 * np.abs(before - before.mean(axis=0)).max()
-        check_copies(one, edges(p, how.get("rotate", False), how.get("topology", "dissemination")))
+        check_copies(one, edges(p, **how))
 
 
 def check_copies(one, partners):
@@ -131,6 +139,16 @@ def rounded(x):
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
+def test_one_permutation_is_no_rotation():
+    """With copies and without, bit for bit; and a rotation without end that has not come round is that of many."""
+    for packed in (SMALL, None):
+        found = []
+        for how in ({}, {"rotate": True, "permutations": 1}, {"rotate": True}, {"rotate": True, "permutations": 99}):
+            with trainer(3, compression=packed, **how) as one:
+                found.append(fit(one, 2).weights_sha256)
+        assert found[0] == found[1] != found[2] == found[3]
+
+
 def test_where_all_is_sent_it_is_gossip_of_weights():
     """A warm-up without end, where partners exchange with each other anyway."""
     always = gg.AdaComp(bin_size=9, dense_below=0, warmup=10**6)
@@ -181,23 +199,23 @@ def test_a_number_that_is_none_is_an_error():
 # ---------------------------------------------------------------------------------------------- state
 
 
-@pytest.mark.parametrize("rotate", [False, True])
-def test_resuming_equals_never_having_stopped(rotate, tmp_path):
+@pytest.mark.parametrize("how", [{}, {"rotate": True}, {"topology": "cube", **TWO}], ids=str)
+def test_resuming_equals_never_having_stopped(how, tmp_path):
     """Also from a checkpoint that was made before some edges had been used, for a warm-up, and after loaded weights."""
     path = tmp_path / "c.safetensors"
     for packed in (SMALL, gg.AdaComp(bin_size=20, dense_below=0, warmup=9)):
-        with trainer(5, compression=packed, rotate=rotate) as one:
+        with trainer(5, compression=packed, **how) as one:
             whole = fit(one, 3).weights_sha256
             copies = [flat(one.core.arena(name, 3)) for name in one.core.arenas() if name.startswith("edge")]
         for epoch in (1, 2):
-            with trainer(5, compression=packed, rotate=rotate) as one:
+            with trainer(5, compression=packed, **how) as one:
                 fit(one, epoch, **({} if epoch == 1 else {"resume": path}))
                 one.save(path)
         with gg.Trainer.load(path) as one:
             assert fit(one, 1).weights_sha256 == whole
             again = [flat(one.core.arena(name, 3)) for name in one.core.arenas() if name.startswith("edge")]
             assert all(np.array_equal(a, b) for a, b in zip(copies, again, strict=True))
-    with trainer(5, rotate=rotate) as one:
+    with trainer(5, **how) as one:
         one.fit(data(20), epochs=1, batch_size=4, progress=False)  # one step
         one.save(path)
         assert one.step == 1
@@ -211,10 +229,29 @@ def test_copies_of_other_partners_begin_anew(tmp_path):
     with trainer(8) as one:
         fit(one, 2)
         one.save(path)
-    for how in ({"topology": "cube"}, {"topology": "ring"}, {"rotate": True}):
+    for how in ({"topology": "cube"}, {"topology": "ring"}, {"rotate": True}, TWO):
         with trainer(8, **how) as one, pytest.warns(UserWarning, match="other settings"):
             one.fit(data(4 * 40 * 8), epochs=3, batch_size=4, progress=False, resume=path)
-            check_copies(one, edges(8, how.get("rotate", False), how.get("topology", "dissemination")))
+            check_copies(one, edges(8, **how))
+
+
+@pytest.mark.filterwarnings("ignore:.*nothing is trained")
+@pytest.mark.parametrize("how", [{"permutations": 3}, {"permutations": None}, {"seed": 5}], ids=str)
+def test_copies_for_other_permutations_begin_anew(how, tmp_path):
+    """Also where only the seed differs, which draws them: its partners are others."""
+    path = tmp_path / "c.safetensors"
+    two = {"topology": "cube", **TWO}
+    with trainer(8, **two) as one:
+        fit(one, 2)
+        one.save(path)
+    with trainer(8, **two | how) as one, pytest.warns(UserWarning, match="other settings.*(permutations|seed)"):
+        one.fit(data(), epochs=2, batch_size=4, progress=False, resume=path)
+        copies = [name for name, kind in one.core.arenas().items() if kind == "copy"]
+        assert len(copies) >= 5
+        assert not any(flat(one.core.arena(name, rank)).any() for name in copies for rank in range(8))
+    with trainer(8, **two | how) as one, pytest.warns(UserWarning, match="other settings"):
+        one.fit(data(4 * 40 * 8), epochs=3, batch_size=4, progress=False, resume=path)
+        check_copies(one, edges(8, **two | how))
 
 
 def test_copies_of_weights_that_were_loaded_begin_anew():
@@ -251,6 +288,15 @@ def test_copies_of_weights_that_were_loaded_begin_anew():
         ({"compression": None, "mix_gamma": 0.1}, ["mix_gamma=0.1", "only with compression"]),
         ({"p": 34, "rotate": True}, ["a rank of 34 has 33 partners", "allowed are 32", "rotate False"]),
         ({"p": 34, "topology": "random"}, ["a rank of 34 has 33 partners", "which change"]),
+        (
+            {"p": 64, "rotate": True, "permutations": 5},
+            ["a rank of 64 has 33 or more partners", "which change", "are 32"],
+        ),
+        (
+            {"p": 64, "rotate": True, "permutations": 2**31 - 1},
+            ["or more partners", "permutations R has at most R times"],
+        ),
+        ({"p": 4, "permutations": 2}, ["permutations=2 with rotate=False", "allowed: None"]),
     ],
     ids=str,
 )
@@ -269,7 +315,10 @@ def test_the_share_of_a_mix_is_checked(value):
 @pytest.mark.parametrize(
     ("p", "how", "copies"),
     [(2, {}, 1), (5, {}, 4), (8, {}, 5), (8, {"topology": "cube"}, 3), (8, {"rotate": True}, 7),
-     (8, {"topology": "ring"}, 2), (17, {"topology": "random"}, 16), (1, {}, 0)],
+     (8, {"topology": "ring"}, 2), (17, {"topology": "random"}, 16), (1, {}, 0), (8, TWO, 7), (1, TWO, 0), (2, TWO, 1),
+     (8, {"topology": "cube", **TWO}, 5), (8, {"topology": "cube", "rotate": True, "permutations": 1}, 3),
+     (5, {"topology": "ring", **TWO}, 4), (8, {"topology": "ring", **TWO}, 4), (32, TWO, 17),
+     (40, {"topology": "cube", **TWO}, 11), (64, {"topology": "ring", **TWO}, 4)],
 )  # fmt: skip
 def test_the_memory_of_copies_is_said(p, how, copies, recwarn, monkeypatch):
     monkeypatch.setattr(notices, "MUCH_MEMORY", 0 if copies else 1)
@@ -290,27 +339,30 @@ def test_a_network_of_small_tensors_has_no_copies():
         assert fit(one, 1).weights_sha256 == small
 
 
+TURNS = ({"rotate": False}, {"rotate": True}, {"topology": "cube", **TWO})
+
+
 def test_the_bits_of_mpi(mpirun):
     text = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\n"
         "import warnings; warnings.simplefilter('ignore')\n"
         "import gossipgrad as gg\nimport test_gossip_edges as t\n"
-        "for rotate in (False, True):\n"
+        "for how in t.TURNS:\n"
         "    for size in (1, 1 << 20):\n"
-        "        strategy = gg.GossipGraD(rotate=rotate, bucket_bytes=size)\n"
+        "        strategy = gg.GossipGraD(**how, bucket_bytes=size)\n"
         "        one = gg.Trainer(t.small_net(), optimizer=gg.SGD(lr=0.05, momentum=0.9), strategy=strategy,\n"
         "                         compression=t.SMALL, seed=4)\n"
         "        history = t.fit(one, 2)\n"
-        "        if one.rank == 0: print(rotate, size, *history.weights_sha256)\n"
+        "        if one.rank == 0: print(size, *history.weights_sha256)\n"
         "        one.close()\n"
     )
     found = [
-        mpirun(3, text, env={"GOSSIPGRAD_SHARED": shared, "GOSSIPGRAD_CHECK_BUFFERS": "1"}).stdout.split()
+        mpirun(4, text, env={"GOSSIPGRAD_SHARED": shared, "GOSSIPGRAD_CHECK_BUFFERS": "1"}).stdout.split()
         for shared in "10"
     ]
     virtual = []
-    for rotate in (False, True):
+    for how in TURNS:
         for size in (1, 1 << 20):
-            with trainer(3, rotate=rotate, bucket_bytes=size) as one:
-                virtual += [str(rotate), str(size), *fit(one, 2).weights_sha256]
+            with trainer(4, **how, bucket_bytes=size) as one:
+                virtual += [str(size), *fit(one, 2).weights_sha256]
     assert found[0] == found[1] == virtual

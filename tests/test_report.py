@@ -50,6 +50,17 @@ def test_fields(run, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
 
 
+def test_the_schedule_among_few_permutations():
+    strategy = gg.GossipGraD(topology="cube", permutations=2, slices=3)
+    net = gg.Sequential([gg.Linear(3)], input=(6,), name="tiny")
+    with gg.Trainer(net, strategy=strategy, comm=gg.VirtualCluster(8), seed=4) as one:
+        data = np.zeros((64, 6), np.float32), np.zeros(64, np.int64)
+        found = one.fit(data, batch_size=4, progress=False).to_dict()
+    facts = {"stages": 9, "diffusion_steps": 9, "meeting_steps": None, "slices": 3}
+    assert found["schedule"] == {"topology": "cube", "rotate": True, "permutations": 2, **facts}
+    assert found["settings"]["permutations"] == 2
+
+
 def test_every_field_is_documented(run):
     text = (ROOT / "docs" / "report.md").read_text()
     documented = set(re.findall(r"`(\w+)`", text))
@@ -151,6 +162,14 @@ def test_plots(run, tmp_path):
     figure = gg.plots.partner_schedule(8, "cube", tmp_path / "s.svg")
     assert len(figure.axes[0].texts) == 8 * 6, "an arrow a rank and step"
     assert len(gg.plots.partner_schedule(6, "cube", steps=3, rotate=False).axes[0].texts) == 6 + 4 + 4
+    titles = {None: "places change after each", 1: "a cycle", 2: "places change after each, among 2"}
+    for few, words in titles.items():
+        drawn = gg.plots.partner_schedule(8, steps=9, permutations=few)
+        assert drawn.axes[0].get_title().endswith(words) and len(drawn.axes[0].texts) == 8 * 9
+    arrows = [text.xy for text in gg.plots.partner_schedule(8, steps=9, permutations=2).axes[0].texts]
+    assert arrows[48:] == [(step + 6, to) for step, to in arrows[:24]]
+    with pytest.raises(ValueError, match="permutations=2 with rotate=False"):
+        gg.plots.partner_schedule(8, rotate=False, permutations=2)
     for topology in gg.strategies.TOPOLOGIES:
         assert len(gg.plots.partner_schedule(4, topology, steps=5).axes[0].texts) == 4 * 5
     assert len(gg.plots.partner_schedule(3, [[1, -1, 0], [0, 0, 2]]).axes[0].texts) == 2 * (2 + 1)

@@ -240,6 +240,7 @@ UNSENT = [
     ("allreduce", gg.PeriodicAllReduce(period=3), {}),  # residues of gradients, and of moved weights
     ("gossip", gg.GossipGraD(topology="ring"), {}),  # copies for other partners
     ("gossip", gg.GossipGraD(topology="cube", rotate=False), {}),
+    ("gossip", gg.GossipGraD(topology="cube", permutations=2), {}),
     ("layerwise", gg.LayerwiseAllReduce(bucket_bytes=1), None),  # nobody would send the residues
     ("layerwise", gg.LayerwiseAllReduce(bucket_bytes=1), {"dense_below": 50}),
 ]

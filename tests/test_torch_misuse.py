@@ -370,6 +370,15 @@ def test_a_training_state_of_another_optimizer_or_other_partners_is_a_value_erro
     )
     with pytest.raises(ValueError, match="'topology': 'ring'.*; allowed: of .*'topology': 'dissemination'"):
         other.load_training_states(one.training_states())
+    one, other, few = (
+        gg.torch.replicas(small, 4, gg.SGD(0.1), gg.GossipGraD(permutations=few), compression=compression, seed=seed)
+        for seed, few in ((1, 2), (2, 2), (1, 3))
+    )
+    one.load_training_states(one.training_states())
+    with pytest.raises(ValueError, match="'seed': 1}; allowed: of .*'permutations': 2, 'seed': 2}"):
+        other.load_training_states(one.training_states())
+    with pytest.raises(ValueError, match="'permutations': 2, .*; allowed: of .*'permutations': 3, "):
+        few.load_training_states(one.training_states())
 
 
 def test_a_learning_rate_that_was_set_goes_on():
