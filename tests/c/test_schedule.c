@@ -236,6 +236,12 @@ static void test_few_permutations(void) {
     CHECK_OK(gg_schedule_meeting(&always, &without_end));
     CHECK(steps > 0 && steps == without_end);
     gg_schedule_destroy(&few);
+    /* The search has an end, however long the period is. */
+    options.topology = GG_TOPOLOGY_RING;
+    if (!CHECK_OK(gg_schedule_create(&options, 2000, 1, &few))) goto cleanup;
+    CHECK_OK(gg_schedule_meeting(&few, &steps));
+    CHECK_INT(steps, -1);
+    gg_schedule_destroy(&few);
 
     options.permutations = -1;
     CHECK_FAILS(gg_schedule_create(&options, 4, 1, &few), GG_ERROR_ARGUMENT, "permutations: -1; allowed: at least 1");
