@@ -310,11 +310,19 @@ GOSSIP = {
     "gossip": lambda: (gg.GossipGraD(exchange="weights"), None),
     "gossip, bfloat16": lambda: (gg.GossipGraD(exchange="weights", wire_dtype="bfloat16"), None),
     **{f"slices={m}": lambda m=m: (gg.GossipGraD(exchange="weights", slices=m), None) for m in (4, 8, 16, 40, 100)},
-    "edge copies": lambda: (
-        gg.GossipGraD(topology="cube", rotate=False, exchange="weights"),
-        gg.AdaComp(mode="exact"),
-    ),
+    **{
+        f"edge copies{name}": lambda how=how: (
+            gg.GossipGraD(topology="cube", exchange="weights", **how),
+            gg.AdaComp(mode="exact"),
+        )
+        for name, how in {
+            "": {"rotate": False},
+            ", 2 permutations": {"permutations": 2},
+            ", rotated": {"rotate": True},
+        }.items()
+    },
 }
+TOO_MANY = {"edge copies, rotated": 34}  # ranks, with which it is refused
 
 
 def gossip(arguments: argparse.Namespace, results: Results) -> None:
@@ -324,7 +332,7 @@ def gossip(arguments: argparse.Namespace, results: Results) -> None:
     for ranks in arguments.ranks:
         found[ranks] = {}
         for seed in range(arguments.seeds):
-            for label in arguments.ways or GOSSIP:
+            for label in arguments.ways or [one for one in GOSSIP if ranks < TOO_MANY.get(one, ranks + 1)]:
                 what = {"part": "gossip", "task": name, "way": label, "seed": seed, "ranks": ranks}
                 what |= options(arguments, compressed=False)
 
