@@ -107,18 +107,6 @@ typedef struct packed_reduction {
     int64_t loads; /* of the owner: since so many the residues of these are 0 */
 } packed_reduction;
 
-static gg_status packed_reach(packed_reduction *s, gg_request *request, bool wait, bool *done) {
-    gg_status status = GG_OK;
-    GG_TRY(gg_test(s->group, request, done));
-    if (*done || !wait) goto cleanup;
-    const double begin = gg_transport_now(s->group);
-    GG_TRY(gg_wait(s->group, request));
-    gg_strategy_waited(s->owner, begin);
-    *done = true;
-cleanup:
-    return status;
-}
-
 /* The address that the arena's first element would have, if the data were all of it. */
 static float *packed_base(const packed_reduction *s) { return s->data - s->offset; }
 
@@ -311,7 +299,7 @@ static gg_status collect_next(packed_reduction *s, bool wait, bool *done) {
     const int from = s->next;
     const bool own = from == s->group->rank;
     gg_request *request = &s->arrived[from];
-    if (!own) GG_TRY(packed_reach(s, request, wait, done));
+    if (!own) GG_TRY(gg_strategy_reach(s->owner, s->group, request, wait, done));
     if (!*done) goto cleanup;
     const void *message = own ? s->message : request->data;
     const size_t bytes = own ? s->size : request->bytes;
@@ -430,7 +418,7 @@ static const void *choice_of(const packed_reduction *s) {
 static gg_status start_values(packed_reduction *s, bool wait, bool *done) {
     gg_status status = GG_OK;
     const bool own = s->next == s->group->rank;
-    if (!own) GG_TRY(packed_reach(s, &s->arrived[s->next], wait, done));
+    if (!own) GG_TRY(gg_strategy_reach(s->owner, s->group, &s->arrived[s->next], wait, done));
     if (!*done) goto cleanup;
     status = gg_choice_values(s->sorted, s->n, choice_of(s), own ? s->size : s->arrived[s->next].bytes, &s->chosen);
     GG_TRY(gg_error_prefix(status, "choice of rank %d: ", s->next));
@@ -545,7 +533,8 @@ static gg_status packed_finish(gg_reduction *reduction) {
     bool read = false;
     GG_TRY(packed_wait(reduction));
     if (s->stage == DENSE) GG_TRY(gg_reduction_finish(s->dense));
-    for (int i = 0; s->stage == SUMMED && i < s->group->size; ++i) GG_TRY(packed_reach(s, &s->sent[i], true, &read));
+    for (int i = 0; s->stage == SUMMED && i < s->group->size; ++i)
+        GG_TRY(gg_strategy_reach(s->owner, s->group, &s->sent[i], true, &read));
     if (s->stage == SUMMED && s->sum != NULL) GG_TRY(gg_allreduce_finish(s->sum));
     if (s->stage == SUMMED && s->whole_sum != NULL) GG_TRY(gg_allreduce_finish(s->whole_sum));
     s->stage = IDLE;
