@@ -4,7 +4,8 @@
  *
  * Compressed gradients travel in several messages where there are many: one is chosen from and packed while those
  * before it travel, and of those that have arrived the weights are updated while the others do, unless the update
- * needs norms, which are those of all gradients. */
+ * needs norms, which are those of all gradients. The first layers' go first, and a sum that can wait is waited for
+ * where the next forward pass needs its layers: so the last ones travel beside the computation of the first layers. */
 #include "base/memory.h"
 #include "strategy/flight.h"
 #include "strategy/reductions.h"
@@ -41,7 +42,7 @@ cleanup:
 
 static gg_status update(allreduce *s, int i) { return at_layers(s, i, gg_reductions_update(&s->reductions, i)); }
 
-/* Until the peers have read: all, or what they must not have time for. */
+/* Until the peers have read; but, unless it is `all`, what there is time for. */
 static gg_status finish(allreduce *s, bool all) {
     gg_status status = GG_OK;
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
@@ -67,7 +68,7 @@ static gg_status need_all(allreduce *s) { return after_need(s, gg_reductions_nee
 static gg_status reduce_and_update(allreduce *s) {
     gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;
-    const bool measures = gg_updater_measures(strategy->env.updater);
+    const bool measures = gg_updater_measures(strategy->env.updater), across = strategy->env.across_steps;
     const int count = s->buckets.chunk_count;
     GG_TRY(need_all(s)); /* a rank without samples has needed no layer */
     GG_TRY(finish(s, true));
@@ -75,14 +76,14 @@ static gg_status reduce_and_update(allreduce *s) {
     GG_TRY(start_all(s));
     for (int i = 0; i < count; ++i) {
         bool left = false;
-        if (!measures) GG_TRY(gg_reductions_leave(&s->reductions, i, &left));
+        if (across && !measures) GG_TRY(gg_reductions_leave(&s->reductions, i, &left));
         if (!left) GG_TRY(at_layers(s, i, gg_reduction_wait(s->reductions.of_chunk[i])));
+        if (i + 1 == count) gg_flight_complete(&s->flight, strategy);
         if (!left && !measures) GG_TRY(update(s, i));
     }
-    gg_flight_complete(&s->flight, strategy);
     gg_strategy_measure(strategy, gg_state_gradients(strategy->env.state));
     for (int i = 0; measures && i < count; ++i) GG_TRY(update(s, i));
-    GG_TRY(finish(s, false));
+    GG_TRY(finish(s, !across));
 cleanup:
     return after_need(s, status);
 }

@@ -85,9 +85,10 @@ static inline gg_status gg_reduction_poll(gg_reduction *reduction, bool *summed)
 /* Until the sum is there. */
 static inline gg_status gg_reduction_wait(gg_reduction *reduction) { return reduction->table->wait(reduction); }
 
-/* Whether no other rank waits for more than to receive what this one has sent: then there is time for the wait up to
- * the next use of what is summed, and for the finish up to the next start. The data are written, and the shares read,
- * by the deliver alone. A poll before may make it so. */
+/* Whether there may be rows that are asked for, on this or another rank, and no other rank waits for more than to
+ * receive what this one has sent: then there is time for the wait up to the next use of what is summed, and for the
+ * finish up to the next start. The data are written by the deliver alone, and the shares are not read any more. A poll
+ * before may make it so. */
 static inline bool gg_reduction_can_wait(const gg_reduction *reduction) {
     return reduction->table->can_wait != NULL && reduction->table->can_wait(reduction);
 }

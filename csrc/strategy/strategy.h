@@ -98,6 +98,9 @@ typedef struct gg_strategy_env {
     const gg_arena_layout *layout;
     uint64_t seed;
     gg_trace *trace; /* NULL: off */
+    /* The caller calls poll while it computes, and need of each layer in every step in which it has samples: waits may
+     * reach from the end of one step into the next. */
+    bool across_steps;
 } gg_strategy_env;
 
 typedef struct gg_strategy gg_strategy;

@@ -91,7 +91,8 @@ gg_status gg_exchange_create(const gg_exchange_options *options, gg_exchange **o
                                                  .state = &x->state,
                                                  .layout = x->layout,
                                                  .seed = options->seed,
-                                                 .trace = options->trace},
+                                                 .trace = options->trace,
+                                                 .across_steps = options->across_steps},
                               &x->strategy));
     GG_TRY(create_factored(x));
     *out = x;

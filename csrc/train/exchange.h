@@ -27,7 +27,8 @@ typedef struct gg_exchange_options {
     const gg_optimizer *optimizer; /* checked; its rate may change between steps */
     gg_strategy_options strategy;
     uint64_t seed;
-    gg_trace *trace; /* NULL: off */
+    gg_trace *trace;   /* NULL: off */
+    bool across_steps; /* gg_strategy_env's */
     /* What sizes that the strategy's options leave open are tuned by: seconds of each layer in the forward pass, the
      * same on all ranks, or from `least` (0 to 1) times that on. link: what messages cost, NULL: not known. */
     const double *forward;

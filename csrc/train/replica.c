@@ -40,6 +40,7 @@ gg_status gg_replica_assemble(gg_replica *r) {
                                     .strategy = o->strategy,
                                     .seed = o->seed,
                                     .trace = r->trace,
+                                    .across_steps = true,
                                     .forward = forward,
                                     .link = o->link};
     gg_replica_tuning_costs(r, forward, &exchange.least);
