@@ -11,8 +11,6 @@ import hashlib
 import inspect
 import json
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -34,6 +32,7 @@ from gossipgrad import (
     show,
     strategies,
 )
+from gossipgrad._interrupts import uninterrupted
 from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.batches import Batches
 from gossipgrad.chosen import (
@@ -102,23 +101,6 @@ _LEAVING = 3.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """A Ctrl-C inside comes when the inside has ended, so that it is done as a whole or not at all."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    came: list[int] = []
-    try:
-        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if came:
-            signal.raise_signal(signal.SIGINT)
 
 
 def collective(method: Callable[P, R]) -> Callable[P, R]:

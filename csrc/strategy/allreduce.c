@@ -23,31 +23,29 @@ typedef struct allreduce {
     gg_flight flight; /* of the sums that have been started last */
 } allreduce;
 
-static gg_status at_layers(const allreduce *s, int i, gg_status status) {
-    const gg_bucket *bucket = &s->buckets.bucket[gg_buckets_of_chunk(&s->buckets, i)];
-    return gg_strategy_at(&s->head, bucket->first_layer, bucket->last_layer, status);
-}
-
 static gg_status start_all(allreduce *s) {
     gg_status status = GG_OK;
     float *gradients = gg_state_gradients(s->head.env.state);
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         status = gg_reduction_start(s->reductions.of_chunk[i], gradients + s->buckets.chunk[i].offset, s->head.share);
         if (status == GG_OK) status = gg_progress(s->head.env.transport);
-        GG_TRY(at_layers(s, i, status));
+        GG_TRY(gg_reductions_at(&s->reductions, i, status));
     }
 cleanup:
     return status;
 }
 
-static gg_status update(allreduce *s, int i) { return at_layers(s, i, gg_reductions_update(&s->reductions, i)); }
+static gg_status update(allreduce *s, int i) {
+    return gg_reductions_at(&s->reductions, i, gg_reductions_update(&s->reductions, i));
+}
 
 /* Until the peers have read; but, unless it is `all`, what there is time for. */
 static gg_status finish(allreduce *s, bool all) {
     gg_status status = GG_OK;
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
         gg_reduction *reduction = s->reductions.of_chunk[i];
-        if (all || !gg_reduction_can_wait(reduction)) GG_TRY(at_layers(s, i, gg_reduction_finish(reduction)));
+        if (all || !gg_reduction_can_wait(reduction))
+            GG_TRY(gg_reductions_at(&s->reductions, i, gg_reduction_finish(reduction)));
     }
 cleanup:
     return status;
@@ -77,7 +75,7 @@ static gg_status reduce_and_update(allreduce *s) {
     for (int i = 0; i < count; ++i) {
         bool left = false;
         if (across && !measures) GG_TRY(gg_reductions_leave(&s->reductions, i, &left));
-        if (!left) GG_TRY(at_layers(s, i, gg_reduction_wait(s->reductions.of_chunk[i])));
+        if (!left) GG_TRY(gg_reductions_at(&s->reductions, i, gg_reduction_wait(s->reductions.of_chunk[i])));
         if (i + 1 == count) gg_flight_complete(&s->flight, strategy);
         if (!left && !measures) GG_TRY(update(s, i));
     }

@@ -89,7 +89,6 @@ typedef struct packed_reduction {
     gg_pack_pieces *pieces; /* where the sum of messages is delivered in pieces; else NULL */
     const void **messages;  /* likewise: one a rank */
     gg_left_rows rows;      /* likewise: what of it is left to the next forward pass */
-    bool may_leave;         /* likewise: there may be such a part */
     gg_factored *factored;  /* likewise: of linear layers whose gradients are no arrays either; NULL: there are none */
     float *data;            /* the run's first element */
     size_t passed;          /* elements since messages have progressed */
@@ -348,7 +347,9 @@ static void packed_need(gg_reduction *reduction, int layer, gg_weight_rows *rows
 
 static bool packed_can_wait(const gg_reduction *reduction) {
     const packed_reduction *s = (const packed_reduction *)reduction;
-    return s->may_leave && (s->stage == COLLECTING || s->stage == SUMMED);
+    bool may = false;
+    for (int i = 0; s->rows.may != NULL && i < s->n; ++i) may = may || s->rows.may[i];
+    return may && (s->stage == COLLECTING || s->stage == SUMMED);
 }
 
 static bool packed_is_asked(const gg_reduction *reduction) {
@@ -683,10 +684,7 @@ static gg_status create_messages(packed_reduction *s, const gg_reduction_run *ru
         GG_TRY(gg_pack_pieces_create(s->owner->env.device, s->sorted, s->n, s->group->size, &s->pieces));
         GG_TRY(gg_calloc((size_t)s->group->size, sizeof *s->messages, "packed messages", &s->messages));
         GG_TRY(gg_left_rows_create(&s->packing, s->pieces, s->messages, s->group->size, &s->rows));
-        for (int i = 0; i < s->n; ++i) {
-            s->rows.may[i] = is_weight(s, &s->sorted[i]) && s->sorted[i].count >= LEAST_LEFT;
-            s->may_leave = s->may_leave || s->rows.may[i];
-        }
+        for (int i = 0; i < s->n; ++i) s->rows.may[i] = is_weight(s, &s->sorted[i]) && s->sorted[i].count >= LEAST_LEFT;
         GG_TRY(create_factored(s));
     }
     if (s->whole_count == 0) goto cleanup;

@@ -87,7 +87,7 @@ static inline gg_status gg_reduction_wait(gg_reduction *reduction) { return redu
 
 /* Whether there may be rows that are asked for, on this or another rank, and no other rank waits for more than to
  * receive what this one has sent: then there is time for the wait up to the next use of what is summed, and for the
- * finish up to the next start. The data are written by the deliver alone, and the shares are not read any more. A poll
+ * finish up to the next start. The shares are not read any more; the data must be left alone up to the deliver. A poll
  * before may make it so. */
 static inline bool gg_reduction_can_wait(const gg_reduction *reduction) {
     return reduction->table->can_wait != NULL && reduction->table->can_wait(reduction);

@@ -40,10 +40,14 @@ void gg_reductions_complete(const gg_reductions *reductions) {
     for (int i = 0; i < reductions->buckets->chunk_count; ++i) gg_reduction_complete(reductions->of_chunk[i]);
 }
 
-/* The step is that of the gradients that are summed. */
-static gg_status at_layers(const gg_reductions *reductions, int chunk, int64_t step, gg_status status) {
+/* step: of the gradients that are summed. */
+static gg_status at_step(const gg_reductions *reductions, int chunk, int64_t step, gg_status status) {
     const gg_bucket *bucket = &reductions->buckets->bucket[gg_buckets_of_chunk(reductions->buckets, chunk)];
     return gg_strategy_at_step(reductions->owner, step, bucket->first_layer, bucket->last_layer, status);
+}
+
+gg_status gg_reductions_at(const gg_reductions *reductions, int chunk, gg_status status) {
+    return at_step(reductions, chunk, reductions->owner->step, status);
 }
 
 /* Only packed ones take or leave anything, and each of these is a whole bucket. */
@@ -86,7 +90,7 @@ gg_status gg_reductions_leave(gg_reductions *reductions, int chunk, bool *left) 
     reductions->summed[chunk] = (gg_summed){.owner = reductions->owner, .step = reductions->owner->step, .left = true};
     ++reductions->left;
 cleanup:
-    return at_layers(reductions, chunk, reductions->owner->step, status);
+    return gg_reductions_at(reductions, chunk, status);
 }
 
 static gg_status need_chunk(gg_reductions *reductions, int chunk) {
@@ -98,7 +102,7 @@ static gg_status need_chunk(gg_reductions *reductions, int chunk) {
     GG_TRY(gg_reduction_wait(reductions->of_chunk[chunk]));
     GG_TRY(gg_reduction_deliver(reductions->of_chunk[chunk], update_piece, summed));
 cleanup:
-    return at_layers(reductions, chunk, summed->step, status);
+    return at_step(reductions, chunk, summed->step, status);
 }
 
 gg_status gg_reductions_need(gg_reductions *reductions, int layer, gg_weight_rows *rows) {

@@ -22,6 +22,9 @@ gg_status gg_reductions_create(gg_strategy *owner, const gg_strategy_options *op
                                const gg_reduction_run *run, gg_reductions *out);
 void gg_reductions_destroy(gg_reductions *reductions); /* all zero is fine */
 
+/* Adds the layers of a chunk, and the step, to the message of a failure, and returns it. */
+gg_status gg_reductions_at(const gg_reductions *reductions, int chunk, gg_status status);
+
 /* The sum of a chunk of this step is there: the weights are updated, but where rows have been asked for. */
 gg_status gg_reductions_update(gg_reductions *reductions, int chunk);
 
