@@ -14,8 +14,9 @@
 #include "cpu/shared.h"
 
 size_t gg_cpu_choose_bins_scalar(const gg_choose_args *args);
+size_t gg_cpu_read_entries_scalar(gg_entries_args *args);
 
-/* In place of cpu/shared.c's, which needs all kernels. */
+/* In place of those of cpu/shared.c and cpu/kernels.c, which need all kernels. */
 int gg_cpu_threads_for(const gg_device *device, size_t work) {
     (void)device, (void)work;
     return 1;
@@ -23,7 +24,10 @@ int gg_cpu_threads_for(const gg_device *device, size_t work) {
 
 static const gg_backend table = {
     .name = "fuzz", .pack = gg_cpu_pack, .add_elements = gg_cpu_add_elements, .take_elements = gg_cpu_take_elements};
-static const gg_cpu_kernels kernels = {.choose = gg_cpu_choose_bins_scalar};
+static const gg_cpu_kernels kernels = {.choose = gg_cpu_choose_bins_scalar, .entries = gg_cpu_read_entries_scalar};
+
+const gg_cpu_kernels *gg_cpu_host_kernels(void) { return &kernels; }
+
 static gg_cpu_device cpu = {.head = {.table = &table, .threads = 1}, .kernels = &kernels};
 static gg_device *const device = &cpu.head;
 

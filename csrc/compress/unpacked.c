@@ -3,6 +3,7 @@
 
 #include "compress/packed_format.h"
 #include "compress/packed_room.h"
+#include "cpu/kernels.h"
 
 static gg_status read_header(const gg_segment *segment, int segments, const unsigned char *message, size_t bytes,
                              message_form *form) {
@@ -82,117 +83,62 @@ cleanup:
     return status;
 }
 
-/* Codes that are read at once, since nothing about them can be predicted. */
-#define BLOCK ((size_t)64)
+/* Codes that are read at once: so many bins go on by less than 2^32 elements. */
+#define MOST_AT_ONCE ((size_t)1024)
 
 _Static_assert(GG_MOST_PACKED < GG_ELEMENT_NEGATIVE, "the highest bit of an element is free");
+_Static_assert(GG_MOST_PACKED + MOST_AT_ONCE * GG_MOST_CHOSEN_BIN < GG_ELEMENT_NEGATIVE, "elements do not wrap around");
 
-/* Eight at a time, in the vectors that every processor has. Places, bins and what eight codes go on by fit into 16
- * bits, but for long bins. */
-typedef uint8_t bytes8 __attribute__((vector_size(8)));
-typedef int16_t shorts8 __attribute__((vector_size(16)));
-typedef uint32_t words8 __attribute__((vector_size(32)));
-typedef uint32_t words8_anywhere __attribute__((vector_size(32), aligned(4), may_alias));
-typedef uint64_t longs2 __attribute__((vector_size(16)));
-
-/* Lanes of two vectors of shorts8, counted through both. clang and gcc 12 have one name for it, older gcc another. */
-#if defined(__clang__) || __GNUC__ >= 12
-#define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (shorts8){__VA_ARGS__})
-#endif
-
-/* gcc's analyzer confuses the number of lanes of a vector with the number of its bits, and reports every shift of lanes
- * as too large. */
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#pragma GCC diagnostic ignored "-Wanalyzer-shift-count-overflow"
-#endif
-
-GG_INLINE shorts8 eight_at(const unsigned char *at, const bool wide) {
-    bytes8 narrow;
-    shorts8 codes;
-    if (wide) {
-        memcpy(&codes, at, sizeof codes);
-        return codes;
-    }
-    memcpy(&narrow, at, sizeof narrow);
-    return __builtin_convertvector(narrow, shorts8);
+/* As many codes as name elements, one after the other. */
+static size_t read_entries(code_reader *r, size_t room, uint32_t *out) {
+    const bool wide = r->bin >= WIDE_FROM;
+    const size_t unit = wide ? 2 : 1, left = (size_t)(r->end - r->at) / unit, most = left < room ? left : room;
+    gg_entries_args args = {.at = r->at,
+                            .n = most < MOST_AT_ONCE ? most : MOST_AT_ONCE,
+                            .wide = wide,
+                            .bin = (uint32_t)r->bin,
+                            .start = (uint32_t)r->start,
+                            .least = (uint32_t)r->least,
+                            .element = out};
+    const size_t n = gg_cpu_host_kernels()->entries(&args);
+    if (n == 0) return 0;
+    r->at += n * unit;
+    r->start = args.start;
+    r->least = args.least;
+    return n;
 }
 
-/* A whole block of codes, none of which stands for empty bins; false: that is not what it is, and the reader stays. */
-GG_INLINE bool read_whole(code_reader *r, const bool wide, uint32_t *out) {
-    enum { EIGHT = 8 };
-    const size_t unit = wide ? 2 : 1;
-    const uint32_t bin = (uint32_t)r->bin, shift = flags_shift(wide);
-    const int16_t mark = (int16_t)empty_mark(wide);
-    const unsigned char *const at = r->at;
-    uint32_t start = (uint32_t)r->start;
-    shorts8 wrong = {0};
-    if ((size_t)(r->end - at) < BLOCK * unit) return false;
-    for (size_t i = 0; i < BLOCK; i += EIGHT) {
-        const shorts8 codes = eight_at(at + i * unit, wide), place = codes & mark, flags = (codes >> shift) & 3;
-        shorts8 before = {0};
-        if (i > 0) before = eight_at(at + (i - 1) * unit, wide) & mark;
-        else before = SHUFFLED((shorts8){(int16_t)(r->least - 1)}, place, 0, 8, 9, 10, 11, 12, 13, 14);
-        const shorts8 first = flags >> 1;
-        wrong |= (place >= (int16_t)bin) | ((place <= before) & (first == 0)); /* marks are no places in a bin */
-        /* How many bins have begun: the sum of `first` up to each. */
-        shorts8 begun = first;
-        begun += SHUFFLED(begun, (shorts8){0}, 8, 0, 1, 2, 3, 4, 5, 6);
-        begun += SHUFFLED(begun, (shorts8){0}, 8, 8, 0, 1, 2, 3, 4, 5);
-        begun += SHUFFLED(begun, (shorts8){0}, 8, 8, 8, 8, 0, 1, 2, 3);
-        words8 element = __builtin_convertvector(flags, words8) << 31;
-        if (wide) element += __builtin_convertvector(begun, words8) * bin + __builtin_convertvector(place, words8);
-        else element += __builtin_convertvector(begun * (int16_t)bin + place, words8);
-        element += start;
-        *(words8_anywhere *)(out + i) = element;
-        start += (uint32_t)begun[EIGHT - 1] * bin;
-    }
-    const size_t last = empty_mark(wide) & unit_at(at + (BLOCK - 1) * unit, wide);
-    const longs2 any = (longs2)wrong;
-    if ((any[0] | any[1]) != 0 || (size_t)start + last >= r->count) return false; /* they ascend */
-    r->at = at + BLOCK * unit;
-    r->start = start;
-    r->least = last + 1;
-    return true;
-}
-
-GG_INLINE read_result read_singly(code_reader *r, const bool wide, size_t room, uint32_t *out, size_t *count) {
-    read_result result = READ_ELEMENT;
-    code_reader own = *r; /* in registers */
-    size_t element, n = 0;
-    uint32_t negative;
-    while (n < room && (result = next_element(&own, wide, &element, &negative)) == READ_ELEMENT)
-        out[n++] = (uint32_t)element | negative * GG_ELEMENT_NEGATIVE;
-    *r = own;
-    *count = n;
-    return result;
-}
-
-GG_INLINE bool read_units(code_reader *r, const bool wide, size_t room, uint32_t *out, size_t *count) {
+bool gg_packed_elements(code_reader *r, size_t room, uint32_t *out, size_t *count) {
     read_result result = READ_ELEMENT;
     size_t n = 0;
     while (n < room && result == READ_ELEMENT) {
-        const size_t left = room - n < BLOCK ? room - n : BLOCK;
-        size_t more = BLOCK;
-        if (left < BLOCK || !read_whole(r, wide, out + n)) result = read_singly(r, wide, left, out + n, &more);
+        const size_t more = read_entries(r, room - n, out + n);
         n += more;
+        if (more > 0 && (out[n - 1] & ~GG_ELEMENT_NEGATIVE) >= r->count) result = READ_WRONG; /* they ascend */
+        if (more > 0 || result == READ_WRONG) continue;
+        size_t element;
+        uint32_t negative;
+        result = r->bin < WIDE_FROM ? next_element(r, false, &element, &negative)
+                                    : next_element(r, true, &element, &negative);
+        if (result == READ_ELEMENT) out[n++] = (uint32_t)element | negative * GG_ELEMENT_NEGATIVE;
     }
     *count = n;
     return result != READ_WRONG;
 }
 
-bool gg_packed_elements(code_reader *r, size_t room, uint32_t *out, size_t *count) {
-    return r->bin < WIDE_FROM ? read_units(r, false, room, out, count) : read_units(r, true, room, out, count);
-}
+/* Codes that are checked at once, and elements that are added at once. */
+#define BLOCK ((size_t)64)
+
+/* Eight or sixteen at a time, in the vectors that every processor has. */
+typedef int8_t bytes16 __attribute__((vector_size(16)));
+typedef int16_t shorts8 __attribute__((vector_size(16)));
+typedef uint64_t longs2 __attribute__((vector_size(16)));
 
 static bool any_negative(const uint32_t *element, size_t count) {
     uint32_t all = 0;
     for (size_t i = 0; i < count; ++i) all |= element[i];
     return (all & GG_ELEMENT_NEGATIVE) != 0;
 }
-
-typedef int8_t bytes16 __attribute__((vector_size(16)));
 
 /* What a block of codes is made of that name no elements yet. */
 typedef struct block_facts {
@@ -228,6 +174,12 @@ GG_INLINE block_facts narrow_facts(const unsigned char *at, int8_t bin) {
                          .is_negative = ((bits[0] | bits[1]) & 0x4040404040404040u) != 0};
 }
 
+GG_INLINE shorts8 eight_at(const unsigned char *at) {
+    shorts8 codes;
+    memcpy(&codes, at, sizeof codes);
+    return codes;
+}
+
 /* The same of codes of two bytes. */
 GG_INLINE block_facts wide_facts(const unsigned char *at, int16_t bin) {
     enum { EIGHT = 8, LAST = BLOCK - 1 };
@@ -235,8 +187,7 @@ GG_INLINE block_facts wide_facts(const unsigned char *at, int16_t bin) {
     shorts8 wrong = {0}, begun = {0}, all = {0};
     for (size_t i = 0; i < BLOCK; i += EIGHT) {
         const size_t pair = i + EIGHT < BLOCK ? i : LAST - EIGHT;
-        const shorts8 codes = eight_at(at + 2 * i, true), left = eight_at(at + 2 * pair, true),
-                      right = eight_at(at + 2 * pair + 2, true);
+        const shorts8 codes = eight_at(at + 2 * i), left = eight_at(at + 2 * pair), right = eight_at(at + 2 * pair + 2);
         wrong |= (codes & mark) >= bin;
         wrong |= ((right & mark) <= (left & mark)) & (right >= 0);
         begun -= codes < 0;

@@ -251,6 +251,18 @@ typedef struct gg_choose_args {
     uint16_t *place, *chosen; /* out: `place` has room for n; NULL: nothing is chosen */
 } gg_choose_args;
 
+/* Entries of chosen elements, bin after bin, in units of two bytes, as gg_pack_args.place has them (`wide`), or of one
+ * byte with the flags in its highest two bits and the place in the others. */
+typedef struct gg_entries_args {
+    const unsigned char *at;
+    size_t n; /* units */
+    bool wide;
+    uint32_t bin;
+    /* In and out: where the bin of the entry before begins, and the least place that may follow in it. */
+    uint32_t start, least;
+    uint32_t *element; /* out: n, with GG_ELEMENT_NEGATIVE; behind those that are given anything may be written */
+} gg_entries_args;
+
 typedef struct gg_cpu_kernels {
     gg_isa isa;
     const gg_cpu_elementwise *elementwise;
@@ -261,6 +273,9 @@ typedef struct gg_cpu_kernels {
     const gg_cpu_loss_kernels *loss;
     const gg_cpu_arena *arena;
     size_t (*choose)(const gg_choose_args *args); /* gives how many entries `place` has got */
+    /* Gives how many units are entries in order: up to the first that is none, whose place is in no bin, all ones, or
+     * does not ascend. Without any, start and least stay. */
+    size_t (*entries)(gg_entries_args *args);
     const gg_cpu_layout *layout;
     const gg_cpu_attention *attention;
     const gg_cpu_lstm *lstm;
@@ -275,6 +290,8 @@ extern const gg_cpu_kernels gg_cpu_kernels_avx512;
 
 /* The kernels of a level; NULL if this build has none for it. Whether the CPU runs them is gg_cpu_supports. */
 const gg_cpu_kernels *gg_cpu_kernels_for(gg_isa isa);
+/* For work of the host whatever the device: those of the level of gg_isa_select, which is asked once a process. */
+const gg_cpu_kernels *gg_cpu_host_kernels(void);
 
 #define GG_CPU_MAX_THREADS 512
 

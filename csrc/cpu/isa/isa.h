@@ -29,6 +29,7 @@ extern const gg_cpu_loss_kernels GG_VARIANT(gg_cpu_loss_kernels);
 extern const gg_cpu_arena GG_VARIANT(gg_cpu_arena);
 void GG_VARIANT(gg_cpu_update)(const gg_update_args *args); /* the arena table's entry; a file of its own */
 size_t GG_VARIANT(gg_cpu_choose_bins)(const gg_choose_args *args);
+size_t GG_VARIANT(gg_cpu_read_entries)(gg_entries_args *args);
 extern const gg_cpu_layout GG_VARIANT(gg_cpu_layout);
 extern const gg_cpu_attention GG_VARIANT(gg_cpu_attention);
 extern const gg_cpu_lstm GG_VARIANT(gg_cpu_lstm);

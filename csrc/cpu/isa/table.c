@@ -15,6 +15,7 @@ const gg_cpu_kernels GG_VARIANT(gg_cpu_kernels) = {
     .loss = &GG_VARIANT(gg_cpu_loss_kernels),
     .arena = &GG_VARIANT(gg_cpu_arena),
     .choose = GG_VARIANT(gg_cpu_choose_bins),
+    .entries = GG_VARIANT(gg_cpu_read_entries),
     .layout = &GG_VARIANT(gg_cpu_layout),
     .attention = &GG_VARIANT(gg_cpu_attention),
     .lstm = &GG_VARIANT(gg_cpu_lstm),
