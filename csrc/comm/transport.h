@@ -1,8 +1,8 @@
 /* The transport: messages between the ranks of a group. One table, two implementations (MPI and virtual).
  *
- * Point-to-point; everything collective is built on it in comm/collective.h with one fixed order, so both
- * implementations give the same bits. Only sums may be left to a library's own collective, where there is one (gg_sum).
- * A transport belongs to one rank and is used by that rank's thread alone.
+ * Point-to-point; everything collective is built on it in comm/collective.h and comm/allreduce.h with one fixed order,
+ * so both implementations give the same bits. Only sums may be left to a library's own collective, where there is one
+ * (gg_sum). A transport belongs to one rank and is used by that rank's thread alone.
  *
  * Messages between two ranks with the same tag arrive in the order they were sent. A message's bytes must not be
  * written between gg_send and the request's completion. A receive gives its bytes in `landing`, or, where the transport
@@ -196,7 +196,7 @@ void gg_cancel_all(gg_transport *transport, gg_request *requests, int n);
  * strategies' keyword, where no library offers sums. */
 gg_status gg_sum_prepare(gg_transport *transport);
 /* data becomes the sum of all ranks' data, by a library's collective: in an order that is the library's, so these are
- * not the bits of comm/collective.h, but the same on all ranks, which MPI demands. Returns at once; the request is
+ * not the bits of comm/allreduce.h, but the same on all ranks, which MPI demands. Returns at once; the request is
  * tested, waited for and cancelled like one of a message, and IDLE when the sum is there; until then data must not be
  * touched. All ranks start their sums over the same ranks in the same order. data comes from gg_message_alloc: a
  * library cannot cancel a sum, so the memory of a cancelled one is never freed: it may still be written. The library

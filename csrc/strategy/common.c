@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "comm/collective.h"
 #include "strategy/partition.h"
 
 gg_status gg_strategy_check_sizes(const gg_strategy_options *options) {

@@ -1,6 +1,6 @@
 /* The reduction in which every value travels: a gg_allreduce. */
 #include "base/memory.h"
-#include "comm/collective.h"
+#include "comm/allreduce.h"
 #include "strategy/common.h"
 #include "strategy/reduction.h"
 

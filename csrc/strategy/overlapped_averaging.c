@@ -30,6 +30,7 @@
  * Weights are sent as float32: all ranks train on the same ones, and no small update is lost. So are inputs and errors,
  * and the owner rounds each rank's gradient before it adds them. */
 #include "base/memory.h"
+#include "comm/allreduce.h"
 #include "comm/collective.h"
 #include "strategy/fc_exchange.h"
 #include "strategy/flight.h"

@@ -7,6 +7,7 @@
  * base is an arena of its own, so that a run may be resumed between two means. Where a rank does not know it, because
  * weights have been loaded, the next mean is one of whole weights, as are those of the first steps. */
 #include "base/memory.h"
+#include "comm/collective.h"
 #include "compress/packed.h"
 #include "strategy/flight.h"
 #include "strategy/reduction.h"

@@ -22,6 +22,7 @@
 
 #include "base/memory.h"
 #include "base/random.h"
+#include "comm/allreduce.h"
 #include "comm/collective.h"
 #include "compress/codec.h"
 #include "strategy/buckets.h"

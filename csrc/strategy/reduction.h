@@ -1,6 +1,6 @@
 /* Private to the room: the weighted sum of a run of the arenas over ranks. Strategies hold reductions and do not know
  * how one comes about, which is decided at its creation. The calls are those of gg_allreduce and mean the same: the sum
- * is that of share[r] * data_r over r, the same bits on every rank (comm/collective.h), and is in `data`, but for
+ * is that of share[r] * data_r over r, the same bits on every rank (comm/allreduce.h), and is in `data`, but for
  * in_pieces. With a residue, (sum over the ranks of residue_r + share[r] * data_r) before a start is (sum over the
  * ranks of residue_r) + the sum afterwards; with `marks` the residues are those after gg_reduction_complete.
  *

@@ -16,7 +16,7 @@
 #define GG_STRATEGY_STRATEGY_H
 
 #include "base/trace.h"
-#include "comm/collective.h"
+#include "comm/allreduce.h"
 #include "comm/schedule.h"
 #include "comm/transport.h"
 #include "compress/compression.h"

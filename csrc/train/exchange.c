@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "comm/allreduce.h"
 #include "comm/collective.h"
 #include "comm/subgroup.h"
 #include "strategy/buckets.h"

@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "comm/collective.h"
 #include "comm/device_order.h"
 #include "train/replica_private.h"
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "comm/allreduce.h"
 #include "comm/collective.h"
 #include "comm/subgroup.h"
 #include "comm/transport.h"

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "comm/collective.h"
 #include "comm/device_order.h"
 #include "comm/network.h"
 #include "late_device.h"

@@ -5,6 +5,7 @@
 #include <sys/statvfs.h>
 
 #include "base/clock.h"
+#include "comm/allreduce.h"
 #include "comm/collective.h"
 #include "comm/device_order.h"
 #include "comm/mpi/mpi_transport.h"
