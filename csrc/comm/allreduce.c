@@ -1,7 +1,5 @@
 #include "comm/allreduce.h"
 
-#include <string.h>
-
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "comm/collective.h"
