@@ -21,19 +21,22 @@ typedef struct setup {
     gg_replica *replica[RANKS];
 } setup;
 
+/* Outputs of the first layer: few, or as many as make its weight one whose updates are left to the next step. */
+enum { FEW = 4, MANY = 13200 };
+
 static void add_linear(gg_graph *graph, const char *name, int64_t outputs, int input, int *node) {
     gg_layer_desc desc = {.kind = GG_LAYER_LINEAR, .outputs = outputs, .bias = true};
     strcpy(desc.name, name);
     CHECK_OK(gg_graph_add(graph, &desc, NULL, 1, &input, node));
 }
 
-static gg_graph *two_layers(void) {
+static gg_graph *two_layers(int64_t outputs) {
     gg_graph *graph = NULL;
     int node = 0;
     gg_layer_desc input = {.kind = GG_LAYER_INPUT, .name = "input"};
     CHECK_OK(gg_graph_create(&graph));
     CHECK_OK(gg_graph_add(graph, &input, &(gg_shape){.dims = 1, .size = {INPUTS}}, 0, NULL, &node));
-    add_linear(graph, "first", 4, node, &node);
+    add_linear(graph, "first", outputs, node, &node);
     add_linear(graph, "second", CLASSES, node, &node);
     CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
     return graph;
@@ -76,8 +79,8 @@ cleanup:
 }
 
 /* Of one training: *text is what was said, NULL: it came to its end. Returns how many messages were changed. */
-static int run(gg_strategy_options strategy, corruption c, char text[static 512]) {
-    setup s = {.strategy = strategy, .corruption = c, .graph = two_layers()};
+static int run(gg_strategy_options strategy, int64_t outputs, corruption c, char text[static 512]) {
+    setup s = {.strategy = strategy, .corruption = c, .graph = two_layers(outputs)};
     CHECK_OK(gg_team_create_virtual(&(gg_virtual_options){.size = RANKS, .compute_rate = 1}, &s.team));
     CHECK_OK(gg_team_run(s.team, create, &s));
     const gg_status status = gg_team_run(s.team, train, &s);
@@ -121,21 +124,21 @@ static void test_strategy(gg_strategy_options options, int tag, int which, const
     const corruption from = {.peer = SENDER, .tag = tag, .which = which, .least = 16};
     corruption c = from;
     int wrong = 0, cases = 0;
-    CHECK_INT(run(options, c, text), 0);
+    CHECK_INT(run(options, FEW, c, text), 0);
     CHECK_TEXT(text, "");
     /* Only so many bytes come; more come; any byte is another. */
     for (size_t keep = 1; keep < 24; ++keep) {
         c = from, c.kind = CORRUPT_TRUNCATE, c.keep = keep;
-        CHECK_INT(run(options, c, text), 1);
+        CHECK_INT(run(options, FEW, c, text), 1);
         CHECK(names_sender_and_layers(text, layers));
         CHECK(strstr(text, word) != NULL);
     }
     c = from, c.kind = CORRUPT_GROW, c.keep = 3;
-    if (run(options, c, text) > 0 && text[0] != '\0') CHECK(names_sender_and_layers(text, layers));
+    if (run(options, FEW, c, text) > 0 && text[0] != '\0') CHECK(names_sender_and_layers(text, layers));
     for (ptrdiff_t at = -20; at < 40; ++at)
         for (int mask = 1; mask < 256; mask = mask * 3 + 1, ++cases) {
             c = from, c.kind = CORRUPT_FLIP, c.at = at, c.mask = (unsigned char)mask;
-            CHECK(run(options, c, text) > 0);
+            CHECK(run(options, FEW, c, text) > 0);
             if (text[0] == '\0') continue; /* another element, or another value */
             ++wrong;
             CHECK(names_sender_and_layers(text, layers));
@@ -143,8 +146,21 @@ static void test_strategy(gg_strategy_options options, int tag, int which, const
     CHECK(wrong > cases / 4);
 }
 
+/* A message of step 1 that is read in step 2, whose forward pass waits for it: the error says step 1. */
+static void test_left_to_the_next_step(void) {
+    gg_strategy_options options = compressed(GG_STRATEGY_ALLREDUCE, GG_SELECTION_LOCAL, GG_COMPRESSION_STRICT);
+    const corruption c = {
+        .peer = SENDER, .tag = GG_TAG_USER, .which = 1, .least = 16, .kind = CORRUPT_TRUNCATE, .keep = 20};
+    char text[512];
+    options.compression.dense_roles = 0; /* one message a step */
+    CHECK_INT(run(options, MANY, c, text), 1);
+    CHECK(names_sender_and_layers(text, "step 1, layers 'first' to 'second': message of rank 1: "));
+    CHECK(strstr(text, "step 2") == NULL);
+}
+
 int main(void) {
     gg_cpu_register();
+    test_left_to_the_next_step();
     const gg_compression_selection local = GG_SELECTION_LOCAL, cyclic = GG_SELECTION_CYCLIC;
     const gg_strategy_kind each = GG_STRATEGY_LAYERWISE_ALLREDUCE;
     const int first = GG_TAG_USER, sum = GG_TAG_ALLREDUCE;
