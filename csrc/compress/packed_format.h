@@ -137,7 +137,8 @@ typedef struct message_part {
 gg_status gg_packed_part(const gg_segment *segment, int i, message_form form, const unsigned char **at,
                          const unsigned char *end, message_part *out);
 
-/* The next elements, `room` at most, fewer at the end, with GG_ELEMENT_NEGATIVE; false: a code is wrong. */
+/* The next elements, `room` at most, fewer at the end, with GG_ELEMENT_NEGATIVE; false: a code is wrong, and the reader
+ * is of no more use. Those that are counted are elements of the segment even then. */
 bool gg_packed_elements(code_reader *reader, size_t room, uint32_t *out, size_t *count);
 
 GG_INLINE float value_at(const unsigned char *values, gg_dtype dtype, size_t n) {

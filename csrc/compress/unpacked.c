@@ -83,7 +83,7 @@ cleanup:
     return status;
 }
 
-/* Codes that are read at once: so many bins go on by less than 2^32 elements. */
+/* Codes that are read at once: where each begins a bin, elements stay below GG_ELEMENT_NEGATIVE. */
 #define MOST_AT_ONCE ((size_t)1024)
 
 _Static_assert(GG_MOST_PACKED < GG_ELEMENT_NEGATIVE, "the highest bit of an element is free");
@@ -113,9 +113,12 @@ bool gg_packed_elements(code_reader *r, size_t room, uint32_t *out, size_t *coun
     size_t n = 0;
     while (n < room && result == READ_ELEMENT) {
         const size_t more = read_entries(r, room - n, out + n);
-        n += more;
-        if (more > 0 && (out[n - 1] & ~GG_ELEMENT_NEGATIVE) >= r->count) result = READ_WRONG; /* they ascend */
-        if (more > 0 || result == READ_WRONG) continue;
+        if (more > 0) {
+            const bool right = (out[n + more - 1] & ~GG_ELEMENT_NEGATIVE) < r->count; /* they ascend */
+            if (right) n += more;
+            else result = READ_WRONG;
+            continue;
+        }
         size_t element;
         uint32_t negative;
         result = r->bin < WIDE_FROM ? next_element(r, false, &element, &negative)

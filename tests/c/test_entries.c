@@ -1,7 +1,12 @@
 /* Entries of chosen elements, read at each level, against a plain reading. */
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "base/memory.h"
 #include "cpu/kernels.h"
 #include "guarded.h"
+
+#define MOST_RANDOM 100
 
 typedef struct entries_case {
     bool wide;
@@ -88,15 +93,41 @@ static void check_case(const entries_case *c) {
     buffer_free(&elements);
 }
 
+/* Random units, right before memory that cannot be read: all levels read the same, and none goes further. */
+static void check_random(const entries_case *c, unsigned char *end) {
+    const size_t bytes = c->n * (c->wide ? 2 : 1);
+    uint32_t wanted[MOST_RANDOM] = {0};
+    gg_entries_args from = {.at = end - bytes, .n = c->n, .wide = c->wide, .bin = c->bin, .start = c->bin, .least = 1};
+    for (size_t i = 0; i < c->n; ++i) /* mostly in order */
+        put(c, end - bytes, i, below(mark_of(c) + 1) >> below(c->wide ? 14 : 6), below(8) > 0, below(2) == 1);
+    gg_entries_args plain = from;
+    plain.element = wanted;
+    const size_t right = gg_cpu_kernels_for(GG_ISA_SCALAR)->entries(&plain);
+    read_all(c, &from, right, wanted);
+}
+
+static void check_randoms(const entries_case *c) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pages != MAP_FAILED && mprotect(pages + page, page, PROT_NONE) == 0);
+    for (int i = 0; i < 200; ++i) check_random(c, pages + page);
+    munmap(pages, 2 * page);
+}
+
+static void check_both(const entries_case *c) {
+    check_case(c);
+    check_randoms(c);
+}
+
 int main(void) {
     static const uint32_t narrow[] = {1, 2, 50, 63}, wide[] = {64, 500, 5000, 16383, 16384};
     static const size_t sizes[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; ++s)
         for (int open = 0; open < 2; ++open) {
             for (size_t b = 0; b < sizeof narrow / sizeof *narrow; ++b)
-                check_case(&(entries_case){.bin = narrow[b], .n = sizes[s], .open = open});
+                check_both(&(entries_case){.bin = narrow[b], .n = sizes[s], .open = open});
             for (size_t b = 0; b < sizeof wide / sizeof *wide; ++b)
-                check_case(&(entries_case){.wide = true, .bin = wide[b], .n = sizes[s], .open = open});
+                check_both(&(entries_case){.wide = true, .bin = wide[b], .n = sizes[s], .open = open});
         }
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;

@@ -40,7 +40,8 @@ typedef __m512i entries_v;
 
 GG_INLINE entries_v entries_set(uint32_t one) { return _mm512_set1_epi32((int)one); }
 
-/* What goes from vector to vector: the places of the one before. */
+/* Reads the vector at unit i, whatever is in it. Gives a bit for each entry that is none; *first: likewise for each
+ * that begins a bin; *places: those of the vector before, then its own. */
 GG_INLINE unsigned read_vector(const gg_entries_args *a, const bool wide, size_t i, uint32_t start, entries_v *places,
                                unsigned *first) {
     const unsigned bits = place_bits(wide);
@@ -52,7 +53,7 @@ GG_INLINE unsigned read_vector(const gg_entries_args *a, const bool wide, size_t
     const __mmask16 begins = _mm512_test_epi32_mask(units, entries_set(2u << bits));
     const __mmask16 follows = begins | _mm512_cmpgt_epi32_mask(place, before);
     const uint32_t limit = a->bin < all_ones(wide) ? a->bin : all_ones(wide);
-    /* Of each entry what bins have begun up to it. */
+    /* For each entry, by how much the bins that have begun up to it go on. */
     __m512i sum = _mm512_maskz_mov_epi32(begins, entries_set(a->bin));
     sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 15));
     sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 14));
@@ -83,7 +84,8 @@ GG_INLINE __m256i higher(__m256i v, const int n) {
 
 GG_INLINE unsigned entries_bits(__m256i lanes) { return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(lanes)); }
 
-/* What goes from vector to vector: the places of the one before. */
+/* Reads the vector at unit i, whatever is in it. Gives a bit for each entry that is none; *first: likewise for each
+ * that begins a bin; *places: those of the vector before, then its own. */
 GG_INLINE unsigned read_vector(const gg_entries_args *a, const bool wide, size_t i, uint32_t start, entries_v *places,
                                unsigned *first) {
     const unsigned bits = place_bits(wide);
@@ -95,7 +97,7 @@ GG_INLINE unsigned read_vector(const gg_entries_args *a, const bool wide, size_t
     const __m256i begins = _mm256_srai_epi32(_mm256_slli_epi32(units, 30 - (int)bits), 31);
     const __m256i follows = _mm256_or_si256(begins, _mm256_cmpgt_epi32(place, before));
     const uint32_t limit = a->bin < all_ones(wide) ? a->bin : all_ones(wide);
-    /* Of each entry what bins have begun up to it. */
+    /* For each entry, by how much the bins that have begun up to it go on. */
     __m256i sum = _mm256_and_si256(begins, entries_set(a->bin));
     sum = _mm256_add_epi32(sum, higher(sum, 1));
     sum = _mm256_add_epi32(sum, higher(sum, 2));
