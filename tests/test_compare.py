@@ -235,6 +235,9 @@ def test_the_default_cluster_and_rates(tmp_path):
     words = ("--strategies", "parameter-server,gossipgrad:lr=0.5", "--virtual-ranks", "4")
     assert list(rates(*words, "--lr", "0.02").values()) == [[0.02], [0.5]]
     assert list(rates(*words, "--lr-grid", "0.02,0.04").values()) == [[0.02, 0.04], [0.5]]
+    assert list(
+        rates("--strategies", "allreduce", "--virtual-ranks", "4", "--lr", "0.3", "--lr-grid", "auto").values()
+    ) == [[0.1, 0.3]]
     adam = rates("--strategies", "allreduce", "--virtual-ranks", "2", "--optimizer", "adam")
     assert list(adam.values()) == [[0.000333, 0.001]]
 
@@ -361,6 +364,7 @@ def test_time_to_a_loss():
         ("--virtual-ranks 64 --global-batch 32", "at least 64"),
         ("--samples 900 --points 10", "90 samples a point"),
         ("--batch-size 8 --global-batch 32", "not allowed with"),
+        ("--lr 0.03 --lr-grid 0.1,0.2", "--lr 0.03: not with the rates of --lr-grid"),
         ("--report-dir /dev/null/x", "--report-dir"),
     ],
 )

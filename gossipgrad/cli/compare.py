@@ -92,6 +92,11 @@ def plan_of(arguments: argparse.Namespace) -> compare.Comparison:
         straggler, network = circumstances(arguments)
         keys = ("samples", "points", "batch_size", "global_batch", "target", "seed", "backend", "device")
         chosen = given(arguments, (*keys, "compute_time", "lr_scaling", "lr_limit", "lr_grid"))
+        if arguments.lr is not None and not isinstance(arguments.lr_grid, str | None):
+            raise UsageError(
+                f"--lr {arguments.lr:g}: not with the rates of --lr-grid, which are tried in its place; allowed: one "
+                "of both, or --lr-grid auto"
+            )
         if arguments.lr is None and arguments.lr_grid is None:
             chosen["lr_grid"] = "auto"
         if arguments.batch_size is not None:
