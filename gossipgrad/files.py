@@ -45,7 +45,7 @@ def write_atomically(path: str | os.PathLike[str], *parts: Any) -> None:
     try:
         _write(path, parts)
     except OSError as error:
-        error.filename = error.filename or path  # that of a write, on a full disk say, names no file
+        error.filename = path  # not the temporary one; that of a write, on a full disk say, names no file
         raise
 
 

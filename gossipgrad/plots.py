@@ -52,6 +52,7 @@ def check_format(argument: str, path: Path) -> None:
 
 def _finish(figure: Any, path: Path | None) -> Any:
     if path is not None:
+        check_format("path", path)
         name, extension = os.path.splitext(os.fspath(path))
         extension = extension or f".{figure.canvas.get_default_filetype()}"
         file = io.BytesIO()
@@ -137,6 +138,9 @@ def _named(histories: History | dict[str, History]) -> dict[str, History]:
     if isinstance(histories, History):
         return {"": histories}
     if isinstance(histories, Mapping) and all(isinstance(one, History) for one in histories.values()):
+        for name in histories:
+            if not isinstance(name, str):
+                raise TypeError(f"histories: the name {name!r}; allowed: a str")
         return dict(histories)
     raise TypeError(
         f"histories is a {type(histories).__name__}; allowed: a gossipgrad.History, or a dict of them by name"

@@ -99,6 +99,11 @@ def test_plots_say_what_they_are_of(given):
             draw(given)
 
 
+def test_plots_of_histories_whose_names_are_no_text():
+    with pytest.raises(TypeError, match="histories: the name 4; allowed: a str"):
+        gg.plots.loss({4: History(epochs=[{"epoch": 1, "train_loss": 1.0}])})
+
+
 @pytest.fixture(scope="module", params=["local", "cyclic"])
 def trained(request):
     data = gg.data.synthetic((1, 8, 8), 4, 96, 24)

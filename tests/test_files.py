@@ -52,6 +52,12 @@ def test_a_folder_is_refused(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_failure_names_the_file_that_was_asked_for(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        files.write_atomically(tmp_path / "none" / "f", b"x")
+    assert caught.value.filename == str(tmp_path / "none" / "f")
+
+
 def test_modes(tmp_path):
     """A new file has the umask's, a replaced one its own."""
     before = os.umask(0o027)

@@ -159,6 +159,8 @@ def test_plots(run, tmp_path):
         make({"one": run.history, "two": run.history}, tmp_path / f"{i}.png")
         make(run.history)
         assert (tmp_path / f"{i}.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match=r"path .*x.foo: a picture of format 'foo' cannot be written; allowed: .*.png"):
+        gg.plots.loss(run.history, tmp_path / "x.foo")
     figure = gg.plots.partner_schedule(8, "cube", tmp_path / "s.svg")
     assert len(figure.axes[0].texts) == 8 * 6, "an arrow a rank and step"
     assert len(gg.plots.partner_schedule(6, "cube", steps=3, rotate=False).axes[0].texts) == 6 + 4 + 4
