@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,12 @@ def test_bad_targets(y, loss, output, error, words):
         checks.targets_array(np.array(y), loss, output)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_samples_too_large_for_float32():
+    with warnings.catch_warnings(), pytest.raises(ValueError, match=r"x\[1\] has inf at \[0\]"):
+        warnings.simplefilter("error")
+        checks.check_finite(checks.samples_array(np.array([[0.0], [1e300]])), "x")
 
 
 @pytest.mark.parametrize(

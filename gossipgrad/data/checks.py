@@ -31,7 +31,8 @@ def samples_array(samples: Any, what: str = "samples", integers: bool = False) -
     elif array.dtype.kind not in "iuf":
         raise TypeError(f"{what}: dtype {array.dtype}; allowed: uint8, float32, and numbers that become float32")
     elif array.dtype not in (np.dtype(np.uint8), np.dtype(np.float32)):
-        array = array.astype(np.int32 if integers and fits_int32(array) else np.float32, copy=False)
+        with np.errstate(over="ignore"):  # it becomes inf, which check_finite finds
+            array = array.astype(np.int32 if integers and fits_int32(array) else np.float32, copy=False)
     if array.ndim < 1:
         raise ValueError(f"{what}: a single number; wanted an array (n, ...)")
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
