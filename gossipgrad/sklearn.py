@@ -143,7 +143,8 @@ class GossipClassifier(ClassifierMixin, _GossipEstimator):  # type: ignore[misc]
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier wants at least 2 classes")
+            (only,) = self.classes_.tolist()
+            raise ValueError(f"y has one class, {only!r}; a classifier wants at least 2 classes")
         self._train(x, codes.astype(np.int32), len(self.classes_), "cross_entropy")
         return self
 

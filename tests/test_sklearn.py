@@ -118,6 +118,8 @@ def test_what_cannot_be_is_named():
             GossipClassifier(**options).fit(x, y)
     with pytest.raises(ValueError, match="y has one class, .*ant"):
         GossipClassifier().fit(x, ["ant"] * 6)
+    with pytest.raises(ValueError, match="y has one class, 3; a classifier wants at least 2 classes"):
+        GossipClassifier().fit(x, np.full(6, 3))
     with pytest.raises(NotFittedError):
         GossipClassifier().predict(x)
 
