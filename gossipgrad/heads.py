@@ -186,13 +186,18 @@ def separate(argument: str, given: Any, names: Sequence[str]) -> list[Any]:
     return list(given)
 
 
+def of_samples(shape: tuple[int, ...]) -> str:
+    """What errors call the shape of any number of samples: (n, 8)."""
+    return str(("n", *shape)).replace("'n'", "n")
+
+
 def tokens(given: Any, shape: tuple[int, ...], what: str) -> NDArray[np.int32]:
     """An int32 array (n, ...) of whole numbers; TypeError for others."""
     array = plain_array(what, given)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{what}: dtype {array.dtype}; wanted whole numbers, tokens")
     if array.shape[1:] != shape or not array.size:
-        raise ValueError(f"{what}: shape {array.shape}, but the network wants (n, {str(shape)[1:]}")
+        raise ValueError(f"{what}: shape {array.shape}, but the network wants {of_samples(shape)}")
     if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
         raise ValueError(f"{what}: {array.min()} to {array.max()}; allowed: numbers from 0 on that int32 holds")
     return np.ascontiguousarray(array, np.int32)

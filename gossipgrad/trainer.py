@@ -421,7 +421,9 @@ class Trainer(Replicas):
                 hint = "; a single sample is x[None]"
             elif array.shape[1:] == field.shape:
                 hint = ", n at least 1"
-            raise ValueError(f"{what}: shape {array.shape}, but the network wants (n, {str(field.shape)[1:]}{hint}")
+            raise ValueError(
+                f"{what}: shape {array.shape}, but the network wants {heads.of_samples(field.shape)}{hint}"
+            )
         return np.ascontiguousarray(array, np.float32)
 
     def _targets(self, y: Any, what: str) -> tuple[NDArray[Any], ...]:

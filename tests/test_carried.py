@@ -148,7 +148,7 @@ def test_tokens_are_checked():
     x, y = batch(1, 2, 4)
     for wrong, text in [
         (x | {"tokens": x["tokens"].astype(np.float32)}, r"x\['tokens'\]: dtype float32; wanted whole numbers"),
-        (x | {"tokens": x["tokens"][:, :3]}, r"x\['tokens'\]: shape \(2, 3\), but the network wants \(n, 4,\)"),
+        (x | {"tokens": x["tokens"][:, :3]}, r"x\['tokens'\]: shape \(2, 3\), but the network wants \(n, 4\)"),
         (x | {"tokens": x["tokens"] - WORDS}, r"x\['tokens'\]: -\d+ to -\d+; allowed: numbers from 0"),
         (x | {"tokens": x["tokens"] + WORDS}, r"token \d+; the network has tokens 0 to 6"),
         (x | {"facts": x["facts"][:1]}, r"x\['facts'\] has 1 samples, x\['tokens'\] 2"),
