@@ -99,31 +99,13 @@ static inline bool skip_empty(code_reader *r, bool wide, uint32_t flags) {
     return true;
 }
 
-typedef enum read_result { READ_END = 0, READ_ELEMENT, READ_WRONG } read_result;
-
-GG_INLINE read_result next_element(code_reader *r, const bool wide, size_t *element, uint32_t *negative) {
-    const size_t unit = wide ? 2 : 1;
-    for (;;) {
-        if (r->at == r->end) return READ_END;
-        const uint32_t code = unit_at(r->at, wide), mark = empty_mark(wide);
-        const uint32_t place = code & mark, flags = code >> flags_shift(wide);
-        r->at += unit;
-        if (__builtin_expect(place == mark, 0)) {
-            code_reader behind = *r; /* a copy, so that *r is not in memory */
-            if (!skip_empty(&behind, wide, flags)) return READ_WRONG;
-            *r = behind;
-            continue;
-        }
-        /* By masks: whether an element is its bin's first cannot be predicted. */
-        const size_t first = -(size_t)(flags / FLAG_FIRST);
-        r->start += r->bin & first;
-        r->least &= ~first;
-        *element = r->start + place;
-        if (place < r->least || place >= r->bin || *element >= r->count) return READ_WRONG;
-        r->least = place + 1;
-        *negative = flags & FLAG_NEGATIVE;
-        return READ_ELEMENT;
-    }
+/* Goes past a code that names no element; false: it does not stand for empty bins of the segment, either. */
+static inline bool pass_empty(code_reader *r) {
+    const bool wide = r->bin >= WIDE_FROM;
+    const uint32_t code = unit_at(r->at, wide), mark = empty_mark(wide);
+    if ((code & mark) != mark) return false;
+    r->at += wide ? 2 : 1;
+    return skip_empty(r, wide, code >> flags_shift(wide));
 }
 
 /* A part of a message whose sizes have been checked. */

@@ -109,24 +109,16 @@ static size_t read_entries(code_reader *r, size_t room, uint32_t *out) {
 }
 
 bool gg_packed_elements(code_reader *r, size_t room, uint32_t *out, size_t *count) {
-    read_result result = READ_ELEMENT;
+    bool right = true;
     size_t n = 0;
-    while (n < room && result == READ_ELEMENT) {
+    while (right && n < room && r->at < r->end) {
         const size_t more = read_entries(r, room - n, out + n);
-        if (more > 0) {
-            const bool right = (out[n + more - 1] & ~GG_ELEMENT_NEGATIVE) < r->count; /* they ascend */
-            if (right) n += more;
-            else result = READ_WRONG;
-            continue;
-        }
-        size_t element;
-        uint32_t negative;
-        result = r->bin < WIDE_FROM ? next_element(r, false, &element, &negative)
-                                    : next_element(r, true, &element, &negative);
-        if (result == READ_ELEMENT) out[n++] = (uint32_t)element | negative * GG_ELEMENT_NEGATIVE;
+        if (more > 0) right = (out[n + more - 1] & ~GG_ELEMENT_NEGATIVE) < r->count; /* they ascend */
+        else right = pass_empty(r);
+        if (right) n += more;
     }
     *count = n;
-    return result != READ_WRONG;
+    return right;
 }
 
 /* Codes that are checked at once, and elements that are added at once. */
