@@ -28,10 +28,12 @@
 
 #include "base/memory.h"
 #include "compress/packed.h"
+#include "strategy/chosen_values.h"
 #include "strategy/common.h"
 #include "strategy/factored.h"
 #include "strategy/left_rows.h"
 #include "strategy/reduction.h"
+#include "strategy/whole_parameters.h"
 
 /* Elements of a weight whose update is worth being left to its next forward pass; and the messages that are kept for it
  * must be no more than one of so many parts of the weights that are left. */
@@ -70,7 +72,7 @@ typedef struct packed_reduction {
     float *room;        /* likewise: gg_accumulation's */
     size_t room_count;
     float *residue; /* an arena, by its element 0 */
-    float *applied; /* of the run's first element; NULL: not wanted */
+    float *applied; /* likewise; NULL: not wanted */
     gg_segments segments;
     const gg_segment *run; /* those of this run, `in_run` of them */
     int in_run;
@@ -93,18 +95,8 @@ typedef struct packed_reduction {
     float *data;            /* the run's first element */
     size_t passed;          /* elements since messages have progressed */
     gg_status progressed;
-    /* CYCLIC only: */
-    const gg_codec *codec;
-    gg_allreduce *sum; /* of the chosen values */
-    float *values;     /* message memory: those of this rank, then their sum */
-    void *travelling;  /* message memory: the values as they travel; NULL: the codec is exact */
-    size_t chosen;     /* how many values there are in this step */
-    float *ones;       /* one a rank */
-    /* Of what is reduced whole: */
-    gg_allreduce *whole_sum; /* of the parameters that travel whole; NULL: there are none */
-    float *whole;            /* message memory: their values, one parameter after the other, then the sum */
-    size_t whole_count;
-    int64_t loads; /* of the owner: since so many the residues of these are 0 */
+    gg_whole_parameters whole;
+    gg_chosen_values chosen; /* CYCLIC only */
 } packed_reduction;
 
 /* The address that the arena's first element would have, if the data were all of it. */
@@ -173,65 +165,6 @@ static bool is_whole(const packed_reduction *s, const gg_segment *one) {
     return one->count >= LARGE && (to_all - summed >= LARGE_MORE || bytes >= LARGE_BYTES);
 }
 
-/* A residue that was loaded with a parameter that travels whole, as where a unit that leaves has gone into biases,
- * travels with it, from its place in the memory where the data are summed. */
-static gg_status send_loaded(packed_reduction *s, const gg_segment *one, float scale, float *at) {
-    gg_status status = GG_OK;
-    gg_device *device = s->owner->env.device;
-    const size_t bytes = one->count * sizeof *at;
-    float *residue = NULL;
-    bool any = false;
-    GG_TRY(gg_alloc(bytes, "residue of a parameter that travels whole", &residue));
-    GG_TRY(gg_device_read(device, residue, s->residue + one->offset, bytes));
-    for (size_t i = 0; i < one->count; ++i) any |= residue[i] != 0;
-    for (size_t i = 0; i < one->count && any; ++i) at[i] += residue[i] / scale;
-    gg_device_zero(device, GG_QUEUE_COMPUTE, s->residue + one->offset, any ? bytes : 0);
-cleanup:
-    gg_free(residue);
-    return status;
-}
-
-/* To the memory where the data are summed, each times `scale`. */
-static gg_status copy_whole(packed_reduction *s, float scale) {
-    gg_status status = GG_OK;
-    float *at = s->whole;
-    for (int i = s->n; i < s->in_run; ++i) {
-        const gg_segment *one = &s->sorted[i];
-        const float *from = packed_base(s) + one->offset;
-        if (s->equal_share != NULL)
-            from = accumulate(s, one->offset, (one->count + GG_LANES - 1) / GG_LANES * GG_LANES,
-                              packed_base(s) + one->offset, true);
-        gg_device_copy(s->owner->env.device, GG_QUEUE_COMPUTE, at, from, one->count * sizeof *at);
-        if (scale > 0 && s->loads != s->owner->loads) GG_TRY(send_loaded(s, one, scale, at));
-        at += one->count;
-    }
-    if (scale > 0) s->loads = s->owner->loads;
-cleanup:
-    return status;
-}
-
-static void copy_whole_back(packed_reduction *s) {
-    const float *at = s->whole;
-    for (int i = s->n; i < s->in_run; ++i) {
-        gg_device_copy(s->owner->env.device, GG_QUEUE_COMPUTE, packed_base(s) + s->sorted[i].offset, at,
-                       s->sorted[i].count * sizeof *at);
-        at += s->sorted[i].count;
-    }
-}
-
-static void apply_whole(packed_reduction *s, float scale) {
-    gg_device *device = s->owner->env.device;
-    float *at = s->whole;
-    for (int i = s->n; i < s->in_run; ++i) {
-        device->table->add_elements(device, &(gg_elements_args){.n = s->sorted[i].count,
-                                                                .dtype = GG_FLOAT32,
-                                                                .values = at,
-                                                                .factor = scale,
-                                                                .at = s->applied + s->sorted[i].offset - s->offset});
-        at += s->sorted[i].count;
-    }
-}
-
 /* The sum begins at zero. Packing has cleared the segments of messages with LOCAL. */
 static void clear_data(packed_reduction *s) {
     gg_device *device = s->owner->env.device;
@@ -246,28 +179,27 @@ static void clear_data(packed_reduction *s) {
     gg_device_zero(device, GG_QUEUE_COMPUTE, s->data + at, (s->count - at) * sizeof *s->data);
 }
 
+/* gg_whole_source. */
+static const float *whole_values(void *context, size_t offset, size_t count) {
+    const packed_reduction *s = context;
+    float *gradient = packed_base(s) + offset;
+    return s->equal_share != NULL ? accumulate(s, offset, count, gradient, true) : gradient;
+}
+
 /* The messages have been started. What else the data hold is in the residue. */
 static gg_status start_whole(packed_reduction *s, const float *share) {
     gg_status status = GG_OK;
     s->stage = ADDING_WHOLE;
-    if (s->whole_sum != NULL) GG_TRY(copy_whole(s, share[s->group->rank]));
+    GG_TRY(gg_whole_start(&s->whole, whole_values, s, share, s->packing.counts, &s->head.bytes));
     if (s->pieces == NULL) clear_data(s);
-    if (s->whole_sum == NULL) goto cleanup;
-    gg_compression_count_dense(s->sorted + s->n, s->in_run - s->n, s->packing.counts);
-    if (s->applied != NULL) apply_whole(s, share[s->group->rank]);
-    s->head.bytes += s->whole_count * sizeof *s->whole;
-    GG_TRY(gg_allreduce_start(s->whole_sum, s->whole, share));
 cleanup:
     return status;
 }
 
 static gg_status add_whole(packed_reduction *s, bool wait, bool *done) {
     gg_status status = GG_OK;
-    if (s->whole_sum != NULL && wait) GG_TRY(gg_allreduce_wait(s->whole_sum));
-    else if (s->whole_sum != NULL) GG_TRY(gg_allreduce_poll(s->whole_sum, done));
-    if (!*done) goto cleanup;
-    copy_whole_back(s);
-    s->stage = s->compression.selection == GG_SELECTION_CYCLIC ? CHOOSING : COLLECTING;
+    GG_TRY(gg_whole_advance(&s->whole, packed_base(s), wait, done));
+    if (*done) s->stage = s->compression.selection == GG_SELECTION_CYCLIC ? CHOOSING : COLLECTING;
 cleanup:
     return status;
 }
@@ -280,7 +212,7 @@ static gg_status start_local(packed_reduction *s, float scale) {
     if (s->pieces != NULL) GG_TRY(gg_pack(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
     else GG_TRY(gg_pack_and_clear(&s->packing, scale, packed_base(s), s->residue, s->message, &s->size));
     if (s->factored != NULL) gg_factored_end(s->factored);
-    if (s->applied != NULL) GG_TRY(gg_unpack_add(&s->packing, s->message, s->size, 1.0f, s->applied - s->offset));
+    if (s->applied != NULL) GG_TRY(gg_unpack_add(&s->packing, s->message, s->size, 1.0f, s->applied));
     for (int i = 1; i < p; ++i) {
         const int from = (rank - i + p) % p;
         GG_TRY(gg_receive(s->group, s->landing + (size_t)from * s->capacity, s->capacity, from, s->tag,
@@ -420,20 +352,12 @@ static const void *choice_of(const packed_reduction *s) {
 static gg_status start_values(packed_reduction *s, bool wait, bool *done) {
     gg_status status = GG_OK;
     const bool own = s->next == s->group->rank;
+    size_t count;
     if (!own) GG_TRY(gg_strategy_reach(s->owner, s->group, &s->arrived[s->next], wait, done));
     if (!*done) goto cleanup;
-    status = gg_choice_values(s->sorted, s->n, choice_of(s), own ? s->size : s->arrived[s->next].bytes, &s->chosen);
+    status = gg_choice_values(s->sorted, s->n, choice_of(s), own ? s->size : s->arrived[s->next].bytes, &count);
     GG_TRY(gg_error_prefix(status, "choice of rank %d: ", s->next));
-    const size_t padded = (s->chosen + GG_LANES - 1) / GG_LANES * GG_LANES;
-    void *values = s->travelling != NULL ? s->travelling : s->values;
-    gg_pack_values(&s->packing, choice_of(s), s->codec->dtype, s->residue, values);
-    gg_device_zero(s->owner->env.device, GG_QUEUE_COMPUTE, (char *)values + s->chosen * s->codec->size,
-                   (padded - s->chosen) * s->codec->size);
-    if (s->applied != NULL)
-        gg_unpack_values_add(&s->packing, choice_of(s), s->codec->dtype, values, 1.0f, s->applied - s->offset);
-    if (s->travelling != NULL) s->codec->decode(s->owner->env.device, padded, values, s->values);
-    s->head.bytes += padded * s->codec->size;
-    GG_TRY(gg_allreduce_start_some(s->sum, s->values, padded, s->ones));
+    GG_TRY(gg_chosen_start(&s->chosen, choice_of(s), count, &s->head.bytes));
     s->stage = SUMMING;
 cleanup:
     return status;
@@ -441,10 +365,8 @@ cleanup:
 
 static gg_status add_values(packed_reduction *s, bool wait, bool *done) {
     gg_status status = GG_OK;
-    if (wait) GG_TRY(gg_allreduce_wait(s->sum));
-    else GG_TRY(gg_allreduce_poll(s->sum, done));
+    GG_TRY(gg_chosen_advance(&s->chosen, choice_of(s), packed_base(s), wait, done));
     if (!*done) goto cleanup;
-    gg_unpack_values_add(&s->packing, choice_of(s), GG_FLOAT32, s->values, 1.0f, packed_base(s));
     GG_TRY(gg_release(s->group, &s->arrived[s->next]));
     s->stage = SUMMED;
 cleanup:
@@ -457,8 +379,8 @@ static gg_status packed_failed(packed_reduction *s, gg_status status) {
     if (status == GG_OK) return status;
     gg_cancel_all(s->group, s->sent, s->group->size);
     gg_cancel_all(s->group, s->arrived, s->group->size);
-    gg_allreduce_cancel(s->whole_sum);
-    gg_allreduce_cancel(s->sum);
+    gg_whole_cancel(&s->whole);
+    gg_chosen_cancel(&s->chosen);
     if (s->factored != NULL) gg_factored_end(s->factored);
     s->stage = IDLE;
     return status;
@@ -537,8 +459,8 @@ static gg_status packed_finish(gg_reduction *reduction) {
     if (s->stage == DENSE) GG_TRY(gg_reduction_finish(s->dense));
     for (int i = 0; s->stage == SUMMED && i < s->group->size; ++i)
         GG_TRY(gg_strategy_reach(s->owner, s->group, &s->sent[i], true, &read));
-    if (s->stage == SUMMED && s->sum != NULL) GG_TRY(gg_allreduce_finish(s->sum));
-    if (s->stage == SUMMED && s->whole_sum != NULL) GG_TRY(gg_allreduce_finish(s->whole_sum));
+    if (s->stage == SUMMED) GG_TRY(gg_chosen_finish(&s->chosen));
+    if (s->stage == SUMMED) GG_TRY(gg_whole_finish(&s->whole));
     s->stage = IDLE;
 cleanup:
     return packed_failed(s, status);
@@ -564,14 +486,10 @@ static gg_status packed_error(gg_reduction *reduction, int layer, const gg_vecto
 static void packed_destroy(gg_reduction *reduction) {
     packed_reduction *s = (packed_reduction *)reduction;
     (void)packed_failed(s, GG_ERROR_STATE); /* requests must not outlive their memory */
-    gg_allreduce_destroy(s->whole_sum);
-    gg_allreduce_destroy(s->sum);
+    gg_whole_destroy(&s->whole);
+    gg_chosen_destroy(&s->chosen);
     gg_reduction_destroy(s->dense);
-    gg_message_free(s->owner->env.transport, s->whole);
-    gg_message_free(s->owner->env.transport, s->travelling);
-    gg_message_free(s->owner->env.transport, s->values);
     gg_message_free(s->owner->env.transport, s->message);
-    gg_free(s->ones);
     gg_free(s->equal_share);
     gg_free(s->landing);
     gg_free(s->sent);
@@ -591,24 +509,6 @@ static void packed_destroy(gg_reduction *reduction) {
 static const gg_reduction_table table = {packed_start,  packed_poll,     packed_wait,     packed_deliver,
                                          packed_finish, packed_complete, packed_destroy,  packed_input,
                                          packed_error,  packed_need,     packed_can_wait, packed_is_asked};
-
-static gg_status create_cyclic(packed_reduction *s) {
-    gg_status status = GG_OK;
-    const int p = s->group->size;
-    gg_transport *transport = s->owner->env.transport;
-    s->codec = gg_codec_of(s->compression.values);
-    GG_TRY(gg_message_alloc(transport, s->count * sizeof *s->values, "chosen values", &s->values));
-    GG_TRY(gg_calloc((size_t)p, sizeof *s->ones, "shares", &s->ones));
-    for (int i = 0; i < p; ++i) s->ones[i] = 1.0f;
-    if (!s->codec->exact)
-        GG_TRY(gg_message_alloc(transport, s->count * s->codec->size, "chosen values that travel", &s->travelling));
-    GG_TRY(gg_allreduce_create(s->group, s->owner->env.device, s->count, s->tag,
-                               &(gg_allreduce_form){.codec = s->codec, .memory = s->travelling, .exact_sum = true},
-                               GG_COLLECTIVES_OWN, &s->sum));
-    gg_strategy_watch(s->owner, s->sum);
-cleanup:
-    return status;
-}
 
 /* Whether elements of an arena are used where the gradient that is packed is. */
 static bool is_used(const packed_reduction *s, const gg_arena *arena) {
@@ -658,9 +558,25 @@ static gg_status find_segments(packed_reduction *s) {
     for (int i = 0, at = s->n; i < s->in_run; ++i) {
         if (!is_whole(s, &s->run[i])) continue;
         s->sorted[at++] = s->run[i];
-        s->whole_count += s->run[i].count;
     }
-    s->whole_count = (s->whole_count + GG_LANES - 1) / GG_LANES * GG_LANES;
+cleanup:
+    return status;
+}
+
+/* Of parameters that travel whole, and with CYCLIC of chosen values. */
+static gg_status create_sums(packed_reduction *s) {
+    gg_status status = GG_OK;
+    s->whole = (gg_whole_parameters){.owner = s->owner,
+                                     .group = s->group,
+                                     .segment = s->sorted + s->n,
+                                     .segments = s->in_run - s->n,
+                                     .residue = s->residue,
+                                     .applied = s->applied};
+    GG_TRY(gg_whole_create(&s->whole, s->tag));
+    if (s->compression.selection != GG_SELECTION_CYCLIC) goto cleanup;
+    s->chosen = (gg_chosen_values){
+        .owner = s->owner, .group = s->group, .packing = &s->packing, .residue = s->residue, .applied = s->applied};
+    GG_TRY(gg_chosen_create(&s->chosen, s->count, s->tag));
 cleanup:
     return status;
 }
@@ -676,7 +592,7 @@ static gg_status create_messages(packed_reduction *s, const gg_reduction_run *ru
     GG_TRY(gg_pack_room_create(s->owner->env.device, &sizes, &s->packing.room));
     GG_TRY(gg_message_alloc(s->owner->env.transport, s->capacity, "packed message", &s->message));
     GG_TRY(gg_alloc((size_t)(cyclic ? 1 : s->group->size) * s->capacity, "landing of packed messages", &s->landing));
-    if (cyclic) GG_TRY(create_cyclic(s));
+    GG_TRY(create_sums(s));
     if (run->marks && here && s->compression.mode != GG_COMPRESSION_EXACT)
         GG_TRY(gg_pack_marks_create(s->sorted, s->n, &s->packing.marks));
     s->in_pieces = run->in_pieces && !cyclic;
@@ -687,11 +603,6 @@ static gg_status create_messages(packed_reduction *s, const gg_reduction_run *ru
         for (int i = 0; i < s->n; ++i) s->rows.may[i] = is_weight(s, &s->sorted[i]) && s->sorted[i].count >= LEAST_LEFT;
         GG_TRY(create_factored(s));
     }
-    if (s->whole_count == 0) goto cleanup;
-    GG_TRY(gg_message_alloc(s->owner->env.transport, s->whole_count * sizeof *s->whole, "whole parameters", &s->whole));
-    GG_TRY(gg_allreduce_create(s->group, s->owner->env.device, s->whole_count, s->tag, NULL, GG_COLLECTIVES_OWN,
-                               &s->whole_sum));
-    gg_strategy_watch(s->owner, s->whole_sum);
 cleanup:
     return status;
 }
@@ -718,7 +629,7 @@ gg_status gg_packed_reduction_create(gg_strategy *owner, const gg_strategy_optio
     s->period = run->period > 0 ? run->period : 1;
     GG_TRY(gg_segments_create(owner->env.layout, &s->compression, &s->segments));
     s->residue = run->residue;
-    s->applied = run->applied;
+    s->applied = run->applied != NULL ? run->applied - run->offset : NULL;
     if (run->accumulates) {
         GG_TRY(gg_calloc(p, sizeof *s->equal_share, "shares", &s->equal_share));
         s->room_count = gg_device_is_separate(owner->env.device) ? s->count : ACCUMULATED_AT_ONCE;
