@@ -1,4 +1,4 @@
-#include "strategy/centre.h"
+#include "strategy/centre_private.h"
 
 #include <string.h>
 
@@ -9,213 +9,8 @@
 /* After so many exchanges of differences the centre equals a worker's weights to the precision of float32: each sends 8
  * of 24 bits. */
 #define DIFFERENCE_ROUNDS 3
-/* The time that the virtual clock charges a server: it reads the message and the centre and writes the centre and the
- * answer, at the bandwidth of a modest core. */
-#define MODEL_BYTES_PER_SECOND 10e9
-#define MODEL_BYTES_PER_ELEMENT 16
 
 static bool centre_trains(const gg_centre *s) { return s->head.env.transport->rank < s->workers; }
-static int first_server(const gg_centre *s) { return s->head.env.transport->size - s->servers; }
-
-/* The server that owns the chunk's middle, if every server owns an equal part. */
-static int server_of(const gg_centre *s, int chunk) {
-    const gg_chunk *c = &s->buckets.chunk[chunk];
-    return first_server(s) + (int)((c->offset + c->count / 2) * (size_t)s->servers / s->head.env.state->count);
-}
-
-/* The elements that a server owns: chunks [*first, *end), from element *begin on. Returns how many. */
-static size_t centre_part_of(const gg_centre *s, int server, int *first, int *end, size_t *begin) {
-    *begin = 0;
-    for (*first = 0; *first < s->buckets.chunk_count && server_of(s, *first) < server;) ++*first;
-    for (*end = *first; *end < s->buckets.chunk_count && server_of(s, *end) == server;) ++*end;
-    if (*end == *first) return 0;
-    const gg_chunk *last = &s->buckets.chunk[*end - 1];
-    *begin = s->buckets.chunk[*first].offset;
-    return last->offset + last->count - *begin;
-}
-
-static gg_status centre_at_bucket(const gg_centre *s, int bucket, gg_status status) {
-    const gg_bucket *b = &s->buckets.bucket[bucket];
-    return gg_strategy_at(&s->head, b->first_layer, b->last_layer, status);
-}
-
-void gg_add_scaled(gg_device *device, size_t n, const float *a, float scale, const float *b, float *out) {
-    const float *const source[2] = {a, b};
-    const float factor[2] = {1.0f, scale};
-    device->table->weighted_sum(device, n, 2, source, factor, out);
-}
-
-void gg_scaled_difference(gg_device *device, size_t n, float scale, const float *a, const float *b, float *out) {
-    const float *const difference = out;
-    gg_add_scaled(device, n, a, -1.0f, b, out);
-    device->table->weighted_sum(device, n, 1, &difference, &scale, out);
-}
-
-/* Whether messages are differences to a base: what they do not say is part of the next ones. */
-static bool sends_differences(const gg_centre *s) { return s->packs || !s->codec->exact; }
-
-/* ---- differences ---- */
-
-/* The parameters of a chunk, whose offsets count from its first element. */
-static const gg_segment *segments_of(const gg_centre *s, int chunk, bool whole, int *count) {
-    const gg_bucket *b = &s->buckets.bucket[gg_buckets_of_chunk(&s->buckets, chunk)];
-    const gg_segments *segments = whole ? &s->whole : &s->segments;
-    const int first = segments->first_of_layer[b->first_layer];
-    *count = segments->first_of_layer[b->last_layer + 1] - first;
-    return segments->segment + first;
-}
-
-/* Whether every element travels in a packed message: then it is of other segments. */
-static bool says_all(const gg_centre *s, int chunk, const void *message, size_t bytes) {
-    int count;
-    const gg_segment *whole = segments_of(s, chunk, true, &count);
-    return gg_packed_fits(whole, count, message, bytes);
-}
-
-gg_status gg_centre_read(gg_centre *s, const gg_centre_run *run, const void *message, size_t bytes, float factor,
-                         float *out) {
-    gg_device *device = s->head.env.device;
-    if (s->packs) {
-        gg_packing packing = s->packing;
-        packing.segment = segments_of(s, run->chunk, says_all(s, run->chunk, message, bytes), &packing.segments);
-        return gg_unpack_add(&packing, message, bytes, factor, out);
-    }
-    if (factor == 1) {
-        s->codec->add(device, run->count, message, out);
-        return GG_OK;
-    }
-    for (size_t at = 0, n; at < run->count; at += n) {
-        n = run->count - at < GG_CENTRE_PIECE ? run->count - at : GG_CENTRE_PIECE;
-        const float *value = s->codec->view(device, n, gg_codec_at(s->codec, message, at), s->piece);
-        gg_add_scaled(device, n, out + at, factor, value, out + at);
-    }
-    return GG_OK;
-}
-
-static gg_status tell_packed(gg_centre *s, gg_centre_run *run, float scale, const float *to, float *base) {
-    gg_packing packing = s->packing;
-    packing.segment = segments_of(s, run->chunk, run->whole, &packing.segments);
-    if (scale != 1) {
-        gg_scaled_difference(s->head.env.device, run->count, scale, to, base, s->target);
-        gg_add_scaled(s->head.env.device, run->count, base, 1.0f, s->target, s->target);
-        to = s->target;
-    }
-    return gg_pack_difference(&packing, to, base, run->answer, &run->answer_bytes);
-}
-
-gg_status gg_centre_tell(gg_centre *s, gg_centre_run *run, float scale, const float *to, float *base) {
-    gg_device *device = s->head.env.device;
-    if (s->packs) return tell_packed(s, run, scale, to, base);
-    for (size_t at = 0, n; at < run->count; at += n) {
-        n = run->count - at < GG_CENTRE_PIECE ? run->count - at : GG_CENTRE_PIECE;
-        gg_scaled_difference(device, n, scale, to + at, base + at, s->piece);
-        s->codec->encode(device, n, s->piece, gg_codec_at(s->codec, run->answer, at));
-        s->codec->add(device, n, gg_codec_at(s->codec, run->answer, at), base + at);
-    }
-    run->answer_bytes = run->count * s->codec->size;
-    return GG_OK;
-}
-
-/* Of a chunk's message, at most; what is not packed has exactly so many. */
-static size_t centre_capacity(const gg_centre *s, int chunk) { return s->place[chunk + 1] - s->place[chunk]; }
-
-static gg_status centre_receive(gg_centre *s, int chunk, void *landing, int peer, gg_request *request) {
-    gg_transport *transport = s->head.env.transport;
-    const size_t capacity = centre_capacity(s, chunk);
-    return s->packs ? gg_receive(transport, landing, capacity, peer, GG_TAG_USER + chunk, request)
-                    : gg_receive_exact(transport, landing, capacity, peer, GG_TAG_USER + chunk, request);
-}
-
-/* ---- the server ---- */
-
-/* worker: the rank that asks. If it is this rank, nothing travels and nothing is rounded. *bytes: the message's, then
- * the answer's. */
-static gg_status centre_change(gg_centre *s, int chunk, int worker, const void *message, void *answer, size_t *bytes) {
-    gg_status status = GG_OK;
-    const gg_chunk *c = &s->buckets.chunk[chunk];
-    const bool difference = sends_differences(s) && worker != s->head.env.transport->rank;
-    float *weight = s->weight + (c->offset - s->begin);
-    float *known = difference ? s->known + (size_t)worker * s->count + (c->offset - s->begin) : NULL;
-    if (difference && s->packs) {
-        gg_centre_run run = {.chunk = chunk,
-                             .count = c->count,
-                             .message = message,
-                             .message_bytes = *bytes,
-                             .answer = answer,
-                             .whole = says_all(s, chunk, message, *bytes)};
-        GG_TRY(s->rule->answer_difference(s, &run, weight, known));
-        *bytes = run.answer_bytes;
-    }
-    for (size_t at = 0; at < c->count && !(difference && s->packs); at += GG_CENTRE_PIECE) {
-        size_t n = c->count - at < GG_CENTRE_PIECE ? c->count - at : GG_CENTRE_PIECE;
-        gg_centre_run run = {.chunk = chunk,
-                             .count = n,
-                             .message = gg_codec_at(s->codec, message, at),
-                             .answer = gg_codec_at(s->codec, answer, at)};
-        if (difference) GG_TRY(s->rule->answer_difference(s, &run, weight + at, known + at));
-        else s->rule->answer(s, n, weight + at, (const float *)message + at, (float *)answer + at);
-    }
-    GG_TRY(gg_transport_compute(s->head.env.transport,
-                                (double)c->count * MODEL_BYTES_PER_ELEMENT / MODEL_BYTES_PER_SECOND));
-cleanup:
-    return status;
-}
-
-static void *room_of(const gg_centre *s, int chunk, int worker) {
-    const size_t all = s->place[s->end_chunk] - s->place[s->first_chunk];
-    return s->room + (size_t)worker * all + (s->place[chunk] - s->place[s->first_chunk]);
-}
-
-static gg_request *served_of(const gg_centre *s, int chunk) {
-    return s->served + (size_t)(chunk - s->first_chunk) * (size_t)s->workers;
-}
-
-/* The worker whose message arrived first; -1: none. */
-static int centre_earliest(const gg_centre *s, const gg_request *served) {
-    int found = -1;
-    for (int worker = 0; worker < s->workers; ++worker)
-        if (served[worker].state == GG_REQUEST_ARRIVED && (found < 0 || served[worker].when < served[found].when))
-            found = worker;
-    return found;
-}
-
-static gg_status serve_chunk(gg_centre *s, int chunk, bool *busy) {
-    gg_status status = GG_OK;
-    gg_transport *transport = s->head.env.transport;
-    gg_request *served = served_of(s, chunk);
-    const int tag = GG_TAG_USER + chunk;
-    for (int worker = 0; worker < s->workers; ++worker) {
-        bool done = false;
-        if (worker == transport->rank) continue;
-        GG_TRY(gg_test(transport, &served[worker], &done));
-        if (served[worker].state != GG_REQUEST_IDLE) continue;
-        GG_TRY(centre_receive(s, chunk, room_of(s, chunk, worker), worker, &served[worker]));
-        *busy = true;
-    }
-    for (int worker; (worker = centre_earliest(s, served)) >= 0; *busy = true) {
-        const void *message = served[worker].data;
-        void *answer = room_of(s, chunk, worker);
-        size_t bytes = served[worker].bytes;
-        bool landed = message == answer; /* the answer overwrites the message in its arena */
-        if (landed) GG_TRY(gg_release(transport, &served[worker]));
-        status = centre_change(s, chunk, worker, message, answer, &bytes);
-        GG_TRY(centre_at_bucket(s, gg_buckets_of_chunk(&s->buckets, chunk),
-                                gg_error_prefix(status, "message of rank %d: ", worker)));
-        if (!landed) GG_TRY(gg_release(transport, &served[worker]));
-        GG_TRY(gg_send(transport, answer, bytes, worker, tag, &served[worker]));
-    }
-cleanup:
-    return status;
-}
-
-static gg_status centre_serve(void *context, bool *busy) {
-    gg_status status = GG_OK;
-    gg_centre *s = context;
-    int chunk = s->first_chunk;
-    for (; chunk < s->end_chunk; ++chunk) GG_TRY(serve_chunk(s, chunk, busy));
-cleanup:
-    return gg_error_prefix(status, "server of the centre, part %d of %d: ", chunk + 1, s->buckets.chunk_count);
-}
 
 /* ---- the worker ---- */
 
@@ -251,42 +46,42 @@ static gg_status centre_ask(gg_centre *s, int bucket) {
         const gg_chunk *c = &s->buckets.chunk[i];
         void *message = message_of(s, i);
         float *weight = gg_state_weights(s->head.env.state) + c->offset;
-        size_t bytes = centre_capacity(s, i);
-        int server = server_of(s, i);
+        size_t bytes = gg_centre_capacity(s, i);
+        int server = gg_centre_server_of(s, i);
         if (s->rule->accumulates) share_statistics(s, c);
         GG_TRY(gg_strategy_wait(&s->head, &s->asked[i])); /* the answer has arrived, so this does not wait */
-        if (server != transport->rank && sends_differences(s)) {
+        if (server != transport->rank && gg_centre_sends_differences(s)) {
             gg_centre_run run = {
                 .chunk = i, .count = c->count, .answer = message, .whole = s->head.step < s->compression.warmup};
             GG_TRY(gg_centre_tell(s, &run, 1.0f, weight, s->base + c->offset));
             bytes = run.answer_bytes;
         } else s->rule->ask(s, c->offset, c->count, message);
         if (server == transport->rank) {
-            GG_TRY(centre_change(s, i, server, message, message, &bytes));
+            GG_TRY(gg_centre_change(s, i, server, message, message, &bytes));
             s->rule->apply(s, c->offset, c->count, message);
             if (s->packs)
                 gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->base + c->offset, weight,
                                c->count * sizeof(float));
         } else {
-            GG_TRY(centre_receive(s, i, s->landing + s->place[i], server, &s->answered[i]));
+            GG_TRY(gg_centre_receive(s, i, s->landing + s->place[i], server, &s->answered[i]));
             GG_TRY(gg_send(transport, message, bytes, server, GG_TAG_USER + i, &s->asked[i]));
         }
     }
 cleanup:
-    return centre_at_bucket(s, bucket, status);
+    return gg_centre_at_bucket(s, bucket, status);
 }
 
 static gg_status apply_answer(gg_centre *s, int chunk, const gg_request *answer) {
     gg_status status = GG_OK;
     const gg_chunk *c = &s->buckets.chunk[chunk];
     const gg_centre_run run = {.chunk = chunk, .count = c->count};
-    if (sends_differences(s)) {
+    if (gg_centre_sends_differences(s)) {
         GG_TRY(gg_centre_read(s, &run, answer->data, answer->bytes, 1.0f,
                               gg_state_weights(s->head.env.state) + c->offset));
         GG_TRY(gg_centre_read(s, &run, answer->data, answer->bytes, 1.0f, s->base + c->offset));
     } else s->rule->apply(s, c->offset, c->count, answer->data);
 cleanup:
-    return gg_error_prefix(status, "answer of rank %d: ", server_of(s, chunk));
+    return gg_error_prefix(status, "answer of rank %d: ", gg_centre_server_of(s, chunk));
 }
 
 /* Applies the answers that have arrived; with `wait`, all outstanding ones. */
@@ -307,7 +102,7 @@ static gg_status apply_bucket_answers(gg_centre *s, int bucket, bool wait) {
     }
     gg_flight_end(&s->flight[bucket], &s->head, "centre", b->first_layer, b->last_layer);
 cleanup:
-    return centre_at_bucket(s, bucket, status);
+    return gg_centre_at_bucket(s, bucket, status);
 }
 
 /* ---- the strategy ---- */
@@ -317,7 +112,7 @@ cleanup:
 static void count_introduced(gg_centre *s, int first_chunk, int end_chunk) {
     for (int chunk = first_chunk; s->packs && chunk < end_chunk; ++chunk) {
         int count;
-        const gg_segment *whole = segments_of(s, chunk, true, &count);
+        const gg_segment *whole = gg_centre_segments(s, chunk, true, &count);
         size_t rest = s->buckets.chunk[chunk].count;
         for (int i = 0; i < count; ++i) {
             const size_t elements = i + 1 < count ? whole[i].count : rest;
@@ -334,9 +129,9 @@ static gg_status centre_introduce(gg_centre *s) {
     gg_device *device = s->head.env.device;
     void *data = s->message; /* nothing is in flight */
     for (int worker = 0; worker < s->workers; ++worker)
-        for (int server = first_server(s); server < transport->size; ++server) {
+        for (int server = gg_centre_first_server(s); server < transport->size; ++server) {
             int first, end;
-            size_t begin, count = centre_part_of(s, server, &first, &end, &begin);
+            size_t begin, count = gg_centre_part_of(s, server, &first, &end, &begin);
             if (worker == server || count == 0) continue;
             const size_t bytes = count * sizeof(float);
             if (worker == transport->rank) {
@@ -357,13 +152,13 @@ static gg_status begin_together(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
     const double from = gg_transport_now(transport);
-    double introducing = s->packs ? s->introduces : sends_differences(s);
+    double introducing = s->packs ? s->introduces : gg_centre_sends_differences(s);
     gg_transport_set_service(transport, &(gg_service){0});
     if (s->packs) GG_TRY(gg_allreduce_doubles(transport, &introducing, 1));
     if (introducing > 0) GG_TRY(centre_introduce(s));
     s->introduces = false;
     GG_TRY(gg_barrier(transport));
-    gg_transport_set_service(transport, &(gg_service){.serve = centre_serve, .context = s});
+    gg_transport_set_service(transport, &(gg_service){.serve = gg_centre_serve, .context = s});
     gg_strategy_waited(&s->head, from);
 cleanup:
     return gg_strategy_at_all(&s->head, status);
@@ -424,7 +219,7 @@ gg_status gg_centre_poll(gg_strategy *strategy) {
     gg_centre *s = (gg_centre *)strategy;
     bool busy = false;
     GG_TRY(gg_progress(strategy->env.transport));
-    GG_TRY(centre_serve(s, &busy));
+    GG_TRY(gg_centre_serve(s, &busy));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) GG_TRY(apply_bucket_answers(s, bucket, false));
 cleanup:
     return status;
@@ -441,8 +236,8 @@ static gg_status centre_gather(gg_centre *s, float *out) {
     gg_status status = GG_OK;
     if (s->count > 0) GG_TRY(gg_device_read(s->head.env.device, out + s->begin, s->weight, s->count * sizeof(float)));
     for (int i = 0, end; i < s->buckets.chunk_count; i = end) {
-        int server = server_of(s, i);
-        for (end = i; end < s->buckets.chunk_count && server_of(s, end) == server;) ++end;
+        int server = gg_centre_server_of(s, i);
+        for (end = i; end < s->buckets.chunk_count && gg_centre_server_of(s, end) == server;) ++end;
         const gg_chunk *first = &s->buckets.chunk[i], *last = &s->buckets.chunk[end - 1];
         GG_TRY(gg_broadcast(s->head.env.transport, out + first->offset,
                             (last->offset + last->count - first->offset) * sizeof(float), server));
@@ -465,7 +260,7 @@ static void show_residue(gg_centre *s) {
     gg_add_scaled(s->head.env.device, state->count, gg_state_weights(state), -1.0f, s->base, residue);
     for (int chunk = 0; chunk < s->buckets.chunk_count; ++chunk) {
         int count;
-        const gg_segment *segment = segments_of(s, chunk, false, &count);
+        const gg_segment *segment = gg_centre_segments(s, chunk, false, &count);
         for (int i = 0; i < count; ++i)
             if (segment[i].bin == 0)
                 gg_device_zero(s->head.env.device, GG_QUEUE_COMPUTE,
@@ -474,26 +269,12 @@ static void show_residue(gg_centre *s) {
     }
 }
 
-/* All workers have received their answers, which a transport may learn later: a send that is still open where the
- * strategy ends would be cancelled. What others ask meanwhile, in their next step, is answered afterwards. */
-static gg_status complete_answers(gg_centre *s) {
-    gg_status status = GG_OK;
-    gg_transport *transport = s->head.env.transport;
-    const gg_service service = transport->service;
-    gg_transport_set_service(transport, &(gg_service){0});
-    for (int i = 0; i < (s->end_chunk - s->first_chunk) * s->workers; ++i)
-        if (s->served[i].state == GG_REQUEST_SENDING) GG_TRY(gg_strategy_wait(&s->head, &s->served[i]));
-cleanup:
-    gg_transport_set_service(transport, &service);
-    return status;
-}
-
 gg_status gg_centre_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     gg_centre *s = (gg_centre *)strategy;
     gg_transport *transport = strategy->env.transport;
     if (!s->stepped) goto cleanup;
-    const int differences = sends_differences(s) && !s->packs ? DIFFERENCE_ROUNDS : 1;
+    const int differences = gg_centre_sends_differences(s) && !s->packs ? DIFFERENCE_ROUNDS : 1;
     int rounds = s->rule->accumulates && centre_trains(s) ? differences - !s->unreported : 0;
     GG_TRY(centre_receive_all(s));
     for (; rounds > 0; --rounds) {
@@ -505,7 +286,7 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
     double begin = gg_transport_now(transport);
     GG_TRY(gg_barrier(transport));
     gg_strategy_waited(strategy, begin);
-    GG_TRY(complete_answers(s));
+    GG_TRY(gg_centre_complete_answers(s));
     if (s->workers < transport->size) {
         GG_TRY(centre_gather(s, (float *)(void *)s->message));
         if (!centre_trains(s))
@@ -585,12 +366,6 @@ cleanup:
     return status;
 }
 
-/* Packed messages are written and read by the host. */
-static gg_status alloc_host_or_message(const gg_centre *s, size_t bytes, const char *what, char **out) {
-    return s->packs ? gg_device_alloc_host(s->head.env.device, bytes, what, out)
-                    : gg_device_alloc_message(s->head.env.device, bytes, what, out);
-}
-
 static gg_status make_worker(gg_centre *s) {
     gg_status status = GG_OK;
     size_t count = s->head.env.state->count, chunks = (size_t)s->buckets.chunk_count,
@@ -600,86 +375,15 @@ static gg_status make_worker(gg_centre *s) {
     if (s->packs) GG_TRY(gg_message_alloc(s->head.env.transport, most, "messages to the centre", &s->message));
     else GG_TRY(gg_message_alloc_device(s->head.env.transport, most, "messages to the centre", &s->message));
     GG_TRY(gg_device_alloc(s->head.env.device, GG_CENTRE_PIECE * sizeof(float), "a piece", &s->piece));
-    GG_TRY(alloc_host_or_message(s, bytes, "landing arena", &s->landing));
+    GG_TRY(gg_centre_alloc_messages(s, bytes, "landing arena", &s->landing));
     if (s->packs) s->base = s->head.env.state->arena[gg_state_find(s->head.env.state, "base")].data;
-    else if (s->rule->accumulates || sends_differences(s))
+    else if (s->rule->accumulates || gg_centre_sends_differences(s))
         GG_TRY(gg_device_alloc(s->head.env.device, count * sizeof(float), "weights of the last answer", &s->base));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "send requests", &s->asked));
     GG_TRY(gg_calloc(chunks, sizeof(gg_request), "receive requests", &s->answered));
     GG_TRY(gg_calloc(buckets, sizeof(int), "next chunks", &s->next));
     GG_TRY(gg_calloc(buckets, sizeof *s->flight, "flights", &s->flight));
     for (int bucket = 0; bucket < s->buckets.count; ++bucket) s->next[bucket] = s->buckets.bucket[bucket].end_chunk;
-cleanup:
-    return status;
-}
-
-static gg_status make_server(gg_centre *s) {
-    gg_status status = GG_OK;
-    s->count = centre_part_of(s, s->head.env.transport->rank, &s->first_chunk, &s->end_chunk, &s->begin);
-    if (s->count == 0) goto cleanup;
-    gg_device *device = s->head.env.device;
-    const size_t workers = (size_t)s->workers;
-    GG_TRY(gg_device_alloc(device, s->count * sizeof(float), "centre", &s->weight));
-    GG_TRY(alloc_host_or_message(s, workers * (s->place[s->end_chunk] - s->place[s->first_chunk]),
-                                 "answers of the centre", &s->room));
-    if (sends_differences(s))
-        GG_TRY(gg_device_alloc(device, workers * s->count * sizeof(float), "copies of the workers' bases", &s->known));
-    GG_TRY(gg_calloc(workers * (size_t)(s->end_chunk - s->first_chunk), sizeof(gg_request), "requests of a server",
-                     &s->served));
-cleanup:
-    return status;
-}
-
-/* Segments of whole layers, by the chunks they are in. */
-static void count_from_chunks(const gg_centre *s, gg_segments *segments) {
-    for (int i = 0; i < segments->count; ++i) {
-        gg_segment *segment = &segments->segment[i];
-        const int bucket = s->buckets.bucket_of_layer[segment->layer];
-        segment->offset -= s->buckets.chunk[s->buckets.bucket[bucket].first_chunk].offset;
-    }
-}
-
-static gg_status make_packing(gg_centre *s) {
-    gg_status status = GG_OK;
-    const gg_compression none = {0};
-    gg_device *device = s->head.env.device;
-    gg_pack_sizes sizes = {0};
-    size_t most = 0;
-    GG_TRY(gg_segments_create(s->head.env.layout, &s->compression, &s->segments));
-    GG_TRY(gg_segments_create(s->head.env.layout, &none, &s->whole));
-    count_from_chunks(s, &s->segments);
-    count_from_chunks(s, &s->whole);
-    for (int chunk = 0; chunk < s->buckets.chunk_count; ++chunk) {
-        const size_t elements = s->buckets.chunk[chunk].count;
-        for (int whole = 0; whole < 2; ++whole) {
-            int count;
-            const gg_segment *segment = segments_of(s, chunk, whole, &count);
-            gg_pack_sizes_add(&sizes, device, segment, count);
-        }
-        if (elements > most) most = elements;
-    }
-    s->packing = (gg_packing){.compression = &s->compression, .device = device, .counts = &s->counts};
-    GG_TRY(gg_pack_room_create(device, &sizes, &s->packing.room));
-    GG_TRY(gg_device_alloc(device, most * sizeof *s->target, "target of a chunk", &s->target));
-    s->head.compression_counts = &s->counts;
-    s->head.loaded = centre_loaded;
-cleanup:
-    return status;
-}
-
-static gg_status place_messages(gg_centre *s) {
-    gg_status status = GG_OK;
-    GG_TRY(gg_calloc((size_t)s->buckets.chunk_count + 1, sizeof *s->place, "places of messages", &s->place));
-    for (int chunk = 0; chunk < s->buckets.chunk_count; ++chunk) {
-        size_t bytes = s->buckets.chunk[chunk].count * s->codec->size;
-        for (int whole = 0; s->packs && whole < 2; ++whole) {
-            int count;
-            const gg_segment *segment = segments_of(s, chunk, whole, &count);
-            const size_t packed = gg_packed_capacity(segment, count, &s->compression);
-            if (packed > bytes) bytes = packed;
-        }
-        s->place[chunk + 1] = s->place[chunk] + (s->packs ? gg_aligned(bytes) : bytes);
-    }
 cleanup:
     return status;
 }
@@ -708,17 +412,18 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
         s->compression = options->compression;
         GG_TRY(gg_buckets_create(env->layout, part < options->bucket_bytes ? part : options->bucket_bytes, SIZE_MAX,
                                  &s->buckets));
-        GG_TRY(make_packing(s));
+        GG_TRY(gg_centre_make_packing(s));
+        s->head.loaded = centre_loaded;
     } else {
         GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes,
                                  part < options->chunk_bytes ? part : options->chunk_bytes, &s->buckets));
     }
     s->head.buckets = &s->buckets;
-    GG_TRY(place_messages(s));
+    GG_TRY(gg_centre_place_messages(s));
     GG_TRY(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
     GG_TRY(gg_state_create(env, residue | (s->packs ? GG_WITH_BASE : 0)));
     GG_TRY(make_worker(s));
-    GG_TRY(make_server(s));
+    GG_TRY(gg_centre_make_server(s));
     *out = &s->head;
 cleanup:
     if (status != GG_OK && s != NULL) gg_centre_destroy(&s->head);
