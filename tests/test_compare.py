@@ -1,6 +1,7 @@
 """gossipgrad compare: what it trains, what it writes, and what it does where something fails."""
 
 import csv
+import dataclasses
 import fcntl
 import json
 import os
@@ -84,6 +85,28 @@ def test_all_are_those_there_are():
     late, plain = compare.entries("gossipgrad:staleness=1:rotate=false:lr=0.5,allreduce")
     assert late.strategy == gg.GossipGraD(staleness=1, rotate=False) and late.rates == (0.5,)
     assert plain == compare.Entry("allreduce", gg.AllReduce())
+
+
+def test_an_unknown_option_lists_all_there_are():
+    """Of the strategy, and those that every entry has; compression's only where it can be."""
+    with pytest.raises(ValueError, match="foo: not an option of strategy='allreduce'; it has wire_dtype") as error:
+        compare.entries("allreduce:foo=1")
+    listed = str(error.value).partition("it has ")[2].split(", ")
+    packed = [f"compression_{one.name}" for one in dataclasses.fields(gg.AdaComp)]
+    shrinks = [f"apoptosis_{one.name}" for one in dataclasses.fields(gg.Apoptosis)]
+    assert listed == ["wire_dtype", "collectives", "lr", "compression", *packed, "apoptosis", *shrinks]
+    for words, what, there in (
+        (
+            "no-exchange:foo=1",
+            "foo: not an option of strategy='no-exchange'; it has shuffle_samples, lr, apoptosis",
+            shrinks,
+        ),
+        ("allreduce:compression=adacomp:compression-foo=1", "compression_foo: not an option of compression", packed),
+        ("allreduce:apoptosis=true:apoptosis-foo=1", "apoptosis_foo: not an option of apoptosis", shrinks),
+    ):
+        with pytest.raises(ValueError, match=what) as error:
+            compare.entries(words)
+        assert str(error.value).endswith(", ".join(there))
 
 
 def test_learning_rates_and_batches():

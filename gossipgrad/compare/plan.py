@@ -80,9 +80,22 @@ def _apoptosis(options: Record) -> Apoptosis | None:
 
 def _read(options: Record, prefix: str, makers: Mapping[str, type]) -> Record:
     """The keywords of these classes, of options with a prefix, with what their own readers make of the texts."""
-    words = {key.removeprefix(prefix): value for key, value in options.items()}
-    readers = {word.name: word.read for word in keywords(makers).values() if word.read is not None}
-    return {key: readers[key](str(value)) if key in readers else value for key, value in words.items()}
+    known = keywords(makers)
+    made: Record = {}
+    for key, value in options.items():
+        word = known.get(key.removeprefix(prefix))
+        if word is None:
+            listed = ", ".join(prefix + name for name in known)
+            raise ValueError(f"{key}: not an option of {prefix.rstrip('_')}; it has {listed}")
+        made[word.name] = value if word.read is None else word.read(str(value))
+    return made
+
+
+def _beside(strategy: type[strategies.Strategy]) -> list[str]:
+    """The options of an entry that are no keywords of its strategy."""
+    packed = {} if strategy.not_compressed else keywords(compression.BY_NAME)
+    names = ["compression", *(f"compression_{name}" for name in packed)] if packed else []
+    return ["lr", *names, "apoptosis", *(f"apoptosis_{name}" for name in keywords({"apoptosis": Apoptosis}))]
 
 
 def entries(text: str) -> list[Entry]:
@@ -109,6 +122,7 @@ def entries(text: str) -> list[Entry]:
         if len(rates) > 1:
             label = ":".join(one for one in label.split(":") if not one.startswith("lr="))
         packed, shrinks = _compression(options), _apoptosis(options)
+        strategies.check_options(name, options, _beside(strategies.BY_NAME.get(name, strategies.Strategy)))
         found.append(Entry(label, strategies.by_name(name, **options), tuple(rates), packed, shrinks))
     labels = [one.label for one in found]
     for label in labels:

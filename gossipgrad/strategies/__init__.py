@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -50,6 +50,7 @@ __all__ = [
     "Topology",
     "WIRES",
     "by_name",
+    "check_options",
     "check_permutations",
     "check_topology",
     "core_topology",
@@ -75,17 +76,25 @@ for _one in (
     named_keywords(_one)
 
 
-def by_name(name: str, **options: Any) -> Strategy:
-    """The strategy of this name with these keywords; ValueError for another name, or a keyword it does not have."""
-    choice("strategy", name, BY_NAME)
-    made = BY_NAME[name]
+def check_options(name: str, options: Iterable[str], also: Sequence[str] = ()) -> None:
+    """ValueError for a name that no strategy has, or an option that is no keyword of this one's.
+
+    also: what the caller takes as well, beside the strategy's keywords; the error lists it.
+    """
+    made = BY_NAME[choice("strategy", name, BY_NAME)]
     allowed = [field.name for field in fields(made)]
     for key in options:
         if key not in allowed:
             others = [one for one, c in BY_NAME.items() if key in (field.name for field in fields(c))]
             hint = f"; {key} is one of {', '.join(others)}" if others else ""
-            raise ValueError(f"{key}: not an option of strategy={name!r}; it has {', '.join(allowed)}{hint}")
-    return made(**options)
+            listed = ", ".join([*allowed, *also])
+            raise ValueError(f"{key}: not an option of strategy={name!r}; it has {listed}{hint}")
+
+
+def by_name(name: str, **options: Any) -> Strategy:
+    """The strategy of this name with these keywords; ValueError for another name, or a keyword it does not have."""
+    check_options(name, options)
+    return BY_NAME[name](**options)
 
 
 def from_settings(settings: Mapping[str, Any]) -> Strategy:
