@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from gossipgrad import agreement, checkpoint_files
-from gossipgrad.errors import choice, counted, did_you_mean, flag, integer, number, warn
+from gossipgrad.errors import LARGEST, choice, counted, did_you_mean, flag, integer, number, warn
 from gossipgrad.files import json_text
 from gossipgrad.history import Record, flat, lookup
 from gossipgrad.outputs import Output, best_path, check_path
@@ -277,7 +277,7 @@ class ReduceOnPlateau(_Monitor):
         self.factor = number("factor", factor, above=0.0, below=1.0)
         self.patience = integer("patience", patience, 1)
         self.cooldown = integer("cooldown", cooldown, 0)
-        self.min_lr = number("min_lr", min_lr, 0.0)
+        self.min_lr = number("min_lr", min_lr, 0.0, LARGEST)
 
     def _reset(self) -> None:
         super()._reset()

@@ -203,6 +203,7 @@ def flag(argument: str, value: Any) -> bool:
 
 
 HIGHEST = 2**63 - 1  # integer that the core counts with
+LARGEST = float(np.finfo(np.float32).max)  # number that the core computes with
 
 
 def integer(argument: str, value: Any, low: int, high: int = HIGHEST) -> int:

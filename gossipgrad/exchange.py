@@ -26,7 +26,7 @@ from gossipgrad import (
 )
 from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy, exchanged, strategy_options
 from gossipgrad.compression import AdaComp
-from gossipgrad.errors import did_you_mean, integer, named_keywords, number
+from gossipgrad.errors import LARGEST, did_you_mean, integer, named_keywords, number
 from gossipgrad.exchange_arrays import Array, Arrays, Shapes
 
 _RATES = 1000  # steps of a run whose rates a schedule that is a function gives beforehand
@@ -343,7 +343,7 @@ class Exchange:
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        self._rate = number("learning_rate", rate, 0.0)
+        self._rate = number("learning_rate", rate, 0.0, LARGEST)
         self.core.set_schedule(self._schedule(self.steps, 1))
 
     def counts(self, rank: int = 0) -> dict[str, float]:

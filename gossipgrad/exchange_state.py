@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gossipgrad import _core, agreement, arenas, clocks, strategies
-from gossipgrad.errors import CheckpointError, choice, integer, number
+from gossipgrad.errors import LARGEST, CheckpointError, choice, integer, number
 from gossipgrad.exchange_arrays import Array, Arrays, Shapes
 from gossipgrad.optim import Optimizer
 
@@ -92,7 +92,7 @@ def set_rate(state: Mapping[str, Any], optimizer: Optimizer) -> float | None:
     rate = state.get("learning_rate")
     if rate is None or not arenas.rates_alike(state.get("optimizer", optimizer.settings()), optimizer):
         return None
-    return number("state: learning_rate", rate, 0.0)
+    return number("state: learning_rate", rate, 0.0, LARGEST)
 
 
 def resume(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gossipgrad.errors import integer, named_keywords, number, store
+from gossipgrad.errors import LARGEST, integer, named_keywords, number, store
 from gossipgrad.keywords import about
 from gossipgrad.literals import Loss
 
@@ -67,8 +67,7 @@ class CrossEntropy:
                 raise TypeError(f"class_weights={weights!r}: allowed: one number a class, or None") from None
             if len(given) < 2:
                 raise ValueError(f"class_weights={weights!r}: allowed: one number a class, of at least two classes")
-            most = float(np.finfo(np.float32).max)  # the core's
-            weights = tuple(number(f"class_weights[{i}]", one, 0.0, most) for i, one in enumerate(given))
+            weights = tuple(number(f"class_weights[{i}]", one, 0.0, LARGEST) for i, one in enumerate(given))
             if not any(weights):
                 raise ValueError("class_weights: all 0; allowed: one above 0 at least")
         index = self.ignore_index

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from gossipgrad import _core, schedules
-from gossipgrad.errors import choice, flag, integer, named_keywords, number, store
+from gossipgrad.errors import LARGEST, choice, flag, integer, named_keywords, number, store
 from gossipgrad.keywords import about
 
 Part = Literal["bias", "norm"]
@@ -37,6 +39,14 @@ def read_parts(argument: str) -> Callable[[str], tuple[Part, ...]]:
     return lambda text: parts(argument, [] if text == "none" else text.split(","))
 
 
+def _share(argument: str, value: Any) -> float:
+    """`value` as a number from 0 to below 1 that float32, in which the core computes, does not round to 1."""
+    made = number(argument, value, 0.0, below=1.0)
+    if np.float32(made) == 1:
+        raise ValueError(f"{argument}={value!r}: is 1 in float32; allowed: a finite number >= 0 and < 1 - 2**-25")
+    return made
+
+
 class Optimizer:
     """The base. `name` is the optimiser's on the command line and in reports; every one has an lr and a schedule."""
 
@@ -49,9 +59,9 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         no_decay = parts("no_decay", self.no_decay)
-        store(self, lr=number("lr", self.lr, 0.0), no_decay=no_decay, schedule=schedules.of(self.schedule))
+        store(self, lr=number("lr", self.lr, 0.0, LARGEST), no_decay=no_decay, schedule=schedules.of(self.schedule))
         if self.clip_norm is not None:
-            store(self, clip_norm=number("clip_norm", self.clip_norm, above=0.0))
+            store(self, clip_norm=number("clip_norm", self.clip_norm, high=LARGEST, above=0.0))
 
     @property
     def timing(self) -> schedules.Schedule:
@@ -153,8 +163,8 @@ class SGD(Optimizer):
         super().__post_init__()
         store(
             self,
-            momentum=number("momentum", self.momentum, 0.0, below=1.0),
-            weight_decay=number("weight_decay", self.weight_decay, 0.0),
+            momentum=_share("momentum", self.momentum),
+            weight_decay=number("weight_decay", self.weight_decay, 0.0, LARGEST),
             nesterov=flag("nesterov", self.nesterov),
         )
         if self.nesterov and not self.momentum:
@@ -195,10 +205,10 @@ class Adam(Optimizer):
         super().__post_init__()
         store(
             self,
-            beta1=number("beta1", self.beta1, 0.0, below=1.0),
-            beta2=number("beta2", self.beta2, 0.0, below=1.0),
-            eps=number("eps", self.eps, 2.0**-126),
-            weight_decay=number("weight_decay", self.weight_decay, 0.0),
+            beta1=_share("beta1", self.beta1),
+            beta2=_share("beta2", self.beta2),
+            eps=number("eps", self.eps, 2.0**-126, LARGEST),
+            weight_decay=number("weight_decay", self.weight_decay, 0.0, LARGEST),
             decoupled=flag("decoupled", self.decoupled),
         )
 
@@ -241,9 +251,9 @@ class LARS(Optimizer):
         super().__post_init__()
         store(
             self,
-            momentum=number("momentum", self.momentum, 0.0, below=1.0),
-            weight_decay=number("weight_decay", self.weight_decay, 0.0),
-            trust=number("trust", self.trust, above=0.0),
+            momentum=_share("momentum", self.momentum),
+            weight_decay=number("weight_decay", self.weight_decay, 0.0, LARGEST),
+            trust=number("trust", self.trust, high=LARGEST, above=0.0),
             no_adaptation=parts("no_adaptation", self.no_adaptation),
         )
 

@@ -46,7 +46,7 @@ from gossipgrad.chosen import (
 )
 from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import check_keywords, choice, counted, flag, integer, is_of, number
+from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, integer, is_of, number
 from gossipgrad.history import History, Record
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, PRECISIONS, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
@@ -529,7 +529,7 @@ class Replicas:
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        rate = number("learning_rate", rate, 0.0)
+        rate = number("learning_rate", rate, 0.0, LARGEST)
         self.core.set_schedule({"kind": "constant", "lr": rate})
         self.set_rate = rate
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from gossipgrad import _core
-from gossipgrad.errors import choice, integer, number, store
+from gossipgrad.errors import LARGEST, choice, integer, number, store
 from gossipgrad.keywords import about
 
 
@@ -100,7 +100,7 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        store(self, total=_checked_total(self.total), final=number("final", self.final, 0.0))
+        store(self, total=_checked_total(self.total), final=number("final", self.final, 0.0, LARGEST))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class Polynomial(Schedule):
             self,
             total=_checked_total(self.total),
             power=number("power", self.power, above=0.0),
-            final=number("final", self.final, 0.0),
+            final=number("final", self.final, 0.0, LARGEST),
         )
 
 
@@ -162,7 +162,7 @@ class Plateau(Schedule):
             patience=integer("patience", self.patience, 1),
             min_delta=number("min_delta", self.min_delta, 0.0),
             cooldown=integer("cooldown", self.cooldown, 0),
-            min_lr=number("min_lr", self.min_lr, 0.0),
+            min_lr=number("min_lr", self.min_lr, 0.0, LARGEST),
         )
         choice("mode", self.mode, (None, "min", "max"))
 

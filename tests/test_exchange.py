@@ -328,8 +328,10 @@ def test_the_rate_follows_its_schedule(schedule: Any) -> None:
     one.learning_rate = 0.25
     one.step({"w": np.ones(1)})
     np.testing.assert_allclose(one.weights["w"], wanted - 0.25, rtol=1e-6)
-    with pytest.raises(ValueError, match="learning_rate"):
-        one.learning_rate = -1.0
+    for wrong in (-1.0, 1e39):
+        with pytest.raises(ValueError, match="learning_rate"):
+            one.learning_rate = wrong
+    assert one.learning_rate == 0.25
 
 
 def test_a_trace_shows_the_waits(tmp_path: Any) -> None:

@@ -159,6 +159,15 @@ def test_values_that_are_no_rate(data, value):
     assert made.learning_rate == 0.1
 
 
+def test_the_largest_of_float32_is_the_largest_rate():
+    """What optimisers allow, the core allows, too."""
+    most = float(np.finfo(np.float32).max)
+    made = trainer(gg.Adam(lr=most, beta1=1 - 2**-24, eps=most, weight_decay=most, clip_norm=most))
+    with pytest.raises(ValueError, match=r"learning_rate=1e\+39: allowed: a finite number >= 0 and <= 3.40282e\+38"):
+        made.learning_rate = 1e39
+    assert made.learning_rate == most
+
+
 @pytest.mark.parametrize("value", ["cosine", 0.1, schedules.Cosine, None])
 def test_what_is_no_schedule(value):
     with pytest.raises(TypeError, match=r"schedule=.*allowed: .*Cosine\(\.\.\.\).*or a function of the step"):

@@ -11,7 +11,7 @@ from gossipgrad import compression, optim, strategies
 from gossipgrad.apoptosis import Apoptosis
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler
 from gossipgrad.compression import AdaComp
-from gossipgrad.errors import choice, flag, integer, number, store
+from gossipgrad.errors import LARGEST, choice, flag, integer, number, store
 from gossipgrad.keywords import keywords
 from gossipgrad.literals import Backend
 
@@ -118,7 +118,7 @@ def entries(text: str) -> list[Entry]:
                     f"strategies: {label!r}: {pair!r} is no option; allowed: NAME:option=value:option=value"
                 )
             options[key.replace("-", "_")] = _value(value)
-        rates = [number("lr", _value(one), 0.0) for one in str(options.pop("lr", "")).split("/") if one]
+        rates = [number("lr", _value(one), 0.0, LARGEST) for one in str(options.pop("lr", "")).split("/") if one]
         if len(rates) > 1:
             label = ":".join(one for one in label.split(":") if not one.startswith("lr="))
         packed, shrinks = _compression(options), _apoptosis(options)
@@ -195,7 +195,7 @@ class Comparison:
             choice("lr_grid", self.lr_grid, ("auto",))
         else:
             for lr in self.lr_grid:
-                number("lr_grid", lr, 0.0)
+                number("lr_grid", lr, 0.0, LARGEST)
         for key in ("lr_limit", "target", "compute_time"):
             if getattr(self, key) is not None:
                 number(key, getattr(self, key), 0.0)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.checks import check_finite
-from gossipgrad.errors import DataError, counted, did_you_mean, flag, number, warn
+from gossipgrad.errors import LARGEST, DataError, counted, did_you_mean, flag, number, warn
 
 if TYPE_CHECKING:
     from gossipgrad.progress import Bar
@@ -32,7 +32,6 @@ CHUNK = 1 << 24  # bytes of text that are parsed together
 DELIMITERS = ",;\t|"
 LISTED = 5  # rows that a message names
 _MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 # ---- the text of a file
@@ -111,7 +110,7 @@ def _wrong(text: str, numeric: bool) -> str | None:
     value = float(text)
     if not math.isfinite(value):
         return f"{text!r}, not a finite number"
-    return f"{text}, too large for float32" if abs(value) > _LARGEST else None
+    return f"{text}, too large for float32" if abs(value) > LARGEST else None
 
 
 # ---- one file

@@ -6,17 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from gossipgrad.chosen import checked_optimizer
-from gossipgrad.errors import did_you_mean, number
+from gossipgrad.errors import LARGEST, did_you_mean, number
 from gossipgrad.torch.modules import Layer, original
 
 # What a group may set; the momentum is that of SGD and LARS.
 _KEYS = ("lr", "momentum", "weight_decay")
-# The core has them, and their ratios to the optimizer's, as float32.
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def _settable(optimizer: Any) -> tuple[str, ...]:
@@ -42,7 +39,7 @@ def _own_settings(place: int, group: Any, optimizer: Any) -> dict[str, float]:
             )
     most = {"momentum": {"below": 1.0}}
     return {
-        key: number(f"groups[{place}]: {key}", value, 0.0, **most.get(key, {"high": _LARGEST}))
+        key: number(f"groups[{place}]: {key}", value, 0.0, **most.get(key, {"high": LARGEST}))
         for key, value in group.items()
         if key != "params"
     }
@@ -68,9 +65,9 @@ def with_groups(groups: Any, optimizer: Any, module: Any, layers: Sequence[Layer
     group_of: dict[str, int] = {}
     for place, group in enumerate(groups):
         own = _own_settings(place, group, optimizer)
-        if base["lr"] > 0 and own.get("lr", 0.0) / base["lr"] > _LARGEST:
+        if base["lr"] > 0 and own.get("lr", 0.0) / base["lr"] > LARGEST:
             raise ValueError(
-                f"groups[{place}]: lr={own['lr']!r}: allowed: at most {_LARGEST:g} times the optimizer's, which is "
+                f"groups[{place}]: lr={own['lr']!r}: allowed: at most {LARGEST:g} times the optimizer's, which is "
                 f"{base['lr']:g}"
             )
         for tensor in _tensors(group):

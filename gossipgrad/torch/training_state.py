@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gossipgrad import arenas
-from gossipgrad.errors import integer, number
+from gossipgrad.errors import LARGEST, integer, number
 
 Shapes = Mapping[str, tuple[int, ...]]
 _MADE = "allowed: what training_state() gave"
@@ -61,7 +61,7 @@ def _check_optimizer(given: Any, optimizer: Any) -> None:
 def _check_settings(state: Mapping[str, Any], kinds: Mapping[str, str], here: Mapping[str, Any]) -> None:
     """ValueError: an arena of the state means something else under the settings of here, or its rate is none."""
     if state.get("learning_rate") is not None:
-        number("state: learning_rate", state["learning_rate"], 0.0)
+        number("state: learning_rate", state["learning_rate"], 0.0, LARGEST)
     saved = _mapping("state: settings", state.get("settings", here))
     for name in sorted(arenas.begun_anew(saved, here, kinds)):
         keys = ("optimizer",) if kinds[name] == "moment" else arenas.partner_keys(here)

@@ -14,7 +14,7 @@ import torch
 from gossipgrad import agreement, outputs, trace
 from gossipgrad.cluster import Network, VirtualCluster, refuse
 from gossipgrad.compression import AdaComp
-from gossipgrad.errors import flag, named_keywords, number, warn
+from gossipgrad.errors import LARGEST, flag, named_keywords, number, warn
 from gossipgrad.strategies import Strategy
 from gossipgrad.torch import device
 from gossipgrad.torch.device import DeviceStep
@@ -289,7 +289,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if self._group.unfused:
             raise AttributeError("learning_rate: is that of the torch optimizer's param_groups")
         self._check_outside_of_run("learning_rate = ...")
-        rate = number("learning_rate", value, 0.0)
+        rate = number("learning_rate", value, 0.0, LARGEST)
         self._end_unused_step("learning_rate")
         self._group.set_rate(rate)
 
