@@ -11,13 +11,11 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gossipgrad import agreement, algorithms, arenas, clocks, fingerprint, notices, strategies
 from gossipgrad import checkpoint_files as files
 from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.arenas import RESIDUE
-from gossipgrad.errors import CheckpointError, counted
+from gossipgrad.errors import CheckpointError, counted, not_finite
 from gossipgrad.history import Record
 from gossipgrad.model import Model
 from gossipgrad.replicas import CARRIED, Arrays, Replicas
@@ -297,11 +295,9 @@ def _checked(net: Model, arrays: Arrays, where: str) -> Arrays:
     if not arrays:
         return {}
     for key, array in arrays.items():
-        finite = np.isfinite(array)
-        if not finite.all():
-            at = tuple(int(i) for i in np.argwhere(~finite)[0])
+        if found := not_finite(array):
             raise CheckpointError(
-                f"{where}: {key}{list(at)} is {array[at]}: a run that diverged cannot be gone on with; "
+                f"{where}: {key}{found}: a run that diverged cannot be gone on with; "
                 "net.load_weights loads the weights as they are"
             )
     return net.check_weights(arrays, where)

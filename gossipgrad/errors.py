@@ -286,6 +286,15 @@ def plain_array(what: str, value: Any) -> NDArray[Any]:
         raise TypeError(unreadable(what, value, error)) from error
 
 
+def not_finite(array: NDArray[Any]) -> str:
+    """ "[0, 3] is nan" of the first element that is NaN or infinite; "": there is none."""
+    finite = np.isfinite(array)
+    if finite.all():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(~finite)[0])
+    return f"{list(at) or ''} is {array[at]}"
+
+
 def pair(argument: str, value: Any, low: int) -> tuple[int, int]:
     """(height, width) from one integer for both or two."""
     if isinstance(value, (tuple, list)):

@@ -165,9 +165,9 @@ class Exchange:
             x.gradients["w"], x.gradients["b"] = gradients_of(x.weights["w"], x.weights["b"], batch)
             x.step()
 
-    arrays       arrays of floating numbers by name, in the order in which they are used; they are copied, as float32.
-                 NumPy's, and by DLPack those of JAX, PyTorch or CuPy that lie in the host's memory. All ranks must give
-                 the same names and shapes, and begin with the values of rank 0.
+    arrays       arrays of finite floating numbers by name, in the order in which they are used; they are copied, as
+                 float32. NumPy's, and by DLPack those of JAX, PyTorch or CuPy that lie in the host's memory. All ranks
+                 must give the same names and shapes, and begin with the values of rank 0.
     strategy     a Strategy, without shuffle_samples; None: GossipGraD().
     optimizer    an Optimizer, whose schedule is not Plateau; None: SGD(lr=0.01, momentum=0.9).
     compression  None, or AdaComp(...), where the strategy compresses.
@@ -423,7 +423,10 @@ class Exchange:
         return self.core.consensus_distance()
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Set the weights of all ranks, to rank 0's; moments stay. Names and shapes must fit. Collective."""
+        """Set the weights of all ranks, to rank 0's; moments stay. Names and shapes must fit. Collective.
+
+        ValueError, TypeError on all ranks: they do not fit, or one is NaN or infinite.
+        """
         with agreement.agreed(self._team, "Exchange.load_weights"):
             given = self._shapes.fitting_all("weights", weights)
         self._load("weight", exchange_arrays.of_root(self._team, given))
@@ -444,8 +447,9 @@ class Exchange:
         Another strategy or optimiser goes on from it as well: moments that the state does not have, or has of another
         kind of optimiser, begin at zero, outer weights at the consensus, copies for partners anew where these are
         others; and where the strategy gives all ranks the same weights, they begin from the consensus. ValueError where
-        the state has a residue of compression that means something else to the strategy here. A learning_rate that was
-        set goes on, unless the optimiser here has another lr or schedule. ValueError on all ranks where theirs differ.
+        the state has a residue of compression that means something else to the strategy here, or a NaN or an infinity.
+        A learning_rate that was set goes on, unless the optimiser here has another lr or schedule. ValueError on all
+        ranks where theirs differ.
         """
         with agreement.agreed(self._team, "Exchange.load_state_dict") as one:
             here = {**self.strategy.settings(), **self.optimizer.settings()}

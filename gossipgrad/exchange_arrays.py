@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import _core, _stall, agreement
-from gossipgrad.errors import did_you_mean, plain_array, unreadable
+from gossipgrad.errors import did_you_mean, not_finite, plain_array, unreadable
 
 Array = NDArray[np.float32]
 Arrays = dict[str, Array]
@@ -48,6 +48,11 @@ def named(what: str, given: Any, names: Sequence[str]) -> Mapping[str, Any]:
     return given
 
 
+def _check_finite(what: str, array: Array) -> None:
+    if found := not_finite(array):
+        raise ValueError(f"{what}{found}; allowed: finite numbers of float32")
+
+
 def _core_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape if len(shape) <= _MOST_AXES else (int(np.prod(shape)),)
 
@@ -60,11 +65,15 @@ class Shapes(dict[str, tuple[int, ...]]):
         given = floats(f"{name!r}", value)
         if given.shape != self[name]:
             raise ValueError(f"{name!r} has shape {given.shape}; the exchange's is {self[name]}")
-        return given.astype(np.float32)
+        with np.errstate(over="ignore"):  # it becomes inf, which is an error
+            return given.astype(np.float32)
 
     def fitting_all(self, what: str, given: Any) -> Arrays:
-        """float32 copies of all arrays; `what` is what errors call the mapping."""
-        return {name: self.fitting(name, value) for name, value in named(what, given, list(self)).items()}
+        """float32 copies of all arrays, of finite numbers; `what` is what errors call the mapping."""
+        made = {name: self.fitting(name, value) for name, value in named(what, given, list(self)).items()}
+        for name, array in made.items():
+            _check_finite(f"{what}: {name!r}", array)
+        return made
 
     def flat(self, arrays: Mapping[str, Any]) -> Arrays:
         """As the core wants them: contiguous, of its shapes."""
@@ -79,7 +88,7 @@ class Shapes(dict[str, tuple[int, ...]]):
 
 
 def copies(arrays: Any) -> dict[str, Array]:
-    """float32 copies of what is given."""
+    """float32 copies of what is given, of finite numbers."""
     if not isinstance(arrays, Mapping):
         raise TypeError(f"arrays is a {type(arrays).__name__}; wanted a mapping from names to arrays")
     if not arrays:
@@ -91,7 +100,9 @@ def copies(arrays: Any) -> dict[str, Array]:
         array = floats(f"arrays[{name!r}]", value)
         if array.size == 0:
             raise ValueError(f"arrays[{name!r}] has shape {array.shape}; wanted at least one element")
-        made[name] = np.array(array, np.float32)
+        with np.errstate(over="ignore"):  # it becomes inf, which is an error
+            made[name] = np.array(array, np.float32)
+        _check_finite(f"arrays[{name!r}]", made[name])
     return made
 
 

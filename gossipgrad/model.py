@@ -314,7 +314,8 @@ class Model:
 
         Names and shapes are PyTorch's, so a state_dict of a module with the same names loads as it is, and one that
         was saved under DistributedDataParallel or torch.compile too. Of a file that holds more, as {"model": ...,
-        "optimizer": ...}, the only dictionary of tensors is loaded. Nothing in a file is run. All is copied.
+        "optimizer": ...}, the only dictionary of tensors is loaded. Nothing in a file is run. All is copied, NaN and
+        infinities too.
 
         strict   True: CheckpointError names everything that is missing, too much, or of another shape. False: what
                  fits is loaded, and the rest of the network starts from its initial weights; at least one tensor must

@@ -39,7 +39,7 @@ from gossipgrad.callbacks import Callback
 from gossipgrad.data import given
 from gossipgrad.data.arrays import Dataset, as_dataset
 from gossipgrad.data.checks import samples_array, shape_hint, targets_array
-from gossipgrad.errors import CheckpointError, flag, integer, named_keywords, number, warn
+from gossipgrad.errors import CheckpointError, flag, integer, named_keywords, not_finite, number, warn
 from gossipgrad.fitting import HINTS, Fit
 from gossipgrad.history import History, Record
 from gossipgrad.literals import Backend, ConvAlgorithm, DType, Precision
@@ -604,9 +604,19 @@ class Trainer(Replicas):
 
     @collective
     def load_weights(self, weights: Any) -> None:
-        """Give every rank, and a centre, these weights: what Model.load_weights reads. Momentum, step stay."""
+        """Give every rank, and a centre, these weights: what Model.load_weights reads. Momentum, step stay.
+
+        CheckpointError: they do not fit the network, or one is NaN or infinite; net.load_weights loads these, too.
+        """
         with self.agreed() as one:
-            checked = self.net.check_weights(*opened(weights))
+            given, what = opened(weights)
+            checked = self.net.check_weights(given, what)
+            for name, array in checked.items():
+                if found := not_finite(array):
+                    raise CheckpointError(
+                        f"{what}: {name}{found}: nothing can be trained from there; allowed: finite numbers of "
+                        "float32. net.load_weights loads others, too"
+                    )
             one.facts = {"weights": lambda: fingerprint.weights(checked)}
         self.core.settle()
         self.core.load_arena("weight", checked)

@@ -473,10 +473,24 @@ def test_a_diverged_state_is_refused(data, tmp_path):
     trainer = make(2)
     weights = trainer.weights()
     weights["fc2.bias"][1] = np.nan
-    trainer.load_weights(weights)
+    trainer.core.load_arena("weight", weights)
     trainer.save(tmp_path / "c")
     with pytest.raises(gg.CheckpointError, match=r"fc2.bias\[1\] is nan"):
         gg.Trainer.load(tmp_path / "c")
+
+
+def test_weights_that_are_not_finite_are_not_loaded_to_train_on(data, tmp_path):
+    trainer = make(2)
+    good, path = trainer.weights(), tmp_path / "w.safetensors"
+    for bad in (np.nan, np.inf):
+        weights = {name: array.copy() for name, array in good.items()}
+        weights["fc2.bias"][1] = bad
+        trainer.net.load_weights(weights)  # to look at
+        trainer.net.save_weights(path)
+        for given, what in ((weights, "weights"), (path, "w.safetensors")):
+            with pytest.raises(gg.CheckpointError, match=rf"{what}: fc2.bias\[1\] is {bad}: .*allowed: finite numbers"):
+                trainer.load_weights(given)
+    assert all(np.array_equal(array, good[name]) for name, array in trainer.weights().items())
 
 
 def test_strangers_in_the_folder_of_the_state_stay(data, tmp_path):

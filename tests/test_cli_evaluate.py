@@ -264,6 +264,18 @@ def test_what_is_no_number_is_null(capsys, tmp_path):
     assert "loss nan, " in cli_run(capsys, *words)[1]
 
 
+def test_replicas_of_a_run_that_diverged(capsys, tmp_path):
+    path, net = tmp_path / "c", gg.models.mlp()
+    with gg.Trainer(net, loss="binary_cross_entropy", comm=gg.VirtualCluster(2), strategy=gg.NoExchange()) as trainer:
+        trainer.core.load_arena("weight", {key: np.full_like(one, np.nan) for key, one in net.weights().items()}, 1)
+        trainer.save(path)
+    words = ["evaluate", "--checkpoint", path, "--dataset", "synthetic", "--replicas", "--json"]
+    code, out, err = cli_run(capsys, *words)
+    assert code == 0, err
+    first, second = json.loads(out)["replicas"]
+    assert first["loss"] > 0 and second["loss"] is None
+
+
 WRONG = {
     "nowhere": (["--checkpoint", "/nowhere"], 1, "--checkpoint: /nowhere: No such file or directory"),
     "nowhere, named": (["--checkpoint", "/nowhere", "--model", "mlp"], 1, "--checkpoint: /nowhere: No such file"),

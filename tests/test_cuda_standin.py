@@ -427,7 +427,7 @@ def test_nan_in_weights_reaches_the_loss(cuda, name, how):
         weights = trainer.weights()
         first = next(key for key in weights if key.endswith("weight"))
         weights[first][:] = np.nan
-        trainer.load_weights(weights)
+        trainer.core.load_arena("weight", weights)
         assert np.isnan(trainer.train_step([x], [y]))
         with pytest.raises(FloatingPointError):
             trainer.fit(x, y, epochs=1, batch_size=len(x), progress=False)

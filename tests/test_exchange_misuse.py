@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchange_cases import SHAPES, all_step, assert_same, made, pulled
+from exchange_cases import SHAPES, all_step, assert_same, made, pulled, start
 
 import gossipgrad as gg
 from gossipgrad import _core
@@ -22,6 +22,9 @@ from gossipgrad import _core
         ({1: np.ones(2)}, {}, TypeError, "the name 1"),
         ({"w": np.ones(2, int)}, {}, TypeError, "dtype int64; allowed: floating"),
         ({"w": np.ones((2, 0))}, {}, ValueError, "at least one element"),
+        ({"w": [[0, np.nan]]}, {}, ValueError, r"arrays\['w'\]\[0, 1\] is nan; allowed: finite numbers of float32"),
+        ({"w": np.full(2, 1e39)}, {}, ValueError, r"arrays\['w'\]\[0\] is inf; allowed: finite"),
+        ({"w": np.array(-np.inf)}, {}, ValueError, r"arrays\['w'\] is -inf; allowed: finite"),
         ({"w": np.ones(2)}, {"strategy": "ring"}, TypeError, "strategy="),
         ({"w": np.ones(2)}, {"strategy": gg.GossipGraD(shuffle_samples=True)}, ValueError, "shuffle_samples"),
         ({"w": np.ones(2)}, {"layers": {"a": []}}, ValueError, "layers"),
@@ -39,6 +42,22 @@ from gossipgrad import _core
 def test_wrong_arguments(arrays: Any, options: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         gg.Exchange(arrays, **options)
+
+
+def test_what_is_not_finite_is_not_loaded() -> None:
+    x = made(gg.AllReduce(), 2)
+    given = x.consensus_weights()
+    given["one"][...] = np.nan
+    state = x.state_dict()
+    state["ranks"][1]["momentum"]["k"][0, 1, 2, 0] = np.inf
+    for call, text in (
+        (lambda: x.load_weights(given), r"weights: 'one' is nan; allowed: finite numbers of float32"),
+        (lambda: x.load_state_dict(state), r"state, momentum: 'k'\[0, 1, 2, 0\] is inf; allowed: finite"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
+    for name, array in x.replicas[0].weights.items():
+        np.testing.assert_array_equal(array, np.float32(start()[name]))
 
 
 def test_wrong_gradients_change_nothing() -> None:
