@@ -149,14 +149,23 @@ class Fit:
         made.check(self.batch_size)
         return made
 
-    def weigh_classes(self, trainer: Replicas) -> None:
-        """Class weights are weights of samples, by the classes of all ranks' samples. Collective."""
+    def weigh(self, trainer: Replicas) -> None:
+        """Class weights are weights of samples, by the classes of all ranks' samples. Collective.
+
+        ValueError where no sample counts: nothing would be trained.
+        """
+        self._check_weights(trainer, "sample_weight")
         if self.class_weight is None:
             return
         loss, net, ignored = trainer.loss, trainer.net, trainer.heads[0].ignored
         counts = self.train.class_counts(loss, net.output_shape, trainer.gather, ignored)
         self.train = self.train.class_weighted(self.class_weight, counts, loss, net.output_shape, ignored)
         self.train_core = self.train.core(net.inputs, trainer.heads, net.target_names)
+        self._check_weights(trainer, "class_weight")
+
+    def _check_weights(self, trainer: Replicas, argument: str) -> None:
+        if not self.train.counts(trainer.gather):
+            raise ValueError(f"{argument}: 0 for all samples to train on; allowed: above 0 for one of them at least")
 
     def warn(self, trainer: Replicas) -> None:
         """Of data that are not learnt well as they are."""

@@ -180,7 +180,7 @@ class Trainer(Replicas):
                            cross-entropy is, so that it does not matter which samples share a batch or a rank.
         class_weight       the same by class: {class: weight}, where others have 1; one a class; or "balanced",
                            inversely to how often classes occur, with a mean of 1. Multiplied with weights of the
-                           samples. Both are for training alone.
+                           samples. Both are for training alone; where all are 0, that is an error.
         shard              "interleaved": of each p samples in a row each of p ranks has one, which is drawn by the
                            seed, so data that are sorted, by class or by time, or that repeat, harm no rank.
                            "contiguous": each rank has a run of the samples; a warning says when they look sorted by
@@ -237,7 +237,7 @@ class Trainer(Replicas):
             )
             one.hints, one.facts = HINTS, call.facts(self)
         batches = call.batches(self)
-        call.weigh_classes(self)
+        call.weigh(self)
         call.warn(self)
         self.fit_settings = call.settings(self, batches.sizes)
         if call.resume is None:

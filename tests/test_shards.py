@@ -444,6 +444,37 @@ def test_class_weights_of_a_binary_loss():
         gg.Trainer(net()).fit(gg.Dataset(x, y, sample_weight=y, name="train"), sample_weight=y, progress=False)
 
 
+def test_weights_that_are_all_zero():
+    """Nothing would be trained. A batch of zeros, and a rank's own part of them, are samples that do not count."""
+    x, y = arrays(24)
+    none, some = np.zeros(24), y == 1
+
+    def fit(x, y, **options):
+        trainer = gg.Trainer(net(), comm=gg.VirtualCluster(2), seed=3)
+        trainer.fit(x, y, batch_size=4, shuffle=False, shard="contiguous", progress=False, **options)
+
+    for what, options in (
+        ("sample_weight", {"sample_weight": none}),
+        ("sample_weight", {"sample_weight": none, "class_weight": "balanced"}),
+        ("class_weight", {"class_weight": dict.fromkeys(range(3), 0)}),
+        ("class_weight", {"class_weight": {1: 0}, "sample_weight": some}),
+    ):
+        with pytest.raises(ValueError, match=f"{what}: 0 for all samples to train on; allowed: above 0 for one"):
+            fit(x, y, **options)
+    with pytest.raises(ValueError, match="sample_weight: 0 for all"):
+        fit(gg.Dataset(x, y, sample_weight=none), None)
+    fit(x, y, sample_weight=some)
+
+
+def test_weights_of_parts_that_are_all_zero():
+    x, y = arrays(24)
+    halves = [x[:12], x[12:]], [y[:12], y[12:]]
+    trainer = gg.Trainer(net(), comm=gg.VirtualCluster(2), seed=3)
+    with pytest.raises(ValueError, match="sample_weight: 0 for all samples to train on"):
+        trainer.fit(*halves, batch_size=4, progress=False, sharded=True, sample_weight=[np.zeros(12)] * 2)
+    trainer.fit(*halves, batch_size=4, progress=False, sharded=True, sample_weight=[np.zeros(12), np.ones(12)])
+
+
 def test_shard_on_the_command_line(tmp_path):
     words = ["train", "--model", "mlp", "--dataset", "synthetic", "--epochs", "1", "--batch-size", "500", "--quiet"]
     found = {}

@@ -74,6 +74,11 @@ class Given:
             return [len(part) for part in self.parts]
         return [int.from_bytes(one, "little") for one in gather(len(self).to_bytes(8, "little"))]
 
+    def counts(self, gather: Gather) -> bool:
+        """Does the loss of any sample count, on any rank, by the weights of samples? Collective if sharded."""
+        own = any(part.sample_weight is None or part.sample_weight.any() for part in self.parts)
+        return any(gather(b"1" if own else b"")) if self.sharded else bool(own)
+
     def class_counts(
         self, loss: str, output: Sequence[int], gather: Gather, ignored: int | None = None
     ) -> NDArray[np.int64]:
