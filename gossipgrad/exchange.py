@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -151,6 +151,12 @@ class Replica:
         if gradients is not None:
             for name, value in exchange_arrays.named("gradients", gradients, list(self._gradients)).items():
                 self._gradients[name] = value
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a Replica of an Exchange cannot be copied or pickled, since it is a rank of a group; allowed: "
+            "{name: w.copy() for name, w in replica.weights.items()}, exchange.state_dict()"
+        )
 
     def __repr__(self) -> str:
         return f"Replica(rank {self.rank} of {self._exchange.size})"
@@ -516,6 +522,12 @@ class Exchange:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "an Exchange cannot be copied or pickled, since it is ranks of a group; allowed: x.state_dict() and "
+            "load_state_dict of a new Exchange(...), or x.save(PATH) and its load(PATH)"
+        )
 
     def __repr__(self) -> str:
         if self._core is None:

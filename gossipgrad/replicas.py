@@ -12,7 +12,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -234,6 +234,12 @@ class Replicas:
         if self.compression is not None:
             notices.nothing_compressed(self.rank, self.size, len(self.compression.packed(self.born)))
         notices.compression_memory(self.rank, len(models), self.net.parameters, self.team.local)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a Trainer cannot be copied or pickled, since it is ranks of a group; allowed: trainer.save(PATH), of "
+            "which Trainer.load(PATH) makes another one, or a new Trainer(...) of copy.deepcopy(trainer.net)"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and name in self.__dict__:

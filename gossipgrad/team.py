@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,11 @@ class Team:
         if name == "_core":
             raise RuntimeError("this Team is closed")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a Team cannot be copied or pickled, since it is ranks of a group; allowed: a new gossipgrad.Team(...)"
+        )
 
     def __repr__(self) -> str:
         if "_core" not in self.__dict__:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import _thread
+import copy
 import gc
+import pickle
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,15 @@ def test_what_is_not_finite_is_not_loaded() -> None:
             call()
     for name, array in x.replicas[0].weights.items():
         np.testing.assert_array_equal(array, np.float32(start()[name]))
+
+
+@pytest.mark.parametrize("of", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_it_is_not_copied_or_pickled(of: Any) -> None:
+    x = made(gg.AllReduce(), 2)
+    with pytest.raises(TypeError, match=r"an Exchange cannot be copied or pickled.*allowed: x\.state_dict\(\)"):
+        of(x)
+    with pytest.raises(TypeError, match=r"a Replica of an Exchange cannot be copied or pickled.*state_dict\(\)"):
+        of(x.replicas[0])
 
 
 def test_wrong_gradients_change_nothing() -> None:

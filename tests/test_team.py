@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import pickle
 
 import numpy as np
 import pytest
@@ -197,6 +199,12 @@ def test_what_cannot_be_is_named():
     with pytest.raises(RuntimeError, match="closed"):
         team.mix(x, 0)
     assert repr(team) == "Team(closed)"
+
+
+@pytest.mark.parametrize("of", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_it_is_not_copied_or_pickled(of):
+    with pytest.raises(TypeError, match=r"a Team cannot be copied or pickled.*allowed: a new gossipgrad\.Team"):
+        of(gg.Team(gg.VirtualCluster(2)))
 
 
 def test_nothing_is_left():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import pickle
 import warnings
 
 import numpy as np
@@ -259,6 +261,16 @@ def test_raw_pixels_are_told(dtype, high, scale, said, recwarn):
         assert len(told) == said and all("gg.data.Dataset(x, y, scale=1/255)" in one for one in told)
         if said:
             assert told[0].startswith(f"{'validation' if other else 'train'}: uint8 samples of 0..{x.max()} are")
+
+
+@pytest.mark.parametrize("of", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_it_is_not_copied_or_pickled(of):
+    trainer = make(comm=gg.VirtualCluster(2))
+    with pytest.raises(
+        TypeError, match=r"a Trainer cannot be copied or pickled.*allowed: trainer\.save.*Trainer\.load"
+    ):
+        of(trainer)
+    assert of(trainer.net) and of(trainer.comm)
 
 
 def test_close_ends_it():
