@@ -19,7 +19,7 @@ from gossipgrad import agreement, checkpoint_files
 from gossipgrad.errors import LARGEST, choice, counted, did_you_mean, flag, integer, number, warn
 from gossipgrad.files import json_text
 from gossipgrad.history import Record, flat, lookup
-from gossipgrad.outputs import Output, best_path, check_path
+from gossipgrad.outputs import Output, best_path, fixed_path
 
 if TYPE_CHECKING:
     from gossipgrad.trainer import Trainer
@@ -319,6 +319,7 @@ class ReduceOnPlateau(_Monitor):
 class Checkpoint(_Monitor):
     """Saves after every epoch to `path`, and the best epoch beside it ("run.best.safetensors" for "run.safetensors").
 
+    path: from the folder that is the current one now, whichever it is later.
     monitor None: "validation.loss" where there is validation, else "train_loss". mode: as of EarlyStopping. save_last,
     save_best: which of both.
     every: saves to `path` also after so many steps of training, within an epoch; a resume goes on there, without
@@ -338,7 +339,7 @@ class Checkpoint(_Monitor):
     ) -> None:
         super().__init__(monitor, mode, 0.0)
         self.every = integer("every", every, 0)
-        self.path = check_path("path", path)
+        self.path = fixed_path("path", path)
         self.best_path = best_path(self.path)
         self.save_last, self.save_best = flag("save_last", save_last), flag("save_best", save_best)
         if self.every and not self.save_last:
@@ -380,7 +381,7 @@ class _FileLogger(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = check_path("path", path)
+        self.path = fixed_path("path", path)
         self.failure: str | None = None
         self._file: IO[str] | None = None
 

@@ -80,6 +80,13 @@ def check_path(argument: str, path: Path) -> str:
     return text
 
 
+def fixed_path(argument: str, path: Path) -> str:
+    """check_path, as an absolute one: what is written in the course of a run goes to one place, whatever folder a
+    callback makes the current one."""
+    text = check_path(argument, path)
+    return text if os.path.isabs(text) else os.path.join(os.getcwd(), text)
+
+
 def _check_path(output: Output) -> None:
     path = check_path(output.argument, output.path)
     if path.endswith(os.sep) or os.path.isdir(path):

@@ -13,7 +13,7 @@ from gossipgrad import agreement
 from gossipgrad.callbacks import Callback, Progress
 from gossipgrad.errors import flag, named_keywords, warn
 from gossipgrad.history import Record, flat
-from gossipgrad.outputs import check_path
+from gossipgrad.outputs import fixed_path
 
 if TYPE_CHECKING:
     from gossipgrad.trainer import Trainer
@@ -55,7 +55,7 @@ class TensorBoard(Callback):
     ) -> None:
         if (folder is None) == (writer is None):
             raise ValueError(f"folder={folder!r}, writer={writer!r}: allowed: one of both")
-        self.folder = None if folder is None else check_path("folder", folder)
+        self.folder = None if folder is None else fixed_path("folder", folder)
         self.histograms = flag("histograms", histograms)
         self.failure: str | None = None
         self._given = writer

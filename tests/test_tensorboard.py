@@ -90,8 +90,12 @@ def test_a_resumed_run_replaces_what_came_after_its_checkpoint(tmp_path, monkeyp
         return made_writers[-1]
 
     monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=writer))
+    monkeypatch.chdir(tmp_path)
+    relative = gg.TensorBoard("run")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
     with trainer() as made:
-        fit(made, gg.TensorBoard(tmp_path / "run"), epochs=1)
+        fit(made, relative, epochs=1)
         made.save(tmp_path / "c.safetensors")
     with trainer() as made:
         fit(made, gg.TensorBoard(tmp_path / "run"), epochs=2, resume=tmp_path / "c.safetensors")
