@@ -393,6 +393,30 @@ def test_those_that_wait_for_nobody_in_a_step_say_it_at_its_end(made):
     assert re.search(r"waited \d+\.\d+ s for (\d+ bytes (from|to be received by) )?rank \d", text), text
 
 
+@pytest.mark.parametrize("compression", [None, gg.AdaComp(dense_below=0)], ids=["dense", "packed"])
+def test_a_message_that_was_not_read_is_of_the_step_of_its_gradients(compression):
+    """Rank 0 looks for it when the next step begins."""
+    shape = (4,) if compression is None else (40, 40)  # of one slice, which is rank 0's; compressed
+    comm = gg.VirtualCluster(2)
+    x = gg.Exchange({"w": np.zeros(shape)}, strategy=gg.LayerwiseAllReduce(), compression=compression, comm=comm)
+    calls = []
+
+    def train(replica):
+        for step in range(3):
+            replica.gradients["w"] = np.ones(shape)
+            calls.append((replica.rank, step))
+            replica.begin()
+            replica.need("w")
+            replica.ready("w")
+            if replica.rank == 1 and step == 1:
+                return
+            replica.end()
+
+    with pytest.raises(gg.CommunicationError, match=r"step 1, layers 'w' to 'w': .*rank 0 waits for rank 1 to receive"):
+        x.run(train)
+    assert (0, 2) in calls
+
+
 def test_a_sample_that_does_not_come_is_said():
     trainer = gg.Trainer(
         small_net(),

@@ -25,9 +25,8 @@ typedef struct allreduce {
 
 static gg_status start_all(allreduce *s) {
     gg_status status = GG_OK;
-    float *gradients = gg_state_gradients(s->head.env.state);
     for (int i = 0; i < s->buckets.chunk_count; ++i) {
-        status = gg_reduction_start(s->reductions.of_chunk[i], gradients + s->buckets.chunk[i].offset, s->head.share);
+        status = gg_reductions_start(&s->reductions, i, s->head.share);
         if (status == GG_OK) status = gg_progress(s->head.env.transport);
         GG_TRY(gg_reductions_at(&s->reductions, i, status));
     }
@@ -42,11 +41,8 @@ static gg_status update(allreduce *s, int i) {
 /* Until the peers have read; but, unless it is `all`, what there is time for. */
 static gg_status finish(allreduce *s, bool all) {
     gg_status status = GG_OK;
-    for (int i = 0; i < s->buckets.chunk_count; ++i) {
-        gg_reduction *reduction = s->reductions.of_chunk[i];
-        if (all || !gg_reduction_can_wait(reduction))
-            GG_TRY(gg_reductions_at(&s->reductions, i, gg_reduction_finish(reduction)));
-    }
+    for (int i = 0; i < s->buckets.chunk_count; ++i)
+        if (all || !gg_reduction_can_wait(s->reductions.of_chunk[i])) GG_TRY(gg_reductions_finish(&s->reductions, i));
 cleanup:
     return status;
 }

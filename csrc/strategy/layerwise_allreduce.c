@@ -49,8 +49,7 @@ static gg_status layerwise_rest(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) {
         const gg_bucket *b = &s->buckets.bucket[bucket];
-        for (int i = b->first_chunk; i < b->end_chunk; ++i)
-            GG_TRY(at_layers(s, bucket, gg_reduction_finish(s->reductions.of_chunk[i])));
+        for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_reductions_finish(&s->reductions, i));
     }
 cleanup:
     return status;
@@ -113,9 +112,7 @@ static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
     if (bucket >= s->started)
         GG_FAIL(GG_ERROR_STATE, "the gradients of bucket %d are final after those of bucket %d", bucket, s->started);
     s->started = bucket;
-    for (int i = b->first_chunk; i < b->end_chunk; ++i)
-        GG_TRY(gg_reduction_start(s->reductions.of_chunk[i],
-                                  gg_state_gradients(strategy->env.state) + s->buckets.chunk[i].offset, share));
+    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_reductions_start(&s->reductions, i, share));
     s->next[bucket] = b->first_chunk;
     gg_flight_begin(&s->flight[bucket], strategy, -1);
 cleanup:

@@ -3,7 +3,7 @@
 #include "base/memory.h"
 #include "strategy/common.h"
 
-/* A sum, all or part of which may be left to a later step. */
+/* The sum that was started last, all or part of which may be left to a later step. */
 typedef struct gg_summed {
     const gg_strategy *owner;
     int64_t step; /* of the gradients */
@@ -72,10 +72,21 @@ static void update_piece(void *context, size_t offset, size_t count, const float
                                   .filled = filled});
 }
 
+gg_status gg_reductions_start(gg_reductions *reductions, int chunk, const float *share) {
+    gg_strategy *owner = reductions->owner;
+    float *gradients = gg_state_gradients(owner->env.state) + reductions->buckets->chunk[chunk].offset;
+    /* This delivers rows that the sum before has left, whose step must still be there. */
+    const gg_status status = gg_reduction_start(reductions->of_chunk[chunk], gradients, share);
+    if (status == GG_OK) reductions->summed[chunk] = (gg_summed){.owner = owner, .step = owner->step};
+    return status;
+}
+
+gg_status gg_reductions_finish(const gg_reductions *reductions, int chunk) {
+    return at_step(reductions, chunk, reductions->summed[chunk].step, gg_reduction_finish(reductions->of_chunk[chunk]));
+}
+
 gg_status gg_reductions_update(gg_reductions *reductions, int chunk) {
-    gg_summed *summed = &reductions->summed[chunk];
-    *summed = (gg_summed){.owner = reductions->owner, .step = reductions->owner->step};
-    return gg_reduction_deliver(reductions->of_chunk[chunk], update_piece, summed);
+    return gg_reduction_deliver(reductions->of_chunk[chunk], update_piece, &reductions->summed[chunk]);
 }
 
 gg_status gg_reductions_leave(gg_reductions *reductions, int chunk, bool *left) {
@@ -87,7 +98,7 @@ gg_status gg_reductions_leave(gg_reductions *reductions, int chunk, bool *left) 
     GG_TRY(gg_reduction_poll(reduction, &summed));
     *left = gg_reduction_can_wait(reduction);
     if (!*left) goto cleanup;
-    reductions->summed[chunk] = (gg_summed){.owner = reductions->owner, .step = reductions->owner->step, .left = true};
+    reductions->summed[chunk].left = true;
     ++reductions->left;
 cleanup:
     return gg_reductions_at(reductions, chunk, status);

@@ -25,6 +25,12 @@ void gg_reductions_destroy(gg_reductions *reductions); /* all zero is fine */
 /* Adds the layers of a chunk, and the step, to the message of a failure, and returns it. */
 gg_status gg_reductions_at(const gg_reductions *reductions, int chunk, gg_status status);
 
+/* gg_reduction_start of a chunk of this step's gradients. */
+gg_status gg_reductions_start(gg_reductions *reductions, int chunk, const float *share);
+
+/* gg_reduction_finish of a chunk; a failure names the layers, and the step whose gradients were summed. */
+gg_status gg_reductions_finish(const gg_reductions *reductions, int chunk);
+
 /* The sum of a chunk of this step is there: the weights are updated, but where rows have been asked for. */
 gg_status gg_reductions_update(gg_reductions *reductions, int chunk);
 

@@ -19,6 +19,7 @@ typedef struct setup {
     corruption corruption;
     gg_transport *corrupting;
     gg_replica *replica[RANKS];
+    int leaves; /* steps after which rank BAD is gone; 0: it stays */
 } setup;
 
 /* Outputs of the first layer: few, or as many as make its weight one whose updates are left to the next step. */
@@ -72,6 +73,7 @@ static gg_status train(void *context, int rank) {
     for (int step = 0; step < STEPS; ++step) {
         for (int i = 0; i < 2 * INPUTS; ++i) samples[i] = (float)((i * 7 + step * 3 + rank) % 11 - 5);
         GG_TRY(gg_replica_step(replica, &given, NULL, &loss));
+        if (rank == BAD && step + 1 == ((setup *)context)->leaves) goto cleanup;
     }
     GG_TRY(gg_replica_settle(replica));
 cleanup:
@@ -79,8 +81,8 @@ cleanup:
 }
 
 /* Of one training: *text is what was said, NULL: it came to its end. Returns how many messages were changed. */
-static int run(gg_strategy_options strategy, int64_t outputs, corruption c, char text[static 512]) {
-    setup s = {.strategy = strategy, .corruption = c, .graph = two_layers(outputs)};
+static int run_leaving(gg_strategy_options strategy, int64_t outputs, corruption c, int leaves, char text[static 512]) {
+    setup s = {.strategy = strategy, .corruption = c, .graph = two_layers(outputs), .leaves = leaves};
     CHECK_OK(gg_team_create_virtual(&(gg_virtual_options){.size = RANKS, .compute_rate = 1}, &s.team));
     CHECK_OK(gg_team_run(s.team, create, &s));
     const gg_status status = gg_team_run(s.team, train, &s);
@@ -92,6 +94,10 @@ static int run(gg_strategy_options strategy, int64_t outputs, corruption c, char
     gg_graph_destroy(s.graph);
     gg_team_release(s.team);
     return s.corruption.corrupted;
+}
+
+static int run(gg_strategy_options strategy, int64_t outputs, corruption c, char text[static 512]) {
+    return run_leaving(strategy, outputs, c, 0, text);
 }
 
 static gg_strategy_options compressed(gg_strategy_kind kind, gg_compression_selection selection,
@@ -158,9 +164,20 @@ static void test_left_to_the_next_step(void) {
     CHECK(strstr(text, "step 2") == NULL);
 }
 
+/* Messages of step 1 that a peer has not read when step 2 is to write others: the error says step 1. */
+static void test_finished_in_the_next_step(void) {
+    gg_strategy_options options = compressed(GG_STRATEGY_ALLREDUCE, GG_SELECTION_LOCAL, GG_COMPRESSION_STRICT);
+    char text[512];
+    options.compression.dense_roles = 0;
+    CHECK_INT(run_leaving(options, MANY, (corruption){0}, 2, text), 0);
+    CHECK(strstr(text, "step 1, layers 'first' to 'second': ") != NULL);
+    CHECK(strstr(text, "to receive") != NULL && strstr(text, "step 2") == NULL);
+}
+
 int main(void) {
     gg_cpu_register();
     test_left_to_the_next_step();
+    test_finished_in_the_next_step();
     const gg_compression_selection local = GG_SELECTION_LOCAL, cyclic = GG_SELECTION_CYCLIC;
     const gg_strategy_kind each = GG_STRATEGY_LAYERWISE_ALLREDUCE;
     const int first = GG_TAG_USER, sum = GG_TAG_ALLREDUCE;
