@@ -84,7 +84,13 @@ def fixed_path(argument: str, path: Path) -> str:
     """check_path, as an absolute one: what is written in the course of a run goes to one place, whatever folder a
     callback makes the current one."""
     text = check_path(argument, path)
-    return text if os.path.isabs(text) else os.path.join(os.getcwd(), text)
+    return text if os.path.isabs(text) else os.path.join(_current_folder(), text)
+
+
+def _current_folder() -> str:
+    """By the name that PWD has for it: the same on all nodes, where links may lead to other folders on each."""
+    name = os.environ.get("PWD", "")
+    return name if os.path.isabs(name) and _same(name, os.curdir) else os.getcwd()
 
 
 def _check_path(output: Output) -> None:

@@ -93,6 +93,16 @@ def test_files_stay_where_they_were_asked_for(data, tmp_path, monkeypatch):
     assert len(resumed) == 4
 
 
+def test_a_folder_keeps_the_name_it_has_for_the_user(tmp_path, monkeypatch):
+    """Nodes may have it in different places, which links of one name lead to; and paths must be equal on all ranks."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "link")
+    for name, folder in ((tmp_path / "link", "link"), (tmp_path, "real"), ("link", "real"), ("", "real")):
+        monkeypatch.setenv("PWD", str(name))
+        assert gg.Checkpoint("c.safetensors").path == str(tmp_path / folder / "c.safetensors"), name
+
+
 def test_order_of_calls(data):
     seen = Recorder()
     trainer().fit(data[0], epochs=2, batch_size=8, callbacks=[seen], progress=False)
