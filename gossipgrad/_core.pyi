@@ -84,6 +84,17 @@ class Team:
         """The same of bytes of one length on all ranks: uncounted, and never mixed up with another call's messages.
 
         timeout: where it is above 0 and shorter than the team's, in place of that."""
+    def halt_begin(self, step: int, /) -> None:
+        """Before steps after which any process may want all to stop; `step` have been made. Between processes alone.
+
+        Collective, and so is something else before the first of them calls halt_until."""
+    def halt_end(self) -> None:
+        """There are no more such steps; what other processes tell is dropped."""
+    def halt_until(self, step: int, next: int, want: bool, /) -> int:
+        """Up to which step this process trains, which has made `step` and wants to train to `next`.
+
+        want: it wants all to stop. `next` as long as none does; then less or the same; `step`: all stop after it. Waits
+        only where one wants to, and for no longer than the others need to come here, or to a wait of their own."""
     def messages(
         self, sends: Sequence[Sequence[tuple[int, Any]]], receives: Sequence[Sequence[tuple[int, Any]]]
     ) -> None:

@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "comm/collective.h"
 #include "comm/device_order.h"
 #include "comm/local.h"
 #include "comm/mpi/mpi_transport.h"
@@ -14,6 +16,7 @@ struct gg_team {
     const char *kind;
     gg_virtual *cluster;     /* virtual only */
     gg_transport *transport; /* all others */
+    gg_mpi_halt *halt;       /* the transport's, of several ranks of MPI */
     int size, local;
     atomic_int references;
     bool measured;
@@ -55,6 +58,7 @@ gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_networ
     GG_TRY(team_make("mpi", &team));
     GG_TRY(gg_mpi_transport_create(use_world, fortran_handle, timeout, &team->transport));
     team->size = team->transport->size;
+    team->halt = gg_mpi_transport_halt(team->transport);
     if (network != NULL) {
         GG_TRY(gg_network_transport_create(team->transport, network, &slow));
         team->transport = slow;
@@ -109,6 +113,64 @@ bool gg_team_get_clock(const gg_team *team, int local, gg_virtual_clock *out) {
 bool gg_team_set_clock(gg_team *team, int local, gg_virtual_clock clock) {
     if (team->cluster) gg_virtual_set_clock(team->cluster, local, clock);
     return team->cluster != NULL;
+}
+
+gg_status gg_team_halt_begin(gg_team *team, int64_t step) {
+    gg_status status = GG_OK;
+    int64_t *rounds = NULL, round = 0;
+    bool idle = false;
+    if (team->halt == NULL) goto cleanup;
+    for (int pause = 0;; ++pause) {
+        GG_TRY(gg_mpi_halt_idle(team->halt, &idle));
+        if (idle) break;
+        GG_TRY(gg_pause(team->transport, pause, -1));
+    }
+    /* The same on all, also where one has left an earlier round before it began. */
+    GG_TRY(gg_alloc((size_t)team->size * sizeof *rounds, "rounds of all ranks", &rounds));
+    round = gg_mpi_halt_round(team->halt);
+    GG_TRY(gg_agree(team->transport, &round, sizeof round, rounds));
+    for (int rank = 0; rank < team->size; ++rank)
+        if (rounds[rank] > round) round = rounds[rank];
+    gg_mpi_halt_begin(team->halt, round + 1, step);
+cleanup:
+    gg_free(rounds);
+    return status;
+}
+
+void gg_team_halt_end(gg_team *team) {
+    if (team->halt != NULL) gg_mpi_halt_end(team->halt);
+}
+
+/* A wait of this rank at its limit, `seconds` long so far: as those of the transport. */
+static gg_status halt_pause(gg_transport *transport, int round, double seconds) {
+    gg_status status = GG_OK;
+    const gg_service *service = &transport->service;
+    bool busy;
+    if (service->serve != NULL) GG_TRY(service->serve(service->context, &busy));
+    GG_TRY(gg_progress(transport));
+    if (transport->timeout > 0 && seconds >= transport->timeout)
+        GG_FAIL(GG_ERROR_COMM, "rank %d: waited %.3f s for the steps at which all of %d ranks can stop",
+                transport->rank, seconds, transport->size);
+    if (round % GG_CHECK_ROUNDS == GG_CHECK_ROUNDS - 1 && transport->table->check_peer != NULL)
+        GG_TRY(transport->table->check_peer(transport, -1));
+    GG_TRY(gg_pause(transport, round, -1));
+cleanup:
+    return status;
+}
+
+gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool want, int64_t *until) {
+    gg_status status = GG_OK;
+    *until = next;
+    if (team->halt == NULL) goto cleanup;
+    GG_TRY(gg_mpi_halt_look(team->halt, next, want));
+    const double begin = gg_mpi_halt_waits(team->halt, step) ? gg_clock_now() : 0;
+    for (int round = 0; gg_mpi_halt_waits(team->halt, step); ++round) {
+        GG_TRY(halt_pause(team->transport, round, gg_clock_now() - begin));
+        GG_TRY(gg_mpi_halt_listen(team->halt));
+    }
+    *until = gg_mpi_halt_until(team->halt, next);
+cleanup:
+    return status;
 }
 
 typedef struct measurement {

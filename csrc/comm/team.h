@@ -30,6 +30,15 @@ void gg_team_set_timeout(gg_team *team, double seconds);
 bool gg_team_get_clock(const gg_team *team, int local, gg_virtual_clock *out);
 bool gg_team_set_clock(gg_team *team, int local, gg_virtual_clock clock);
 
+/* How ranks of MPI come to stop after the same step, when one of them wants to (comm/mpi/mpi_halt.h); other teams ask
+ * nobody. Begin: before a round of steps, of which this many have been made. Collective, and so is something else
+ * before the first rank asks. Until: sets *until to `next`, the step to which this rank is about to train that has made
+ * `step` steps. Where a rank wants to stop *until may be less, and is `step` itself where all ranks are to stop there.
+ * Only then does it wait: for what others are to tell between two of their calls, or while they wait themselves. */
+gg_status gg_team_halt_begin(gg_team *team, int64_t step);
+void gg_team_halt_end(gg_team *team);
+gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool want, int64_t *until);
+
 /* Runs fn(context, local) for every local rank, each on its own thread where there are several, and returns when all
  * have. They compute in gg_cpu_compute_mode; the calling thread has its own mode back afterwards. */
 gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), void *context);

@@ -238,6 +238,36 @@ static PyObject *py_team_agree(PyObject *self, PyObject *args, PyObject *kwargs)
     return list;
 }
 
+static PyObject *py_team_halt_begin(PyObject *self, PyObject *step) {
+    const long long made = PyLong_AsLongLong(step);
+    gg_status status;
+    if (PyErr_Occurred() || gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_team_halt_begin(((gg_py_team *)self)->team, made);
+    Py_END_ALLOW_THREADS;
+    if (status != GG_OK) return gg_py_raise(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_team_halt_end(PyObject *self, PyObject *unused) {
+    (void)unused;
+    gg_team_halt_end(((gg_py_team *)self)->team);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_team_halt_until(PyObject *self, PyObject *args) {
+    long long step, next;
+    int want;
+    int64_t until;
+    gg_status status;
+    if (!PyArg_ParseTuple(args, "LLp:halt_until", &step, &next, &want)) return NULL;
+    if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_team_halt_until(((gg_py_team *)self)->team, step, next, want, &until);
+    Py_END_ALLOW_THREADS;
+    return status == GG_OK ? PyLong_FromLongLong(until) : gg_py_raise(status);
+}
+
 /* Rank 0: its own bytes, then those of the others as they come, in the order of ranks. */
 static PyObject *py_team_receive_all(gg_transport *transport, PyObject *own, const int64_t *sizes) {
     PyObject *list = Py_BuildValue("[O]", own);
@@ -461,6 +491,12 @@ static PyMethodDef methods[] = {
      "agree($self, data, timeout=0.0)\n--\n\nThe same of bytes of one length on all, uncounted, with no effect on "
      "other "
      "messages."},
+    {"halt_begin", py_team_halt_begin, METH_O,
+     "halt_begin($self, step, /)\n--\n\nSteps begin, so many have been made; ranks may be told to stop together."},
+    {"halt_end", py_team_halt_end, METH_NOARGS, "Steps have ended."},
+    {"halt_until", py_team_halt_until, METH_VARARGS,
+     "halt_until($self, step, next, want, /)\n--\n\nUp to which step this process trains next, which wants to train "
+     "to `next`; `step`: all stop here."},
     {"gather", py_team_gather, METH_O,
      "gather($self, data, /)\n--\n\nThe same, but on rank 0 only; None on the others."},
     {NULL, NULL, 0, NULL}};

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "base/status.h"
+#include "comm/mpi/mpi_halt.h"
 
 /* GG_ERROR_COMM with the name of the MPI function and MPI's own text; GG_OK for MPI_SUCCESS. */
 gg_status gg_mpi_check(int code, const char *function);
@@ -38,8 +39,10 @@ bool gg_mpi_first_of_host(const char *what);
  * and report nothing. After `timeout` seconds (0: never), or where a rank has ended, GG_ERROR_COMM that names `what`,
  * and the communicator cannot be used any more. With `ends` this rank itself has ended: it answers the questions of
  * others. After `timeout` seconds, or those of comm/stall.h, one rank of a host reports on stderr that it waits, and
- * continues to wait. */
-gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool ends);
+ * continues to wait. halt: which listens meanwhile; NULL: none. */
+gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_halt *halt, bool ends);
+/* Collective over `comm`. */
+gg_status gg_mpi_halt_create(MPI_Comm comm, gg_mpi_halt **out);
 /* After how many seconds gg_mpi_stop says that it waits for other ranks; 0: it never does. */
 void gg_mpi_set_stop_timeout(double seconds);
 

@@ -31,6 +31,7 @@ typedef struct segment {
 
 struct gg_shared {
     MPI_Comm node;
+    gg_mpi_halt *halt;
     int ranks, place; /* of the node */
     int *place_of;    /* rank of the whole communicator -> place on this node, or -1 */
     uint32_t next_id;
@@ -178,7 +179,7 @@ cleanup:
     return status;
 }
 
-gg_status gg_shared_create(MPI_Comm comm, gg_shared **out) {
+gg_status gg_shared_create(MPI_Comm comm, gg_mpi_halt *halt, gg_shared **out) {
     gg_status status = GG_OK;
     gg_shared *made = NULL;
     const char *choice = getenv("GOSSIPGRAD_SHARED");
@@ -188,6 +189,7 @@ gg_status gg_shared_create(MPI_Comm comm, gg_shared **out) {
     GG_TRY(read_ranks_per_node(comm, &ranks_per_node));
     GG_TRY(gg_calloc(1, sizeof *made, "shared memory", &made));
     made->node = MPI_COMM_NULL;
+    made->halt = halt;
     GG_TRY_MPI(MPI_Comm_split_type, comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made->node);
     if (ranks_per_node > 0) GG_TRY(mpi_shared_divide(comm, ranks_per_node, &made->node));
     GG_TRY_MPI(MPI_Comm_set_errhandler, made->node, MPI_ERRORS_RETURN);
@@ -251,7 +253,7 @@ gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, dou
     long long own[4] = {(long long)bytes, -(long long)bytes, id, -id}, most[4] = {0};
     *out = NULL;
     if (!shared->control) goto cleanup;
-    GG_TRY(gg_mpi_meet(shared->node, timeout, "message memory", false));
+    GG_TRY(gg_mpi_meet(shared->node, timeout, "message memory", shared->halt, false));
     GG_TRY_MPI(MPI_Allreduce, own, most, 4, MPI_LONG_LONG, MPI_MAX, shared->node);
     if (most[0] != -most[1]) {
         status = gg_fail(GG_ERROR_ARGUMENT, "%s: the ranks of this node ask for %lld to %lld bytes, expected one size",

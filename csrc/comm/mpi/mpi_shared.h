@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "comm/mpi/mpi_halt.h"
 
 /* Smaller messages are sent as they are. */
 #define GG_SHARED_MIN_BYTES 4096
@@ -36,8 +37,8 @@ typedef struct gg_shared gg_shared;
 
 /* Collective over `comm`. Never fails for want of shared memory: *out is then an object that shares nothing, as it is
  * on a node with GOSSIPGRAD_SHARED=0. GOSSIPGRAD_RANKS_PER_NODE=N, the same on all ranks, is for tests: so many
- * consecutive ranks count as a node. */
-gg_status gg_shared_create(MPI_Comm comm, gg_shared **out);
+ * consecutive ranks count as a node. halt: which listens while ranks wait for each other; NULL: none. */
+gg_status gg_shared_create(MPI_Comm comm, gg_mpi_halt *halt, gg_shared **out);
 /* Collective; touch_mpi false: after a failure, leaves the communicator alone. */
 void gg_shared_destroy(gg_shared *shared, bool touch_mpi);
 

@@ -236,7 +236,7 @@ void gg_mpi_stop(void) {
     if (!gg_mpi_is_ours()) return;
     if (mpi_alive(&initialised, &finalised) == GG_OK && initialised && !finalised) {
         /* There is no caller left to handle a failure. Other ranks may still have work. */
-        (void)gg_mpi_meet(MPI_COMM_WORLD, stop_timeout, "MPI_Finalize", true);
+        (void)gg_mpi_meet(MPI_COMM_WORLD, stop_timeout, "MPI_Finalize", NULL, true);
         gg_mpi_questions_close();
         (void)MPI_Finalize();
     }

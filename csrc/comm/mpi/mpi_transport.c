@@ -31,9 +31,10 @@ typedef struct mpi_transport {
     gg_transport transport; /* first: a gg_transport is cast to this */
     MPI_Comm comm;
     gg_shared *shared;
-    int *node_of; /* transport.node_of */
-    size_t most;  /* bytes of a piece; a larger message is so many of them and a rest */
-    int epochs;   /* that tags tell from each other; 1: none */
+    gg_mpi_halt *halt; /* NULL: there is one rank */
+    int *node_of;      /* transport.node_of */
+    size_t most;       /* bytes of a piece; a larger message is so many of them and a rest */
+    int epochs;        /* that tags tell from each other; 1: none */
     /* A wait has seen a message of another epoch; one that still sees it a second later has waited in vain. Before,
      * what it waits for may only just have come: a barrier, behind which a peer has begun the next epoch. */
     bool foreign;
@@ -94,6 +95,7 @@ static void mpi_destroy(gg_transport *transport) {
     int finalised = 0;
     bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && !own->broken;
     if (!own->unfinished) gg_shared_destroy(own->shared, touch);
+    gg_mpi_halt_destroy(own->halt, touch);
     if (touch && own->comm != MPI_COMM_NULL) (void)MPI_Comm_free(&own->comm);
     gg_free(own->node_of);
     gg_free(own);
@@ -261,9 +263,13 @@ static void mpi_cancel(gg_transport *transport, gg_request *request) {
 }
 
 static gg_status mpi_pause_round(gg_transport *transport, int round, gg_request *request) {
-    (void)transport, (void)request;
+    gg_status status = GG_OK;
+    (void)request;
+    if (round % GG_MPI_LISTEN_ROUNDS == GG_MPI_LISTEN_ROUNDS - 1) GG_TRY(gg_mpi_halt_listen(mpi_of(transport)->halt));
     gg_mpi_pause(round);
-    return GG_OK;
+cleanup:
+    if (status != GG_OK) mpi_of(transport)->broken = true;
+    return status;
 }
 
 /* Whether the next message that nobody has received, of this peer (-1: of any rank), is one of another epoch. */
@@ -395,7 +401,7 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     made->comm = MPI_COMM_NULL;
     made->transport.reads_devices = gg_mpi_reads_devices();
     made->transport.may_read_devices = true;
-    GG_TRY(gg_mpi_meet(given, timeout, "making the group", false));
+    GG_TRY(gg_mpi_meet(given, timeout, "making the group", NULL, false));
     gg_mpi_set_stop_timeout(timeout);
     GG_TRY_MPI(MPI_Comm_dup, given, &made->comm);
     GG_TRY_MPI(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
@@ -408,7 +414,8 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     }
     const int64_t tags = flag && limit ? (int64_t)*limit + 1 : TAG_STEP;
     made->epochs = tags / TAG_STEP < 1 ? 1 : tags / TAG_STEP > MOST_EPOCHS ? MOST_EPOCHS : (int)(tags / TAG_STEP);
-    GG_TRY(gg_shared_create(made->comm, &made->shared));
+    if (made->transport.size > 1) GG_TRY(gg_mpi_halt_create(made->comm, &made->halt));
+    GG_TRY(gg_shared_create(made->comm, made->halt, &made->shared));
     GG_TRY(find_nodes(made));
     *out = &made->transport;
     made = NULL;
@@ -428,5 +435,7 @@ gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double tim
     pthread_mutex_unlock(&one_at_a_time);
     return status;
 }
+
+gg_mpi_halt *gg_mpi_transport_halt(gg_transport *transport) { return mpi_of(transport)->halt; }
 
 void gg_mpi_transport_limit(gg_transport *transport, size_t bytes) { mpi_of(transport)->most = bytes; }

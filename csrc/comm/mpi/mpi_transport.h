@@ -2,6 +2,7 @@
 #ifndef GG_COMM_MPI_MPI_TRANSPORT_H
 #define GG_COMM_MPI_MPI_TRANSPORT_H
 
+#include "comm/mpi/mpi_halt.h"
 #include "comm/transport.h"
 
 typedef struct gg_mpi_info {
@@ -35,6 +36,8 @@ bool gg_mpi_first_to_report(void);
 /* A transport over a duplicate of the communicator with this Fortran handle (MPI_Comm_c2f); world if use_world.
  * Collective: fails where ranks have not come after `timeout` seconds (0: for ever), which is then the transport's. */
 gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double timeout, gg_transport **out);
+/* Where its ranks stop; NULL: there is one rank. The transport's, every wait of which listens. */
+gg_mpi_halt *gg_mpi_transport_halt(gg_transport *transport);
 /* MPI counts in ints, so a message of more bytes than INT_MAX goes as pieces. For tests: pieces of `bytes` bytes, 64 to
  * INT_MAX. Nothing is in flight; all ranks set the same. */
 void gg_mpi_transport_limit(gg_transport *transport, size_t bytes);

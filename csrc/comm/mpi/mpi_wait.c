@@ -22,7 +22,7 @@ void gg_mpi_pause(int round) {
     gg_clock_sleep(seconds);
 }
 
-gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool ends) {
+gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_halt *halt, bool ends) {
     gg_status status = GG_OK;
     MPI_Request all = MPI_REQUEST_NULL;
     gg_stall stall = {0};
@@ -36,6 +36,7 @@ gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, bool ends
     for (int round = 0;; ++round) {
         GG_TRY_MPI(MPI_Test, &all, &come, MPI_STATUS_IGNORE);
         if (come) break;
+        if (round % GG_MPI_LISTEN_ROUNDS == 0) GG_TRY(gg_mpi_halt_listen(halt));
         if (ends) GG_TRY(gg_mpi_questions_answer());
         else if (round % GG_CHECK_ROUNDS == GG_CHECK_ROUNDS - 1) GG_TRY(gg_mpi_check_ranks(comm));
         double waited = gg_clock_now() - begin;
