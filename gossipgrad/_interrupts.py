@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from types import FrameType
 
 
 @contextlib.contextmanager
@@ -23,3 +25,54 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if came:
             signal.raise_signal(signal.SIGINT)
+
+
+# Seconds in which a signal that has ended fit on all ranks, as one had it, comes to the others.
+LATE = 2.0
+
+
+class _Late:
+    """The handler of a rank that has left fit for another's Ctrl-C: its own, if it comes soon, was the same one."""
+
+    def __init__(self) -> None:
+        self.until = time.monotonic() + LATE
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if time.monotonic() >= self.until:
+            signal.default_int_handler(number, frame)
+
+
+class Noted:
+    """Ctrl-C inside is noted for whoever looks at `came`, and what nobody has raised comes when the inside has ended.
+
+    A second one ends the process at once. Only in the main thread, and where no handler of a script's own is set.
+    active: else nothing is noted, and nothing changes.
+    """
+
+    def __init__(self, active: bool) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        handler = signal.getsignal(signal.SIGINT)
+        self.active = active and main and (handler is signal.default_int_handler or isinstance(handler, _Late))
+        self.came = False
+        self._until = handler.until if isinstance(handler, _Late) else 0.0
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if time.monotonic() < self._until:  # that of an earlier fit
+            self._until = 0.0
+            return
+        self.came = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def __enter__(self) -> Noted:
+        if self.active:
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not self.active:
+            return
+        late = isinstance(error, KeyboardInterrupt) and not self.came
+        signal.signal(signal.SIGINT, _Late() if late else signal.default_int_handler)
+        if self.came and not isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt

@@ -146,6 +146,13 @@ def of_all(error: BaseException) -> bool:
     return "agreement" in error.__dict__
 
 
+def interrupt(where: str) -> KeyboardInterrupt:
+    """Ctrl-C of some rank, which all raise together."""
+    error = KeyboardInterrupt(f"{where}, on all ranks")
+    error.__dict__["agreement"] = _agreements
+    return error
+
+
 _agreements = 0  # that this process has come to
 
 

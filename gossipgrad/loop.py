@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from gossipgrad import _core, agreement, events, heads
+from gossipgrad._interrupts import Noted
 from gossipgrad.callbacks import (
     Callback,
     Checkpoint,
@@ -34,6 +35,7 @@ CHUNK = 0.2  # seconds of training between looks at signals and progress
 # step: seldom enough that ranks which need not wait for each other hardly do.
 MEET = 30.0
 FIRST_MEETING = 16
+_INTERRUPTED = 1 << 62  # in the number of an agreement
 
 
 def check_sharded(sharded: bool, shard: str, strategy: Strategy, ranks: int) -> None:
@@ -72,6 +74,7 @@ class Loop:
         validation: _core.Dataset | list[_core.Dataset] | None,
         validate_replicas: bool,
         measure: Callable[[], Record],
+        interrupts: Noted,
         apoptosis: events.Events | None = None,
     ) -> None:
         self.trainer = trainer
@@ -81,6 +84,7 @@ class Loop:
         self.validation = validation
         self.validate_replicas = validate_replicas
         self.measure = measure  # the metrics of the validation set
+        self.interrupts = interrupts
         self.apoptosis = apoptosis
         self._interval = FIRST_MEETING  # steps until the ranks meet
         self._pauses: list[int] = []  # after multiples of which steps a callback of some rank is called
@@ -103,8 +107,9 @@ class Loop:
             with trainer.agreed("begin") as one:
                 call(self.callbacks, "on_fit_begin", trainer)
                 wanted = check_steps(self.callbacks)  # on_fit_begin may have set others
-                one.number = bool(trainer.stop)
-            trainer.stop = any(one.numbers)
+                one.number = self._number(bool(trainer.stop))
+            trainer.stop = any(self._numbers(one, "before the first step"))
+            trainer.team.halt_begin(trainer.step)
             self._pauses = self._all_pauses(wanted)
             while trainer.epoch < trainer.last_epoch and not trainer.stop:
                 self._epoch()
@@ -124,6 +129,7 @@ class Loop:
                     warn(f"callbacks: on_fit_end has failed too: {type(error).__name__}: {one_line(error)}")
             raise
         finally:
+            trainer.team.halt_end()
             trainer.fitting = trainer.within_epoch = trainer.mixes = False
             trainer.watchers = []
             trainer.rebatched = None
@@ -224,8 +230,30 @@ class Loop:
         trainer.history.epochs.append(record)
         with trainer.agreed(f"end of epoch {number}") as one:
             call(self.callbacks, "on_epoch_end", trainer, record)
-            one.number = bool(trainer.stop)
-        trainer.stop = any(one.numbers)
+            one.number = self._number(bool(trainer.stop))
+        trainer.stop = any(self._numbers(one, f"after epoch {number}"))
+
+    def _number(self, number: int) -> int:
+        """What this rank brings to an agreement: whether it was interrupted goes along."""
+        return number | (_INTERRUPTED if self.interrupts.came else 0)
+
+    def _numbers(self, one: agreement.Agreement, where: str) -> list[int]:
+        """Those of all ranks; KeyboardInterrupt on all where one was interrupted."""
+        if any(number & _INTERRUPTED for number in one.numbers):
+            raise agreement.interrupt(f"fit was interrupted {where}")
+        return one.numbers
+
+    def _until(self, done: int, goal: int) -> int:
+        """Up to which step of the epoch to train; KeyboardInterrupt on all ranks where they stop after this one.
+
+        goal: how far this rank would go, at most to the next step at which ranks meet anyway. It promises others no
+        more, so on the way to the step that all stop after every rank makes the same calls.
+        """
+        first = self.trainer.epoch_begun
+        until = self.trainer.team.halt_until(first + done, first + goal, self.interrupts.came) - first
+        if until == done:
+            self._meet(done, self._interval)  # a rank brings that it was interrupted
+        return until
 
     def _keep_place(self, error: BaseException) -> None:
         """A save goes on from here: after an error at which all ranks are at one step of the epoch."""
@@ -285,11 +313,13 @@ class Loop:
             if done >= self.steps:  # no full batch is left
                 self._meet(done, self._interval)
                 break
+            until = self.steps if self.trainer.virtual else min(done + piece, point, self.steps)
+            until = self._until(done, min(until, end))
             start, before = time.perf_counter(), done
             if self.trainer.virtual:
-                done = core.run(min(self.steps, end) - done, lambda: self._show(time.perf_counter() - begin))
+                done = core.run(until - done, lambda: self._show(time.perf_counter() - begin))
             else:
-                done = core.run(min(piece, point - done, end - done, self.steps - done))
+                done = core.run(until - done)
             now = time.perf_counter()
             if done == before:
                 raise RuntimeError(f"the epoch ended after {done} of {self.steps} steps")
@@ -359,9 +389,10 @@ class Loop:
         with self.trainer.agreed(f"epoch {self.trainer.epoch + 1}, after {done} steps") as one:
             if problem is not None:
                 raise problem
-            one.number = steps
+            one.number = self._number(steps)
+        numbers = self._numbers(one, f"after step {self.trainer.step}")
         # The same on all ranks: the middle one's, so that no rank that stands out decides.
-        self._interval = max(1, min(sorted(one.numbers)[len(one.numbers) // 2], 16 * self._interval))
+        self._interval = max(1, min(sorted(numbers)[len(numbers) // 2], 16 * self._interval))
 
     def _show(self, seconds: float) -> None:
         """Call on_progress; other ranks may be at another step, so nothing collective can be asked for there."""

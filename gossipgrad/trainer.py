@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gossipgrad import (
     _core,
+    agreement,
     checkpoint,
     checkpoint_files,
     cluster,
@@ -32,6 +33,7 @@ from gossipgrad import (
     summary,
     trace,
 )
+from gossipgrad._interrupts import Noted
 from gossipgrad._launch import launcher_world_size
 from gossipgrad.apoptosis import Apoptosis, Least, chosen, least_units, leasts
 from gossipgrad.apoptosis import from_settings as apoptosis_from
@@ -208,7 +210,8 @@ class Trainer(Replicas):
         callbacks          one or several (gossipgrad.callbacks); a ProgressBar, if `progress`, and StopOnNaN are added.
 
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
-        CheckpointError: `resume` does not fit. Collective.
+        CheckpointError: `resume` does not fit. KeyboardInterrupt: SIGINT; under MPI on all ranks after the same step,
+        whichever of them it came to. Collective.
         """
         with self.agreed() as one:
             if self.fitting:
@@ -236,6 +239,10 @@ class Trainer(Replicas):
                 sharded=sharded,
             )
             one.hints, one.facts = HINTS, call.facts(self)
+        with Noted(not agreement.alone(self.team)) as interrupts:
+            return self._fit(call, interrupts)
+
+    def _fit(self, call: Fit, interrupts: Noted) -> History:
         batches = call.batches(self)
         call.weigh(self)
         call.warn(self)
@@ -263,8 +270,12 @@ class Trainer(Replicas):
         measure = partial(self._measure, call.validation, call.batch_size)
         shrinking = None if self.apoptosis is None else events.Events(self, self.apoptosis, call.train)
         sets = call.validation_core, call.validate_replicas
-        loop.Loop(self, call.callbacks, call.batch_size, *sets, measure, shrinking).run(call.final_mix)
+        loop.Loop(self, call.callbacks, call.batch_size, *sets, measure, interrupts, shrinking).run(call.final_mix)
         self.history.weights_sha256 = self.weights_sha256()
+        with self.agreed("end of fit") as one:
+            one.number = int(interrupts.came)
+        if any(one.numbers):
+            raise agreement.interrupt("fit was interrupted after its last step")
         return self.history
 
     def _measure(self, data: given.Given | None, batch_size: int) -> Record:
