@@ -4,7 +4,8 @@
 
 #include "python/python.h"
 
-static PyObject *stored; /* a list; NULL: none */
+/* A list of pairs: an exception, and the text of its failure as bytes. NULL: none. */
+static PyObject *stored;
 
 /* Of a message only so much is compared, since long ones are cut off. */
 #define COMPARED 400
@@ -26,7 +27,9 @@ gg_status gg_py_store_exception(void) {
     if (trace != NULL) PyException_SetTraceback(value, trace);
     copy_text(value, text);
     if (stored == NULL) stored = PyList_New(0);
-    if (stored == NULL || PyList_Append(stored, value) < 0) PyErr_Clear();
+    PyObject *pair = stored != NULL ? Py_BuildValue("(Oy)", value, text) : NULL;
+    if (pair == NULL || PyList_Append(stored, pair) < 0) PyErr_Clear();
+    Py_XDECREF(pair);
     Py_XDECREF(kind);
     Py_XDECREF(value);
     Py_XDECREF(trace);
@@ -35,26 +38,34 @@ gg_status gg_py_store_exception(void) {
 
 void gg_py_forget_stored(void) { Py_CLEAR(stored); }
 
+/* A note that says where: "step 12, samples". */
+static void add_note(PyObject *exception, const char *place, size_t length) {
+    while (length > 0 && (place[length - 1] == ' ' || place[length - 1] == ':')) --length;
+    if (length == 0 || !PyObject_HasAttrString(exception, "add_note")) return;
+    PyObject *note = PyUnicode_FromStringAndSize(place, (Py_ssize_t)length);
+    PyObject *result = note != NULL ? PyObject_CallMethod(exception, "add_note", "O", note) : NULL;
+    Py_XDECREF(note);
+    Py_XDECREF(result);
+    PyErr_Clear();
+}
+
 bool gg_py_raise_stored(const char *message) {
-    PyObject *list = stored;
-    bool raised = false;
-    char text[COMPARED];
+    PyObject *list = stored, *found = NULL;
+    const size_t length = strlen(message);
+    size_t of_text = 0;
     stored = NULL;
-    for (Py_ssize_t i = 0; list != NULL && !raised && i < PyList_GET_SIZE(list); ++i) {
-        PyObject *exception = PyList_GET_ITEM(list, i);
-        copy_text(exception, text);
-        const char *at = strstr(message, text);
-        if (at == NULL) continue;
-        raised = true;
-        if (at > message && PyObject_HasAttrString(exception, "add_note")) { /* where: "step 12, samples: " */
-            PyObject *note = PyUnicode_FromStringAndSize(message, at - message);
-            PyObject *result = note != NULL ? PyObject_CallMethod(exception, "add_note", "O", note) : NULL;
-            Py_XDECREF(note);
-            Py_XDECREF(result);
-            PyErr_Clear();
-        }
-        PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+    /* The texts are those of then: to ask an exception for its text again may run the handler of a signal. */
+    for (Py_ssize_t i = 0; list != NULL && i < PyList_GET_SIZE(list); ++i) {
+        PyObject *pair = PyList_GET_ITEM(list, i), *text = PyTuple_GET_ITEM(pair, 1);
+        const size_t own = (size_t)PyBytes_GET_SIZE(text);
+        if (own <= of_text || own > length || strcmp(message + length - own, PyBytes_AS_STRING(text)) != 0) continue;
+        found = PyTuple_GET_ITEM(pair, 0);
+        of_text = own;
+    }
+    if (found != NULL) {
+        add_note(found, message, length - of_text);
+        PyErr_SetObject((PyObject *)Py_TYPE(found), found);
     }
     Py_XDECREF(list);
-    return raised;
+    return found != NULL;
 }
