@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 
@@ -82,11 +81,7 @@ static void *run_reader(void *argument) {
 
 static gg_status start_thread(gg_prefetch *p) {
     gg_status status = GG_OK;
-    sigset_t all, former;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &former); /* signals are for the threads that were there */
-    int error = pthread_create(&p->thread[p->threads], NULL, run_reader, p);
-    pthread_sigmask(SIG_SETMASK, &former, NULL);
+    const int error = pthread_create(&p->thread[p->threads], NULL, run_reader, p);
     if (error != 0) GG_FAIL(GG_ERROR_MEMORY, "data: a thread that reads samples: %s", strerror(error));
     ++p->threads;
 cleanup:
