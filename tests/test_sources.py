@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -176,6 +177,62 @@ def test_an_error_of_a_source_is_the_callers():
         trainer.fit(gg.Dataset(Breaks(x, y, at=3)), batch_size=4, progress=False)
 
 
+class ToldOnceError(Exception):
+    """A text that cannot be had again, as where the handler of a signal raises meanwhile."""
+
+    told = False
+
+    def __str__(self):
+        if self.told:
+            raise RuntimeError("asked for again")
+        self.told = True
+        return "told once"
+
+
+@pytest.mark.parametrize("error", [KeyError(8), KeyError("s"), ValueError(""), ToldOnceError()], ids=repr)
+def test_any_error_of_a_source_is_raised_with_its_place(error):
+    """Also one whose text is in that of the place, or in that of another reader's error."""
+
+    class Raises(Arrays):
+        def read(self, rows, epoch, samples, targets):
+            super().read(rows, epoch, samples, targets)
+            if 33 in rows:
+                raise error
+
+    with gg.Trainer(gg.Sequential([gg.Linear(3)], input=(6,)), seed=7) as trainer:
+        with pytest.raises(type(error)) as caught:
+            trainer.fit(gg.Dataset(Raises(*arrays(40))), batch_size=4, shuffle=False, progress=False)
+        assert caught.value is error
+        if hasattr(error, "__notes__"):
+            assert error.__notes__ == ["step 8, samples"]
+
+
+def test_a_source_fills_what_it_is_given():
+    """What it returns would train on whatever the memory holds."""
+
+    class Returns(Arrays):
+        def read(self, rows, epoch, samples, targets):
+            return self.x[rows], self.y[rows]
+
+    words = r"read of a source gave a tuple; allowed: None, after samples and targets have been filled"
+    with pytest.raises(TypeError, match=words):
+        trained(gg.Dataset(Returns(*arrays(40))), ranks=1)
+
+
+def test_signals_reach_what_a_source_starts():
+    """Processes that it starts, as a decoder's or a DataLoader's workers, inherit what its thread has blocked."""
+    blocked = []
+
+    class Looks(Arrays):
+        def read(self, rows, epoch, samples, targets):
+            super().read(rows, epoch, samples, targets)
+            blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+    trained(gg.Dataset(Looks(*arrays(40), readers=2)), ranks=2)
+    here = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert len(blocked) > 2 and all(one == here for one in blocked)
+
+
 def test_what_a_source_reads_is_checked():
     x, y = arrays(40)
     bad_x, bad_y = x.copy(), y.copy()
@@ -202,12 +259,12 @@ def test_scales_of_a_field():
     assert _core.memory()[0] == before
 
 
-SLOW = """
+SLOW_AT_ONE_PLACE = """
 import sys, time
 import numpy as np, gossipgrad as gg
 
 class Slow(gg.data.Source):
-    shape, dtype, classes = (6,), np.float32, 3
+    shape, dtype = (6,), np.dtype(np.float32)
     def __init__(self): self.targets = np.arange(32, dtype=np.int32) % 3
     def __len__(self): return 32
     def read(self, rows, epoch, samples, targets):
@@ -223,7 +280,7 @@ with gg.Trainer(gg.Sequential([gg.Linear(3)], input=(6,)), comm=comm, seed=1) as
 @pytest.mark.parametrize("comm", ["one-process", "virtual"])
 def test_a_slow_source_is_named_without_mpi_too(comm):
     environment = {**os.environ, "GOSSIPGRAD_STALL_SECONDS": "0.2"}
-    done = run_group([sys.executable, "-c", SLOW, comm], env=environment)
+    done = run_group([sys.executable, "-c", SLOW_AT_ONE_PLACE, comm], env=environment)
     assert done.returncode == 0 and "in Trainer.fit" in done.stderr, done.stderr
     assert "for the samples that its source reads. Waiting goes on" in done.stderr
 
@@ -347,6 +404,8 @@ def test_a_slow_source_is_waited_for_with_a_word(mpirun):
         ("ahead", -1, "source: ahead is -1; allowed are 1 to 1024"),
         ("shape", 6, "somewhere else: shape=6: allowed: a tuple of integers, as (28,) or (3, 8, 8)"),
         ("shape", (6.0,), "somewhere else: shape[0]=6.0: allowed: an integer of at least 1"),
+        ("classes", 3, "somewhere else: classes=3: allowed: a list of names, or None"),
+        ("classes", "cat", "somewhere else: classes='cat': allowed: a list of names, or None"),
     ],
 )
 def test_attributes_of_a_source_that_cannot_be(attribute, value, message):

@@ -243,8 +243,9 @@ gg_status gg_transport_attend(gg_transport *transport, const char *what, bool (*
     gg_stall stall = {0};
     bool busy;
     if (done(context, 0)) goto cleanup;
+    look_at_stall(transport, &stall, transport->rank, what); /* of any transport: this wait is a real one */
     while (!done(context, transport->table->stands ? STANDING_SECONDS : ATTEND_SECONDS)) {
-        look_at_stall(transport, &stall, transport->rank, what); /* of any transport: this wait is a real one */
+        look_at_stall(transport, &stall, transport->rank, what);
         if (transport->table->stands) continue;
         if (transport->service.serve != NULL) GG_TRY(transport->service.serve(transport->service.context, &busy));
         GG_TRY(gg_progress(transport));

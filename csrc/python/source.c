@@ -57,6 +57,12 @@ static gg_status py_source_read(gg_source *head, const uint32_t *rows, int64_t n
     }
     if (inputs != NULL && targets != NULL)
         result = PyObject_CallFunction(source->read, "OLOO", numbers, (long long)epoch, inputs, targets);
+    if (result != NULL && result != Py_None) {
+        PyErr_Format(PyExc_TypeError,
+                     "read of a source gave a %s; allowed: None, after samples and targets have been filled",
+                     Py_TYPE(result)->tp_name);
+        Py_CLEAR(result);
+    }
     if (result == NULL) status = gg_py_store_exception();
     Py_XDECREF(numbers);
     Py_XDECREF(inputs);

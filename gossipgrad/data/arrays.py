@@ -140,6 +140,8 @@ class Dataset:
         for argument, value, plain in (("scale", scale, 1.0), ("shift", shift, 0.0)):
             if np.ndim(value) or value != plain:
                 raise ValueError(f"{argument}={value!r}: a source has its own; allowed: {argument} of the source")
+        if source.classes is not None and not isinstance(source.classes, (list, tuple, np.ndarray)):
+            raise TypeError(f"{source.name}: classes={source.classes!r}: allowed: a list of names, or None")
         self.classes = source.classes
         return source.scale, source.shift, source.targets if targets is None else targets
 
