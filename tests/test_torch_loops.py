@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import warnings
@@ -15,7 +16,20 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_cases import STRATEGIES, Odd, batch, close, convolutional, images, plain, small, tokens, trained, wide  # noqa: E402
+from torch_cases import (  # noqa: E402
+    STRATEGIES,
+    Odd,
+    batch,
+    close,
+    convolutional,
+    images,
+    plain,
+    small,
+    tokens,
+    torch_env,
+    trained,
+    wide,
+)
 
 import gossipgrad.torch  # noqa: E402
 
@@ -434,6 +448,84 @@ def test_training_goes_on_to_the_bit(strategy, tmp_path):
             assert (tensor == other.state_dict()[name]).all(), name
 
 
+GOES_ON = """
+import io, sys
+import torch
+import torch.nn.functional as F
+import gossipgrad as gg
+import gossipgrad.torch
+sys.path.insert(0, "tests")
+from torch_cases import Odd, tokens
+torch.set_num_threads(1)
+parts = {"period": 4, "fragments": 2, "delay": 1}
+
+def made(strategy):
+    torch.manual_seed(1)
+    return gg.torch.wrap(Odd(), gg.SGD(0.05, momentum=0.9), strategy)
+
+def train(model, first, last):
+    for step in range(first, last):
+        x, y = tokens(step, model.rank)
+        F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+        model.step()
+
+for strategy in (gg.GossipGraD(staleness=1), gg.GossipGraD(slices=2), gg.DiLoCo(**parts), gg.NoLoCo(**parts)):
+    model = made(strategy)
+    train(model, 0, 5)
+    state = io.BytesIO()
+    torch.save(model.training_state(), state)
+    train(model, 5, 11)
+    model.settle()
+    again = made(strategy)
+    again.load_training_state(torch.load(io.BytesIO(state.getvalue())))
+    train(again, 5, 6)
+    assert again._step.early == model._step.early, "known from the first step on"
+    train(again, 6, 11)
+    again.settle()
+    for name, one in model.state_dict().items():
+        assert (one == again.state_dict()[name]).all(), (strategy, name)
+    model.close()
+    again.close()
+print("equal", flush=True)
+"""
+
+
+def test_training_goes_on_to_the_bit_in_the_order_of_use(mpirun):
+    """Where it is another than that of registration, the arenas have it after the first steps."""
+    assert mpirun(2, GOES_ON, env=torch_env()).stdout.split() == ["equal"] * 2
+
+
+def test_an_order_of_layers_goes_on_in_replicas():
+    """As of a state that ranks of MPI have written."""
+
+    def train(model, rank):
+        for step in range(4):
+            F.cross_entropy(model(batch(step, rank)[0]), batch(step, rank)[1]).backward()
+            model.step()
+
+    models = gg.torch.replicas(small, 2, gg.SGD(0.1, momentum=0.9), gg.GossipGraD(staleness=1))
+    models[0]._lay_out([1, 0])
+    models.run(train)
+    states = copy.deepcopy(models.training_states())
+    again = gg.torch.replicas(small, 2, gg.SGD(0.1, momentum=0.9), gg.GossipGraD(staleness=1))
+    again.load_training_states(states)
+    assert [layer.name for layer in again[1]._layers] == ["2", "0"]
+    for one in (models, again):
+        one.run(train)
+        one.settle()
+    for one, other in zip(models, again, strict=True):
+        close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
+def test_step_within_no_sync_leaves_what_it_found():
+    """Also where that step lays out the arenas anew, as the first ones do."""
+    models = gg.torch.replicas(small, 2, gg.SGD(0.1))
+    with models[0].no_sync():
+        models[0]._lay_out([1, 0])
+        assert not models[0]._step.synchronised
+    assert models[0]._step.synchronised
+
+
 def test_counts_go_on_in_another_order_of_layers():
     """As under MPI, where the order of use is found in the first step."""
     models = gg.torch.replicas(small, gg.VirtualCluster(2, latency=0.01), gg.SGD(0.1), gg.AllReduce())
@@ -445,14 +537,7 @@ def test_counts_go_on_in_another_order_of_layers():
     models.run(train)
     models.settle()
     before = [model.counts() for model in models]
-    for model in models:
-        model._unhook_gradients()
-        model._step.unbind()
-        del model._step
-    models[0]._group.reorder([1, 0])
-    for model in models:
-        model._bind()
-        model._step.rested = False
+    models[0]._lay_out([1, 0])
     after = [model.counts() for model in models]
     for key in ("exposed_seconds", "bytes_sent", "messages_sent", "clock_seconds"):
         assert all(now[key] >= then[key] > 0 for then, now in zip(before, after, strict=True)), key

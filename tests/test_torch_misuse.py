@@ -349,7 +349,7 @@ def test_another_training_state_is_a_value_error():
         torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3)), gg.SGD(0.1)
     )
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    needed = [one for one in good if one not in ("settings", "learning_rate")]
+    needed = [one for one in good if one not in ("settings", "learning_rate", "order")]
     lacking = [{key: value for key, value in good.items() if key != one} for one in needed]
     for state in ({}, model.state_dict(), momentum, other, wide.training_state(), *lacking):
         with pytest.raises(ValueError, match="state: "):
@@ -430,6 +430,11 @@ def test_a_damaged_training_state_is_named_before_anything_is_loaded():
         ({"module": None}, "state: module is a NoneType"),
         ({"module": {**good["module"], "0.bias": [1.0]}}, r"state: module, '0.bias': a list, \[1.0\]; this module has"),
         ({"consensus": [1]}, r"state: consensus is a list, \[1\]; allowed: what training"),
+        (
+            {"order": ["0.weight"]},
+            r"state: order: \['0.weight'\]; this module has layers of \['0.weight', '2.weight'\]",
+        ),
+        ({"order": None}, "state: order: None; this module has"),
         ({"consensus": {**good["consensus"], "more": torch.ones(1)}}, "consensus, 'more': .* none of this name"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -451,6 +456,8 @@ def test_a_damaged_training_state_is_named_before_anything_is_loaded():
     states = copy.deepcopy(models.training_states())
     with pytest.raises(ValueError, match=r"states: of the steps \[0, 4\]; allowed: of one step"):
         models.load_training_states([states[0], _damaged(states[1], step=4)])
+    with pytest.raises(ValueError, match="states: of layers in several orders"):
+        models.load_training_states([states[0], _damaged(states[1], order=states[1]["order"][::-1])])
     changed = {name: one + 1 for name, one in states[0]["module"].items()}
     with pytest.raises(ValueError, match="state: consensus is a NoneType"):
         models.load_training_states([_damaged(states[0], module=changed), _damaged(states[1], consensus=None)])

@@ -41,6 +41,11 @@ class Layer:
     statistics: list[tuple[str, Any]] = field(default_factory=list)
     factors: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
+    @property
+    def key(self) -> str:
+        """A name that no other layer has, which a module's own path may be: of the first tensor."""
+        return str((self.parameters + self.statistics)[0][0])
+
     def described(self) -> tuple[str, list[Parameter]]:
         """What _core.Exchange wants to know of it."""
         family = _family(self.module)

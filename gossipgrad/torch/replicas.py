@@ -76,9 +76,12 @@ class Replicas:
         """Go on from what training_states gave. ValueError, and nothing has changed, where a rank's does not fit."""
         if len(states) != len(self._models):
             raise ValueError(f"states: of {len(states)} ranks; allowed: of {len(self._models)}")
-        steps = [model._checked_step(state) for model, state in zip(self._models, states, strict=True)]
+        found = [model._checked(state) for model, state in zip(self._models, states, strict=True)]
+        steps, orders = [step for step, _ in found], [order for _, order in found]
         if len(set(steps)) > 1:
             raise ValueError(f"states: of the steps {steps}; allowed: of one step")
+        if any(order != orders[0] for order in orders):
+            raise ValueError("states: of layers in several orders; allowed: in one order, as all ranks have it")
         for model, state in zip(self._models, states, strict=True):
             model.load_training_state(state)
 

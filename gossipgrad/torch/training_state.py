@@ -109,3 +109,14 @@ def check_state(
     if optimizer is not None:
         _check_optimizer(state["optimizer"], optimizer)
     return step
+
+
+def order_of(state: Mapping[str, Any], here: Sequence[str]) -> list[int]:
+    """The order that the layers had in the arenas: their places here, where they have these keys.
+
+    Where a state of before says none, that of here. ValueError: of other layers.
+    """
+    there = state.get("order", here)
+    if not isinstance(there, Sequence) or sorted(map(str, there)) != sorted(here):
+        raise ValueError(f"state: order: {_shown(there)}; this module has layers of {_shown(list(here))}")
+    return [here.index(key) for key in there]

@@ -32,7 +32,7 @@ from gossipgrad.torch.modules import (
 )
 from gossipgrad.torch.parameter_groups import with_groups
 from gossipgrad.torch.step import Step, listed
-from gossipgrad.torch.training_state import check_state
+from gossipgrad.torch.training_state import check_state, order_of
 
 # After so many steps, and after each power of two below, the order of layers is looked at again.
 _LOOK_EVERY = 1024
@@ -183,7 +183,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def _looks(self) -> bool:
         """Is the order of layers looked at in the step under way?"""
         after = self._done + 1
-        return self.size > 1 and not is_compiled(self.module) and (after & (after - 1) == 0 or after % _LOOK_EVERY == 0)
+        due = self._step.early is None or after & (after - 1) == 0 or after % _LOOK_EVERY == 0
+        return self.size > 1 and due and not is_compiled(self.module)
 
     def step(self) -> None:
         """End the training step: all layers are updated and on their way.
@@ -236,31 +237,44 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if self._group.virtual is not None:  # its messages cost the same in any order
             return
         own = recorder.order() if recorder is not None else list(range(len(self._layers)))
-        order = self._group.agreed_order(own)
-        if order != list(range(len(self._layers))):
-            former = self._step.early, self._step.warned
-            self.settle()
-            self._unhook_gradients()
-            self._step.unbind()
-            del self._step  # whose views hold the arenas
-            self._group.reorder(order)
-            self._bind()
-            self._step.rested = False
-            early, self._step.warned = former
+        self._lay_out(self._group.agreed_order(own))
+
+    def _lay_out(self, order: Sequence[int]) -> None:
+        """The arenas get another order of layers, unless they have it. Collective, between two steps, outside of run.
+
+        order: of all layers, their places as they are now.
+        """
+        if order == list(range(len(self._layers))):
+            return
+        self.settle()
+        members = [one for one in self._group.members if not one._closed]
+        former = [one._leave_arenas() for one in members]
+        self._group.reorder(order)
+        for one, (early, synchronised, warned) in zip(members, former, strict=True):
+            one._bind()
+            one._step.rested = False
+            one._step.synchronised, one._step.warned = synchronised, warned
             if early is not None:
-                self._step.early = {order.index(layer) for layer in early}
+                one._step.early = {order.index(layer) for layer in early}
+
+    def _leave_arenas(self) -> tuple[set[int] | None, bool, bool]:
+        """No view of them is left; what goes on in others: early, synchronised, warned."""
+        step = self._step
+        self._unhook_gradients()
+        step.unbind()
+        del self._step
+        return step.early, step.synchronised, step.warned
 
     # ---- beside training
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside only add gradients up; the first one outside, or step(), exchanges them."""
-        step = self._step
-        before, step.synchronised = step.synchronised, False
+        before, self._step.synchronised = self._step.synchronised, False
         try:
             yield
         finally:
-            step.synchronised = before
+            self._step.synchronised = before  # another one than before, where step() was called inside
 
     @property
     def rank(self) -> int:
@@ -375,6 +389,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return {
             "step": self.steps,
             "settings": self._group.settings(),
+            "order": [layer.key for layer in self._layers],
             "learning_rate": self._group.rate,
             "arenas": tensors,
             "consensus": consensus,
@@ -401,9 +416,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._check_outside_of_run("load_training_state()")
         self.settle()
         with agreement.agreed(self._group.team, "load_training_state") as one:
-            step = self._checked_step(state)
+            step, order = self._checked(state)
             rate = self._group.rate_of(state.get("settings", self._group.settings()), state.get("learning_rate"))
-            one.facts = {"step": step, "learning_rate": rate}
+            one.facts = {"step": step, "learning_rate": rate, "order": order}
+        self._lay_out(order)
         original(self.module).load_state_dict(state["module"])
         if self._local == 0:  # of all ranks, and before their arenas, since it sets outer weights too
             self._group.core.load_consensus(_arrays(state["consensus"]))
@@ -417,10 +433,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._step.rested = False
         self._rest()
 
-    def _checked_step(self, state: Any) -> int:
-        """The step of a state that fits; ValueError: of one that does not."""
+    def _checked(self, state: Any) -> tuple[int, list[int]]:
+        """The step of a state that fits, and the order of its layers; ValueError: of one that does not."""
         core = self._group.core
-        return check_state(
+        step = check_state(
             state,
             {name: kind for name, kind in core.arenas().items() if kind != "gradient"},
             self._group.settings(),
@@ -428,6 +444,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             original(self.module).state_dict(),
             self._optimizer if self._group.unfused else None,
         )
+        return step, order_of(state, [layer.key for layer in self._layers])
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what the ranks did and when (trace= of wrap) for chrome://tracing or Perfetto. Collective.
