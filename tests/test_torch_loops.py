@@ -381,6 +381,19 @@ def test_an_optimizer_of_torch(kind):
     close(model.state_dict(), plain(other, made, 10))
 
 
+def test_an_optimizer_of_torch_leaves_out_what_has_no_gradient():
+    module = small()
+    module.add_module("left", nn.Linear(2, 2))
+    before = module.left.weight.detach().clone()
+    made = torch.optim.SGD(module.parameters(), 0.1, weight_decay=0.1)
+    model = gg.torch.wrap(module, made)
+    x, y = batch(0)
+    with pytest.warns(UserWarning, match="'left.weight', 'left.bias': no gradient in step 0; the optimizer leaves it"):
+        F.cross_entropy(module[2](module[1](module[0](x))), y).backward()
+        model.step()
+    assert (module.left.weight == before).all()
+
+
 def test_an_optimizer_of_torch_and_several_ranks():
     """Averages of what the ranks' steps changed: with SGD that is the step of the mean gradient."""
     models = gg.torch.replicas(

@@ -305,6 +305,8 @@ def test_modules_and_optimizers_that_do_not_fit():
         gg.torch.replicas(small, 2, lambda module: torch.optim.SGD(own.parameters(), 0.1))
     with pytest.raises(TypeError, match="optimizer is a SGD; allowed: one of gossipgrad's, or a function"):
         gg.torch.replicas(lambda: own, 1, torch.optim.SGD(own.parameters(), 0.1))
+    with pytest.raises(TypeError, match="optimizer: LBFGS, whose step computes the loss anew by a closure"):
+        gg.torch.wrap(own, torch.optim.LBFGS(own.parameters()))
     sizes = iter((5, 6))
     with pytest.raises(
         ValueError, match=r"make_module: '0.weight' is torch.float32 \(5, 4\) on rank 0, .*\(6, 4\) on rank 1"
@@ -549,6 +551,10 @@ refused(shapes, lambda: gg.torch.wrap(other))
 frozen = small()
 frozen[0].requires_grad_(rank == 0)
 refused("trained, 0.weight: in Linear on rank 0; absent on rank 1", lambda: gg.torch.wrap(frozen))
+one, two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+named = torch.nn.ModuleDict({"b": one, "a": two} if rank else {"a": one, "b": two})
+order = "order of the module's tensors: a.weight a.bias b.weight b.bias on rank 0; b.weight b.bias a.weight a.bias on r"
+refused(order, lambda: gg.torch.wrap(named))
 refused("seed: 0 on rank 0; 1 on rank 1", lambda: gg.torch.wrap(small(), seed=rank))
 # What is wrong on one rank alone is an error on both, before they begin to wait for each other.
 refused("" if rank else "module is a int", lambda: gg.torch.wrap(small() if rank else 5))

@@ -110,6 +110,7 @@ class Group:
             "gossipgrad": environment.VERSION,
             "torch": str(torch.__version__),
             "module": {name: f"{one.dtype} {tuple(one.shape)}" for name, one in state.items() if hasattr(one, "shape")},
+            "order of the module's tensors": " ".join(state),
             "trained": {
                 name: _about(layer, name) for layer in layers for name, _ in layer.parameters + layer.statistics
             },

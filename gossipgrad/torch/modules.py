@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,8 +146,14 @@ def _check(name: str, tensor: Any) -> None:
 
 
 def check_optimizer(optimizer: Any, layers: Sequence[Layer]) -> None:
-    """ValueError: one of torch's, of other parameters than those of these layers."""
+    """ValueError: an optimizer of torch's has none of these layers' parameters; TypeError: its step wants a closure."""
     if isinstance(optimizer, torch.optim.Optimizer):
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise TypeError(
+                f"optimizer: {type(optimizer).__name__}, whose step computes the loss anew by a closure; allowed: one "
+                "whose step wants none"
+            )
         own = {id(tensor) for layer in layers for _, tensor in layer.parameters}
         if not any(id(tensor) in own for group in optimizer.param_groups for tensor in group["params"]):
             raise ValueError("optimizer: has none of the module's parameters that train; allowed: one of these")

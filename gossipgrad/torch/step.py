@@ -414,9 +414,10 @@ class Step:
             raise RuntimeError("step() without a backward pass since the last one: no parameter has a gradient")
         if without and not self.warned:
             self.warned = True
+            then = "it counts as zero" if self._optimizer is None else "the optimizer leaves it out, on this rank"
             warn(
-                f"{listed(without)}: no gradient in step {self._core.step}; it counts as zero. What is never to train "
-                "is frozen before wrap, by requires_grad_(False)"
+                f"{listed(without)}: no gradient in step {self._core.step}; {then}. What is never to train is frozen "
+                "before wrap, by requires_grad_(False)"
             )
 
     def _check_exchanged(self) -> None:

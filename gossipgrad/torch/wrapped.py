@@ -190,7 +190,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         """End the training step: all layers are updated and on their way.
 
         After the backward pass, on every rank, once a step. Parameters that have no gradient, or one of None, have one
-        of zero, so momentum and decay still move them, which torch.optim leaves out; a warning names them, once.
+        of zero, so momentum and decay still move them; an optimizer of torch leaves them out. A warning names them.
         Gradients can be read until the next forward pass, which sets them to zero: this rank's own, not the mean; of
         an optimizer of torch they are None.
 
