@@ -107,7 +107,7 @@ def test_a_trainer_in_use_is_not_given_other_algorithms():
     found = []
 
     class Asks(gg.data.Source):
-        shape, dtype, classes = (5, 10, 9), np.float32, 3
+        shape, dtype = (5, 10, 9), np.float32
         targets = np.zeros(16, np.int32)
 
         def __len__(self):
