@@ -40,6 +40,7 @@ OURS = {
     "gossipgrad weights, slices=40": ("gossipgrad", {"exchange": "weights", "slices": 40}),
     "gossipgrad weights, slices=100": ("gossipgrad", {"exchange": "weights", "slices": 100}),
     "allreduce, adacomp": ("allreduce", {"compression": {}}),
+    "allreduce, adacomp, factor 1.5": ("allreduce", {"compression": {"factor": 1.5}}),
     "allreduce, adacomp, local momentum": ("allreduce", {"compression": {"local_momentum": True, "factor": 1.5}}),
     "layerwise-allreduce, adacomp, local momentum": (
         "layerwise-allreduce",
