@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import math
 import os
@@ -51,56 +50,6 @@ class Recorder(gg.Callback):
 
     def on_fit_end(self, trainer):
         self.calls.append("over")
-
-
-class Elsewhere(gg.Callback):
-    """Changes the current folder whenever it can."""
-
-    def __init__(self, folders):
-        self.folders = itertools.cycle(folders)
-
-    def on_fit_begin(self, trainer):
-        os.chdir(next(self.folders))
-
-    def on_epoch_end(self, trainer, record):
-        os.chdir(next(self.folders))
-
-
-def test_files_stay_where_they_were_asked_for(data, tmp_path, monkeypatch):
-    """Whatever folder a callback makes the current one."""
-    here, other = tmp_path / "here", tmp_path / "other"
-    here.mkdir()
-    other.mkdir()
-    monkeypatch.chdir(here)
-    gone = Elsewhere([other, here, other])
-    written = [gg.Checkpoint("c.safetensors"), gg.CSVLogger("a.csv"), gg.JSONLLogger("../here/a.jsonl")]
-    trainer().fit(data[0], epochs=3, batch_size=8, callbacks=[gone, *written], progress=False)
-    assert os.getcwd() == str(other) and os.listdir(other) == []
-    names = [
-        "a.csv",
-        "a.jsonl",
-        "c.best.safetensors",
-        "c.best.safetensors.state",
-        "c.safetensors",
-        "c.safetensors.state",
-    ]
-    assert sorted(os.listdir(here)) == names
-    assert gg.Trainer.load(here / "c.safetensors").epoch == 3
-    monkeypatch.chdir(here)
-    resumed = trainer().fit(
-        data[0], epochs=4, batch_size=8, resume="c.safetensors", callbacks=Elsewhere([other]), progress=False
-    )
-    assert len(resumed) == 4
-
-
-def test_a_folder_keeps_the_name_it_has_for_the_user(tmp_path, monkeypatch):
-    """Nodes may have it in different places, which links of one name lead to; and paths must be equal on all ranks."""
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    monkeypatch.chdir(tmp_path / "link")
-    for name, folder in ((tmp_path / "link", "link"), (tmp_path, "real"), ("link", "real"), ("", "real")):
-        monkeypatch.setenv("PWD", str(name))
-        assert gg.Checkpoint("c.safetensors").path == str(tmp_path / folder / "c.safetensors"), name
 
 
 def test_order_of_calls(data):

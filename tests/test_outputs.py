@@ -1,7 +1,9 @@
-"""Paths that are written to are checked before training: they can be written, and none overwrites another."""
+"""Paths that are written to are checked before training: they can be written, and none overwrites another. They stay
+what they were when they were given."""
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -135,3 +137,58 @@ def test_callbacks_are_checked_before_training(tmp_path):
     for make in (gg.CSVLogger, gg.JSONLLogger, gg.Checkpoint, history.write, trainer.save, trainer.write_trace):
         with pytest.raises(ValueError, match="^path='': empty; allowed: a path"):
             make("")
+
+
+def trainer():
+    return gg.Trainer(gg.Sequential([gg.Linear(3)], input=(6,)), comm=gg.VirtualCluster(2))
+
+
+class Elsewhere(gg.Callback):
+    """Changes the current folder whenever it can."""
+
+    def __init__(self, folders):
+        self.folders = itertools.cycle(folders)
+
+    def on_fit_begin(self, trainer):
+        os.chdir(next(self.folders))
+
+    def on_epoch_end(self, trainer, record):
+        os.chdir(next(self.folders))
+
+
+def test_files_stay_where_they_were_asked_for(tmp_path, monkeypatch):
+    """Whatever folder a callback makes the current one."""
+    here, other = tmp_path / "here", tmp_path / "other"
+    here.mkdir()
+    other.mkdir()
+    monkeypatch.chdir(here)
+    train, _ = gg.data.synthetic((6,), 3, 96, 30)
+    gone = Elsewhere([other, here, other])
+    written = [gg.Checkpoint("c.safetensors"), gg.CSVLogger("a.csv"), gg.JSONLLogger("../here/a.jsonl")]
+    trainer().fit(train, epochs=3, batch_size=8, callbacks=[gone, *written], progress=False)
+    assert os.getcwd() == str(other) and os.listdir(other) == []
+    names = [
+        "a.csv",
+        "a.jsonl",
+        "c.best.safetensors",
+        "c.best.safetensors.state",
+        "c.safetensors",
+        "c.safetensors.state",
+    ]
+    assert sorted(os.listdir(here)) == names
+    assert gg.Trainer.load(here / "c.safetensors").epoch == 3
+    monkeypatch.chdir(here)
+    resumed = trainer().fit(
+        train, epochs=4, batch_size=8, resume="c.safetensors", callbacks=Elsewhere([other]), progress=False
+    )
+    assert len(resumed) == 4
+
+
+def test_a_folder_keeps_the_name_it_has_for_the_user(tmp_path, monkeypatch):
+    """Nodes may have it in different places, which links of one name lead to; and paths must be equal on all ranks."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "link")
+    for name, folder in ((tmp_path / "link", "link"), (tmp_path, "real"), ("link", "real"), ("", "real")):
+        monkeypatch.setenv("PWD", str(name))
+        assert gg.Checkpoint("c.safetensors").path == str(tmp_path / folder / "c.safetensors"), name

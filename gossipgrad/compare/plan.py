@@ -122,8 +122,9 @@ def entries(text: str) -> list[Entry]:
         if len(rates) > 1:
             label = ":".join(one for one in label.split(":") if not one.startswith("lr="))
         packed, shrinks = _compression(options), _apoptosis(options)
-        strategies.check_options(name, options, _beside(strategies.BY_NAME.get(name, strategies.Strategy)))
-        found.append(Entry(label, strategies.by_name(name, **options), tuple(rates), packed, shrinks))
+        strategy = strategies.BY_NAME[choice("strategy", name, strategies.BY_NAME)]
+        strategies.check_options(name, options, _beside(strategy))
+        found.append(Entry(label, strategy(**options), tuple(rates), packed, shrinks))
     labels = [one.label for one in found]
     for label in labels:
         if labels.count(label) > 1:
