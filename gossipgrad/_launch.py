@@ -5,6 +5,7 @@ Nothing here needs the compiled core.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shlex
@@ -152,15 +153,15 @@ def find_mpiexec() -> str:
     )
 
 
-def home(environ: Mapping[str, str]) -> dict[str, str]:
+def home() -> dict[str, str]:
     """A HOME where there is none, as under cron: Open MPI does not start without."""
-    return {} if environ.get("HOME") else {"HOME": tempfile.gettempdir()}
+    return {} if os.environ.get("HOME") else {"HOME": _preload.home()}
 
 
 def flavour(mpiexec: str) -> str:
     """'openmpi5', 'openmpi4' or 'other' (Hydra and its kin). LaunchError: not of the MPI that the core is built for."""
     command = [mpiexec, "--version"]
-    environ = {**os.environ, **home(os.environ)}
+    environ = {**os.environ, **home()}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, env=environ, errors="replace"
@@ -220,7 +221,7 @@ def rank_environment(ranks: int, threads: int, kind: str, oversubscribed: bool, 
     made = {name: value for name, value in wanted.items() if name not in os.environ}
     if asked:
         made["OMP_NUM_THREADS"] = str(threads)
-    return made | home(os.environ)
+    return made | home()
 
 
 def _shared_memory_for(ranks: int) -> bool:
@@ -443,6 +444,7 @@ def main(argv: list[str], check: Callable[[list[str]], object] = lambda words: N
         return 2
     print(shown(asked.command, asked.environment), file=sys.stdout if asked.only_print else sys.stderr, flush=True)
     if asked.only_print:
+        atexit.unregister(_preload.remove_home)  # the line may name it
         return 0
     _leftovers.remove_leftovers()
     ranks = _supervisor.Supervisor(asked.command, {**os.environ, **asked.environment}, asked.openmpi)

@@ -7,10 +7,15 @@ first by their full paths serves both: the dynamic linker then uses what has the
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import importlib.machinery
 import importlib.metadata
 import os
+import pwd
+import shutil
+import stat
 import tempfile
 from types import ModuleType
 
@@ -133,11 +138,51 @@ def fast_fabric() -> bool:
     return False
 
 
+_fresh_home: tuple[str, int] | None = None  # the folder, and the process that made it
+
+
+def home() -> str:
+    """$HOME; where it is unset or empty, as under cron, the user's home by the passwd database.
+
+    Where that is missing, or others could write to it, a fresh folder of mode 0700, which remove_home removes at exit.
+    Open MPI runs programs that are named in files of this folder, so no other user may place files there.
+    """
+    global _fresh_home
+    named = os.environ.get("HOME")
+    if named:
+        return named
+    with contextlib.suppress(KeyError):  # a user without an entry, as in a container
+        folder = pwd.getpwuid(os.geteuid()).pw_dir
+        if _of_this_user_alone(folder):
+            return folder
+    if _fresh_home is None:
+        _fresh_home = tempfile.mkdtemp(prefix="gossipgrad-home-"), os.getpid()
+        atexit.register(remove_home)
+    return _fresh_home[0]
+
+
+def _of_this_user_alone(folder: str) -> bool:
+    try:
+        facts = os.stat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o022
+
+
+def remove_home() -> None:
+    """Remove the folder that home() made in this process."""
+    global _fresh_home
+    if _fresh_home is not None and _fresh_home[1] == os.getpid():
+        shutil.rmtree(_fresh_home[0], ignore_errors=True)
+        _fresh_home = None
+
+
 def mpi_environment() -> dict[str, str]:
     """Set what MPI_Init wants, where nobody has; returns what was set. Call it before MPI_Init.
 
     Without a fast fabric Open MPI spends a second to find that out: then only sockets and shared memory are
-    offered to it. GOSSIPGRAD_MPI_DEFAULTS=0 leaves everything as it is.
+    offered to it. GOSSIPGRAD_MPI_DEFAULTS=0 leaves everything as it is, but for a missing HOME, without which Open MPI
+    does not start.
     """
     made: dict[str, str] = {}
 
@@ -145,13 +190,13 @@ def mpi_environment() -> dict[str, str]:
         if name not in os.environ:
             os.environ[name] = made[name] = value
 
+    if not os.environ.get("HOME"):
+        os.environ["HOME"] = made["HOME"] = home()
     if os.environ.get("GOSSIPGRAD_MPI_DEFAULTS", "1") == "0":
         return made
     if not fast_fabric():
         default("OMPI_MCA_btl", "^ofi,uct")
         default("OMPI_MCA_pml", "ob1")
-    if not os.environ.get("HOME"):
-        os.environ["HOME"] = made["HOME"] = tempfile.gettempdir()
     if not os.access("/tmp", os.W_OK | os.X_OK):
         default("TMPDIR", tempfile.gettempdir())
     return made

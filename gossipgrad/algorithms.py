@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gossipgrad import environment
-from gossipgrad.files import write_atomically
+from gossipgrad.files import cache_folder, write_atomically
 from gossipgrad.literals import BACKENDS
 
 Key = tuple[int, ...]
@@ -55,8 +55,7 @@ _FIELDS = (*_IMAGE, "filters", "padding_height", "padding_width", "bias", "relu"
 
 def cache_path() -> str:
     """$XDG_CACHE_HOME/gossipgrad/algorithms.json; ~/.cache where that is not set."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "gossipgrad", "algorithms.json")
+    return os.path.join(cache_folder(), "algorithms.json")
 
 
 def wanted() -> bool:

@@ -34,8 +34,9 @@ for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 # Of all trainers that name no number of threads, whatever is exported.
 os.environ["OMP_NUM_THREADS"] = ENVIRONMENT["OMP_NUM_THREADS"]
-if not os.environ.get("HOME"):
-    os.environ["HOME"] = tempfile.gettempdir()
+if not os.environ.get("HOME"):  # Open MPI does not start without, and reads what lies there
+    _home = tempfile.TemporaryDirectory(prefix="gossipgrad-home-")
+    os.environ["HOME"] = _home.name
 if "GOSSIPGRAD_DATA" not in os.environ and (ROOT.parent / "shared" / "data").is_dir():
     os.environ["GOSSIPGRAD_DATA"] = str(ROOT.parent / "shared" / "data")
 

@@ -248,6 +248,7 @@ def test_it_runs(ranks, tmp_path):
         "import os, sys\n"
         "from gossipgrad._launch import launcher_rank, launcher_world_size\n"
         "cpus = ','.join(map(str, sorted(os.sched_getaffinity(0))))\n"
+        "assert not os.stat(os.environ['HOME']).st_mode & 0o022, 'a folder of others'\n"
         "line = f'rank {launcher_rank()} of {launcher_world_size()} cpus {cpus} '\n"
         "sys.stdout.write(line + os.environ['OMP_NUM_THREADS'] + ' ' + sys.argv[1] + chr(10))\n"
     )

@@ -18,10 +18,7 @@ WAIT = 0.1  # seconds between two looks at a lock
 
 def root() -> Path:
     """$GOSSIPGRAD_CACHE, $XDG_CACHE_HOME/gossipgrad or ~/.cache/gossipgrad."""
-    own, base = os.environ.get("GOSSIPGRAD_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own)
-    return (Path(base) if base else Path(os.path.expanduser("~")) / ".cache") / "gossipgrad"
+    return Path(os.environ.get("GOSSIPGRAD_CACHE") or files.cache_folder())
 
 
 def places(name: str, folder: str | os.PathLike[str] | None) -> list[Path]:

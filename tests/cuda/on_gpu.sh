@@ -153,7 +153,8 @@ part exchange 60 bash -c exchange
 part steps 200 bash -c "steps ${networks[*]}"
 
 # Algorithms are timed by what trains. On a GPU that many processes share, these times are not for the user's cache.
-export GOSSIPGRAD_CACHE=${GOSSIPGRAD_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/gossipgrad} # data sets stay there
+home=${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}
+export GOSSIPGRAD_CACHE=${GOSSIPGRAD_CACHE:-${XDG_CACHE_HOME:-$home/.cache}/gossipgrad} # data sets stay there
 XDG_CACHE_HOME=$(mktemp -d)
 export XDG_CACHE_HOME
 trap 'rm -rf "$XDG_CACHE_HOME"' EXIT

@@ -92,11 +92,10 @@ static bool folder_has_entries(const char *path) {
     return found;
 }
 
-/* Settings that save a second of start-up without a fast network, and settings that Open MPI needs to start. */
+/* Settings that save a second of start-up without a fast network. */
 static void set_defaults(void) {
 #ifdef OPEN_MPI
-    const char *temporary = getenv("TMPDIR"), *choice = getenv("GOSSIPGRAD_MPI_DEFAULTS");
-    setenv("HOME", temporary && *temporary ? temporary : "/tmp", 0);
+    const char *choice = getenv("GOSSIPGRAD_MPI_DEFAULTS");
     if (choice && strcmp(choice, "0") == 0) return;
     if (!folder_has_entries("/sys/class/infiniband") && !folder_has_entries("/sys/class/cxi")) {
         setenv("OMPI_MCA_btl", "^ofi,uct", 0);
