@@ -288,3 +288,22 @@ def test_nothing_is_half_made(kind):
         with contextlib.suppress(TypeError, RuntimeError):
             made.__init__("single")
         assert before == (trainer.team.size, trainer.core.step, trainer.core.bytes())
+
+
+def test_a_list_of_messages_that_grows_while_it_is_read():
+    """The room is for those that were there first."""
+
+    class Grows:
+        looks = 0
+
+        def __len__(self):
+            self.looks += 1
+            return 1 if self.looks < 2 else 2
+
+        def __getitem__(self, i):
+            return 1, bytes([7 + i])
+
+    landing = bytearray(1)
+    team = _core.Team("virtual", size=2)
+    team.messages([Grows(), []], [[], [(0, landing)]])
+    assert landing == b"\x07" and team.counts()[:2] == (1, 1)

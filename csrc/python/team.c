@@ -338,9 +338,10 @@ static void round_free(py_round *r) {
     PyMem_Free(r->ranks);
 }
 
-/* Adds the (peer, buffer) of a sequence to the messages of a rank that has room for them. -1 with an exception. */
-static int round_add(round_of_rank *rank, PyObject *sequence, bool received) {
-    for (Py_ssize_t i = 0; i < PySequence_Size(sequence); ++i) {
+/* Adds the first n (peer, buffer) of a sequence to the messages of a rank that has room for them; the sequence may
+ * change meanwhile. -1 with an exception. */
+static int round_add(round_of_rank *rank, PyObject *sequence, Py_ssize_t n, bool received) {
+    for (Py_ssize_t i = 0; i < n; ++i) {
         gg_message *message = &rank->messages[rank->count];
         Py_buffer *buffer = &rank->buffers[rank->count];
         PyObject *pair = PySequence_GetItem(sequence, i), *bytes;
@@ -366,7 +367,7 @@ static int round_of(round_of_rank *rank, PyObject *sends, PyObject *receives) {
         PyErr_NoMemory();
         return -1;
     }
-    return round_add(rank, receives, true) < 0 || round_add(rank, sends, false) < 0 ? -1 : 0;
+    return round_add(rank, receives, r, true) < 0 || round_add(rank, sends, s, false) < 0 ? -1 : 0;
 }
 
 static PyObject *py_team_messages(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -422,7 +423,7 @@ static PyObject *py_team_clocks(PyObject *self, PyObject *unused) {
     (void)unused;
     if (gg_py_team_check_process((gg_py_team *)self) < 0) return NULL;
     PyObject *list = PyList_New(0);
-    for (int local = 0; list != NULL && gg_team_get_clock(team, local, &clock) && local < gg_team_local(team);
+    for (int local = 0; list != NULL && local < gg_team_local(team) && gg_team_get_clock(team, local, &clock);
          ++local) {
         PyObject *one = Py_BuildValue("(ddd)", clock.now, clock.out_free, clock.in_free);
         if (one == NULL || PyList_Append(list, one) < 0) Py_CLEAR(list);
