@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from gossipgrad import _preload
@@ -76,6 +76,35 @@ def launcher_rank(environ: Mapping[str, str] = os.environ) -> int | None:
         if environ.get(name, "").isdigit():
             return int(environ[name])
     return None
+
+
+def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
+    """How many ranks the launcher says there are on this machine; 1 where it does not say."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE"):
+        if environ.get(name, "").isdigit():
+            return max(1, int(environ[name]))
+    return 1
+
+
+def crowded(threads: int, environ: Mapping[str, str] = os.environ) -> bool:
+    """In a rank: would the ranks of this machine, with `threads` each, have more threads than cores?"""
+    ranks = local_ranks(environ)
+    # A rank that is bound to some cores has these alone.
+    return ranks > 1 and (threads if _narrowed() else ranks * threads) > usable_cores()
+
+
+def wait_passively(environ: MutableMapping[str, str] = os.environ) -> None:
+    """In a rank, before OpenMP's library is loaded, which reads this: where cores are too few, waiting threads sleep.
+
+    They spin otherwise, on cores that others need. A trainer may ask for threads later, so two a rank must fit; with
+    one thread a rank none waits. Nothing that the user has set is changed.
+    """
+    first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    threads = min(int(first), MOST_THREADS) if first.isdigit() else 1
+    if crowded(max(2, threads), environ) and "GOMP_SPINCOUNT" not in environ:
+        environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if crowded(threads, environ):
+        environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 
 # ------------------------------------------------------------------------------------ the machine
@@ -191,23 +220,27 @@ def _check_family(mpiexec: str, kind: str) -> None:
         )
 
 
-def rank_environment(ranks: int, threads: int, kind: str, oversubscribed: bool, asked: bool) -> dict[str, str]:
+def rank_environment(
+    ranks: int, threads: int, kind: str, oversubscribed: bool, crowded: bool, asked: bool
+) -> dict[str, str]:
     """What to add to the environment; nothing that the user has set is changed, but by an option.
 
-    asked: were the threads given as one?
+    oversubscribed: are there more ranks than cores? crowded: are there more threads of all ranks than cores?
+    asked: were the threads given as an option?
     """
     wanted = {"OMP_NUM_THREADS": str(threads)}
     # Open MPI gives rank 0 a pseudo-terminal even where its output goes to a file, and no width: say what it really is.
     if sys.stdout.isatty():
         wanted["GOSSIPGRAD_TERMINAL"] = str(shutil.get_terminal_size().columns)
-    if oversubscribed:
+    if crowded:
         wanted["OMP_WAIT_POLICY"] = "passive"
     if kind != "other":
         if os.geteuid() == 0:
             wanted["OMPI_ALLOW_RUN_AS_ROOT"] = wanted["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+        if crowded:
+            wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
         if oversubscribed and kind == "openmpi4":
             wanted["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
-            wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
         elif oversubscribed:
             wanted["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
         if os.environ.get("GOSSIPGRAD_MPI_DEFAULTS", "1") != "0":
@@ -369,8 +402,9 @@ def plan(argv: list[str]) -> Plan:
     kind = flavour(mpiexec)
     cores = usable_cores()
     extra = _words("--mpi", options.get("--mpi", ""))
+    fits = several or ranks * threads <= cores
     oversubscribed = not several and ranks > cores
-    made = rank_environment(ranks, threads, kind, oversubscribed, asked is not None)
+    made = rank_environment(ranks, threads, kind, oversubscribed, not fits, asked is not None)
 
     command = [mpiexec, "-n", str(ranks)]
     if options.get("--hosts"):
@@ -380,7 +414,6 @@ def plan(argv: list[str]) -> Plan:
             for name in (n for n in present if _FORWARDED.fullmatch(n) and n not in ("HOME", "TMPDIR")):
                 command += ["-x", name]
     user_binds = any(re.match(r"-?-(bind-to|map-by|rank-by|cpu-set|rankfile)", w) for w in extra)
-    fits = several or ranks * threads <= cores
     if not user_binds:
         if options.get("--bind") == "none" or not fits or (not several and _narrowed()):
             # Without a word Open MPI binds one or two ranks to one core each, whatever their threads.

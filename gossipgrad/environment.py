@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import _core, _failure, _preload
+from gossipgrad import _core, _failure, _launch, _preload
 from gossipgrad.errors import counted, warn
 
 VERSION = "0.1.0"
@@ -49,12 +49,20 @@ def usable_cpus() -> int:
 
 
 def check_threads(threads: int) -> None:
-    """Warn, on rank 0, of more threads than this process may use CPUs."""
+    """Warn, on rank 0, of more threads than this process may use CPUs, and of more of all ranks here than cores."""
     usable = usable_cpus()
-    if threads > usable and _failure.launched_rank() == 0:
+    if _failure.launched_rank() != 0:
+        return
+    if threads > usable:
         warn(
             f"threads={threads}: this process may use {counted(usable, 'CPU')}, and threads that share one wait for "
             f"each other; at most {usable} is faster"
+        )
+    elif _launch.crowded(threads) and "OMP_WAIT_POLICY" not in os.environ:
+        warn(
+            f"threads={threads}: the {_launch.local_ranks()} ranks of this machine have more threads than cores, and "
+            "those that wait keep others from working; allowed: fewer threads, OMP_NUM_THREADS with this number, or "
+            "OMP_WAIT_POLICY=passive in the environment of mpiexec"
         )
 
 

@@ -11,12 +11,13 @@ import stat
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group, run_group
 
-from gossipgrad import _launch, _leftovers, _preload, _supervisor
+from gossipgrad import _launch, _leftovers, _preload, _supervisor, environment
 
 RUN = [sys.executable, "-c", "import sys; from gossipgrad import _launch; sys.exit(_launch.main(sys.argv[1:]))"]
 
@@ -92,12 +93,15 @@ def test_threads(bare):
         line, made, inner = words(*argv)
         assert line == "mpiexec -n 2 --bind-to core --map-by slot:PE=2" and made["OMP_NUM_THREADS"] == "2"
         assert inner[-2:] == ["--threads", "2"]
+        assert not {"OMP_WAIT_POLICY", "OMPI_MCA_mpi_yield_when_idle"} & set(made)
     # threads beyond the cores: unbound, but no more ranks than cores
     line, made, _ = words("-n", "2", "train", "--threads=3")
     assert line == "mpiexec -n 2 --bind-to none" and "PRTE_MCA_rmaps_default_mapping_policy" not in made
+    assert made["OMP_WAIT_POLICY"] == "passive" and made["OMPI_MCA_mpi_yield_when_idle"] == "1"
     bare.setenv("OMP_NUM_THREADS", "2")
     line, made, _ = words("-n", "2", "train")
     assert "slot:PE=2" in line and "OMP_NUM_THREADS" not in made
+    assert words("-n", "3", "train")[1]["OMP_WAIT_POLICY"] == "passive"
     line, made, _ = words("-n", "2", "--threads", "1", "train")
     assert "slot:PE" not in line and made["OMP_NUM_THREADS"] == "1"  # what is asked for counts more
     bare.setenv("OMP_NUM_THREADS", "2,3")  # OpenMP's: the second number is for nested regions
@@ -107,6 +111,51 @@ def test_threads(bare):
         words("-n", "2", "train")
     with pytest.raises(_launch.LaunchError, match="contradict"):
         words("-n", "2", "--threads", "2", "train", "--threads", "1")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "narrowed", "passive", "yields"),
+    [
+        (None, "8", False, False, False),  # not under mpiexec
+        (1, "8", False, False, False),
+        (2, None, False, False, False),  # two threads each fit, if a trainer asks for them
+        (2, "2", False, False, False),
+        (3, None, False, True, False),  # and here they do not; one each does
+        (2, "3,1", False, True, True),
+        (5, "1", False, True, True),
+        (4, "4", True, False, False),  # bound to four cores each
+        (4, "5", True, True, True),
+        (3, "none", False, True, False),
+        (3, "9" * 30, False, True, True),
+    ],
+)
+def test_how_ranks_of_mpiexec_wait(ranks, threads, narrowed, passive, yields, bare):
+    environ = {} if ranks is None else {"OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)}
+    environ |= {} if threads is None else {"OMP_NUM_THREADS": threads}
+    bare.setattr(_launch, "_narrowed", lambda: narrowed)
+    before = dict(environ)
+    _launch.wait_passively(environ)
+    made = {"OMP_WAIT_POLICY": "passive"} if passive else {}
+    made |= {"OMPI_MCA_mpi_yield_when_idle": "1"} if yields else {}
+    assert environ == before | made
+    for own in ({"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}):
+        environ = before | own | {"OMPI_MCA_mpi_yield_when_idle": "0"}
+        kept = dict(environ)
+        _launch.wait_passively(environ)
+        assert environ == kept
+
+
+def test_threads_that_a_trainer_asks_for_later(bare):
+    bare.setattr(environment, "usable_cpus", lambda: 4)
+    bare.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        environment.check_threads(2)
+        bare.setenv("OMP_WAIT_POLICY", "passive")
+        environment.check_threads(3)
+    bare.delenv("OMP_WAIT_POLICY")
+    with pytest.warns(UserWarning, match="threads=3: the 2 ranks of this machine .*OMP_WAIT_POLICY=passive"):
+        environment.check_threads(3)
 
 
 def test_what_the_user_set_stays(bare):
