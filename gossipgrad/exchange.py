@@ -276,6 +276,7 @@ class Exchange:
                 **fingerprint.environment(),
             }
         notices.one_rank(self._team, network, timeout)
+        notices.kernels_not_built(self._team.rank, environment.core_info())
         self._given = given
         self._rate: float | None = None
         self._rates_end = 0 if self._schedule(0, 1)["kind"] == "table" else -1

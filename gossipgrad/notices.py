@@ -6,6 +6,7 @@ Each is said once, by rank 0, at the line that called Trainer(...) or fit.
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,21 @@ def one_rank(team: Team, network: Network | None, timeout: float) -> None:
                 f"{argument}={value!r}: without effect, one rank sends no messages; gossipgrad run -n P or mpiexec "
                 "starts several, a VirtualCluster (--virtual-ranks) has them"
             )
+
+
+_said_not_built = False
+
+
+def kernels_not_built(rank: int, core: Record) -> None:
+    """Say once in a process that the CPU could do more than was built. core: what _core.info() says."""
+    global _said_not_built
+    if rank or _said_not_built or core["isa_not_built"] is None or os.environ.get("GOSSIPGRAD_ISA"):
+        return
+    _said_not_built = True
+    warn(
+        f"this CPU ({core['cpu']}) has {core['isa_not_built']}, and gossipgrad was built without its kernels: those of "
+        f"{core['isa']} take longer. In the source tree this builds all: GOSSIPGRAD_ISAS=all pip install -e ."
+    )
 
 
 def slow_bfloat16(rank: int, core: Record) -> None:

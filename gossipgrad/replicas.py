@@ -200,6 +200,7 @@ class Replicas:
             notices.missing_partners(self.team, self.strategy)
         self.dtype: DType = self._dtype_of(dtype)
         notices.one_rank(self.team, network, timeout)
+        notices.kernels_not_built(self.team.rank, environment.core_info())
         self.stop = False
         self.resumed = False  # did this fit go on from a checkpoint that was saved after an epoch?
         self.fitting = False  # is fit at work?

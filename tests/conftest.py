@@ -222,8 +222,9 @@ def built_objects() -> Path:
 def scratch_project(tmp_path_factory) -> Path:
     """A copy of the build files around a C core of a few lines, to try the build on."""
     folder = tmp_path_factory.mktemp("project")
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
+    (folder / "tools").mkdir()
+    for name in ("setup.py", "tools/toolchain.py", "pyproject.toml", "MANIFEST.in", "LICENSE"):
+        shutil.copy(ROOT / name, folder / name)
     (folder / "README.md").write_text("scratch\n")
     for name in ("_preload.py", "_launch.py"):
         (folder / "gossipgrad").mkdir(exist_ok=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import types
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -35,13 +40,21 @@ def setup_py(project, *arguments, check=True, **variables):
 
 
 def compiled(done) -> set[str]:
-    return set(re.findall(r"^compiled (\S+)$", done.stdout, re.M))
+    return set(re.findall(r"^\[\d+/\d+\] compiled (\S+)$", done.stdout, re.M))
 
 
 def run_python(project, code, **variables):
     return subprocess.run(
         [sys.executable, "-c", code], cwd=project, env={**os.environ, **variables}, capture_output=True, text=True
     )
+
+
+@pytest.fixture(scope="module")
+def toolchain():
+    spec = importlib.util.spec_from_file_location("toolchain", ROOT / "tools" / "toolchain.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 IMPORT = "from gossipgrad import _preload; _preload.load(); from gossipgrad import _core; print(_core.facts())"
@@ -118,12 +131,77 @@ def test_changed_flags_and_warnings(scratch_project):
     bad = scratch_project / "csrc" / "base" / "bad.c"
     bad.write_text("int gg_bad(double x);\nint gg_bad(double x)\n{\n    int y = x;\n    return 1;\n}\n")
     try:
-        assert "-Wfloat-conversion" in setup_py(scratch_project, "build_ext", "-i").stderr
+        assert "-Wfloat-conversion" in setup_py(scratch_project, "build_ext", "-i").stdout
         done = setup_py(scratch_project, "build_ext", "-i", check=False, GOSSIPGRAD_WERROR="1")
-        assert done.returncode and "csrc/base/bad.c" in done.stderr
+        assert done.returncode and "csrc/base/bad.c" in done.stdout and "the build failed" in done.stderr
     finally:
         bad.unlink()
         setup_py(scratch_project, "build_ext", "-i")
+
+
+def test_isas(scratch_project):
+    """Those that GOSSIPGRAD_ISAS names, the scalar ones, and no others; what is not asked for stays as it was."""
+    everything = ["scalar", "avx2", "avx512f", "avx512"] if platform.machine() == "x86_64" else ["scalar"]
+    shutil.rmtree(scratch_project / "build", ignore_errors=True)
+
+    def built(wanted):
+        made = compiled(setup_py(scratch_project, "build_ext", "-i", GOSSIPGRAD_ISAS=wanted))
+        facts = (scratch_project / "gossipgrad" / "_build.py").read_text()
+        found = re.search(r"^ISAS = (.+)$", facts, re.M)[1]
+        return {name.split(".")[1] for name in made if "isa/" in name}, list(ast.literal_eval(found))
+
+    assert built("all") == (set(everything), everything)
+    assert built("avx512f, avx2") == (set(), [isa for isa in everything if isa not in ("avx512",)])
+    assert built("scalar") == (set(), ["scalar"])
+    made, here = built("")
+    assert made == set() and here[:2] == everything[:2] and len(here) <= 3
+    if len(everything) > 1:
+        for wanted in ("avx512,sse9", "AVX2", "amx"):
+            done = setup_py(scratch_project, "build_ext", "-i", check=False, GOSSIPGRAD_ISAS=wanted)
+            assert done.returncode and f"GOSSIPGRAD_ISAS='{wanted}'" in done.stderr
+            assert "allowed: all, or some of scalar, avx2, avx512f, avx512" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ("avx2 fma", ["scalar", "avx2"]),
+        ("avx2 avx512f avx512cd avx512er", ["scalar", "avx2", "avx512f"]),
+        ("avx2 avx512f avx512cd avx512bw avx512dq avx512vl amx_tile", ["scalar", "avx2", "avx512"]),
+        ("avx2 avx512f avx512cd avx512bw", ["scalar", "avx2", "avx512f"]),
+        ("sse4_2", ["scalar", "avx2"]),
+    ],
+)
+def test_isas_of_a_cpu(flags, wanted, toolchain):
+    assert toolchain.isas_of(flags.split()) == wanted
+
+
+def test_wheels_that_are_here_are_not_fetched(toolchain, monkeypatch, tmp_path):
+    """By a second pip install: numpy, MPI and oneDNN are installed, and headers of oneDNN are kept."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(toolchain, "system_mpicc", lambda: None)
+    monkeypatch.delenv("ONEDNN_ROOT", raising=False)
+    here = set()
+    monkeypatch.setattr(toolchain, "installed", lambda requirement: requirement in here)
+    build, run = toolchain.requirements()
+    assert set(build) == {"numpy>=2.0", *toolchain.WHEELS} and run[0] == "numpy>=1.24"
+    assert not any("devel" in wheel for wheel in run)
+    here |= {"numpy>=2.0", toolchain.MPI_WHEEL, toolchain.ONEDNN_WHEEL}
+    assert toolchain.requirements() == ([toolchain.ONEDNN_DEVEL_WHEEL], run)
+    (tmp_path / "build" / "deps" / "onednn-devel-cpu-gomp-2023.2.0" / "include").mkdir(parents=True)
+    assert toolchain.requirements() == ([], run)
+
+
+def test_another_environment_compiles_nothing_anew(scratch_project, tmp_path):
+    """As pip's, which builds in another folder each time: the same wheels under other paths."""
+    if _build.MPI_MODE != "wheel":
+        pytest.skip("no wheels here")
+    setup_py(scratch_project, "build_ext", "-i")
+    (tmp_path / "env").symlink_to(sys.prefix)
+    packages = tmp_path / "env" / os.path.relpath(sysconfig.get_paths()["purelib"], sys.prefix)
+    assert compiled(setup_py(scratch_project, "build_ext", "-i", PYTHONPATH=str(packages))) == set()
+    library = scratch_project / "build" / "deps" / "libmpi.so.40"
+    assert os.readlink(library).startswith(str(tmp_path)) and library.exists()
 
 
 def test_rooms_see_only_their_library(scratch_project):
@@ -256,3 +334,25 @@ def test_an_editable_install_is_a_path_that_type_checkers_follow(scratch_project
         (path,) = [name for name in archive.namelist() if name.endswith(".pth")]
         assert archive.read(path).decode().split() == [str(scratch_project)]
         assert not [name for name in archive.namelist() if name.endswith(".py")]
+
+
+def test_a_cpu_that_could_do_more_says_so_once(monkeypatch):
+    import gossipgrad as gg
+    from gossipgrad import environment, notices
+
+    core = environment.core_info() | {"isa_not_built": "avx512", "isa": "avx2"}
+    monkeypatch.setattr(environment, "core_info", lambda: core)
+    monkeypatch.setattr(notices, "_said_not_built", False)
+    monkeypatch.delenv("GOSSIPGRAD_ISA", raising=False)
+    net = gg.Sequential([gg.Linear(2)], input=(3,))
+    with pytest.warns(UserWarning, match="has avx512, and .* GOSSIPGRAD_ISAS=all pip install -e ."):
+        gg.Trainer(net, comm=gg.VirtualCluster(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gg.Trainer(net, comm=gg.VirtualCluster(2))
+        notices._said_not_built = False
+        notices.kernels_not_built(1, core)  # another rank's
+        notices.kernels_not_built(0, core | {"isa_not_built": None})
+        monkeypatch.setenv("GOSSIPGRAD_ISA", "avx2")  # as it is wanted
+        notices.kernels_not_built(0, core)
+    assert not notices._said_not_built

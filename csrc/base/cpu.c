@@ -26,7 +26,7 @@ static const char *const isa_names[GG_ISA_COUNT] = {
 
 const char *gg_isa_name(gg_isa isa) { return (unsigned)isa < GG_ISA_COUNT ? isa_names[isa] : "unknown"; }
 
-#if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+#ifdef HAVE_CPUID
 /* Tiles, and their products of bfloat16. */
 static bool has_amx(void) {
     unsigned a = 0, b = 0, c = 0, d = 0;
@@ -50,14 +50,36 @@ static bool may_use_amx(void) {
     (void)pthread_once(&once, permit_amx);
     return amx_permitted;
 }
-#elif defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+#elif defined(HAVE_CPUID)
 /* Of others, oneDNN: this build does not ask itself. */
 static bool may_use_amx(void) { return has_amx(); }
 #endif
 
-bool gg_cpu_supports(gg_isa isa) {
+/* Whether the build has kernels of that level. */
+static bool is_built(gg_isa isa) {
+    switch (isa) {
+    case GG_ISA_SCALAR:
+#ifdef GG_HAS_AVX2
+    case GG_ISA_AVX2:
+#endif
+#ifdef GG_HAS_AVX512F
+    case GG_ISA_AVX512F:
+#endif
+#ifdef GG_HAS_AVX512
+    case GG_ISA_AVX512:
+#endif
+#ifdef GG_HAS_AMX
+    case GG_ISA_AMX:
+#endif
+        return true;
+    default: return false;
+    }
+}
+
+/* Whether CPU and operating system run code of that level. */
+static bool cpu_runs(gg_isa isa) {
     if (isa == GG_ISA_SCALAR) return true;
-#if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+#ifdef HAVE_CPUID
     /* The builtins also ask whether the operating system saves the wide registers. */
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
@@ -69,9 +91,7 @@ bool gg_cpu_supports(gg_isa isa) {
     case GG_ISA_AVX2: return avx2;
     case GG_ISA_AVX512F: return avx512f;
     case GG_ISA_AVX512: return avx512;
-#ifdef GG_HAS_AMX
     case GG_ISA_AMX: return avx512 && may_use_amx();
-#endif
     default: return false;
     }
 #else
@@ -79,8 +99,18 @@ bool gg_cpu_supports(gg_isa isa) {
 #endif
 }
 
+bool gg_cpu_supports(gg_isa isa) { return is_built(isa) && cpu_runs(isa); }
+
+gg_isa gg_isa_not_built(void) {
+    gg_isa best = GG_ISA_AVX512; /* no command brings AMX to a build: that is up to the compiler */
+    while (!cpu_runs(best)) --best;
+    for (gg_isa isa = best; isa < GG_ISA_COUNT; ++isa)
+        if (is_built(isa) && cpu_runs(isa)) return GG_ISA_SCALAR;
+    return best;
+}
+
 const char *gg_cpu_bfloat16(void) {
-#if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+#ifdef HAVE_CPUID
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!gg_cpu_supports(GG_ISA_AVX512)) return "";
     if (may_use_amx()) return "amx";
@@ -91,7 +121,7 @@ const char *gg_cpu_bfloat16(void) {
 
 bool gg_cpu_bfloat16_is_fast(void) {
     bool fast = false;
-#if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+#ifdef HAVE_CPUID
     __builtin_cpu_init();
     const char *name = gg_cpu_bfloat16();
     fast = strcmp(name, "amx") == 0 || (name[0] != '\0' && __builtin_cpu_is("amd"));
@@ -102,7 +132,7 @@ bool gg_cpu_bfloat16_is_fast(void) {
 /* AMD's Zen 3 and Zen 4, of which the latter has AVX-512: two units that multiply and add, and two that add. */
 static bool adds_beside(void) {
     bool does = false;
-#if defined(HAVE_CPUID) && !defined(GG_ONLY_SCALAR)
+#ifdef HAVE_CPUID
     enum { BASE_FAMILY = 0xf, FAMILY_19H = 0x19 };
     unsigned a = 0, b = 0, c = 0, d = 0;
     __builtin_cpu_init();
@@ -164,6 +194,12 @@ gg_status gg_isa_select(const char *name, gg_isa *out) {
         if (strcmp(name, isa_names[i]) != 0) continue;
         if (!gg_cpu_supports((gg_isa)i)) {
             list_isas(false, list, sizeof list);
+            const gg_isa with = i == GG_ISA_AMX ? GG_ISA_AVX512 : (gg_isa)i;
+            if (cpu_runs((gg_isa)i) && !is_built(with))
+                GG_FAIL(GG_ERROR_UNSUPPORTED,
+                        "%s='%s': this CPU runs it, but it was not built; this build has %s here. In the source tree "
+                        "this builds all: GOSSIPGRAD_ISAS=all pip install -e .",
+                        source, name, list);
             GG_FAIL(GG_ERROR_UNSUPPORTED, "%s='%s': this CPU (%s) and build have %s", source, name, gg_cpu_name(),
                     list);
         }

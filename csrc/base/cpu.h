@@ -8,8 +8,9 @@
 
 #include "base/status.h"
 
-/* This compiler has the kernels of GG_ISA_AMX: gcc 11 and newer, clang as far as it has the header. */
-#if defined(__has_include) && !defined(GG_ONLY_SCALAR) && defined(__x86_64__)
+/* setup.py defines GG_HAS_AVX2, GG_HAS_AVX512F and GG_HAS_AVX512, each if the build has the kernels of that level.
+ * Those of GG_ISA_AMX come with AVX512's if the compiler knows tiles: gcc 11 and newer, clang with the header. */
+#if defined(__has_include) && defined(GG_HAS_AVX512)
 #if __has_include(<amxbf16intrin.h>)
 #define GG_HAS_AMX 1
 #endif
@@ -22,9 +23,11 @@ typedef enum gg_isa { GG_ISA_SCALAR = 0, GG_ISA_AVX2, GG_ISA_AVX512F, GG_ISA_AVX
 /* True if this CPU, operating system and build run kernels of that level. For AMX the process asks the system once. */
 bool gg_cpu_supports(gg_isa isa);
 const char *gg_isa_name(gg_isa isa);
-/* The level for this process: `name` if not NULL, else $GOSSIPGRAD_ISA, else the best the CPU has. An unknown
- * name is GG_ERROR_ARGUMENT, one that the CPU lacks GG_ERROR_UNSUPPORTED. */
+/* The level for this process: `name` if not NULL, else $GOSSIPGRAD_ISA, else the best that gg_cpu_supports. An unknown
+ * name is GG_ERROR_ARGUMENT, one that the CPU or the build lacks GG_ERROR_UNSUPPORTED. */
 gg_status gg_isa_select(const char *name, gg_isa *out);
+/* The best level that this CPU runs, if the build lacks it and has none above it. Else GG_ISA_SCALAR. */
+gg_isa gg_isa_not_built(void);
 /* The CPU's own name, or "unknown". */
 const char *gg_cpu_name(void);
 /* The instructions for bfloat16: "amx", "avx512_bf16", or "" without any. */

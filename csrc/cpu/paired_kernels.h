@@ -78,10 +78,8 @@ typedef struct gg_paired_kernels {
 } gg_paired_kernels;
 
 extern const gg_paired_kernels gg_paired_kernels_scalar; /* documents the others, and tests them */
-#ifndef GG_ONLY_SCALAR
 extern const gg_paired_kernels gg_paired_kernels_avx512f;
 extern const gg_paired_kernels gg_paired_kernels_avx512;
-#endif
 
 /* The kernels of a level where they are used (gg_cpu_pairs_products), behind split products. Else NULL. */
 const gg_paired_kernels *gg_paired_kernels_for(gg_isa isa);

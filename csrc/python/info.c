@@ -34,9 +34,11 @@ static PyObject *py_info_info(PyObject *module, PyObject *unused) {
         Py_XDECREF(mpi);
         return NULL;
     }
-    return Py_BuildValue("{sssssssNsssOsOsisssN}", "compiler", __VERSION__, "cpu", gg_cpu_name(), "isa",
-                         gg_isa_name(isa), "isas", isas, "bfloat16", gg_cpu_bfloat16(), "bfloat16_is_fast",
-                         gg_cpu_bfloat16_is_fast() ? Py_True : Py_False, "paired",
+    const gg_isa not_built = gg_isa_not_built();
+    return Py_BuildValue("{sssssssNszsssOsOsisssN}", "compiler", __VERSION__, "cpu", gg_cpu_name(), "isa",
+                         gg_isa_name(isa), "isas", isas, "isa_not_built",
+                         not_built != GG_ISA_SCALAR ? gg_isa_name(not_built) : NULL, "bfloat16", gg_cpu_bfloat16(),
+                         "bfloat16_is_fast", gg_cpu_bfloat16_is_fast() ? Py_True : Py_False, "paired",
                          gg_paired_kernels_for(isa) != NULL ? Py_True : Py_False, "cores", gg_cpu_count(), "onednn",
                          gg_onednn_version(), "mpi", mpi);
 }

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossipgrad import _core, agreement, arenas, environment, fingerprint, optim, strategies
+from gossipgrad import _core, agreement, arenas, environment, fingerprint, notices, optim, strategies
 from gossipgrad._launch import launcher_world_size
 from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy, exchanged, strategy_options
 from gossipgrad.cluster import Network, VirtualCluster, links, make_team, refuse, with_circumstances
@@ -89,6 +89,7 @@ class Group:
             one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout)
         if self.team.size > 1:
             self._share_first_weights(modules)
+        notices.kernels_not_built(self.team.rank, environment.core_info())
         self.exchange = exchanged(self.strategy, self.compression, self.team, links(given, network))
         self.rate: float | None = None  # by set_rate; None: the optimiser's schedule says
         self._given = self.optimizer

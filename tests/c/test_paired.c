@@ -15,8 +15,10 @@ typedef struct level {
 
 static const level levels[] = {
     {GG_ISA_SCALAR, &gg_paired_kernels_scalar},
-#ifndef GG_ONLY_SCALAR
+#ifdef GG_HAS_AVX512F
     {GG_ISA_AVX512F, &gg_paired_kernels_avx512f},
+#endif
+#ifdef GG_HAS_AVX512
     {GG_ISA_AVX512, &gg_paired_kernels_avx512},
 #endif
 };
