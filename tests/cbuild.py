@@ -43,16 +43,16 @@ def linking(facts: dict) -> list[str]:
     return [*whole, "-Wl,--allow-shlib-undefined"]
 
 
-def over_twin() -> list[str]:
-    """What sends the calls of the core's objects to the functions of TWIN."""
-    names = sorted(set(re.findall(r"\b__wrap_(\w+)", TWIN.read_text())))
+def wrapped(*sources: Path) -> list[str]:
+    """What sends calls of the core's objects to the functions __wrap_NAME of the sources, in place of NAME."""
+    names = sorted({name for path in sources for name in re.findall(r"\b__wrap_(\w+)", path.read_text())})
     return [f"-Wl,--wrap={name}" for name in names]
 
 
 def command(objects: Path, source: Path, target: Path) -> list[str]:
     facts = json.loads((objects / "libgossipgrad.json").read_text())
-    twin = [str(TWIN), *over_twin()] if "twins: amx" in source.read_text() else []
-    return [*compiling(facts), str(source), *twin, "-o", str(target), *linking(facts)]
+    units = [source, TWIN] if "twins: amx" in source.read_text() else [source]
+    return [*compiling(facts), *map(str, units), *wrapped(*units), "-o", str(target), *linking(facts)]
 
 
 def build_module(objects: Path) -> Path:
@@ -67,7 +67,7 @@ def build_module(objects: Path) -> Path:
     compiler = [*compiling(facts), *(word for path in includes for word in ("-isystem", path))]
     core = [ROOT / facts["archive"], *(objects / "python" / f"{name}.o" for name in ("convert", "exceptions"))]
     units = {source: folder / f"{source.stem}.o" for source in [*MODULE_SOURCES, TWIN]}
-    whole = [*map(str, [*units.values(), *core[1:]]), *over_twin(), "-o", str(target), *linking(facts)]
+    whole = [*map(str, [*units.values(), *core[1:]]), *wrapped(TWIN), "-o", str(target), *linking(facts)]
     link = [*facts["cc"], "-shared", *whole]
     key = hashlib.sha256("\0".join([*compiler, *link, sys.version, numpy.__version__]).encode())
     for path in [*units, *MODULE_SOURCES[0].parent.glob("*.h")]:

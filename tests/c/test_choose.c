@@ -1,11 +1,32 @@
 /* Which table a plan asks first, and which convolutions are measured: those that have several algorithms where their
  * images lie. Of all others measuring would find one candidate, keep no time of it, and look for it again in the next
- * run.
+ * run. What depends on a CPU's instructions for bfloat16 is checked for every kind of CPU, on any.
  *
  * twins: amx */
 #include "apoptosis_networks.h"
 #include "nn/choose.h"
 #include "nn/measure.h"
+
+/* A CPU: its instructions for bfloat16, and whether they are faster than those of float32. */
+typedef struct cpu_kind {
+    const char *bfloat16;
+    bool fast;
+} cpu_kind;
+
+static const cpu_kind cpu_kinds[] = {
+    {"", false},            /* without AVX-512, or without its products of bfloat16 */
+    {"avx512_bf16", false}, /* Intel's */
+    {"avx512_bf16", true},  /* AMD's */
+    {"amx", true},
+};
+
+static cpu_kind cpu;
+
+const char *__wrap_gg_cpu_bfloat16(void);
+bool __wrap_gg_cpu_bfloat16_is_fast(void);
+
+const char *__wrap_gg_cpu_bfloat16(void) { return cpu.bfloat16; }
+bool __wrap_gg_cpu_bfloat16_is_fast(void) { return cpu.fast; }
 
 /* A table that has images in blocks of channels, as far as the order of the tables depends on it. */
 static const gg_backend other_table = {.name = "blocks"};
@@ -80,20 +101,20 @@ static void test_order(gg_device *native) {
 enum { BATCH = 16, HEIGHT = 14, WIDTH = 13 };
 
 /* Channels in and out, window, stride, padding; whether there are several where images lie in blocks of sixteen
- * channels, and where they lie BATCH_LAST. */
+ * channels, and where they lie BATCH_LAST; whether images may be turned in bfloat16. */
 typedef struct convolution {
     int64_t in, out, kernel, stride, padding;
-    bool blocks, batch_last;
+    bool blocks, batch_last, turned;
 } convolution;
 
 static const convolution cases[] = {
-    {32, 32, 3, 1, 1, true, true},   /* Winograd's, and split products */
-    {32, 32, 3, 2, 1, true, false},  /* split products alone, which are of blocks */
-    {32, 48, 1, 1, 0, true, false},  /* likewise */
-    {32, 48, 1, 2, 0, true, false},  /* likewise */
-    {8, 32, 1, 1, 0, false, false},  /* half of a block */
-    {32, 32, 3, 3, 1, false, false}, /* a stride that they do not have */
-    {32, 32, 3, 1, 3, false, false}, /* padding as wide as the window */
+    {32, 32, 3, 1, 1, true, true, false},   /* Winograd's, and split products */
+    {32, 32, 3, 2, 1, true, false, false},  /* split products alone, which are of blocks */
+    {32, 48, 1, 1, 0, true, false, false},  /* likewise */
+    {32, 48, 1, 2, 0, true, false, false},  /* likewise */
+    {8, 32, 1, 1, 0, false, false, true},   /* half of a block */
+    {32, 32, 3, 3, 1, false, false, false}, /* a stride that they do not have */
+    {32, 32, 3, 1, 3, false, false, false}, /* padding as wide as the window */
 };
 
 static void test_layouts(gg_device *native) {
@@ -119,13 +140,17 @@ static void test_layouts(gg_device *native) {
         CHECK(!gg_choose_has_algorithms(&options, &op));
         op.input[0].layout = GG_LAYOUT_CHANNELS16;
         op.output.layout = GG_LAYOUT_CHANNELS16;
-        /* Winograd's alone, where products of bfloat16 are computed in float32; all where its own instructions are as
-         * wide as those of float32; none with AMX. */
+        /* Winograd's and turned images alone, where products of bfloat16 are computed in float32; all where its own
+         * instructions are as wide as those of float32; none with AMX. */
         op.desc.dtype = GG_BFLOAT16;
-        const bool vectors = native->isa >= GG_ISA_AVX512 && strcmp(gg_cpu_bfloat16(), "amx") != 0;
+        CHECK_INT(native->isa, GG_ISA_AMX);
+        const bool vectors = strcmp(cpu.bfloat16, "amx") != 0;
         const bool widened = gg_choose_direct(&options, &op.desc) == GG_ALGORITHM_WIDENED;
-        CHECK_INT(widened, vectors && !gg_cpu_bfloat16_is_fast());
-        CHECK_INT(gg_choose_has_algorithms(&options, &op), vectors && (c->batch_last || !widened));
+        CHECK_INT(widened, vectors && !cpu.fast);
+        CHECK_INT(gg_choose_has_algorithms(&options, &op), vectors && (c->batch_last || c->turned || !widened));
+        const gg_device narrow = {.table = native->table, .threads = 1, .isa = GG_ISA_AVX2};
+        const gg_plan_options without = {.batch = BATCH, .device = (gg_device *)(uintptr_t)&narrow};
+        CHECK(!gg_choose_has_algorithms(&without, &op));
     }
 }
 
@@ -195,7 +220,7 @@ static void test_turned(gg_device *native) {
                              .groups = 1},
                     .input = {{GG_BFLOAT16, GG_LAYOUT_PLAIN}},
                     .output = {GG_BFLOAT16, GG_LAYOUT_CHANNELS16}};
-        const bool usable = strcmp(gg_cpu_bfloat16(), "amx") != 0;
+        const bool usable = strcmp(cpu.bfloat16, "amx") != 0;
         CHECK_INT(gg_conv_has_form(&op.desc, GG_LAYOUT_PLAIN, GG_ALGORITHM_TURNED), shapes[i].turned);
         CHECK_INT(gg_choose_has_algorithms(&options, &op), shapes[i].turned && usable);
         CHECK(!gg_conv_has_form(&op.desc, GG_LAYOUT_BATCH_LAST, GG_ALGORITHM_TURNED));
@@ -246,9 +271,15 @@ int main(void) {
     CHECK_OK(gg_backend_native.open(&how, &native));
     if (gg_cpu_onednn() != NULL) CHECK_OK(gg_cpu_onednn()->open(&how, &onednn));
     test_order(native);
-    test_layouts(native);
-    test_turned(native);
-    test_few_channels(native);
+    for (size_t i = 0; i < sizeof cpu_kinds / sizeof *cpu_kinds; ++i) {
+        const long failed = check_failed;
+        cpu = cpu_kinds[i];
+        test_layouts(native);
+        test_turned(native);
+        test_few_channels(native);
+        if (check_failed > failed)
+            fprintf(stderr, "  on a CPU whose bfloat16 is '%s'%s\n", cpu.bfloat16, cpu.fast ? ", fast" : "");
+    }
     for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
         gg_plan_options options = {.batch = BATCH, .device = native, .fallback = native};
         check_measured(&cases[i], &options, 1 + cases[i].batch_last); /* the first one has Winograd's */

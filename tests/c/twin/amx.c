@@ -6,6 +6,7 @@
 #include "cpu/gemm_kernels.h"
 #include "cpu/image_kernels.h"
 #include "cpu/kernels.h"
+#include "cpu/paired_kernels.h"
 #include "cpu/split_conv_kernels.h"
 #include "cpu/split_kernels.h"
 #include "cpu/winograd_kernels.h"
@@ -20,6 +21,7 @@ const gg_image_kernels *__real_gg_image_kernels_for(gg_isa isa);
 const gg_cpu_kernels *__real_gg_cpu_kernels_for(gg_isa isa);
 const gg_gemm_kernels *__real_gg_gemm_kernels_for(gg_isa isa);
 const gg_winograd_kernels *__real_gg_winograd_kernels_for(gg_isa isa);
+const gg_paired_kernels *__real_gg_paired_kernels_for(gg_isa isa);
 
 static bool is_twin(gg_isa isa) { return isa == GG_ISA_AMX && !__real_gg_cpu_supports(GG_ISA_AMX); }
 
@@ -60,4 +62,10 @@ const gg_gemm_kernels *__wrap_gg_gemm_kernels_for(gg_isa isa) {
 
 const gg_winograd_kernels *__wrap_gg_winograd_kernels_for(gg_isa isa) {
     return __real_gg_winograd_kernels_for(is_twin(isa) ? best_of(isa) : isa);
+}
+
+/* $GOSSIPGRAD_PAIRED names them on any CPU, so those of levels that it lacks are left out. */
+const gg_paired_kernels *__wrap_gg_paired_kernels_for(gg_isa isa) {
+    const gg_isa level = is_twin(isa) ? best_of(isa) : isa;
+    return __real_gg_cpu_supports(level) ? __real_gg_paired_kernels_for(level) : NULL;
 }
