@@ -1,6 +1,7 @@
 """What happens beside training: logs, checkpoints, early stopping. Own ones: subclass Callback.
 
-Callbacks run on every rank with the same epoch records, so what they decide from records all ranks decide alike.
+Callbacks run on every rank with the same epoch records, so what they decide from records all ranks decide alike. What
+they remember begins with each call of fit; with resume= they go on as in the fit that saved the checkpoint.
 trainer.stop = True, on any rank, ends training after the epoch. Files are written by rank 0 alone (trainer.rank == 0).
 """
 
@@ -70,7 +71,7 @@ class Callback:
         return ()
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Before the first epoch. trainer.history holds the epochs before a resume."""
+        """Before the first epoch. trainer.history holds earlier epochs; trainer.fit_began of them precede this fit."""
 
     def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
         """Before epoch `epoch`, from 1."""
@@ -144,7 +145,7 @@ class _Monitor(Callback):
     def __init__(self, monitor: str | None, mode: Mode | None, min_delta: float) -> None:
         if monitor is not None and not isinstance(monitor, str):
             raise TypeError(f"monitor={monitor!r}: allowed: a name in an epoch's record, as 'validation.loss'")
-        self._given = monitor is not None
+        self.chosen = monitor is not None  # by the caller; else fit chooses
         self.monitor = "validation.loss" if monitor is None else monitor
         inferred: Mode = "max" if self.monitor.rpartition(".")[2].endswith(HIGHER_IS_BETTER) else "min"
         self.mode: Mode = inferred if mode is None else choice("mode", mode, ("min", "max"))
@@ -169,7 +170,7 @@ class _Monitor(Callback):
         return True
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        if not self._given:
+        if not self.chosen:
             self.monitor = "validation.loss" if trainer.validating else "train_loss"
         if self.monitor not in trainer.record_names:
             unseen = self.monitor.startswith("validation") and not trainer.validating
@@ -181,11 +182,11 @@ class _Monitor(Callback):
             raise ValueError(f"{what}: {why}; allowed: {allowed}{hint}")
         self._reset()
         for record in trainer.history.epochs:
-            if self.monitor in flat(record):
+            if record["epoch"] > trainer.fit_began and self.monitor in flat(record):
                 self.replay(record)
 
     def replay(self, record: Record) -> None:
-        """An epoch that was trained before this fit."""
+        """An epoch that was trained before the checkpoint with which this fit goes on."""
         self.see(record)
 
     @property

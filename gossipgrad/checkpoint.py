@@ -68,6 +68,7 @@ def _write(
         "step": step,
         "moments_since": replicas.moments_since,
         "epoch": replicas.epoch,
+        "fit_began": replicas.fit_began,
         "epochs": replicas.history.epochs,
         "batch_size": replicas.set_batch,
         "batch_size_changes": replicas.batch_changes,
@@ -142,6 +143,7 @@ class Saved:
     ranks: int
     step: int
     epoch: int
+    fit_began: int  # epochs done when the fit that saved it began; 0 where it does not say
     epochs: list[Record]
     settings: Record
     classes: list[str] | None  # the names, of a text the characters; None: not known, or not saved then
@@ -163,6 +165,7 @@ class Saved:
                 ranks=int(description["ranks"]),
                 step=int(description["step"]),
                 epoch=int(description["epoch"]),
+                fit_began=int(description.get("fit_began", 0)),
                 epochs=list(description["epochs"]),
                 settings=dict(description["settings"]),
                 classes=_classes(description.get("classes")),
@@ -267,7 +270,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     alike = _computing(saved.settings, here) == _computing(here, here)
     if alike and saved.algorithms is not None and (saved.algorithms or saved.step > 0):
         replicas.set_algorithms(saved.algorithms, saved=True)
-    replicas.epoch = saved.epoch
+    replicas.epoch, replicas.fit_began = saved.epoch, saved.fit_began
     replicas.history.epochs = saved.epochs
     if replicas.class_names is None:
         replicas.class_names = saved.classes

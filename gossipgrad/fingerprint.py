@@ -6,6 +6,7 @@ Checksums stand for what is large. They are of bytes, so NaN is equal to itself.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -133,10 +134,21 @@ def class_weight(given: Any) -> str:
     return ", ".join(str(float(value)) for value in np.asarray(given))
 
 
-def callbacks(actors: Iterable[Callback]) -> str:
-    """The package's own callbacks that act on all ranks together, in their order. Others may differ."""
-    ours = [one for one in actors if type(one).__module__ == Callback.__module__]
-    return ", ".join(type(one).__name__ for one in ours if not isinstance(one, _OF_ONE_RANK)) or "none"
+def callbacks(actors: Iterable[Callback]) -> dict[str, Any]:
+    """The package's own callbacks that act on all ranks together, in their order, and their options. Others may differ."""
+    ours = [one for one in actors if type(one).__module__ == Callback.__module__ and not isinstance(one, _OF_ONE_RANK)]
+    names = [type(one).__name__ for one in ours]
+    facts: dict[str, Any] = {"callbacks": ", ".join(names) or "none"}
+    for number, (name, one) in enumerate(zip(names, ours, strict=True)):
+        again = names[:number].count(name)
+        facts[f"callbacks, {name}" + (f" {again + 1}" if again else "")] = _options(one)
+    return facts
+
+
+def _options(actor: Callback) -> dict[str, Any]:
+    """The arguments that a callback of the package was made with; a monitor that fit chooses is None."""
+    found = {name: getattr(actor, name) for name in inspect.signature(type(actor)).parameters}
+    return found if getattr(actor, "chosen", True) else found | {"monitor": None}
 
 
 def description(facts: Mapping[str, Any]) -> str:

@@ -136,7 +136,7 @@ class Fit:
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "final_mix": self.final_mix,
-            "callbacks": fingerprint.callbacks(self.callbacks),
+            **fingerprint.callbacks(self.callbacks),
             "resume": self.resume,
             "epochs done": trainer.epoch,
             "steps done": trainer.step,

@@ -201,6 +201,12 @@ class History:
         return iter(self.epochs)
 
     def __getitem__(self, key: str) -> list[Any]:
+        if not isinstance(key, str):
+            names = ", ".join(flat(self.last)) if self.epochs else "none before the first epoch"
+            raise TypeError(
+                f"history[{key!r}]: allowed: a name in an epoch's record, for its values of all epochs ({names}); "
+                "history.epochs[i] is the record of an epoch, history.last that of the last one"
+            )
         return [lookup(record, key) for record in self.epochs]
 
     @property

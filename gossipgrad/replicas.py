@@ -209,6 +209,7 @@ class Replicas:
         self.record_names: list[str] = []  # the numbers of an epoch's record in this fit, dotted
         self.speaker: Callable[[str], None] | None = None  # where say's lines go
         self.epoch = 0  # epochs done
+        self.fit_began = 0  # epochs done when this fit began; after a resume, when the fit that saved began
         self.last_epoch = 0  # number of the last epoch of this fit
         self.validating = False
         self.history = History(ranks=self.size)

@@ -208,6 +208,8 @@ class Trainer(Replicas):
                            One of another number of ranks, saved between two epochs: with the consensus weights and
                            the mean of the ranks' moments on all.
         callbacks          one or several (gossipgrad.callbacks); a ProgressBar, if `progress`, and StopOnNaN are added.
+                           EarlyStopping, Checkpoint, ReduceOnPlateau compare the epochs of this fit alone, and with
+                           `resume` also those of the fit that saved the checkpoint.
 
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
         CheckpointError: `resume` does not fit. KeyboardInterrupt: SIGINT; under MPI on all ranks after the same step,
@@ -249,6 +251,7 @@ class Trainer(Replicas):
         self.fit_settings = call.settings(self, batches.sizes)
         if call.resume is None:
             notices.epoch_begins_anew(self.rank, self.epoch, self.position)
+            self.fit_began = self.epoch
         self.set_batch, self.batch_changes, self.position = None, [], None
         if call.resume is not None:
             checkpoint.restore(self, call.resume)

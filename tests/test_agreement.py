@@ -315,6 +315,11 @@ CASES = {
         "ValueError",
         "callbacks: none on ranks 0 and 2; Checkpoint on rank 1$",
     ),
+    "patience on one": (
+        "lambda: fit(validation=data, callbacks=[gg.EarlyStopping(patience=2 + odd)])",
+        "ValueError",
+        "callbacks, EarlyStopping, patience: 2 on ranks 0 and 2; 3 on rank 1$",
+    ),
     "evaluate": ("lambda: trainer.evaluate((data[0], data[1][::1 - 2 * odd]))", "ValueError", "data, targets"),
     "predict": ("lambda: trainer.predict(data[0][:10 - odd])", "ValueError", r"x, shape: \(10, 1, 8, 8\) on ranks 0"),
     "bad predict": ("lambda: trainer.predict(data[0][:, :, :7 if odd else 8])", "ValueError", "(rank 1: )?x: shape"),

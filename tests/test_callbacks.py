@@ -263,7 +263,7 @@ class FakeTrainer:
     def __init__(self):
         self.stop, self.history, self.validating, self.saved = False, history_of([]), True, []
         self.record_names = ["train_loss", "validation.loss", "validation.accuracy"]
-        self.said, self.failed, self.epoch, self.resumed = [], False, 0, False
+        self.said, self.failed, self.epoch, self.fit_began, self.resumed = [], False, 0, 0, False
         self.rank, self.team = 0, SimpleNamespace(kind="single", size=1, rank=0)
 
     def save(self, path):
@@ -451,7 +451,7 @@ def test_a_run_that_was_stopped_trains_no_further_where_it_is_resumed(data, tmp_
     assert count == 3 and "stopped after epoch 3: train_loss has not been better" in capsys.readouterr().out
     assert fit(9, 3, resume=tmp_path / "c")[1] == 4  # another patience is another run
     stop = gg.EarlyStopping("train_loss", 2, min_delta=10.0, restore_best=False)
-    assert len(made.fit(data[0], epochs=9, batch_size=8, callbacks=stop, progress=False)) == 4  # a new call trains
+    assert len(made.fit(data[0], epochs=9, batch_size=8, callbacks=stop, progress=False)) == 6  # a new call
 
 
 def test_an_error_restores_nothing(data):
