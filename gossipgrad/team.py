@@ -168,8 +168,8 @@ class Team:
     ) -> Array:
         """One step of gossip: the mean of the own array and of the one received from this step's partner.
 
-        As GossipGraD mixes weights: x + (received - x)/2. A rank without a partner has its own array. The mean over the
-        ranks stays, up to the rounding of the last digit.
+        As GossipGraD mixes weights: x + (received - x)/2, of float16 in float32. A rank without a partner has its own
+        array. The mean over the ranks stays, up to the rounding of the last digit.
 
         step       from 0: which step of the schedule.
         topology   a name, or a table, as for GossipGraD: "dissemination", "cube", "ring", "exponential", "random".
@@ -190,15 +190,17 @@ class Team:
             if not isinstance(name, str):
                 _check_balance(step % max(len(name), 1), name[step % max(len(name), 1)])
         received = self._swap(values, pairs)
-        mixed = [own + (other - own) / 2 for own, other in zip(values, received, strict=True)]
+        pairs_wide = [(_wide(own), _wide(other)) for own, other in zip(values, received, strict=True)]
+        mixed = [own + (other - own) / 2 for own, other in pairs_wide]
         return self._result([one.astype(values[0].dtype, copy=False) for one in mixed])
 
     def allreduce(self, array: Any, op: Operation = "sum") -> Array:
         """The sum, mean, maximum or minimum over all ranks, element by element, on every rank.
 
         Added in the order of the ranks, so every rank has the same bits, and has them again in every run. A mean of
-        integers is float64. Each rank sends 2(p-1)/p of its array, in 2(p-1) messages. ValueError for the sum and the
-        mean of bools, and for the maximum and the minimum of complex numbers.
+        integers is float64; float16 is added in float32 and rounded once. Each rank sends 2(p-1)/p of its array, in
+        2(p-1) messages. ValueError for the sum and the mean of bools, and for the maximum and the minimum of complex
+        numbers.
         """
         with self._agreed("allreduce") as one:
             values = self._values(one, array)
@@ -209,9 +211,7 @@ class Team:
         flat = [value.reshape(-1) for value in values]
         if reduction == "mean" and kind in "iu":
             flat = [value.astype(np.float64) for value in flat]
-        reduced = self._reduced(flat, _REDUCTIONS[reduction])
-        if reduction == "mean":
-            reduced = [(value / self.size).astype(value.dtype, copy=False) for value in reduced]
+        reduced = self._reduced(flat, _REDUCTIONS[reduction], self.size if reduction == "mean" else 1)
         return self._result([one.reshape(values[0].shape) for one in reduced])
 
     def broadcast(self, array: Any, root: int = 0) -> Array:
@@ -325,8 +325,8 @@ class Team:
             self._core.messages(sends, receives)
         return received
 
-    def _reduced(self, values: Sequence[Array], operation: Callable[..., Any]) -> list[Array]:
-        """A reduce-scatter and an all-gather: rank i reduces slice i of all ranks, in their order."""
+    def _reduced(self, values: Sequence[Array], operation: Callable[..., Any], divisor: int = 1) -> list[Array]:
+        """A reduce-scatter and an all-gather: rank i reduces slice i of all ranks, in their order, and divides it."""
         p, n = self.size, values[0].size
         if p == 1 or n == 0:
             return [value.copy() for value in values]
@@ -343,15 +343,20 @@ class Team:
         results = [np.empty_like(value) for value in values]
         sends, receives = [], []
         for rank, part, result in zip(self.ranks, parts, results, strict=True):
-            total = part[0].copy()
+            total = np.array(_wide(part[0]))
             for other in range(1, p):
                 operation(total, part[other], out=total)
-            result[slices[rank]] = total
+            result[slices[rank]] = total if divisor == 1 else total / divisor
             others = [other for other in range(p) if other != rank]
             sends.append([(other, result[slices[rank]]) for other in others])
             receives.append([(other, result[slices[other]]) for other in others])
         self._core.messages(sends, receives)
         return results
+
+
+def _wide(array: Array) -> Array:
+    """In the type in which it is added: float16 has sums beyond its range, and a mean within it."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
 def _form(array: Array) -> str:

@@ -119,11 +119,22 @@ def test_allreduce_is_numpys_in_the_order_of_ranks(p, dtype, op):
     if op == "mean" and x.dtype.kind in "iu":
         x = x.astype(np.float64)
     ufunc = {"max": np.maximum, "min": np.minimum}.get(op, np.add)
-    wanted = functools.reduce(ufunc, x)
-    wanted = (wanted / p).astype(x.dtype) if op == "mean" else wanted
+    wide = x.astype(np.float32) if dtype == "float16" else x
+    wanted = functools.reduce(ufunc, wide)
+    wanted = (wanted / p if op == "mean" else wanted).astype(x.dtype)
     got = team.allreduce(arrays(p, (2, 7), dtype), op)
     assert got.dtype == wanted.dtype and got.shape == (p, 2, 7)
     assert all(row.tobytes() == wanted.tobytes() for row in got)
+
+
+def test_what_float16_cannot_hold_is_no_part_of_a_mean():
+    """Two ranks of 60000 and one of -60000: sums and differences of two are beyond float16, the results are not."""
+    x = np.array([[60000.0], [60000.0], [-60000.0]], np.float16)
+    team = gg.Team(gg.VirtualCluster(3))
+    assert (team.allreduce(x, "mean") == np.float16(20000)).all() and (team.allreduce(x) == np.float16(60000)).all()
+    assert (gg.Team(gg.VirtualCluster(2)).allreduce(x[:2], "mean") == np.float16(60000)).all()
+    pair = gg.Team(gg.VirtualCluster(2)).mix(x[1:], 0)
+    assert (pair == 0).all() and pair.dtype == np.float16
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0, 3), (3, 1), (257,)])
