@@ -204,13 +204,12 @@ def _sets(
     """(to train on, to validate on)"""
     arity = given.Arity(len(trainer.net.inputs), len(trainer.net.target_names))
     train_set, validation_set = given.training_sets(train, y, validation, sharded, trainer.team.local, arity)
-    if sample_weight is not None:
-        train_set = train_set.weighted(sample_weight)
+    weighted = train_set if sample_weight is None else train_set.weighted(sample_weight)
     if validation_split is None:
-        return train_set, validation_set
+        return weighted, validation_set
     if validation_set is not None:
         raise ValueError(f"validation_split={validation_split!r}: allowed without validation data")
-    return train_set.split(validation_split, trainer.seed)
+    return weighted.split(validation_split, trainer.seed)[0], train_set.split(validation_split, trainer.seed)[1]
 
 
 def _check_validate_replicas(wanted: Any, validated: bool, sharded: bool) -> bool:

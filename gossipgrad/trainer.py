@@ -176,7 +176,7 @@ class Trainer(Replicas):
                            weights of its own.
         validation_split   instead of it: a share in 0..1, or a number of samples, of train that is set aside to
                            validate on, drawn by the trainer's seed; of text as streams the end. Samples are not
-                           copied.
+                           copied. Its loss is weighted by the Dataset's own weights, not by sample_weight.
         sample_weight      what each sample's loss counts, (n,), at least 0. The loss of a batch is
                            sum(weight * loss) / samples: not divided by the sum of the weights, as PyTorch's weighted
                            cross-entropy is, so that it does not matter which samples share a batch or a rank.

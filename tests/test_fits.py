@@ -97,10 +97,33 @@ def test_options_of_callbacks_are_compared():
 
 def test_a_history_is_asked_by_name(data):
     history = trainer().history
-    with pytest.raises(TypeError, match=r"history\[-1\]: allowed: a name .*\(none before the first epoch\); .*epochs\[i"):
+    with pytest.raises(
+        TypeError, match=r"history\[-1\]: allowed: a name .*\(none before the first epoch\); .*epochs\[i"
+    ):
         history[-1]
     one = trainer()
     history = fit(one, data, 1, [])
     for key in (-1, 0, slice(1), None, np.int64(0)):
         with pytest.raises(TypeError, match=r"allowed: a name .*train_loss, .*history.last"):
             history[key]
+
+
+def test_weights_of_samples_are_for_training_alone():
+    """The loss on what validation_split sets aside has the weights of a Dataset, and no others."""
+    x, y = np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32), np.arange(20) % 3
+    w = np.linspace(1, 9, 20, dtype=np.float32)
+
+    def loss(*arguments, **options):
+        how = {"validation_split": 8, "batch_size": 4, "progress": False}
+        return trainer().fit(*arguments, **how, **options).last["validation"]["loss"]
+
+    plain = loss(x, y)
+    assert loss(x, y, sample_weight=w) == plain == loss(x, y, sample_weight=w, class_weight="balanced")
+    assert abs(loss(gg.Dataset(x, y, sample_weight=w)) - plain) > 0.1
+    parts = [(x[:10], y[:10]), (x[10:], y[10:])]
+    shares = {"validation_split": 0.4, "batch_size": 3, "progress": False, "sharded": True}
+    own = [
+        trainer().fit(parts, **shares, **weight).last["validation"]["loss"]
+        for weight in ({}, {"sample_weight": [w[:10], w[10:]]})
+    ]
+    assert own[0] == own[1]
