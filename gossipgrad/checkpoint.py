@@ -362,8 +362,22 @@ def _restore_batches(replicas: Replicas, saved: Saved) -> None:
 
 
 def _first_difference(saved: Model, here: Model) -> str:
+    """A parameter of another shape, else a layer with another option, else other inputs or outputs; "": none."""
     theirs, ours = saved.parameter_shapes(), here.parameter_shapes()
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
             return f"; {name} is {theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
-    return ""
+    there, own = saved.config(), here.config()
+    for index, (one, other) in enumerate(zip(there["layers"], own["layers"], strict=False)):
+        for key in ("layer", "name", "inputs"):
+            if one[key] != other[key]:
+                return f"; layer {index}: {key} is {one[key]!r} there and {other[key]!r} here"
+        for key in dict.fromkeys([*one["options"], *other["options"]]):
+            values = [str(layer["options"].get(key, "as by default")) for layer in (one, other)]
+            if values[0] != values[1]:
+                hint = " (net.freeze and net.factors set it)" if key in ("lr", "weight_decay") else ""
+                return f"; layer {one['name']!r}: {key} is {values[0]} there and {values[1]} here{hint}"
+    for key in ("inputs", "outputs"):
+        if there.get(key) != own.get(key):
+            return f"; {key} are {there.get(key, 'unnamed')} there and {own.get(key, 'unnamed')} here"
+    return f"; {len(there['layers'])} layers there and {len(own['layers'])} here"

@@ -170,13 +170,21 @@ def with_losses(made: Sequence[Head], loss: Any, weights: Any) -> tuple[Head, ..
     return tuple(result)
 
 
+def check_names(argument: str, given: Iterable[str], wanted: Sequence[str]) -> None:
+    """ValueError that says which names are missing and which are unknown, unless `given` has those that are wanted."""
+    found = list(map(str, given))
+    missing = [name for name in wanted if name not in found]
+    unknown = [name for name in found if name not in wanted]
+    parts = [f"no {', '.join(map(repr, missing))}"] * bool(missing)
+    parts += [f"unknown: {', '.join(map(repr, unknown))}"] * bool(unknown)
+    if parts:
+        raise ValueError(f"{argument}: {'; '.join(parts)}; allowed: {', '.join(wanted)}")
+
+
 def separate(argument: str, given: Any, names: Sequence[str]) -> list[Any]:
     """The arrays of several fields, of a list, a tuple or a dict by name; of a single field the thing itself."""
     if isinstance(given, Mapping):
-        extra = [name for name in given if name not in names]
-        missing = [name for name in names if name not in given]
-        if extra or missing:
-            raise ValueError(f"{argument}: {', '.join(map(str, given))}; allowed: {', '.join(names)}")
+        check_names(argument, given, names)
         return [given[name] for name in names]
     if len(names) == 1:
         return [given]

@@ -17,8 +17,8 @@ import gossipgrad as gg
 from gossipgrad import checkpoint_files, safetensors
 
 
-def net(width=8):
-    layers = [gg.Linear(width), gg.Tanh(), gg.Dropout(0.2), gg.Linear(3)]
+def net(width=8, activation=None, rate=0.2):
+    layers = [gg.Linear(width), activation or gg.Tanh(), gg.Dropout(rate), gg.Linear(3)]
     return gg.Sequential(layers, input=(6,), name="small")
 
 
@@ -277,6 +277,21 @@ def saved(data, tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "c.safetensors"
     trainer.save(path)
     return path
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: net().freeze("fc1"), r"layer 'fc1': lr is as by default there and \[0.0, 0.0\] here \(net.freeze"),
+        (lambda: net().factors("fc2", weight_decay=0.5), "layer 'fc2': weight_decay is as by default there and"),
+        (lambda: net(activation=gg.ReLU()), "layer 2: layer is 'Tanh' there and 'ReLU' here"),
+        (lambda: net(rate=0.3), "layer 'dropout1': p is 0.2 there and 0.3 here"),
+    ],
+)
+def test_what_differs_between_networks_of_the_same_parameters_is_named(saved, data, other, words):
+    one = gg.Trainer(other(), comm=gg.VirtualCluster(3), tune=False)
+    with pytest.raises(gg.CheckpointError, match=words):
+        fit(one, data, 2, resume=saved)
 
 
 def test_what_does_not_fit_is_refused(saved, data, tmp_path):

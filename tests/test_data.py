@@ -583,7 +583,7 @@ def test_wrong_fields_are_named():
     wrong = {
         "samples: 1 of them; the network wants 2: numbers, pixels": (gg.Dataset(x[0], y),),
         "targets: 1 of them; the network wants 2: kind, size": (gg.Dataset(x, y[0]),),
-        "samples: numbers, other; allowed: numbers, pixels": ({"numbers": x[0], "other": x[1]}, y),
+        "samples: no 'pixels'; unknown: 'other'; allowed: numbers, pixels": ({"numbers": x[0], "other": x[1]}, y),
         r"samples\['pixels'\]: samples of shape \(5,\)": ((x[0], x[0]), y),
         r"targets\['kind'\]\[2\] is 7": (x, (np.where(np.arange(37) == 2, 7, y[0]), y[1])),
         r"samples\[1\]: shape \(36, 4\); wanted 37 entries": ((x[0], x[1][:36]), y),

@@ -184,7 +184,7 @@ def test_refusals():
         trainer.train_step(samples, np.zeros(2, np.int32))
     with pytest.raises(ValueError, match=r"y\['b'\] has 1 entries, y\['a'\] 2"):
         trainer.train_step(samples, [[0, 1], [1]])
-    with pytest.raises(ValueError, match="y: a, c; allowed: a, b"):
+    with pytest.raises(ValueError, match="y: no 'b'; unknown: 'c'; allowed: a, b"):
         trainer.train_step(samples, {"a": [0, 1], "c": [0, 1]})
 
 
@@ -205,9 +205,15 @@ def test_a_batch_that_does_not_fit_is_refused():
     assert trainer.predict(samples[:2]).shape == (2, 2)
 
 
-def test_a_dict_without_one_of_the_targets_is_named_by_what_it_has():
+def test_a_missing_target_is_named():
     x = gg.Input(4)
     net = gg.Model(x, {"kind": gg.Linear(3)(x), "size": gg.Linear(1)(x)})
     with gg.Trainer(net, loss={"kind": "cross_entropy", "size": "mean_squared_error"}) as trainer:
-        with pytest.raises(TypeError, match="y is a dict of 'kind'; wanted the targets of train, 2 arrays"):
-            trainer.fit(np.zeros((6, 4), np.float32), {"kind": np.zeros(6, int)}, batch_size=3)
+        samples, kinds = np.zeros((6, 4), np.float32), {"kind": np.zeros(6, int)}
+        for given in ((samples, kinds), (gg.Dataset(samples, kinds),)):
+            with pytest.raises(ValueError, match="(train|arrays): targets: no 'size'; allowed: kind, size"):
+                trainer.fit(*given, batch_size=3)
+            with pytest.raises(ValueError, match="(data|arrays): targets: no 'size'; allowed: kind, size"):
+                trainer.evaluate(*given)
+        with pytest.raises(ValueError, match="train: targets: unknown: 'c'; allowed: kind, size"):
+            trainer.fit(samples, kinds | {"size": np.zeros(6), "c": np.zeros(6)}, batch_size=3)

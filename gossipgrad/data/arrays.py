@@ -24,7 +24,7 @@ from gossipgrad.data.checks import (
 from gossipgrad.data.classes import runs_of, sizes_of, stratified
 from gossipgrad.data.source import EVALUATION, Source
 from gossipgrad.errors import flag, integer, is_of, plain_array
-from gossipgrad.heads import MAX_FIELDS, Field, Head
+from gossipgrad.heads import MAX_FIELDS, Field, Head, check_names
 
 
 class MappedArray(Source):
@@ -434,13 +434,12 @@ def _separated(argument: str, given: Any) -> tuple[list[str] | None, Any, list[A
 
 def _places(what: str, names: Sequence[str] | None, count: int, wanted: Sequence[str]) -> list[int]:
     """Which of `count` fields, which may have names, is which of those that a network wants."""
+    if names is not None:
+        check_names(what, names, wanted)
+        return [list(names).index(one) for one in wanted]
     if count != len(wanted):
         raise ValueError(f"{what}: {count} of them; the network wants {len(wanted)}: {', '.join(wanted)}")
-    if names is None:
-        return list(range(count))
-    if set(names) != set(wanted):
-        raise ValueError(f"{what}: {', '.join(names)}; allowed: {', '.join(wanted)}")
-    return [list(names).index(one) for one in wanted]
+    return list(range(count))
 
 
 def as_dataset(data: Any, what: str) -> Dataset:

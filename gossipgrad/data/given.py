@@ -192,7 +192,7 @@ def _axes(value: Any) -> int:
 def _are_fields(value: Any, count: int) -> bool:
     """An array, or as many of them, in a tuple, a list or a dict?"""
     if isinstance(value, Mapping):
-        return len(value) == count
+        return len(value) > 0  # which names are missing is said later
     if count == 1:
         return _axes(value) > 0
     return isinstance(value, (tuple, list)) and len(value) == count and all(_axes(one) for one in value)
