@@ -360,7 +360,7 @@ def cross_entropy_of_positions(
             out.divisor += float(weight[target])
             out.counted += 1
             out.correct += int(x[i, t].argmax() == target)
-    out.gradient /= out.divisor or 1.0
+    out.gradient /= out.divisor or math.inf  # nothing counts
     out.magnitude /= out.divisor or 1.0
     return out
 

@@ -299,7 +299,7 @@ typedef struct gg_loss_result {
  * The mean loss is loss_sum/divisor, and `gradient` is that mean's. With one position and neither class weights nor an
  * ignored index the divisor is the number of samples, also where samples have weights: so what a sample counts for does
  * not depend on which others are in its batch or on its rank. Else it is the number of positions that count, each times
- * its class's weight: PyTorch's mean over a batch. Where nothing counts, loss and gradient are 0. Ranks are weighted by
+ * its class's weight: PyTorch's mean over a batch. Where the divisor is 0, loss and gradient are. Ranks are weighted by
  * their numbers of samples in any case, as by PyTorch's data parallelism: a position counts for more on a rank whose
  * batch has fewer that count. Evaluation adds sums and divisors over all batches and ranks, and divides once. */
 typedef struct gg_loss_args {

@@ -42,11 +42,12 @@ typedef struct gg_head_options {
     int target;   /* which of the batch's targets it has; several heads may have the same */
 } gg_head_options;
 
-/* What a head's losses of a batch add up to: its mean loss is loss_sum/divisor. All 0 for a head that the plan has not.
- */
+/* What a head's losses of a batch add up to. All 0 for a head that the plan has not. */
 typedef gg_loss_result gg_loss_sums;
 
 void gg_loss_sums_add(gg_loss_sums *to, const gg_loss_sums *more);
+/* The mean loss of what was added up; NaN if nothing counts. */
+double gg_loss_sums_mean(const gg_loss_sums *sums);
 
 /* A batch. With a device that has memory of its own targets and weights lie there, and have been read when what the
  * device was given with the batch is done. */

@@ -262,6 +262,10 @@ void gg_loss_sums_add(gg_loss_sums *to, const gg_loss_sums *more) {
     to->counted += more->counted;
 }
 
+double gg_loss_sums_mean(const gg_loss_sums *sums) {
+    return sums->divisor > 0 ? sums->loss_sum / sums->divisor : (double)NAN;
+}
+
 double gg_heads_total_loss(const gg_head_options *head, int heads, const gg_loss_sums *sums, int64_t samples) {
     double total = 0;
     for (int i = 0; i < heads; i++) {

@@ -229,7 +229,7 @@ cleanup:
 
 /* loss and accuracy of one head. */
 static PyObject *head_dict(const gg_head_options *options, const gg_loss_sums *sums) {
-    const double loss = sums->loss_sum / sums->divisor;
+    const double loss = gg_loss_sums_mean(sums);
     if (options->loss.kind == GG_LOSS_MEAN_SQUARED_ERROR) return Py_BuildValue("{sd}", "loss", loss);
     return Py_BuildValue("{sdsd}", "loss", loss, "accuracy", (double)sums->correct / (double)sums->counted);
 }

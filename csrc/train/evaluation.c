@@ -113,7 +113,7 @@ double gg_replica_evaluated_loss(const gg_replica *r, const gg_evaluation *evalu
     for (int h = 0; h < gg_graph_heads(r->options.graph); ++h) {
         const gg_loss_sums *sums = &evaluation->head[h];
         if (!gg_graph_head(r->options.graph, h)->training_only)
-            loss += (double)r->options.head[h].weight * sums->loss_sum / sums->divisor;
+            loss += (double)r->options.head[h].weight * gg_loss_sums_mean(sums);
     }
     return loss;
 }

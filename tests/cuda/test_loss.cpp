@@ -186,6 +186,15 @@ void test_strange() {
     CHECK_NEAR(result[0].loss_sum, 0, 0);
     CHECK_INT(result[0].correct, 2);
     for (size_t i = 0; i < 6; ++i) CHECK_NEAR(gradient[i], 0, 0);
+    /* All targets have weight 0: smoothing leaves a sum, but nothing counts. */
+    buffer<float> of_class(std::vector<float>{0, 1, 2});
+    a.loss.class_weights = of_class.p;
+    a.loss.label_smoothing = 0.25f;
+    for (size_t i = 0; i < 6; ++i) x[i] = (float)i;
+    gg_cuda_loss(nullptr, &a, scratch);
+    CHECK_NEAR(result[0].divisor, 0, 0);
+    CHECK(result[0].loss_sum > 0);
+    for (size_t i = 0; i < 6; ++i) CHECK_NEAR(gradient[i], 0, 0);
 }
 
 } // namespace

@@ -56,8 +56,11 @@ static bool loss_ignores(const gg_loss_args *args, int32_t target) {
     return args->loss.ignores && target == args->loss.ignore_index;
 }
 
-/* What the sum over the batch is divided by; where nothing is counted, the sum is 0. */
-static double loss_divisor(const gg_loss_args *args) { return args->result->divisor > 0 ? args->result->divisor : 1.0; }
+/* Divides gradients. Infinite if nothing counts, so that they are 0 as the loss is: smoothing spreads targets of weight 0
+ * over classes that have some. */
+static double loss_divisor(const gg_loss_args *args) {
+    return args->result->divisor > 0 ? args->result->divisor : (double)INFINITY;
+}
 
 /* One position of a PLAIN prediction, with the largest x subtracted in the exponentials. Their sum is in double, since
  * a thousand classes would cost digits. Sixteen partial sums, since the compiler may not reorder. */

@@ -90,7 +90,7 @@ template <int threads> __device__ __forceinline__ int row_min(int v) {
 
 /* The formula is that of cpu/isa/loss.c:
  *   loss = one*(log p of the target, negated) + even*sum over c of class weight[c]*(log p[c], negated)
- * and the gradient p[c]*all - even*class weight[c], less `one` at the target, over the divisor. */
+ * and the gradient p[c]*all - even*class weight[c], less `one` at the target, over the divisor; 0 where that is 0. */
 template <int threads> __device__ void cross_entropy_row(const loss_work &w, const weighed &known, int64_t row, int t) {
     const gg_loss_args &a = w.args;
     const int64_t classes = a.features;
@@ -122,7 +122,7 @@ template <int threads> __device__ void cross_entropy_row(const loss_work &w, con
     const double smoothing = (double)a.loss.label_smoothing, weight = sample_weight(a, row / a.positions);
     const double one = (1.0 - smoothing) * weight * class_weight(a, target);
     const double even = smoothing * weight / (double)classes, all = one + even * known.class_sum;
-    const double log_sum = log(sum), divisor = known.divisor > 0 ? known.divisor : 1.0;
+    const double log_sum = log(sum), divisor = known.divisor > 0 ? known.divisor : (double)INFINITY;
     double spread = 0;
     if (even > 0) {
         for (int64_t c = t; c < classes; c += threads)
