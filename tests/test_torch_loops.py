@@ -648,3 +648,23 @@ def test_learning_rates():
         decay.step()
     for one in (model, by_function, by_hand):
         close(one.state_dict(), module.state_dict())
+
+
+def test_rank_threads_begin_with_the_callers_settings():
+    """Threads that torch makes start with the machine's number of threads, and without autocast."""
+    models = gg.torch.replicas(small, 3)
+
+    def seen(model, rank):
+        with torch.no_grad():
+            dtype = model.module(batch(0)[0]).dtype
+        return torch.get_num_threads(), torch.is_grad_enabled(), dtype
+
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert models.run(seen) == [(count, True, torch.float32)] * 3
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert models.run(seen) == [(3, False, torch.bfloat16)] * 3
+    finally:
+        torch.set_num_threads(before)

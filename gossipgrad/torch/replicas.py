@@ -41,9 +41,12 @@ class Replicas:
         all ranks, as training_state(), is called outside.
         """
         results: list[Any] = [None] * len(self._models)
+        threads, grad, autocast = torch.get_num_threads(), torch.is_grad_enabled(), _autocast()
 
         def of_rank(rank: int) -> None:
-            results[rank] = function(self._models[rank], rank)
+            torch.set_num_threads(threads)  # a thread begins with the defaults of its own, which are not the caller's
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", **autocast):
+                results[rank] = function(self._models[rank], rank)
 
         self._group.running = True
         try:
@@ -162,6 +165,13 @@ def replicas(
         for rank, module in enumerate(modules)
     ]
     return Replicas(made, group)
+
+
+def _autocast() -> dict[str, Any]:
+    """The keywords of torch.autocast("cpu", ...) that give the calling thread's state."""
+    if hasattr(torch, "get_autocast_dtype"):
+        return {"enabled": torch.is_autocast_enabled("cpu"), "dtype": torch.get_autocast_dtype("cpu")}
+    return {"enabled": torch.is_autocast_cpu_enabled(), "dtype": torch.get_autocast_cpu_dtype()}
 
 
 def _check_alike(modules: Sequence[Any]) -> None:
