@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from gossipgrad.cluster import Network, VirtualCluster, links, make_team, refuse
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
 from gossipgrad.schedules import Constant, Function
-from gossipgrad.torch.modules import Layer, original
+from gossipgrad.torch.modules import Layer, forms_of, tensors_of, write
 
 Arrays = dict[str, NDArray[np.float32]]
 # A function of the step is asked for so many learning rates at a time.
@@ -106,12 +107,12 @@ class Group:
         self, module: Any, layers: Sequence[Layer], optimizer: Any, network: Network | None, timeout: float
     ) -> dict[str, Any]:
         """What must be equal on all ranks."""
-        state = original(module).state_dict()
+        forms = forms_of(module)
         return {
             "gossipgrad": environment.VERSION,
             "torch": str(torch.__version__),
-            "module": {name: f"{one.dtype} {tuple(one.shape)}" for name, one in state.items() if hasattr(one, "shape")},
-            "order of the module's tensors": " ".join(state),
+            "module": forms,
+            "order of the module's tensors": " ".join(forms),
             "trained": {
                 name: _about(layer, name) for layer in layers for name, _ in layer.parameters + layer.statistics
             },
@@ -126,20 +127,28 @@ class Group:
         }
 
     def _share_first_weights(self, modules: Sequence[Any]) -> None:
-        """All ranks begin with rank 0's parameters and buffers, frozen ones included, as under DDP."""
-        first = original(modules[0]).state_dict(keep_vars=True)
-        for name, tensor in first.items():
-            if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
-                continue
-            if self.team.kind == "mpi":
-                with torch.no_grad():
-                    plain = tensor.detach().cpu().contiguous()
-                    data = self.team.broadcast(plain.view(-1).view(torch.uint8).numpy().tobytes(), 0)
-                    received = torch.frombuffer(bytearray(data), dtype=tensor.dtype) if data else plain.view(-1)
-                    tensor.detach().copy_(received.view(tensor.shape))
-            for other in modules[1:]:
-                with torch.no_grad():
-                    original(other).state_dict(keep_vars=True)[name].detach().copy_(tensor.detach())
+        """All ranks begin with rank 0's parameters and buffers, frozen and not persistent ones included."""
+        others = [tensors_of(one) for one in modules[1:]]
+        for name, tensor in tensors_of(modules[0]).items():
+            if tensor.device.type != "meta":
+                value = self.of_first(tensor)
+                if self.team.rank:
+                    write(tensor, value)
+                for one in others:
+                    write(one[name], value)
+
+    def of_first(self, tensor: Any) -> Any:
+        """Rank 0's values of a tensor that all ranks have, of any layout. Under MPI collective; else `tensor`."""
+        if self.team.kind != "mpi" or self.team.size == 1:
+            return tensor.detach()
+        plain = tensor.detach().cpu()
+        if plain.layout == torch.strided:
+            data = self.team.broadcast(plain.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), 0)
+            received = torch.frombuffer(bytearray(data), dtype=tensor.dtype) if data else plain.reshape(-1)
+            return received.view(tensor.shape)
+        stream = io.BytesIO()
+        torch.save(plain, stream)
+        return torch.load(io.BytesIO(self.team.broadcast(stream.getvalue(), 0)), weights_only=True)
 
     # ---- the core's exchange
 

@@ -25,6 +25,7 @@ from gossipgrad.optim import Optimizer
 from gossipgrad.strategies import Strategy
 from gossipgrad.team import Operation, Team
 from gossipgrad.torch.group import check_launcher
+from gossipgrad.torch.modules import load_tensors
 from gossipgrad.torch.wrapped import Wrapped, wrap
 
 try:
@@ -190,7 +191,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
             else:
                 state = wrapped.consensus_state_dict()
                 wrapped.close()
-                wrapped.module.load_state_dict(state)
+                load_tensors(wrapped.module, state)
             self.model = self.lightning_module
         super().teardown()
 

@@ -89,6 +89,62 @@ def is_compiled(module: Any) -> bool:
     return original(module) is not module
 
 
+def tensors_of(module: Any) -> dict[str, Any]:
+    """All tensors by name: those of state_dict, and the buffers that it leaves out (persistent=False)."""
+    module = original(module)
+    found = {name: one for name, one in module.state_dict(keep_vars=True).items() if isinstance(one, torch.Tensor)}
+    return found | {name: one for name, one in module.named_buffers(remove_duplicate=False) if name not in found}
+
+
+def forms_of(module: Any) -> dict[str, str]:
+    """Dtype and shape of all tensors by name, which copies of a module have in common."""
+    return {name: f"{one.dtype} {tuple(one.shape)}{_layout(one)}" for name, one in tensors_of(module).items()}
+
+
+def _layout(tensor: Any) -> str:
+    """Of a tensor that is not dense; where values can be written only in place, with their number."""
+    if tensor.layout == torch.strided:
+        return ""
+    return f" {tensor.layout}" + ("" if tensor.layout == torch.sparse_coo else f" of {tensor._nnz()} values")
+
+
+def outside_of_state(module: Any) -> dict[str, Any]:
+    """The buffers that state_dict leaves out."""
+    inside = original(module).state_dict(keep_vars=True)
+    return {name: one for name, one in tensors_of(module).items() if name not in inside}
+
+
+def write(tensor: Any, values: Any) -> None:
+    """Write values of the same shape to a tensor: also to an expanded one, of which several elements are one."""
+    with torch.no_grad():
+        if tensor.layout != torch.strided:  # detach() shares its values, but does not change along
+            tensor.copy_(values)
+            return
+        target = tensor.detach()
+        for axis in range(target.dim()):
+            if target.stride(axis) == 0 and target.size(axis) > 1:
+                target, values = target.narrow(axis, 0, 1), values.narrow(axis, 0, 1)
+        target.copy_(values)
+
+
+def load_tensors(module: Any, values: Mapping[str, Any]) -> None:
+    """Load what state_dict gave, and buffers that it leaves out. Expanded tensors, which torch refuses, too."""
+    module = original(module)
+    inside = module.state_dict(keep_vars=True)
+    tensors = tensors_of(module)
+    alone = {name for name in values if name not in inside or _is_expanded(tensors.get(name))}
+    for name in sorted(alone):
+        write(tensors[name], values[name])
+    given = {name: one for name, one in values.items() if name not in alone}
+    module.load_state_dict(given, strict=not alone & set(inside))
+
+
+def _is_expanded(tensor: Any) -> bool:
+    if tensor is None or tensor.layout != torch.strided:
+        return False
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def layers_of(module: Any) -> list[Layer]:
     """The layers that train, in the order in which they were registered. ValueError, TypeError: what cannot be."""
     if not isinstance(module, torch.nn.Module):

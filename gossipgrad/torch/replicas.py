@@ -12,7 +12,7 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.errors import flag, integer, named_keywords
 from gossipgrad.strategies import Strategy
 from gossipgrad.torch.group import Group
-from gossipgrad.torch.modules import check_optimizer, layers_of, original
+from gossipgrad.torch.modules import check_optimizer, forms_of, layers_of
 from gossipgrad.torch.parameter_groups import with_groups
 from gossipgrad.torch.wrapped import Wrapped
 
@@ -178,14 +178,7 @@ def _check_alike(modules: Sequence[Any]) -> None:
     """ValueError: a module is there twice, or has other tensors than the first one."""
     if len({id(module) for module in modules}) < len(modules):
         raise ValueError("make_module: gave one module twice; allowed: a new one in each call")
-    first, *others = [
-        {
-            name: f"{one.dtype} {tuple(one.shape)}"
-            for name, one in original(module).state_dict().items()
-            if hasattr(one, "shape")
-        }
-        for module in modules
-    ]
+    first, *others = [forms_of(module) for module in modules]
     for rank, own in enumerate(others, 1):
         for name in first | own:
             here, there = first.get(name, "absent"), own.get(name, "absent")

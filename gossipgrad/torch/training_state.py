@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,14 @@ from gossipgrad.errors import LARGEST, integer, number
 
 Shapes = Mapping[str, tuple[int, ...]]
 _MADE = "allowed: what training_state() gave"
+
+
+def copies_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of tensors, and of what get_extra_state gives."""
+    return {
+        name: one.detach().clone() if isinstance(one, torch.Tensor) else copy.deepcopy(one)
+        for name, one in values.items()
+    }
 
 
 def _mapping(where: str, value: Any) -> Mapping[str, Any]:
@@ -75,6 +84,7 @@ def check_state(
     settings: Mapping[str, Any],
     shapes: Shapes,
     module: Mapping[str, Any],
+    buffers: Mapping[str, Any],
     optimizer: Any,
 ) -> int:
     """The step of a state that can be loaded; ValueError: one that cannot, before anything of it was.
@@ -83,6 +93,7 @@ def check_state(
     settings   of the strategy and the optimizer here.
     shapes     of each arena's arrays, by name.
     module     its state_dict.
+    buffers    those that are not in it; a state of before has none.
     optimizer  one of torch's; None: the core's.
     """
     wanted = ["step", "arenas", "consensus", "module", *(["optimizer"] if optimizer is not None else [])]
@@ -106,6 +117,8 @@ def check_state(
     others = set(module) - set(own)  # as of get_extra_state
     of_module = _mapping("state: module", state["module"])
     _check_tensors("module", {name: one for name, one in of_module.items() if name not in others}, own)
+    if "buffers" in state:
+        _check_tensors("buffers", state["buffers"], {name: tuple(one.shape) for name, one in buffers.items()})
     if optimizer is not None:
         _check_optimizer(state["optimizer"], optimizer)
     return step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -26,13 +27,15 @@ from gossipgrad.torch.modules import (
     hook,
     is_compiled,
     layers_of,
+    load_tensors,
     original,
+    outside_of_state,
     owners,
     unhook,
 )
 from gossipgrad.torch.parameter_groups import with_groups
 from gossipgrad.torch.step import Step, listed
-from gossipgrad.torch.training_state import check_state, order_of
+from gossipgrad.torch.training_state import check_state, copies_of, order_of
 
 # After so many steps, and after each power of two below, the order of layers is looked at again.
 _LOOK_EVERY = 1024
@@ -355,16 +358,27 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return result
 
     def consensus_state_dict(self) -> dict[str, Any]:
-        """state_dict of the mean of all ranks' weights, or of the strategy's centre; copies. Collective."""
+        """state_dict of the mean of all ranks' weights, or of the strategy's centre; copies. Collective.
+
+        Buffers other than the running mean and variance of batch normalisation are rank 0's.
+        """
         self._check_outside_of_run("consensus_state_dict()")
         self.settle()
-        consensus = self._group.core.consensus_weights()
+        group, first = self._group, original(self._group.members[0].module)
+        consensus = group.core.consensus_weights()
         name_of = {id(tensor): name for layer in self._layers for name, tensor in layer.parameters + layer.statistics}
+        frozen = {id(tensor) for _, tensor in self._frozen}
+        of_first = first.state_dict(keep_vars=True)
         result: dict[str, Any] = {}
         for key, tensor in original(self.module).state_dict(keep_vars=True).items():
             name = name_of.get(id(tensor))
-            mean = None if name is None else torch.from_numpy(consensus[name].copy()).view(tensor.shape)
-            result[key] = tensor.detach().clone() if mean is None else mean.to(tensor.device)
+            if name is not None:
+                result[key] = torch.from_numpy(consensus[name].copy()).view(tensor.shape).to(tensor.device)
+            elif isinstance(tensor, torch.Tensor):
+                value = tensor.detach() if id(tensor) in frozen else group.of_first(of_first[key])
+                result[key] = value.to(tensor.device).clone()
+            else:
+                result[key] = copy.deepcopy(of_first[key])  # as of get_extra_state
         return result
 
     def consensus_distance(self) -> float:
@@ -393,7 +407,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             "learning_rate": self._group.rate,
             "arenas": tensors,
             "consensus": consensus,
-            "module": {name: tensor.clone() for name, tensor in self.state_dict().items()},
+            "module": copies_of(self.state_dict()),
+            "buffers": copies_of(outside_of_state(self.module)),
             **own,
         }
 
@@ -420,7 +435,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             rate = self._group.rate_of(state.get("settings", self._group.settings()), state.get("learning_rate"))
             one.facts = {"step": step, "learning_rate": rate, "order": order}
         self._lay_out(order)
-        original(self.module).load_state_dict(state["module"])
+        load_tensors(self.module, {**state["module"], **state.get("buffers", {})})
         if self._local == 0:  # of all ranks, and before their arenas, since it sets outer weights too
             self._group.core.load_consensus(_arrays(state["consensus"]))
         for name, arrays in state["arenas"].items():
@@ -442,6 +457,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self._group.settings(),
             {name: one.shape for name, one in core.weights(self._local).items()},
             original(self.module).state_dict(),
+            outside_of_state(self.module),
             self._optimizer if self._group.unfused else None,
         )
         return step, order_of(state, [layer.key for layer in self._layers])
@@ -575,8 +591,8 @@ def wrap(
     What only a Trainer has is refused: shuffle_samples and dedicated of strategies, schedules with total="auto", which
     want a number of steps here, and Plateau, in place of which model.learning_rate is set.
 
-    The running mean and variance of batch normalisation are exchanged as the strategy exchanges weights. Collective;
-    ValueError, TypeError on all ranks for modules or options that are not allowed or differ, RuntimeError under
+    The running mean and variance of batch normalisation are exchanged as the strategy exchanges weights. Other buffers,
+    of all kinds, are each rank's own after the first. Collective; ValueError, TypeError on all ranks for modules or options that are not allowed or differ, RuntimeError under
     torchrun, where no MPI runs.
     """
     try:
