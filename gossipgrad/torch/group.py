@@ -20,7 +20,7 @@ from gossipgrad.cluster import Network, VirtualCluster, links, make_team, refuse
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
 from gossipgrad.schedules import Constant, Function
-from gossipgrad.torch.modules import Layer, forms_of, tensors_of, write
+from gossipgrad.torch.modules import Layer, check_synchronised, forms_of, tensors_of, write
 
 Arrays = dict[str, NDArray[np.float32]]
 # A function of the step is asked for so many learning rates at a time.
@@ -87,6 +87,7 @@ class Group:
         with agreement.agreed(self.team, CALL) as one:
             if self.strategy.workers(self.team.size) != self.team.size:
                 raise ValueError("dedicated=True: allowed: False; every process trains a module")
+            check_synchronised(modules[0], self.team.size)
             one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout)
         if self.team.size > 1:
             self._share_first_weights(modules)

@@ -19,6 +19,8 @@ _NORMS = (
     *([torch.nn.RMSNorm] if hasattr(torch.nn, "RMSNorm") else []),
 )
 _STATISTICS = ("running_mean", "running_var")
+# Modules that exchange what they train themselves, by processes of torch.distributed or several devices.
+_PARALLEL = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 # Of each module that hooks of a wrapped model are on: this model.
 _HOOKED: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
 # Name, shape, role, family, and the factors of the learning rate, the weight decay and the momentum.
@@ -82,6 +84,11 @@ def _role(module: Any, name: str) -> str:
 def original(module: Any) -> Any:
     """The module that torch.compile was given; of another one itself."""
     return getattr(module, "_orig_mod", module)
+
+
+def is_scripted(module: Any) -> bool:
+    """Is it torch.jit.script's? It has no hooks: all weights inside are current before the forward pass."""
+    return isinstance(module, torch.jit.RecursiveScriptModule)
 
 
 def is_compiled(module: Any) -> bool:
@@ -149,7 +156,11 @@ def layers_of(module: Any) -> list[Layer]:
     """The layers that train, in the order in which they were registered. ValueError, TypeError: what cannot be."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is a {type(module).__name__}; allowed: a torch.nn.Module")
-    for part in original(module).modules():
+    for path, part in original(module).named_modules():
+        if type(part).__name__ in _PARALLEL:
+            raise ValueError(
+                f"{path or 'module'}: is a {type(part).__name__}, which exchanges gradients itself; allowed: its .module"
+            )
         if part in _HOOKED and _HOOKED[part]() is not None:
             raise ValueError(
                 "module: is wrapped already; allowed: to wrap it after close() of what wrap gave, or a new module"
@@ -199,6 +210,17 @@ def _check(name: str, tensor: Any) -> None:
         raise TypeError(f"{name}: dtype {tensor.dtype}; allowed: torch.float32")
     if tensor.numel() == 0:
         raise ValueError(f"{name}: shape {tuple(tensor.shape)}; allowed: tensors with elements")
+
+
+def check_synchronised(module: Any, ranks: int) -> None:
+    """ValueError: statistics of batches that SyncBatchNorm would take over all ranks would be each rank's own."""
+    for path, part in original(module).named_modules():
+        if isinstance(part, torch.nn.SyncBatchNorm) and ranks > 1:
+            raise ValueError(
+                f"{path or 'module'}: is a SyncBatchNorm, whose statistics would be each rank's own on {ranks} ranks. "
+                "Allowed: BatchNorm, whose running statistics are exchanged as weights; or GroupNorm or LayerNorm, "
+                "which need no other samples"
+            )
 
 
 def check_optimizer(optimizer: Any, layers: Sequence[Layer]) -> None:

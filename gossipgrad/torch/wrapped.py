@@ -26,6 +26,7 @@ from gossipgrad.torch.modules import (
     device_of,
     hook,
     is_compiled,
+    is_scripted,
     layers_of,
     load_tensors,
     original,
@@ -80,7 +81,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._bind()
         hook(self, list(self._announcements))
         if not is_compiled(module):
-            self._handles += [part.register_forward_pre_hook(one) for part, one in self._announcements.items()]
+            hooked = {part: one for part, one in self._announcements.items() if not is_scripted(part)}
+            self._handles += [part.register_forward_pre_hook(one) for part, one in hooked.items()]
         if optimizer is not None:
             self._handles.append(optimizer.register_step_pre_hook(_only_by(ref(self))))
 

@@ -1,0 +1,62 @@
+"""gossipgrad.torch: modules that PyTorch's users bring, scripted, traced, synchronised and parallel ones."""
+
+from __future__ import annotations
+
+import pytest
+
+import gossipgrad as gg
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch_cases import batch, close, plain, small, trained, wide  # noqa: E402
+
+import gossipgrad.torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def _partly_scripted():
+    first, *others = small()
+    return nn.Sequential(torch.jit.script(first), *others)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "eager"),
+    [
+        (lambda: torch.jit.script(wide()), wide),
+        (lambda: torch.jit.trace(wide(), batch(0)[0]), wide),
+        (_partly_scripted, small),
+    ],
+    ids=["scripted", "traced", "partly scripted"],
+)
+def test_scripted_modules_train_as_eager_ones(make, eager):
+    """A scripted module takes no hooks: its weights are waited for before the forward pass."""
+    made, wanted = (trained(gg.torch.replicas(one, 3, gg.SGD(0.1, momentum=0.9))) for one in (make, eager))
+    for one, other in zip(made, wanted, strict=True):
+        close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def synchronised():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.SyncBatchNorm(5), nn.Linear(5, 3))
+
+
+def test_statistics_over_ranks_are_refused_where_there_are_several():
+    """They would be each rank's own without a word."""
+    with pytest.raises(ValueError, match=r"^1: is a SyncBatchNorm, .* on 2 ranks. Allowed: BatchNorm, .*GroupNorm"):
+        gg.torch.replicas(synchronised, 2)
+    module, net = synchronised(), synchronised()
+    model = gg.torch.wrap(module, gg.SGD(0.1))  # one rank has the statistics of all
+    for step in range(3):
+        nn.functional.cross_entropy(model(batch(step)[0]), batch(step)[1]).backward()
+        model.step()
+    close(model.state_dict(), plain(net, torch.optim.SGD(net.parameters(), 0.1), 3))
+
+
+def test_modules_that_exchange_gradients_themselves_are_refused():
+    with pytest.raises(ValueError, match="module: is a DataParallel, which exchanges gradients itself; .* its .module"):
+        gg.torch.wrap(nn.DataParallel(small()))
+    with pytest.raises(ValueError, match="^1: is a DataParallel"):
+        gg.torch.wrap(nn.Sequential(nn.Linear(4, 4), nn.DataParallel(small())))
