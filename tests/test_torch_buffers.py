@@ -8,7 +8,6 @@ import gossipgrad as gg
 
 torch = pytest.importorskip("torch")
 
-import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_cases import close, torch_env  # noqa: E402
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gossipgrad.torch.step import Step, check_dense
+from gossipgrad.torch.step import NONE, Step, check_dense
 
 
 class Moment(Protocol):
@@ -174,6 +174,9 @@ class DeviceStep(Step):
             self._copies.up(self._to_device[name], tensor, self._free)
         self._sent[layer] = self._copies.copied()
         self._copies.compute_after_copies()
+        for at, (own, _, tensor) in enumerate(self._parameters):
+            if own == layer and self._held[at] != NONE:
+                self._held[at] = tensor._version  # that copy was no write of the caller's
 
     def publish_all(self) -> None:
         self._free = self._copies.computed()

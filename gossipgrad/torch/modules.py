@@ -159,7 +159,8 @@ def layers_of(module: Any) -> list[Layer]:
     for path, part in original(module).named_modules():
         if type(part).__name__ in _PARALLEL:
             raise ValueError(
-                f"{path or 'module'}: is a {type(part).__name__}, which exchanges gradients itself; allowed: its .module"
+                f"{path or 'module'}: is a {type(part).__name__}, which exchanges gradients itself; allowed: the "
+                "module inside, its .module"
             )
         if part in _HOOKED and _HOOKED[part]() is not None:
             raise ValueError(

@@ -75,8 +75,17 @@ class Replicas:
         """Wrapped.training_state of each rank."""
         return [model.training_state() for model in self._models]
 
-    def load_training_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what training_states gave. ValueError, and nothing has changed, where a rank's does not fit."""
+    def consensus_training_state(self) -> dict[str, Any]:
+        """Wrapped.consensus_training_state: one state for all ranks."""
+        return self._models[0].consensus_training_state()
+
+    def load_training_states(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
+        """Go on from what training_states gave, or consensus_training_state.
+
+        ValueError, and nothing has changed, where a rank's does not fit.
+        """
+        if isinstance(states, Mapping):
+            states = [states] * len(self._models)
         if len(states) != len(self._models):
             raise ValueError(f"states: of {len(states)} ranks; allowed: of {len(self._models)}")
         found = [model._checked(state) for model, state in zip(self._models, states, strict=True)]

@@ -103,6 +103,10 @@ class Step:
         self._left = [0] * len(layers)  # gradients that are to come before the layer's exchange begins
         self._seen = [NONE] * len(self._parameters)
         self._exchanged: list[Any] = [None] * len(self._parameters)  # the tensors of these versions
+        # Of each parameter the version that its last forward pass, or its gradient, has seen; NONE: neither.
+        self._held = [NONE] * len(self._parameters)
+        # Whose module writes them in each forward pass, as Embedding(max_norm=...).
+        self._rewritten = [getattr(layers[i].module, "max_norm", None) is not None for i, _, _ in self._parameters]
         # Of weights that are in flight between two steps: the versions that parameters had when the last step ended.
         self._in_flight = not core.current_at_end()
         self._ended: list[int] | None = None
@@ -156,6 +160,7 @@ class Step:
                 check_dense(self._parameters[place][1], tensor.grad)
             elif tensor.grad is not own:
                 self._adopt(place)
+            self._held[place] = tensor._version
             if self._exchanges:
                 if self._left[layer] == 0 or self._seen[place] >= 0:
                     self._refuse(place)
@@ -263,6 +268,8 @@ class Step:
         """What parameters hold is not the caller's doing, as of Embedding(max_norm=...) in an evaluation."""
         if self._ended is not None:
             self._ended = self._versions()
+        if self.open:
+            self.hold()
 
     def settled(self) -> None:
         """Nothing is in flight: all weights are current, and may be written."""
@@ -296,6 +303,7 @@ class Step:
         self.needed, self.ready = [False] * count, [False] * count
         self._left = list(self._counts)
         self._seen = [NONE] * len(self._parameters)
+        self._held = [NONE] * len(self._parameters)
         if self._optimizer is None:
             self._clear_gradients()
         for layer in range(count) if self.early is None else sorted(self.early):
@@ -323,6 +331,22 @@ class Step:
                     f"{name}: was written between model.step() and the next forward pass, while an exchange was in "
                     "flight, which would mix it with what a partner sent, or lose it. Allowed: model.settle() first, "
                     "on all ranks, or model.load_state_dict()"
+                )
+
+    def hold(self) -> None:
+        """A forward pass has ended: what parameters hold now is the module's doing."""
+        self._held = self._versions()
+
+    def check_held(self) -> None:
+        """RuntimeError: a parameter was written between the forward pass and the end of the step."""
+        if not self.open:
+            return
+        for place, (_, name, tensor) in enumerate(self._parameters):
+            if self._held[place] not in (NONE, tensor._version) and not self._rewritten[place]:
+                raise RuntimeError(
+                    f"{name}: was written between the forward pass and model.step(), as another optimizer would do; "
+                    "what was written would reach no other rank, or be lost. Allowed: model.step() alone; of your own, "
+                    "as to clip weights, between two steps after model.settle()"
                 )
 
     def leave(self) -> None:
@@ -374,6 +398,7 @@ class Step:
 
     def end(self) -> None:
         """The step ends: all layers are made ready. RuntimeError: no gradient came, or one changed too late."""
+        self.check_held()
         if self._optimizer is not None:
             self._check_gradients([name for _, name, tensor in self._parameters if tensor.grad is None])
             self.of_optimizer = True

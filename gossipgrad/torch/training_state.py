@@ -3,16 +3,64 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gossipgrad import arenas
-from gossipgrad.errors import LARGEST, integer, number
+from gossipgrad.errors import LARGEST, integer, number, warn
 
 Shapes = Mapping[str, tuple[int, ...]]
 _MADE = "allowed: what training_state() gave"
+# Arenas of which a state of all ranks has the mean; what only a rank, or two, have in common begins at zero.
+COMMON = ("moment", "outer", "outer moment")
+
+
+def rank_of(model: Any) -> dict[str, Any]:
+    """Whose a state is."""
+    return {"rank": model.rank, "size": model.size}
+
+
+def check_rank(what: str, state: Any, here: Any) -> None:
+    """ValueError: a state of another rank, or of another number of them; it holds what only that rank has."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{what}: is of {_shown(state)}; {_MADE}")
+    try:
+        rank, size = (integer(f"{what}: {key}", state.get(key), 0) for key in ("rank", "size"))
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    if (rank, size) != (here.rank, here.size):
+        raise ValueError(
+            f"{what}: is that of rank {rank} of {size}, here is rank {here.rank} of {here.size}; each rank's moments "
+            "are its own. Allowed: a file a rank of training_state(), on as many ranks; or one file for all, and for "
+            "any number of ranks, of consensus_training_state()"
+        )
+
+
+def check_owner(state: Mapping[str, Any], here: Any) -> bool:
+    """Is it a state of all ranks? ValueError: it is that of another rank, or of another strategy.
+
+    A state of before does not say whose it is, which a warning tells.
+    """
+    if not isinstance(state, Mapping) or state.get("rank", 0) is None:
+        return isinstance(state, Mapping)
+    if "rank" in state or "size" in state:
+        check_rank("state", state, here)
+    elif here.rank == 0:
+        warn(
+            "state: does not say of which rank and of how many it is, as it was made by an older gossipgrad. It is "
+            f"right only if it is this rank's own, of {here.size} ranks; that is not checked"
+        )
+    own = here._group.settings()["strategy"]
+    saved = _mapping("state: settings", state.get("settings", {})).get("strategy", own)
+    if saved != own:
+        raise ValueError(
+            f"state: is of strategy {_shown(saved)}, here is {own!r}; allowed: the same. Another strategy goes on from "
+            "consensus_training_state()"
+        )
+    return False
 
 
 def copies_of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -21,6 +69,21 @@ def copies_of(values: Mapping[str, Any]) -> dict[str, Any]:
         name: one.detach().clone() if isinstance(one, torch.Tensor) else copy.deepcopy(one)
         for name, one in values.items()
     }
+
+
+def checksums_of(values: Any) -> dict[str, str]:
+    """Of each tensor a checksum, by name."""
+    return {
+        str(name): hashlib.blake2b(_values(one), digest_size=8).hexdigest()
+        for name, one in _mapping("state_dict", values).items()
+        if isinstance(one, torch.Tensor)
+    }
+
+
+def _values(tensor: Any) -> Any:
+    dense = tensor.detach().cpu()
+    dense = dense if dense.layout == torch.strided else dense.to_dense()
+    return dense.contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def _mapping(where: str, value: Any) -> Mapping[str, Any]:
@@ -86,6 +149,7 @@ def check_state(
     module: Mapping[str, Any],
     buffers: Mapping[str, Any],
     optimizer: Any,
+    of_all: bool,
 ) -> int:
     """The step of a state that can be loaded; ValueError: one that cannot, before anything of it was.
 
@@ -95,6 +159,7 @@ def check_state(
     module     its state_dict.
     buffers    those that are not in it; a state of before has none.
     optimizer  one of torch's; None: the core's.
+    of_all     it is a state of all ranks, which may have other arenas: only moments must be there.
     """
     wanted = ["step", "arenas", "consensus", "module", *(["optimizer"] if optimizer is not None else [])]
     missing = [name for name in wanted if not isinstance(state, Mapping) or name not in state]
@@ -105,7 +170,13 @@ def check_state(
     except TypeError as error:
         raise ValueError(str(error)) from None
     given = _mapping("state: arenas", state["arenas"])
-    if set(given) != set(kinds):
+    if of_all:
+        wanted_here = {name for name, kind in kinds.items() if kind in ("weight", "moment")}
+        missing = sorted(wanted_here - set(given))
+        if missing:
+            raise ValueError(f"state: has no {missing[0]!r}, which this optimizer wants; {_MADE}")
+        kinds = {name: kind for name, kind in kinds.items() if name in given}
+    elif set(given) != set(kinds):
         raise ValueError(
             f"state: has {sorted(map(str, given))}; this strategy and optimizer want {sorted(map(str, kinds))}"
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
-from weakref import ref
 
+import numpy as np
 import torch
 
 from gossipgrad import agreement, outputs, trace
@@ -18,8 +18,9 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.errors import LARGEST, flag, named_keywords, number, warn
 from gossipgrad.strategies import Strategy
 from gossipgrad.torch import device
+from gossipgrad.torch.consensus import mean_arenas, mean_optimizer
 from gossipgrad.torch.device import DeviceStep
-from gossipgrad.torch.group import CALL, Group
+from gossipgrad.torch.group import CALL, Arrays, Group
 from gossipgrad.torch.modules import (
     Recorder,
     check_optimizer,
@@ -34,9 +35,10 @@ from gossipgrad.torch.modules import (
     owners,
     unhook,
 )
+from gossipgrad.torch.optimizers import mark_states, unwatch, watch
 from gossipgrad.torch.parameter_groups import with_groups
 from gossipgrad.torch.step import Step, listed
-from gossipgrad.torch.training_state import check_state, copies_of, order_of
+from gossipgrad.torch.training_state import check_owner, check_state, checksums_of, copies_of, order_of, rank_of
 
 # After so many steps, and after each power of two below, the order of layers is looked at again.
 _LOOK_EVERY = 1024
@@ -83,8 +85,9 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if not is_compiled(module):
             hooked = {part: one for part, one in self._announcements.items() if not is_scripted(part)}
             self._handles += [part.register_forward_pre_hook(one) for part, one in hooked.items()]
+        watch(self)
         if optimizer is not None:
-            self._handles.append(optimizer.register_step_pre_hook(_only_by(ref(self))))
+            self._handles += mark_states(self, optimizer)
 
     def _bind(self) -> None:
         """Point parameters at the core's arenas, which hold their values."""
@@ -119,7 +122,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             if step.open:
                 self.settle()
             elif not step.rested:
-                members = [one for one in self._group.members if not one._closed]
+                members = self._members()
                 for one in members:
                     one._step.check_unwritten()
                 self._group.core.wait()
@@ -170,6 +173,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             )
         if self._closed:
             return self.module(*args, **kwargs)
+        step.check_held()
         if not torch.is_grad_enabled():
             self._rest()
             try:
@@ -182,8 +186,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if step.polls and step.recorder is None and self._looks():
             step.recorder = Recorder(self._layers)
             with step.recorder:
-                return self.module(*args, **kwargs)
-        return self.module(*args, **kwargs)
+                result = self.module(*args, **kwargs)
+        else:
+            result = self.module(*args, **kwargs)
+        step.hold()
+        return result
 
     def _looks(self) -> bool:
         """Is the order of layers looked at in the step under way?"""
@@ -252,7 +259,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if order == list(range(len(self._layers))):
             return
         self.settle()
-        members = [one for one in self._group.members if not one._closed]
+        members = self._members()
         former = [one._leave_arenas() for one in members]
         self._group.reorder(order)
         for one, (early, synchronised, warned) in zip(members, former, strict=True):
@@ -332,11 +339,15 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if self._group.running:
             raise RuntimeError(f"{call} in the function that run calls; allowed: outside of run, between two of them")
 
+    def _members(self) -> list[Wrapped]:
+        """The models of this process's ranks that are not closed."""
+        return [one for one in self._group.members if not one._closed]
+
     def settle(self) -> None:
         """Complete and mix what is in flight. Collective, between two steps. RuntimeError after close()."""
         if self._closed:
             raise RuntimeError("this model is closed; allowed: state_dict(), or to wrap the module again")
-        together = [one for one in self._group.members if not one._closed] if self._group.resting() else [self]
+        together = self._members() if self._group.resting() else [self]
         for one in together:
             one._end_unused_step("settle()")
             one._step.check_unwritten()
@@ -350,8 +361,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return original(self.module).state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The module's own. The optimiser's moments stay. Collective: all ranks load the same."""
+        """The module's own. The optimiser's moments stay. Collective; ValueError: ranks load states that differ."""
         self._check_outside_of_run("load_state_dict()")
+        with agreement.agreed(self._group.team, "load_state_dict") as one:
+            one.facts = {"state_dict": lambda: checksums_of(state_dict)}
         self.settle()
         result = original(self.module).load_state_dict(state_dict, *args, **kwargs)
         self._group.load_module(self._local)
@@ -392,59 +405,89 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def training_state(self) -> dict[str, Any]:
         """All that this rank needs to go on to the bit: for torch.save, a file a rank. Collective.
 
+        It goes on on this rank, of as many ranks, under the same strategy; consensus_training_state() on all.
         RuntimeError, on all ranks, where a rank has added up gradients that no step has taken: they are no part of it.
         """
-        self._check_outside_of_run("training_state()")
-        with agreement.agreed(self._group.team, "training_state"):
-            self._check_no_gradients()
+        self._begin_state("training_state")
+        own = {"optimizer": copy.deepcopy(self._optimizer.state_dict())} if self._group.unfused else {}
+        return self._state(rank_of(self), self._group.state(self._local), copies_of(self.state_dict()), own)
+
+    def consensus_training_state(self) -> dict[str, Any]:
+        """One state for all ranks, which one file holds: of any number of them, under any strategy. Collective.
+
+        It has the consensus of weights and the means of the optimizer's moments, equal on all ranks. Where replicas
+        and moments are equal on all ranks, training goes on to the bit; else as from a common start. What compression
+        has not sent yet is not in it, nor the copies that partners have in common.
+        """
+        self._begin_state("consensus_training_state")
+        own = {}
+        if self._group.unfused:
+            states = [one._optimizer.state_dict() for one in (self._members() if self._group.resting() else [self])]
+            own["optimizer"] = mean_optimizer(self._group, states)
+        means = mean_arenas(self._group)
+        return self._state({"rank": None, "size": self.size}, means, self.consensus_state_dict(), own)
+
+    def _begin_state(self, call: str) -> None:
+        self._check_outside_of_run(f"{call}()")
+        with agreement.agreed(self._group.team, call):
+            self._check_no_gradients(call)
         self.settle()
-        state = self._group.state(self._local)
-        tensors = {arena: {name: torch.from_numpy(one) for name, one in of.items()} for arena, of in state.items()}
-        consensus = {name: torch.from_numpy(one) for name, one in self._group.core.consensus_weights().items()}
-        own = {"optimizer": self._optimizer.state_dict()} if self._group.unfused else {}
+
+    def _state(
+        self, owner: dict[str, Any], arenas: Mapping[str, Arrays], module: dict[str, Any], own: dict[str, Any]
+    ) -> dict[str, Any]:
         return {
+            **owner,
             "step": self.steps,
             "settings": self._group.settings(),
             "order": [layer.key for layer in self._layers],
             "learning_rate": self._group.rate,
-            "arenas": tensors,
-            "consensus": consensus,
-            "module": copies_of(self.state_dict()),
+            "arenas": {arena: _tensors(of) for arena, of in arenas.items()},
+            "consensus": _tensors(self._group.core.consensus_weights()),
+            "module": module,
             "buffers": copies_of(outside_of_state(self.module)),
             **own,
         }
 
-    def _check_no_gradients(self) -> None:
+    def _check_no_gradients(self, call: str) -> None:
         added = self._step.added_up()
         if added and not self._step.exchanged():
             raise RuntimeError(
-                f"training_state(): {listed(added)}: gradients that were added up in step {self._done}, which are no "
+                f"{call}(): {listed(added)}: gradients that were added up in step {self._done}, which are no "
                 "part of it; allowed: after model.step(), or after model.zero_grad()"
             )
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what training_state gave on this rank. Collective.
+        """Go on from what training_state gave on this rank, or consensus_training_state on any. Collective.
 
         Gradients that were added up here are forgotten. A learning_rate that was set goes on, unless the optimizer here
-        has another lr or schedule. ValueError, on all ranks, where a rank's state is damaged, of another module, of
-        another kind of optimizer with moments or of other partners with copies for them, or where steps differ; nothing
-        has changed then.
+        has another lr or schedule. ValueError, on all ranks, where a rank's state is damaged, of another rank, number
+        of ranks, strategy, module, kind of optimizer with moments or other partners with copies for them, or where
+        steps differ; nothing has changed then.
         """
         self._check_outside_of_run("load_training_state()")
         self.settle()
         with agreement.agreed(self._group.team, "load_training_state") as one:
             step, order = self._checked(state)
             rate = self._group.rate_of(state.get("settings", self._group.settings()), state.get("learning_rate"))
-            one.facts = {"step": step, "learning_rate": rate, "order": order}
+            of_all = state.get("rank", 0) is None
+            one.facts = {"step": step, "learning_rate": rate, "order": order, "of all ranks": of_all}
         self._lay_out(order)
+        core = self._group.core
         load_tensors(self.module, {**state["module"], **state.get("buffers", {})})
+        consensus = _arrays(state["consensus"])
         if self._local == 0:  # of all ranks, and before their arenas, since it sets outer weights too
-            self._group.core.load_consensus(_arrays(state["consensus"]))
-        for name, arrays in state["arenas"].items():
-            self._group.core.load_arena(name, _arrays(arrays), self._local)
+            core.load_consensus(consensus)
+        zeros = {name: np.zeros_like(array) for name, array in consensus.items()}
+        for name, kind in core.arenas().items():
+            if kind != "gradient":
+                given = state["arenas"].get(name)  # None: of all ranks, where another strategy had none
+                core.load_arena(
+                    name, (consensus if kind == "outer" else zeros) if given is None else _arrays(given), self._local
+                )
         if self._group.unfused:
-            self._optimizer.load_state_dict(state["optimizer"])
-        self._group.core.step = self._done = step
+            self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would keep its tensors
+        core.step = self._done = step
         self._group.set_rate(rate)
         self._step.forget_gradients()
         self._step.rested = False
@@ -461,6 +504,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             original(self.module).state_dict(),
             outside_of_state(self.module),
             self._optimizer if self._group.unfused else None,
+            check_owner(state, self),
         )
         return step, order_of(state, [layer.key for layer in self._layers])
 
@@ -502,6 +546,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self._group.team.timeout = patience
         self._closed = True
         unhook(list(self._announcements))
+        unwatch(self)
         while self._handles:
             self._handles.pop().remove()
         self._unhook_gradients()
@@ -524,18 +569,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self.close()
 
 
-def _only_by(model: ref[Wrapped]) -> Callable[..., None]:
-    """The hook before an optimizer's step: RuntimeError unless step() of the model makes it."""
-
-    def before_step(*_: Any) -> None:
-        one = model()
-        if one is not None and not one._step.of_optimizer:
-            raise RuntimeError(
-                "optimizer.step() of the optimizer that the module was wrapped with: model.step() makes this step, and "
-                "what another one changed would reach no other rank. Allowed: model.step() alone"
-            )
-
-    return before_step
+def _tensors(arrays: Arrays) -> dict[str, Any]:
+    return {name: torch.from_numpy(one) for name, one in arrays.items()}
 
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -593,8 +628,9 @@ def wrap(
     What only a Trainer has is refused: shuffle_samples and dedicated of strategies, schedules with total="auto", which
     want a number of steps here, and Plateau, in place of which model.learning_rate is set.
 
-    The running mean and variance of batch normalisation are exchanged as the strategy exchanges weights. Other buffers,
-    of all kinds, are each rank's own after the first. Collective; ValueError, TypeError on all ranks for modules or options that are not allowed or differ, RuntimeError under
+    The running mean and variance of batch normalisation are exchanged as the strategy exchanges weights; other buffers,
+    of all kinds, are each rank's own after the first. SyncBatchNorm is refused on several ranks. Collective;
+    ValueError, TypeError on all ranks for modules or options that are not allowed or differ, RuntimeError under
     torchrun, where no MPI runs.
     """
     try:

@@ -1,0 +1,83 @@
+"""One training state for all ranks: the means of what each rank has."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gossipgrad import agreement
+from gossipgrad.torch.group import Arrays, Group
+from gossipgrad.torch.training_state import COMMON
+
+_CHUNK = 1 << 20  # numbers of each rank that are gathered at once
+
+
+def mean_arenas(group: Group) -> dict[str, Arrays]:
+    """The consensus weights, and the means over the ranks of arenas that all have, by name. Collective, at rest."""
+    result: dict[str, Arrays] = {"weight": group.core.consensus_weights()}
+    for name, kind in group.core.arenas().items():
+        if kind in COMMON:
+            own = [group.core.arena(name, rank) for rank in range(len(group.layers))]
+            result[name] = {key: _mean(group, [one[key] for one in own]) for key in own[0]}
+    return result
+
+
+def _mean(group: Group, own: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """The mean over all ranks, in the order of ranks; own: of each local rank."""
+    if agreement.alone(group.team):
+        return _mean_of(own)
+    parts = []
+    for begin in range(0, own[0].size, _CHUNK):
+        data = np.ascontiguousarray(own[0].reshape(-1)[begin : begin + _CHUNK]).tobytes()
+        parts.append(_mean_of([np.frombuffer(one, np.float32) for one in group.team.allgather(data)]))
+    return np.concatenate(parts).reshape(own[0].shape)
+
+
+def _mean_of(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    total = np.zeros(arrays[0].shape, np.float64)
+    for one in arrays:
+        total += one
+    return (total / len(arrays)).astype(np.float32)
+
+
+def mean_optimizer(group: Group, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean of state_dicts of torch's optimizers, one of each local rank. Collective.
+
+    A rank without gradients for a parameter has no state for it: the mean is over those that have.
+    """
+    groups = states[0]["param_groups"]
+    result: dict[int, dict[str, Any]] = {}
+    for place in sorted(place for one in groups for place in one["params"]):
+        found = _gathered(group, [state["state"].get(place) for state in states])
+        there = [one for one in found if one is not None]
+        if there:
+            result[place] = {key: _merged([one[key] for one in there if key in one]) for key in there[0]}
+    return {"state": result, "param_groups": _gathered(group, [groups] * len(states))[0]}
+
+
+def _gathered(group: Group, own: Sequence[Any]) -> list[Any]:
+    """What all ranks give, of what torch.save can write."""
+    if agreement.alone(group.team):
+        return list(own)
+    stream = io.BytesIO()
+    torch.save(own[0], stream)
+    found = agreement.gather(group.team, stream.getvalue(), "consensus_training_state")
+    return [torch.load(io.BytesIO(one), map_location="cpu", weights_only=True) for one in found]
+
+
+def _merged(values: Sequence[Any]) -> Any:
+    """The mean of floating tensors; of anything else the first."""
+    first = values[0]
+    if not isinstance(first, torch.Tensor):
+        return first
+    if not first.is_floating_point():
+        return first.clone()
+    total = torch.zeros_like(first, dtype=torch.float64)
+    for one in values:
+        total += one.to(first.device)
+    return (total / len(values)).to(first.dtype)
