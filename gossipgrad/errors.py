@@ -22,11 +22,38 @@ from gossipgrad._core import Cancelled, CommunicationError
 __all__ = ["Cancelled", "CheckpointError", "CommunicationError", "DataError"]
 
 
-class DataError(ValueError):
+MOST_SHOWN = 2000  # characters of a message that quotes a file
+
+
+def printable(text: str) -> str:
+    """`text` for a terminal: characters that move its cursor or hide others as escapes, the middle of a long one left
+    out."""
+    if len(text) > MOST_SHOWN:
+        half = MOST_SHOWN // 2
+        text = f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def listed(names: Iterable[Any], most: int = 20) -> str:
+    """Names with commas, the first `most` of them, and how many more there are."""
+    every = [str(name) for name in names]
+    return ", ".join(every[:most]) + (f", and {len(every) - most:,} more" if len(every) > most else "")
+
+
+class _OfFile(ValueError):
+    """An error whose message quotes what a file holds, so that it goes through `printable`."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(one) if isinstance(one, str) else one for one in args))
+
+
+class DataError(_OfFile):
     """A data file is missing, damaged or not what it should be."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(_OfFile):
     """A checkpoint is damaged, incomplete, or of another model or group of ranks."""
 
 
@@ -318,6 +345,7 @@ def warn(text: str) -> None:
 
     In a thread of the package's own, as those that read images, it is the line where the main thread is.
     """
+    text = printable(text)
     frame = _outside(sys._getframe(1))
     if frame is None:
         main = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -340,5 +368,4 @@ def one_line(error: BaseException) -> str:
         text = f"KeyError: {error}"
     else:
         text = str(error)
-    text = " ".join(text.split())
-    return text or type(error).__name__
+    return printable(" ".join(text.split())) or type(error).__name__

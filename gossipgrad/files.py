@@ -39,6 +39,22 @@ def _finite(value: Any) -> Any:
     return [_finite(one) for one in value] if isinstance(value, Iterable) and not isinstance(value, str) else value
 
 
+def opened(path: str | os.PathLike[str]) -> IO[bytes]:
+    """A regular file to read. OSError: there is none, or it is a folder, a device or a named pipe, which is not waited
+    for."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return file
+
+
+def content(path: str | os.PathLike[str]) -> bytes:
+    """All of a regular file; OSError as of `opened`."""
+    with opened(path) as file:
+        return file.read()
+
+
 def write_atomically(path: str | os.PathLike[str], *parts: Any) -> None:
     """Write these bytes to a file that appears, or replaces the old one, only when all of them are on the disk.
 
@@ -119,11 +135,16 @@ def _write_through(path: str, parts: tuple[Any, ...]) -> None:
                 rest = rest[stream.write(rest) :]
 
 
+def _begin(name: str) -> str:
+    """As much of a file's name as leaves room, which is counted in bytes, for what a temporary one has besides."""
+    return os.fsencode(name)[:200].decode("utf-8", "ignore")
+
+
 def _temporary(path: str) -> tuple[IO[bytes], str]:
     """A new file beside `path`, with the mode of the umask: an object, which Ctrl-C at no moment leaves open."""
     folder, name = os.path.split(path)
     while True:
-        temporary = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(4)}.tmp")
+        temporary = os.path.join(folder, f".{_begin(name)}.{secrets.token_hex(4)}.tmp")
         try:
             return open(temporary, "xb"), temporary
         except FileExistsError:
@@ -154,7 +175,7 @@ def locked_folder(folder: str) -> int | None:
 def _remove_stale(path: str) -> None:
     """What writers of `path` left that were killed: temporary files that nobody has locked."""
     folder, name = os.path.split(path)
-    for left in glob.glob(os.path.join(glob.escape(folder), f".{glob.escape(name[:200])}.*.tmp")):
+    for left in glob.glob(os.path.join(glob.escape(folder), f".{glob.escape(_begin(name))}.*.tmp")):
         with contextlib.suppress(OSError):
             if time.time() - os.stat(left).st_mtime < STALE:
                 continue

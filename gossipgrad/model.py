@@ -317,9 +317,9 @@ class Model:
         "optimizer": ...}, the only dictionary of tensors is loaded. Nothing in a file is run. All is copied, NaN and
         infinities too.
 
-        strict   True: CheckpointError names everything that is missing, too much, or of another shape. False: what
-                 fits is loaded, and the rest of the network starts from its initial weights; at least one tensor must
-                 fit. What did not fit is returned: `missing`, `extra`, and `shapes`, (given, wanted) by name.
+        strict   True: CheckpointError names what is missing, too much, or of another shape, at most 20 of each. False:
+                 what fits is loaded, and the rest of the network starts from its initial weights; at least one tensor
+                 must fit. What did not fit is returned: `missing`, `extra`, and `shapes`, (given, wanted) by name.
         """
         given, what = weights_of_others.opened(weights)
         found, misfit = weights_of_others.fit(given, self.parameter_shapes(), what)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
@@ -26,6 +27,11 @@ class Unreadable(ValueError):
     """Not a pickle, damaged, or with a class or function in it that is not known."""
 
 
+def shown(value: Any) -> str:
+    """What a message says of a value. A repr follows every reference, which a small file can make without end."""
+    return reprlib.repr(value)
+
+
 class Made:
     """What a known name may give: an object whose state the file sets afterwards."""
 
@@ -41,6 +47,7 @@ class Name:
 
 
 _MARK = object()
+DEPTH = 16
 
 
 class _Machine:
@@ -93,7 +100,7 @@ class _Machine:
     def pairs(self, values: list[Any]) -> None:
         if len(values) % 2:
             raise Unreadable("damaged: a key without a value")
-        _check_keys(values[::2])
+        check_keys(values[::2])
         self.top(dict).update(zip(values[::2], values[1::2], strict=True))
 
     def step(self, code: str, argument: Any) -> None:
@@ -124,7 +131,7 @@ class _Machine:
             self.top(list).extend(several)
         elif code == "ADDITEMS":
             several = self.to_mark()
-            _check_keys(several)
+            check_keys(several)
             self.top(set).update(several)
         elif code == "LIST":
             stack.append(self.to_mark())
@@ -141,6 +148,8 @@ class _Machine:
             self.name(".".join(argument.split(" ")))
         elif code == "STACK_GLOBAL":
             name, module = self.pop(), self.pop()
+            if not isinstance(name, str) or not isinstance(module, str):
+                raise Unreadable("damaged: a name that is no text")
             self.name(f"{module}.{name}")
         elif code in ("REDUCE", "NEWOBJ"):
             self.call()
@@ -152,11 +161,34 @@ class _Machine:
             raise Unreadable(f"it has the instruction {code}, which is not read")
 
 
-def _check_keys(keys: list[Any]) -> None:
+def check_keys(keys: list[Any]) -> None:
     """Python hashes tuples in tuples by recursion that nothing bounds, so that a small file could end the process."""
     for key in keys:
         if isinstance(key, tuple) and any(isinstance(one, tuple) for one in key):
             raise Unreadable("it has a key of tuples in a tuple, which is not read")
+
+
+def converted(value: Any, leaf: Callable[[Any], Any], key: Callable[[Any], Any] = lambda key: key) -> Any:
+    """A copy of dicts, lists and tuples in each other, with leaf(x) in place of each x in them and key(k) of each key.
+
+    A container to which several refer is copied once. Unreadable: more than DEPTH in each other, as where one is in
+    itself.
+    """
+    copies: dict[int, Any] = {}
+
+    def of(one: Any, depth: int) -> Any:
+        if not isinstance(one, (dict, list, tuple)):
+            return leaf(one)
+        if depth > DEPTH:
+            raise Unreadable(f"more than {DEPTH} containers in each other")
+        if id(one) not in copies:
+            if isinstance(one, dict):
+                copies[id(one)] = {key(name): of(inside, depth + 1) for name, inside in one.items()}
+            else:
+                copies[id(one)] = type(one)(of(inside, depth + 1) for inside in one)
+        return copies[id(one)]
+
+    return of(value, 0)
 
 
 def _shown(known: Mapping[str, Any]) -> str:
@@ -181,6 +213,6 @@ def read(content: bytes | IO[bytes], known: Mapping[str, Any], persistent: Calla
             machine.step(code.name, argument)
     except Unreadable:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, RecursionError) as error:
+    except Exception as error:  # what a function that is known makes of arguments it does not expect, too
         raise Unreadable(f"damaged: {error}") from error
     raise Unreadable("damaged: it has no end")

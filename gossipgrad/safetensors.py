@@ -1,7 +1,8 @@
 """Files in the safetensors format: 8 bytes with the header's length, a header in JSON, the arrays' bytes.
 
-Format: https://github.com/huggingface/safetensors. Only what weights need: F32 is written; F64, F32, F16, BF16, BOOL
-and integers are read (BF16 as float32). Files are written beside their place and moved into it in one step.
+Format: https://github.com/huggingface/safetensors. Only what weights need: F32 is written; F64, F32, F16, BF16, F8,
+C64, BOOL and integers are read (BF16 and F8 as float32). Files are written beside their place and moved into it in one
+step.
 
 With checksums the metadata hold the SHA-256 of each array ("gossipgrad_sha256", a JSON object by name) and that of the
 header itself ("gossipgrad_header_sha256"), which covers the others: so it is a checksum of the whole file.
@@ -13,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-import stat
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -21,14 +21,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gossipgrad import elements, files
 from gossipgrad.errors import CheckpointError
-from gossipgrad.files import write_atomically
 
 _DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+    "C64": "<c8", "F8_E4M3": "|u1", "F8_E5M2": "|u1",
 }  # fmt: skip
+_ELSEWHERE = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # PyTorch's names
 _HEADER_LIMIT = 100_000_000  # bytes, the format's own
 _MOST_DIMENSIONS = 32  # what every NumPy can hold
 _ARRAYS, _HEADER = "gossipgrad_sha256", "gossipgrad_header_sha256"  # names in the metadata
@@ -72,18 +74,14 @@ def write(
     text += b" " * (-len(text) % 8)
     if len(text) > _HEADER_LIMIT:
         raise CheckpointError(f"{path}: names and settings have {len(text)} bytes; allowed: {_HEADER_LIMIT}")
-    write_atomically(path, struct.pack("<Q", len(text)), text, *blocks)
+    files.write_atomically(path, struct.pack("<Q", len(text)), text, *blocks)
     return digest
 
 
 def content(path: str) -> bytes:
     """The bytes of a regular file; CheckpointError: there is none, or it cannot be read."""
     try:
-        # A named pipe that nobody writes to would be waited for. What an opener gives is closed if it is a folder.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise CheckpointError(f"{path}: not a regular file")
-            return file.read()
+        return files.content(path)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
 
@@ -192,8 +190,7 @@ def read(path: str | os.PathLike[str], *, checksums: bool = False) -> tuple[dict
     for name, (array, _, _) in found.items():
         if digests:
             _check_array(path, name, array, digests)
-        bfloat16 = entries[name]["dtype"] == "BF16"
-        arrays[name] = (array.astype(np.uint32) << 16).view(np.float32) if bfloat16 else array
+        arrays[name] = elements.decoded(_ELSEWHERE.get(entries[name]["dtype"], ""), array)
     return arrays, metadata
 
 

@@ -1,8 +1,8 @@
 """Files of torch.save, read without PyTorch and without running what they hold (pickled.py).
 
 Both formats are read: the zip archive (PyTorch 1.6 and later) and the older stream of pickles. Tensors become NumPy
-arrays, bfloat16 as float32, and NumPy's numbers Python's. Whole modules, and whatever else is no tensor, number, text
-or container, are refused by name: a file of weights is what torch.save(net.state_dict(), path) writes.
+arrays, bfloat16 and float8 as float32, and NumPy's numbers Python's. Whole modules, and whatever else is no tensor,
+number, text or container, are refused by name: a file of weights is what torch.save(net.state_dict(), path) writes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import pickled
+from gossipgrad import elements, pickled
 from gossipgrad.errors import CheckpointError
 from gossipgrad.pickled import Unreadable
 
@@ -31,8 +31,13 @@ _TYPES = {
     "bfloat16": ("u2", "BFloat16Storage"), "int64": ("i8", "LongStorage"), "int32": ("i4", "IntStorage"),
     "int16": ("i2", "ShortStorage"), "int8": ("i1", "CharStorage"), "uint8": ("u1", "ByteStorage"),
     "bool": ("b1", "BoolStorage"), "uint16": ("u2", ""), "uint32": ("u4", ""), "uint64": ("u8", ""),
+    "complex64": ("c8", "ComplexFloatStorage"), "complex128": ("c16", "ComplexDoubleStorage"),
+    **{name: ("u1", "") for name in elements.FLOAT8},
 }  # fmt: skip
-_ALIASES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32"}
+_ALIASES = {
+    "float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32",
+    "cfloat": "complex64", "cdouble": "complex128",
+}  # fmt: skip
 
 
 class _Type:
@@ -54,15 +59,14 @@ class _Storage:
     def array(self, kind: _Type) -> NDArray[Any]:
         assert self.content is not None
         found = np.frombuffer(self.content, kind.dtype.newbyteorder(self.order))
-        if kind.name == "bfloat16":
-            return (found.astype(np.uint32) << 16).view(np.float32)
-        return found
+        return elements.decoded(kind.name, found)
 
 
 class _Tensor:
     """A view of a storage."""
 
     negative = False  # is it of what is stored? So PyTorch has the imaginary part of a conjugate.
+    conjugate = False
 
     def __init__(self, storage: _Storage, kind: _Type, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]):
         self.storage, self.kind, self.offset, self.shape, self.strides = storage, kind, offset, shape, strides
@@ -77,15 +81,16 @@ class _Tensor:
                 return np.zeros(self.shape, whole.dtype)
             steps = [s * whole.itemsize for s in self.strides]
             view = np.lib.stride_tricks.as_strided(whole[self.offset :], self.shape, steps, writeable=False)
-            return np.negative(view) if self.negative else view
+            view = np.negative(view) if self.negative else view
+            return np.conjugate(view) if self.conjugate else view
         # Sizes beyond what NumPy holds, where no element stands for them; the negative of a bool.
-        except (ValueError, TypeError, OverflowError) as error:
+        except (ValueError, TypeError, OverflowError, MemoryError) as error:
             raise Unreadable(f"damaged: a tensor of shape {self.shape} and strides {self.strides}: {error}") from error
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, (tuple, list)) or not all(type(one) is int and one >= 0 for one in value):
-        raise Unreadable(f"damaged: sizes {value!r}")
+        raise Unreadable(f"damaged: sizes {pickled.shown(value)}")
     return tuple(value)
 
 
@@ -96,7 +101,9 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *others: Any) -
     if not isinstance(storage, _Storage) or storage.kind is None or len(shape) != len(strides) or len(shape) > 32:
         raise Unreadable("damaged: a tensor without a storage")
     found = _Tensor(storage, storage.kind, offset, shape, strides)
-    found.negative = any(isinstance(one, dict) and one.get("neg") is True for one in others)
+    found.negative, found.conjugate = (
+        any(isinstance(one, dict) and one.get(mark) is True for one in others) for mark in ("neg", "conj")
+    )
     return found
 
 
@@ -116,15 +123,17 @@ def _parameter(data: Any, *_: Any) -> Any:
 
 
 _NUMBERS = frozenset("b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split())  # as NumPy's dtypes name them
-_ORDERS = frozenset("<>=|")
+_ORDERS = ["<", ">", "=", "|"]  # no set, which would hash whatever a file has there
 
 
 class _NumberType(pickled.Made):
     """numpy.dtype of one number. The file sets the order of its bytes."""
 
     def __init__(self, name: Any, *_: Any) -> None:
-        if name not in _NUMBERS:
-            raise Unreadable(f"it holds a NumPy value of type {name!r}, which is not read; allowed: numbers")
+        if not isinstance(name, str) or name not in _NUMBERS:
+            raise Unreadable(
+                f"it holds a NumPy value of type {pickled.shown(name)}, which is not read; allowed: numbers"
+            )
         self.dtype = np.dtype(name)
 
     def set_state(self, state: Any) -> None:
@@ -143,20 +152,26 @@ def _number(kind: Any, content: Any = None) -> Any:
 def _bytes(text: Any, codec: Any = None) -> bytes:
     """_codecs.encode, as protocol 2 writes bytes."""
     if not isinstance(text, str) or codec != "latin1":
-        raise Unreadable(f"damaged: bytes in the code {codec!r}")
+        raise Unreadable(f"damaged: bytes in the code {pickled.shown(codec)}")
     return text.encode("latin1")
+
+
+def _ordered(pairs: Any = ()) -> dict[Any, Any]:
+    """collections.OrderedDict of a list of pairs."""
+    pickled.check_keys([key for key, _ in pairs])
+    return dict(pairs)
 
 
 _KINDS = {name: _Type(name) for name in _TYPES}
 _KNOWN: dict[str, Any] = {
-    "collections.OrderedDict": lambda pairs=(): dict(pairs),
+    "collections.OrderedDict": _ordered,
     "torch.Size": lambda sizes=(): _sizes(sizes),
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _typed_tensor,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._tensor._rebuild_from_type_v2": lambda build, kind, arguments, state: _rebuilt(build, arguments),
-    "torch.device": lambda *where: ":".join(map(str, where)),
+    "torch.device": lambda *where: ":".join(map(pickled.shown, where)),
     "torch.nn.parameter.Parameter": lambda data, *_: data,
     "numpy._core.multiarray.scalar": _number,
     "numpy.core.multiarray.scalar": _number,
@@ -194,23 +209,17 @@ class _Storages:
         try:
             what, kind, key, _, count = name[:5]
         except (TypeError, ValueError) as error:
-            raise Unreadable(f"damaged: {name!r} is no storage") from error
+            raise Unreadable(f"damaged: {pickled.shown(name)} is no storage") from error
         if what != "storage" or not isinstance(kind, _StorageName) or not isinstance(key, str):
-            raise Unreadable(f"damaged: {what!r} is no storage")
+            raise Unreadable(f"damaged: {pickled.shown(what)} is no storage")
         self.views = self.views or (len(name) > 5 and name[5] is not None)
         return self.by_key.setdefault(key, _Storage(kind.kind, _sizes([count])[0]))
 
 
-def _arrays(value: Any, depth: int = 0) -> Any:
-    """`value` with arrays in place of tensors, in dicts and lists alike."""
-    if depth > 16:
-        raise Unreadable("more than 16 containers in each other")
+def _leaf(value: Any) -> Any:
+    """An array in place of a tensor."""
     if isinstance(value, _Tensor):
         return value.array()
-    if isinstance(value, dict):
-        return {key: _arrays(one, depth + 1) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_arrays(one, depth + 1) for one in value)
     return None if isinstance(value, (pickled.Name, _StorageName, _Storage, _NumberType)) else value
 
 
@@ -227,6 +236,8 @@ def _from_zip(content: bytes) -> Any:
         for entry in archive.infolist():
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > len(content):
                 raise Unreadable(f"damaged: {entry.filename} is compressed, which torch.save does not do")
+        if sum(entry.file_size for entry in archive.infolist()) > len(content):
+            raise Unreadable("damaged: its entries overlap")
         order = archive.read(f"{folder}byteorder").strip() if f"{folder}byteorder" in names else b"little"
         storages = _Storages()
         found = pickled.read(archive.read(pickles[0]), _KNOWN, storages.of)
@@ -239,7 +250,7 @@ def _from_zip(content: bytes) -> Any:
     # ValueError: names that are no text, places before the file's begin.
     except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
         raise Unreadable(f"damaged or truncated: {error}") from error
-    return _arrays(found)
+    return pickled.converted(found, _leaf)
 
 
 def _check_size(key: str, storage: _Storage) -> None:
@@ -262,15 +273,15 @@ def _from_stream(file: IO[bytes]) -> Any:
         raise Unreadable("storages that are parts of others, as in PyTorch 0.3; save it again with a newer PyTorch")
     keys = pickled.read(file, {})
     for key in keys if isinstance(keys, list) else []:
-        storage, head = storages.by_key.get(key), file.read(8)
+        storage, head = storages.by_key.get(key) if isinstance(key, str) else None, file.read(8)
         if storage is None or len(head) != 8 or struct.unpack("<q", head)[0] != storage.count:
-            raise Unreadable(f"damaged or truncated: storage {key!r}")
+            raise Unreadable(f"damaged or truncated: storage {pickled.shown(key)}")
         storage.content = file.read(storage.count * (storage.kind.dtype.itemsize if storage.kind else 1))
         _check_size(key, storage)
     missing = [key for key, storage in storages.by_key.items() if storage.content is None]
     if missing:
         raise Unreadable(f"damaged: without storage {missing[0]!r}")
-    return _arrays(found)
+    return pickled.converted(found, _leaf)
 
 
 def is_one(head: bytes) -> bool:

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import safetensors, torch_file
-from gossipgrad.errors import CheckpointError, plain_array
+from gossipgrad.errors import CheckpointError, listed, plain_array
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+SHOWN = 20  # names that a message lists
 _COUNTERS = ".num_batches_tracked"  # of PyTorch's BatchNorm: how many batches; no momentum here needs it
 
 
@@ -28,10 +29,12 @@ class Misfit(NamedTuple):
         return bool(self.missing or self.extra or self.shapes)
 
     def __str__(self) -> str:
-        """All of it in one line."""
-        parts = [f"it has no {', '.join(self.missing)}"] if self.missing else []
-        parts += [f"it has {', '.join(self.extra)}, which the network lacks"] if self.extra else []
-        parts += [f"{name} has shape {given}, in the network {wanted}" for name, (given, wanted) in self.shapes.items()]
+        """In one line, the first SHOWN of each kind."""
+        parts = [f"it has no {listed(self.missing)}"] if self.missing else []
+        parts += [f"it has {listed(self.extra)}, which the network lacks"] if self.extra else []
+        shapes = list(self.shapes.items())
+        parts += [f"{name} has shape {given}, in the network {wanted}" for name, (given, wanted) in shapes[:SHOWN]]
+        parts += [f"{len(shapes) - SHOWN:,} more have other shapes"] if len(shapes) > SHOWN else []
         return "; ".join(parts)
 
 
@@ -39,7 +42,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a file of weights holds, as NumPy arrays by name: .safetensors, or .pt and .pth of torch.save.
 
     Nothing in a file is run, and PyTorch is not needed. A file that holds more than weights, as
-    {"model": ..., "optimizer": ..., "step": 7}, gives dictionaries in each other. bfloat16 becomes float32.
+    {"model": ..., "optimizer": ..., "step": 7}, gives dictionaries in each other. bfloat16 and float8 become float32.
     CheckpointError: missing, damaged, another format, or with other things in it than data.
     """
     name = os.fspath(path)
@@ -78,9 +81,9 @@ def _alone(content: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     }
     if len(inside) == 1:
         return next(iter(inside.values()))
-    found = f"{len(inside)} dictionaries of weights ({', '.join(map(repr, inside))})" if inside else "no weights"
+    found = f"{len(inside)} dictionaries of weights ({listed(map(repr, inside))})" if inside else "no weights"
     raise CheckpointError(
-        f"{what}: holds {found} among its entries {', '.join(map(repr, content))}; allowed: one. "
+        f"{what}: holds {found} among its entries {listed(map(repr, content))}; allowed: one. "
         "gossipgrad.read_weights gives them all, and load_weights one of them"
     )
 

@@ -14,6 +14,7 @@ import pytest
 
 import gossipgrad as gg
 from gossipgrad import files, safetensors
+from gossipgrad.errors import warn
 
 
 def test_a_link_is_followed(tmp_path):
@@ -44,6 +45,31 @@ def test_a_device_stays_a_device(tmp_path):
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         files.write_atomically("/dev/full", b"x")
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+def test_a_pipe_or_device_is_not_read(tmp_path):
+    """A pipe that nobody writes to would be waited for, /dev/zero read for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(OSError, match="not a regular file"):
+            files.content(path)
+        for read in (gg.data.idx.read, gg.data.text):
+            with pytest.raises(gg.DataError, match="not a regular file"):
+                read(path)
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "é" * 127, "漢" * 85], ids=["1", "2", "3"])
+def test_a_name_as_long_as_a_file_may_have(name, tmp_path):
+    files.write_atomically(tmp_path / name, b"x")
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_text_of_a_file_is_printable():
+    words = str(gg.DataError("a\x1b[31m\u202e\ud800 é 漢\nb" + "x" * 10_000))
+    assert words.startswith("a\\x1b[31m\\u202e\\ud800 é 漢\nb") and len(words) < 2100 and "8,0" in words
+    assert str(gg.CheckpointError("plain")) == "plain"
+    with pytest.warns(UserWarning, match=r"^\\x1b\[0m$"):
+        warn("\x1b[0m")
 
 
 def test_a_folder_is_refused(tmp_path):

@@ -196,7 +196,7 @@ CODED = b"c_codecs\nencode\n" + text("abc")
         (CODED + text("rot13") + b"\x86R", "damaged: bytes in the code 'rot13'"),
         (F4 + number(3) + text("!") + b"\x86b", "damaged: a NumPy number without an order"),
         (b"cnumpy\ndtype\n" + text("O8") + b"\x85R", "a NumPy value of type 'O8', which is not read; allowed: numbers"),
-        (b"cnumpy\ndtype\n]\x85R", "damaged: unhashable"),
+        (b"cnumpy\ndtype\n]\x85R", r"a NumPy value of type \[\], which is not read"),
     ],
 )
 def test_damaged_and_foreign_pickles(tmp_path, program, words):
@@ -209,6 +209,86 @@ def test_containers_in_each_other_without_end(tmp_path):
     path = archive(tmp_path / "a.pt", b"}q\x01" + text("self") + b"h\x01s", {})
     with pytest.raises(gg.CheckpointError, match="16 containers"):
         gg.read_weights(path)
+
+
+def _tangled(depth, kind=list):
+    """A container in which each refers twice to the one inside it: 2**depth when copied at each reference."""
+    inside = kind()
+    for _ in range(depth):
+        inside = kind((inside, inside))
+    return inside
+
+
+def test_shared_containers_are_copied_once(tmp_path):
+    from gossipgrad.data import pickled_arrays
+
+    content = pickle.dumps(_tangled(12), protocol=2)
+    archive(tmp_path / "a.pt", content[2:-1], {})
+    with pytest.raises(gg.CheckpointError, match="holds a list"):
+        gg.read_weights(tmp_path / "a.pt")
+    for found in (torch_file.read("a.pt", (tmp_path / "a.pt").read_bytes()), pickled_arrays.read(content, "a")):
+        for _ in range(12):
+            assert found[0] is found[1]
+            found = found[0]
+    looped = []
+    looped.append(looped)
+    with pytest.raises(gg.DataError, match="more than 16 containers"):
+        pickled_arrays.read(pickle.dumps(looped), "a")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        b"ctorch\ndevice\n%s\x85R",
+        b"ccollections\nOrderedDict\n]%s\x86R",
+        b"ctorch\nSize\n%s\x85R",
+        b"cnumpy\ndtype\n%s\x85R",
+        b"cnumpy\ndtype\nX\x02\x00\x00\x00f4\x85R(K\x03%stb",
+        b"c_codecs\nencode\n(X\x01\x00\x00\x00a%stR",
+        b"%sX\x01\x00\x00\x00a\x93",
+        b"%sQ",
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\n%sK\x00K\x00tQ",
+    ],
+)
+def test_tangled_arguments_are_neither_hashed_nor_written_out(call, tmp_path):
+    """A repr, a str or a hash of 2**60 references has no end."""
+    tangle = pickle.dumps(_tangled(60, tuple), protocol=2)[2:-1]
+    archive(tmp_path / "a.pt", call.replace(b"%s", tangle), {})
+    with pytest.raises(gg.CheckpointError):
+        gg.read_weights(tmp_path / "a.pt")
+
+
+def test_names_of_a_file_leave_the_terminal_alone(tmp_path):
+    entries = {f"\x1b[2Jname{i}\u202e": np.zeros(1, np.float32) for i in range(30_000)}
+    safetensors.write(tmp_path / "a.safetensors", entries)
+    with pytest.raises(gg.CheckpointError) as caught:
+        net().load_weights(tmp_path / "a.safetensors")
+    words = str(caught.value)
+    assert words.isprintable() and len(words) < 2500 and "29,980 more" in words and r"\x1b[2Jname0\u202e" in words
+
+
+def test_a_tensor_of_a_type_that_numpy_lacks_refuses_no_file(tmp_path):
+    """Complex numbers and those of 8 bits, beside weights that are loaded."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    codes = torch.arange(256).to(torch.uint8)
+    weights = {name: torch.from_numpy(array) for name, array in net().weights().items()}
+    others = {
+        "f4": codes.view(torch.float8_e4m3fn),
+        "f5": codes.clone().view(torch.float8_e5m2),
+        "c": torch.complex(torch.ones(3), torch.arange(3.0)),
+    }
+    torch.save(weights | others | {"conj": others["c"].conj()}, tmp_path / "a.pt")
+    save_file(weights | others, tmp_path / "a.safetensors")
+    for name in ("a.pt", "a.safetensors"):
+        found = gg.read_weights(tmp_path / name)
+        for key in ("f4", "f5"):
+            np.testing.assert_array_equal(found[key], others[key].float().numpy())
+        np.testing.assert_array_equal(found["c"], others["c"].numpy())
+        np.testing.assert_array_equal(found.get("conj", [1, 1 - 1j, 1 - 2j]), [1, 1 - 1j, 1 - 2j])
+        loaded = net()
+        assert set(loaded.load_weights(tmp_path / name, strict=False).extra) <= {"f4", "f5", "c", "conj"}
 
 
 def test_other_archives_and_truncated_ones(tmp_path):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gossipgrad import files
 from gossipgrad.data import cache, draws
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.source import Source
@@ -114,7 +115,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a UTF-8 file, plain or gzip. DataError: it cannot be read, or is no such text."""
     path = Path(path)
     try:
-        content = path.read_bytes()
+        content = files.content(path)
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:

@@ -15,6 +15,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
+from gossipgrad import files
 from gossipgrad.errors import DataError
 
 UBYTE = 8
@@ -25,8 +26,7 @@ _WHAT = {1: "labels (one dimension)", 3: "images (three dimensions)"}
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """The file's content, unpacked if it is gzip. DataError if it is missing, not readable or a damaged gzip."""
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        content = files.content(path)
     except OSError as error:
         raise DataError(f"{os.fspath(path)}: {error.strerror or error}") from error
     if content[:2] != b"\x1f\x8b":

@@ -50,14 +50,15 @@ class Decoded:
 def _load(path: Path, count: int, channels: int) -> Decoded | None:
     """None if it is not there, or not whole."""
     try:
-        index = np.load(path.with_suffix(".npy"), allow_pickle=False)
+        with files.opened(path.with_suffix(".npy")) as file:
+            index = np.load(file, allow_pickle=False)
         if index.shape != (count, 4) or index.dtype != np.int64:
             return None
         sizes = index[:, 1] * index[:, 2] * channels
         if path.stat().st_size != int(sizes.sum()):
             return None
         return Decoded(path, index, channels)
-    except (OSError, ValueError, EOFError):
+    except Exception:  # a damaged header may raise anything
         return None
 
 

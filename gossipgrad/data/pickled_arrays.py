@@ -25,7 +25,7 @@ class _Type(pickled.Made):
             raise ValueError(f"an array of {self.dtype}, which is not read")
 
     def set_state(self, state: Any) -> None:
-        if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
+        if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ["<", ">", "|", "="]:
             raise ValueError("a dtype without its byte order")
         if state[1] in "<>":
             self.dtype = self.dtype.newbyteorder(state[1])
@@ -70,20 +70,13 @@ for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
     _KNOWN[f"{_module}._reconstruct"] = _reconstruct
 
 
-def _plain(value: Any) -> Any:
-    """With arrays in place of what stood for them, and text as keys."""
-    if isinstance(value, _Array):
-        return value.array
-    if isinstance(value, dict):
-        return {key.decode("latin-1") if isinstance(key, bytes) else key: _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_plain(one) for one in value)
-    return value
-
-
 def read(content: bytes, name: str) -> Any:
     """Dicts, lists, tuples, numbers, text and NumPy's arrays in a pickle. DataError, with `name`: anything else."""
     try:
-        return _plain(pickled.read(content, _KNOWN))
-    except (pickled.Unreadable, RecursionError) as error:  # a list may hold itself
+        return pickled.converted(
+            pickled.read(content, _KNOWN),
+            lambda one: one.array if isinstance(one, _Array) else one,
+            lambda key: key.decode("latin-1") if isinstance(key, bytes) else key,
+        )
+    except pickled.Unreadable as error:
         raise DataError(f"{name}: {error}") from error
