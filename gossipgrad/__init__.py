@@ -16,9 +16,10 @@ from gossipgrad import _starting
 
 _starting.begin()  # before all that takes time
 
-from gossipgrad import _launch, _preload  # noqa: E402
+from gossipgrad import _launch, _launched, _preload  # noqa: E402
 
 _launch.wait_passively()  # before anything that loads OpenMP
+_launched.claim()  # before this process starts others
 _preload.load()  # before anything that imports the compiled core
 
 from gossipgrad import callbacks, data, metrics, models, plots, schedules  # noqa: E402

@@ -23,7 +23,7 @@ from types import TracebackType
 
 from gossipgrad import _core
 from gossipgrad._core import first_to_report as first_to_report
-from gossipgrad._launch import launcher_rank, launcher_world_size
+from gossipgrad._launched import launcher_rank, launcher_world_size, variable
 
 # Seconds. An error that all ranks meet alike is reported by rank 0 if it comes within this time, else by the first rank
 # of a host that can.
@@ -51,7 +51,7 @@ def launched_rank() -> int:
 
 def _mark(name: str) -> str:
     """A file in the folder that the launcher gives the job on this host, by which ranks see each other; "": none."""
-    folder, job = os.environ.get("PMIX_SERVER_TMPDIR"), os.environ.get("PMIX_NAMESPACE", "").replace("/", "-")
+    folder, job = variable("PMIX_SERVER_TMPDIR"), variable("PMIX_NAMESPACE").replace("/", "-")
     return os.path.join(folder, f"gossipgrad-{job}-{name}") if folder and job else ""
 
 
@@ -188,7 +188,7 @@ def guard() -> None:
 
 def _ranks_here() -> set[int]:
     """The ranks of this job of which a process lives on this host."""
-    job, found = f"PMIX_NAMESPACE={os.environ.get('PMIX_NAMESPACE')}".encode(), set()
+    job, found = f"PMIX_NAMESPACE={variable('PMIX_NAMESPACE')}".encode(), set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -213,8 +213,17 @@ def lost_ranks(here: set[int], seen: set[int], size: int, all_here: bool, all_st
     return started - here
 
 
-def _watch_start(done: threading.Event) -> None:
-    """Ends this rank where another has ended and can never come to MPI_Init."""
+def _end_start(report: str) -> None:
+    """End this rank, which waits in MPI_Init; the launcher ends the others."""
+    if first_to_report():
+        with contextlib.suppress(OSError, ValueError):
+            print(report, file=sys.stderr, flush=True)
+    _wait_until_read(HEAD_START)
+    os._exit(1)
+
+
+def _watch_start(done: threading.Event, timeout: float, error: Exception | None) -> None:
+    """Ends this rank where another has ended and can never come to MPI_Init, or after `timeout` seconds (0: never)."""
     size, rank = launched_size(), launched_rank()
     all_here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
     begin = time.monotonic()
@@ -223,7 +232,13 @@ def _watch_start(done: threading.Event) -> None:
     newest = begin  # when a rank was first seen
     while not done.wait(0.5):
         waited = time.monotonic() - begin
-        if waited >= 1 and "PMIX_NAMESPACE" in os.environ:
+        if timeout and waited > timeout:
+            why = "" if error is None else f", with an error that it was to tell them, {type(error).__name__}: {error},"
+            _end_start(
+                f"gossipgrad: rank {rank} has waited {waited:.1f} s in MPI_Init for other ranks, which have not come "
+                f"to a Trainer, Team or Exchange of their own{why} (timeout={timeout:g}): this ends all ranks"
+            )
+        if waited >= 1 and variable("PMIX_NAMESPACE"):
             here, before = _ranks_here(), lost
             if here - seen:
                 newest = time.monotonic()
@@ -231,25 +246,23 @@ def _watch_start(done: threading.Event) -> None:
             lost = lost_ranks(here, seen, size, all_here, all_started) if rank in here else set()
             seen |= here
             if lost & before and not done.is_set():
-                report = f"gossipgrad: rank {min(lost & before)} ended before it had started MPI: this ends all ranks"
-                if first_to_report():
-                    with contextlib.suppress(OSError, ValueError):
-                        print(report, file=sys.stderr, flush=True)
-                _wait_until_read(HEAD_START)
-                os._exit(1)  # MPI does not run yet; the launcher ends the others
+                _end_start(
+                    f"gossipgrad: rank {min(lost & before)} ended before it had started MPI: this ends all ranks"
+                )
 
 
 @contextlib.contextmanager
-def starting() -> Iterator[None]:
+def starting(timeout: float = 0.0, error: Exception | None = None) -> Iterator[None]:
     """Around MPI_Init, which waits for all ranks and never fails.
 
-    Where a rank of this host has ended, so that MPI_Init would never return, says so and ends the job.
+    Where a rank of this host has ended, so that MPI_Init would never return, says so and ends the job; so after
+    `timeout` seconds (0: never). error: of this rank, which is said then.
     """
     if launched_size() < 2:
         yield
         return
     done = threading.Event()
-    thread = threading.Thread(target=_watch_start, args=(done,), name="gossipgrad-start", daemon=True)
+    thread = threading.Thread(target=_watch_start, args=(done, timeout, error), name="gossipgrad-start", daemon=True)
     thread.start()
     try:
         yield

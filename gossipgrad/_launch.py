@@ -16,7 +16,9 @@ import tempfile
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from gossipgrad import _preload
+from gossipgrad import _launched, _preload
+from gossipgrad._launched import launcher_rank as launcher_rank
+from gossipgrad._launched import launcher_world_size as launcher_world_size
 
 USAGE = """\
 usage: gossipgrad run -n RANKS [options] COMMAND ...
@@ -57,25 +59,6 @@ class LaunchError(Exception):
 
 
 # ------------------------------------------------------------------------------------ inside a launched rank
-
-
-def launcher_world_size(environ: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks the launcher that started this process says there are; None: no launcher did."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE"):
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    if "PMIX_RANK" in environ or "PMI_RANK" in environ or "PMI_FD" in environ:
-        if environ.get("SLURM_STEP_NUM_TASKS", "").isdigit():
-            return int(environ["SLURM_STEP_NUM_TASKS"])
-    return None
-
-
-def launcher_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """This process's rank as its launcher says; None: no launcher did."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK"):
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return None
 
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
@@ -381,8 +364,12 @@ def plan(argv: list[str]) -> Plan:
         raise LaunchError("run: what shall the ranks run? A sub-command (train, bench, ...) or a Python file")
     if options.get("--bind", "core") not in ("core", "none"):
         raise LaunchError(f"run: --bind is {options['--bind']!r}; allowed: core, none")
-    if launcher_world_size() is not None:
+    if _launched.is_launched():
         raise LaunchError("run: this process is itself a rank under mpiexec; start the command without 'run'")
+    try:
+        _launched.check()
+    except RuntimeError as error:
+        raise LaunchError(f"run: {error}") from None
 
     is_file = words[0].endswith(".py") or os.path.isfile(words[0])
     inner = None if is_file else _value_of("--threads", words)

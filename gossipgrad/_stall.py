@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 
 from gossipgrad import _core
 from gossipgrad._failure import launched_rank, launched_size
+from gossipgrad._launched import variable
 
 SECONDS = 10.0
 REPEAT = 6  # as GG_STALL_REPEAT
@@ -126,7 +127,7 @@ def _users_line() -> str:
 
 def _file(name: str) -> str:
     """A file of this job on this host; "": the launcher gives no folder."""
-    folder, job = os.environ.get("PMIX_SERVER_TMPDIR"), os.environ.get("PMIX_NAMESPACE", "").replace("/", "-")
+    folder, job = variable("PMIX_SERVER_TMPDIR"), variable("PMIX_NAMESPACE").replace("/", "-")
     return os.path.join(folder, f"gossipgrad-waits-{job}-{name}") if folder and job else ""
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NoReturn
 
-from gossipgrad import _core, _failure, _preload, _stall, agreement
-from gossipgrad._launch import launcher_world_size
+from gossipgrad import _core, _failure, _launched, _preload, _stall, agreement
 from gossipgrad.errors import CommunicationError, integer, named_keywords, number, store, warn
 
 MOST_VIRTUAL_RANKS = 4096
@@ -162,27 +161,32 @@ def machines(team: _core.Team, network: Network | None) -> int:
 
 def by_mpi(comm: Any) -> bool:
     """Will the ranks of `comm`, as given to make_team, be MPI's?"""
-    return launcher_world_size() is not None if comm is None else not isinstance(comm, VirtualCluster)
+    if _launched.parent_rank() is not None:
+        return False
+    return _launched.is_launched() if comm is None else not isinstance(comm, VirtualCluster)
 
 
 def refuse(comm: Any, call: str, error: Exception) -> NoReturn:
     """Raise this error, met before there was a group, on all ranks of `comm` that come to `call`."""
     is_group = comm is None or callable(getattr(comm, "py2f", None))
-    if by_mpi(comm) and is_group and (comm is not None or (launcher_world_size() or 1) > 1):
+    if by_mpi(comm) and is_group and (comm is not None or _failure.launched_size() > 1):
         try:
-            team = make_team(comm, agreement.error_patience())
+            team = make_team(comm, agreement.error_patience(), error=error)
         except CommunicationError:  # the others do not come to where the groups are made
             raise error from None
         agreement.refuse(team, call, error)
     raise error
 
 
-def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = None) -> _core.Team:
+def make_team(
+    comm: Any = None, timeout: float = 0.0, network: Network | None = None, error: Exception | None = None
+) -> _core.Team:
     """The core's group of ranks for `comm`.
 
     None: the MPI world where a launcher started this process, else one rank. A VirtualCluster. Or a communicator of
     mpi4py (anything with py2f()). Collective. timeout: seconds a wait may take before it fails; 0: for ever.
-    network: holds messages back under MPI; a VirtualCluster has its own.
+    network: holds messages back under MPI; a VirtualCluster has its own. error: what the ranks are to be told then.
+    RuntimeError but for a VirtualCluster: a rank started this process, or a launcher without MPI did.
     """
     links: dict[str, Any] = {key: float(value) for key, value in asdict(network or Network()).items()}
     _stall.start()
@@ -202,17 +206,28 @@ def make_team(comm: Any = None, timeout: float = 0.0, network: Network | None = 
             compute_rate=float(comm.compute_rate),
             timeout=timeout,
         )
-    launched = launcher_world_size()
+    _launched.check()
+    launched = _launched.launcher_world_size() or 0
+    handle: dict[str, int] = {}
     if comm is None:
-        if launched is None:
+        if not _launched.is_launched():
             return _core.Team("single")
-        _preload.mpi_environment()
-        _failure.guard()
-        with _failure.starting(), _stall.watch("MPI_Init"):
-            _core.mpi_start(launched)
-        return _core.Team("mpi", launched=launched, timeout=timeout, **links)
-    if not callable(getattr(comm, "py2f", None)):
+    elif callable(getattr(comm, "py2f", None)):
+        handle = {"fortran_handle": comm.py2f()}
+    else:
         raise TypeError(f"comm={comm!r}: allowed: None, a gossipgrad.VirtualCluster, an mpi4py communicator")
     _preload.mpi_environment()
     _failure.guard()
-    return _core.Team("mpi", fortran_handle=comm.py2f(), launched=launched or 0, timeout=timeout, **links)
+    if comm is None:
+        with _failure.starting(timeout, error), _stall.watch("MPI_Init"):
+            _core.mpi_start(launched)
+    try:
+        team = _core.Team("mpi", launched=launched, timeout=timeout, **handle, **links)
+    finally:
+        _launched.let_go()
+    rank, size = _launched.launcher_rank() or 0, _core.info()["mpi"]["size"]
+    if rank >= size:
+        raise RuntimeError(
+            f"the launcher started this process as rank {rank}, but MPI sees {size}: {_launched.OTHER_LAUNCHER}"
+        )
+    return team

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING
 
-from gossipgrad._launch import launcher_rank, launcher_world_size
+from gossipgrad._launched import launcher_rank, launcher_world_size
 from gossipgrad.callbacks import Callback, Progress
 from gossipgrad.history import Record
 

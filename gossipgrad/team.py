@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn
@@ -9,8 +10,8 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, agreement
-from gossipgrad.cluster import Network, make_team, with_circumstances
+from gossipgrad import _core, _launched, agreement
+from gossipgrad.cluster import Network, VirtualCluster, make_team, with_circumstances
 from gossipgrad.errors import choice, flag, integer, named_keywords, number, plain_array
 from gossipgrad.strategies import Topology, check_permutations, check_topology, core_topology
 
@@ -48,11 +49,21 @@ class Team:
     All calls are collective: all ranks make the same ones, in the same order, with arrays of one shape and dtype. This
     is checked; what differs is a ValueError on all ranks. Dtypes: bool, integers, floating and complex numbers. Results
     depend on no time and no thread: MPI and a virtual cluster give the same bits.
+
+    What a rank starts by multiprocessing, as a worker of a DataLoader, has no part in MPI. There `gg.Team()`, at the
+    top of a script that it imports again, knows rank and size of that rank, and its calls raise RuntimeError.
     """
 
     def __init__(self, comm: Any = None, *, timeout: float = 0.0, network: Network | None = None) -> None:
         seconds = number("timeout", timeout, 0.0)
-        self._core = make_team(with_circumstances(comm, None, network), seconds, network)
+        given = with_circumstances(comm, None, network)
+        parent = _launched.parent_rank()
+        # While a child imports its script again it has its name, but no parent_process() yet.
+        worker = parent is not None and multiprocessing.current_process().name != "MainProcess"
+        if parent is not None and worker and not isinstance(given, VirtualCluster):
+            self._core: Any = _Elsewhere(*parent[1:])
+        else:
+            self._core = make_team(given, seconds, network)
 
     def __enter__(self) -> Team:
         return self
@@ -357,6 +368,19 @@ class Team:
 def _wide(array: Array) -> Array:
     """In the type in which it is added: float16 has sums beyond its range, and a mean within it."""
     return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+class _Elsewhere:
+    """Stands for the group of the rank that started this process: its calls raise."""
+
+    kind, local = "mpi", 1
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def __getattr__(self, name: str) -> NoReturn:
+        _launched.check()
+        raise AttributeError(name)
 
 
 def _form(array: Array) -> str:

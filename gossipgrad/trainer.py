@@ -34,7 +34,7 @@ from gossipgrad import (
     trace,
 )
 from gossipgrad._interrupts import Noted
-from gossipgrad._launch import launcher_world_size
+from gossipgrad._launched import launcher_world_size
 from gossipgrad.apoptosis import Apoptosis, Least, chosen, least_units, leasts
 from gossipgrad.apoptosis import from_settings as apoptosis_from
 from gossipgrad.callbacks import Callback

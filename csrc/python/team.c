@@ -15,10 +15,11 @@ bool gg_py_team_is_here(const gg_py_team *team) { return team->process == getpid
 
 int gg_py_team_check_process(const gg_py_team *team) {
     if (gg_py_team_is_here(team)) return 0;
-    PyErr_Format(PyExc_RuntimeError,
-                 "this trainer belongs to process %ld; process %ld, forked from it, cannot use it (multiprocessing: "
-                 "use the start method 'spawn')",
-                 (long)team->process, (long)getpid());
+    PyErr_Format(
+        PyExc_RuntimeError,
+        "this trainer belongs to process %ld; process %ld, forked from it, cannot use it; allowed: one that it "
+        "makes itself, under MPI with comm=gossipgrad.VirtualCluster(1)",
+        (long)team->process, (long)getpid());
     return -1;
 }
 

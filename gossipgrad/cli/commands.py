@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from gossipgrad import _failure, _launch, _starting, _supervisor, environment
+from gossipgrad import _failure, _launch, _launched, _starting, _supervisor, environment
 from gossipgrad.cli import bench, compare, evaluate, train
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, Parser, UsageError
 from gossipgrad.errors import one_line
@@ -115,6 +115,8 @@ def main(argv: list[str]) -> int:
         _starting.end()
         arguments = parser().parse_args(argv)
         checkpoint = arguments.checkpoint if arguments.command == "train" else None
+        if arguments.command != "info" and getattr(arguments, "virtual_ranks", None) is None:
+            _launched.check()
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             return _COMMANDS[arguments.command][1](arguments)

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad import environment
-from gossipgrad._launch import launcher_world_size
+from gossipgrad._launched import launcher_world_size
 from gossipgrad.data import cache as cache_files
 from gossipgrad.data import draws
 from gossipgrad.data.arrays import Dataset

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from gossipgrad import _core, agreement, arenas, environment, fingerprint, notices, optim, strategies
-from gossipgrad._launch import launcher_world_size
+from gossipgrad._launched import check as check_launcher
 from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy, exchanged, strategy_options
 from gossipgrad.cluster import Network, VirtualCluster, links, make_team, refuse, with_circumstances
 from gossipgrad.compression import AdaComp
@@ -28,18 +27,6 @@ _RATES_AT_ONCE = 256
 # What an exchange counts from its creation on; what is sent, and the clock, are the team's.
 _COUNTED = ("exposed_seconds", "skipped")
 CALL = "gossipgrad.torch.wrap"
-
-
-def check_launcher(environ: Mapping[str, str] = os.environ) -> None:
-    """RuntimeError in a process that torchrun started: no MPI runs there."""
-    if launcher_world_size(environ) is not None or environ.get("WORLD_SIZE", "1") in ("", "1"):
-        return
-    if "TORCHELASTIC_RUN_ID" in environ or "LOCAL_RANK" in environ:
-        ranks = environ["WORLD_SIZE"]
-        raise RuntimeError(
-            f"this process was started by torchrun (WORLD_SIZE={ranks}), where no MPI runs, so every process would "
-            f"train alone; allowed: gossipgrad run -n {ranks} script.py, or mpiexec -n {ranks} python script.py"
-        )
 
 
 class Group:
@@ -59,7 +46,8 @@ class Group:
         network: Network | None,
         trace: int,
     ) -> None:
-        check_launcher()
+        if not isinstance(comm, VirtualCluster):
+            check_launcher()
         try:
             self.unfused = isinstance(optimizer, torch.optim.Optimizer)
             self.optimizer = optim.SGD(lr=1.0) if self.unfused else checked_optimizer(optimizer)

@@ -110,12 +110,35 @@ void gg_mpi_questions_close(void) {
     known = NULL;
 }
 
+/* A variable of the launcher, and its value as it was when MPI started here. */
+typedef struct launcher_variable {
+    const char *name;
+    char kept[2048];
+} launcher_variable;
+
+static launcher_variable of_folder = {.name = "PMIX_SERVER_TMPDIR"}, of_job = {.name = "PMIX_NAMESPACE"};
+
+static void launcher_keep(launcher_variable *variable) {
+    const char *value = getenv(variable->name);
+    if (value != NULL && strlen(value) < sizeof variable->kept) strcpy(variable->kept, value);
+}
+
+void gg_mpi_keep_launcher(void) {
+    launcher_keep(&of_folder);
+    launcher_keep(&of_job);
+}
+
+static const char *launcher_value(const launcher_variable *variable) {
+    const char *value = getenv(variable->name);
+    return value != NULL ? value : variable->kept;
+}
+
 /* The launcher creates a folder per job on every host, and removes it. A file there shows that a rank has reported,
  * however slow the others are. */
 bool gg_mpi_first_of_host(const char *what) {
-    const char *folder = getenv("PMIX_SERVER_TMPDIR"), *job = getenv("PMIX_NAMESPACE");
+    const char *folder = launcher_value(&of_folder), *job = launcher_value(&of_job);
     char path[4096];
-    if (folder == NULL || job == NULL || *folder == '\0' || *job == '\0') return true;
+    if (*folder == '\0' || *job == '\0') return true;
     int length = snprintf(path, sizeof path, "%s/gossipgrad-%s-%s", folder, what, job);
     if (length < 0 || (size_t)length >= sizeof path) return true;
     for (char *at = path + strlen(folder) + 1; *at != '\0'; ++at)

@@ -31,6 +31,8 @@ gg_status gg_mpi_questions_answer(void);
 /* Collective over the world. */
 void gg_mpi_questions_close(void);
 
+/* Keeps the launcher's variables that gg_mpi_first_of_host needs: they may leave the environment once MPI runs. */
+void gg_mpi_keep_launcher(void);
 /* Whether this is the first process of this job on this host to call it with this text. True where that cannot be
  * determined. */
 bool gg_mpi_first_of_host(const char *what);

@@ -42,9 +42,7 @@ bool gg_mpi_is_ours(void) { return ours && process == getpid(); }
 
 static gg_status check_process(void) {
     if (process == 0 || process == getpid()) return GG_OK;
-    return gg_fail(GG_ERROR_STATE,
-                   "MPI belongs to process %ld; process %ld, forked from it, cannot use it (multiprocessing: use the "
-                   "start method 'spawn')",
+    return gg_fail(GG_ERROR_STATE, "MPI belongs to process %ld; process %ld, forked from it, has no part in it",
                    (long)process, (long)getpid());
 }
 
@@ -165,6 +163,7 @@ gg_status gg_mpi_start(int launched) {
     int size = 0, level = 0;
     GG_TRY(check_process()); /* in a forked process the lock may be held for ever */
     locked = pthread_mutex_lock(&starting) == 0;
+    gg_mpi_keep_launcher();
     GG_TRY(check_library());
     GG_TRY(mpi_alive(&initialised, &finalised));
     if (finalised) {
@@ -190,8 +189,9 @@ gg_status gg_mpi_start(int launched) {
     if (launched > 0 && launched != size) {
         status = gg_fail(
             GG_ERROR_COMM,
-            "the launcher started %d ranks, but MPI sees %d: mpiexec and the MPI library do not belong together",
-            launched, size);
+            "the launcher started %d ranks, but MPI sees %d: it belongs to another MPI than the library in use; "
+            "allowed: gossipgrad run -n %d script.py, which finds the right one",
+            launched, size, launched);
         goto cleanup;
     }
     if (!initialised) GG_TRY(gg_mpi_questions_open());
