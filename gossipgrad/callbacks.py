@@ -90,8 +90,8 @@ class Callback:
 
         Between two steps of an epoch, or after its last one and before its validation and on_epoch_end; what is set
         there, a batch size or a rate, is of the next epoch. What is collective can be asked for: trainer.evaluate,
-        save, set_batch_size and the like. What was in flight has been completed and mixed; what is sent here is no part
-        of the epoch's counts.
+        save, set_batch_size and the like. What was in flight has been completed and mixed, which with some strategies
+        changes the bits (docs/training.md); what is sent here is no part of the epoch's counts.
         """
 
     def on_shrink(self, trainer: Trainer, event: Record) -> None:

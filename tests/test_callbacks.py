@@ -779,3 +779,52 @@ def test_every_is_any_integer(data, every):
     seen.every = every
     trainer().fit(data[0], batch_size=8, callbacks=[seen], progress=False)
     assert seen.steps[:2] == [2, 4]
+
+
+ADACOMP = gg.AdaComp(bin_size=10, dense_below=10)
+# With whether a look within an epoch changes the bits: docs/training.md says so.
+LOOKED_AT = [
+    (gg.GossipGraD(), None, False),
+    (gg.GossipGraD(slices=3), None, False),
+    (gg.GossipGraD(), ADACOMP, False),
+    (gg.GossipGraD(exchange="gradients"), None, False),
+    (gg.GossipGraD(push_sum=True, topology="ring"), None, False),
+    (gg.GossipGraD(shuffle_samples=True), None, False),
+    (gg.GossipGraD(staleness=1), None, True),
+    (gg.AllReduce(), ADACOMP, False),
+    (gg.LayerwiseAllReduce(), None, False),
+    (gg.PeriodicAllReduce(period=3), ADACOMP, False),
+    (gg.OverlappedAveraging(), None, False),
+    (gg.ElasticAveraging(period=2), ADACOMP, False),
+    (gg.ElasticAveraging(period=2, synchronous=False), None, True),
+    (gg.ParameterServer(), None, True),
+    (gg.PullGossip(), None, True),
+    (gg.PushGossip(), None, True),
+    (gg.DiLoCo(period=4), None, False),
+    (gg.DiLoCo(period=4, fragments=2), None, True),
+    (gg.NoLoCo(period=4), None, False),
+    (gg.NoLoCo(period=4, delay=1), None, True),
+    (gg.NoExchange(), None, False),
+]
+
+
+@pytest.mark.parametrize(("strategy", "compression", "changes"), LOOKED_AT, ids=lambda one: str(one)[:60])
+def test_looks_within_an_epoch(strategy, compression, changes, data, tmp_path):
+    """They change the bits of strategies that would have received later what is in flight; those behind it do not."""
+
+    class Pass(gg.Callback):
+        every = 2
+
+        def on_step(self, trainer, step):
+            pass
+
+    def trained(*callbacks):
+        net = gg.Sequential([gg.Linear(7), gg.ReLU(), gg.Linear(3)], input=(6,))
+        comm = gg.VirtualCluster(4, latency=1e-6, bandwidth=1e9)
+        one = gg.Trainer(net, strategy=strategy, compression=compression, comm=comm, seed=3)
+        return one.fit(data[0], epochs=2, batch_size=4, progress=False, callbacks=callbacks).weights_sha256
+
+    unseen, passed = trained(), trained(Pass())
+    assert (passed != unseen) == changes
+    assert trained(gg.Checkpoint(tmp_path / "c", every=2)) == passed
+    assert trained(gg.Checkpoint(tmp_path / "d")) == unseen
