@@ -41,7 +41,10 @@ if "GOSSIPGRAD_DATA" not in os.environ and (ROOT.parent / "shared" / "data").is_
     os.environ["GOSSIPGRAD_DATA"] = str(ROOT.parent / "shared" / "data")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    import suites
+
+    pluginmanager.register(suites)
     help_ = "the device of trainers that name none: as $GOSSIPGRAD_DEVICE; standin: cuda, over tests/cuda/standin"
     parser.addoption("--device", metavar="NAME", help=help_)
 
