@@ -24,7 +24,7 @@ def _float8(name: str) -> NDArray[np.float32]:
         values[(exponent == (1 << exponent_bits) - 1) & (fraction == 0)] = np.inf
     else:
         values[codes & 127 == 127] = np.nan
-    return np.where(codes < 128, values, -values).astype(np.float32)
+    return np.asarray(np.where(codes < 128, values, -values), np.float32)
 
 
 def decoded(name: str, stored: NDArray[Any]) -> NDArray[Any]:

@@ -99,8 +99,9 @@ def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
     weights = one.sample_weight
     facts["number of samples"] = len(one)
     facts["sample_weight"] = lambda: "none" if weights is None else checksum(weights)
-    if one.source is not None and one.source.ordered:
-        return facts  # to look at it would be a pass through all of it
+    if one.source is not None and one.source.ordered:  # to look at all of it would be a pass
+        mark = getattr(one.source, "mark", None)
+        return facts if mark is None else facts | {"targets of the first batch": f"checksum {mark:08x}"}
     for number, values in enumerate(one.targets_in_memory):
         facts["targets" if number == 0 else f"targets[{number}]"] = partial(targets, values)
     if not one.targets_in_memory:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gossipgrad import _core, fingerprint, loop, notices, outputs
+from gossipgrad import _core, fingerprint, loop, notices, outputs, same_streams
 from gossipgrad.batches import Batches, check_batch
 from gossipgrad.callbacks import Callback
 from gossipgrad.data import given
@@ -102,6 +102,7 @@ class Fit:
         if class_weight is not None:
             train_set.check_class_weight(class_weight, trainer.loss, trainer.net.output_shape, trainer.heads[0].ignored)
         actors = loop.with_defaults(callbacks, progress, trainer.optimizer.timing)
+        actors = same_streams.compared(actors, train_set, trainer.size // trainer.team.local)
         _check_outputs(trainer.rank, actors, resume)
         return cls(
             train=train_set,

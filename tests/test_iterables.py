@@ -347,3 +347,112 @@ def test_a_stream_has_targets_beyond_int32_where_the_loss_takes_floats():
     trainer = gg.Trainer(gg.Sequential([gg.Linear(1)], input=(2,)), loss="mean_squared_error")
     assert trainer.evaluate(data)["loss"] == pytest.approx(2.0**80, rel=1e-6)
     assert trainer.predict(data).shape == (20, 1)
+
+
+# ---- passes that differ
+
+
+def _shuffled(count=40):
+    """Each pass has an order of its own, as a DataLoader with shuffle=True."""
+    generator = np.random.default_rng(0)
+
+    class Shuffled:
+        dataset = range(count)
+
+        def __iter__(self):
+            order = generator.permutation(count)
+            return ((order[i : i + 5, None] / count, order[i : i + 5]) for i in range(0, count, 5))
+
+    return Shuffled()
+
+
+def _regression(ranks):
+    net = gg.Sequential([gg.Linear(1)], input=(1,))
+    return gg.Trainer(net, loss="mean_squared_error", comm=gg.VirtualCluster(ranks))
+
+
+def test_ranks_whose_passes_differ_are_an_error():
+    data = gg.data.from_iterable(_shuffled(), stream=True)
+    words = "passes differ, by the targets in batch 0, .*shuffle=False.*sharded=True"
+    with _regression(2) as trainer, pytest.raises(gg.DataError, match=words):
+        trainer.fit(data, batch_size=5, progress=False)
+    with _regression(1) as trainer:
+        trainer.fit(data, validation=data, epochs=2, batch_size=5, progress=False)
+    with _regression(2) as trainer:
+        parts = [gg.data.from_iterable(_shuffled(), stream=True) for _ in range(2)]
+        trainer.fit(parts, sharded=True, epochs=2, batch_size=5, progress=False)
+
+
+def test_the_first_batches_of_all_processes_are_compared():
+    from gossipgrad import fingerprint
+
+    one, other = (gg.data.from_iterable(_shuffled(), stream=True) for _ in range(2))
+    again = gg.data.from_iterable(one.source.iterable, stream=True)
+    marks = [fingerprint.data(data)["targets of the first batch"] for data in (one, other, again)]
+    assert marks[0] == marks[1] != marks[2]
+
+
+def test_processes_compare_what_they_have_passed():
+    """After each epoch, up to the last batch that all have read."""
+    from gossipgrad import same_streams
+    from gossipgrad.data.given import Given
+
+    own = gg.data.from_iterable(_shuffled(), stream=True)
+    (callback,) = same_streams.compared([], Given((own,), False), 2)
+    for sharded, processes in ((True, 2), (False, 1)):
+        assert same_streams.compared([], Given((own,), sharded), processes) == []
+
+    class Other:
+        """A trainer beside which another process has passed other batches."""
+
+        def __init__(self, passed):
+            self.answers = [max(passed).to_bytes(8, "little"), passed.get(10, 0).to_bytes(4, "little")]
+
+        def gather(self, one):
+            return [one, self.answers.pop(0)]
+
+    own.source.passed.update({5: 1, 10: 2, 15: 3})
+    callback.on_epoch_end(Other({5: 1, 10: 2}), {})
+    with pytest.raises(gg.DataError, match="by the targets of its first 10 samples"):
+        callback.on_epoch_end(Other({5: 1, 10: 7}), {})
+
+
+class _Persistent:
+    """One iterator that each pass begins anew, as a DataLoader with persistent_workers=True has."""
+
+    def __init__(self, count, batch):
+        self.dataset, self.count, self.batch = range(count), count, batch
+        self.at = 0
+
+    def __iter__(self):
+        self.at = 0
+        return self.batches
+
+    @property
+    def batches(self):
+        if not hasattr(self, "made"):
+            outer = self
+
+            class One:
+                def __iter__(self):
+                    return self
+
+                def __next__(self):
+                    if outer.at >= outer.count:
+                        raise StopIteration
+                    outer.at += outer.batch
+                    rows = np.arange(outer.at - outer.batch, outer.at)
+                    return rows[:, None] / outer.count, rows
+
+            self.made = One()
+        return self.made
+
+
+def test_passes_that_share_an_iterator_are_an_error():
+    """Those of a virtual cluster's ranks, and of training and evaluating in turn, which is allowed."""
+    data = gg.data.from_iterable(_Persistent(40, 5), stream=True)
+    words = "begun the iterator of this one anew.*persistent_workers"
+    with _regression(2) as trainer, pytest.raises(gg.DataError, match=words):
+        trainer.fit(data, batch_size=5, progress=False)
+    with _regression(1) as trainer:
+        trainer.fit(data, validation=data, epochs=2, batch_size=5, progress=False)

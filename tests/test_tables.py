@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import warnings
 
 import numpy as np
@@ -68,7 +69,7 @@ def test_text_labels_become_classes(file):
     assert test.targets.tolist() == [2, 0] and train.shape == (2,)
     quoted = iris.replace("setosa", '"the, first"')
     assert gg.data.csv(file(quoted), -1).classes == ["the, first", "versicolor", "virginica"]
-    with pytest.raises(gg.DataError, match="other.csv: row 2 has the label 'tulip', which the training part has not"):
+    with pytest.raises(gg.DataError, match="other.csv: line 2 has the label 'tulip', which is none of the classes"):
         gg.data.csv(file(iris), -1, test=file("1,2,setosa\n1,2,tulip\n", "other.csv"))
 
 
@@ -149,7 +150,7 @@ def test_rows_that_are_wrong_are_named_by_line(file, text, words):
 
 def test_lines_are_right_in_every_piece(file, monkeypatch):
     """Rows that are longer than a piece, line ends between quotes, and a wrong row in any place."""
-    monkeypatch.setattr(tables, "CHUNK", 64)
+    monkeypatch.setattr(tables, "FIELDS", 7)
     rows = [f"{i},{2 * i},{i % 3}" for i in range(100)]
     one = gg.data.csv(file("a,b,label\n" + "\n".join(rows)), "label")
     assert one.samples.tolist() == [[i, 2 * i] for i in range(100)]
@@ -244,6 +245,151 @@ def test_a_label_by_its_number_is_the_same_column_in_the_other_file(file, label)
 )
 def test_every_end_of_a_line_ends_the_names(file, text):
     assert gg.data.csv(file(text), "said").samples.tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("said", ["None", "nan", "?"])
+def test_all_fields_of_a_label_say_what_it_is(file, place, said):
+    """Wherever a word stands that marks what is missing among numbers: among words it is one of them."""
+    labels = ["cat", "dog"]
+    labels.insert(place, said)
+    one = gg.data.csv(file("a,said\n" + "".join(f"1,{label}\n" for label in labels)), "said")
+    assert one.classes == sorted(labels) and [one.classes[i] for i in one.targets] == labels
+    numbers = ["1", "2"]
+    numbers.insert(place, said)
+    with pytest.raises(gg.DataError, match=rf"line {place + 2}: column 'said' is '{re.escape(said)}', not a number"):
+        gg.data.csv(file("a,said\n" + "".join(f"1,{label}\n" for label in numbers)), "said")
+
+
+def test_a_label_of_numbers_and_text_is_an_error_in_any_order(file):
+    for rows, numbers, texts in (("1,7\n1,a\n1,8\n", ("7", 2), ("a", 3)), ("1,a\n1,7\n1,8\n", ("7", 3), ("a", 2))):
+        path = file("x,said\n" + rows)
+        words = "numbers, as '{}' in line {}, and text, as '{}' in line {}; allowed: one of both, or classes="
+        with pytest.raises(gg.DataError, match=words.format(*numbers, *texts)):
+            gg.data.csv(path, "said")
+        one = gg.data.csv(path, "said", classes=["a", "8", "7"])
+        assert [one.classes[i] for i in one.targets] == [row[2:] for row in rows.split()]
+        with pytest.warns(UserWarning, match=f"1 row skipped: line {texts[1]}: column 'said' is 'a', not a number"):
+            assert gg.data.csv(path, "said", strict=False).targets.tolist() == [7, 8]
+    with pytest.warns(UserWarning, match="1 row skipped: line 3: column 'said' is missing"):
+        many = gg.data.csv(file("x,said\n1,a\n1,\n1,7\n1,b\n"), "said", strict=False)
+    assert many.classes == ["7", "a", "b"] and many.targets.tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize("classes", ["ab", [], ["a", "a"], 3])
+def test_classes_that_are_no_list_of_names(file, classes):
+    with pytest.raises((TypeError, ValueError), match="classes"):
+        gg.data.csv(file(GOOD), "label", classes=classes)
+
+
+def test_features_far_from_0_keep_their_differences(file):
+    """Times in seconds, of which float32 has one in 128: standardised before they are rounded, in every reader."""
+    x = 1.7e9 + np.arange(1000.0)[:, None]
+    wanted = (x - x.mean()) / x.std()
+    lines = "".join(f"{value:.0f},0\n" for value in x[:, 0])
+    np.savez(file("", "t.npz"), x=x, y=np.zeros(1000))
+    np.save(file("", "x.npy"), x)
+    plain = gg.Dataset(x, np.zeros(1000))
+    mapped = gg.Dataset(np.load(file("", "t.csv").with_name("x.npy"), mmap_mode="r"), np.zeros(1000))
+    batches = gg.data.from_iterable([(x[i : i + 10], np.zeros(10)) for i in range(0, 1000, 10)], progress=False)
+    path = file(lines)
+    sets = [gg.data.csv(path, 1), gg.data.npz(path.with_name("t.npz")), plain, mapped, batches, plain[np.arange(1000)]]
+    sets = [gg.data.standardize(one)[0] for one in [*sets, plain[0:][:]]]
+    sets += [gg.data.csv(path, 1, standardize=True), gg.data.npz(path.with_name("t.npz"), standardize=True)]
+    sets += [gg.data.csv(path, 1, standardize=sets[0])]
+    for one in sets:
+        assert one.dtype == np.float32 and len(np.unique(one.samples)) == 1000
+        np.testing.assert_allclose(one.samples, wanted, atol=1e-6)
+    mean, deviation = sets[0].standardization
+    np.testing.assert_allclose((x - mean) / deviation, wanted, rtol=1e-12, atol=1e-9)
+
+
+def test_targets_are_read_as_they_are(file):
+    assert gg.data.csv(file("1,16777217\n2,3\n"), -1).targets.tolist() == [16777217, 3]
+    assert gg.data.csv(file("1,16777217,0.1\n2,3,4\n"), [1, 2]).targets.tolist() == [[16777217, 0.1], [3, 4]]
+
+
+class _Reading:
+    """Python's reader of rows, which counts the characters that it is given, and how often names are compared."""
+
+    def __init__(self, monkeypatch):
+        self.characters = self.compared = 0
+        reading, plain = self, tables.csv_module.reader
+
+        class Name(str):
+            __slots__ = ()
+
+            def __eq__(self, other):
+                reading.compared += 1
+                return str.__eq__(self, other)
+
+            def __hash__(self):
+                return str.__hash__(self)
+
+            def strip(self):
+                return Name(str.strip(self))
+
+        class Rows:
+            def __init__(self, lines, delimiter):
+                self.rows = plain(self.counted(lines), delimiter=delimiter)
+
+            def counted(self, lines):
+                for line in lines:
+                    reading.characters += len(line)
+                    yield line
+
+            @property
+            def line_num(self):
+                return self.rows.line_num
+
+            def __iter__(self):
+                return ([Name(field) for field in row] for row in self.rows)
+
+        monkeypatch.setattr(tables.csv_module, "reader", Rows)
+
+
+@pytest.mark.parametrize("rows", [1000, 10_000])
+def test_each_character_is_read_once(file, monkeypatch, rows):
+    """A quote that is not closed ends the reading at a field that is too long."""
+    monkeypatch.setattr(tables, "FIELDS", 100)
+    reading = _Reading(monkeypatch)
+    text = "a,b\n" + "1,2\n" * rows
+    gg.data.csv(file(text), 1)
+    assert reading.characters == len(text)
+    reading.characters = 0
+    with pytest.raises(gg.DataError, match=r"line 3: field larger than field limit.*is a quote not closed"):
+        gg.data.csv(file('a,b\n1,2\n"' + "1,2\n" * 5 * rows * 10), 1)
+    assert reading.characters < 140_000 + 10
+
+
+def test_names_of_many_columns_are_compared_once(file, monkeypatch):
+    reading, width = _Reading(monkeypatch), 2000
+    names = [f"c{i}" for i in range(width)]
+    path = file(",".join(names) + "\n" + ",".join("1" * width) + "\n")
+    for features in (None, names[1:]):
+        reading.compared = 0
+        assert gg.data.csv(path, "c0", features=features, test=path)[1].shape == (width - 1,)
+        assert reading.compared <= 10 * width
+
+
+class _Frame:
+    """As much of a data frame as is asked for."""
+
+    def __init__(self, columns):
+        self.held, self.columns = columns, list(columns)
+
+    def __getitem__(self, name):
+        return self.held[name]
+
+
+def test_a_data_frame_is_a_table():
+    frame = _Frame({"a": np.array([0.1, 2]), "b": np.array([True, False]), "said": np.array(["x", "y"], object)})
+    one, other = gg.data.csv(frame, "said", test=frame)
+    assert one.samples.tolist() == [[np.float32(0.1), 1], [2, 0]] and one.classes == ["x", "y"]
+    assert one.name == "_Frame" and np.array_equal(one.samples, other.samples) and other.targets.tolist() == [0, 1]
+    frame.held["a"][1] = np.nan
+    with pytest.raises(gg.DataError, match="the _Frame: row 2: column 'a' is 'nan', not a number"):
+        gg.data.csv(frame, "said")
 
 
 def test_a_table_without_a_header_wants_numbers_of_columns(file):
@@ -353,7 +499,7 @@ def test_npz_files_that_cannot_be_read(tmp_path):
 def test_a_progress_bar_on_what_takes_long(file, monkeypatch, capsys):
     from gossipgrad import progress
 
-    monkeypatch.setattr(tables, "CHUNK", 256)
+    monkeypatch.setattr(tables, "FIELDS", 90)
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     rows = "\n".join(f"{i},{i},0" for i in range(500))
     with warnings.catch_warnings():

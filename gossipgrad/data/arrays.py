@@ -19,6 +19,7 @@ from gossipgrad.data.checks import (
     samples_array,
     shape_hint,
     targets_array,
+    unrounded,
     weights_array,
 )
 from gossipgrad.data.classes import runs_of, sizes_of, stratified
@@ -58,8 +59,9 @@ class Dataset:
 
     samples        uint8, int32 or float32, used without a copy if C-contiguous, and so are memory maps, which may be
                    larger than memory; other integers become int32, other numbers float32 (of a memory map batch by
-                   batch). What the network sees is scale * element + shift in float32, computed batch by batch: uint8
-                   pixels with scale=1/255 take a quarter of the room. Images have their channels first: (n, channels,
+                   batch; gossipgrad.data.standardize still sees those that were given). What the network sees is scale
+                   * element + shift in float32, computed batch by batch: uint8 pixels with scale=1/255 take a quarter
+                   of the room. Images have their channels first: (n, channels,
                    height, width). Of a network whose input is tokens, integers, which stay what they are. Or a
                    gossipgrad.data.Source, which has scale and shift of its own.
                    For a network of several inputs a tuple of arrays, or a dict of them by the inputs' names.
@@ -96,15 +98,17 @@ class Dataset:
         self.source: Source | None = samples if isinstance(samples, Source) else None
         self._rows: NDArray[np.uint32] | None = None  # of the stored samples, where the set is a part of them
         self._array: NDArray[Any] | None = None  # all stored samples; None: the source reads them
+        self._exact: NDArray[Any] | None = None  # the same as they were given, where float32 has rounded them
         self._targets: NDArray[Any] | None = None  # of this part; None: the source reads them
         self.classes: list[str] | None = None  # their names
-        self.standardization: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None  # (mean, deviation)
+        self.standardization: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # (mean, deviation)
         if self.source is not None:
             scale, shift, targets = self._of_source(self.source, scale, shift, targets)
         else:
             if targets is None:
                 raise TypeError("targets: missing; wanted an array (n, ...)")
             self._array = samples_array(samples, integers=True)
+            self._exact = unrounded(samples, self._array)
             self._shape = tuple(self._array.shape[1:])
         # Of networks with several inputs and outputs: those after the first, which lie as it does.
         self._others = tuple(samples_array(one, "samples", integers=True) for one in others)
@@ -206,6 +210,13 @@ class Dataset:
             made[rows] = self._read(rows)[0]
         return made
 
+    def _unrounded(self) -> NDArray[Any]:
+        """`samples` as they were given, before float32 rounds them."""
+        exact = self.source.array if isinstance(self.source, MappedArray) else self._exact
+        if exact is None:
+            return self.samples
+        return exact if self._rows is None else exact[self._rows]
+
     def _runs(self) -> Iterator[slice]:
         """All samples in pieces that are read together."""
         rows = max(1, PIECE // max(1, self.dtype.itemsize * int(np.prod(self.shape))))
@@ -247,6 +258,7 @@ class Dataset:
         part.sample_weight = None if self.sample_weight is None else self.sample_weight[index]
         if isinstance(index, slice) and index.step in (None, 1) and self._rows is None and self._array is not None:
             part._array = self._array[index]
+            part._exact = None if self._exact is None else self._exact[index]
             part._others = tuple(one[index] for one in self._others)
             part._count = len(part._array)
         else:

@@ -38,6 +38,14 @@ def samples_array(samples: Any, what: str = "samples", integers: bool = False) -
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
+def unrounded(given: Any, stored: NDArray[Any]) -> NDArray[Any] | None:
+    """`given` as an array, where samples_array has rounded it to the float32 of `stored`; None: it has not."""
+    array = plain_array("samples", given)
+    if stored.dtype != np.float32 or array.dtype == np.float32 or np.array_equal(array, stored):
+        return None
+    return array
+
+
 def fits_int32(array: NDArray[Any]) -> bool:
     """Are they integers that int32 holds?"""
     if array.dtype.kind not in "iu":

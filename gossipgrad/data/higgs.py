@@ -41,13 +41,13 @@ def locate(folder: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
 
 def read(path: str | os.PathLike[str], progress: bool = True) -> Dataset:
     """The samples (n, 28) of a CSV file, plain or gzip, with targets (n, 1) of 0 or 1. DataError: damaged."""
-    made: Dataset = tables.csv(path, 0, name="higgs", progress=progress)
+    made: Dataset = tables.csv(path, [0], name="higgs", progress=progress)
     if made.shape != (FEATURES,):
         raise DataError(f"{path}: {made.shape[0]} numbers a line beside the label. Wanted: {_WANTED}")
-    wrong = np.flatnonzero(~np.isin(made.targets, (0, 1)))
+    wrong = np.flatnonzero(~np.isin(made.targets[:, 0], (0, 1)))
     if len(wrong):
-        raise DataError(f"{path}: row {wrong[0] + 1}: a label of {made.targets[wrong[0]]:g}; allowed: 0 and 1")
-    return Dataset(made.samples, made.targets[:, None], name="higgs")
+        raise DataError(f"{path}: row {wrong[0] + 1}: a label of {made.targets[wrong[0], 0]:g}; allowed: 0 and 1")
+    return made
 
 
 def load(folder: str | os.PathLike[str] | None = None, progress: bool = True) -> tuple[Dataset, Dataset]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
+import weakref
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -32,7 +34,7 @@ def _array(value: Any, what: str) -> NDArray[Any]:
 
 
 def _pair(batch: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(samples, targets) of one batch. Samples are uint8, int32 or float32."""
+    """(samples, targets) of one batch."""
     what = f"batch {number}"
     if isinstance(batch, Mapping) or not isinstance(batch, (tuple, list)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (tuple, list, Mapping)) else ""
@@ -40,9 +42,7 @@ def _pair(batch: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
     x, y = _array(batch[0], f"{what}: samples"), _array(batch[1], f"{what}: targets")
     if len(x) != len(y):
         raise ValueError(f"{what}: {len(x)} samples but {len(y)} targets")
-    if x.dtype.kind in "iu" and x.dtype.itemsize > 1 and np.all((x >= -(2**31)) & (x < 2**31)):
-        return np.ascontiguousarray(x, np.int32), y
-    return samples_array(x, f"{what}: samples"), y
+    return x, y
 
 
 class _Growing:
@@ -102,21 +102,23 @@ def _length(iterable: Any) -> int | None:
 # ---- read as they come
 
 
-def _begun(iterable: Iterable[Any]) -> Iterator[Any]:
-    """iter(iterable), begun with its first batch on a thread that Python has made, as a reader's is not.
+def _begun(iterable: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
+    """(iter(iterable), what gives its batches), begun with the first one on a thread that Python has made, as a
+    reader's is not.
 
     What such a foreign thread forks ends with an error in CPython, and a DataLoader takes that of its workers for their
     failing. A generator forks them for its first batch.
     """
     if threading.get_ident() == threading.main_thread().ident:
-        return iter(iterable)
-    found: list[Iterator[Any]] = []
+        batches = iter(iterable)
+        return batches, batches
+    found: list[tuple[Iterator[Any], Iterator[Any]]] = []
     problems: list[BaseException] = []
 
     def begin() -> None:
         try:
             batches = iter(iterable)
-            found.append(itertools.chain(list(itertools.islice(batches, 1)), batches))
+            found.append((batches, itertools.chain(list(itertools.islice(batches, 1)), batches)))
         except BaseException as error:
             problems.append(error)
 
@@ -131,19 +133,43 @@ def _begun(iterable: Iterable[Any]) -> Iterator[Any]:
 class _Cursor:
     """One pass through the batches, and how far it is."""
 
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches, self.number = batches, 0
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self.iterator, self.batches = _begun(iterable)
+        _owners[id(self.iterator)] = self
+        self.number = 0
+        self.marks: list[int] = []  # after each batch a checksum of all targets so far
         self.begin = self.end = 0  # samples of the batch at hand
         self.read = 0  # samples before this one have been read, or will not be
         self.batch: tuple[NDArray[Any], NDArray[Any]] | None = None
 
     def forward(self, count: int, name: str) -> None:
-        found = next(self.batches, None)
+        try:
+            found = next(self.batches, None) if self._own() else None
+        except Exception:
+            if self._own():
+                raise
+            found = None  # of an iterator that another thread has begun anew meanwhile
+        if not self._own():
+            raise DataError(
+                f"{name}: another pass has begun the iterator of this one anew, as a DataLoader gives the same one to "
+                "each pass with persistent_workers=True; allowed: an iterator for each pass (each rank of a virtual "
+                "cluster, training and evaluation), or stream=False"
+            )
         if found is None:
             raise DataError(f"{name}: its batches end after {self.end} samples; samples={count} were announced")
-        self.batch = _pair(found, self.number)
+        x, y = _pair(found, self.number)
+        fits = x.dtype.kind in "iu" and x.dtype.itemsize > 1 and fits_int32(x)
+        x = np.ascontiguousarray(x, np.int32) if fits else samples_array(x, f"batch {self.number}: samples")
+        self.batch = x, y
+        self.marks.append(zlib.crc32(np.ascontiguousarray(y).data.cast("B"), self.marks[-1] if self.marks else 0))
         self.number += 1
         self.begin, self.end = self.end, self.end + len(self.batch[0])
+
+    def _own(self) -> bool:
+        return _owners.get(id(self.iterator)) is self
+
+
+_owners: weakref.WeakValueDictionary[int, _Cursor] = weakref.WeakValueDictionary()  # the last pass of each iterator
 
 
 class Stream(Source):
@@ -154,9 +180,11 @@ class Stream(Source):
 
     def __init__(self, iterable: Iterable[Any], samples: int, name: str) -> None:
         self.iterable, self.count, self.name = iterable, samples, name
+        self.passed: dict[int, int] = {}  # of the last epoch: the mark after so many samples
         self._begin()
-        first = _Cursor(_begun(iterable))
+        first = _Cursor(iterable)
         first.forward(samples, name)
+        self.mark = first.marks[0]  # of the first batch, which ranks compare
         assert first.batch is not None
         x, y = first.batch
         self.shape, self.dtype = tuple(x.shape[1:]), x.dtype
@@ -184,6 +212,7 @@ class Stream(Source):
         with self._lock:
             if epoch != self._epoch:
                 self._epoch, self._cursors, self._evaluations = epoch, [], {}
+                self.passed.clear()
             cursor = self._evaluation_at(int(rows[0])) if epoch == EVALUATION else self._at(int(rows[0]))
             try:
                 self._fill(cursor, rows, samples, targets)
@@ -200,6 +229,7 @@ class Stream(Source):
         while at < len(rows):
             if not cursor.begin <= rows[at] < cursor.end:
                 cursor.forward(self.count, self.name)
+                self._compare(cursor)
                 continue
             here = int(np.searchsorted(rows[at:], cursor.end)) + at
             assert cursor.batch is not None
@@ -217,6 +247,13 @@ class Stream(Source):
                 targets[at:here] = y[chosen]
             at = here
 
+    def _compare(self, cursor: _Cursor) -> None:
+        """DataError where another pass of these ranks has had other targets up to this batch."""
+        self.passed[cursor.end] = cursor.marks[-1]
+        for other in (*self._cursors, *self._evaluations.values()):
+            if len(other.marks) >= cursor.number and other.marks[cursor.number - 1] != cursor.marks[-1]:
+                raise DataError(differs(self.name, f"in batch {cursor.number - 1}"))
+
     def _evaluation_at(self, row: int) -> _Cursor:
         """The pass of the thread that evaluates; a new one where that is behind the row.
 
@@ -227,7 +264,7 @@ class Stream(Source):
         thread = threading.get_ident()
         cursor = self._evaluations.pop(thread, None)
         if cursor is None or cursor.read > row:
-            cursor = _Cursor(_begun(self.iterable))
+            cursor = _Cursor(self.iterable)
         self._evaluations[thread] = cursor
         if len(self._evaluations) > MOST_CURSORS:
             del self._evaluations[next(iter(self._evaluations))]
@@ -242,8 +279,17 @@ class Stream(Source):
             raise DataError(
                 f"{self.name}: rows are not read in ascending order; allowed: parts of a stream that are in its order"
             )
-        self._cursors.append(_Cursor(_begun(self.iterable)))
+        self._cursors.append(_Cursor(self.iterable))
         return self._cursors[-1]
+
+
+def differs(name: str, where: str) -> str:
+    """What to say of passes that are not alike."""
+    return (
+        f"{name}: its passes differ, by the targets {where}, so ranks would train on some samples twice and on others "
+        "never; allowed: an order that is the same in each rank's pass (shuffle=False), stream=False, or sharded=True "
+        "with an iterable of its own part for each rank"
+    )
 
 
 def from_iterable(
@@ -262,8 +308,9 @@ def from_iterable(
     stream       False: one pass gathers all into memory; what the iterable draws at random is drawn once, and order,
                  shards and resuming are fit's. True: each epoch is a pass of its own through the iterable, so it must
                  be one that can be iterated again; it has the order, and fit's shuffle no effect. Several ranks each
-                 pass through all of it for their shards; where its order is random, or that takes too long, each rank
-                 wants an iterable of its own part (sharded=True).
+                 pass through all of it for their shards. Where passes differ, as with shuffle=True, that is an error,
+                 found by the targets; then, or where it takes too long, each rank wants an iterable of its own part
+                 (sharded=True).
     samples      of a stream: how many there are in a pass; None: those of iterable.dataset, as a DataLoader has it.
     scale, shift of the samples in memory, as of Dataset; a stream's batches are as the network is to see them.
 

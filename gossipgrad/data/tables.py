@@ -1,16 +1,18 @@
-"""Tables: CSV files, plain or gzip, with a header or without, and NPZ files of NumPy."""
+"""Tables: CSV files, plain or gzip, with a header or without, data frames, and NPZ files of NumPy."""
 
 from __future__ import annotations
 
 import csv as csv_module
 import gzip
 import io
+import itertools
 import math
+import operator
 import os
-import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -18,77 +20,150 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gossipgrad import files
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.checks import check_finite
-from gossipgrad.errors import LARGEST, DataError, counted, did_you_mean, flag, number, warn
+from gossipgrad.errors import LARGEST, DataError, counted, did_you_mean, flag, listed, number, warn
 
 if TYPE_CHECKING:
     from gossipgrad.progress import Bar
 
 Path_ = str | os.PathLike[str]
 Columns = str | int | Sequence[str | int]
+Row = tuple[int, Sequence[str]]  # the number of its first line, and its fields
 
-CHUNK = 1 << 24  # bytes of text that are parsed together
+FIELDS = 1 << 18  # that are converted together
 DELIMITERS = ",;\t|"
 LISTED = 5  # rows that a message names
-_MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
+_MISSING = frozenset(("", "na", "n/a", "<na>", "nan", "nat", "null", "none", "?"))
 
 
-# ---- the text of a file
+# ---- rows
 
 
 @dataclass
-class _Text:
-    """A CSV file as text in pieces of whole rows, with the number of the first line of each."""
+class _Table:
+    """Names of the columns, and rows that are read as they are asked for."""
 
-    path: Path
-    encoding: str = "utf-8"
+    where: str  # for messages
+    unit: str  # of a row's number: "line", "row"
+    names: list[str]
+    header: bool  # do columns have names of their own?
+    rows: Iterator[Row]
 
-    def pieces(self, bar: Bar) -> Iterator[tuple[int, str]]:
-        """(number of its first line, text)"""
-        size = max(self.path.stat().st_size, 1)
-        with open(self.path, "rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            file: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
-            line, rest = 1, b""
-            while True:
-                piece = file.read(CHUNK)
-                content = rest + piece
-                cut = _cut(content) if piece else len(content)
-                rest = content[cut:]
-                if cut:
-                    text = self._decode(content[:cut], line)
-                    yield line, text.removeprefix("\ufeff") if line == 1 else text
-                    line += content.count(b"\n", 0, cut)
-                    bar.show(raw.tell() / size, f"{raw.tell() / 1e6:,.0f} of {size / 1e6:,.0f} MB read")
-                if not piece:
-                    return
+    def __post_init__(self) -> None:
+        self.place = {name: i for i, name in enumerate(self.names)}
 
-    def _decode(self, content: bytes, line: int) -> str:
-        try:
-            return content.decode(self.encoding)
-        except UnicodeDecodeError as error:
-            line += content.count(b"\n", 0, error.start)
-            raise DataError(f"{self.path}: line {line}: no {self.encoding} text ({error.reason})") from error
+    def index(self, column: Any, argument: str) -> int:
+        """A column's number."""
+        if isinstance(column, str):
+            if column in self.place:
+                return self.place[column]
+            hint = did_you_mean(column, self.names)
+            if not self.header:
+                hint = "; the file has no line of names: a column is a number, the first one 0"
+            there = listed(self.names)
+            raise DataError(f"{argument}={column!r}: {self.where} has no such column; it has {there}{hint}")
+        if isinstance(column, (bool, np.bool_)) or not hasattr(column, "__index__"):
+            raise TypeError(f"{argument}={column!r}: allowed: the name of a column, its number, or a list of these")
+        at, count = int(column.__index__()), len(self.names)
+        if not -count <= at < count:
+            raise DataError(f"{argument}={at}: {self.where} has columns 0..{count - 1}")
+        return at % count
 
+    def indices(self, columns: Columns, argument: str) -> list[int]:
+        several = list(columns) if isinstance(columns, (list, tuple)) else [columns]
+        found = [self.index(one, argument) for one in several]
+        if not found or len(set(found)) < len(found):
+            raise ValueError(f"{argument}={columns!r}: allowed: at least one column, each once")
+        return found
 
-def _cut(content: bytes) -> int:
-    """Where the last whole row ends; 0: there is none. A line end between quotes ends no row."""
-    cut = content.rfind(b"\n") + 1
-    while cut and content.count(b'"', 0, cut) % 2:
-        cut = content.rfind(b"\n", 0, cut - 1) + 1
-    return cut
+    def same(self, columns: list[int]) -> list[str | int]:
+        """These columns in another file: by their names, which may be digits, or where there are none by number."""
+        return [self.names[i] if self.header else i for i in columns]
 
 
-def _rows(text: str, delimiter: str, line: int) -> Iterator[tuple[int, list[str]]]:
-    """(line, fields) of the rows of a text that begins in this line; empty lines are none."""
-    reader = csv_module.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    before = 0
-    for fields in reader:
-        begin, before = line + before, reader.line_num
-        if fields and not (len(fields) == 1 and not fields[0].strip()):
-            yield begin, [field.strip() for field in fields]
+def _text(file: IO[bytes]) -> IO[str]:
+    """A file, plain or gzip, as text whose lines have their ends, \\n, \\r or both."""
+    packed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    content: Any = gzip.GzipFile(fileobj=file) if packed else file
+    return io.TextIOWrapper(content, "utf-8-sig", "surrogateescape", newline="")
+
+
+def _checked(text: Iterable[str], path: Path) -> Iterator[str]:
+    for number_, line in enumerate(text, 1):
+        if not line.isascii():
+            try:
+                line.encode()
+            except UnicodeEncodeError as error:
+                raise DataError(f"{path}: line {number_}: no utf-8 text") from error
+        yield line
+
+
+def _rows(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[Row]:
+    """The rows of these lines; empty lines are none. A field that is too long for the reader is an error, so that a
+    quote that is not closed costs no more than that."""
+    reader = csv_module.reader(lines, delimiter=delimiter)
+    begin = 1
+    try:
+        for fields in reader:
+            if len(fields) > 1 or (fields and fields[0].strip()):
+                yield begin, fields
+            begin = reader.line_num + 1
+    except csv_module.Error as error:
+        raise DataError(f"{path}: line {begin}: {error}; is a quote not closed?") from error
+
+
+def _of_file(path: Path, text: Iterable[str], delimiter: str | None, header: bool | None) -> _Table:
+    """The lines of a CSV file."""
+    if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n'):
+        raise ValueError(f"delimiter={delimiter!r}: allowed: one character, or None to find it")
+    lines, head = _checked(text, path), []
+    for line in lines:
+        head.append(line)
+        if line.strip():
+            break
+    if delimiter is None:
+        delimiter = max(DELIMITERS, key=head[-1].count) if head else ","
+    rows = _rows(itertools.chain(head, lines), delimiter, path)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{path}: empty; wanted rows of numbers")
+    line_, fields = first
+    if header is None:
+        header = not any(map(_is_number, fields))
+    if not header:
+        return _Table(str(path), "line", [str(i) for i in range(len(fields))], False, itertools.chain([first], rows))
+    names = [field.strip() for field in fields]
+    double = sorted(name for name, count in Counter(names).items() if count > 1)
+    if double:
+        raise DataError(f"{path}: line {line_}: several columns have the name {listed(map(repr, double))}")
+    second = next(rows, None)
+    if second is None:
+        raise DataError(f"{path}: no rows, only the names of columns in line {line_}")
+    return _Table(str(path), "line", names, True, itertools.chain([second], rows))
+
+
+def _is_frame(source: Any) -> bool:
+    """A data frame of pandas, polars or their like, none of which is imported."""
+    return hasattr(source, "columns") and hasattr(source, "__getitem__")
+
+
+def _of_frame(frame: Any) -> _Table:
+    keys = list(frame.columns)
+    if not keys or len(set(map(str, keys))) < len(keys):
+        raise ValueError(f"path: a data frame with columns {listed(map(repr, keys))}; allowed: one at least, each once")
+
+    def texts(key: Any) -> list[str]:
+        column = np.asarray(frame[key])
+        return [str(one) for one in (column.astype(np.uint8) if column.dtype == np.bool_ else column).tolist()]
+
+    rows = enumerate(zip(*map(texts, keys), strict=True), 1)
+    return _Table(f"the {type(frame).__name__}", "row", [str(key) for key in keys], True, rows)
+
+
+# ---- fields
 
 
 def _is_number(text: str) -> bool:
@@ -99,311 +174,211 @@ def _is_number(text: str) -> bool:
     return "_" not in text
 
 
-def _wrong(text: str, numeric: bool) -> str | None:
-    """What is wrong with a field; None: nothing."""
-    if text.lower() in _MISSING and (numeric or not text):
-        return "missing" if not text else f"{text!r}, not a number"
-    if not numeric:
-        return None
+def _wrong(text: str) -> str | None:
+    """What is wrong with a number; None: nothing."""
+    if text.strip().lower() in _MISSING:
+        return f"{text.strip()!r}, not a number" if text.strip() else "missing"
     if not _is_number(text):
-        return f"{text!r}, not a number"
+        return f"{text.strip()!r}, not a number"
     value = float(text)
     if not math.isfinite(value):
-        return f"{text!r}, not a finite number"
-    return f"{text}, too large for float32" if abs(value) > LARGEST else None
-
-
-# ---- one file
-
-
-class _Short(DataError):
-    """A text that ends before the first row of data."""
-
-
-@dataclass
-class _Layout:
-    """What the first rows of a file say."""
-
-    delimiter: str
-    names: list[str]  # of all columns
-    header: bool
-    first: list[str]  # fields of the first row of data
-    first_line: int
-
-
-def _delimiter(line: str) -> str:
-    best = max(DELIMITERS, key=line.count)
-    return best if line.count(best) else ","
-
-
-def _layout(path: Path, text: str, delimiter: str | None, header: bool | None) -> _Layout:
-    if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n'):
-        raise ValueError(f"delimiter={delimiter!r}: allowed: one character, or None to find it")
-    head = next((line for line in text.splitlines() if line.strip()), "")
-    delimiter = delimiter or _delimiter(head)
-    rows = _rows(text, delimiter, 1)
-    first = next(rows, None)
-    if first is None:
-        raise _Short(f"{path}: empty; wanted rows of numbers")
-    named = header if header is not None else not any(map(_is_number, first[1]))
-    names = first[1] if named else [str(i) for i in range(len(first[1]))]
-    double = sorted({name for name in names if names.count(name) > 1})
-    if double:
-        raise DataError(f"{path}: line {first[0]}: several columns have the name {', '.join(map(repr, double))}")
-    data = next(rows, None) if named else first
-    if data is None:
-        raise _Short(f"{path}: no rows, only the names of columns in line {first[0]}")
-    return _Layout(delimiter, names, named, data[1], data[0])
-
-
-def _index(path: Path, layout: _Layout, column: Any, argument: str) -> int:
-    if isinstance(column, str):
-        if column in layout.names:
-            return layout.names.index(column)
-        hint = did_you_mean(column, layout.names)
-        if not layout.header:
-            hint = "; the file has no line of names: a column is a number, the first one 0"
-        shown = ", ".join(layout.names[:20]) + (", ..." if len(layout.names) > 20 else "")
-        raise DataError(f"{argument}={column!r}: {path} has no such column; it has {shown}{hint}")
-    if isinstance(column, (bool, np.bool_)) or not hasattr(column, "__index__"):
-        raise TypeError(f"{argument}={column!r}: allowed: the name of a column, its number, or a list of these")
-    at, count = int(column.__index__()), len(layout.names)
-    if not -count <= at < count:
-        raise DataError(f"{argument}={at}: {path} has columns 0..{count - 1}")
-    return at % count
-
-
-def _indices(path: Path, layout: _Layout, columns: Columns, argument: str) -> list[int]:
-    several = list(columns) if isinstance(columns, (list, tuple)) else [columns]
-    found = [_index(path, layout, one, argument) for one in several]
-    if not found or len(set(found)) < len(found):
-        raise ValueError(f"{argument}={columns!r}: allowed: at least one column, each once")
-    return found
-
-
-@dataclass
-class _Columns:
-    """The columns of a file that are read: numbers, and one of text or none."""
-
-    layout: _Layout
-    features: list[int]
-    labels: list[int]
-    text: bool  # the label is text
-
-    @property
-    def numeric(self) -> list[int]:
-        return self.features + ([] if self.text else self.labels)
-
-    def same(self, columns: list[int]) -> Columns:
-        """These columns in another file: by their names, which may be digits, or where there are none by number."""
-        return [self.layout.names[i] if self.layout.header else i for i in columns]
-
-
-def _columns(path: Path, layout: _Layout, label: Columns, features: Columns | None, classes: Any) -> _Columns:
-    labels = _indices(path, layout, label, "label")
-    if features is None:
-        chosen = [i for i in range(len(layout.names)) if i not in labels]
-    else:
-        chosen = _indices(path, layout, features, "features")
-        both = [layout.names[i] for i in chosen if i in labels]
-        if both:
-            raise ValueError(f"features: {both[0]!r} is the label too; allowed: one of both")
-    if not chosen:
-        raise DataError(f"{path}: no column beside the label; wanted one feature at least")
-    if len(layout.first) != len(layout.names):
-        raise DataError(_ragged(path, layout.first_line, len(layout.first), len(layout.names)))
-
-    def is_text(column: int) -> bool:
-        field = layout.first[column]
-        return not _is_number(field) and field.lower() not in _MISSING
-
-    for column in chosen:
-        if is_text(column):
-            hint = "features=[...] chooses columns" if features is None else "features are numbers"
-            raise DataError(
-                f"{path}: line {layout.first_line}: column {layout.names[column]!r} is {layout.first[column]!r}, not a "
-                f"number; {hint}"
-            )
-    text = is_text(labels[0]) if classes is None else True
-    if text and len(labels) > 1:
-        raise DataError(f"{path}: label {layout.names[labels[0]]!r} is text; allowed: one label of text, or numbers")
-    return _Columns(layout, chosen, labels, text)
-
-
-def _ragged(path: Path, line: int, found: int, wanted: int) -> str:
-    return f"{path}: line {line}: {counted(found, 'field')}; wanted {wanted}, as many as there are columns"
+        return f"{text.strip()!r}, not a finite number"
+    return f"{text.strip()}, too large for float32" if abs(value) > LARGEST else None
 
 
 class _Reader:
-    """The rows of one file, checked."""
+    """The columns of a table that are wanted, checked: numbers, and one label, whose type all of its fields decide."""
 
-    def __init__(self, path: Path, columns: _Columns, strict: bool) -> None:
-        self.path, self.columns, self.strict = path, columns, strict
-        self.values: list[NDArray[np.float32]] = []  # numeric columns
-        self.labels: list[NDArray[np.str_]] = []
-        self.lines: list[NDArray[np.int64]] = []  # of the labels, where they are text
-        self.skipped: list[str] = []
-        self.rows = 0
+    def __init__(self, table: _Table, label: Columns, features: Columns | None, strict: bool) -> None:
+        self.table, self.strict = table, strict
+        self.labels = table.indices(label, "label")
+        labels = set(self.labels)
+        if features is None:
+            self.features = [i for i in range(len(table.names)) if i not in labels]
+        else:
+            self.features = table.indices(features, "features")
+            both = [table.names[i] for i in self.features if i in labels]
+            if both:
+                raise ValueError(f"features: {both[0]!r} is the label too; allowed: one of both")
+        if not self.features:
+            raise DataError(f"{table.where}: no column beside the label; wanted one feature at least")
+        self.label = None if isinstance(label, (list, tuple)) else self.labels[0]  # None: several columns of numbers
+        self.numeric = self.features + (self.labels if self.label is None else [])
+        self.hint = "; features=[...] chooses columns" if features is None else ""
+        self.values: list[NDArray[np.float64]] = []
+        self.kinds: dict[str, int] = {}  # the different fields of the label, in the order in which they occur
+        self.codes: list[NDArray[np.int64]] = []
+        self.lines: list[NDArray[np.int64]] = []
+        self.skipped: list[tuple[int, str]] = []
 
-    def add(self, text: str, line: int) -> None:
-        """The rows of a text that begins in this line of the file."""
-        try:
-            values, labels = self._fast(text)
-            good = np.isfinite(values).all() and (labels is None or not (labels == "").any())
-        except ValueError:
-            values, labels, good = np.empty((0, 0), np.float32), None, False
-        if not good:
-            values, labels = self._slow(text, line)
-        if not len(values):
-            return
+    def read(self, read: Any = lambda: None) -> None:
+        """All rows, in pieces; `read` is called after each."""
+        rows = max(1, FIELDS // len(self.table.names))
+        while piece := list(itertools.islice(self.table.rows, rows)):
+            self._add(piece)
+            read()
+
+    def _add(self, rows: list[Row]) -> None:
+        values = self._fast(rows)
+        if values is None:
+            rows, values = self._slow(rows)
         self.values.append(values)
-        self.rows += len(values)
-        if labels is not None:
-            self.labels.append(labels)
+        self.lines.append(np.array([line for line, _ in rows], np.int64))
+        if self.label is not None:
+            texts = (fields[self.label].strip() for _, fields in rows)
+            self.codes.append(np.array([self.kinds.setdefault(text, len(self.kinds)) for text in texts], np.int64))
 
-    def _fast(self, text: str) -> tuple[NDArray[np.float32], NDArray[np.str_] | None]:
-        """By NumPy's parser; ValueError where any field of any row is not as it should be."""
-        width = len(self.columns.layout.names)
-        how: dict[str, Any] = {"delimiter": self.columns.layout.delimiter, "quotechar": '"', "comments": None}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a text without rows
-            if len(self.columns.numeric) == width:
-                table = np.loadtxt(io.StringIO(text), np.float32, ndmin=2, **how)
-                if len(table) and table.shape[1] != width:
-                    raise ValueError("ragged")
-                return self._chosen(table), None
-            rows = self._even(text, width)
-            table = np.loadtxt(io.StringIO(text), np.float32, ndmin=2, usecols=self.columns.numeric, **how)
-            labels = None
-            if self.columns.text:
-                read = np.loadtxt(io.StringIO(text), str, ndmin=1, usecols=self.columns.labels[0], **how)
-                labels = np.char.strip(read)
-            if len(table) != rows or (labels is not None and len(labels) != rows):
-                raise ValueError("rows")
-            return table, labels
+    def _fast(self, rows: list[Row]) -> NDArray[np.float64] | None:
+        """None where any field of any row is not as it should be."""
+        width = len(self.table.names)
+        if any(len(fields) != width for _, fields in rows):
+            return None
+        pick: Any = operator.itemgetter(*self.numeric)
+        chosen = [pick(fields) for _, fields in rows]
+        if len(self.numeric) == 1:
+            chosen = [(field,) for field in chosen]
+        try:
+            values = np.array([list(map(float, fields)) for fields in chosen])
+        except ValueError:
+            return None
+        plain = not any("_" in "".join(fields) for fields in chosen)  # float("1_0") is 10
+        return values if plain and (np.abs(values) <= LARGEST).all() else None
 
-    def _chosen(self, table: NDArray[np.float32]) -> NDArray[np.float32]:
-        order = self.columns.numeric
-        return table if order == list(range(len(order))) or not len(table) else np.ascontiguousarray(table[:, order])
-
-    def _even(self, text: str, width: int) -> int:
-        """The number of rows; ValueError if one has another number of fields, or quotes make them hard to count."""
-        content = np.frombuffer(text.encode(), np.uint8)
-        delimiter = self.columns.layout.delimiter.encode()
-        if len(delimiter) > 1 or (content == ord('"')).any():
-            raise ValueError("not plain")
-        ends = np.flatnonzero(content == ord("\n"))
-        if not len(ends) or ends[-1] != len(content) - 1:
-            ends = np.append(ends, len(content))
-        begins = np.concatenate([[0], ends[:-1] + 1])
-        found = np.diff(np.searchsorted(np.flatnonzero(content == delimiter[0]), np.append(begins, len(content))))
-        blank = (ends - begins <= 1) & (found == 0)
-        if (found[~blank] != width - 1).any():
-            raise ValueError("ragged")
-        return int((~blank).sum())
-
-    def _slow(self, text: str, line: int) -> tuple[NDArray[np.float32], NDArray[np.str_] | None]:
+    def _slow(self, rows: list[Row]) -> tuple[list[Row], NDArray[np.float64]]:
         """Row by row: what is wrong in which line; an error, or such rows are left out."""
-        names, numeric = self.columns.layout.names, self.columns.numeric
-        checked = [*((i, True) for i in numeric), *((i, False) for i in self.columns.labels if self.columns.text)]
-        good: list[list[str]] = []
-        for at, fields in _rows(text, self.columns.layout.delimiter, line):
+        names, good = self.table.names, []
+        for line, fields in rows:
             if len(fields) != len(names):
-                self._bad(_ragged(self.path, at, len(fields), len(names)))
+                found = counted(len(fields), "field")
+                self._bad(line, f"{found}; wanted {len(names)}, as many as there are columns")
                 continue
-            found = ((i, _wrong(fields[i], is_number)) for i, is_number in checked)
-            first = next(((i, words) for i, words in found if words is not None), None)
-            if first is not None:
-                self._bad(f"{self.path}: line {at}: column {names[first[0]]!r} is {first[1]}")
-                continue
-            good.append(fields)
-        values = np.array([[float(row[i]) for i in numeric] for row in good], np.float32).reshape(-1, len(numeric))
-        labels = np.array([row[self.columns.labels[0]] for row in good]) if self.columns.text else None
-        return values, labels
+            wrong = ((i, _wrong(fields[i])) for i in self.numeric)
+            first = next(((i, words) for i, words in wrong if words is not None), None)
+            if first is None:
+                good.append((line, fields))
+            else:
+                i, words = first
+                self._bad(line, f"column {names[i]!r} is {words}", self.hint if i in self.features else "")
+        values = [[float(fields[i]) for i in self.numeric] for _, fields in good]
+        return good, np.array(values, np.float64).reshape(-1, len(self.numeric))
 
-    def _bad(self, words: str) -> None:
+    def _bad(self, line: int, words: str, hint: str = "") -> None:
         if self.strict:
-            raise DataError(f"{words} (strict=False, --no-strict on the command line, skips such rows)")
-        self.skipped.append(words)
+            raise DataError(
+                f"{self.table.where}: {self.table.unit} {line}: {words}{hint} "
+                "(strict=False, --no-strict on the command line, skips such rows)"
+            )
+        self.skipped.append((line, words))
 
-    def result(self) -> tuple[NDArray[np.float32], NDArray[Any]]:
-        """(features (n, k), labels (n,) or (n, m))"""
+    def result(self, classes: Sequence[str] | None) -> tuple[NDArray[np.float64], NDArray[Any], list[str] | None]:
+        """(features (n, k), targets (n,) or (n, m), names of the classes)"""
+        table = np.concatenate(self.values or [np.empty((0, len(self.numeric)))])
+        targets, names = table[:, len(self.features) :], None
+        if self.label is not None:
+            good, targets, names = self._label(classes)
+            table = table if good.all() else table[good]
         if self.skipped:
-            shown = [words.removeprefix(f"{self.path}: ") for words in self.skipped[:LISTED]]
+            self.skipped.sort()
+            shown = [f"{self.table.unit} {line}: {words}" for line, words in self.skipped[:LISTED]]
             more = f"; and {len(self.skipped) - LISTED} more" if len(self.skipped) > LISTED else ""
-            warn(f"{self.path}: {counted(len(self.skipped), 'row')} skipped: {'; '.join(shown)}{more}")
-        if not self.rows:
-            raise DataError(f"{self.path}: no rows" + (", all were skipped" if self.skipped else ""))
-        table = self.values[0] if len(self.values) == 1 else np.concatenate(self.values)
-        self.values = []
-        count = len(self.columns.features)
-        features = np.ascontiguousarray(table[:, :count])
-        if self.columns.text:
-            return features, np.concatenate(self.labels)
-        numbers = table[:, count:].copy()
-        return features, numbers[:, 0] if len(self.columns.labels) == 1 else numbers
+            warn(f"{self.table.where}: {counted(len(self.skipped), 'row')} skipped: {'; '.join(shown)}{more}")
+        if not len(table):
+            raise DataError(f"{self.table.where}: no rows" + (", all were skipped" if self.skipped else ""))
+        return np.ascontiguousarray(table[:, : len(self.features)]), np.ascontiguousarray(targets), names
+
+    def _label(self, classes: Sequence[str] | None) -> tuple[NDArray[np.bool_], NDArray[Any], list[str] | None]:
+        """(which rows have one, their targets, names of the classes): by all fields of the column."""
+        codes, lines = (np.concatenate(one or [np.empty(0, np.int64)]) for one in (self.codes, self.lines))
+        kinds, name = list(self.kinds), self.table.names[self.labels[0]]
+        known = [kind.lower() not in _MISSING for kind in kinds]
+        digits = [_is_number(kind) for kind in kinds]
+        numbers = np.array([k and d for k, d in zip(known, digits, strict=True)], bool)[codes]
+        texts = np.array([k and not d for k, d in zip(known, digits, strict=True)], bool)[codes]
+        if classes is None and self.strict and texts.any() and numbers.any():
+            one, other = int(np.argmax(numbers)), int(np.argmax(texts))
+            unit = self.table.unit
+            raise DataError(
+                f"{self.table.where}: column {name!r} has numbers, as {kinds[codes[one]]!r} in {unit} {lines[one]}, "
+                f"and text, as {kinds[codes[other]]!r} in {unit} {lines[other]}; allowed: one of both, or "
+                "classes=[...], which names classes that may be numbers"
+            )
+        of_text = classes is not None or texts.sum() > numbers.sum()
+        wrong = [(None if kind else "missing") if of_text else _wrong(kind) for kind in kinds]  # "None" may be a name
+        bad = np.array([words is not None for words in wrong], bool)[codes]
+        for row in np.flatnonzero(bad).tolist():
+            self._bad(int(lines[row]), f"column {name!r} is {wrong[codes[row]]}")
+        if not of_text:
+            values = np.array([0.0 if words else float(kind) for kind, words in zip(kinds, wrong, strict=True)])
+            return ~bad, values[codes[~bad]], None
+        return ~bad, self._classes(kinds, codes[~bad], lines[~bad], classes), self.names
+
+    def _classes(
+        self, kinds: list[str], codes: NDArray[np.int64], lines: NDArray[np.int64], classes: Sequence[str] | None
+    ) -> NDArray[np.int32]:
+        """The class of each row; `names` becomes those of the classes."""
+        self.names = sorted(kinds[code] for code in set(codes.tolist())) if classes is None else list(classes)
+        place = {name: i for i, name in enumerate(self.names)}
+        found = np.array([place.get(kind, -1) for kind in kinds], np.int32)[codes]
+        unknown = np.flatnonzero(found < 0)
+        if len(unknown):
+            row = int(unknown[0])
+            raise DataError(
+                f"{self.table.where}: {self.table.unit} {lines[row]} has the label {kinds[codes[row]]!r}, which is "
+                f"none of the classes; they are {listed(map(repr, self.names))}"
+            )
+        return found
+
+
+@dataclass
+class _Read:
+    """What a table gives: features (n, k), targets (n,) or (n, m), names of classes, columns in another table."""
+
+    x: NDArray[np.float64]
+    y: NDArray[Any]
+    classes: list[str] | None
+    label: Columns
+    features: Columns
+
+    def dataset(self, name: str) -> Dataset:
+        made = Dataset(self.x, self.y, name=name)
+        made.classes = self.classes
+        return made
 
 
 def _read(
-    path: Path_,
+    source: Any,
     label: Columns,
     features: Columns | None,
     delimiter: str | None,
     header: bool | None,
     strict: bool,
-    classes: list[str] | None,
+    classes: Sequence[str] | None,
     progress: bool,
-) -> tuple[NDArray[np.float32], NDArray[Any], Columns, Columns, list[str] | None]:
-    """(features, targets, the label's columns and the features' in another file, names of the classes)"""
+) -> _Read:
     from gossipgrad.progress import Bar
 
-    path = Path(path)
-    reader: _Reader | None = None
-    begun, short = "", _Short(f"{path}: empty; wanted rows of numbers")
-    bar = Bar(path.name, progress)
-    try:
-        for line, text in _Text(path).pieces(bar):
-            if reader is None:
-                begun += text
-                try:  # the last row is a piece of its own where no line end follows it
-                    layout = _layout(path, begun, delimiter, header)
-                except _Short as error:
-                    short = error
-                    continue
-                line, text = 1, begun
-                reader = _Reader(path, _columns(path, layout, label, features, classes), strict)
-                if layout.header:  # the names are no row
-                    begin = _after(text, layout.first_line)
-                    line, text = layout.first_line, text[begin:]
-            reader.add(text, line)
-    except (OSError, EOFError, zlib.error, csv_module.Error) as error:
-        raise DataError(f"{path}: {_reason(error)}") from error
-    finally:
-        bar.close()
-    if reader is None:
-        raise short
-    x, y = reader.result()
-    columns = reader.columns
-    same = columns.same(columns.labels), columns.same(columns.features)
-    if not columns.text:
-        return x, y, *same, None
-    kinds = np.unique(y) if classes is None else np.array(classes)
-    order = np.argsort(kinds)
-    place = np.clip(np.searchsorted(kinds[order], y), 0, len(kinds) - 1)
-    found = order[place]
-    unknown = np.flatnonzero(kinds[found] != y)
-    if len(unknown):
-        raise DataError(
-            f"{path}: row {unknown[0] + 1} has the label {str(y[unknown[0]])!r}, which the training part has not; "
-            f"it has {', '.join(map(repr, kinds.tolist()[:20]))}"
-        )
-    return x, found.astype(np.int32), *same, [str(kind) for kind in kinds]
+    if _is_frame(source):
+        reader = _Reader(_of_frame(source), label, features, strict)
+        reader.read()
+    else:
+        path = Path(source)
+        bar = Bar(path.name, progress)
+        try:
+            with files.opened(path) as file, _text(file) as text:
+                size = max(os.fstat(file.fileno()).st_size, 1)
 
+                def show() -> None:
+                    bar.show(file.tell() / size, f"{file.tell() / 1e6:,.0f} of {size / 1e6:,.0f} MB read")
 
-def _after(text: str, line: int) -> int:
-    """Where this line begins in a text that begins in line 1, by the line ends that _rows counts."""
-    lines = io.StringIO(text, newline="")
-    return sum(len(next(lines)) for _ in range(line - 1))
+                reader = _Reader(_of_file(path, text, delimiter, header), label, features, strict)
+                reader.read(show)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: {_reason(error)}") from error
+        finally:
+            bar.close()
+    x, y, names = reader.result(classes)
+    same = reader.table.same(reader.labels)
+    return _Read(x, y, names, same if reader.label is None else same[0], reader.table.same(reader.features))
 
 
 def _reason(error: BaseException) -> str:
@@ -420,27 +395,33 @@ def _reason(error: BaseException) -> str:
 def standardize(train: Dataset, *others: Dataset) -> tuple[Dataset, ...]:
     """These sets with each feature's mean 0 and standard deviation 1 in the first of them, the training part.
 
-    Samples are float32 arrays (n, ...), and a feature is a place in a sample. One that never changes becomes 0. The
-    result has `standardization`, a pair (mean, deviation) of float32 arrays in the shape of a sample: new samples are
-    made alike by (x - mean) / deviation. Both are of the samples as they are stored, and the result has scale 1 and
-    shift 0. Copies the samples. ValueError: a set with several inputs or targets, or with samples of another type.
+    Samples are float arrays (n, ...), and a feature is a place in a sample. One that never changes becomes 0. The
+    result has `standardization`, a pair (mean, deviation) of float64 arrays in the shape of a sample: new samples are
+    made alike by (x - mean) / deviation. All is computed in float64, of float64 samples as they were given, so that
+    features far from 0, as times in seconds, keep their differences. The result has scale 1 and shift 0, and copies
+    the samples. ValueError: a set with several inputs or targets, or with samples of another type.
     """
     for one in (train, *others):
         _check_single(one)
-    mean, deviation = moments(train.samples)
+    mean, deviation = moments(train._unrounded())
     return tuple(_standardized(one, mean, deviation) for one in (train, *others))
 
 
-def moments(samples: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(mean, standard deviation) of each place in a sample; a deviation of 0 is given as 1."""
+def _pieces(samples: NDArray[Any]) -> Iterator[slice]:
     rows = max(1, (1 << 22) // max(1, samples[:1].nbytes))
-    pieces = [samples[begin : begin + rows] for begin in range(0, len(samples), rows)]
-    mean = sum(piece.sum(axis=0, dtype=np.float64) for piece in pieces) / len(samples)
+    return (slice(begin, begin + rows) for begin in range(0, len(samples), rows))
+
+
+def moments(samples: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(mean, standard deviation) of each place in a sample; a deviation of 0 is given as 1."""
+    pieces = [samples[piece] for piece in _pieces(samples)]
+    mean = np.asarray(sum(piece.sum(axis=0, dtype=np.float64) for piece in pieces) / len(samples))
     square = sum(((piece - mean) ** 2).sum(axis=0) for piece in pieces) / len(samples)
     deviation = np.sqrt(square)
-    # A feature that is constant up to rounding has no deviation to divide by.
-    constant = deviation <= 1e-7 * np.abs(mean)
-    return np.asarray(mean, np.float32), np.where(constant, 1.0, deviation).astype(np.float32)
+    # A feature that is constant, if need be up to rounding, has no deviation to divide by.
+    constant = np.logical_and.reduce([(piece == samples[0]).all(axis=0) for piece in pieces])
+    constant |= deviation <= np.finfo(samples.dtype).eps * np.abs(mean)
+    return mean, np.where(constant, 1.0, deviation)
 
 
 def _check_single(one: Dataset) -> None:
@@ -452,15 +433,18 @@ def _check_single(one: Dataset) -> None:
         )
 
 
-def _standardized(one: Dataset, mean: NDArray[np.float32], deviation: NDArray[np.float32]) -> Dataset:
+def _standardized(one: Dataset, mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> Dataset:
     if one.dtype != np.float32 or one.shape != mean.shape:
         raise ValueError(
-            f"standardize: {one.name} has samples {one.shape} of {one.dtype}; allowed: float32 of {mean.shape}"
+            f"standardize: {one.name} has samples {one.shape} of {one.dtype}; allowed: floats of {mean.shape}"
         )
-    samples = (one.samples - mean) / deviation
-    made = Dataset(samples, one.targets, sample_weight=one.sample_weight, name=one.name)
-    made.classes, made.standardization = one.classes, (mean, deviation)
-    return made
+    samples = one._unrounded()
+    made = np.empty(samples.shape, np.float32)
+    for piece in _pieces(samples):
+        made[piece] = (samples[piece] - mean) / deviation
+    result = Dataset(made, one.targets, sample_weight=one.sample_weight, name=one.name)
+    result.classes, result.standardization = one.classes, (mean, deviation)
+    return result
 
 
 def _standardize_as(wanted: Any, train: Dataset, others: Sequence[Dataset]) -> tuple[Dataset, ...]:
@@ -478,11 +462,12 @@ def _standardize_as(wanted: Any, train: Dataset, others: Sequence[Dataset]) -> t
 
 
 def csv(
-    path: Path_,
+    path: Any,
     label: Columns,
     *,
-    test: Path_ | float | None = None,
+    test: Any = None,
     features: Columns | None = None,
+    classes: Sequence[str] | None = None,
     standardize: bool | Dataset = False,
     delimiter: str | None = None,
     header: bool | None = None,
@@ -493,52 +478,57 @@ def csv(
 ) -> Any:
     """The Dataset of a CSV file, plain or gzip: samples (n, features) as float32, targets (n,); or (train, test).
 
+    path         the file, or a data frame, as of pandas or polars.
     label        the column of the targets, by its name or number (-1: the last). Text becomes the classes 0, 1, ... in
-                 alphabetical order, whose names the set has as `classes`. A list of columns: targets (n, m).
-    test         another file with the same columns, or a share in 0..1 of the rows, drawn by the seed: the result is
+                 alphabetical order, whose names the set has as `classes`. All fields of the column say whether it is of
+                 text or of numbers; one of both is an error. A list of columns: targets (n, m), numbers.
+    test         another table with the same columns, or a share in 0..1 of the rows, drawn by the seed: the result is
                  (train, test).
     features     the columns of the samples; None: all but the label.
+    classes      names of the classes that labels may be, in their order, as those of the training part for another
+                 table: test.classes == train.classes. Labels that look like numbers are names then.
     standardize  True: each feature gets mean 0 and deviation 1 in the training part; see gossipgrad.data.standardize.
                  A Dataset: with its mean and deviation.
     delimiter    None: the most frequent of , ; tab | in the first line.
     header       whether the first line names the columns; None: it does if no field in it is a number.
     strict       True: a row with another number of fields, or with a field that is missing, NaN or no number, is an
-                 error that names the line and the column. False: such rows are skipped, and a warning counts them, but
-                 for the first one, which says what the columns are.
+                 error that names the line and the column. False: such rows are skipped, and a warning counts them; a
+                 label is what most of its fields are, text or numbers.
 
-    DataError: damaged files, columns that are not there, rows as above. Shows a progress bar if `progress`.
+    Numbers are read as float64, which gossipgrad.data.standardize computes in, and become float32 where they are
+    trained on. DataError: damaged files, columns that are not there, rows as above. Shows a progress bar if `progress`.
     """
     how = (delimiter, header, flag("strict", strict))
-    x, y, same_label, same, classes = _read(path, label, features, *how, None, progress)
-    train = _made(x, y, classes, name or _stem(path))
+    first = _read(path, label, features, *how, _checked_classes(classes), progress)
+    train = first.dataset(name or _stem(path))
     if test is None:
         return _standardize_as(standardize, train, ())[0]
-    if isinstance(test, (str, os.PathLike)):
-        x, y, _, _, found = _read(test, same_label, same, *how, classes, progress)
-        if classes is None and found is not None:
+    if isinstance(test, (str, os.PathLike)) or _is_frame(test):
+        second = _read(test, first.label, first.features, *how, first.classes, progress)
+        if first.classes is None and second.classes is not None:
             raise DataError(
-                f"{test}: label={label!r} is text, as {found[0]!r}; allowed: numbers, which it is in the training part"
+                f"{_stem(test) if _is_frame(test) else test}: label={label!r} is text, as {second.classes[0]!r}; "
+                "allowed: numbers, which it is in the training part"
             )
-        other = _made(x, y, found, name or _stem(test))
-        sets: tuple[Dataset, ...] = (train, other)
-    else:
-        rest, part = train.split(_complement(test), seed=seed)
-        rest.classes = part.classes = classes
-        sets = (rest, part)
-    return _standardize_as(standardize, sets[0], sets[1:])
+        return _standardize_as(standardize, train, (second.dataset(name or _stem(test)),))
+    rest, part = train.split(1.0 - number("test", test, above=0.0, below=1.0), seed=seed)
+    return _standardize_as(standardize, rest, (part,))
 
 
-def _complement(test: Any) -> float:
-    return 1.0 - number("test", test, above=0.0, below=1.0)
+def _checked_classes(classes: Any) -> list[str] | None:
+    if classes is None:
+        return None
+    if isinstance(classes, (str, bytes, Mapping)) or not isinstance(classes, Iterable):
+        raise TypeError(f"classes={classes!r}: allowed: a list of names, or None")
+    names = [str(one) for one in classes]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"classes: {listed(map(repr, names)) or 'none'}; allowed: at least one name, each once")
+    return names
 
 
-def _made(x: NDArray[np.float32], y: NDArray[Any], classes: list[str] | None, name: str) -> Dataset:
-    made = Dataset(x, y, name=name)
-    made.classes = classes
-    return made
-
-
-def _stem(path: Path_) -> str:
+def _stem(path: Any) -> str:
+    if _is_frame(path):
+        return type(path).__name__
     name = Path(path).name
     for suffix in (".gz", ".csv", ".tsv", ".txt", ".npz"):
         name = name[: -len(suffix)] if name.lower().endswith(suffix) and len(name) > len(suffix) else name
