@@ -92,6 +92,8 @@ def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
     facts: dict[str, Any] = {"shape of a sample": one.shape, "type of samples": str(one.dtype), "sharded": sharded}
     for name, value in (("scale", np.asarray(one.scale)), ("shift", np.asarray(one.shift))):
         facts[name] = value.tolist() if value.ndim < 2 else checksum(value)  # of each element, as a mean image
+    if one.class_names is not None:
+        facts["names of classes"] = text({"names": one.class_names})
     if sharded:
         shapes = one.target_shapes
         shape = shapes[0] if len(shapes) == 1 else ", ".join(map(str, shapes))

@@ -15,7 +15,7 @@ from gossipgrad._core import Team
 from gossipgrad.apoptosis import Apoptosis
 from gossipgrad.cluster import Network
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.data.classes import one_sided
+from gossipgrad.data.classes import differ, one_sided
 from gossipgrad.errors import counted, warn
 from gossipgrad.history import Record
 from gossipgrad.model import Model
@@ -45,6 +45,13 @@ def missing_partners(team: Team, strategy: GossipGraD) -> None:
             f"topology='cube' with {count} {what}: in some steps some {what} have no partner; "
             f"'dissemination' has partners for any number of {what}"
         )
+
+
+def other_classes(rank: int, before: list[str] | None, train: Dataset) -> None:
+    """The network was trained, by this trainer or in what is resumed, for classes that have other numbers now."""
+    found = differ(train.class_names, before)
+    if found is not None and rank == 0:
+        warn(f"{train.name} has other classes than what was trained on before: {found}; each set numbers its own")
 
 
 def one_rank(team: Team, network: Network | None, timeout: float) -> None:

@@ -41,6 +41,7 @@ from gossipgrad.callbacks import Callback
 from gossipgrad.data import given
 from gossipgrad.data.arrays import Dataset, as_dataset
 from gossipgrad.data.checks import samples_array, shape_hint, targets_array
+from gossipgrad.data.classes import check_alike
 from gossipgrad.errors import CheckpointError, flag, integer, named_keywords, not_finite, number, warn
 from gossipgrad.fitting import HINTS, Fit
 from gossipgrad.history import History, Record
@@ -257,6 +258,7 @@ class Trainer(Replicas):
             checkpoint.restore(self, call.resume)
             step = None if self.position is None else self.step
             notices.nothing_to_train(self.rank, call.resume, self.epoch, call.epochs, step)
+        notices.other_classes(self.rank, self.class_names, call.train.first)
         self.class_names = call.train.first.class_names
         if self.set_batch is not None:
             batches.check(self.set_batch)
@@ -475,6 +477,7 @@ class Trainer(Replicas):
                 raise ValueError("replicas=True: every rank wants the whole set; not with sharded=True")
             arity = given.Arity(len(self.net.inputs), len(self.net.target_names))
             whole = given.one(data, y, "data", sharded, self.team.local, arity)
+            check_alike("data", whole.first.class_names, "what was trained on", self.class_names)
             data_set = whole.core(self.net.inputs, self.heads, self.net.target_names)
             one.hints = {"data, ": "Every rank gives the same whole set, or its own part with sharded=True"}
             one.facts = {"data": lambda: fingerprint.data(whole.first, sharded), "replicas": replicas}

@@ -138,3 +138,77 @@ def test_texts_on_the_command_line(capsys, tmp_path):
     assert code == 0 and "on shakespeare, 193 + 21 samples" in out, err
     code, out, err = cli_run(capsys, *how, "--sequence", 400)
     assert code == 1 and "the part to validate on has 172 characters; sequence=400 wants at least 401" in err
+
+
+# ---- classes of two sets
+
+
+def _named(names, count=66, seed=0):
+    y = np.arange(count) % len(names)
+    x = np.eye(4)[y] + 0.01 * np.random.default_rng(seed).normal(size=(count, 4))
+    made = gg.Dataset(x, y, name="+".join(names))
+    made.classes = list(names)
+    return made
+
+
+def _trainer(ranks=1):
+    net = gg.Sequential([gg.Linear(3)], input=(4,))
+    return gg.Trainer(net, optimizer=gg.SGD(lr=1.0), comm=gg.VirtualCluster(ranks))
+
+
+def test_sets_whose_classes_have_other_numbers_do_not_meet():
+    """Where a class is missing from a part, all after it have other numbers."""
+    train, other = _named(["ant", "bee", "cat"]), _named(["ant", "cat"])
+    words = "has other classes than {}: number 1 is 'cat' here and 'bee' there.*classes=train.classes"
+    with _trainer() as trainer:
+        for give in (lambda: trainer.fit(train, other), lambda: trainer.fit(train, validation=other)):
+            with pytest.raises(ValueError, match="validation " + words.format("the training set")):
+                give()
+        trainer.fit(train, validation=train[:5], progress=False)
+        with pytest.raises(ValueError, match="data " + words.format("what was trained on")):
+            trainer.evaluate(other)
+        trainer.evaluate(_named(["ant", "bee"]))  # the numbers that are there are the same
+        trainer.evaluate(other.samples, other.targets)
+        with pytest.warns(UserWarning, match=r"ant\+cat has other classes than what was trained on before: number 1"):
+            trainer.fit(other, progress=False)
+    with _trainer(2) as trainer, pytest.raises(ValueError, match=r"train\[1\] " + words.format(r"train\[0\]")):
+        trainer.fit([train, other], sharded=True, progress=False)
+    with pytest.raises(ValueError, match=r"ant\+cat " + words.format("the training part")):
+        gg.data.standardize(train, other)
+
+
+def test_a_checkpoint_has_the_classes_that_a_set_is_compared_with(tmp_path):
+    train, other = _named(["ant", "bee", "cat"]), _named(["ant", "cat"])
+    with _trainer() as trainer:
+        trainer.fit(train, batch_size=4, progress=False)
+        trainer.save(tmp_path / "t")
+    with _trainer() as trainer, pytest.warns(UserWarning, match="other classes than what was trained on before"):
+        trainer.fit(other, epochs=2, batch_size=4, resume=tmp_path / "t", progress=False)
+    with gg.Trainer.load(tmp_path / "t") as trainer, pytest.raises(ValueError, match="data has other classes than"):
+        trainer.evaluate(other)
+
+
+def test_processes_compare_their_classes():
+    from gossipgrad import fingerprint
+
+    one, other = _named(["ant", "bee"]), _named(["ant", "cat"])
+    for sharded in (False, True):
+        facts = [fingerprint.data(data, sharded)["names of classes"] for data in (one, other, one[:3])]
+        assert facts[0] == facts[2] != facts[1]
+
+
+def test_tables_and_texts_of_other_classes(tmp_path):
+    (tmp_path / "a.csv").write_text("x,said\n1,ant\n2,bee\n3,cat\n")
+    (tmp_path / "b.csv").write_text("x,said\n1,ant\n3,cat\n")
+    train, wrong = (gg.data.csv(tmp_path / name, "said") for name in ("a.csv", "b.csv"))
+    right = gg.data.csv(tmp_path / "b.csv", "said", classes=train.classes)
+    assert right.targets.tolist() == [0, 2] and right.classes == train.classes
+    net = gg.Sequential([gg.Linear(3)], input=(1,))
+    with gg.Trainer(net) as trainer:
+        with pytest.raises(ValueError, match="number 1 is 'cat' here and 'bee' there"):
+            trainer.fit(train, validation=wrong, batch_size=1, progress=False)
+        trainer.fit(train, validation=right, batch_size=1, progress=False)
+    texts = [gg.data.text(text * 30, 4, validation=None) for text in ("abc\n", "abd\n")]
+    with gg.Trainer(gg.models.char_gpt(vocabulary=4, sequence=4, width=8, heads=2, layers=1)) as trainer:
+        with pytest.raises(ValueError, match="number 3 is 'd' here and 'c' there.*vocabulary= of text"):
+            trainer.fit(texts[0], validation=texts[1], batch_size=4, progress=False)

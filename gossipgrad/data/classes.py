@@ -55,6 +55,27 @@ def stratified(targets: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[np.i
     return [*chosen, left]
 
 
+def differ(here: Sequence[str] | None, there: Sequence[str] | None) -> str | None:
+    """Which number stands for another class in two sets, in words; None: none does, or a set's classes have no names.
+
+    A list may go on where the other ends.
+    """
+    for number_, (one, other) in enumerate(zip(here or (), there or (), strict=False)):
+        if one != other:
+            return f"number {number_} is {one!r} here and {other!r} there"
+    return None
+
+
+def check_alike(what: str, here: Sequence[str] | None, of: str, there: Sequence[str] | None) -> None:
+    """ValueError where the same number of `what` and of another set stands for different classes."""
+    found = differ(here, there)
+    if found is not None:
+        raise ValueError(
+            f"{what} has other classes than {of}: {found}, because each set numbers its own; allowed: the same names in "
+            "the same order, as by classes=train.classes of image_folder and csv, test= of csv, vocabulary= of text"
+        )
+
+
 def class_numbers(targets: NDArray[Any]) -> NDArray[np.int64] | None:
     """The class of each sample, of integer or bool targets (n,) or (n, 1), or of one-hot rows; None: no classes."""
     flat = targets.reshape(len(targets), -1)

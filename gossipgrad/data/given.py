@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gossipgrad import _core
 from gossipgrad.data.arrays import Dataset, as_dataset
 from gossipgrad.data.checks import CLASS_LOSSES, targets_array, weights_array
-from gossipgrad.data.classes import class_weights
+from gossipgrad.data.classes import check_alike, class_weights
 from gossipgrad.errors import integer, number
 from gossipgrad.heads import Field, Head
 
@@ -240,7 +240,9 @@ def one(data: Any, y: Any, what: str, sharded: bool, ranks: int, arity: Arity = 
                 f"got {found}"
             )
     targets = [None] * ranks if y is None else y
-    parts = (_single(x, t, f"{what}[{rank}]", arity) for rank, (x, t) in enumerate(zip(data, targets, strict=True)))
+    parts = [_single(x, t, f"{what}[{rank}]", arity) for rank, (x, t) in enumerate(zip(data, targets, strict=True))]
+    for rank, part in enumerate(parts):
+        check_alike(f"{what}[{rank}]", part.class_names, f"{what}[0]", parts[0].class_names)
     return Given(tuple(parts), True)
 
 
@@ -298,5 +300,9 @@ def training_sets(
         raise TypeError(
             f"train is a {_describe(train)} and the second argument a pair; allowed: fit(x, y, validation=(x, y))"
         )
-    found = None if validation is None else one(validation, None, "validation", sharded, ranks, arity)
-    return one(train, y, "train", sharded, ranks, arity), found
+    first = one(train, y, "train", sharded, ranks, arity)
+    if validation is None:
+        return first, None
+    second = one(validation, None, "validation", sharded, ranks, arity)
+    check_alike("validation", second.first.class_names, "the training set", first.first.class_names)
+    return first, second

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from gossipgrad import files
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.checks import check_finite
+from gossipgrad.data.classes import check_alike
 from gossipgrad.errors import LARGEST, DataError, counted, did_you_mean, flag, listed, number, warn
 
 if TYPE_CHECKING:
@@ -403,6 +404,7 @@ def standardize(train: Dataset, *others: Dataset) -> tuple[Dataset, ...]:
     """
     for one in (train, *others):
         _check_single(one)
+        check_alike(one.name, one.class_names, "the training part", train.class_names)
     mean, deviation = moments(train._unrounded())
     return tuple(_standardized(one, mean, deviation) for one in (train, *others))
 
