@@ -26,8 +26,9 @@ REPEAT = 6  # as GG_STALL_REPEAT
 VARIABLE = "GOSSIPGRAD_STALL_SECONDS"
 
 _calls: list[str] = []  # the collective calls that this process is in, the innermost last
+_advice = ""  # what to look for where ranks wait in different calls
 _allowance = 0.0  # seconds that simulated stragglers and links may need beside
-_NOT_THE_USERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.abspath(contextlib.__file__))
+_not_the_users = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.abspath(contextlib.__file__))
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,21 @@ def allow(seconds: float) -> None:
     _allowance = max(_allowance, seconds)
 
 
+def leave_out(*folders: str) -> None:
+    """Lines in these folders, of a library that calls this package, are not the user's."""
+    global _not_the_users
+    _not_the_users += tuple(os.path.abspath(folder) + os.sep for folder in folders)
+
+
+def advise(text: str) -> None:
+    """Where ranks wait in different calls, this follows what is said."""
+    global _advice
+    _advice = text
+
+
 def _users_line() -> str:
     frame = sys._getframe(1)
-    while frame is not None and os.path.abspath(frame.f_code.co_filename).startswith(_NOT_THE_USERS):
+    while frame is not None and os.path.abspath(frame.f_code.co_filename).startswith(_not_the_users):
         frame = frame.f_back  # type: ignore[assignment]
     if frame is None or frame.f_code.co_filename.startswith("<"):
         return ""
@@ -185,7 +198,9 @@ def _say(own: Wait, grace: float) -> None:
         _file("x")
     )
     with contextlib.suppress(OSError, ValueError):  # a closed stderr
-        sys.stderr.write(line(waits, time.time(), here) + "\n")
+        apart = len({(one.call, one.place) for one in waits}) > 1 or len(waits) < own.size
+        advice = f". {_advice}" if _advice and apart else ""
+        sys.stderr.write(f"{line(waits, time.time(), here)}{advice}\n")
         sys.stderr.flush()
 
 

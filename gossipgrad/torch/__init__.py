@@ -12,17 +12,22 @@ Started by mpiexec (gossipgrad run -n 4 train.py), every process a rank. Only th
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 try:
     from torch import Tensor as _Tensor
+    from torch import __file__ as _torch_file
 except ImportError as _missing:
     raise ImportError("gossipgrad.torch wants PyTorch, 2.1 or newer: pip install torch") from _missing
 if not hasattr(_Tensor, "register_post_accumulate_grad_hook"):
     raise ImportError("gossipgrad.torch wants PyTorch, 2.1 or newer: pip install --upgrade torch")
 
+from gossipgrad import _stall  # noqa: E402
 from gossipgrad.torch.replicas import Replicas, replicas  # noqa: E402
 from gossipgrad.torch.wrapped import Wrapped, wrap  # noqa: E402
+
+_stall.leave_out(os.path.dirname(_torch_file))
 
 __all__ = ["Replicas", "Wrapped", "replicas", "wrap"]
 

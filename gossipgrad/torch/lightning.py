@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from gossipgrad import _stall
 from gossipgrad.cluster import Network, VirtualCluster
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import named_keywords
@@ -29,16 +30,20 @@ from gossipgrad.torch.modules import load_tensors
 from gossipgrad.torch.wrapped import Wrapped, wrap
 
 try:
+    from lightning import __file__ as _lightning_file
     from lightning.pytorch.strategies import ParallelStrategy
     from lightning.pytorch.utilities import rank_zero_only
 except ImportError:
     try:
+        from pytorch_lightning import __file__ as _lightning_file
         from pytorch_lightning.strategies import ParallelStrategy
         from pytorch_lightning.utilities import rank_zero_only
     except ImportError as _missing:
         raise ImportError(
             "gossipgrad.torch.lightning wants Lightning, 2.0 or newer: pip install lightning"
         ) from _missing
+
+_stall.leave_out(os.path.dirname(_lightning_file))
 
 _LEAVING = 3.0  # seconds that what is left of a training that failed waits for other ranks where it ends
 _OPERATIONS: dict[str, Operation] = {

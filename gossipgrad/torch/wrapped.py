@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gossipgrad import agreement, outputs, trace
+from gossipgrad import _stall, agreement, outputs, trace
 from gossipgrad.cluster import Network, VirtualCluster, refuse
 from gossipgrad.compression import AdaComp
-from gossipgrad.errors import LARGEST, flag, named_keywords, number, warn
+from gossipgrad.errors import LARGEST, CommunicationError, flag, named_keywords, number, warn
 from gossipgrad.strategies import Strategy
 from gossipgrad.torch import device
 from gossipgrad.torch.consensus import mean_arenas, mean_optimizer
@@ -42,6 +42,10 @@ from gossipgrad.torch.training_state import check_owner, check_state, checksums_
 
 # After so many steps, and after each power of two below, the order of layers is looked at again.
 _LOOK_EVERY = 1024
+_UNEQUAL = (
+    "If no rank has failed, ranks make unequal numbers of steps, as where their loaders have unequal lengths, or one "
+    "rank alone makes a collective call. Allowed: loaders of one length, as DistributedSampler gives, calls by all"
+)
 
 
 class _Announcement:
@@ -86,6 +90,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             hooked = {part: one for part, one in self._announcements.items() if not is_scripted(part)}
             self._handles += [part.register_forward_pre_hook(one) for part, one in hooked.items()]
         watch(self)
+        if group.team.kind == "mpi" and group.team.size > 1:
+            _stall.advise("Ranks whose loaders have unequal lengths make unequal numbers of steps")
         if optimizer is not None:
             self._handles += mark_states(self, optimizer)
 
@@ -185,10 +191,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             step.begin()
         if step.polls and step.recorder is None and self._looks():
             step.recorder = Recorder(self._layers)
-            with step.recorder:
+            with step.recorder, _reason():
                 result = self.module(*args, **kwargs)
         else:
-            result = self.module(*args, **kwargs)
+            with _reason():
+                result = self.module(*args, **kwargs)
         step.hold()
         return result
 
@@ -218,7 +225,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             raise RuntimeError("step() of a model that is closed; allowed: to wrap the module again")
         if not self._step.open:
             raise RuntimeError("step() without a forward and a backward pass since the last one")
-        self._step.end()
+        with _reason():
+            self._step.end()
         self._done += 1
         if self._step.polls:
             self._look()
@@ -344,16 +352,27 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return [one for one in self._group.members if not one._closed]
 
     def settle(self) -> None:
-        """Complete and mix what is in flight. Collective, between two steps. RuntimeError after close()."""
+        """Complete and mix what is in flight. Collective, between two steps.
+
+        ValueError, on all ranks: they have made unequal numbers of steps. RuntimeError after close().
+        """
+        self._settle("settle")
+
+    def _settle(self, call: str) -> None:
+        """settle() for this collective call."""
         if self._closed:
             raise RuntimeError("this model is closed; allowed: state_dict(), or to wrap the module again")
-        together = self._members() if self._group.resting() else [self]
-        for one in together:
-            one._end_unused_step("settle()")
-            one._step.check_unwritten()
-        self._group.settle(self._local)
-        for one in together:
-            one._step.settled()
+        group = self._group
+        together = self._members() if group.resting() else [self]
+        with _reason(), agreement.agreed(group.team, call, f"step {self._done}") as one:
+            for each in together:
+                each._end_unused_step(f"{call}()")
+                each._step.check_unwritten()
+            one.facts, one.hints = {"steps": self._done}, {"steps": _UNEQUAL}
+        with _stall.within(call) if group.virtual is None else contextlib.nullcontext(), _reason():
+            group.settle(self._local)
+        for each in together:
+            each._step.settled()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own, without a prefix: this rank's weights. Not collective; rank 0 alone may save it."""
@@ -365,7 +384,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._check_outside_of_run("load_state_dict()")
         with agreement.agreed(self._group.team, "load_state_dict") as one:
             one.facts = {"state_dict": lambda: checksums_of(state_dict)}
-        self.settle()
+        self._settle("load_state_dict")
         result = original(self.module).load_state_dict(state_dict, *args, **kwargs)
         self._group.load_module(self._local)
         self._step.rested = False
@@ -378,7 +397,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         Buffers other than the running mean and variance of batch normalisation are rank 0's.
         """
         self._check_outside_of_run("consensus_state_dict()")
-        self.settle()
+        self._settle("consensus_state_dict")
         group, first = self._group, original(self._group.members[0].module)
         consensus = group.core.consensus_weights()
         name_of = {id(tensor): name for layer in self._layers for name, tensor in layer.parameters + layer.statistics}
@@ -399,7 +418,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def consensus_distance(self) -> float:
         """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
         self._check_outside_of_run("consensus_distance()")
-        self.settle()
+        self._settle("consensus_distance")
         return float(self._group.core.consensus_distance())
 
     def training_state(self) -> dict[str, Any]:
@@ -431,7 +450,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._check_outside_of_run(f"{call}()")
         with agreement.agreed(self._group.team, call):
             self._check_no_gradients(call)
-        self.settle()
+        self._settle(call)
 
     def _state(
         self, owner: dict[str, Any], arenas: Mapping[str, Arrays], module: dict[str, Any], own: dict[str, Any]
@@ -466,7 +485,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         steps differ; nothing has changed then.
         """
         self._check_outside_of_run("load_training_state()")
-        self.settle()
+        self._settle("load_training_state")
         with agreement.agreed(self._group.team, "load_training_state") as one:
             step, order = self._checked(state)
             rate = self._group.rate_of(state.get("settings", self._group.settings()), state.get("learning_rate"))
@@ -516,7 +535,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         recorded before the arenas last got another order of layers, in the first steps as a rule, is not in it.
         RuntimeError after close().
         """
-        self.settle()
+        self._settle("write_trace")
         group = self._group
         with agreement.agreed(group.team, "write_trace", f"step {self._done}") as one:
             one.facts = {"path": outputs.check_path("path", path)}
@@ -530,7 +549,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if self._closed:
             return
         try:
-            self.settle()
+            self._settle("close")
         except RuntimeError:
             if not self._group.failed:
                 raise
@@ -567,6 +586,17 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         if kind is None:
             self.close()
+
+
+class _reason:
+    """Adds to the error of a wait that does not end why a loop of the user's makes others wait."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if isinstance(error, CommunicationError) and _UNEQUAL not in str(error):
+            raise type(error)(f"{error}. {_UNEQUAL}") from None
 
 
 def _tensors(arrays: Arrays) -> dict[str, Any]:
