@@ -28,7 +28,8 @@ VARIABLE = "GOSSIPGRAD_STALL_SECONDS"
 _calls: list[str] = []  # the collective calls that this process is in, the innermost last
 _advice = ""  # what to look for where ranks wait in different calls
 _allowance = 0.0  # seconds that simulated stragglers and links may need beside
-_not_the_users = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.abspath(contextlib.__file__))
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_not_the_users: tuple[str, ...] = (_HERE, os.path.abspath(contextlib.__file__))
 
 
 @dataclass(frozen=True)

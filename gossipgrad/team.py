@@ -65,6 +65,13 @@ class Team:
         else:
             self._core = make_team(given, seconds, network)
 
+    @classmethod
+    def around(cls, core: _core.Team) -> Team:
+        """A Team of a group of ranks that is there already."""
+        made = cls.__new__(cls)
+        made._core = core
+        return made
+
     def __enter__(self) -> Team:
         return self
 

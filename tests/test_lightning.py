@@ -97,6 +97,8 @@ def looped(strategy, optimizer=None, accumulate=1, clip=None):
                 else:
                     loss.backward()
             if clip is not None:
+                for one in module.parameters():  # as with DDP the mean's norm counts
+                    one.grad.copy_(torch.from_numpy(gg.Team().allreduce(one.grad.numpy(), "mean")))
                 torch.nn.utils.clip_grad_norm_(module.parameters(), clip)
             wrapped.step()
     state = wrapped.consensus_state_dict()
@@ -111,6 +113,7 @@ CASES = {
     "all-reduce": (gg.AllReduce, False, {}, {}),
     "accumulated": (gg.GossipGraD, True, {"accumulate_grad_batches": 2}, {"accumulate": 2}),
     "clipped": (gg.AllReduce, True, {"gradient_clip_val": 0.5}, {"clip": 0.5}),
+    "clipped, its own optimizer": (gg.AllReduce, False, {"gradient_clip_val": 0.5}, {"clip": 0.5}),
     "centre": (gg.ElasticAveraging, True, {}, {}),
 }
 
@@ -145,7 +148,7 @@ sys.path.insert(0, "tests")
 import torch
 import gossipgrad as gg
 import gossipgrad.torch
-from test_lightning import CASES, QUIET, Module, both, fitted, lightning, loader, samples, weights
+from test_lightning import CASES, QUIET, RESUMED, Module, both, fitted, lightning, loader, resumed, samples, weights
 rank = gg.Team().rank
 for name in CASES:
     ours, loop = both(name)
@@ -165,6 +168,12 @@ assert s.reduce(torch.tensor(rank + 1.0, dtype=torch.bfloat16), reduce_op="max")
 assert s.all_gather(torch.tensor([rank, 7])).tolist() == [[0, 7], [1, 7]]
 assert not s.reduce_boolean_decision(rank == 0) and s.reduce_boolean_decision(rank == 0, all=False)
 s.barrier()
+for name in RESUMED:
+    print("RESUMED", rank, name, resumed(name, {folder!r} + name, save=rank == 0), sep="|")
+try:
+    fitted(make(), sync_batchnorm=True)
+except ValueError as error:
+    print("SYNCHRONISED", rank, "sync_batchnorm=True: " in str(error), sep="|")
 class Broken(Module):
     def training_step(self, batch, index):
         if rank == 1 and index == 1: raise LookupError("no more of it")
@@ -188,6 +197,9 @@ def test_under_mpi(mpirun, tmp_path):
     assert saved == [["0", "True", "True", "2"], ["1", "True", "False", "2"]], done.stderr
     assert len({line[2] for line in lines if line[0] == "METRIC"}) == 1
     assert len(list(Path(tmp_path).rglob("*.ckpt"))) == 1
+    went_on = [line for line in lines if line[0] == "RESUMED"]
+    assert len(went_on) == 2 * len(RESUMED) and all(line[3] == "True" for line in went_on), went_on
+    assert [line[2] for line in lines if line[0] == "SYNCHRONISED"] == ["True"] * 2
     assert done.returncode != 0 and "LookupError: no more of it" in done.stderr, done.stderr
 
 
@@ -215,6 +227,78 @@ def test_an_exception_in_the_middle_of_a_backward_pass_is_the_users():
         nn.functional.cross_entropy(again(samples()[0]), samples()[1]).backward()
         again.step()
     assert not torch.equal(before, weights(module))
+
+
+# Strategy, optimizer, options of the trainer.
+_STEPS = gg.schedules.StepDecay(every=5, gamma=0.5)
+RESUMED = {
+    "fused and scheduled": (gg.GossipGraD, gg.SGD(lr=0.1, momentum=0.9, schedule=_STEPS), {}),
+    "adam": (gg.AllReduce, gg.Adam(lr=0.01), {"gradient_clip_val": 0.3}),
+    "its own": (gg.AllReduce, None, {}),
+    "its own and gossip": (gg.GossipGraD, None, {"accumulate_grad_batches": 2}),
+    "outer": (lambda: gg.DiLoCo(period=3), gg.SGD(lr=0.1, momentum=0.9), {}),
+}
+
+
+def resumed(name, folder, save=True):
+    """Is a run that was saved after an epoch and went on equal to one that did not stop, bit by bit?"""
+    strategy, optimizer, options = RESUMED[name]
+
+    def run(path=None, **more):
+        given = gg.torch.lightning.GossipStrategy(strategy(), optimizer=optimizer)
+        callback = lightning.callbacks.ModelCheckpoint(dirpath=folder, save_top_k=-1, filename="{epoch}")
+        made = {"enable_checkpointing": True, "callbacks": [callback]} | options | more
+        module = Module(scheduled=optimizer is None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = lightning.Trainer(strategy=given, **(QUIET | made))
+            trainer.fit(module, loader(), ckpt_path=path)
+        return weights(module)
+
+    whole = run(max_epochs=3)
+    gone_on = run(path=os.path.join(folder, "epoch=0.ckpt"), max_epochs=3)
+    return torch.equal(whole, gone_on)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_goes_on_as_if_it_had_never_stopped(name, tmp_path):
+    """Also the schedule of gossipgrad's optimizer, and its moments."""
+    assert resumed(name, str(tmp_path))
+
+
+def test_a_checkpoint_of_plain_lightning_goes_on(tmp_path):
+    """Its optimizer's state is that of all ranks, and a schedule goes on at its step."""
+    fitted("auto", max_epochs=1, enable_checkpointing=True, default_root_dir=tmp_path)
+    (path,) = tmp_path.rglob("*.ckpt")
+    steps = gg.schedules.StepDecay(every=8, gamma=1e-9)
+    for optimizer in (None, gg.SGD(lr=0.1, schedule=steps)):
+        module, strategy = Module(), gg.torch.lightning.GossipStrategy(optimizer=optimizer)
+        trainer = lightning.Trainer(strategy=strategy, use_distributed_sampler=False, **QUIET)
+        trainer.fit(module, loader(), ckpt_path=path)
+        if optimizer is None:
+            whole, _ = fitted("auto")
+            assert torch.allclose(weights(module), weights(whole), rtol=1e-5, atol=1e-6)
+        else:
+            before = torch.load(path, weights_only=False)["state_dict"]["net.0.weight"]
+            assert torch.allclose(module.net[0].weight, before, atol=1e-6)
+    options = {"enable_checkpointing": True, "default_root_dir": tmp_path / "b", "use_distributed_sampler": False}
+    fitted(gg.torch.lightning.GossipStrategy(), max_epochs=1, **options)
+    (path,) = (tmp_path / "b").rglob("*.ckpt")
+    module = Module()
+    lightning.Trainer(**QUIET).fit(module, loader(), ckpt_path=path)  # and the other way round
+    assert torch.allclose(weights(module), weights(whole), rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_that_clips_by_itself():
+    class Clipping(Module):
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+            self.clip_gradients(optimizer, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
+
+    ours, _ = fitted(gg.torch.lightning.GossipStrategy(optimizer=gg.SGD(lr=0.1, momentum=0.9)), Clipping())
+    wanted, _ = fitted(
+        gg.torch.lightning.GossipStrategy(optimizer=gg.SGD(lr=0.1, momentum=0.9, clip_norm=0.5)),
+    )
+    assert torch.allclose(weights(ours), weights(wanted), rtol=1e-5, atol=1e-6)
 
 
 def test_a_checkpoint_goes_on(tmp_path):

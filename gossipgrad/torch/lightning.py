@@ -11,9 +11,10 @@ Started by mpiexec (gossipgrad run -n 4 train.py), every process a rank. Importe
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ import torch
 from gossipgrad import _stall
 from gossipgrad.cluster import Network, VirtualCluster
 from gossipgrad.compression import AdaComp
-from gossipgrad.errors import named_keywords
+from gossipgrad.errors import named_keywords, warn
 from gossipgrad.optim import Optimizer
 from gossipgrad.strategies import Strategy
 from gossipgrad.team import Operation, Team
@@ -33,11 +34,13 @@ try:
     from lightning import __file__ as _lightning_file
     from lightning.pytorch.strategies import ParallelStrategy
     from lightning.pytorch.utilities import rank_zero_only
+    from lightning.pytorch.utilities.model_helpers import is_overridden
 except ImportError:
     try:
         from pytorch_lightning import __file__ as _lightning_file
         from pytorch_lightning.strategies import ParallelStrategy
         from pytorch_lightning.utilities import rank_zero_only
+        from pytorch_lightning.utilities.model_helpers import is_overridden
     except ImportError as _missing:
         raise ImportError(
             "gossipgrad.torch.lightning wants Lightning, 2.0 or newer: pip install lightning"
@@ -45,6 +48,7 @@ except ImportError:
 
 _stall.leave_out(os.path.dirname(_lightning_file))
 
+_STATE = "gossipgrad_state"  # the key of the training states within the optimizer's, in a checkpoint
 _LEAVING = 3.0  # seconds that what is left of a training that failed waits for other ranks where it ends
 _OPERATIONS: dict[str, Operation] = {
     "none": "sum",
@@ -69,13 +73,17 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
     compression, comm, seed, timeout, network   as of gossipgrad.torch.wrap.
 
     Every process of mpiexec is a rank, whatever devices= says. Samplers become DistributedSamplers, as with DDP.
-    accumulate_grad_batches, gradient_clip_val, validation, callbacks and self.log(..., sync_dist=True) work; metrics of
-    torchmetrics are each rank's own. Checkpoints have the mean of the replicas, or the strategy's centre, and so has
-    the module after fit, on all ranks. Training that goes on from a checkpoint begins with that; of a gossipgrad
-    optimizer the moments begin at zero.
+    accumulate_grad_batches, validation, callbacks and self.log(..., sync_dist=True) work; metrics of torchmetrics are
+    each rank's own. gradient_clip_val clips the mean of the gradients with AllReduce and LayerwiseAllReduce, as with
+    DDP; with other strategies each rank's own gradient.
 
-    One optimizer; ValueError for several, and for schedulers beside a gossipgrad optimizer. RuntimeError under
-    torchrun, where no MPI runs.
+    Checkpoints have the mean of the replicas, or the strategy's centre, and so has the module after fit, on all ranks.
+    They also have the training state of each rank, so that fit(ckpt_path=...) goes on to the bit on as many ranks
+    under the same strategy; otherwise all ranks go on from the mean of weights and moments. From a checkpoint of plain
+    Lightning a gossipgrad optimizer goes on at its step, with moments that begin at zero.
+
+    One optimizer; ValueError for several, for schedulers beside a gossipgrad optimizer, and for sync_batchnorm=True on
+    several ranks. RuntimeError under torchrun, where no MPI runs.
     """
 
     is_distributed = True  # Lightning then gives each rank its part of the samples
@@ -109,7 +117,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         }
         self._team = Team(comm, timeout=timeout)
         self.wrapped: Wrapped | None = None  # the module in training
-        self._failed = False
+        self._failed = self._clips = False
         self._left: list[Wrapped] = []  # of trainings that failed: their end would wait for other ranks
 
     # ---- who and where
@@ -157,19 +165,34 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
                 f"configure_optimizers: a scheduler beside optimizer={self._fused.name!r} of gossipgrad, which it "
                 "would not change; allowed: schedule= of that optimizer"
             )
-        clips = bool(trainer.gradient_clip_val)  # changes gradients between the backward pass and the step
+        if self._layer_sync is not None and self.world_size > 1:
+            raise ValueError(
+                "sync_batchnorm=True: statistics of batches over all ranks; allowed: False. The running mean and "
+                "variance of BatchNorm are exchanged as weights; GroupNorm and LayerNorm need no other samples"
+            )
+        # Between the backward pass and the step these change gradients.
+        clips = bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", self.lightning_module)
         given = self.optimizers[0] if self._fused is None else self._fused
         self.wrapped = wrap(self.model, given, overlap=not clips, **self._options)
         self.model: Any = self.wrapped
+        self._clips = clips
 
     def model_to_device(self) -> None:
         self.model.to(self.root_device)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **_: Any) -> Any:
         """The closure runs the forward and the backward pass; then the step of the wrapped module."""
-        assert self.wrapped is not None
-        result = self.precision_plugin._wrap_closure(model or self.lightning_module, optimizer, closure)
-        self.wrapped.step()
+        wrapped = self.wrapped
+        assert wrapped is not None
+
+        def computed() -> Any:
+            result = closure()
+            if self._clips:
+                wrapped._average_gradients()
+            return result
+
+        result = self.precision_plugin._wrap_closure(model or self.lightning_module, optimizer, computed)
+        wrapped.step()
         return result
 
     @contextlib.contextmanager
@@ -182,6 +205,43 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         if self.wrapped is None:
             return dict(super().lightning_module_state_dict())
         return self.wrapped.consensus_state_dict()
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """The optimizer's own, of all ranks, and beside it the training states. Collective, as Lightning calls it."""
+        wrapped = self.wrapped
+        if wrapped is None:
+            return dict(super().optimizer_state(optimizer))
+        wrapped._settle("save_checkpoint")
+        of_all = wrapped._state_of_all()
+        own = of_all["optimizer"] if "optimizer" in of_all else super().optimizer_state(optimizer)
+        return {**own, _STATE: {"ranks": self._states_of_ranks(wrapped), "all": of_all}}
+
+    def _states_of_ranks(self, wrapped: Wrapped) -> list[Any]:
+        """On rank 0 the training state of each rank; none where that of all ranks is as good."""
+        group = wrapped._group
+        if not (group.unfused or group.compression or group.strategy.replicas_differ) or self.world_size == 1:
+            return []
+        stream = io.BytesIO()
+        torch.save(wrapped._own_state(), stream)
+        found = group.team.gather(stream.getvalue()) or []
+        return [torch.load(io.BytesIO(one), map_location="cpu", weights_only=True) for one in found]
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Go on from what optimizer_state gave, or from a checkpoint of plain Lightning. Collective."""
+        wrapped, given = self.wrapped, checkpoint["optimizer_states"]
+        if wrapped is None:
+            super().load_optimizer_state_dict(checkpoint)
+        elif given and _STATE in given[0]:
+            state = given[0][_STATE]
+            ranks, all_of_one = state["ranks"], state["all"]
+            same = len(ranks) == self.world_size and all_of_one["settings"]["strategy"] == wrapped.strategy_name
+            wrapped.load_training_state(ranks[self.global_rank] if same else all_of_one)
+        else:
+            if self.world_size > 1 and self.global_rank == 0:
+                warn("checkpoint: has no gossipgrad training state; all ranks go on from its optimizer state, if any")
+            wrapped._go_on_at(int(checkpoint["global_step"]))
+            if self._fused is None:
+                super().load_optimizer_state_dict(checkpoint)
 
     def on_exception(self, exception: BaseException) -> None:
         self._failed = True  # other ranks do not come to collective calls any more

@@ -17,6 +17,7 @@ from gossipgrad.cluster import Network, VirtualCluster, refuse
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import LARGEST, CommunicationError, flag, named_keywords, number, warn
 from gossipgrad.strategies import Strategy
+from gossipgrad.team import Team
 from gossipgrad.torch import device
 from gossipgrad.torch.consensus import mean_arenas, mean_optimizer
 from gossipgrad.torch.device import DeviceStep
@@ -244,6 +245,20 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
                 "the module again"
             )
 
+    def _average_gradients(self) -> None:
+        """Gradients become the mean over the ranks, where a strategy sums them. Under MPI collective, before step()."""
+        group = self._group
+        if group.strategy.replicas_differ or agreement.alone(group.team):
+            return
+        tensors = [tensor for layer in self._layers for _, tensor in layer.parameters]
+        flat = torch.cat([(torch.zeros_like(one) if one.grad is None else one.grad).reshape(-1) for one in tensors])
+        mean = torch.from_numpy(Team.around(group.team).allreduce(flat.cpu().numpy(), "mean")).to(flat.device)
+        for one, part in zip(tensors, mean.split([one.numel() for one in tensors]), strict=True):
+            if one.grad is not None:
+                one.grad.copy_(part.view_as(one))
+            elif bool(part.any()):  # of other ranks
+                one.grad = part.view_as(one).clone()
+
     # ---- the order of layers
 
     def _look(self) -> None:
@@ -428,6 +443,9 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         RuntimeError, on all ranks, where a rank has added up gradients that no step has taken: they are no part of it.
         """
         self._begin_state("training_state")
+        return self._own_state()
+
+    def _own_state(self) -> dict[str, Any]:
         own = {"optimizer": copy.deepcopy(self._optimizer.state_dict())} if self._group.unfused else {}
         return self._state(rank_of(self), self._group.state(self._local), copies_of(self.state_dict()), own)
 
@@ -439,6 +457,9 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         has not sent yet is not in it, nor the copies that partners have in common.
         """
         self._begin_state("consensus_training_state")
+        return self._state_of_all()
+
+    def _state_of_all(self) -> dict[str, Any]:
         own = {}
         if self._group.unfused:
             states = [one._optimizer.state_dict() for one in (self._members() if self._group.resting() else [self])]
@@ -511,6 +532,18 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._step.forget_gradients()
         self._step.rested = False
         self._rest()
+
+    @property
+    def strategy_name(self) -> str:
+        """The strategy's name, as on the command line."""
+        return self._group.strategy.name
+
+    def _go_on_at(self, step: int) -> None:
+        """Schedules go on at this step, with moments that are zero. Collective, between two steps."""
+        self._settle("load_checkpoint")
+        core = self._group.core
+        core.step = self._done = step
+        core.moments_since = step
 
     def _checked(self, state: Any) -> tuple[int, list[int]]:
         """The step of a state that fits, and the order of its layers; ValueError: of one that does not."""
