@@ -277,13 +277,14 @@ def rank_command(command: list[str]) -> list[str]:
         if not os.path.isfile(command[0]):
             raise LaunchError(f"no such file: {command[0]!r}")
         return [sys.executable, *command]
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    shadowed = os.path.isdir("gossipgrad") and os.path.realpath(".") != os.path.realpath(ours)
+    # "python -m" would import gossipgrad.py, numpy.py and the like from the folder that is the current one.
     script = os.path.join(os.path.dirname(sys.executable), "gossipgrad")
-    if shadowed and os.path.exists(script):
-        # "-m" would import the folder here instead of the package that runs
+    if os.path.exists(script):
         return [script, *command]
-    return [sys.executable, "-m", "gossipgrad", *command]
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    start = f"import sys; sys.path[:] = [{ours!r}, *filter(None, sys.path)]; "
+    start += "from gossipgrad.__main__ import main; sys.exit(main())"
+    return [sys.executable, "-c", start, *command]
 
 
 # ------------------------------------------------------------------------------------ the command line

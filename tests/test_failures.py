@@ -146,6 +146,18 @@ def test_a_rank_that_ended_before_mpi_is_noticed():
     assert lost_ranks({4, 6}, {4, 5}, 8, False, False) == {5}
 
 
+def test_the_timeout_is_also_that_of_the_start(mpirun):
+    """Rank 1 makes no trainer; MPI_Init of rank 0 would wait for ever."""
+    text = (
+        "import os, time\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': time.sleep(1000)\n"
+        "import gossipgrad as gg\n"
+        "gg.Team(timeout=0.5)\n"
+    )
+    done = mpirun(2, text, check=False)
+    assert done.returncode == 1 and "s in MPI_Init for other ranks, which have not come to a Trainer" in done.stderr, done
+
+
 # ---- a forked process
 
 FORKS = (

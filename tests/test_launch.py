@@ -18,6 +18,7 @@ import pytest
 from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group, run_group
 
 from gossipgrad import _launch, _leftovers, _preload, _supervisor, environment
+from gossipgrad.compare import processes
 
 RUN = [sys.executable, "-c", "import sys; from gossipgrad import _launch; sys.exit(_launch.main(sys.argv[1:]))"]
 
@@ -36,9 +37,12 @@ def bare(monkeypatch):
     return monkeypatch
 
 
+SCRIPT = os.path.join(os.path.dirname(sys.executable), "gossipgrad")  # of the command line
+
+
 def words(*argv):
     plan = _launch.plan(list(argv))
-    place = plan.command.index(sys.executable)
+    place = next(i for i, word in enumerate(plan.command) if word in (sys.executable, SCRIPT))
     line = " ".join(plan.command[:place])
     assert (" --stdin none" in line) == plan.openmpi
     return line.replace(" --stdin none", ""), plan.environment, plan.command[place:]
@@ -47,11 +51,27 @@ def words(*argv):
 def test_ranks_that_fit_are_bound(bare):
     line, made, inner = words("-n", "4", "train", "--model", "lenet")
     assert line == "mpiexec -n 4 --bind-to core --map-by core"
-    assert inner == [sys.executable, "-m", "gossipgrad", "train", "--model", "lenet"]
+    assert inner == [SCRIPT, "train", "--model", "lenet"]
     assert made["OMP_NUM_THREADS"] == "1" and "OMP_WAIT_POLICY" not in made
     assert made["OMPI_ALLOW_RUN_AS_ROOT"] == made["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
     assert (made["OMPI_MCA_btl"], made["OMPI_MCA_pml"]) == ("^ofi,uct", "ob1")
     assert not any("oversubscribe" in value for value in made.values())
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_nothing_of_the_current_folder_is_run(script, tmp_path, monkeypatch):
+    """Files that are named like modules, in a folder of somebody else's."""
+    names = ("gossipgrad", "numpy", "json", "argparse")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("open('executed', 'w'); raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    if not script:
+        monkeypatch.setattr(os.path, "exists", lambda path: path != SCRIPT)
+    done = subprocess.run([*_launch.rank_command(["train", "--epochs", "x"])], capture_output=True, text=True)
+    assert done.returncode == 2 and "--epochs" in done.stderr, done
+    done = subprocess.run(processes.worker_command(), input="", capture_output=True, text=True)
+    assert "EOFError" in done.stderr, done
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(f"{name}.py" for name in names)
 
 
 def test_a_folder_without_room_for_the_launcher(tmp_path, monkeypatch, capsys):
@@ -318,7 +338,7 @@ def test_it_runs(ranks, tmp_path):
 def test_print(tmp_path):
     process = launched(["--print", "-n", "2", "train", "--lr", "0.1"])
     out, err = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 0 and re.search(r"mpiexec -n 2 .* -m gossipgrad train --lr 0.1$", out.strip()), err
+    assert process.returncode == 0 and re.search(r"mpiexec -n 2 .*/gossipgrad train --lr 0.1$", out.strip()), err
 
 
 def test_return_code(tmp_path):

@@ -115,6 +115,16 @@ def worker() -> None:
     write_atomically(path, json.dumps(result).encode())
 
 
+def worker_command() -> list[str]:
+    """Starts worker() with the modules of this process."""
+    # By itself "-c" imports gossipgrad.py, numpy.py and the like from the folder that is the current one.
+    return [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path[:] = {sys.path!r}; from gossipgrad.compare import worker; worker()",
+    ]
+
+
 class Process:
     """One configuration under way."""
 
@@ -123,11 +133,10 @@ class Process:
         self.lr = comparison.rate(entry, p)
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, until the process has ended
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from gossipgrad.compare import worker; worker()"],
+            worker_command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self.errors,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         assert self.process.stdin is not None
         with self.process.stdin as pipe:
