@@ -228,7 +228,7 @@ def rank_environment(
             wanted["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
         if os.environ.get("GOSSIPGRAD_MPI_DEFAULTS", "1") != "0":
             if not _preload.fast_fabric():
-                wanted["OMPI_MCA_btl"] = "^ofi,uct"
+                wanted["OMPI_MCA_btl"] = _preload.NO_FABRIC
                 wanted["OMPI_MCA_pml"] = "ob1"
             if not _shared_memory_for(ranks):
                 wanted["OMPI_MCA_btl_sm_backing_directory"] = tempfile.gettempdir()
@@ -393,6 +393,8 @@ def plan(argv: list[str]) -> Plan:
     fits = several or ranks * threads <= cores
     oversubscribed = not several and ranks > cores
     made = rank_environment(ranks, threads, kind, oversubscribed, not fits, asked is not None)
+    if not several and made.get("OMPI_MCA_btl") == _preload.NO_FABRIC:
+        made["OMPI_MCA_btl"] = _preload.ONE_HOST["4" if kind == "openmpi4" else "5"]  # ranks listen on no network
 
     command = [mpiexec, "-n", str(ranks)]
     if options.get("--hosts"):

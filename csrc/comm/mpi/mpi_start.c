@@ -96,7 +96,10 @@ static void set_defaults(void) {
     const char *choice = getenv("GOSSIPGRAD_MPI_DEFAULTS");
     if (choice && strcmp(choice, "0") == 0) return;
     if (!folder_has_entries("/sys/class/infiniband") && !folder_has_entries("/sys/class/cxi")) {
-        setenv("OMPI_MCA_btl", "^ofi,uct", 0);
+        /* Ranks of one host listen on no network. */
+        const char *here = getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *all = getenv("OMPI_COMM_WORLD_SIZE");
+        const char *of_one_host = OMPI_MAJOR_VERSION < 5 ? "self,vader" : "self,sm";
+        setenv("OMPI_MCA_btl", here != NULL && all != NULL && strcmp(here, all) == 0 ? of_one_host : "^ofi,uct", 0);
         setenv("OMPI_MCA_pml", "ob1", 0);
         /* Over TCP a receiver would request each large message when it is ready, and its request queues behind all
          * that it is itself sending to that peer: two ranks that exchange then use half of the link. Pieces that the
