@@ -37,7 +37,14 @@ from gossipgrad.cluster import Network, Straggler, VirtualCluster  # noqa: E402
 from gossipgrad.compression import AdaComp  # noqa: E402
 from gossipgrad.data import Dataset  # noqa: E402
 from gossipgrad.environment import VERSION as __version__  # noqa: E402
-from gossipgrad.errors import Cancelled, CheckpointError, CommunicationError, DataError, did_you_mean  # noqa: E402
+from gossipgrad.errors import (  # noqa: E402
+    Cancelled,
+    CheckpointError,
+    CommunicationError,
+    DataError,
+    SavedOnSignal,
+    did_you_mean,
+)
 from gossipgrad.exchange import Exchange  # noqa: E402
 from gossipgrad.history import History  # noqa: E402
 from gossipgrad.layers import (  # noqa: E402
@@ -161,6 +168,7 @@ __all__ = [
     "ReduceOnPlateau",
     "Reshape",
     "SGD",
+    "SavedOnSignal",
     "Sequential",
     "Sigmoid",
     "Slice",

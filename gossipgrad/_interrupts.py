@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -26,6 +27,12 @@ def uninterrupted() -> Iterator[None]:
         if came:
             signal.raise_signal(signal.SIGINT)
 
+
+# The exit code of what a signal has let save, as sysexits' EX_TEMPFAIL: "try again".
+SAVED = 75
+
+# What schedulers send before the time is over.
+TO_SAVE = (signal.SIGTERM, signal.SIGUSR1)
 
 # Seconds in which a signal that has ended fit on all ranks, as one had it, comes to the others.
 LATE = 2.0
@@ -47,14 +54,21 @@ class Noted:
     """Ctrl-C inside is noted for whoever looks at `came`, and what nobody has raised comes when the inside has ended.
 
     A second one ends the process at once. Only in the main thread, and where no handler of a script's own is set.
-    active: else nothing is noted, and nothing changes.
+    active: else nothing is noted, and nothing changes. saving: SIGTERM and SIGUSR1 set `saves`, whatever their handlers
+    are; RuntimeError in another thread than the main one.
     """
 
-    def __init__(self, active: bool) -> None:
+    def __init__(self, active: bool, saving: bool = False) -> None:
         main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGINT)
         self.active = active and main and (handler is signal.default_int_handler or isinstance(handler, _Late))
-        self.came = False
+        self.came = self.saves = False
+        self._saving: dict[int, Any] = dict.fromkeys(TO_SAVE) if saving else {}  # and the handlers before
+        if saving and not main:
+            raise RuntimeError(
+                f"save_on_signal=True: fit runs in the thread {threading.current_thread().name!r}, which no signal "
+                "comes to; allowed: in the main thread"
+            )
         self._until = handler.until if isinstance(handler, _Late) else 0.0
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -64,12 +78,19 @@ class Noted:
         self.came = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+    def _note_to_save(self, number: int, frame: FrameType | None) -> None:
+        self.saves = True
+
     def __enter__(self) -> Noted:
+        for number in self._saving:
+            self._saving[number] = signal.signal(number, self._note_to_save)
         if self.active:
             signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        for number, before in self._saving.items():
+            signal.signal(number, signal.SIG_DFL if before is None else before)
         if not self.active:
             return
         late = isinstance(error, KeyboardInterrupt) and not self.came

@@ -35,12 +35,15 @@ options (before COMMAND):
   --bind core|none    core: each rank on cores of its own, where they suffice (default); none: wherever
   --stdin             rank 0 reads the lines of this command's standard input (Open MPI 5.0 does not pass on its end);
                       without this option all ranks read an empty one
+  --save-on-signal    TERM and USR1 let the ranks save and end by themselves, with exit code 75: "train" by its option
+                      of this name, a script by Checkpoint(save_on_signal=True); both are sent USR1
   --mpi "OPTIONS"     more options for mpiexec
   --print             print the command line and stop
   -h, --help          this text
 
-Ctrl-C ends all ranks and names the last checkpoint (exit code 130); a second one ends them at once. Ctrl-Z stops them,
-and the shell's fg lets them go on.
+Ctrl-C ends all ranks and names the last checkpoint (exit code 130); a second one ends them at once. The ranks of a
+script are interrupted, so that it may save, and have 30 s to end. Ctrl-Z stops them, and the shell's fg lets them go
+on. USR1 and USR2 are passed on to the ranks.
 """
 
 # Ranks on one machine, and on several: more is a slip of the keyboard.
@@ -301,6 +304,8 @@ class Plan:
     openmpi: bool
     checkpoint: str | None  # where the ranks write theirs
     words: list[str] | None  # of a sub-command of this package; None: a Python file
+    saves: bool  # do SIGTERM and SIGUSR1 let the ranks save?
+    elsewhere: bool  # may ranks write on other hosts, or relative to another folder?
 
 
 def _count(option: str, text: str, most: int) -> int:
@@ -338,7 +343,7 @@ def plan(argv: list[str]) -> Plan:
         word = words.pop(0)
         if word == "--":
             break
-        if word in ("--print", "--stdin"):
+        if word in ("--print", "--stdin", "--save-on-signal"):
             flags.add(word)
             continue
         name, equals, value = word.partition("=")
@@ -346,7 +351,8 @@ def plan(argv: list[str]) -> Plan:
             name, equals, value = "-n", "=", word[2:]
         if name not in names:
             raise LaunchError(
-                f"run: unknown option {word!r}; allowed: -n --threads --hosts --bind --stdin --mpi --print"
+                f"run: unknown option {word!r}; allowed: -n --threads --hosts --bind --stdin --save-on-signal --mpi "
+                "--print"
             )
         if not equals:
             if not words:
@@ -385,6 +391,10 @@ def plan(argv: list[str]) -> Plan:
     else:  # OpenMP's list of numbers, one for each level of nesting
         first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip() or "1"
         threads = _count("OMP_NUM_THREADS", first, MOST_THREADS)
+
+    saves = "--save-on-signal" in flags or (not is_file and "--save-on-signal" in words)
+    if saves and not is_file and "--save-on-signal" not in words:
+        words.append("--save-on-signal")
 
     mpiexec = find_mpiexec()
     kind = flavour(mpiexec)
@@ -429,6 +439,8 @@ def plan(argv: list[str]) -> Plan:
         openmpi=kind != "other",
         checkpoint=_value_of("--checkpoint", words) if words[0] == "train" and not is_file else None,
         words=None if is_file else words,
+        saves=saves,
+        elsewhere=several or any(re.match("-?-wd", word) for word in extra),
     )
 
 
@@ -446,10 +458,11 @@ def shown(command: list[str], made: Mapping[str, str]) -> str:
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in made.items()), shlex.join(command)])
 
 
-def main(argv: list[str], check: Callable[[list[str]], object] = lambda words: None) -> int:
+def main(argv: list[str], check: Callable[[list[str], bool], object] = lambda words, here: None) -> int:
     """The sub-command 'run'; argv without the word itself. Returns the exit code.
 
-    check: is given the words of a sub-command before ranks are started, each of which would find the same error.
+    check: is given the words of a sub-command before ranks are started, each of which would find the same error, and
+    whether all of them will be on this host.
     """
     if any(word in ("-h", "--help") for word in _own_options(argv)):
         print(USAGE, end="", flush=True)
@@ -459,7 +472,7 @@ def main(argv: list[str], check: Callable[[list[str]], object] = lambda words: N
     try:
         asked = plan(argv)
         if asked.words is not None and not asked.only_print:
-            check(asked.words)
+            check(asked.words, not asked.elsewhere)
         if asked.openmpi and not asked.only_print:
             check_folder({**os.environ, **asked.environment})
     except LaunchError as error:
@@ -470,7 +483,13 @@ def main(argv: list[str], check: Callable[[list[str]], object] = lambda words: N
         atexit.unregister(_preload.remove_home)  # the line may name it
         return 0
     _leftovers.remove_leftovers()
-    ranks = _supervisor.Supervisor(asked.command, {**os.environ, **asked.environment}, asked.openmpi)
+    ranks = _supervisor.Supervisor(
+        asked.command,
+        {**os.environ, **asked.environment},
+        asked.openmpi,
+        script=asked.words is None,
+        saves=asked.saves,
+    )
     try:
         return ranks.run(asked.stdin, asked.checkpoint)
     except OSError as error:

@@ -12,6 +12,7 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Iterable
 
 # Seconds: what is younger may belong to a job that is just starting.
 AGE = 600.0
@@ -45,6 +46,30 @@ def _entries(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
+
+
+def of_processes(processes: Iterable[int], temporary: str | None = None) -> set[str]:
+    """What these living processes of one job would leave, were they killed: segments and mpiexec's folder."""
+    temporary = tempfile.gettempdir() if temporary is None else temporary
+    found: set[str] = set()
+    for process in processes:
+        with contextlib.suppress(OSError), open(f"/proc/{process}/maps", errors="replace") as maps:
+            paths = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
+            found |= {path for path in paths if SEGMENT.fullmatch(os.path.basename(path))}
+        names = [os.path.join("/dev/shm", name) for name in _entries("/dev/shm")]
+        found |= {name for name in names if os.path.basename(name).startswith(f"gossipgrad-{process}-")}
+        found |= {path for path in [os.path.join(temporary, f"ompi.{process}")] if os.path.isdir(path)}
+    return found
+
+
+def remove(paths: Iterable[str]) -> None:
+    """Remove what of_processes has found, when they have ended."""
+    given = list(paths)
+    used = _mapped({os.path.basename(path) for path in given})
+    for path in given:
+        with contextlib.suppress(OSError):
+            if os.path.basename(path) not in used and _of_this_user(path, float("inf")):
+                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 
 
 def remove_leftovers(shared: str = "/dev/shm", temporary: str | None = None, age: float = AGE) -> list[str]:

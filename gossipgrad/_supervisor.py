@@ -18,7 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from gossipgrad import checkpoint_files
+from gossipgrad import _leftovers, checkpoint_files
+from gossipgrad._interrupts import SAVED
 
 # prctl's
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -30,8 +31,15 @@ ENDING: dict[int, tuple[str, float]] = {
     signal.SIGQUIT: ("quit", 1.0),
     signal.SIGHUP: ("ended, because the terminal was closed", 1.0),
 }
+# Those that a script has whose ranks are sent SIGINT themselves: what catches KeyboardInterrupt may save.
+_TO_SAVE = 30.0
 _LAST_OUTPUT = 10.0  # seconds that what was printed has to arrive after mpiexec has ended
-WAITED_FOR = {*ENDING, signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT}
+# Seconds: between looks whether mpiexec has processes, how long it may live without any, and how long until it has.
+_LOOK, _HUNG, _TO_START = 1.0, 5.0, 60.0
+# Of a launcher's environment, for its ranks: who says why they end.
+VARIABLE = "GOSSIPGRAD_SUPERVISED"
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+WAITED_FOR = {*ENDING, *_PASSED_ON, signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT}
 
 
 def _prctl(option: int, value: int) -> None:
@@ -63,6 +71,49 @@ def descendants(of: int, parent_of: Mapping[int, int]) -> set[int]:
         more = {pid for pid, parent in parent_of.items() if parent in more} - found
         found |= more
     return found
+
+
+def has_children(process: int) -> bool:
+    """Has it started what lives?"""
+    try:
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children") as file:
+                for child in file.read().split():
+                    with contextlib.suppress(OSError), open(f"/proc/{child}/stat", errors="replace") as stat_:
+                        if stat_.read().rpartition(")")[2].split()[0] not in "ZX":
+                            return True
+        return False
+    except OSError:  # a kernel without these lists
+        return process in parents().values()
+
+
+def _rank_of(process: int) -> bytes:
+    """The launcher's words in the environment that a process was started with; b"": it is no rank's."""
+    with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:
+        found = [one for one in file.read().split(b"\0") if one.startswith((b"PMIX_RANK=", b"PMI_RANK="))]
+        return b"".join(found)
+    return b""
+
+
+def ranks_of(launcher: int, parent_of: Mapping[int, int]) -> set[int]:
+    """Of the ranks that mpiexec has started on this host the first process that is no shell's."""
+    below = descendants(launcher, parent_of)
+    rank = {pid: _rank_of(pid) for pid in below}
+    found: set[int] = set()
+    for pid in below:
+        if rank[pid] and rank.get(parent_of[pid]) != rank[pid]:
+            found |= _behind_shells(pid, parent_of)
+    return found
+
+
+def _behind_shells(pid: int, parent_of: Mapping[int, int]) -> set[int]:
+    try:
+        name = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return set()
+    if name not in ("sh", "bash", "dash", "zsh", "ksh", "busybox", "env", "time"):
+        return {pid}
+    return {one for child, parent in parent_of.items() if parent == pid for one in _behind_shells(child, parent_of)}
 
 
 def _send(pids: Iterable[int], number: int) -> None:
@@ -110,14 +161,28 @@ class Supervisor:
     What it prints into a file goes through this process, since mpiexec does not tell of what it cannot write.
 
     forwards_stop: the command stops its ranks when it is sent SIGTSTP, as Open MPI's does.
+    script: the ranks run a script, which may catch KeyboardInterrupt.
+    saves: SIGTERM and SIGUSR1 let the ranks save and end by themselves; they are sent SIGUSR1 for both.
     """
 
-    def __init__(self, command: list[str], environ: Mapping[str, str], forwards_stop: bool) -> None:
-        self.command, self.environ, self.forwards_stop = command, environ, forwards_stop
+    def __init__(
+        self,
+        command: list[str],
+        environ: Mapping[str, str],
+        forwards_stop: bool,
+        script: bool = False,
+        saves: bool = False,
+    ) -> None:
+        self.command, self.environ, self.forwards_stop = command, {**environ, VARIABLE: "1"}, forwards_stop
+        self.script, self.saves = script, saves
         self.ending: int | None = None  # the signal that ends the ranks
         self.deadline: float | None = None
         self.output: threading.Thread | None = None  # that writes what the ranks print, where this process does
         self.unwritten = False  # has some of that been lost?
+        self.saving = False  # have the ranks been asked to?
+        self.hung = False  # has mpiexec not ended after its ranks?
+        self._alone: float | None = None  # since when it has no processes
+        self._had = False  # has it had some?
 
     def run(self, stdin: bool = False, checkpoint: str | None = None) -> int:
         """The exit code: the command's, or 128 + the number of the signal that ended it; 1 where output was lost.
@@ -140,6 +205,15 @@ class Supervisor:
         if self.ending is not None:
             self._say(f"{ENDING[self.ending][0]}{last_checkpoint(checkpoint)}")
             return 128 + self.ending
+        if self.hung:
+            self._say(
+                f"the ranks have ended, but the launcher had not {_HUNG:g} s later, so it was ended; "
+                "the exit codes of the ranks are not known"
+            )
+            return 1
+        if self.saving and code == SAVED:
+            self._say(f"stopped by a signal, to be resumed (exit code {SAVED}){last_checkpoint(checkpoint)}")
+            return code
         if code < 0 and -code != signal.SIGPIPE:
             self._say(f"the launcher was ended by signal {-code} ({signal.Signals(-code).name}); so were the ranks")
         if code == 0 and self.unwritten:
@@ -196,40 +270,66 @@ class Supervisor:
 
     def _wait(self, signals: set[int]) -> int:
         actions: dict[int, Callable[[], None]] = {signal.SIGTSTP: self._stop, signal.SIGCONT: self._go_on}
+        self._begin = time.monotonic()
         while (code := self.process.poll()) is None:
-            number = self._next_signal(signals)
-            if number is None:
-                self._kill()
-            elif number in ENDING:
+            found = signal.sigtimedwait(signals, _LOOK)
+            number = None if found is None else found.si_signo
+            if number in ENDING:
                 self._end(number)
+            elif number in _PASSED_ON:
+                self._pass_on(number)
             elif number in actions:
                 actions[number]()
+            elif number is None:
+                self._look(time.monotonic())
         return code
 
-    def _next_signal(self, signals: set[int]) -> int | None:
-        """None: the time that the ranks had to end is over."""
-        if self.deadline is None:
-            return signal.sigwait(signals)
-        found = signal.sigtimedwait(signals, max(self.deadline - time.monotonic(), 0))
-        return None if found is None else found.si_signo
+    def _look(self, now: float) -> None:
+        """End what has no more time: ranks after a signal, and mpiexec after its ranks, where Open MPI may hang."""
+        if self.deadline is not None:
+            if now >= self.deadline:
+                self._kill()
+        elif has_children(self.process.pid):
+            self._had, self._alone = True, None
+        elif self._had or now - self._begin > _TO_START:
+            self._alone = self._alone or now
+            if now - self._alone >= _HUNG:
+                self.hung = True
+                self._kill()
+
+    def _pass_on(self, number: int) -> None:
+        self.saving |= self.saves and number == signal.SIGUSR1
+        _send([self.process.pid], number)
 
     def _end(self, number: int) -> None:
+        if self.saves and number == signal.SIGTERM and not self.saving:
+            self._pass_on(signal.SIGUSR1)
+            return
         if self.ending is not None:  # asked for a second time
             self._kill()
             return
         self.ending, self.deadline = number, time.monotonic() + ENDING[number][1]
-        _send([self.process.pid], signal.SIGTERM)
+        ranks = ranks_of(self.process.pid, parents()) if self.script and number == signal.SIGINT else set()
+        if ranks:
+            self._say(f"interrupted: the ranks have {_TO_SAVE:g} s to end; a second time ends them at once")
+            self.deadline = time.monotonic() + _TO_SAVE
+            _send(ranks, signal.SIGINT)
+        else:
+            _send([self.process.pid], signal.SIGTERM)
         _send([self.process.pid], signal.SIGCONT)
 
     def _kill(self) -> None:
         """Ends mpiexec and all that it and its ranks started on this host. Daemons on others end when it does."""
+        left = descendants(os.getpid(), parents())
+        leftovers = _leftovers.of_processes(left)
         for _ in range(50):
-            left = descendants(os.getpid(), parents())
             if not left:
                 break
             _send(left, signal.SIGKILL)
             self.process.poll()
             time.sleep(0.02)
+            left = descendants(os.getpid(), parents())
+        _leftovers.remove(leftovers)
         self.deadline = None
 
     def _stop(self) -> None:

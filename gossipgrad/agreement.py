@@ -146,11 +146,16 @@ def of_all(error: BaseException) -> bool:
     return "agreement" in error.__dict__
 
 
-def interrupt(where: str) -> KeyboardInterrupt:
-    """Ctrl-C of some rank, which all raise together."""
+def interrupt(where: str, saves: bool = False) -> KeyboardInterrupt:
+    """Ctrl-C of some rank, which all raise together; saves: or a signal that lets them save and end."""
     error = KeyboardInterrupt(f"{where}, on all ranks")
-    error.__dict__["agreement"] = _agreements
+    error.__dict__ |= {"agreement": _agreements, "saves": saves}
     return error
+
+
+def saves(error: BaseException) -> bool:
+    """Is it a signal that lets all ranks save and end?"""
+    return bool(error.__dict__.get("saves"))
 
 
 _agreements = 0  # that this process has come to

@@ -325,6 +325,8 @@ class Checkpoint(_Monitor):
     save_best: which of both.
     every: saves to `path` also after so many steps of training, within an epoch; a resume goes on there, without
     on_epoch_begin. 0: after epochs alone.
+    save_on_signal: SIGTERM and SIGUSR1, which schedulers send before the time is over, end fit on all ranks after the
+    same step, which is saved to `path`, with SavedOnSignal: exit code 75. In the main thread alone.
     It has what callbacks that are given before it have changed at the end of the epoch, such as the rate.
     While fit runs, no other run can save to these paths: it is refused with a CheckpointError before it trains.
     """
@@ -337,14 +339,18 @@ class Checkpoint(_Monitor):
         save_last: bool = True,
         save_best: bool = True,
         every: int = 0,
+        save_on_signal: bool = False,
     ) -> None:
         super().__init__(monitor, mode, 0.0)
         self.every = integer("every", every, 0)
+        self.save_on_signal = flag("save_on_signal", save_on_signal)
         self.path = fixed_path("path", path)
         self.best_path = best_path(self.path)
         self.save_last, self.save_best = flag("save_last", save_last), flag("save_best", save_best)
         if self.every and not self.save_last:
             raise ValueError(f"every={self.every}: allowed with save_last=True, whose file it writes")
+        if self.save_on_signal and not self.save_last:
+            raise ValueError("save_on_signal=True: allowed with save_last=True, whose file it writes")
         self._locks: list[str] = []
 
     def outputs(self) -> Sequence[Output]:

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, TypeVar, cast
 
@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad._core import Cancelled, CommunicationError
+from gossipgrad._interrupts import SAVED
 
-__all__ = ["Cancelled", "CheckpointError", "CommunicationError", "DataError"]
+__all__ = ["Cancelled", "CheckpointError", "CommunicationError", "DataError", "SavedOnSignal"]
 
 
 MOST_SHOWN = 2000  # characters of a message that quotes a file
@@ -51,6 +52,18 @@ class _OfFile(ValueError):
 
 class DataError(_OfFile):
     """A data file is missing, damaged or not what it should be."""
+
+
+class SavedOnSignal(SystemExit):
+    """A signal has ended fit, and where it stopped is saved, as Checkpoint(save_on_signal=True) asks.
+
+    Where nobody catches it, it ends the process with exit code 75: "try again", by fit(resume=).
+    paths  the checkpoints.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        super().__init__(SAVED)
+        self.paths = list(paths)
 
 
 class CheckpointError(_OfFile):

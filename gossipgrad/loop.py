@@ -23,7 +23,7 @@ from gossipgrad.callbacks import (
     end,
     has_steps,
 )
-from gossipgrad.errors import one_line, warn
+from gossipgrad.errors import SavedOnSignal, one_line, warn
 from gossipgrad.history import Record, compressed, number_names, ordered
 from gossipgrad.progress import ProgressBar
 from gossipgrad.replicas import Replicas
@@ -35,7 +35,7 @@ CHUNK = 0.2  # seconds of training between looks at signals and progress
 # step: seldom enough that ranks which need not wait for each other hardly do.
 MEET = 30.0
 FIRST_MEETING = 16
-_INTERRUPTED = 1 << 62  # in the number of an agreement
+_INTERRUPTED, _SAVES = 1 << 62, 1 << 61  # in the number of an agreement
 
 
 def check_sharded(sharded: bool, shard: str, strategy: Strategy, ranks: int) -> None:
@@ -120,13 +120,18 @@ class Loop:
             trainer.rebatched = None  # no batch follows
             with trainer.agreed("end"):
                 end(self.callbacks, trainer)
-        except BaseException:
+        except BaseException as raised:
             trainer.failed, trainer.rebatched = True, None
+            failure = raised
             if not ended:
+                if agreement.saves(raised):
+                    failure = self._saved()
                 try:
                     end(self.callbacks, trainer)
                 except Exception as error:  # what has ended fit says more
                     warn(f"callbacks: on_fit_end has failed too: {type(error).__name__}: {one_line(error)}")
+            if failure is not raised:
+                raise failure from None
             raise
         finally:
             trainer.team.halt_end()
@@ -235,12 +240,14 @@ class Loop:
 
     def _number(self, number: int) -> int:
         """What this rank brings to an agreement: whether it was interrupted goes along."""
-        return number | (_INTERRUPTED if self.interrupts.came else 0)
+        found = number | (_INTERRUPTED if self.interrupts.came else 0)
+        return found | (_SAVES if self.interrupts.saves else 0)
 
     def _numbers(self, one: agreement.Agreement, where: str) -> list[int]:
         """Those of all ranks; KeyboardInterrupt on all where one was interrupted."""
-        if any(number & _INTERRUPTED for number in one.numbers):
-            raise agreement.interrupt(f"fit was interrupted {where}")
+        if any(number & (_INTERRUPTED | _SAVES) for number in one.numbers):
+            saves = any(number & _SAVES for number in one.numbers)
+            raise agreement.interrupt(f"fit was interrupted {where}", saves)
         return one.numbers
 
     def _until(self, done: int, goal: int) -> int:
@@ -249,11 +256,23 @@ class Loop:
         goal: how far this rank would go, at most to the next step at which ranks meet anyway. It promises others no
         more, so on the way to the step that all stop after every rank makes the same calls.
         """
-        first = self.trainer.epoch_begun
-        until = self.trainer.team.halt_until(first + done, first + goal, self.interrupts.came) - first
+        first, wanted = self.trainer.epoch_begun, self.interrupts.came or self.interrupts.saves
+        until = self.trainer.team.halt_until(first + done, first + goal, wanted) - first
+        if wanted and agreement.alone(self.trainer.team):
+            until = done
         if until == done:
             self._meet(done, self._interval)  # a rank brings that it was interrupted
         return until
+
+    def _saved(self) -> BaseException:
+        """Save where all ranks have stopped for a signal; what fit is to raise then."""
+        paths = [one.path for one in self.callbacks if isinstance(one, Checkpoint) and one.save_on_signal]
+        try:
+            for path in paths:
+                self.trainer.save(path)
+        except Exception as error:
+            return error
+        return SavedOnSignal(paths)
 
     def _keep_place(self, error: BaseException) -> None:
         """A save goes on from here: after an error at which all ranks are at one step of the epoch."""
@@ -397,6 +416,8 @@ class Loop:
     def _show(self, seconds: float) -> None:
         """Call on_progress; other ranks may be at another step, so nothing collective can be asked for there."""
         trainer = self.trainer
+        if trainer.virtual and self.interrupts.saves:
+            raise agreement.interrupt("fit was interrupted within a step", True)
         if self._problem is not None:
             return
         counts = trainer.core.progress()

@@ -37,7 +37,7 @@ from gossipgrad._interrupts import Noted
 from gossipgrad._launched import launcher_world_size
 from gossipgrad.apoptosis import Apoptosis, Least, chosen, least_units, leasts
 from gossipgrad.apoptosis import from_settings as apoptosis_from
-from gossipgrad.callbacks import Callback
+from gossipgrad.callbacks import Callback, Checkpoint
 from gossipgrad.data import given
 from gossipgrad.data.arrays import Dataset, as_dataset
 from gossipgrad.data.checks import samples_array, shape_hint, targets_array
@@ -214,7 +214,7 @@ class Trainer(Replicas):
 
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
         CheckpointError: `resume` does not fit. KeyboardInterrupt: SIGINT; under MPI on all ranks after the same step,
-        whichever of them it came to. Collective.
+        whichever of them it came to. SavedOnSignal: as Checkpoint(save_on_signal=True) asks. Collective.
         """
         with self.agreed() as one:
             if self.fitting:
@@ -242,7 +242,8 @@ class Trainer(Replicas):
                 sharded=sharded,
             )
             one.hints, one.facts = HINTS, call.facts(self)
-        with Noted(not agreement.alone(self.team)) as interrupts:
+        saving = any(isinstance(one, Checkpoint) and one.save_on_signal for one in call.callbacks)
+        with Noted(not agreement.alone(self.team), saving) as interrupts:
             return self._fit(call, interrupts)
 
     def _fit(self, call: Fit, interrupts: Noted) -> History:

@@ -431,6 +431,79 @@ def test_standard_streams(tmp_path):
     assert done.returncode == 0 and not done.stdout + done.stderr
 
 
+SUPERVISE = """
+import os, sys
+from gossipgrad import _supervisor
+_supervisor._LOOK = _supervisor._HUNG = 0.2
+sys.exit(_supervisor.Supervisor([sys.executable, "-c", sys.argv[1]], os.environ, True, script=True).run())
+"""
+
+
+def supervised(launcher):
+    """Supervises this program in place of mpiexec, up to its line "ready"."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISE, launcher], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n", process.communicate()
+    return process
+
+
+def test_a_launcher_that_does_not_end():
+    """Open MPI's hangs now and then when all ranks have ended."""
+    process = supervised(
+        "import subprocess, time\nprint('ready', flush=True)\nsubprocess.run(['sleep', '0.5'])\ntime.sleep(1000)\n"
+    )
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1 and "the ranks have ended, but the launcher had not" in err, err
+
+
+def test_signals_that_are_passed_on_and_a_script_that_saves(tmp_path):
+    """USR1 and USR2 go to the launcher, Ctrl-C to the ranks, behind a shell too; they have time to save."""
+    rank = (
+        "import time\n"
+        "try:\n    print('ready', flush=True)\n    time.sleep(1000)\n"
+        f"except KeyboardInterrupt:\n    time.sleep(0.5)\n    open({str(tmp_path / 'saved')!r}, 'w')\n"
+    )
+    process = supervised(
+        "import os, signal, subprocess, sys\n"
+        "for number in (signal.SIGUSR1, signal.SIGUSR2):\n"
+        "    signal.signal(number, lambda number, _: print('signal', int(number), flush=True))\n"
+        f"code = {rank!r}\n"
+        "shell = ['sh', '-c', '\"$@\"; exit $?', 'sh', sys.executable, '-c', code]\n"
+        "process = subprocess.Popen(shell, env={**os.environ, 'PMIX_RANK': '0'})\n"
+        "sys.exit(process.wait())\n"
+    )
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        process.send_signal(number)
+        assert process.stdout.readline() == f"signal {int(number)}\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 130 and (tmp_path / "saved").exists(), err
+    assert "gossipgrad: interrupted: the ranks have 30 s to end" in err
+
+
+def test_killed_ranks_leave_no_segments():
+    """Ctrl-C twice: they cannot remove them any more."""
+    name = f"/dev/shm/sm_segment.{os.uname().nodename}.{os.geteuid()}.deadbeef.{os.getpid()}"
+    process = supervised(
+        "import mmap, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"file = open({name!r}, 'w+b')\n"
+        "file.truncate(4096)\n"
+        "memory = mmap.mmap(file.fileno(), 4096)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    try:
+        assert os.path.exists(name)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=DEADLINE)
+        assert process.returncode in (130, 143) and not os.path.exists(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
 class Terminal:
     """A shell on a pseudo-terminal."""
 

@@ -14,9 +14,10 @@ from types import FrameType
 from typing import Any
 
 from gossipgrad import _failure, _launch, _launched, _starting, _supervisor, environment
+from gossipgrad._interrupts import SAVED
 from gossipgrad.cli import bench, compare, evaluate, train
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, Parser, UsageError
-from gossipgrad.errors import one_line
+from gossipgrad.errors import SavedOnSignal, one_line
 
 
 class _Terminated(KeyboardInterrupt):
@@ -63,10 +64,20 @@ def _say(text: str) -> Callable[[str], None]:
     return say
 
 
-def _check(words: list[str]) -> None:
-    """LaunchError: words of a sub-command that it does not take. --help prints the help and ends this process."""
+def _quietly(text: str) -> Callable[[str], None]:
+    """_say, where no `gossipgrad run` says it when all ranks have ended."""
+    return (lambda who: None) if os.environ.get(_supervisor.VARIABLE) else _say(text)
+
+
+def _check(words: list[str], here: bool) -> None:
+    """LaunchError: words of a sub-command that it does not take, and where ranks are `here` files that it cannot write.
+
+    --help prints the help and ends this process.
+    """
     try:
-        parser().parse_args(words)
+        arguments = parser().parse_args(words)
+        if here and arguments.command == "train":
+            train.check_outputs(arguments)
     except UsageError as error:
         raise _launch.LaunchError(str(error)) from None
 
@@ -105,6 +116,8 @@ def _run(words: list[str]) -> int:
 def main(argv: list[str]) -> int:
     """Run a command; returns the exit code: 0, 1 after an error, 2 for wrong options, 130 when interrupted.
 
+    75: saved on a signal (train --save-on-signal).
+
     An error is one line on stderr, with the traceback before it if GOSSIPGRAD_TRACEBACK=1. Under MPI it ends all ranks.
     """
     if argv[:1] == ["run"]:
@@ -128,17 +141,22 @@ def main(argv: list[str]) -> int:
         code = FAILURE
         _to_nobody()
         _failure.end_all_ranks(lambda who: None, code)
+    except SavedOnSignal:
+        code = SAVED
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the scheduler's, which comes once more
+        last = _supervisor.last_checkpoint(checkpoint)
+        _failure.end_all_ranks(_quietly(f"stopped by a signal, to be resumed (exit code {SAVED}){last}"), code)
     except _Terminated:
         code = 128 + signal.SIGTERM
         if _failure.launched_rank() == 0 and _failure.first_to_report():
-            _say(f"terminated{_supervisor.last_checkpoint(checkpoint)}")("")
+            _quietly(f"terminated{_supervisor.last_checkpoint(checkpoint)}")("")
         if _failure.launched_size() > 1:  # the launcher is ending the other ranks as well
             sys.stdout.flush()
             os._exit(code)
     except KeyboardInterrupt:
         code = INTERRUPTED
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends this process at once
-        _failure.end_all_ranks(_say(f"interrupted{_supervisor.last_checkpoint(checkpoint)}"), code)
+        _failure.end_all_ranks(_quietly(f"interrupted{_supervisor.last_checkpoint(checkpoint)}"), code)
     except Exception as error:
         code = FAILURE
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one

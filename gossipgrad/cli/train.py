@@ -118,6 +118,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     help_ = "save after so many steps, too, within an epoch; default: after epochs alone"
     files.add_argument("--checkpoint-every", type=int, metavar="N", help=help_)
+    help_ = (
+        "on TERM and USR1 save, on all ranks after the same step, and end with exit code 75; --resume goes on; "
+        "default: TERM ends the run without that"
+    )
+    files.add_argument("--save-on-signal", action="store_true", help=help_)
     help_ = "the number of an epoch's record that tells the best one, as validation.accuracy; default: validation.loss"
     files.add_argument("--checkpoint-monitor", metavar="NAME", help=help_)
     files.add_argument("--resume", type=path, metavar="FILE", help="go on from a checkpoint, up to --epochs in all")
@@ -170,8 +175,11 @@ def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
         early.argument = option_of("early_stopping_monitor")
         chosen.append(early)
     saving = _keywords(arguments, "checkpoint", ("every", "monitor"))
+    if arguments.save_on_signal and not arguments.checkpoint:
+        raise UsageError("--save-on-signal: goes with --checkpoint")
     if arguments.checkpoint:
-        checkpoint = checked(lambda: Checkpoint(arguments.checkpoint, **saving))
+        on_signal = arguments.save_on_signal
+        checkpoint = checked(lambda: Checkpoint(arguments.checkpoint, save_on_signal=on_signal, **saving))
         checkpoint.argument = option_of("checkpoint_monitor")
         chosen.append(checkpoint)
     if arguments.log_csv:  # after the checkpoint, which matters more
@@ -181,7 +189,7 @@ def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
     return chosen
 
 
-def _check_outputs(arguments: argparse.Namespace) -> None:
+def check_outputs(arguments: argparse.Namespace) -> None:
     """A path that cannot be written, or that another output goes to, is an error before training."""
     if _failure.launched_rank() != 0:  # which alone writes most of them
         return
@@ -224,7 +232,7 @@ def train(arguments: argparse.Namespace) -> int:
     limits = {"epochs": (1, 2**31 - 1), "batch_size": (1, HIGHEST), "threads": (1, 4096), "seed": (0, 2**64 - 1)}
     check_limits(arguments, limits | {"early_stopping": (1, HIGHEST), "checkpoint_every": (1, HIGHEST)})
     timeout = checked(lambda: number("timeout", arguments.timeout, 0.0))
-    _check_outputs(arguments)
+    check_outputs(arguments)
     callbacks = _callbacks(arguments)
     loss = _loss(arguments, arguments.loss or entry.loss)
     if arguments.weights is not None and arguments.resume is not None:
