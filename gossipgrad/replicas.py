@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from gossipgrad import (
     _core,
+    _cuda_build,
     _stall,
     agreement,
     algorithms,
@@ -70,6 +72,8 @@ def _checked_device(device: str | None, backend: Backend | None) -> str:
         device = environment.default_device(backend)
     if not isinstance(device, str):
         raise TypeError(f"device: a {type(device).__name__}; wanted a str, such as 'cpu'")
+    if re.fullmatch(r"cuda(:\d+)?", device):
+        _cuda_build.build()
     if device.startswith("cuda"):
         environment.find_cuda_wheels()
     _core.find_device(device)

@@ -9,13 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import cbuild
 import pytest
 from test_packaging import compiled, setup_py
 
-from gossipgrad import _build, _core, environment
+import gossipgrad as gg
+from gossipgrad import _build, _core, _cuda_build, environment
 
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = ROOT / "csrc" / "cuda"
@@ -355,3 +357,86 @@ def test_the_core_has_no_cuda():
     assert "library.o" in members and not {"cuda_api.o", "services.o"} & set(members)
     dynamic = subprocess.run(["readelf", "-d", _core.__file__], check=True, capture_output=True, text=True).stdout
     assert not re.search(r"\[lib(cuda|cudnn|cublas)", dynamic)
+
+
+# ------------------------------------------------------------------------------------------- built on demand
+
+FAKE_SETUP = """
+import os, pathlib, sys, time
+assert sys.argv[1:] == ["cuda"] and os.environ["GOSSIPGRAD_CUDA"] == "on" and os.environ["GOSSIPGRAD_ISAS"]
+with open("log", "a") as log:
+    log.write("built\\n")
+time.sleep(0.2)
+if os.path.exists("fails"):
+    sys.exit("there is no CUDA compiler")
+pathlib.Path("gossipgrad/_cuda.so").write_text("library")
+"""
+
+
+@pytest.fixture
+def source_tree(tmp_path, monkeypatch):
+    """An installed source tree without the library, on a machine with a GPU."""
+    (tmp_path / "gossipgrad").mkdir()
+    (tmp_path / "csrc" / "cuda").mkdir(parents=True)
+    (tmp_path / _build.OBJECTS).mkdir(parents=True)
+    (tmp_path / "setup.py").write_text(FAKE_SETUP)
+    monkeypatch.setattr(_cuda_build, "FOLDER", str(tmp_path / "gossipgrad"))
+    monkeypatch.setattr(_cuda_build, "has_gpu", lambda: True)
+    for name in ("GOSSIPGRAD_CUDA", "GOSSIPGRAD_CUDA_LIBRARY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_who_first_asks_builds_it_and_others_wait(source_tree, capfd):
+    ranks = [threading.Thread(target=_cuda_build.build) for _ in range(3)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert (source_tree / "gossipgrad" / "_cuda.so").exists()
+    _cuda_build.build()
+    assert (source_tree / "log").read_text() == "built\n"
+    assert capfd.readouterr().err.count("gossipgrad: building the library of CUDA") == 1
+
+
+def test_it_is_not_built_where_it_is_of_no_use(source_tree, monkeypatch):
+    for name, value in (("GOSSIPGRAD_CUDA", "off"), ("GOSSIPGRAD_CUDA_LIBRARY", "/other.so")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            _cuda_build.build()
+    with monkeypatch.context() as patch:
+        patch.setattr(_cuda_build, "has_gpu", lambda: False)
+        _cuda_build.build()
+    (source_tree / "setup.py").rename(source_tree / "gone.py")  # as beside an installed wheel
+    _cuda_build.build()
+    assert not (source_tree / "log").exists()
+
+
+def test_a_build_that_fails_says_why_and_what_to_do(source_tree, monkeypatch):
+    (source_tree / "fails").touch()
+    net = gg.Sequential([gg.Linear(2)], input=(3,))
+    with pytest.raises(NotImplementedError, match="(?s)GOSSIPGRAD_CUDA=on pip install -e .*no CUDA compiler"):
+        gg.Trainer(net, comm=gg.VirtualCluster(1), device="cuda")
+    with pytest.raises(ValueError, match="cuda0"):
+        gg.Trainer(net, comm=gg.VirtualCluster(1), device="cuda0")  # no device: nothing is built
+    assert (source_tree / "log").read_text() == "built\n"
+    shutil.rmtree(source_tree / "build")
+    with pytest.raises(NotImplementedError, match="cannot be written.*GOSSIPGRAD_CUDA=on pip install -e ."):
+        _cuda_build.build()
+
+
+def test_auto_builds_it_where_a_gpu_is(scratch_project, tmp_path):
+    """The compiler is not even asked for on a machine without a GPU."""
+    if _cuda_build.has_gpu():
+        pytest.skip("this machine has a GPU")
+    folder = scratch_project / "csrc" / "cuda"
+    folder.mkdir()
+    try:
+        (folder / "x.c").write_text("#error never compiled\n")
+        asked = tmp_path / "nvcc"
+        asked.write_text(f"#!/bin/sh\ntouch {tmp_path / 'asked'}\nexit 1\n")
+        asked.chmod(0o755)
+        setup_py(scratch_project, "build_ext", "-i", NVCC=str(asked))
+        assert not (tmp_path / "asked").exists()
+    finally:
+        shutil.rmtree(folder)

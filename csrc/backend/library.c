@@ -90,8 +90,8 @@ gg_status gg_backend_library_load(const char *file, const char *variable, const 
         const gg_backend_library *library = NULL;
         if (access(path, F_OK) != 0)
             status = gg_fail(GG_ERROR_UNSUPPORTED,
-                             "'%s' is not there: this installation was built without CUDA; install the CUDA toolkit 13 "
-                             "(nvcc) and build again with GOSSIPGRAD_CUDA=on",
+                             "'%s' is not there: CUDA was not built. It is built with nvcc 13 (the CUDA toolkit) and "
+                             "g++ in the source tree: GOSSIPGRAD_CUDA=on pip install -e .",
                              path);
         else status = load_library(path, &library);
         if (status == GG_OK) {
