@@ -157,7 +157,7 @@ class Runs:
             lambda x, y: pickle.dumps({"data": np.array([Runs()], object), "labels": y}, 2),
             "an array of object, which is not read",
         ),
-        (lambda x, y: b"\x80\x02]q\x00h\x00a.", "recursion"),
+        (lambda x, y: b"\x80\x02]q\x00h\x00a.", "more than 16 containers in each other"),
         (lambda x, y: pickle.dumps([x, y], 2), "no batch of CIFAR-10's Python version"),
         (lambda x, y: pickle.dumps({"data": x}, 2), "no batch of CIFAR-10's Python version"),
         (

@@ -53,7 +53,7 @@ def test_a_pipe_or_device_is_not_read(tmp_path):
     for path in (tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(OSError, match="not a regular file"):
             files.content(path)
-        for read in (gg.data.idx.read, gg.data.text):
+        for read in (gg.data.idx.read, lambda one: gg.data.csv(one, 0), gg.data.npz, gg.data.text):
             with pytest.raises(gg.DataError, match="not a regular file"):
                 read(path)
 

@@ -121,6 +121,66 @@ def test_images_of_other_modes(tmp_path, mode):
     near(read(data)[0], expected)
 
 
+@pytest.mark.parametrize("cache", [False, True])
+def test_the_range_of_16_bit_images(tmp_path, cache):
+    """Of images that use 12 of the bits, which are nearly black as 16."""
+    (tmp_path / "in" / "x").mkdir(parents=True)
+    plain = np.asarray(picture(40, 40, mode="L"))
+    Image.fromarray(plain.astype(np.uint16) * 16 + 7).save(tmp_path / "in" / "x" / "a.png")
+    how = {"size": 40, "resize": 40, "channels": 1, "cache": cache}
+    assert np.array_equal(read(gg.data.image_folder(tmp_path / "in", bits=12, **how))[0, 0], plain)
+    with pytest.warns(UserWarning, match="no value above 3639, so it becomes nearly black; bits=12 says") as caught:
+        dark = gg.data.image_folder(tmp_path / "in", **how)
+        assert np.array_equal(read(dark)[0, 0], plain // 16)
+        read(dark)
+    assert len(caught) == 1
+    Image.fromarray(np.full((40, 40), 1 << 12, np.uint16)).save(tmp_path / "in" / "x" / "a.png")
+    assert (read(gg.data.image_folder(tmp_path / "in", bits=12, **how)) == 255).all()  # not 0, as 256 in a byte is
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_the_orientation_that_a_camera_noted(tmp_path, cache):
+    (tmp_path / "in" / "x").mkdir(parents=True)
+    image, noted = picture(60, 40), Image.Exif()
+    noted[0x0112] = 6  # a quarter turn to the right
+    image.save(tmp_path / "in" / "x" / "a.jpg", quality=95, exif=noted)
+    middle = image.crop((10, 0, 50, 40))
+    for exif, seen in ((False, middle), (True, middle.transpose(Image.Transpose.ROTATE_270))):
+        data = gg.data.image_folder(tmp_path / "in", 40, resize=40, exif=exif, cache=cache)
+        near(read(data)[0], np.asarray(seen).transpose(2, 0, 1))
+
+
+def test_files_of_other_formats_are_counted(folder, tmp_path):
+    """In a folder and in an archive; a pipe is no image, and is not waited for."""
+    content = encoded(picture(20, 20), ".jpg")
+    (folder / "cat" / "e.jfif").write_bytes(content)
+    for kind, name in (("cat", "f.webp"), ("dog", "g.WEBP"), ("dog", "h.bmp"), ("dog", "i"), ("dog", ".hidden")):
+        (folder / kind / name).write_bytes(content)
+    packed(folder, tmp_path / "a.tar")
+    os.mkfifo(folder / "dog" / "pipe.png")
+    words = r"pets: 5 files left out: 2 \*.webp, 1 \*.bmp, 1 no suffix, 1 no regular file; what is read: \*.jpg"
+    with pytest.warns(UserWarning, match=words) as caught:
+        assert len(gg.data.image_folder(folder, 16)) == 5
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match=r"a.tar: 4 files left out: 2 \*.webp, 1 \*.bmp, 1 no suffix;"):
+        assert len(gg.data.image_folder(tmp_path / "a.tar", 16)) == 5
+
+
+def test_a_pipe_in_the_place_of_a_stored_set(folder):
+    stored = gg.data.image_folder(folder, 16, cache=True)
+    wanted = read(stored)
+    place = stored.source._decoded.path
+    for path in (place.with_suffix(".npy"), place):
+        path.unlink()
+        os.mkfifo(path)
+        assert np.array_equal(read(gg.data.image_folder(folder, 16, cache=True)), wanted)
+    one = gg.data.image_folder(folder, 16)
+    (folder / "cat" / "a.jpg").unlink()
+    os.mkfifo(folder / "cat" / "a.jpg")
+    with pytest.warns(UserWarning, match="a.jpg: not a regular file; skipped"):
+        read(one)
+
+
 def test_large_jpegs_are_decoded_smaller(tmp_path):
     """Which is faster, and nearly the same as decoding them whole."""
     (tmp_path / "x").mkdir()
@@ -318,7 +378,7 @@ def test_folders_that_are_none(folder, tmp_path, monkeypatch):
     with pytest.raises(gg.DataError, match=r"bird: no images in the folder of this class, it is empty; wanted \*.jpg"):
         gg.data.image_folder(folder)
     (folder / "bird" / "x.gif").write_bytes(b"")
-    with pytest.raises(gg.DataError, match="bird: .*; it has files with .gif; wanted"):
+    with pytest.raises(gg.DataError, match=r"bird: .*; it has files with \*.gif; wanted"):
         gg.data.image_folder(folder)
     scandir = os.scandir
 
@@ -484,7 +544,7 @@ def test_archives_that_are_wrong(folder, tmp_path):
         link = tarfile.TarInfo("cat/link.jpg")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
-    with pytest.raises(gg.DataError, match=r"bad.tar: no images \(\*.jpg, \*.jpeg, \*.png\) in the archive"):
+    with pytest.raises(gg.DataError, match=r"bad.tar: no images \(\*.jpg, \*.jpeg, \*.jfif, \*.png\) in the archive"):
         gg.data.image_folder(tmp_path / "bad.tar")
     path = packed(folder, tmp_path / "pets.tar.xz")
     content = path.read_bytes()

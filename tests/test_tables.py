@@ -455,6 +455,40 @@ def test_npz_that_are_wrong(tmp_path, arrays, how, words):
     assert "t.npz" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (100000000000000,)}",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (-3,)}",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (10, 'a')}",
+        "{'descr': 'V0', 'fortran_order': False, 'shape': (10,)}",
+        "{'descr': [('a', [])], 'fortran_order': 3, 'shape': ()}",
+        "[" * 3000,
+        "{[]: 1}",
+        "{'descr': '<f8'",
+        "7",
+    ],
+    ids=range(9),
+)
+def test_a_forged_header_is_not_believed(tmp_path, header):
+    import zipfile
+
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(80)
+    with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
+        for name in "xy":
+            archive.writestr(f"{name}.npy", content)
+    with pytest.raises(gg.DataError, match="t.npz"):
+        gg.data.npz(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("dtype", ["<f8", ">i2", "?", "<f2", "u1"])
+def test_npz_of_every_type_and_order(tmp_path, dtype):
+    x = (np.arange(24).reshape(4, 3, 2) % 5).astype(dtype)
+    np.savez(tmp_path / "t.npz", x=np.asfortranarray(x), y=x[:, 0, 0])
+    one = gg.data.npz(tmp_path / "t.npz")
+    assert np.array_equal(one.samples, x) and np.array_equal(one.targets, x[:, 0, 0])
+
+
 def test_a_progress_bar_on_a_large_npz(tmp_path, monkeypatch, capsys):
     from gossipgrad import progress
 
@@ -463,7 +497,7 @@ def test_a_progress_bar_on_a_large_npz(tmp_path, monkeypatch, capsys):
     np.savez(tmp_path / "t.npz", x=x, y=np.arange(3000))
     one = gg.data.npz(tmp_path / "t.npz")
     out = capsys.readouterr().out
-    assert "t.npz: 1 of 2 MB read, 5" in out and "t.npz: 2 of 2 MB read, 100 %" in out
+    assert "t.npz: 1 of 2 MB read, 4" in out and "t.npz: 2 of 2 MB read, 100 %" in out
     np.testing.assert_array_equal(one.samples, x.astype(np.float32))
     gg.data.npz(tmp_path / "t.npz", progress=False)
     assert capsys.readouterr().out == ""

@@ -14,6 +14,7 @@ import struct
 import tarfile
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -233,15 +234,19 @@ class _Collector:
 
 def _image_files(folder: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
     """(part, class, file) of the images under train/<class>/ and test/<class>/."""
+    others: Counter[str] = Counter()
     for part in PARTS:
         with os.scandir(folder / part) as kinds:
             for kind in sorted((k for k in kinds if k.is_dir() and not k.name.startswith(".")), key=lambda k: k.name):
-                with os.scandir(kind.path) as files:
-                    found = [file for file in files if images.is_image(file.name) and file.is_file()]
+                with os.scandir(kind.path) as listing:
+                    there = [file for file in listing if file.is_file() and not file.name.startswith(".")]
+                found = [file for file in there if images.is_image(file.name)]
+                others.update(images.kind_of(file.name) for file in there if not images.is_image(file.name))
                 if not found:
                     raise DataError(f"{kind.path}: no images (*.jpg, *.png) in the folder of this class")
                 for file in found:
                     yield part, kind.name, file
+    images.warn_of_others(folder, others)
 
 
 def _from_folder(folder: Path, files: list[tuple[str, str, os.DirEntry[str]]], report: Report) -> Arrays:

@@ -71,8 +71,8 @@ def check_alike(what: str, here: Sequence[str] | None, of: str, there: Sequence[
     found = differ(here, there)
     if found is not None:
         raise ValueError(
-            f"{what} has other classes than {of}: {found}, because each set numbers its own; allowed: the same names in "
-            "the same order, as by classes=train.classes of image_folder and csv, test= of csv, vocabulary= of text"
+            f"{what} has other classes than {of}: {found}, because each set numbers its own; allowed: the same names "
+            "in the same order, as by classes=train.classes of image_folder and csv, test= of csv, vocabulary= of text"
         )
 
 

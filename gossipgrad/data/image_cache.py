@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import zlib
 from collections.abc import Callable
@@ -114,6 +113,5 @@ def _decode_all(
                 offset += pixels.size
             report(str(end))
             bar.show(end / count, f"{end:,} images decoded")
-    table = io.BytesIO()
-    np.save(table, index)
-    files.write_atomically(path.with_suffix(".npy"), table.getvalue())
+    with files.written(os.fspath(path.with_suffix(".npy"))) as file:
+        np.save(file, index)

@@ -18,6 +18,7 @@ import tarfile
 import threading
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,20 +28,21 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import environment
+from gossipgrad import environment, files
 from gossipgrad._launched import launcher_world_size
 from gossipgrad.data import cache as cache_files
 from gossipgrad.data import draws
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.image_cache import FORMAT, Decoded, Pixels, decoded
 from gossipgrad.data.source import Source
-from gossipgrad.errors import DataError, counted, flag, integer, number, one_line, pair, warn
+from gossipgrad.errors import DataError, counted, flag, integer, listed, number, one_line, pair, warn
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
 FORMATS = ("JPEG", "PNG")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels in 0..1
 ATTEMPTS = 10  # draws of a crop, after which it is the largest one in the middle
+ORIENTATION = 0x0112  # EXIF's tag
 LISTED = 5  # broken files that a message names
 MOST_WORKERS = 8  # by default
 
@@ -96,6 +98,19 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
+def kind_of(name: str) -> str:
+    """What messages call a file that is no image."""
+    suffix = os.path.splitext(name)[1].lower()
+    return f"*{suffix}" if suffix else "no suffix"
+
+
+def warn_of_others(place: str | os.PathLike[str], others: Counter[str]) -> None:
+    """A warning that counts and names the files that are left out."""
+    if others:
+        kinds = listed((f"{count:,} {kind}" for kind, count in others.most_common()), LISTED)
+        warn(f"{os.fspath(place)}: {counted(others.total(), 'file')} left out: {kinds}; what is read: {_listed()}")
+
+
 def _entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
@@ -104,15 +119,15 @@ def _entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
         raise DataError(f"{os.fspath(folder)}: {error.strerror or error}") from error
 
 
-def _images(folder: str, others: set[str]) -> Iterator[os.DirEntry[str]]:
-    """The images in a folder and the folders in it; others: gets the suffixes of files that are none."""
+def _images(folder: str, others: Counter[str]) -> Iterator[os.DirEntry[str]]:
+    """The images in a folder and the folders in it; others: counts what is none by its kind."""
     for one in _entries(folder):
         if one.is_dir():
             yield from _images(one.path, others)
-        elif is_image(one.name):
+        elif is_image(one.name) and (one.is_file() or not os.path.exists(one.path)):
             yield one
         else:
-            others.add(os.path.splitext(one.name)[1].lower() or "no suffix")
+            others[kind_of(one.name) if one.is_file() else "no regular file"] += 1
 
 
 def list_images(folder: str | os.PathLike[str], classes: Sequence[str] | None = None, progress: bool = True) -> Listing:
@@ -138,10 +153,11 @@ def list_images(folder: str | os.PathLike[str], classes: Sequence[str] | None = 
     paths: list[str] = []
     targets: list[int] = []
     stamps: list[tuple[int, int]] = []
+    left_out: Counter[str] = Counter()
     bar = Bar(root.name, progress)
     try:
         for i, kind in enumerate(kinds):
-            others: set[str] = set()
+            others: Counter[str] = Counter()
             before = len(paths)
             for one in _images(kind.path, others):
                 facts = one.stat()
@@ -149,13 +165,15 @@ def list_images(folder: str | os.PathLike[str], classes: Sequence[str] | None = 
                 targets.append(index[kind.name])
                 stamps.append((facts.st_size, facts.st_mtime_ns))
             if len(paths) == before:
-                found = f"; it has files with {', '.join(sorted(others))}" if others else ", it is empty"
+                found = f"; it has files with {listed(sorted(others))}" if others else ", it is empty"
                 raise DataError(f"{kind.path}: no images in the folder of this class{found}; wanted {_listed()}")
+            left_out += others
             bar.show((i + 1) / len(kinds), f"{len(paths):,} files found")
     except OSError as error:
         raise DataError(f"{error.filename or root}: {error.strerror or error}") from error
     finally:
         bar.close()
+    warn_of_others(root, left_out)
     return Listing(root, names, paths, np.array(targets, np.int32), stamps)
 
 
@@ -208,13 +226,20 @@ def centre_crop(width: int, height: int, size: tuple[int, int], resize: int) -> 
 class _Decoder:
     """Files and pieces of them to pixels."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, bits: int = 16, exif: bool = False) -> None:
         self.image = pillow("image folders")
+        self.bits, self.exif = bits, exif
+        self.dark = False  # has an image been seen that uses few of its bits?
         self.mode = "L" if channels == 1 else "RGB"
         self.broken = broken(self.image)
 
     def open(self, content: bytes) -> Any:
-        return self.image.open(io.BytesIO(content), formats=FORMATS)
+        image = self.image.open(io.BytesIO(content), formats=FORMATS)
+        if self.exif and image.getexif().get(ORIENTATION, 1) != 1:
+            from PIL import ImageOps
+
+            image = ImageOps.exif_transpose(image)
+        return image
 
     def reduce(self, image: Any, box: Box, size: tuple[int, int]) -> Box:
         """Let a JPEG be decoded at a half, quarter or eighth of its size where the crop stays at least as large as
@@ -235,10 +260,21 @@ class _Decoder:
         if image.mode in ("L", "RGB"):
             return image
         if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
-            image = self.image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
+            image = self.image.fromarray(self.eight(np.asarray(image)))
         if image.mode in ("P", "LA", "PA") or "transparency" in image.info:
             image = image.convert("RGBA")
         return image.convert("RGB")
+
+    def eight(self, values: NDArray[Any]) -> Pixels:
+        """The upper 8 of the bits that 16-bit pixels use."""
+        most = int(values.max())
+        if most < 1 << self.bits - 3 and not self.dark:
+            self.dark = True
+            warn(
+                f"a 16-bit image has no value above {most}, so it becomes nearly black; "
+                f"bits={max(most.bit_length(), 8)} says that so many are used, here bits={self.bits}"
+            )
+        return np.asarray(np.minimum(values >> self.bits - 8, 255), np.uint8)
 
     def crop(self, image: Any, box: Box, size: tuple[int, int], flip: bool, out: Pixels) -> None:
         """Write the piece in this box, in this size, into out (channels, height, width)."""
@@ -316,13 +352,15 @@ class ImageFolder(Source):
         strict: bool = False,
         cache: bool | str | os.PathLike[str] = False,
         classes: Sequence[str] | None = None,
+        bits: int = 16,
+        exif: bool = False,
         seed: int = 0,
         progress: bool = True,
         name: str | None = None,
     ) -> None:
         if channels not in (1, 3):
             raise ValueError(f"channels={channels!r}: allowed: 3 (red, green, blue), 1 (grey)")
-        self._decoder = _Decoder(channels)
+        self._decoder = _Decoder(channels, integer("bits", bits, 8, 16), flag("exif", exif))
         self.size = _size(size)
         self.shape = (channels, *self.size)
         self.resize = max(*self.size, round(min(self.size) * 256 / 224)) if resize is None else resize
@@ -402,7 +440,7 @@ class ImageFolder(Source):
         for other in self._instead(row):
             try:
                 if self._decoded is None:
-                    image = self._decoder.open(self.path(other).read_bytes())
+                    image = self._decoder.open(files.content(self.path(other)))
                 else:
                     image = self._decoder.image.fromarray(self._decoded_pixels(self._decoded, other))
                 self._decoder.crop(image, box(*image.size), self.size, flip, out)
@@ -428,7 +466,7 @@ class ImageFolder(Source):
 
     def _small(self, row: int) -> Pixels:
         """The whole image of a file, its shorter side made `resize` pixels if it is longer."""
-        return self._decoder.small(self._decoder.open(self.path(row).read_bytes()), self.resize)
+        return self._decoder.small(self._decoder.open(files.content(self.path(row))), self.resize)
 
     def _stored(self, place: Path) -> Decoded:
         """All images, decoded once into files of this folder. Those that are broken are left out, and named."""
@@ -446,7 +484,7 @@ class ImageFolder(Source):
         def several(rows: range) -> list[Pixels | None]:
             return self._map(lambda i: one(rows[i]), len(rows))
 
-        path = place / f"images-{self.listing.key(self.resize, channels)}.bin"
+        path = place / f"images-{self.listing.key(self.resize, channels, self._decoder.bits, self._decoder.exif)}.bin"
         found = decoded(path, count, channels, several, self.name, self.progress)
         missing = [self.listing.paths[i] for i in np.setdiff1d(np.arange(count), found.rows)]
         if missing:
@@ -515,6 +553,8 @@ def image_folder(
     strict: bool = False,
     cache: bool | str | os.PathLike[str] = False,
     classes: Sequence[str] | None = None,
+    bits: int = 16,
+    exif: bool = False,
     seed: int = 0,
     progress: bool = True,
     name: str | None = None,
@@ -540,12 +580,15 @@ def image_folder(
                memory map on the disk (3 bytes a pixel; default: the package's cache). Crops are cut out of these, and
                broken files are left out of the set.
     classes    the classes there may be, in their order: those of the training part for another one; None: all folders.
+    bits       that 16-bit images use, 8 to 16: the upper 8 of them become the sample. 12 for a camera's or a scanner's
+               12; a warning says where an image uses few.
+    exif       True: images are turned as the camera noted (EXIF's orientation). False: they are not, as by torchvision.
     seed       of crops and flips, which depend on (seed, epoch, sample) alone.
     progress   show a bar on what takes long.
     name       of the set, in messages and reports; None: the folder's.
 
-    An orientation that a camera noted is not applied, as by torchvision. DataError: no such folder, no class, a class
-    without images, folders that cannot be read. ImportError: no Pillow.
+    Files of other formats are left out, and a warning counts them by their suffixes. DataError: no such folder, no
+    class, a class without images, folders that cannot be read. ImportError: no Pillow.
     """
     source = ImageFolder(
         folder,
@@ -562,6 +605,8 @@ def image_folder(
         strict=strict,
         cache=cache,
         classes=classes,
+        bits=bits,
+        exif=exif,
         seed=seed,
         progress=progress,
         name=name,
@@ -645,10 +690,13 @@ def _unpack_into(folder: Path, path: Path, bar: Any, report: Callable[[str], Non
     """Nothing is written but images under their own names below the folder, and no link."""
     size = path.stat().st_size
     made: set[Path] = set()
-    with open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r:*") as archive:
+    others: Counter[str] = Counter()
+    with files.opened(path) as raw, tarfile.open(fileobj=raw, mode="r:*") as archive:
         for i, member in enumerate(archive):
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
             if not member.isfile() or not parts or ".." in parts or not is_image(parts[-1]):
+                if member.isfile() and parts and not parts[-1].startswith("."):
+                    others[kind_of(parts[-1])] += 1
                 continue
             stream = archive.extractfile(member)
             assert stream is not None  # it is a file
@@ -666,6 +714,7 @@ def _unpack_into(folder: Path, path: Path, bar: Any, report: Callable[[str], Non
         check_end(path, archive, raw)
     if not made:
         raise DataError(f"{path}: no images ({_listed()}) in the archive")
+    warn_of_others(path, others)
 
 
 # ---- a folder with its parts

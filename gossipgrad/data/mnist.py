@@ -64,7 +64,8 @@ def _fetch(name: str, folder: Path) -> Path:
             problems.append(f"{address}: md5 {found}, wanted {FILES[name]}")
             continue
         path = folder / f"{name}.gz"
-        files.write_atomically(path, packed)
+        with files.written(os.fspath(path)) as file:
+            file.write(packed)
         return path
     raise DataError("; ".join(problems))
 

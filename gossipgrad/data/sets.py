@@ -132,6 +132,8 @@ class Folder:
     )
     strict: bool = field(default=False, metadata=about("a broken file is an error"))
     cache_images: bool = field(default=False, metadata=about("decode once, into a memory map in the cache"))
+    bits: int = field(default=16, metadata=about("that 16-bit images use", metavar="N"))
+    exif: bool = field(default=False, metadata=about("turn images as the camera noted"))
 
     def load(self, common: Common) -> Pair:
         if common.folder is None:
@@ -146,6 +148,8 @@ class Folder:
             workers=self.workers,
             strict=self.strict,
             cache=flag("cache_images", self.cache_images),
+            bits=self.bits,
+            exif=self.exif,
         )
 
 
@@ -193,7 +197,7 @@ def load(
                  windows="random" as of gossipgrad.data.text.
     imagefolder  the images in `folder` (or an archive), which has train/<class>/ and val/<class>/, or <class>/ alone,
                  of which a tenth is to validate on; image_size=224, channels=3, augment=True, workers=, strict=False,
-                 cache_images=False as size= and so on of gossipgrad.data.image_folder.
+                 cache_images=False, bits=16, exif=False as size= and so on of gossipgrad.data.image_folder.
 
     progress: show how far reading and decoding are. seed: of what is drawn.
     Errors: DataError for files, ValueError for another name, TypeError for an option that the set does not have.
