@@ -8,8 +8,9 @@ import gossipgrad as gg
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_cases import close, torch_env  # noqa: E402
+from torch_cases import batch, close, torch_env, trained  # noqa: E402
 
 import gossipgrad.torch  # noqa: E402
 from gossipgrad.torch.modules import tensors_of, write  # noqa: E402
@@ -146,3 +147,60 @@ def test_under_mpi(mpirun):
     assert len(lines) == 6 and len(set(lines)) == 3 and "differs True" in lines, lines
     assert "('counted', 1)" in next(line for line in lines if line.startswith("first"))
     assert "('counted', 2)" in next(line for line in lines if line.startswith("consensus"))  # rank 0's, 1 + 1
+
+
+def normed():
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("strategy", [gg.AllReduce(), gg.LayerwiseAllReduce(), gg.DiLoCo(period=3)])
+def test_statistics_are_the_mean_when_a_step_of_an_all_reduce_ends(strategy):
+    """As all weights are, which such strategies leave current."""
+    models = gg.torch.replicas(normed, 2, gg.SGD(0.1), strategy)
+
+    def train(model, rank):
+        for step in range(3):
+            F.cross_entropy(model(batch(step, rank)[0]), batch(step, rank)[1]).backward()
+            model.step()
+        buffers = {name: one.clone() for name, one in model.module.named_buffers()}
+        state = model.state_dict()
+        return all(torch.equal(one, state[name]) for name, one in buffers.items())
+
+    assert models.run(train) == [True, True]
+
+
+def test_statistics_of_a_step_that_only_looked_are_kept():
+    """As of a GAN's critic, through which the generator's loss went: not reverted by what is asked for between."""
+
+    def run(asked):
+        models = gg.torch.replicas(normed, 2, gg.SGD(0.1), gg.AllReduce())
+
+        def train(model, rank):
+            F.cross_entropy(model(batch(0, rank)[0]), batch(0, rank)[1]).backward()
+            model.step()
+            model(batch(1, rank)[0])  # in training, with another model's loss
+
+        models.run(train)
+        seen = [model.module[1].running_mean.clone() for model in models]
+        if asked:
+            consensus = models.consensus_state_dict()
+            torch.testing.assert_close(consensus["1.running_mean"], (seen[0] + seen[1]) / 2)
+            states = models.training_states()
+            again = gg.torch.replicas(normed, 2, gg.SGD(0.1), gg.AllReduce())
+            again.load_training_states(states)
+            models[0]._lay_out([2, 1, 0])
+            for one in (models, again):
+                for model, mean in zip(one, seen, strict=True):
+                    torch.testing.assert_close(model.module[1].running_mean, mean)
+            models = again if asked == "loaded" else models
+        trained(models, 2, lambda step, rank: batch(step + 2, rank))
+        return models.consensus_state_dict()
+
+    plain = run(None)
+    for asked in ("state", "loaded"):
+        close(run(asked), plain)
+    models = gg.torch.replicas(normed, 2)
+    models.run(lambda model, rank: model(batch(1, rank)[0]))
+    models.load_state_dict(normed().state_dict())
+    assert not models[0].state_dict()["1.running_mean"].any()

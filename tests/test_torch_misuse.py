@@ -531,6 +531,7 @@ import torch
 import torch.nn.functional as F
 import gossipgrad as gg
 import gossipgrad.torch
+from torch.utils.data import DistributedSampler
 sys.path.insert(0, "tests")
 from test_torch_misuse import Fails
 from torch_cases import Odd, batch, small, wide
@@ -642,6 +643,25 @@ for strategy in (gg.OverlappedAveraging(), gg.GossipGraD()):
         refused("0.bias: was written between model.step() and the next forward pass", call)
     del model
 
+# A sampler of another rank, and one whose epochs have one order.
+model = gg.torch.wrap(small(), gg.SGD(0.1))
+data = list(range(8))
+refused(f"is of rank {1 - rank} of 2, here is rank {rank} of 2", lambda: list(DistributedSampler(data, 2, 1 - rank)))
+refused(f"is of rank 0 of 4, here is rank {rank} of 2", lambda: list(DistributedSampler(data, 4, 0)))
+sampler = DistributedSampler(data, model.size, model.rank)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    list(sampler), list(DistributedSampler(data, 1, 0))
+    with torch.no_grad():
+        list(sampler)
+    sampler.set_epoch(1)
+    list(sampler)
+    assert not said, said
+    list(sampler)
+assert ["set_epoch(epoch) before each epoch" in str(one.message) for one in said] == [True], said
+print("sampler", flush=True)
+model.close()
+
 # One rank has a batch less than the other, which waits for it in a step or when it settles.
 for strategy in (gg.LayerwiseAllReduce(), gg.GossipGraD()):
     gg.Team().barrier()
@@ -676,7 +696,7 @@ def test_a_wait_is_placed_in_the_users_file():
 def test_misuse_under_mpi_ends_in_errors_on_all_ranks(mpirun):
     done = mpirun(2, MISUSE, env=torch_env() | {"GOSSIPGRAD_STALL_SECONDS": "0.3"}, check=False)
     lines = done.stdout.splitlines()
-    assert "skips" in lines, done.stderr
+    assert "skips" in lines and lines.count("sampler") == 2, done.stderr
     assert lines.count("fails 0") == lines.count("fails 1") == 4, done.stderr
     layerwise, gossip = [line for line in lines if line.startswith("less 0 ")]
     assert re.search("CommunicationError step 3.* waited .* from rank 1 .*unequal numbers of steps.*loaders", layerwise)
@@ -760,3 +780,30 @@ def test_calls_of_all_ranks_are_made_outside_of_run(call):
     models = gg.torch.replicas(small, 2, gg.SGD(0.1))
     with pytest.raises(RuntimeError, match=r"(\(\)|\.\.\.) in the function that run calls; allowed: outside of run"):
         models.run(lambda model, _: call(model))
+
+
+def test_what_a_wrapped_model_is_not_is_said():
+    """A GradScaler and a scheduler want an optimizer; what the module alone has is at model.module."""
+    model = gg.torch.wrap(small(), gg.SGD(0.1))
+    model.module.width = 5
+    loss = F.cross_entropy(model(batch(0)[0]), batch(0)[1])
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0) if hasattr(torch.amp, "GradScaler") else None
+    if scaler is not None:
+        scaler.scale(loss).backward()
+        with pytest.raises(AttributeError, match="no optimizer of torch's, .* autocast with bfloat16.*learning_rate"):
+            scaler.step(model)
+    assert not hasattr(model, "param_groups") and not hasattr(model, "nothing")
+    with pytest.raises(AttributeError, match="no attribute 'width'; the module has: model.module.width"):
+        print(model.width)
+    assert model.module.width == 5
+
+
+def test_a_loss_through_two_models_says_what_to_do():
+    one, two = gg.torch.wrap(small(), gg.SGD(0.1)), gg.torch.wrap(nn.Linear(3, 1), gg.SGD(0.1))
+    two(torch.zeros(2, 3)).sum().backward()
+    two.step()
+    fake = one(batch(0)[0])
+    two(fake.detach()).sum().backward()
+    loss = two.module(fake).sum()
+    with pytest.raises(RuntimeError, match=r"a second gradient .* loss.backward\(inputs=list\(the_one_to_train.param"):
+        loss.backward()

@@ -23,11 +23,11 @@ def mean_arenas(group: Group) -> dict[str, Arrays]:
     for name, kind in group.core.arenas().items():
         if kind in COMMON:
             own = [group.core.arena(name, rank) for rank in range(len(group.layers))]
-            result[name] = {key: _mean(group, [one[key] for one in own]) for key in own[0]}
+            result[name] = {key: mean_of_ranks(group, [one[key] for one in own]) for key in own[0]}
     return result
 
 
-def _mean(group: Group, own: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+def mean_of_ranks(group: Group, own: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     """The mean over all ranks, in the order of ranks; own: of each local rank."""
     if agreement.alone(group.team):
         return _mean_of(own)

@@ -7,7 +7,7 @@ the tests run it with copies that stand for a device's, which are late on purpos
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -177,6 +177,12 @@ class DeviceStep(Step):
         for at, (own, _, tensor) in enumerate(self._parameters):
             if own == layer and self._held[at] != NONE:
                 self._held[at] = tensor._version  # that copy was no write of the caller's
+
+    def _publish_statistics(self) -> None:
+        """They come with the layer's weights, when the next forward pass needs it."""
+
+    def note_pending(self, layers: Sequence[int]) -> None:
+        """Statistics of a step that was left are those of before it."""
 
     def publish_all(self) -> None:
         self._free = self._copies.computed()

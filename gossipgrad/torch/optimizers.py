@@ -27,6 +27,11 @@ def unwatch(model: Any) -> None:
     _OPEN.discard(model)
 
 
+def ranks_of_processes() -> list[tuple[int, int]]:
+    """(rank, size) of the models that train here and in other processes."""
+    return [(one.rank, one.size) for one in _OPEN if one._group.team.kind == "mpi" and one.size > 1]
+
+
 def _before_step(optimizer: Any, *_: Any) -> None:
     """RuntimeError unless step() of the model makes this step."""
     for model in list(_OPEN):
@@ -35,7 +40,8 @@ def _before_step(optimizer: Any, *_: Any) -> None:
             if not model._step.of_optimizer:
                 raise RuntimeError(
                     "optimizer.step() of the optimizer that the module was wrapped with: model.step() makes this step, "
-                    "and what another one changed would reach no other rank. Allowed: model.step() alone"
+                    "and what another one changed would reach no other rank. Allowed: model.step() alone, without a "
+                    "GradScaler"
                 )
             continue
         names = {id(tensor): name for layer in model._layers for name, tensor in layer.parameters}

@@ -14,6 +14,8 @@ from gossipgrad.torch.modules import Layer, Recorder
 _MOST_NAMES = 8
 # Of each gradient in a step, in place of the version that it was exchanged with.
 NONE, ADDED = -2, -1
+# What to do where a loss, as a GAN's, leads to the parameters of two models.
+_THROUGH = "A loss that goes through another wrapped model: loss.backward(inputs=list(the_one_to_train.parameters()))"
 # Of an address that the core reads.
 _ALIGNMENT = 64
 
@@ -98,6 +100,8 @@ class Step:
         ]
         self._addresses = [self.weights[name].data_ptr() for _, name, _ in self._parameters]
         self._counts = [len(layer.parameters) for layer in layers]
+        # By the layer's key: what forward passes have changed in statistics in a step that was left, not yet exchanged.
+        self.pending: dict[str, list[Any]] = {}
         self.needed = [False] * len(layers)
         self.ready = [False] * len(layers)
         self._left = [0] * len(layers)  # gradients that are to come before the layer's exchange begins
@@ -202,11 +206,12 @@ class Step:
         if not self.open:
             raise RuntimeError(
                 f"{name}: a gradient outside of a step: this backward pass belongs to a forward pass before the last "
-                "model.step()"
+                f"model.step(). {_THROUGH}"
             )
         raise RuntimeError(
             f"{name}: a second gradient in step {self._core.step}, after its layer was exchanged. Allowed: all "
-            "backward passes of a step but the last under `with model.no_sync():`, or wrap(..., overlap=False)"
+            "backward passes of a step but the last under `with model.no_sync():`, or wrap(..., overlap=False). "
+            f"{_THROUGH}"
         )
 
     def _adopt(self, place: int) -> None:
@@ -256,6 +261,10 @@ class Step:
         """The arena's weights of a layer are current: buffers get what the ranks have mixed."""
         for buffer, weight, _ in self._statistics[layer]:
             buffer.copy_(weight)
+        for (buffer, _, _), change in zip(
+            self._statistics[layer], self.pending.get(self.layers[layer].key, ()), strict=False
+        ):
+            buffer.add_(change)
 
     def publish_all(self) -> None:
         """As for one layer."""
@@ -263,6 +272,12 @@ class Step:
             self.publish(layer)
         self.rested = True
         self.written_by_module()  # publishing may write parameters
+
+    def _publish_statistics(self) -> None:
+        """Weights are current at a step's end, and so are the buffers of statistics."""
+        for layer, statistics in enumerate(self._statistics):
+            if statistics:
+                self.publish(layer)
 
     def written_by_module(self) -> None:
         """What parameters hold is not the caller's doing, as of Embedding(max_norm=...) in an evaluation."""
@@ -350,9 +365,22 @@ class Step:
                 )
 
     def leave(self) -> None:
-        """A step in which no layer is ready is left, and will begin again; gradients that were added up stay."""
+        """A step in which no layer is ready is left, and will begin again; gradients that were added up stay.
+
+        So does what its forward passes have changed in statistics: the next exchange has it.
+        """
+        if self.open:
+            self.note_pending([layer for layer, needed in enumerate(self.needed) if needed])
         self.open = False
         self._left = [0] * len(self.layers)
+
+    def note_pending(self, layers: Sequence[int]) -> None:
+        """What the buffers of these layers hold beyond the arena's statistics is still to be exchanged."""
+        for layer in layers:
+            changes = [buffer - weight for buffer, weight, _ in self._statistics[layer]]
+            self.pending.pop(self.layers[layer].key, None)
+            if any(bool(one.any()) for one in changes):
+                self.pending[self.layers[layer].key] = changes
 
     def need(self, layer: int) -> None:
         """When this returns, the layer's weights are current."""
@@ -375,6 +403,8 @@ class Step:
         """What is to be subtracted from statistics is their gradient."""
         for buffer, weight, difference in self._statistics[layer]:
             torch.sub(weight, buffer, out=difference)
+        if self.pending:
+            self.pending.pop(self.layers[layer].key, None)
 
     def exchanged(self) -> bool:
         """Has the exchange of some layer begun in the step under way?"""
@@ -419,6 +449,8 @@ class Step:
         self._stale = True
         if self._in_flight:
             self._ended = self._versions()
+        elif self.polls:
+            self._publish_statistics()
         if self._optimizer is not None:
             for _, _, tensor in self._parameters:
                 tensor.grad = None

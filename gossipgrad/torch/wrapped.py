@@ -19,7 +19,7 @@ from gossipgrad.errors import LARGEST, CommunicationError, flag, named_keywords,
 from gossipgrad.strategies import Strategy
 from gossipgrad.team import Team
 from gossipgrad.torch import device
-from gossipgrad.torch.consensus import mean_arenas, mean_optimizer
+from gossipgrad.torch.consensus import mean_arenas, mean_of_ranks, mean_optimizer
 from gossipgrad.torch.device import DeviceStep
 from gossipgrad.torch.group import CALL, Arrays, Group
 from gossipgrad.torch.modules import (
@@ -36,8 +36,9 @@ from gossipgrad.torch.modules import (
     owners,
     unhook,
 )
-from gossipgrad.torch.optimizers import mark_states, unwatch, watch
+from gossipgrad.torch.optimizers import mark_states, ranks_of_processes, unwatch, watch
 from gossipgrad.torch.parameter_groups import with_groups
+from gossipgrad.torch.samplers import watch_samplers
 from gossipgrad.torch.step import Step, listed
 from gossipgrad.torch.training_state import check_owner, check_state, checksums_of, copies_of, order_of, rank_of
 
@@ -93,6 +94,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         watch(self)
         if group.team.kind == "mpi" and group.team.size > 1:
             _stall.advise("Ranks whose loaders have unequal lengths make unequal numbers of steps")
+            watch_samplers(ranks_of_processes)
         if optimizer is not None:
             self._handles += mark_states(self, optimizer)
 
@@ -285,20 +287,20 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         members = self._members()
         former = [one._leave_arenas() for one in members]
         self._group.reorder(order)
-        for one, (early, synchronised, warned) in zip(members, former, strict=True):
+        for one, (early, synchronised, warned, pending) in zip(members, former, strict=True):
             one._bind()
             one._step.rested = False
-            one._step.synchronised, one._step.warned = synchronised, warned
+            one._step.synchronised, one._step.warned, one._step.pending = synchronised, warned, pending
             if early is not None:
                 one._step.early = {order.index(layer) for layer in early}
 
-    def _leave_arenas(self) -> tuple[set[int] | None, bool, bool]:
-        """No view of them is left; what goes on in others: early, synchronised, warned."""
+    def _leave_arenas(self) -> tuple[set[int] | None, bool, bool, dict[str, list[Any]]]:
+        """No view of them is left; what goes on in others: early, synchronised, warned, pending."""
         step = self._step
         self._unhook_gradients()
         step.unbind()
         del self._step
-        return step.early, step.synchronised, step.warned
+        return step.early, step.synchronised, step.warned, step.pending
 
     # ---- beside training
 
@@ -402,6 +404,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._settle("load_state_dict")
         result = original(self.module).load_state_dict(state_dict, *args, **kwargs)
         self._group.load_module(self._local)
+        self._step.pending.clear()
         self._step.rested = False
         self._rest()
         return result
@@ -415,6 +418,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._settle("consensus_state_dict")
         group, first = self._group, original(self._group.members[0].module)
         consensus = group.core.consensus_weights()
+        for statistic, change in self._mean_pending().items():
+            consensus[statistic] = consensus[statistic] + change
         name_of = {id(tensor): name for layer in self._layers for name, tensor in layer.parameters + layer.statistics}
         frozen = {id(tensor) for _, tensor in self._frozen}
         of_first = first.state_dict(keep_vars=True)
@@ -429,6 +434,19 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             else:
                 result[key] = copy.deepcopy(of_first[key])  # as of get_extra_state
         return result
+
+    def _mean_pending(self) -> dict[str, Any]:
+        """What statistics have changed since their last exchange, the mean over the ranks. Collective."""
+        group = self._group
+        own: list[dict[str, Any]] = []
+        for one in self._members() if group.resting() else [self]:
+            own.append({})
+            for layer in one._layers:
+                if layer.statistics:
+                    changes = one._step.pending.get(layer.key) or [torch.zeros_like(b) for _, b in layer.statistics]
+                    named = zip(layer.statistics, changes, strict=True)
+                    own[-1] |= {name: change.detach().cpu().numpy() for (name, _), change in named}
+        return {name: mean_of_ranks(group, [one[name] for one in own]) for name in own[0]}
 
     def consensus_distance(self) -> float:
         """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
@@ -530,6 +548,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         core.step = self._done = step
         self._group.set_rate(rate)
         self._step.forget_gradients()
+        self._step.note_pending(range(len(self._layers)))
         self._step.rested = False
         self._rest()
 
@@ -610,6 +629,20 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             "a wrapped module cannot be copied or pickled, since it is a rank of a group; allowed: model.state_dict(), "
             "copy.deepcopy(model.module), model.training_state()"
         )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            text = str(error)
+            if name == "param_groups":
+                text += (
+                    "; it is no optimizer of torch's, as a GradScaler or a scheduler wants. Allowed: autocast with "
+                    "bfloat16, which needs no scaler; schedule= of gossipgrad's optimizer, or model.learning_rate = ..."
+                )
+            elif name != "module" and hasattr(self.module, name):
+                text += f"; the module has: model.module.{name}"
+            raise AttributeError(text) from None
 
     def __enter__(self) -> Wrapped:
         return self

@@ -1,0 +1,49 @@
+"""DistributedSamplers beside wrapped models: whether each rank reads its own part, in another order in each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils.data.distributed import DistributedSampler
+
+from gossipgrad.errors import warn
+
+_epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of each sampler the one that was read last
+_watching = False
+
+
+def watch_samplers(ranks: Callable[[], Iterable[tuple[int, int]]]) -> None:
+    """From now on each DistributedSampler is checked when it is read. ranks: (rank, size) of the models that train."""
+    global _watching
+    if _watching:
+        return
+    _watching = True
+    plain: Callable[[Any], Iterator[Any]] = DistributedSampler.__iter__
+
+    def read(sampler: Any) -> Iterator[Any]:
+        check_sampler(sampler, list(ranks()))
+        return plain(sampler)
+
+    setattr(DistributedSampler, "__iter__", read)  # noqa: B010  torch has no hook for it
+
+
+def check_sampler(sampler: Any, ranks: list[tuple[int, int]]) -> None:
+    """ValueError: it is another rank's, or of another number of them. A warning: an epoch has the last one's order."""
+    if not ranks:
+        return
+    own = (sampler.rank, sampler.num_replicas)
+    if own not in ranks and sampler.num_replicas > 1:
+        (rank, size), *_ = ranks
+        raise ValueError(
+            f"DistributedSampler: is of rank {own[0]} of {own[1]}, here is rank {rank} of {size}; allowed: "
+            "DistributedSampler(data, model.size, model.rank)"
+        )
+    if sampler.shuffle and torch.is_grad_enabled() and _epochs.get(sampler) == sampler.epoch:
+        warn(
+            f"DistributedSampler: is read for training again in epoch {sampler.epoch}, in the same order. Call "
+            "sampler.set_epoch(epoch) before each epoch"
+        )
+    _epochs[sampler] = sampler.epoch
