@@ -304,6 +304,11 @@ class Trainer:
     def step(self) -> int: ...
     @step.setter
     def step(self, value: int) -> None: ...
+    @property
+    def push_sum_since(self) -> int:
+        """The step before which all ranks' scalars of push-sum are 1; at rest."""
+    @push_sum_since.setter
+    def push_sum_since(self, value: int) -> None: ...
 
     # evaluation. Collective; replica: every rank's own weights on the whole set, one result a rank of the group;
     # else the consensus model, the set split over the ranks, one result.
@@ -477,6 +482,11 @@ class Exchange:
         """The step in which the optimiser's moments were zero: Adam counts its updates from there."""
     @moments_since.setter
     def moments_since(self, value: int) -> None: ...
+    @property
+    def push_sum_since(self) -> int:
+        """The step before which all ranks' scalars of push-sum are 1."""
+    @push_sum_since.setter
+    def push_sum_since(self, value: int) -> None: ...
     @property
     def workers(self) -> int: ...
     @property

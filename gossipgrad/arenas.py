@@ -14,6 +14,7 @@ from gossipgrad.optim import Optimizer
 
 RESIDUE = "residue"  # the arena of what compression has not sent yet
 _PARTNERS = ("strategy", "topology", "rotate", "permutations")
+_MIXING = ("push_sum", "slices", "hierarchical", "ranks_per_node")
 
 
 def partner_keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -36,26 +37,38 @@ def begun_anew(saved: Mapping[str, Any], here: Mapping[str, Any], kinds: Mapping
     return names
 
 
-def residues_differ(saved: str, here: str) -> str | None:
-    """Why a residue of the one strategy means nothing to the other; None: it does. By the strategies' names."""
-    theirs, ours = strategies.BY_NAME[saved], strategies.BY_NAME[here]
-    if theirs.residue == ours.residue:
-        return None
-    return f"its residue is of {theirs.residue} (strategy {saved!r}), here it is of {ours.residue} ({here!r})"
+def mix_alike(saved: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Do as many ranks mix by one schedule, so that push-sum's scalars go on?"""
+    return all(saved.get(key) == here.get(key) for key in (*partner_keys(here), *_MIXING))
+
+
+def residues_differ(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """Why a residue under the one settings means nothing under the other; None: it does."""
+    names = saved["strategy"], here["strategy"]
+    theirs, ours = (strategies.BY_NAME[name].residue for name in names)
+    if theirs != ours:
+        return f"its residue is of {theirs} (strategy {names[0]!r}), here it is of {ours} ({names[1]!r})"
+    local = [bool((one.get("compression") or {}).get("local_momentum")) for one in (saved, here)]
+    if local[0] != local[1] and saved.get("compression") is not None:
+        of = [f"{'momenta' if one else 'gradients'} (local_momentum={one})" for one in local]
+        return f"its residue is of {of[0]}, here it is of {of[1]}"
+    return None
 
 
 def of_other_ranks(
-    strategy: str, consensus: Arrays, parts: Iterable[Mapping[str, Arrays]], kinds: Mapping[str, str]
+    strategy: str, consensus: Arrays, parts: Iterable[Mapping[str, Arrays]], kinds: Mapping[str, str], ranks: int
 ) -> dict[str, Arrays]:
     """What every rank begins with on another number of them: the consensus weights, and of the rest the mean.
 
-    So an all-reduce has the same mean of moments and residues as before, and still sends what was not sent. What only
-    one rank or two have in common is left out: the state that layers carry, and copies of partners. So is the residue
-    of a rank that moves a centre, which goes on without what the rank has learnt alone.
+    A residue holds the rank's share of what was to be sent, so ranks divide the sum of residues among themselves, and
+    all of it will still arrive. What only one rank or two have in common is left out: the state that layers carry, and
+    copies of partners. So is the residue of a rank that moves a centre, which goes on without what the rank has learnt
+    alone.
 
     strategy   the name of that which was saved.
     parts      each rank's arenas, of those that trained, one after the other.
     kinds      of the arenas of here, by name.
+    ranks      how many train here.
     """
     kept = {"moment", "outer", "outer moment"}
     if strategies.BY_NAME[strategy].residue != strategies.ParameterServer.residue:
@@ -69,8 +82,11 @@ def of_other_ranks(
                 for name, array in part[arena].items():
                     total = sums.setdefault(arena, {}).setdefault(name, np.zeros(array.shape))
                     total += array
-    means = {arena: {name: (total / count).astype(np.float32) for name, total in sums[arena].items()} for arena in sums}
-    return {"weight": consensus, **means}
+    made: dict[str, Arrays] = {"weight": consensus}
+    for arena, totals in sums.items():
+        divisor = ranks if arena == RESIDUE else count  # a base, which has a residue's kind, is weights
+        made[arena] = {name: (total / divisor).astype(np.float32) for name, total in totals.items()}
+    return made
 
 
 def rates_alike(saved: Mapping[str, Any], optimizer: Optimizer) -> bool:

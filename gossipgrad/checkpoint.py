@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from gossipgrad import agreement, algorithms, arenas, clocks, fingerprint, notices, strategies
+from gossipgrad import agreement, algorithms, arenas, clocks, fingerprint, mixing, notices, strategies
 from gossipgrad import checkpoint_files as files
 from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.arenas import RESIDUE
@@ -67,6 +67,7 @@ def _write(
         "ranks": replicas.size,
         "step": step,
         "moments_since": replicas.moments_since,
+        "push_sum_since": replicas.core.push_sum_since,
         "epoch": replicas.epoch,
         "fit_began": replicas.fit_began,
         "epochs": replicas.history.epochs,
@@ -150,6 +151,7 @@ class Saved:
     learning_rate: float | None  # set by hand or by a plateau; None: by the schedule
     optimizer: str
     moments_since: int
+    push_sum_since: int  # 0 where it does not say
     apoptosis: Record | None
     batch_size: int | None  # set by hand; None: that of the settings
     batch_changes: list[Record]
@@ -172,6 +174,7 @@ class Saved:
                 learning_rate=None if description.get("learning_rate") is None else float(description["learning_rate"]),
                 optimizer=str(description["settings"]["optimizer"]),
                 moments_since=int(description["moments_since"]),
+                push_sum_since=int(description.get("push_sum_since", 0)),
                 batch_size=None if description.get("batch_size") is None else int(description["batch_size"]),
                 batch_changes=[dict(one) for one in description.get("batch_size_changes", ())],
                 position=_position(description.get("position")),
@@ -239,7 +242,8 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
             parts = [part_of(rank) for rank in range(team.rank, team.rank + team.local)]
         else:
             trained, kinds = map(part_of, range(saved.workers)), replicas.core.arenas()
-            parts = [arenas.of_other_ranks(saved.settings["strategy"], consensus, trained, kinds)] * team.local
+            here = saved.settings["strategy"], consensus, trained, kinds, replicas.workers
+            parts = [arenas.of_other_ranks(*here)] * team.local
         found.append((saved, consensus, parts))
 
     with replicas.agreed("resume") as one:
@@ -263,6 +267,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     parts = [{key: part[key] for key in part if key not in anew} for part in parts]
     replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
     replicas.set_state(saved.step, parts, consensus, saved.workers if saved.ranks == replicas.size else None)
+    _restore_mixing(replicas, saved, here, consensus)
     _restore_rate(replicas, saved)
     _restore_batches(replicas, saved)
     # What was fastest in one type on one kind of device is not so in another, whose bits are others anyway. Before the
@@ -311,7 +316,7 @@ def _check_residue(replicas: Replicas, saved: Saved, residue: Arrays, where: str
     compression = replicas.compression
     if not residue or compression is None or RESIDUE not in replicas.core.arenas():
         return
-    differ = arenas.residues_differ(saved.settings["strategy"], replicas.strategy.name)
+    differ = arenas.residues_differ(saved.settings, replicas.settings())
     if differ is not None:
         raise CheckpointError(f"{where}: {differ}; net.load_weights loads the weights alone")
 
@@ -327,6 +332,15 @@ def _restore_exchange(replicas: Replicas, saved: Record) -> None:
         and used in ("weights+momentum", "weights")
     ):
         replicas.set_exchange(used)
+
+
+def _restore_mixing(replicas: Replicas, saved: Saved, here: Record, consensus: Arrays) -> None:
+    """Push-sum's scalars go on with their schedule. Else all ranks count alike, and their mean stays."""
+    same_ranks = saved.ranks == replicas.size
+    alike = same_ranks and arenas.mix_alike(saved.settings, here)
+    replicas.core.push_sum_since = saved.push_sum_since if alike else saved.step
+    if same_ranks and not alike and saved.settings.get("push_sum"):
+        mixing.recentre(replicas.core, replicas.team.local, consensus)
 
 
 def _restore_rate(replicas: Replicas, saved: Saved) -> None:

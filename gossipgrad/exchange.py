@@ -18,6 +18,7 @@ from gossipgrad import (
     exchange_state,
     files,
     fingerprint,
+    mixing,
     notices,
     optim,
     outputs,
@@ -430,13 +431,17 @@ class Exchange:
         return self.core.consensus_distance()
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Set the weights of all ranks, to rank 0's; moments stay. Names and shapes must fit. Collective.
+        """Set the weights of all ranks, to rank 0's. Names and shapes must fit. Collective.
+
+        Moments stay. Residues of compression and copies of partners begin at zero, scalars of push-sum at 1, and outer
+        weights are these.
 
         ValueError, TypeError on all ranks: they do not fit, or one is NaN or infinite.
         """
         with agreement.agreed(self._team, "Exchange.load_weights"):
             given = self._shapes.fitting_all("weights", weights)
         self._load("weight", exchange_arrays.of_root(self._team, given))
+        mixing.forget(self.core)
 
     def state_dict(self) -> dict[str, Any]:
         """All that training goes on from, as a dict of numbers, texts and arrays: of all ranks, on every rank.
@@ -444,13 +449,15 @@ class Exchange:
         Settles. Collective. load_state_dict goes on with the same bits as without it, from here on.
         """
         made = exchange_state.gathered(self.core, self._team, self._shapes, self.seed)
+        compression = None if self.compression is None else self.compression.settings()
         settings = {"strategy": self.strategy.settings(), "optimizer": self.optimizer.settings()}
-        return {**made, **settings, "learning_rate": self._rate}
+        return {**made, **settings, "compression": compression, "learning_rate": self._rate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what state_dict gave, with the same arrays and seed. Collective.
 
-        On another number of ranks all begin with the consensus weights and the mean of moments and residues.
+        On another number of ranks all begin with the consensus weights and the mean of moments; they divide the sum of
+        residues. Scalars of push-sum begin at 1 there, and where the strategy or its schedule is another one.
         Another strategy or optimiser goes on from it as well: moments that the state does not have, or has of another
         kind of optimiser, begin at zero, outer weights at the consensus, copies for partners anew where these are
         others; and where the strategy gives all ranks the same weights, they begin from the consensus. ValueError where
@@ -460,15 +467,16 @@ class Exchange:
         """
         with agreement.agreed(self._team, "Exchange.load_state_dict") as one:
             here = {**self.strategy.settings(), **self.optimizer.settings()}
-            kinds = self.core.arenas()
-            parts, consensus, times = exchange_state.checked(state, self._shapes, self.size, self.seed, here, kinds)
+            here["compression"] = None if self.compression is None else self.compression.settings()
+            how = self.size, self.workers, self.seed, here, self.core.arenas()
+            parts, consensus, times = exchange_state.checked(state, self._shapes, *how)
             rate = exchange_state.set_rate(state, self.optimizer)
             one.facts = {
                 "step": int(state["step"]),
                 "consensus": lambda: fingerprint.weights(consensus),
                 "learning_rate": rate,
             }
-        exchange_state.resume(self.core, self._team, self._shapes, state, parts, consensus, times)
+        exchange_state.resume(self.core, self._team, self._shapes, state, parts, consensus, times, here)
         self._rate = rate
         self.core.set_schedule(self._schedule(self.steps, 1))
         self._prepare_rates(1)

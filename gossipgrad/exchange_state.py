@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import _core, agreement, arenas, clocks, strategies
+from gossipgrad import _core, agreement, arenas, clocks, mixing, strategies
 from gossipgrad.errors import LARGEST, CheckpointError, choice, integer, number
 from gossipgrad.exchange_arrays import Array, Arrays, Shapes
 from gossipgrad.optim import Optimizer
@@ -40,6 +40,7 @@ def gathered(core: _core.Exchange, team: _core.Team, shapes: Shapes, seed: int) 
         "seed": seed,
         "workers": core.workers,
         "moments_since": core.moments_since,
+        "push_sum_since": core.push_sum_since,
         "clocks": times,
         "ranks": parts,
         "consensus": consensus,
@@ -47,9 +48,17 @@ def gathered(core: _core.Exchange, team: _core.Team, shapes: Shapes, seed: int) 
 
 
 def checked(
-    state: Any, shapes: Shapes, size: int, seed: int, here: Mapping[str, Any], kinds: Mapping[str, str]
+    state: Any,
+    shapes: Shapes,
+    size: int,
+    trains: int,
+    seed: int,
+    here: Mapping[str, Any],
+    kinds: Mapping[str, str],
 ) -> tuple[list[dict[str, Arrays]], Arrays, list[clocks.Clock]]:
     """(each rank's arenas, the consensus, the clocks) of a state, for a group of this size; ValueError, TypeError.
+
+    trains: how many of its ranks train.
 
     Without arenas that begin anew under the settings of here. Of another number of ranks: what all begin with here.
     """
@@ -66,13 +75,13 @@ def checked(
         for part in state["ranks"]
     ]
     if arenas.RESIDUE in kinds and any(arenas.RESIDUE in part for part in parts):
-        differ = arenas.residues_differ(saved["strategy"], here["strategy"])
+        differ = arenas.residues_differ(saved, here)
         if differ is not None:
             raise ValueError(f"state: {differ}; load_weights loads the weights alone")
     times = clocks.checked(state.get("clocks"), ranks)
     consensus = shapes.fitting_all("state, consensus", state["consensus"])
     if ranks != size:
-        parts = [arenas.of_other_ranks(saved["strategy"], consensus, parts[:workers], kinds)] * size
+        parts = [arenas.of_other_ranks(saved["strategy"], consensus, parts[:workers], kinds, trains)] * size
     return parts, consensus, times
 
 
@@ -84,7 +93,7 @@ def _settings(state: Mapping[str, Any], here: Mapping[str, Any]) -> Mapping[str,
         if not isinstance(state[key], Mapping) or not isinstance(state[key].get(key), str):
             raise ValueError(f"state: {key} is {state[key]!r}; allowed: what state_dict of an Exchange gives")
     choice("state: strategy", state["strategy"]["strategy"], strategies.BY_NAME)
-    return {**state["strategy"], **state["optimizer"]}
+    return {**state["strategy"], **state["optimizer"], "compression": state.get("compression")}
 
 
 def set_rate(state: Mapping[str, Any], optimizer: Optimizer) -> float | None:
@@ -103,6 +112,7 @@ def resume(
     parts: list[dict[str, Arrays]],
     consensus: Arrays,
     times: list[clocks.Clock],
+    here: Mapping[str, Any],
 ) -> None:
     """Go on from a state that was checked. Collective."""
     core.settle()
@@ -120,6 +130,12 @@ def resume(
     begin = any(name not in part for part in parts for name in moments)  # at zero: Adam counts from here
     core.moments_since = int(state["step"] if begin else state["moments_since"])
     core.step = int(state["step"])
+    same_ranks = len(state["ranks"]) == len(parts)
+    saved = _settings(state, here)
+    alike = same_ranks and arenas.mix_alike(saved, here)
+    core.push_sum_since = int(state.get("push_sum_since", 0)) if alike else core.step
+    if same_ranks and not alike and saved.get("push_sum"):
+        mixing.recentre(core, team.local, flat)
     clocks.go_on(team, times)
 
 

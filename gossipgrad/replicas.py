@@ -29,6 +29,7 @@ from gossipgrad import (
     environment,
     fingerprint,
     heads,
+    mixing,
     notices,
     optim,
     show,
@@ -397,6 +398,7 @@ class Replicas:
         """A core trainer in the initial state, or in the state of the one before it."""
         schedule = self.optimizer.timing.options(self.optimizer.total or 1) | {"lr": self.optimizer.lr}
         state = self.state() if self._core is not None else None
+        since = self._core.push_sum_since if self._core is not None else 0
         self._core = None  # frees its memory first
         self._core = _core.Trainer(
             self.net.graph,
@@ -419,6 +421,7 @@ class Replicas:
         self._core.set_algorithms(algorithms.choices(self.algorithms), algorithms.first_tables(self.algorithms))
         if state is not None:
             self.set_state(*state)
+            self._core.push_sum_since = since
         elif self.net.loaded:
             self._core.load_arena("weight", self.net.weights(self.seed))
 
@@ -450,7 +453,8 @@ class Replicas:
     def put_weights_back(self, weights: tuple[list[Arrays], Arrays, Model]) -> None:
         """Every rank, and a centre, gets the weights that copy_weights gave; moments and step stay. Collective.
 
-        If the network has shrunk since then, it has its former size again, and moments and residues begin at zero.
+        What refers to other weights begins anew, as in load_weights; the mean of the replicas is that of the copy. If
+        the network has shrunk since then, it has its former size again, and moments begin at zero.
         Where fit ends with one model for all (final_mix), they then become the consensus of what was put back.
         """
         own, consensus, net = weights
@@ -465,6 +469,9 @@ class Replicas:
             self.core.load_consensus(consensus)
             for local, arrays in enumerate(own):
                 self.core.load_arena("weight", arrays, local)
+            mixing.forget(self.core)
+            if getattr(self.strategy, "push_sum", False):
+                mixing.recentre(self.core, self.team.local, consensus)
             if self.mixes:
                 self.core.adopt_consensus()
 

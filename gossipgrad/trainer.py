@@ -26,6 +26,7 @@ from gossipgrad import (
     fingerprint,
     heads,
     loop,
+    mixing,
     notices,
     optim,
     outputs,
@@ -461,7 +462,7 @@ class Trainer(Replicas):
 
     @collective
     def evaluate(
-        self, data: Any, y: Any = None, *, batch_size: int = 256, replicas: bool = False, sharded: bool = False
+        self, data: Any, y: Any = None, *, batch_size: int | None = None, replicas: bool = False, sharded: bool = False
     ) -> Any:
         """{"loss": ..., "accuracy": ...} of the consensus model; with `replicas` a list, one rank's own weights each.
 
@@ -470,15 +471,19 @@ class Trainer(Replicas):
         evaluate(x, y), evaluate((x, y)) or evaluate(data) with a Dataset, whose loss is weighted where it has weights.
         All ranks give the whole set, which is split over them (not with `replicas`). sharded: every rank gives its own
         part, as for fit; not with `replicas`. ValueError, TypeError: data that do not fit the network. Collective.
+
+        batch_size: of text as streams the number of rows, along which layers carry their state, on each rank; it
+        matters for the result. None: that of the last fit, or of the checkpoint's. Of other sets None is 256.
         """
         with self.agreed() as one:
-            batch_size, replicas = integer("batch_size", batch_size, 1), flag("replicas", replicas)
+            replicas = flag("replicas", replicas)
             sharded = flag("sharded", sharded)
             if replicas and sharded:
                 raise ValueError("replicas=True: every rank wants the whole set; not with sharded=True")
             arity = given.Arity(len(self.net.inputs), len(self.net.target_names))
             whole = given.one(data, y, "data", sharded, self.team.local, arity)
             check_alike("data", whole.first.class_names, "what was trained on", self.class_names)
+            batch_size = self._evaluated_batch(batch_size, whole.first)
             data_set = whole.core(self.net.inputs, self.heads, self.net.target_names)
             one.hints = {"data, ": "Every rank gives the same whole set, or its own part with sharded=True"}
             one.facts = {"data": lambda: fingerprint.data(whole.first, sharded), "replicas": replicas}
@@ -488,23 +493,32 @@ class Trainer(Replicas):
         found = [heads.measured(self.heads, one) for one in results]
         return found if replicas else found[0] | self._measure(whole, batch_size)
 
+    def _evaluated_batch(self, batch_size: int | None, data: Any) -> int:
+        """The size of batches to evaluate or predict in, as it was given; None: by the set and the last fit."""
+        if batch_size is not None:
+            return integer("batch_size", batch_size, 1)
+        if isinstance(data, Dataset) and data.streams:
+            return int(self.batch_size or self.fit_settings.get("batch_size", _EVALUATED))
+        return _EVALUATED
+
     def _choose_for_evaluation(self, samples: int, batch_size: int, ranks: int) -> None:
         """Of so many samples, which are divided among so many ranks: where each has a full batch. Collective."""
         if samples // ranks >= batch_size:
             self.choose_algorithms(batch_size, samples // ranks // batch_size)
 
     @collective
-    def predict(self, x: Any, batch_size: int = 256) -> Any:
+    def predict(self, x: Any, batch_size: int | None = None) -> Any:
         """The consensus model's outputs (n, ...) for samples (n, ...) or a Dataset; the same on every rank. Collective.
 
         x: of several inputs an array each, in a list or by their names in a dict. Of several outputs that are not for
         training only, a dict with an array each comes back. float32. ValueError, TypeError: samples of another shape or
         type than the network's.
 
-        Scores: for "cross_entropy" and "binary_cross_entropy" no softmax or sigmoid is applied.
+        Scores: for "cross_entropy" and "binary_cross_entropy" no softmax or sigmoid is applied. batch_size: as of
+        evaluate; layers carry their state along the rows of text as streams here, too.
         """
         with self.agreed() as one:
-            batch_size = integer("batch_size", batch_size, 1)
+            batch_size = self._evaluated_batch(batch_size, x)
             samples = x if isinstance(x, Dataset) else self._batch(x, "x")
             if isinstance(samples, Dataset):
                 data_set = samples.inputs_for_model(self.net.inputs)
@@ -571,7 +585,10 @@ class Trainer(Replicas):
 
     @collective
     def consensus_weights(self) -> Arrays:
-        """The mean of all replicas' weights by name, or the centre, where the strategy has one. Collective."""
+        """The mean of all replicas' weights by name, or the centre, where the strategy has one. Collective.
+
+        With push_sum=True each counts by its scalar, so that mixing alone does not move the mean.
+        """
         with self.agreed():
             pass
         return self.core.consensus_weights()
@@ -622,7 +639,10 @@ class Trainer(Replicas):
 
     @collective
     def load_weights(self, weights: Any) -> None:
-        """Give every rank, and a centre, these weights: what Model.load_weights reads. Momentum, step stay.
+        """Give every rank, and a centre, these weights: what Model.load_weights reads. Collective.
+
+        Momentum, step, learning rate and the state that layers carry stay. Residues of compression and copies of
+        partners begin at zero, scalars of push-sum at 1, and outer weights are these.
 
         CheckpointError: they do not fit the network, or one is NaN or infinite; net.load_weights loads these, too.
         """
@@ -638,6 +658,7 @@ class Trainer(Replicas):
             one.facts = {"weights": lambda: fingerprint.weights(checked)}
         self.core.settle()
         self.core.load_arena("weight", checked)
+        mixing.forget(self.core)
 
     # ---- checkpoints
 
@@ -735,6 +756,8 @@ class Trainer(Replicas):
                 f"the oldest are not in {os.fspath(path)}"
             )
 
+
+_EVALUATED = 256  # the usual batch of an evaluation
 
 _FIT_SETTINGS = (
     "dataset",

@@ -72,19 +72,22 @@ def test_all_begin_with_the_mean(strategy: Strategy, p, optimizer, data, tmp_pat
     fit(after, data, 1)
 
 
+@pytest.mark.parametrize("strategy", [gg.AllReduce(), gg.PeriodicAllReduce(period=4)], ids=repr)
 @pytest.mark.parametrize("p", [3, 4])
-def test_what_was_not_sent_still_is(p, data, tmp_path):
-    """An all-reduce takes the mean of what the ranks send, so the mean of residues stays what it was."""
-    before = make(2, gg.AllReduce(), compression=COMPRESSION)
+def test_what_was_not_sent_still_is(p, strategy, data, tmp_path):
+    """Residues hold each rank's share of what was to be sent: their sum stays what it was. A base is weights."""
+    before = make(2, strategy, compression=COMPRESSION)
     fit(before, data, 2)
     before.save(tmp_path / "c")
-    after = make(p, gg.AllReduce(), compression=COMPRESSION)
+    after = make(p, strategy, compression=COMPRESSION)
     with pytest.warns(UserWarning, match="nothing is trained"):
         gone_on(after, tmp_path / "c", data)
-    expected = means(tmp_path / "c", 2)["residue"]
-    assert max(np.abs(array).max() for array in expected.values()) > 0
+    mean = means(tmp_path / "c", 2)
+    assert max(np.abs(array).max() for array in mean["residue"].values()) > 0
     for local in range(p):
-        assert_close(after.rank_state(local)["residue"], expected)
+        state = after.rank_state(local)
+        assert_close(state["residue"], {name: array * 2 / p for name, array in mean["residue"].items()})
+        assert_close(state.get("base", {}), mean.get("base", {}))
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])

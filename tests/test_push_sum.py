@@ -128,6 +128,29 @@ def test_resuming_equals_never_having_stopped(tmp_path):
     half.train_step(*small_batches(generator, 3))
 
 
+def test_another_strategy_in_mid_run_begins_with_scalars_of_1():
+    """Other buckets do not."""
+
+    def options(table, **others):
+        return gg.GossipGraD(topology=table, push_sum=True, exchange="weights", **others).options()
+
+    trainer, weights, _ = silent_trainer(3, np.random.default_rng(0), topology=irregular(3), push_sum=True)
+    for _ in range(4):
+        silent_step(trainer)
+    mean = trainer.consensus_weights()
+    trainer.core.reshape(strategy=options(irregular(3), chunk_bytes=256))
+    assert trainer.core.push_sum_since == 0
+    for key, array in trainer.consensus_weights().items():
+        np.testing.assert_allclose(array, mean[key], atol=1e-6)
+    trainer.core.reshape(strategy=options([[1, 0, 0], [1, 2, 0]]))
+    assert trainer.core.push_sum_since == 4
+    own = [trainer.weights(rank) for rank in range(3)]
+    for key, array in trainer.consensus_weights().items():
+        np.testing.assert_allclose(array, np.mean([one[key] for one in own], axis=0), atol=1e-6)
+    with pytest.raises(ValueError, match="push_sum_since: -1; must be at least 0"):
+        trainer.core.push_sum_since = -1
+
+
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(staleness):
     push_sum = gg.GossipGraD(topology=irregular(5), push_sum=True, staleness=staleness)

@@ -64,7 +64,8 @@ typedef struct gg_state {
     size_t owned; /* elements of each arena of moments: `count`, or fewer where every rank owns only a part */
     int arenas;
     gg_arena arena[GG_MOST_ARENAS];
-    int64_t step; /* updates done */
+    int64_t step;           /* updates done */
+    int64_t push_sum_since; /* before this step all ranks' scalars of push-sum are 1; at most `step` */
     /* While a layer becomes ready: where gg_updater_apply reads these parameters' gradients instead of the arena, in
      * the order of the arenas; else 0. */
     const gg_lent *lent;

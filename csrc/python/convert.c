@@ -35,6 +35,21 @@ PyObject *gg_py_raise(gg_status status) {
     return NULL;
 }
 
+int gg_py_step(PyObject *value, const char *name, int64_t *out) {
+    if (value == NULL) {
+        PyErr_Format(PyExc_AttributeError, "%s cannot be deleted", name);
+        return -1;
+    }
+    const long long step = PyLong_AsLongLong(value);
+    if (step == -1 && PyErr_Occurred()) return -1;
+    if (step < 0) {
+        PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 0", name, step);
+        return -1;
+    }
+    *out = step;
+    return 0;
+}
+
 int gg_py_choice(const char *argument, const char *value, const char *const *names, int n) {
     char allowed[512] = "";
     for (int i = 0; i < n; ++i) {

@@ -176,19 +176,27 @@ static PyObject *exchange_get_step(PyObject *self, void *unused) {
 
 static int exchange_set_step(PyObject *self, PyObject *value, void *unused) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
+    int64_t step;
     (void)unused;
-    if (value == NULL) {
-        PyErr_SetString(PyExc_AttributeError, "step cannot be deleted");
-        return -1;
-    }
-    const long long step = PyLong_AsLongLong(value);
-    if ((step == -1 && PyErr_Occurred()) || first_of(self) == NULL) return -1;
-    if (step < 0) {
-        PyErr_Format(PyExc_ValueError, "step: %lld; must be at least 0", step);
-        return -1;
-    }
+    if (first_of(self) == NULL || gg_py_step(value, "step", &step) < 0) return -1;
     for (int i = 0; i < gg_team_local(x->team->team); ++i)
         gg_exchange_state(gg_peers_exchange(x->peers, i))->step = step;
+    return 0;
+}
+
+static PyObject *exchange_get_push_sum_since(PyObject *self, void *unused) {
+    gg_exchange *x = first_of(self);
+    (void)unused;
+    return x != NULL ? PyLong_FromLongLong(gg_exchange_state(x)->push_sum_since) : NULL;
+}
+
+static int exchange_set_push_sum_since(PyObject *self, PyObject *value, void *unused) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    int64_t step;
+    (void)unused;
+    if (first_of(self) == NULL || gg_py_step(value, "push_sum_since", &step) < 0) return -1;
+    for (int i = 0; i < gg_team_local(x->team->team); ++i)
+        gg_exchange_state(gg_peers_exchange(x->peers, i))->push_sum_since = step;
     return 0;
 }
 
@@ -198,17 +206,9 @@ static PyObject *exchange_get_since(PyObject *self, void *unused) {
 }
 
 static int exchange_set_since(PyObject *self, PyObject *value, void *unused) {
+    int64_t step;
     (void)unused;
-    if (value == NULL) {
-        PyErr_SetString(PyExc_AttributeError, "moments_since cannot be deleted");
-        return -1;
-    }
-    const long long step = PyLong_AsLongLong(value);
-    if ((step == -1 && PyErr_Occurred()) || first_of(self) == NULL) return -1;
-    if (step < 0) {
-        PyErr_Format(PyExc_ValueError, "moments_since: %lld; must be at least 0", step);
-        return -1;
-    }
+    if (first_of(self) == NULL || gg_py_step(value, "moments_since", &step) < 0) return -1;
     gg_peers_set_moments_since(((gg_py_exchange *)self)->peers, step);
     return 0;
 }
@@ -228,6 +228,8 @@ static PyObject *exchange_get_compresses(PyObject *self, void *unused) {
 static PyGetSetDef properties[] = {
     {"step", exchange_get_step, exchange_set_step, "Steps done; of a virtual cluster, by its rank 0.", NULL},
     {"moments_since", exchange_get_since, exchange_set_since, "The step in which the moments were zero.", NULL},
+    {"push_sum_since", exchange_get_push_sum_since, exchange_set_push_sum_since,
+     "The step in which push-sum's scalars were 1.", NULL},
     {"workers", exchange_get_workers, NULL, "How many ranks of the team train: the first ones.", NULL},
     {"compresses", exchange_get_compresses, NULL, "Whether the strategy does.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};

@@ -78,6 +78,9 @@ bool gg_py_raise_stored(const char *message);
 /* Where a call ends by another exception: those that are stored, and what their tracebacks refer to, are freed. */
 void gg_py_forget_stored(void);
 
+/* The value of a property that counts steps, at least 0; -1 with an exception that names it. value NULL: deletion. */
+int gg_py_step(PyObject *value, const char *name, int64_t *out);
+
 /* The place of `value` among n names; else ValueError naming the argument, the value and what is allowed, and -1. */
 int gg_py_choice(const char *argument, const char *value, const char *const *names, int n);
 

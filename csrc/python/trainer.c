@@ -180,19 +180,27 @@ static PyObject *get_step(PyObject *self, void *unused) {
 
 static int set_step(PyObject *self, PyObject *value, void *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
+    int64_t step;
     (void)unused;
-    if (value == NULL) {
-        PyErr_SetString(PyExc_AttributeError, "step cannot be deleted");
-        return -1;
-    }
-    long long step = PyLong_AsLongLong(value);
-    if (step == -1 && PyErr_Occurred()) return -1;
-    if (step < 0) {
-        PyErr_Format(PyExc_ValueError, "step: %lld; must be at least 0", step);
-        return -1;
-    }
+    if (gg_py_step(value, "step", &step) < 0) return -1;
     for (int i = 0; i < gg_team_local(t->team->team); ++i)
         gg_replica_state(gg_trainer_replica(t->trainer, i))->step = step;
+    return 0;
+}
+
+static PyObject *get_push_sum_since(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromLongLong(
+        gg_replica_state(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0))->push_sum_since);
+}
+
+static int set_push_sum_since(PyObject *self, PyObject *value, void *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    int64_t step;
+    (void)unused;
+    if (gg_py_step(value, "push_sum_since", &step) < 0) return -1;
+    for (int i = 0; i < gg_team_local(t->team->team); ++i)
+        gg_replica_state(gg_trainer_replica(t->trainer, i))->push_sum_since = step;
     return 0;
 }
 
@@ -201,6 +209,7 @@ static PyGetSetDef properties[] = {
     {"graph", get_graph, NULL, "What is trained.", NULL},
     {"isa", get_isa, NULL, "The kernels in use.", NULL},
     {"step", get_step, set_step, "Training steps done.", NULL},
+    {"push_sum_since", get_push_sum_since, set_push_sum_since, "The step in which push-sum's scalars were 1.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 #define MOST_METHODS 63

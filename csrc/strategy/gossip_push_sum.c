@@ -11,7 +11,8 @@
  * sent, and no rounding error is multiplied where s is small. The sum of the scalars is p; the sum of s w is preserved
  * by every mix; without training all w converge to the mean of the first ones. An update of a rank counts with the
  * rank's scalar at that time. Moments are treated alike. The scalars follow from the schedule, which every rank knows,
- * so they are computed and not sent, and a resumed run computes the same ones.
+ * and from the step in which they were 1 (push_sum_since of the state): the first one, or the one in which weights were
+ * loaded or another schedule began. So they are computed and not sent, and a resumed run computes the same ones.
  *
  * Weights are private and updated in place; a snapshot of them is sent. The shares sum to 1, so the mix is w + sum of
  * share_j * (w_j - sent). As without push-sum, staleness 0 mixes before the forward pass uses the layer, staleness 1
@@ -41,18 +42,24 @@ typedef struct arrivals {
     int turn;     /* the snapshot arena that was sent in that step */
 } arrivals;
 
+/* The scalars of all ranks for some slices, before and after an exchange of theirs. */
+typedef struct scalars {
+    double *before, *after;
+    int64_t round; /* of the schedule; -1: none has been computed */
+} scalars;
+
 typedef struct gossip_push_sum {
     gg_gossip gossip;
-    int kinds;                     /* of arenas that are exchanged: weights, or the moments as well */
-    int most;                      /* messages to this rank in a step, at most; at least 1 */
-    gg_stream *stream[KINDS];      /* `most` of each kind: number i receives from sender i; number 0 also sends */
-    arrivals arrivals[2];          /* of this step at `turn`, of the one before at 1 - turn */
-    const arrivals **pending;      /* per bucket, of its current slice: posted and not mixed yet; NULL: none */
-    int *next;                     /* per bucket: the first chunk that is not mixed yet (staleness 0) */
-    int turn;                      /* the snapshot arena that this step writes */
-    float *rounded[KINDS];         /* the current elements of a snapshot, decoded; NULL: the codec is exact */
-    double *scalar, *scalar_after; /* of all ranks, before step scalar_step and after it */
-    int64_t scalar_step;
+    int kinds;                /* of arenas that are exchanged: weights, or the moments as well */
+    int most;                 /* messages to this rank in a step, at most; at least 1 */
+    gg_stream *stream[KINDS]; /* `most` of each kind: number i receives from sender i; number 0 also sends */
+    arrivals arrivals[2];     /* of this step at `turn`, of the one before at 1 - turn */
+    const arrivals **pending; /* per bucket, of its current slice: posted and not mixed yet; NULL: none */
+    int *next;                /* per bucket: the first chunk that is not mixed yet (staleness 0) */
+    int turn;                 /* the snapshot arena that this step writes */
+    float *rounded[KINDS];    /* the current elements of a snapshot, decoded; NULL: the codec is exact */
+    scalars of_slices[2];     /* of the slices from that of step `since` on, and of those before it */
+    int64_t since;            /* the state's push_sum_since, from which they were computed */
 } gossip_push_sum;
 
 static bool push_sum_stale(const gossip_push_sum *g) { return g->gossip.options.staleness == 1; }
@@ -67,19 +74,55 @@ static int push_sum_snapshot(const gossip_push_sum *g) { return g->gossip.slices
 
 /* ---- the schedule ---- */
 
-/* Every slice has scalars of its own, which depend on how often it has been exchanged. In each step of the schedule all
- * slices are, one after the other, so scalars before and after that step are those of all. */
-static void turn_scalars_to(gossip_push_sum *g, int64_t step) {
-    if (step < g->scalar_step) {
-        for (int r = 0; r < g->gossip.schedule.size; ++r) g->scalar[r] = 1;
-        g->scalar_step = 0;
-        gg_schedule_push(&g->gossip.schedule, 0, g->scalar, g->scalar_after);
+/* The step in which all scalars were 1. An earlier step than that is one of a run that began with step 0. */
+static int64_t push_sum_since(const gossip_push_sum *g) {
+    const gg_state *state = g->gossip.head.env.state;
+    return state->push_sum_since <= state->step ? state->push_sum_since : 0;
+}
+
+/* Turns the scalars of some slices to a round, from `first` on, before which they are 1. */
+static void turn_to(gossip_push_sum *g, scalars *s, int64_t first, int64_t round) {
+    gg_schedule *schedule = &g->gossip.schedule;
+    if (s->round < first || s->round > round) {
+        for (int r = 0; r < schedule->size; ++r) s->before[r] = 1;
+        s->round = first;
+        gg_schedule_push(schedule, first, s->before, s->after);
     }
-    while (g->scalar_step < step) {
-        double *before = g->scalar;
-        g->scalar = g->scalar_after;
-        g->scalar_after = before;
-        gg_schedule_push(&g->gossip.schedule, ++g->scalar_step, g->scalar, g->scalar_after);
+    while (s->round < round) {
+        double *before = s->before;
+        s->before = s->after;
+        s->after = before;
+        gg_schedule_push(schedule, ++s->round, s->before, s->after);
+    }
+}
+
+/* Every slice has scalars of its own, which depend on how often it has been exchanged since they were 1. In each round
+ * of the schedule all slices are exchanged, one after the other; scalars that become 1 within a round divide the slices
+ * into those that are still exchanged in it and those that are so from the next one on. Turned to a round, or to the
+ * first one of the slice where that is later. */
+static scalars *turned(gossip_push_sum *g, int slice, int64_t round) {
+    const int64_t since = push_sum_since(g), slices = g->gossip.slices;
+    const bool later = slice < since % slices;
+    const int64_t first = since / slices + later;
+    if (g->since != since) g->of_slices[0].round = g->of_slices[1].round = -1;
+    g->since = since;
+    scalars *s = &g->of_slices[later];
+    turn_to(g, s, first, round > first ? round : first);
+    return s;
+}
+
+/* At rest. Slices that have been exchanged in this round are a round ahead. */
+static void push_sum_weigh(gg_strategy *strategy, float *weights) {
+    gossip_push_sum *g = (gossip_push_sum *)strategy;
+    const gg_buckets *sliced = &g->gossip.sliced;
+    const int64_t step = strategy->env.state->step, slices = g->gossip.slices, round = step / slices;
+    const int rank = strategy->env.transport->rank;
+    for (int i = 0; i < sliced->count; ++i) {
+        const int slice = (int)(i % slices);
+        const scalars *s = turned(g, slice, round);
+        const float weight = (float)(slice < step % slices && s->round == round ? s->after : s->before)[rank];
+        for (int c = sliced->bucket[i].first_chunk; weight != 1 && c < sliced->bucket[i].end_chunk; ++c)
+            for (size_t k = 0; k < sliced->chunk[c].count; ++k) weights[sliced->chunk[c].offset + k] *= weight;
     }
 }
 
@@ -90,14 +133,14 @@ static gg_status push_sum_begin(gg_strategy *strategy) {
     int rank = strategy->env.transport->rank;
     const int64_t step = gg_gossip_round(&g->gossip);
     gg_gossip_begin(&g->gossip);
-    turn_scalars_to(g, step);
+    const scalars *s = turned(g, (int)(strategy->step % g->gossip.slices), step);
     in->turn = push_sum_snapshot(g);
     in->count = 0;
     for (int from = -1; (from = gg_schedule_next_sender(schedule, step, rank, from)) >= 0; ++in->count) {
         in->sender[in->count] = from;
-        in->share[in->count] = (float)(g->scalar[from] / 2 / g->scalar_after[rank]);
+        in->share[in->count] = (float)(s->before[from] / 2 / s->after[rank]);
     }
-    in->gain = (float)(1 - g->scalar[rank] / g->scalar_after[rank]);
+    in->gain = (float)(1 - s->before[rank] / s->after[rank]);
     return GG_OK;
 }
 
@@ -293,8 +336,10 @@ static void push_sum_destroy(gg_strategy *strategy) {
     gg_free(g->pending);
     for (int kind = 0; kind < KINDS; ++kind) gg_device_free(strategy->env.device, g->rounded[kind]);
     gg_free(g->next);
-    gg_free(g->scalar);
-    gg_free(g->scalar_after);
+    for (int i = 0; i < 2; ++i) {
+        gg_free(g->of_slices[i].before);
+        gg_free(g->of_slices[i].after);
+    }
     gg_state_destroy(&strategy->env);
     gg_gossip_deinit(&g->gossip);
     gg_free(g);
@@ -361,9 +406,12 @@ gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg
         GG_TRY(gg_calloc((size_t)g->most, sizeof(float), "shares", &g->arrivals[i].share));
     }
     GG_TRY(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "next chunks", &g->next));
-    GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", &g->scalar));
-    GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", &g->scalar_after));
-    g->scalar_step = INT64_MAX; /* the first step sets them */
+    for (int i = 0; i < 2; ++i) {
+        GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", &g->of_slices[i].before));
+        GG_TRY(gg_calloc(ranks, sizeof(double), "scalars", &g->of_slices[i].after));
+        g->of_slices[i].round = -1;
+    }
+    g->gossip.head.weigh = push_sum_weigh;
     GG_TRY(gg_state_create(env, gg_gossip_shared(options)));
     if (ranks > 1) GG_TRY(create_streams(g, WEIGHT, "weights"));
     if (ranks > 1 && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM)

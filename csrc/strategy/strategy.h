@@ -160,6 +160,9 @@ struct gg_strategy {
     /* `ready` alone reads a layer's gradient, and only by gg_updater_apply, from its first element to its last: it may
      * lie elsewhere (gg_lent), or be computed there (gg_gradient_source). */
     bool only_applies_gradients;
+    /* Multiplies a copy of this rank's weights, `count` elements in the host's memory, by what they count in the mean
+     * of the replicas, 1 on average over the ranks. Called when nothing is in flight. NULL: all count alike. */
+    void (*weigh)(gg_strategy *strategy, float *weights);
     /* After an arena, given by its place in the state's list, has been loaded; NULL: nothing to do. */
     void (*loaded)(gg_strategy *strategy, int arena);
     int64_t loads; /* of arenas, since creation */

@@ -423,7 +423,8 @@ static gg_status complete_consensus(gg_exchange *x) {
     return gg_device_check(x->device);
 }
 
-/* The mean of the replicas that train, in the host's memory. */
+/* The mean of the replicas that train, in the host's memory; by push-sum each by its scalar, so that no mix moves it.
+ */
 static gg_status exchange_average(gg_exchange *x, const float **weights) {
     gg_status status = GG_OK;
     if (x->transport->size == 1 && !gg_device_is_separate(x->device)) {
@@ -432,6 +433,7 @@ static gg_status exchange_average(gg_exchange *x, const float **weights) {
     }
     GG_TRY(make_consensus(x));
     GG_TRY(gg_device_read(x->device, x->consensus, gg_state_weights(&x->state), x->state.count * sizeof(float)));
+    if (x->strategy->weigh != NULL) x->strategy->weigh(x->strategy, x->consensus);
     if (x->transport->size > 1)
         GG_TRY(gg_exchange_at(x, "mean of the replicas", gg_allreduce_run(x->averaging, x->consensus, x->equal_share)));
     GG_TRY(complete_consensus(x));

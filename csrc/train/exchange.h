@@ -116,8 +116,8 @@ gg_status gg_exchange_resume(gg_exchange *x, int arena, const float *whole, cons
  * memory. Collective. */
 bool gg_exchange_has_mean(const gg_exchange *exchange);
 gg_status gg_exchange_prepare_mean(gg_exchange *exchange);
-/* The strategy's own model, where it has one, or else the mean of the weights over the ranks that train; valid until
- * the next call. Settled. Collective. */
+/* The strategy's own model, where it has one, or else the mean of the weights over the ranks that train, of push-sum by
+ * its scalars; valid until the next call. Settled. Collective. */
 gg_status gg_exchange_consensus(gg_exchange *x, const float **weights);
 /* The strategy's own model, where it has one, becomes this. Settled; all ranks give the same, but need not call
  * together. */

@@ -7,7 +7,7 @@
 
 /* What a rank trains with, whole arenas in memory of their own. */
 typedef struct whole_state {
-    int64_t step;
+    int64_t step, push_sum_since;
     int trained; /* the first ranks, which have trained it */
     int arenas;
     gg_arena arena[GG_MOST_ARENAS]; /* `data` is this struct's, NULL for gradients */
@@ -68,12 +68,28 @@ cleanup:
     return status;
 }
 
+static bool same_partners(const gg_schedule_options *a, const gg_schedule_options *b) {
+    if (a->topology != b->topology || a->rotate != b->rotate || a->permutations != b->permutations) return false;
+    if (a->topology != GG_TOPOLOGY_TABLE) return true;
+    return a->rows == b->rows && a->columns == b->columns &&
+           memcmp(a->table, b->table, (size_t)(a->rows * a->columns) * sizeof *a->table) == 0;
+}
+
+/* Whether push-sum's scalars of the one are those of the other. */
+static bool mixes_alike(const gg_replica *r, const gg_strategy_options *b) {
+    const gg_strategy_options *a = &r->options.strategy;
+    return a->kind == b->kind && a->push_sum == b->push_sum && a->slices == b->slices &&
+           a->hierarchical == b->hierarchical && a->ranks_per_node == b->ranks_per_node &&
+           same_partners(&a->schedule, &b->schedule);
+}
+
 /* All that the rank goes on with, as the new network has it. Settled. Collective. */
 static gg_status whole_read(gg_replica *r, const gg_reshape *how, whole_state *out) {
     gg_status status = GG_OK;
     const gg_state *state = gg_replica_state(r);
     const float *consensus = NULL;
     out->step = state->step;
+    out->push_sum_since = how->strategy == NULL || mixes_alike(r, how->strategy) ? state->push_sum_since : state->step;
     out->trained = gg_exchange_workers(r->exchange);
     GG_TRY(gg_replica_consensus(r, &consensus));
     if (consensus != gg_state_weights(state)) GG_TRY(read_copy(r, how, GG_ARENA_WEIGHT, consensus, &out->consensus));
@@ -104,6 +120,7 @@ static gg_status whole_load(gg_replica *r, const whole_state *whole) {
         GG_TRY(gg_replica_resume(r, i, data, consensus, whole->trained));
     }
     gg_replica_state(r)->step = whole->step;
+    gg_replica_state(r)->push_sum_since = whole->push_sum_since;
 cleanup:
     gg_free(zeros);
     return status;
@@ -169,13 +186,6 @@ static bool has_unsent(const gg_replica *r) {
     for (int i = 0; i < state->arenas; ++i)
         if (state->arena[i].kind == GG_ARENA_RESIDUE || state->arena[i].kind == GG_ARENA_COPY) return true;
     return false;
-}
-
-static bool same_partners(const gg_schedule_options *a, const gg_schedule_options *b) {
-    if (a->topology != b->topology || a->rotate != b->rotate || a->permutations != b->permutations) return false;
-    if (a->topology != GG_TOPOLOGY_TABLE) return true;
-    return a->rows == b->rows && a->columns == b->columns &&
-           memcmp(a->table, b->table, (size_t)(a->rows * a->columns) * sizeof *a->table) == 0;
 }
 
 /* Whether residues, bases and copies of the one are those of the other: of the same quantity, for the same partners, of

@@ -86,8 +86,8 @@ class GossipGraD(Strategy):
                   with its weights, and becomes the mean of its own weights and of those that arrive, each weighted by
                   its scalar. Every exchange preserves the mean over the ranks of scalar * weights, and without training
                   all weights converge to the mean of the first ones; a rank's update counts with its scalar at that
-                  time. The table must lead from every rank to every other. Weights or weights and momentum,
-                  displacement mix.
+                  time. The consensus model is the mean by the scalars. The table must lead from every rank to every
+                  other. Weights or weights and momentum, displacement mix.
     wire_dtype    "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even. The displacement
                   mix then adds (received - rounded w) / 2, which preserves the mean; replicas agree to the precision of
                   bfloat16, 8 bits.
