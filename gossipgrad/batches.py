@@ -34,15 +34,10 @@ class Batches:
     streams: bool  # each sample goes on where the one before it ends
 
     @property
-    def full(self) -> bool:
-        """Are all batches full?"""
-        return self.streams or self.drop_last
-
-    @property
     def steps(self) -> int:
         """Of a whole epoch: the largest shard is trained on once; where all batches are full, those of the smallest."""
-        return min(self.sizes) // self.size if self.full else math.ceil(max(self.sizes) / self.size)
+        return min(self.sizes) // self.size if self.drop_last else math.ceil(max(self.sizes) / self.size)
 
     def check(self, size: int) -> None:
         """ValueError unless the shards have batches of this size."""
-        check_batch(self.sizes, size, self.sharded and not self.streams, self.drop_last)
+        check_batch(self.sizes, size, self.sharded, self.drop_last)

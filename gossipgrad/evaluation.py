@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gossipgrad.data import given
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.checks import CLASS_LOSSES, targets_array
 from gossipgrad.metrics import Metric, numbers
@@ -18,13 +20,34 @@ BYTES = 2**26  # of outputs, about
 
 
 def pieces(replicas: Replicas, parts: Sequence[Dataset], sharded: bool) -> list[Dataset]:
-    """What each rank of this process is to evaluate of a set that all have, or of its own parts if `sharded`."""
+    """What each rank of this process is to evaluate of a set that all have, or of its own parts if `sharded`.
+
+    Ranks have the same samples as where the core evaluates the loss.
+    """
     if sharded:
         return list(parts)
     whole, size = parts[0], replicas.size
-    ends = [len(whole) * rank // size for rank in range(size + 1)]
+    ends = [0, *itertools.accumulate(given.shard_sizes(len(whole), size))]
     here = range(replicas.rank, replicas.rank + replicas.team.local)
     return [whole[ends[rank] : ends[rank + 1]] for rank in here if ends[rank] < ends[rank + 1]]
+
+
+def chunks(part: Dataset, batch: int, most: int) -> list[tuple[Dataset, int]]:
+    """Pieces of at most about `most` samples, and the size of their batches: the outputs are those of the whole part.
+
+    Streams are cut into whole rows, along which layers carry their state; one row is a piece, however long.
+    """
+    if not part.streams:
+        rows = max(most // batch, 1) * batch
+        return [(part[at : at + rows], batch) for at in range(0, len(part), rows)]
+    count = min(batch, len(part))
+    steps = -(-len(part) // count)
+    longer = len(part) - count * (steps - 1)  # rows with a sample more, the first ones
+    each = max(most // steps, 1)
+    firsts = [*range(0, count, each), count]
+    begins = [row * (steps - 1) + min(row, longer) for row in firsts]
+    ends = zip(begins, begins[1:], firsts, firsts[1:], strict=False)
+    return [(part[begin:end], stop - first) for begin, end, first, stop in ends]
 
 
 def measure(
@@ -45,15 +68,15 @@ def _own_numbers(
 ) -> NDArray[np.float64]:
     """The numbers of this process's samples, all metrics' side by side."""
     net = replicas.net
-    rows = max(min(ROWS, BYTES // (4 * math.prod(net.output_shape))) // batch, 1) * batch
-    chunks = [one[at : at + rows] for one in pieces(replicas, parts, sharded) for at in range(0, len(one), rows)]
-    calls = max(int.from_bytes(one, "little") for one in replicas.gather(len(chunks).to_bytes(8, "little")))
+    most = min(ROWS, BYTES // (4 * math.prod(net.output_shape)))
+    found_in = [one for part in pieces(replicas, parts, sharded) for one in chunks(part, batch, most)]
+    calls = max(int.from_bytes(one, "little") for one in replicas.gather(len(found_in).to_bytes(8, "little")))
     found = [np.empty((0, sum(one.columns for one in metrics)))]
     problem: Exception | None = None
     for call in range(calls):  # predict is collective: who has fewer samples asks for one more that it does not need
-        chunk = chunks[call] if call < len(chunks) else parts[0][:1]
-        outputs = replicas.core.predict(chunk.inputs_for_model(replicas.net.inputs), batch)[0]
-        if call >= len(chunks) or problem is not None:
+        chunk, size = found_in[call] if call < len(found_in) else (parts[0][:1], 1)
+        outputs = replicas.core.predict(chunk.inputs_for_model(replicas.net.inputs), size)[0]
+        if call >= len(found_in) or problem is not None:
             continue
         try:
             head = replicas.heads[0]

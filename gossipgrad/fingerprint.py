@@ -138,7 +138,10 @@ def class_weight(given: Any) -> str:
 
 
 def callbacks(actors: Iterable[Callback]) -> dict[str, Any]:
-    """The options of the package's own callbacks that act on all ranks together, in their order."""
+    """The package's own callbacks that act on all ranks together, in their order, with their options.
+
+    Others may differ.
+    """
     ours = [one for one in actors if type(one).__module__ == Callback.__module__ and not isinstance(one, _OF_ONE_RANK)]
     names = [type(one).__name__ for one in ours]
     facts: dict[str, Any] = {"callbacks": ", ".join(names) or "none"}

@@ -33,9 +33,9 @@ class CrossEntropy:
     ignore_index     targets of this value have no loss, are not counted in the accuracy, and bring no gradient.
 
     The loss of a batch is the sum over all positions that are not ignored, divided by the sum of their class weights
-    (without class weights: by their number), as in PyTorch; where nothing is left of a batch it is 0. Each rank divides
+    (without class weights: by their number), as in PyTorch; where that is 0, loss and gradient are 0. Each rank divides
     by the sum of its own batch, and the ranks are averaged by their numbers of samples, as in PyTorch's data
-    parallelism. Evaluation divides once, by the sum over the whole set: where nothing is left of that, it is NaN.
+    parallelism. Evaluation divides once, by the sum over the whole set: where that is 0, it is NaN.
     sample_weight= and class_weight= of fit are factors of whole samples besides, and change no divisor.
     """
 

@@ -152,7 +152,7 @@ def test_tokens_are_checked():
         (x | {"tokens": x["tokens"] - WORDS}, r"x\['tokens'\]: -\d+ to -\d+; allowed: numbers from 0"),
         (x | {"tokens": x["tokens"] + WORDS}, r"token \d+; the network has tokens 0 to 6"),
         (x | {"facts": x["facts"][:1]}, r"x\['facts'\] has 1 samples, x\['tokens'\] 2"),
-        ({"tokens": x["tokens"]}, "x: tokens; allowed: tokens, facts"),
+        ({"tokens": x["tokens"]}, "x: no 'facts'; allowed: tokens, facts"),
     ]:
         with pytest.raises((TypeError, ValueError), match=text):
             trainer.train_step(wrong, y)

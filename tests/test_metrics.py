@@ -248,7 +248,7 @@ except (KeyError, ValueError) as error: print(t.rank, type(error).__name__, erro
 assert t.evaluate((x[1:], y[1:]))["loss"] > 0
 """
     lines = sorted(line for line in mpirun(2, program).stdout.splitlines() if "planted" in line)
-    assert lines == ["0 KeyError 'rank 1: planted'", "1 KeyError 'planted'"]
+    assert lines == ["0 KeyError 'planted'", "1 KeyError 'rank 0: planted'"]
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mean_squared_error"])

@@ -36,11 +36,6 @@ static void find_extremes(const gg_sharding *sharding, const int64_t *done, int6
     }
 }
 
-/* Are all batches of all ranks full? */
-static bool is_full(const gg_dataset *set, const gg_loader_options *options) {
-    return set->streams || options->drop_last;
-}
-
 static gg_status check_own(const gg_dataset *set, const gg_loader_options *options) {
     gg_status status = GG_OK;
     const gg_sharding *sharding = &options->sharding;
@@ -86,7 +81,7 @@ static gg_status check_options(const gg_dataset *set, const gg_loader_options *o
         GG_FAIL(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one", set->count,
                 sharding->size);
     }
-    GG_TRY(gg_loader_check_batch(sharding, is_full(set, options), options->batch));
+    GG_TRY(gg_loader_check_batch(sharding, options->drop_last, options->batch));
     if (options->moving && sharding->kind == GG_SHARD_OWN)
         GG_FAIL(GG_ERROR_ARGUMENT, "samples move among the ranks only where all ranks have the whole set");
     if (set->streams && (options->moving || options->copy != NULL))
@@ -110,13 +105,19 @@ static int64_t shard_of(const gg_loader *loader, int rank) {
     return loader->range ? loader->count : gg_sharding_slots(&loader->options.sharding, rank);
 }
 
+/* Where step t of `steps` starts that share fewer samples than full batches want. Batches of streams do not grow. */
+static int64_t even_begin(const gg_loader *loader, int64_t left, int64_t steps, int64_t t) {
+    if (!loader->set.streams || left < steps) return t * left / steps;
+    return t * (left / steps) + (t < left % steps ? t : left % steps);
+}
+
 /* Where step t starts in the order of a rank, for begun <= t <= steps. */
 static int64_t batch_begin(const gg_loader *loader, int rank, int64_t step) {
     const int64_t done = loader->done[rank], left = shard_of(loader, rank) - done;
     const int64_t steps = loader->steps - loader->begun, t = step - loader->begun;
     const int64_t begin = t * loader->options.batch;
-    if (is_full(&loader->set, &loader->options)) return done + begin;
-    if (left < (steps - 1) * loader->options.batch) return done + t * left / steps;
+    if (loader->options.drop_last) return done + begin;
+    if (left < (steps - 1) * loader->options.batch) return done + even_begin(loader, left, steps, t);
     if (t >= steps) return done + left;
     /* A shard that the full batches use up leaves nothing for the last step: that one then starts a sample earlier. */
     return done + (begin < left ? begin : left - 1);
@@ -125,7 +126,7 @@ static int64_t batch_begin(const gg_loader *loader, int rank, int64_t step) {
 int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step) {
     const gg_sharding *sharding = &loader->options.sharding;
     if (rank < 0 || rank >= sharding->size || step < loader->begun || step >= loader->steps) return 0;
-    if (is_full(&loader->set, &loader->options)) return loader->options.batch;
+    if (loader->options.drop_last) return loader->options.batch;
     int64_t n = batch_begin(loader, rank, step + 1) - batch_begin(loader, rank, step);
     /* Batches of one have no sample to move: the smaller shards then see a sample more than once. */
     return n > 0 ? n : 1;
@@ -191,10 +192,16 @@ static void order_moved(gg_loader *loader) {
     }
 }
 
+/* Row b has a run of slots, one for each batch that is larger than b; runs lie behind one another in the shard. With
+ * one row the order is that of the slots, of which some may be read again. */
 static void order_streams(gg_loader *loader) {
-    const int64_t batch = loader->options.batch, each = loader->count / batch;
-    for (int64_t t = 0; t < loader->steps; ++t)
-        for (int64_t b = 0; b < batch; ++b) loader->order[t * batch + b] = (uint32_t)id_of_slot(loader, b * each + t);
+    const int rank = loader->options.rank;
+    const int64_t rows = gg_loader_batch(loader, rank, 0);
+    int64_t slot = 0;
+    for (int64_t b = 0; b < rows && rows > 1; ++b)
+        for (int64_t t = 0; t < loader->steps && gg_loader_batch(loader, rank, t) > b; ++t, ++slot)
+            loader->order[batch_begin(loader, rank, t) + b] = (uint32_t)id_of_slot(loader, slot);
+    for (int64_t i = 0; i < loader->count && rows == 1; ++i) loader->order[i] = (uint32_t)id_of_slot(loader, i);
 }
 
 static void order_epoch(gg_loader *loader, int64_t epoch) {
@@ -226,7 +233,7 @@ static int64_t steps_from(const gg_loader *loader, int64_t begun, const int64_t 
     const gg_loader_options *o = &loader->options;
     int64_t smallest = loader->count, largest = loader->count;
     if (!loader->range) find_extremes(&o->sharding, done, &smallest, &largest);
-    return begun + (is_full(&loader->set, o) ? smallest / o->batch : (largest + o->batch - 1) / o->batch);
+    return begun + (o->drop_last ? smallest / o->batch : (largest + o->batch - 1) / o->batch);
 }
 
 static void begin_at(gg_loader *loader, int64_t begun, const int64_t *done) {
@@ -368,7 +375,7 @@ gg_status gg_loader_check_position(const gg_loader *loader, int64_t step, int64_
                     rank, done[rank], begun, most);
     }
     find_extremes(sharding, done, &smallest, &largest);
-    if (smallest < 1 && largest > 0 && !is_full(&loader->set, &loader->options))
+    if (smallest < 1 && largest > 0 && !loader->options.drop_last)
         GG_FAIL(GG_ERROR_ARGUMENT,
                 "a rank has read all of its samples before step %" PRId64 " of the epoch, and another has %" PRId64
                 " left; allowed: at least one on every rank",
@@ -431,6 +438,10 @@ static void read_target(const chosen *c, int f, void *to) {
     }
     const char *from = gg_storage_data(c->set->memory[f]);
     for (int64_t i = 0; i < c->n; ++i) memcpy((char *)to + (size_t)i * bytes, from + c->numbers[i] * bytes, bytes);
+}
+
+int64_t gg_loader_number(const gg_loader *loader, int64_t step, int64_t i) {
+    return loader->order[batch_place(loader, step) + i];
 }
 
 bool gg_loader_ready(gg_loader *loader, int64_t step, double seconds) {

@@ -34,10 +34,10 @@ typedef struct gg_data_options {
  * An epoch may go on in batches of another size (gg_loader_resume): what each rank has not read yet is then read as a
  * whole epoch of these samples would be.
  *
- * Streams: of a set whose samples go on where the one before ends, each rank cuts its shard, of N samples, into `batch`
- * runs of N / batch samples; what is left over at its end is not read. Row b of batch t is sample t of run b: it goes
- * on where row b of batch t - 1 ended. All batches are full, every rank makes as many steps as the smallest shard
- * allows, and nothing is shuffled. */
+ * Streams: of a set whose samples go on where the one before ends, each rank cuts its shard into `batch` runs. Row b of
+ * batch t is sample t of run b: it goes on where row b of batch t - 1 ended. Batches are as large as those of other
+ * sets; the first runs are longer by a sample where the last batch is smaller. No batch is larger than the one before
+ * it, so that its rows go on. Nothing is shuffled. */
 typedef struct gg_loader gg_loader;
 
 typedef struct gg_loader_options {
@@ -78,6 +78,8 @@ void gg_loader_done(const gg_loader *loader, int64_t step, int64_t *done);
 int64_t gg_loader_exchanges(const gg_loader *loader, int64_t step);
 /* Samples of rank `rank` (any rank, pure) in step t of this epoch; 0 before gg_loader_begun. */
 int64_t gg_loader_batch(const gg_loader *loader, int rank, int64_t step);
+/* The number in the set of sample i of the batch of step t, which is at or behind gg_loader_begun. */
+int64_t gg_loader_number(const gg_loader *loader, int64_t step, int64_t i);
 /* Whether step t can be read without waiting for its source, after waiting for at most so many seconds. Begins to read
  * ahead. */
 bool gg_loader_ready(gg_loader *loader, int64_t step, double seconds);

@@ -235,8 +235,10 @@ gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version,
         GG_FAIL(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld", (long long)plan->options.batch,
                 (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
-    gg_plan_stage_give(plan, &(gg_plan_batch){.input = batch->input}, 0);
-    gg_run run = {.weights = weights, .end = plan->steps};
+    const gg_plan_batch own = {
+        .input = batch->input, .carried = batch->carried, .carried_rows = batch->carried_rows, .begins = batch->begins};
+    gg_plan_stage_give(plan, &own, 0);
+    gg_run run = {.weights = weights, .batch = &own, .end = plan->steps};
     GG_TRY(run_version(plan, &run, version));
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (plan->head[i].used && output[i] != NULL) GG_TRY(predict_head(plan, &plan->head[i], n, output[i]));

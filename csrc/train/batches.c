@@ -185,7 +185,7 @@ gg_status gg_batches_check(const gg_batches *b, int workers, int64_t batch) {
                 "batch=%lld within an epoch: not with pieces of sequences, whose rows go on from one "
                 "batch to the next (%lld of them); allowed: between epochs",
                 (long long)batch, (long long)b->options.batch);
-    GG_TRY(gg_loader_check_batch(&sharding, b->options.drop_last || b->set.streams, batch));
+    GG_TRY(gg_loader_check_batch(&sharding, b->options.drop_last, batch));
 cleanup:
     return status;
 }

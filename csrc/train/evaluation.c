@@ -118,28 +118,40 @@ double gg_replica_evaluated_loss(const gg_replica *r, const gg_evaluation *evalu
     return loss;
 }
 
+/* Numbers of a sample's output at a head. */
+static int64_t output_count(const gg_graph *graph, int head) {
+    return gg_shape_count(&gg_graph_node(graph, gg_graph_head(graph, head)->node)->shape);
+}
+
+/* Outputs of n samples of a batch, from `from` on, go to their samples' places. */
+static void place_outputs(const range *samples, int64_t t, int64_t n, int64_t count, const float *from, float *to) {
+    for (int64_t i = 0; i < n; ++i)
+        memcpy(to + gg_loader_number(samples->loader, t, i) * count, from + i * count, (size_t)count * sizeof *to);
+}
+
 gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_dataset *set, int64_t batch,
                              float *const *output) {
     gg_status status = GG_OK;
     const gg_graph *graph = r->options.graph;
     range samples = {0};
-    float *at[GG_MAX_FIELDS];
-    /* Each sample has an output, also where streams would leave some out. */
-    gg_dataset single = *set;
-    single.streams = false;
-    memcpy(at, output, sizeof at);
-    GG_TRY(range_open(r, &r->plans, &single, false, 0, set->count, batch, &weights, &samples));
+    float *batch_of[GG_MAX_FIELDS] = {NULL};
+    GG_TRY(range_open(r, &r->plans, set, false, 0, set->count, batch, &weights, &samples));
+    for (int h = 0; h < gg_graph_heads(graph); ++h)
+        if (output[h] != NULL)
+            GG_TRY(gg_alloc((size_t)(gg_loader_batch(samples.loader, 0, 0) * output_count(graph, h)) * sizeof(float),
+                            "outputs of a batch", &batch_of[h]));
     for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
         const int64_t n = gg_loader_batch(samples.loader, 0, t);
         gg_plan *plan = NULL;
         gg_plan_batch own;
         GG_TRY(range_read(r, &samples, t, &plan, &own));
-        GG_TRY(gg_plan_predict(plan, weights, r->plans.weights_version, &own, n, at));
+        GG_TRY(gg_plan_predict(plan, weights, r->plans.weights_version, &own, n, batch_of));
         gg_uploads_done(&r->uploads);
         for (int h = 0; h < gg_graph_heads(graph); ++h)
-            if (at[h] != NULL) at[h] += n * gg_shape_count(&gg_graph_node(graph, gg_graph_head(graph, h)->node)->shape);
+            if (output[h] != NULL) place_outputs(&samples, t, n, output_count(graph, h), batch_of[h], output[h]);
     }
 cleanup:
+    for (int h = 0; h < gg_graph_heads(graph); ++h) gg_free(batch_of[h]);
     range_close(&samples);
     return status;
 }

@@ -146,7 +146,8 @@ def text(
     windows     "random": a sample is a window that begins anywhere, drawn anew in each epoch by (seed, epoch, sample).
                 An epoch has as many as there are consecutive windows. "consecutive": windows that follow each other
                 without a gap, in an order that fit shuffles. "streams": the same, but row b of a batch goes on where
-                row b of the batch before it ended, for networks that carry their state from batch to batch.
+                row b of the batch before it ended, for networks that carry their state from batch to batch; where rows
+                are not equally long, the last batch is smaller.
                 To evaluate, windows are consecutive.
     validation  the share of the text, at its end, that is to validate on; None: the whole text is one set.
     vocabulary  None: the text's own characters. A character that a given one has not is an error with its place.

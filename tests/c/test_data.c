@@ -653,15 +653,18 @@ static void test_streams(void) {
     options.sharding.size = 2;
     options.sharding.count = 23;
     if (CHECK_OK(gg_loader_create(&set, &options, &loader))) {
-        CHECK_INT(gg_loader_steps(loader), 3); /* 11 samples: 3 in each row */
+        CHECK_INT(gg_loader_steps(loader), 4); /* 12 and 11 samples: here rows of 4, 4 and 3 */
         for (int epoch = 0; epoch < 2; ++epoch) {
             gg_loader_seek(loader, epoch, 0);
-            for (int64_t t = 0; t < 3; ++t) {
+            for (int64_t t = 0; t < 4; ++t) {
                 const gg_batch batch = {.input[0].data = x, .target[0] = y, .begins = begins};
+                const int64_t n = gg_loader_batch(loader, 1, t);
                 CHECK_INT(gg_loader_batch(loader, 0, t), 3);
+                CHECK_INT(n, t < 3 ? 3 : 2);
                 CHECK_OK(gg_loader_read(loader, &device, t, &batch));
-                for (int b = 0; b < 3; ++b) CHECK_INT(y[b], 12 + 3 * b + t);
-                for (int b = 0; b < 3; ++b) CHECK_INT(begins[b], t == 0);
+                for (int b = 0; b < n; ++b) CHECK_INT(y[b], 12 + 4 * b + t);
+                for (int b = 0; b < n; ++b) CHECK_INT(gg_loader_number(loader, t, b), 12 + 4 * b + t);
+                for (int b = 0; b < n; ++b) CHECK_INT(begins[b], t == 0);
             }
         }
     }

@@ -56,8 +56,8 @@ static bool loss_ignores(const gg_loss_args *args, int32_t target) {
     return args->loss.ignores && target == args->loss.ignore_index;
 }
 
-/* Divides gradients. Infinite if nothing counts, so that they are 0 as the loss is: smoothing spreads targets of weight 0
- * over classes that have some. */
+/* Divides gradients. Infinite if nothing counts, so that they are 0 as the loss is: smoothing spreads targets of weight
+ * 0 over classes that have some. */
 static double loss_divisor(const gg_loss_args *args) {
     return args->result->divisor > 0 ? args->result->divisor : (double)INFINITY;
 }
