@@ -155,7 +155,9 @@ def test_the_timeout_is_also_that_of_the_start(mpirun):
         "gg.Team(timeout=0.5)\n"
     )
     done = mpirun(2, text, check=False)
-    assert done.returncode == 1 and "s in MPI_Init for other ranks, which have not come to a Trainer" in done.stderr, done
+    assert done.returncode == 1 and "s in MPI_Init for other ranks, which have not come to a Trainer" in done.stderr, (
+        done
+    )
 
 
 # ---- a forked process
