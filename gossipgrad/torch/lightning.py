@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from gossipgrad import _stall
+from gossipgrad._launched import check as check_launcher
 from gossipgrad.cluster import Network, VirtualCluster
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import named_keywords, warn
 from gossipgrad.optim import Optimizer
 from gossipgrad.strategies import Strategy
 from gossipgrad.team import Operation, Team
-from gossipgrad.torch.group import check_launcher
 from gossipgrad.torch.modules import load_tensors
 from gossipgrad.torch.wrapped import Wrapped, wrap
 
