@@ -532,6 +532,9 @@ def memory() -> tuple[int, int]:
 def abort(code: int, /) -> None:
     """Ends all ranks of the MPI world."""
 
+def note_exit(code: int, /) -> None:
+    """This process will end with this code, also where MPI is finalised before."""
+
 def first_to_report() -> bool:
     """Has no rank of this job on this host reported a failure yet? True once, and where nobody can know."""
 

@@ -3,7 +3,7 @@
 How each way to end is seen:
 
 an exception that nobody catches    the hooks of guard(): they print it and call MPI_Abort
-an exit code other than 0           the core, at the end of the process (csrc/comm/mpi/mpi_end.c)
+an exit code other than 0           the core, at the end of the process or of MPI (csrc/comm/mpi/mpi_end.c)
 an exit code of 0 while others wait the core: who waits asks, who has ended answers
 a signal, os._exit                  the launcher; before MPI_Init has returned: starting()
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import stat
 import sys
@@ -20,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import NoReturn
 
 from gossipgrad import _core
 from gossipgrad._core import first_to_report as first_to_report
@@ -144,6 +146,24 @@ def _from_this_package(trace: TracebackType | None) -> bool:
     return False
 
 
+class _Exit(SystemExit):
+    """What sys.exit raises. Where nothing catches it the core is told its code, as mpi4py finalises MPI before the end."""
+
+    def __del__(self) -> None:
+        try:
+            sys._getframe(1)
+        except ValueError:  # no function of Python runs any more: the interpreter ends for it
+            if not sys.is_finalizing() and os.getpid() == _guarded and self.code is not None:
+                _core.note_exit(self.code if isinstance(self.code, int) else 1)
+
+
+_Exit.__name__ = _Exit.__qualname__ = "SystemExit"
+
+
+def _exit(status: object = None, /) -> NoReturn:
+    raise _Exit(status)
+
+
 _guarded = 0  # the process whose hooks are set
 
 
@@ -181,6 +201,7 @@ def guard() -> None:
         end_all_ranks(report, code if isinstance(code, int) and code != 0 else 1, arguments.exc_value)
 
     sys.excepthook, threading.excepthook = hook, thread_hook
+    sys.exit = functools.update_wrapper(_exit, sys.exit)
 
 
 # ------------------------------------------------------------------------------------ MPI_Init

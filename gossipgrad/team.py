@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn
 
@@ -12,7 +13,16 @@ from numpy.typing import NDArray
 
 from gossipgrad import _core, _launched, agreement
 from gossipgrad.cluster import Network, VirtualCluster, make_team, with_circumstances
-from gossipgrad.errors import choice, flag, integer, named_keywords, number, plain_array
+from gossipgrad.errors import (
+    CommunicationError,
+    choice,
+    flag,
+    integer,
+    named_keywords,
+    number,
+    one_line,
+    plain_array,
+)
 from gossipgrad.strategies import Topology, check_permutations, check_topology, core_topology
 
 Array = NDArray[Any]
@@ -57,6 +67,7 @@ class Team:
     def __init__(self, comm: Any = None, *, timeout: float = 0.0, network: Network | None = None) -> None:
         seconds = number("timeout", timeout, 0.0)
         given = with_circumstances(comm, None, network)
+        self._failure = ""  # of a message: others may be on their way yet
         parent = _launched.parent_rank()
         # While a child imports its script again it has its name, but no parent_process() yet.
         worker = parent is not None and multiprocessing.current_process().name != "MainProcess"
@@ -239,7 +250,7 @@ class Team:
             values = None if array is None and root not in self.ranks else self._values(one, array, facts=False)
             own = None if values is None else values[root - self.rank if root in self.ranks else 0]
             of_root = _form(own) if own is not None and root in self.ranks else ""
-        form = self._core.broadcast(of_root.encode(), root).decode()
+        form = self._broadcast(of_root.encode(), root).decode()
         if own is not None and root not in self.ranks and _form(own) != form:
             error: Exception | None = ValueError(
                 f"array: {_form_text(_form(own))}; {_form_text(form)} on rank {root}, the root"
@@ -254,10 +265,10 @@ class Team:
             return np.stack([own] * self.size)
         if root in self.ranks:
             assert own is not None
-            self._core.broadcast(own.tobytes(), root)
+            self._broadcast(own.tobytes(), root)
             return own.copy()
         dtype, shape = _form_parts(form)
-        return np.frombuffer(self._core.broadcast(b"", root), dtype).reshape(shape).copy()
+        return np.frombuffer(self._broadcast(b"", root), dtype).reshape(shape).copy()
 
     def allgather(self, array: Any) -> Array:
         """The arrays of all ranks, stacked, of shape (p, ...), on every rank."""
@@ -269,19 +280,45 @@ class Team:
         out[self.rank] = values[0]
         if self.size > 1 and values[0].size:
             others = [rank for rank in range(self.size) if rank != self.rank]
-            self._core.messages(
+            self._messages(
                 [[(rank, values[0]) for rank in others]], [[(rank, out[rank : rank + 1]) for rank in others]]
             )
         return out
 
     def barrier(self) -> None:
         """Returns when all ranks have come here. Of a virtual cluster: at once."""
-        self._core.barrier()
+        with self._agreed("barrier"):
+            pass  # to agree is to have come
 
     # ---- within
 
-    def _agreed(self, call: str) -> Any:
-        return agreement.agreed(self._core, f"Team.{call}")
+    @contextlib.contextmanager
+    def _agreed(self, call: str) -> Iterator[agreement.Agreement]:
+        core = self._core
+        if self._failure:
+            raise RuntimeError(
+                f"messages of this Team have failed ({self._failure}), so that what comes next may be those of another "
+                "call; allowed: a new Team"
+            )
+        with self._watched(), agreement.agreed(core, f"Team.{call}") as one:
+            yield one
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Around what sends messages."""
+        try:
+            yield
+        except CommunicationError as error:
+            self._failure = one_line(error)
+            raise
+
+    def _messages(self, sends: Any, receives: Any) -> None:
+        with self._watched():
+            self._core.messages(sends, receives)
+
+    def _broadcast(self, data: bytes, root: int) -> bytes:
+        with self._watched():
+            return self._core.broadcast(data, root)
 
     def _values(self, one: agreement.Agreement, array: Any, facts: bool = True) -> list[Array]:
         """The contiguous array of each rank of this process; their form is among the facts that ranks compare."""
@@ -340,7 +377,7 @@ class Team:
             receives = [
                 [(source, out)] if source >= 0 else [] for out, (_, source) in zip(received, pairs, strict=True)
             ]
-            self._core.messages(sends, receives)
+            self._messages(sends, receives)
         return received
 
     def _reduced(self, values: Sequence[Array], operation: Callable[..., Any], divisor: int = 1) -> list[Array]:
@@ -357,7 +394,7 @@ class Team:
             others = [other for other in range(p) if other != rank]
             sends.append([(other, value[slices[other]]) for other in others])
             receives.append([(other, part[other]) for other in others])
-        self._core.messages(sends, receives)
+        self._messages(sends, receives)
         results = [np.empty_like(value) for value in values]
         sends, receives = [], []
         for rank, part, result in zip(self.ranks, parts, results, strict=True):
@@ -368,7 +405,7 @@ class Team:
             others = [other for other in range(p) if other != rank]
             sends.append([(other, result[slices[rank]]) for other in others])
             receives.append([(other, result[slices[other]]) for other in others])
-        self._core.messages(sends, receives)
+        self._messages(sends, receives)
         return results
 
 

@@ -143,6 +143,54 @@ def test_groups_at_once(mpirun):
     assert {line for line in lines if not line.startswith("closed")} == wanted
 
 
+FINALIZED = """
+team, made = gg.Team(), trainer(world)
+parts = gg.Exchange({"a": np.ones(3, np.float32)}, optimizer=gg.SGD(lr=0.1))
+MPI.Finalize()
+calls = [gg.Team, team.barrier, lambda: team.allreduce(np.ones(3)), lambda: parts.step({"a": np.ones(3, np.float32)})]
+calls += [lambda: made.evaluate(train), lambda: bits(made), made.weights]
+for call in calls:
+    try: call()
+    except RuntimeError as error: assert "MPI has been finalised in this process" in str(error), error
+    else: raise AssertionError("it went on")
+print("refused", flush=True)
+"""
+
+
+@pytest.mark.parametrize("order", ["ours first", "theirs first"])
+def test_after_the_user_has_finalised_mpi(mpirun, order):
+    """Open MPI would end the job."""
+    done = mpirun(2, IMPORTS[order] + COMMON + FINALIZED)
+    assert done.stdout == "refused\n" * 2 and not done.stderr, done
+
+
+# How rank 1 ends while rank 0 waits for it -> (the exit code of all, what is on the screen)
+ENDS = {
+    "sys.exit(3)": (3, "gossipgrad: rank 1 ended with exit code 3: this ends all ranks"),
+    "raise SystemExit(3)": (1, "rank 0 waits for rank 1, which has ended"),
+    "sys.exit(0)": (1, "rank 0 waits for rank 1, which has ended"),
+    "try: sys.exit(3)\n    except SystemExit: pass": (1, "rank 0 waits for rank 1, which has ended"),
+}
+
+
+@pytest.mark.parametrize(
+    ("order", "end"),
+    [
+        *(("theirs first", end) for end in ENDS),
+        ("ours first", "sys.exit(0)"),
+        ("theirs when ours has started MPI", "sys.exit(3)"),
+    ],
+)
+def test_a_rank_that_ends_does_not_leave_the_others_waiting(mpirun, order, end):
+    """mpi4py finalises MPI before the process ends."""
+    code, words = ENDS[end]
+    program = (
+        f"import sys\n{IMPORTS[order]}team = gg.Team()\nif team.rank == 1:\n    {end}\nelse:\n    team.barrier()\n"
+    )
+    done = mpirun(2, program, check=False, timeout=60)
+    assert done.returncode == code and words in done.stderr, done
+
+
 def test_without_a_launcher():
     """A notebook or a script that mpi4py starts alone: its groups have one rank, and train."""
     program = IMPORTS["theirs first"] + COMMON + "print(bits(trainer(MPI.COMM_WORLD)), bits(trainer(MPI.COMM_SELF)))"

@@ -274,6 +274,8 @@ refused(lambda: team.mix(x, 0, "spiral" if r == 1 else "ring"), "topology='spira
 refused(lambda: team.exchange(x, (r + 1) % p), "partner: rank 0 sends to rank 1, which receives from rank 2")
 different = "ranks make different calls: Team.mix on rank 0; Team.allreduce"
 refused(lambda: team.allreduce(x) if r else team.mix(x, 0), different)
+different = "ranks make different calls: Team.barrier on rank 0; Team.allreduce"
+refused(lambda: team.allreduce(x) if r else team.barrier(), different)
 different = "array: float32 of shape (5, 11); float32 of shape (11,) on rank 0, the root"
 refused(lambda: team.broadcast(x if r else x[0], 0), different)
 assert (team.allreduce(np.int64(1)) == p).all()
@@ -286,6 +288,61 @@ print("fine", r, flush=True)
 def test_under_mpi_it_is_what_a_virtual_cluster_does(mpirun):
     done = mpirun(3, UNDER_MPI)
     assert sorted(done.stdout.split()) == sorted(["fine", "0", "fine", "1", "fine", "2"])
+
+
+THREADS = """
+import threading, time
+import numpy as np
+import gossipgrad as gg
+
+gradients = {"a": np.ones(3, np.float32)}
+parts = gg.Exchange(gradients, optimizer=gg.SGD(lr=0.1))
+parts.step(gradients)
+stepped, ends, said = threading.Event(), threading.Event(), []
+
+def other():
+    parts.step(gradients)  # the main thread may hand over what it has made
+    stepped.set()
+    ends.wait()
+
+def refused(work):
+    try:
+        work()
+    except RuntimeError as error:
+        said.append(str(error))
+
+thread = threading.Thread(target=other)
+thread.start()
+stepped.wait()
+for work in (gg.Team, lambda: parts.step(gradients), lambda: parts.replicas[0].begin()):
+    refused(work)
+third = threading.Thread(target=refused, args=(gg.Team,))
+third.start()
+third.join()
+assert len(said) == 4 and all("uses MPI, which thread" in one and "allowed: calls of one" in one for one in said), said
+ends.set()
+thread.join()
+parts.step(gradients)
+assert parts.steps == 3
+
+with gg.Team(timeout=0.5) as team:
+    if team.rank == 0:  # the other rank comes late
+        for kind, text in ((gg.CommunicationError, "waited"), (RuntimeError, "messages of this Team have failed")):
+            try:
+                team.barrier()
+            except kind as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(text)
+    else:
+        time.sleep(1)
+print("fine", flush=True)
+"""
+
+
+def test_two_threads_and_a_team_that_has_failed(mpirun):
+    """MPI is FUNNELED: calls of two threads would meet those of other ranks in any order."""
+    assert mpirun(2, THREADS).stdout == "fine\n" * 2
 
 
 @pytest.mark.parametrize("kind", [_core.Team, _core.Trainer])

@@ -1,4 +1,5 @@
 /* _core.Team, and starting and ending MPI. */
+#include <string.h>
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -45,6 +46,11 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
         if (PyErr_Occurred()) return -1;
     }
     t->process = getpid();
+    if (choice == 1) status = gg_mpi_check_use();
+    if (status != GG_OK) {
+        gg_py_raise(status);
+        return -1;
+    }
     Py_BEGIN_ALLOW_THREADS;
     if (choice == 0) status = gg_team_create_single(&t->team);
     if (choice == 1) status = gg_mpi_start(launched);
@@ -130,6 +136,13 @@ static int set_no_collectives(PyObject *self, PyObject *value, void *unused) {
 
 int gg_py_team_check_collectives(const gg_py_team *team) {
     if (gg_py_team_check_process(team) < 0) return -1;
+    if (strcmp(gg_team_kind(team->team), "mpi") == 0) {
+        const gg_status status = gg_mpi_check_use();
+        if (status != GG_OK) {
+            gg_py_raise(status);
+            return -1;
+        }
+    }
     if (!team->no_collectives) return 0;
     PyErr_SetString(
         PyExc_RuntimeError,
@@ -530,6 +543,14 @@ static PyObject *mpi_abort(PyObject *module, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
+static PyObject *mpi_note_exit(PyObject *module, PyObject *argument) {
+    long code = PyLong_AsLong(argument);
+    (void)module;
+    if (code == -1 && PyErr_Occurred()) return NULL;
+    gg_mpi_note_exit((int)(code & 0xff));
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_first_to_report(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyBool_FromLong(gg_mpi_first_to_report());
@@ -588,6 +609,8 @@ static PyMethodDef functions[] = {
     {"report_stalls", (PyCFunction)(void (*)(void))report_stalls, METH_VARARGS | METH_KEYWORDS,
      "From now on waits between ranks that last so many seconds are reported; 0 or None: none is."},
     {"mpi_start", (PyCFunction)(void (*)(void))mpi_start, METH_VARARGS | METH_KEYWORDS, "Starts MPI if nobody has."},
+    {"note_exit", mpi_note_exit, METH_O,
+     "note_exit($module, code, /)\n--\n\nThis process will end with this code, also where MPI is finalised before."},
     {"abort", mpi_abort, METH_O, "abort($module, code, /)\n--\n\nEnds all ranks of the MPI world."},
     {NULL, NULL, 0, NULL}};
 

@@ -6,82 +6,135 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "comm/mpi/mpi_private.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/stall.h"
 
-/* A rank that ends waits in gg_mpi_stop for all others, because MPI_Finalize does. A rank that waits for a message from
- * it would wait without end. So a rank that has waited for about a second sends a question, which a rank that has ended
- * answers. These messages use a separate communicator. */
+/* A rank that ends waits in MPI_Finalize for all others. A rank that waits for a message from it would wait without
+ * end. So a rank that has waited for about a second sends a question, which a rank that has ended answers. These
+ * messages use communicators of their own: one of all ranks of the world where MPI was started here, else one for each
+ * group of ranks that makes a transport and is not part of an earlier one. */
 #define TAG_QUESTION 1
 #define TAG_ANSWER 2
 
 /* What this rank knows of another. */
 typedef enum knowledge { NOT_ASKED = 0, ASKED, ENDED } knowledge;
 
-static MPI_Comm questions = MPI_COMM_NULL; /* all ranks of the world */
-static unsigned char *known;               /* of each rank of the world: a `knowledge` */
-static int world_size;
+typedef struct questions {
+    struct questions *next;
+    MPI_Comm comm;
+    MPI_Request all;      /* of the barrier at which all its ranks have ended */
+    unsigned char *known; /* of each rank: a `knowledge` */
+} questions;
+
+static questions *first;
+static int exit_code; /* that the process will end with, where that is known before */
 static char empty;
 
-gg_status gg_mpi_questions_open(void) {
+void gg_mpi_note_exit(int code) { exit_code = code; }
+
+/* Whether all ranks of `comm` are ranks of `q`. The same on all of them. */
+static gg_status is_part(MPI_Comm comm, const questions *q, bool *part) {
     gg_status status = GG_OK;
-    GG_TRY_MPI(MPI_Comm_dup, MPI_COMM_WORLD, &questions);
-    GG_TRY_MPI(MPI_Comm_set_errhandler, questions, MPI_ERRORS_RETURN);
-    GG_TRY_MPI(MPI_Comm_size, questions, &world_size);
-    GG_TRY(gg_calloc((size_t)world_size, 1, "what is known of each rank", &known));
+    MPI_Group mine = MPI_GROUP_NULL, all = MPI_GROUP_NULL, both = MPI_GROUP_NULL;
+    int size = 0, common = 0;
+    GG_TRY_MPI(MPI_Comm_group, comm, &mine);
+    GG_TRY_MPI(MPI_Comm_group, q->comm, &all);
+    GG_TRY_MPI(MPI_Group_intersection, mine, all, &both);
+    GG_TRY_MPI(MPI_Group_size, mine, &size);
+    GG_TRY_MPI(MPI_Group_size, both, &common);
+    *part = size == common;
 cleanup:
+    if (mine != MPI_GROUP_NULL) (void)MPI_Group_free(&mine);
+    if (all != MPI_GROUP_NULL) (void)MPI_Group_free(&all);
+    if (both != MPI_GROUP_NULL && both != MPI_GROUP_EMPTY) (void)MPI_Group_free(&both);
+    return status;
+}
+
+gg_status gg_mpi_questions_open(MPI_Comm comm) {
+    gg_status status = GG_OK;
+    questions *made = NULL;
+    int size = 0;
+    bool part = false;
+    for (const questions *q = first; q != NULL && !part; q = q->next) GG_TRY(is_part(comm, q, &part));
+    if (part) goto cleanup;
+    GG_TRY_MPI(MPI_Comm_size, comm, &size);
+    GG_TRY(gg_calloc(1, sizeof *made, "questions", &made));
+    GG_TRY(gg_calloc((size_t)size, 1, "what is known of each rank", &made->known));
+    GG_TRY_MPI(MPI_Comm_dup, comm, &made->comm);
+    GG_TRY_MPI(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
+    made->all = MPI_REQUEST_NULL;
+    made->next = first;
+    first = made;
+    made = NULL;
+cleanup:
+    if (made != NULL) gg_free(made->known);
+    gg_free(made);
     return status;
 }
 
 /* Sends an empty message, which MPI buffers. */
-static gg_status question_send(int rank, int tag) {
+static gg_status question_send(const questions *q, int rank, int tag) {
     gg_status status = GG_OK;
     MPI_Request request = MPI_REQUEST_NULL;
-    GG_TRY_MPI(MPI_Isend, &empty, 0, MPI_BYTE, rank, tag, questions, &request);
+    GG_TRY_MPI(MPI_Isend, &empty, 0, MPI_BYTE, rank, tag, q->comm, &request);
     GG_TRY_MPI(MPI_Request_free, &request);
 cleanup:
     return status;
 }
 
 /* Receives such a message, if there is one. *rank: its sender; unchanged if there is none. */
-static gg_status question_receive(int from, int tag, int *rank) {
+static gg_status question_receive(const questions *q, int from, int tag, int *rank) {
     gg_status status = GG_OK;
     MPI_Status found;
     int flag = 0;
-    GG_TRY_MPI(MPI_Iprobe, from, tag, questions, &flag, &found);
+    GG_TRY_MPI(MPI_Iprobe, from, tag, q->comm, &flag, &found);
     if (!flag) goto cleanup;
-    GG_TRY_MPI(MPI_Recv, &empty, 0, MPI_BYTE, found.MPI_SOURCE, tag, questions, MPI_STATUS_IGNORE);
+    GG_TRY_MPI(MPI_Recv, &empty, 0, MPI_BYTE, found.MPI_SOURCE, tag, q->comm, MPI_STATUS_IGNORE);
     *rank = found.MPI_SOURCE;
 cleanup:
     return status;
 }
 
-gg_status gg_mpi_check_rank(MPI_Comm comm, int peer) {
+/* The rank in `q` of rank `peer` of `comm`; MPI_UNDEFINED: it is none. */
+static gg_status rank_in(const questions *q, MPI_Comm comm, int peer, int *rank) {
     gg_status status = GG_OK;
     MPI_Group ours = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
-    int rank = MPI_UNDEFINED, answered = -1, own = 0;
-    if (questions == MPI_COMM_NULL) goto cleanup; /* MPI was started elsewhere */
     GG_TRY_MPI(MPI_Comm_group, comm, &ours);
-    GG_TRY_MPI(MPI_Comm_group, questions, &all);
-    GG_TRY_MPI(MPI_Group_translate_ranks, ours, 1, &peer, all, &rank);
+    GG_TRY_MPI(MPI_Comm_group, q->comm, &all);
+    GG_TRY_MPI(MPI_Group_translate_ranks, ours, 1, &peer, all, rank);
+cleanup:
+    if (ours != MPI_GROUP_NULL) (void)MPI_Group_free(&ours);
+    if (all != MPI_GROUP_NULL) (void)MPI_Group_free(&all);
+    return status;
+}
+
+gg_status gg_mpi_check_rank(MPI_Comm comm, int peer) {
+    gg_status status = GG_OK;
+    int rank = MPI_UNDEFINED, answered = -1, own = 0;
+    const questions *q = first;
     GG_TRY_MPI(MPI_Comm_rank, comm, &own);
-    if (rank == MPI_UNDEFINED || peer == own) goto cleanup;
-    if (known[rank] == ENDED) {
+    if (peer == own) goto cleanup;
+    for (; q != NULL; q = q->next) {
+        GG_TRY(rank_in(q, comm, peer, &rank));
+        if (rank != MPI_UNDEFINED) break;
+    }
+    if (q == NULL) goto cleanup;
+    if (q->known[rank] == ENDED) {
         /* Its answer arrived some time ago, and all that it had sent before has arrived since. */
         status =
             gg_fail(GG_ERROR_COMM,
                     "rank %d waits for rank %d, which has ended; all ranks make the same collective calls", own, peer);
-    } else if (known[rank] == NOT_ASKED) {
-        GG_TRY(question_send(rank, TAG_QUESTION));
-        known[rank] = ASKED;
+    } else if (q->known[rank] == NOT_ASKED) {
+        GG_TRY(question_send(q, rank, TAG_QUESTION));
+        q->known[rank] = ASKED;
     } else {
-        GG_TRY(question_receive(rank, TAG_ANSWER, &answered));
-        if (answered >= 0) known[rank] = ENDED;
+        GG_TRY(question_receive(q, rank, TAG_ANSWER, &answered));
+        if (answered >= 0) q->known[rank] = ENDED;
     }
 cleanup:
-    if (ours != MPI_GROUP_NULL) (void)MPI_Group_free(&ours);
-    if (all != MPI_GROUP_NULL) (void)MPI_Group_free(&all);
     return status;
 }
 
@@ -94,20 +147,90 @@ cleanup:
     return status;
 }
 
-gg_status gg_mpi_questions_answer(void) {
+/* Answers what others ask, and tests whether all of them have ended as well. */
+static gg_status answer_all(bool *ended) {
     gg_status status = GG_OK;
-    int rank = -1;
-    if (questions == MPI_COMM_NULL) goto cleanup;
-    GG_TRY(question_receive(MPI_ANY_SOURCE, TAG_QUESTION, &rank));
-    if (rank >= 0) GG_TRY(question_send(rank, TAG_ANSWER));
+    int rank, come;
+    *ended = true;
+    for (questions *q = first; q != NULL; q = q->next) {
+        rank = -1;
+        GG_TRY(question_receive(q, MPI_ANY_SOURCE, TAG_QUESTION, &rank));
+        if (rank >= 0) GG_TRY(question_send(q, rank, TAG_ANSWER));
+        GG_TRY_MPI(MPI_Test, &q->all, &come, MPI_STATUS_IGNORE);
+        *ended = *ended && come;
+    }
 cleanup:
     return status;
 }
 
-void gg_mpi_questions_close(void) {
-    if (questions != MPI_COMM_NULL) (void)MPI_Comm_free(&questions);
-    gg_free(known);
-    known = NULL;
+static int world_rank(void) {
+    int rank = 0;
+    (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    return rank;
+}
+
+gg_status gg_mpi_wait_for_ends(double timeout) {
+    gg_status status = GG_OK;
+    bool ended = false, asked = false,
+         speaks = false; /* of the ranks of a host that have ended, one reports that it waits */
+    const double begin = gg_clock_now();
+    double next_report = timeout > 0 ? timeout : gg_stall_seconds();
+    for (questions *q = first; q != NULL; q = q->next) GG_TRY_MPI(MPI_Ibarrier, q->comm, &q->all);
+    for (int round = 0;; ++round) {
+        GG_TRY(answer_all(&ended));
+        if (ended) break;
+        const double waited = gg_clock_now() - begin;
+        if (next_report > 0 && waited >= next_report) {
+            if (!asked) speaks = gg_mpi_first_of_host("waits-at-end");
+            if (speaks)
+                fprintf(stderr,
+                        "gossipgrad: rank %d has waited for %.0f s in MPI_Finalize for other ranks; it waits on\n",
+                        world_rank(), waited);
+            asked = true;
+            next_report = gg_stall_seconds() > 0 ? waited + GG_STALL_REPEAT * gg_stall_seconds() : 0;
+        }
+        gg_mpi_pause(round);
+    }
+cleanup:
+    while (first != NULL) {
+        questions *q = first;
+        first = q->next;
+        gg_free(q->known);
+        gg_free(q);
+    }
+    return status;
+}
+
+/* Seconds that a rank which need not report waits for the reporting rank to end it. */
+#define SECONDS_TO_BE_ENDED 30.0
+
+void gg_mpi_end_all(int code) {
+    int size = 0;
+    if (MPI_Comm_size(MPI_COMM_WORLD, &size) != MPI_SUCCESS || size < 2) return;
+    if (gg_mpi_first_to_report())
+        fprintf(stderr, "gossipgrad: rank %d ended with exit code %d: this ends all ranks\n", world_rank(),
+                code & 0xff);
+    else gg_clock_sleep(SECONDS_TO_BE_ENDED);
+    gg_mpi_abort(code & 0xff);
+}
+
+/* MPI_Finalize deletes the attributes of MPI_COMM_SELF while MPI still works: called by whoever finalises it. */
+static int at_finalize(MPI_Comm comm, int key, void *value, void *extra) {
+    (void)comm, (void)key, (void)value, (void)extra;
+    if (!gg_mpi_is_here()) return MPI_SUCCESS;
+    if (exit_code != 0) gg_mpi_end_all(exit_code);
+    (void)gg_mpi_wait_for_ends(gg_mpi_stop_timeout()); /* there is no caller left to handle a failure */
+    return MPI_SUCCESS;
+}
+
+gg_status gg_mpi_hook_finalize(void) {
+    gg_status status = GG_OK;
+    int key = MPI_KEYVAL_INVALID;
+    GG_TRY_MPI(MPI_Comm_create_keyval, MPI_COMM_NULL_COPY_FN, at_finalize, &key, NULL);
+    GG_TRY_MPI(MPI_Comm_set_attr, MPI_COMM_SELF, key, NULL);
+    GG_TRY_MPI(MPI_Comm_free_keyval, &key);
+cleanup:
+    return status;
 }
 
 /* A variable of the launcher, and its value as it was when MPI started here. */

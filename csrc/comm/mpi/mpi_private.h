@@ -13,23 +13,31 @@ gg_status gg_mpi_check(int code, const char *function);
 
 /* Returns after a while, longer from round to round: between tests of what is waited for. */
 void gg_mpi_pause(int round);
-/* A process that was forked from the one that started MPI has no part in it. */
+/* A process that was forked from the one that started MPI has no part in it. Here: this is no such process; ours: and
+ * MPI was started here. */
+bool gg_mpi_is_here(void);
 bool gg_mpi_is_ours(void);
 
 /* Whether the library says that it reads and writes memory of GPUs. */
 bool gg_mpi_reads_devices(void);
 
-/* Messages by which a rank that has waited for long learns that another has ended. Open: collective over the world,
- * after MPI_Init where it was called here; without it no rank is ever found to have ended. */
-gg_status gg_mpi_questions_open(void);
+/* Messages by which a rank that has waited for long learns that another has ended. Open: for the ranks of `comm`,
+ * unless they can ask each other already. Collective. */
+gg_status gg_mpi_questions_open(MPI_Comm comm);
 /* Asks `peer`, a rank of `comm`; called about once a second while this rank waits for it. GG_ERROR_COMM: it has ended.
  * The other form: for every rank of `comm`. */
 gg_status gg_mpi_check_rank(MPI_Comm comm, int peer);
 gg_status gg_mpi_check_ranks(MPI_Comm comm);
-/* Called repeatedly by a rank that has ended. */
-gg_status gg_mpi_questions_answer(void);
-/* Collective over the world. */
-void gg_mpi_questions_close(void);
+/* From a rank that ends: answers the questions of others until all that can ask it have ended as well. After `timeout`
+ * seconds (0: those of comm/stall.h) one rank of a host reports on stderr that it waits, and continues to wait. */
+gg_status gg_mpi_wait_for_ends(double timeout);
+/* From now on MPI_Finalize, whoever calls it, waits so, or ends all ranks where this process ends with another code
+ * than 0 (gg_mpi_note_exit). */
+gg_status gg_mpi_hook_finalize(void);
+/* One rank of a host says that this one has ended with this code, then all ranks are ended. Nothing where there is one.
+ */
+void gg_mpi_end_all(int code);
+double gg_mpi_stop_timeout(void);
 
 /* Keeps the launcher's variables that gg_mpi_first_of_host needs: they may leave the environment once MPI runs. */
 void gg_mpi_keep_launcher(void);
@@ -39,10 +47,8 @@ bool gg_mpi_first_of_host(const char *what);
 
 /* Returns when all ranks of `comm` have come here. Called before MPI's own collective calls, which would wait for ever
  * and report nothing. After `timeout` seconds (0: never), or where a rank has ended, GG_ERROR_COMM that names `what`,
- * and the communicator cannot be used any more. With `ends` this rank itself has ended: it answers the questions of
- * others. After `timeout` seconds, or those of comm/stall.h, one rank of a host reports on stderr that it waits, and
- * continues to wait. halt: which listens meanwhile; NULL: none. */
-gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_halt *halt, bool ends);
+ * and the communicator cannot be used any more. halt: which listens meanwhile; NULL: none. */
+gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_halt *halt);
 /* Collective over `comm`. */
 gg_status gg_mpi_halt_create(MPI_Comm comm, gg_mpi_halt **out);
 /* After how many seconds gg_mpi_stop says that it waits for other ranks; 0: it never does. */

@@ -253,7 +253,7 @@ gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, dou
     long long own[4] = {(long long)bytes, -(long long)bytes, id, -id}, most[4] = {0};
     *out = NULL;
     if (!shared->control) goto cleanup;
-    GG_TRY(gg_mpi_meet(shared->node, timeout, "message memory", shared->halt, false));
+    GG_TRY(gg_mpi_meet(shared->node, timeout, "message memory", shared->halt));
     GG_TRY_MPI(MPI_Allreduce, own, most, 4, MPI_LONG_LONG, MPI_MAX, shared->node);
     if (most[0] != -most[1]) {
         status = gg_fail(GG_ERROR_ARGUMENT, "%s: the ranks of this node ask for %lld to %lld bytes, expected one size",

@@ -1,10 +1,12 @@
 /* Starting and ending MPI, and facts about it. */
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -34,11 +36,13 @@
 
 /* Threads may make their first trainers at the same time. */
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+static bool hooked;   /* the ends of MPI and of the process are noticed */
 static bool ours;     /* MPI was started here, and is to be finalised here */
 static pid_t process; /* the process that first called gg_mpi_start; MPI does not work in its forks */
 static double init_seconds, stop_timeout;
 
-bool gg_mpi_is_ours(void) { return ours && process == getpid(); }
+bool gg_mpi_is_here(void) { return process == getpid(); }
+bool gg_mpi_is_ours(void) { return ours && gg_mpi_is_here(); }
 
 static gg_status check_process(void) {
     if (process == 0 || process == getpid()) return GG_OK;
@@ -130,23 +134,35 @@ cleanup:
     return status;
 }
 
-/* Seconds that a rank which need not report waits for the reporting rank to end it. */
-#define SECONDS_TO_BE_ENDED 30.0
+static pid_t user; /* the thread that uses MPI */
+
+static bool thread_runs(pid_t thread) { return syscall(SYS_tgkill, getpid(), thread, 0) == 0 || errno != ESRCH; }
+
+gg_status gg_mpi_check_use(void) {
+    gg_status status = GG_OK;
+    bool initialised = false, finalised = false;
+    const pid_t self = (pid_t)syscall(SYS_gettid);
+    GG_TRY(check_process());
+    GG_TRY(mpi_alive(&initialised, &finalised));
+    if (finalised) GG_FAIL(GG_ERROR_STATE, "MPI has been finalised in this process");
+    if (user != self && user != 0 && user != getpid() && thread_runs(user))
+        GG_FAIL(GG_ERROR_STATE,
+                "thread %ld of this process uses MPI, which thread %ld cannot use before that one has ended; allowed: "
+                "calls of one thread, or comm=gossipgrad.VirtualCluster(p) in each",
+                (long)user, (long)self);
+    user = self;
+cleanup:
+    return status;
+}
 
 /* From now on the end of the process stops MPI; with an exit code other than 0 it ends all ranks. */
 #ifdef __GLIBC__
 static void end_at_exit(int code, void *unused) {
-    int rank = 0, size = 0, finalised = 0;
+    int initialised = 0, finalised = 0;
     (void)unused;
-    const bool runs = gg_mpi_is_ours() && MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised;
-    if (runs) (void)MPI_Comm_size(MPI_COMM_WORLD, &size);
-    if (code != 0 && size > 1) {
-        (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-        if (gg_mpi_first_to_report())
-            fprintf(stderr, "gossipgrad: rank %d ended with exit code %d: this ends all ranks\n", rank, code & 0xff);
-        else gg_clock_sleep(SECONDS_TO_BE_ENDED);
-        gg_mpi_abort(code & 0xff);
-    }
+    const bool runs = gg_mpi_is_here() && MPI_Initialized(&initialised) == MPI_SUCCESS && initialised &&
+                      MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised;
+    if (runs && code != 0) gg_mpi_end_all(code);
     gg_mpi_stop();
 }
 
@@ -180,7 +196,6 @@ gg_status gg_mpi_start(int launched) {
         init_seconds = gg_clock_now() - begin;
         ours = true;
         process = getpid();
-        GG_TRY(stop_at_exit());
         if (level < MPI_THREAD_FUNNELED) {
             status = gg_fail(GG_ERROR_UNSUPPORTED, "this MPI library does not allow threads (level %d, wanted %d)",
                              level, MPI_THREAD_FUNNELED);
@@ -188,6 +203,11 @@ gg_status gg_mpi_start(int launched) {
         }
     }
     process = getpid();
+    if (!hooked) {
+        hooked = true;
+        GG_TRY(gg_mpi_hook_finalize());
+        GG_TRY(stop_at_exit());
+    }
     GG_TRY_MPI(MPI_Comm_size, MPI_COMM_WORLD, &size);
     if (launched > 0 && launched != size) {
         status = gg_fail(
@@ -197,7 +217,7 @@ gg_status gg_mpi_start(int launched) {
             launched, size, launched);
         goto cleanup;
     }
-    if (!initialised) GG_TRY(gg_mpi_questions_open());
+    if (!initialised) GG_TRY(gg_mpi_questions_open(MPI_COMM_WORLD));
 cleanup:
     if (locked) pthread_mutex_unlock(&starting);
     return status;
@@ -232,14 +252,12 @@ cleanup:
 }
 
 void gg_mpi_set_stop_timeout(double seconds) { stop_timeout = seconds; }
+double gg_mpi_stop_timeout(void) { return stop_timeout; }
 
 void gg_mpi_stop(void) {
     bool initialised = false, finalised = false;
     if (!gg_mpi_is_ours()) return;
     if (mpi_alive(&initialised, &finalised) == GG_OK && initialised && !finalised) {
-        /* There is no caller left to handle a failure. Other ranks may still have work. */
-        (void)gg_mpi_meet(MPI_COMM_WORLD, stop_timeout, "MPI_Finalize", NULL, true);
-        gg_mpi_questions_close();
         (void)MPI_Finalize();
     }
     ours = false;

@@ -401,7 +401,8 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     made->comm = MPI_COMM_NULL;
     made->transport.reads_devices = gg_mpi_reads_devices();
     made->transport.may_read_devices = true;
-    GG_TRY(gg_mpi_meet(given, timeout, "making the group", NULL, false));
+    GG_TRY(gg_mpi_meet(given, timeout, "making the group", NULL));
+    GG_TRY(gg_mpi_questions_open(given));
     gg_mpi_set_stop_timeout(timeout);
     GG_TRY_MPI(MPI_Comm_dup, given, &made->comm);
     GG_TRY_MPI(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);

@@ -19,12 +19,19 @@ typedef struct gg_mpi_info {
 /* Any thread. Starts MPI if nobody has (THREAD_FUNNELED at least). Fails with a library other than the one built
  * against, and a world whose size differs from `launched` (what the launcher said; 0: not known). */
 gg_status gg_mpi_start(int launched);
+/* Whether the calling thread may use MPI now. GG_ERROR_STATE where MPI has been finalised, in a process that was forked
+ * from the one that started it, and where another thread uses it that still runs: MPI is FUNNELED, and collective calls
+ * of two threads would meet those of other ranks in any order. The main thread may make a group that another one then
+ * uses. Not for two threads at once. */
+gg_status gg_mpi_check_use(void);
 /* Fills info; works before start too (library version, built_against). */
 gg_status gg_mpi_query(gg_mpi_info *info);
 /* Finalises if started here, which waits for all ranks of the world: for ever, but after the timeout of the last
  * transport it says so on stderr. The end of the process calls it; with an exit code other than 0 that ends all ranks
  * instead. */
 void gg_mpi_stop(void);
+/* The process will end with this code, which MPI_Finalize then knows when it is called before the end. */
+void gg_mpi_note_exit(int code);
 /* Ends all ranks of the world with this exit code; returns only if MPI does not run, or belongs to the process that
  * this one was forked from. */
 void gg_mpi_abort(int code);
