@@ -780,30 +780,3 @@ def test_calls_of_all_ranks_are_made_outside_of_run(call):
     models = gg.torch.replicas(small, 2, gg.SGD(0.1))
     with pytest.raises(RuntimeError, match=r"(\(\)|\.\.\.) in the function that run calls; allowed: outside of run"):
         models.run(lambda model, _: call(model))
-
-
-def test_what_a_wrapped_model_is_not_is_said():
-    """A GradScaler and a scheduler want an optimizer; what the module alone has is at model.module."""
-    model = gg.torch.wrap(small(), gg.SGD(0.1))
-    model.module.width = 5
-    loss = F.cross_entropy(model(batch(0)[0]), batch(0)[1])
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0) if hasattr(torch.amp, "GradScaler") else None
-    if scaler is not None:
-        scaler.scale(loss).backward()
-        with pytest.raises(AttributeError, match="no optimizer of torch's, .* autocast with bfloat16.*learning_rate"):
-            scaler.step(model)
-    assert not hasattr(model, "param_groups") and not hasattr(model, "nothing")
-    with pytest.raises(AttributeError, match="no attribute 'width'; the module has: model.module.width"):
-        print(model.width)
-    assert model.module.width == 5
-
-
-def test_a_loss_through_two_models_says_what_to_do():
-    one, two = gg.torch.wrap(small(), gg.SGD(0.1)), gg.torch.wrap(nn.Linear(3, 1), gg.SGD(0.1))
-    two(torch.zeros(2, 3)).sum().backward()
-    two.step()
-    fake = one(batch(0)[0])
-    two(fake.detach()).sum().backward()
-    loss = two.module(fake).sum()
-    with pytest.raises(RuntimeError, match=r"a second gradient .* loss.backward\(inputs=list\(the_one_to_train.param"):
-        loss.backward()

@@ -8,6 +8,7 @@ import gossipgrad as gg
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_cases import batch, close, plain, small, trained, wide  # noqa: E402
 
@@ -60,3 +61,30 @@ def test_modules_that_exchange_gradients_themselves_are_refused():
         gg.torch.wrap(nn.DataParallel(small()))
     with pytest.raises(ValueError, match="^1: is a DataParallel"):
         gg.torch.wrap(nn.Sequential(nn.Linear(4, 4), nn.DataParallel(small())))
+
+
+def test_what_a_wrapped_model_is_not_is_said():
+    """A GradScaler and a scheduler want an optimizer; what the module alone has is at model.module."""
+    model = gg.torch.wrap(small(), gg.SGD(0.1))
+    model.module.width = 5
+    loss = F.cross_entropy(model(batch(0)[0]), batch(0)[1])
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0) if hasattr(torch.amp, "GradScaler") else None
+    if scaler is not None:
+        scaler.scale(loss).backward()
+        with pytest.raises(AttributeError, match="no optimizer of torch's, .* autocast with bfloat16.*learning_rate"):
+            scaler.step(model)
+    assert not hasattr(model, "param_groups") and not hasattr(model, "nothing")
+    with pytest.raises(AttributeError, match="no attribute 'width'; the module has: model.module.width"):
+        print(model.width)
+    assert model.module.width == 5
+
+
+def test_a_loss_through_two_models_says_what_to_do():
+    one, two = gg.torch.wrap(small(), gg.SGD(0.1)), gg.torch.wrap(nn.Linear(3, 1), gg.SGD(0.1))
+    two(torch.zeros(2, 3)).sum().backward()
+    two.step()
+    fake = one(batch(0)[0])
+    two(fake.detach()).sum().backward()
+    loss = two.module(fake).sum()
+    with pytest.raises(RuntimeError, match=r"a second gradient .* loss.backward\(inputs=list\(the_one_to_train.param"):
+        loss.backward()

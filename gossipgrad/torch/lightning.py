@@ -43,7 +43,7 @@ except ImportError:
         from pytorch_lightning.utilities.model_helpers import is_overridden
     except ImportError as _missing:
         raise ImportError(
-            "gossipgrad.torch.lightning wants Lightning, 2.0 or newer: pip install lightning"
+            "gossipgrad.torch.lightning wants Lightning, 2.1 or newer: pip install lightning"
         ) from _missing
 
 _stall.leave_out(os.path.dirname(_lightning_file))

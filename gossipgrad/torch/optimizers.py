@@ -69,4 +69,6 @@ def mark_states(model: Any, optimizer: Any) -> list[Any]:
         if owner is not None and "gossipgrad" in state:
             check_rank("the optimizer's state", state["gossipgrad"], owner)
 
+    if not hasattr(optimizer, "register_state_dict_post_hook"):  # an older torch
+        return []
     return [optimizer.register_state_dict_post_hook(mark), optimizer.register_load_state_dict_pre_hook(check)]
