@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gossipgrad import agreement, algorithms, arenas, clocks, fingerprint, mixing, notices, strategies
+from gossipgrad import agreement, algorithms, arenas, clocks, fingerprint, heads, mixing, notices, optim, strategies
 from gossipgrad import checkpoint_files as files
 from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.arenas import RESIDUE
-from gossipgrad.errors import CheckpointError, counted, not_finite
+from gossipgrad.errors import LARGEST, CheckpointError, choice, counted, integer, not_finite, number
 from gossipgrad.history import Record
+from gossipgrad.literals import CONV_ALGORITHMS, DTYPES
 from gossipgrad.model import Model
 from gossipgrad.replicas import CARRIED, Arrays, Replicas
 
@@ -112,6 +114,24 @@ def _classes(described: Any) -> list[str] | None:
     return described
 
 
+def _optional(check: Callable[..., Any], argument: str, described: Any, *limits: float) -> Any:
+    return None if described is None else check(argument, described, *limits)
+
+
+def _settings(described: Any) -> Record:
+    """Settings that a trainer is made of; an exception of any kind: these are none."""
+    settings = dict(described)
+    strategies.from_settings(settings)
+    optim.from_settings(settings)
+    integer("seed", settings.get("seed", 0), 0, 2**64 - 1)
+    choice("dtype", settings.get("dtype", "float32"), DTYPES)
+    choice("conv_algorithm", settings.get("conv_algorithm", "auto"), CONV_ALGORITHMS)
+    for key in ("device", "precision", "strategy", "optimizer"):
+        if not isinstance(settings.get(key, ""), str):
+            raise TypeError(f"{key}={settings[key]!r}: no text")
+    return settings
+
+
 def _algorithms(described: Any) -> list[Record] | None:
     """What can be understood; KeyError, TypeError, ValueError: this cannot."""
     if described is None:
@@ -162,27 +182,29 @@ class Saved:
     @classmethod
     def of(cls, name: str, description: dict[str, Any]) -> Saved:
         try:
+            net = Model.from_config(description["model"])
+            heads.with_losses(net.heads, *heads.losses_of(description["settings"]).values())
             return cls(
-                net=Model.from_config(description["model"]),
-                ranks=int(description["ranks"]),
-                step=int(description["step"]),
-                epoch=int(description["epoch"]),
-                fit_began=int(description.get("fit_began", 0)),
-                epochs=list(description["epochs"]),
-                settings=dict(description["settings"]),
+                net=net,
+                ranks=integer("ranks", description["ranks"], 1),
+                step=integer("step", description["step"], 0),
+                epoch=integer("epoch", description["epoch"], 0),
+                fit_began=integer("fit_began", description.get("fit_began", 0), 0),
+                epochs=[dict(one) for one in description["epochs"]],
+                settings=_settings(description["settings"]),
                 classes=_classes(description.get("classes")),
-                learning_rate=None if description.get("learning_rate") is None else float(description["learning_rate"]),
+                learning_rate=_optional(number, "learning_rate", description.get("learning_rate"), 0.0, LARGEST),
                 optimizer=str(description["settings"]["optimizer"]),
-                moments_since=int(description["moments_since"]),
-                push_sum_since=int(description.get("push_sum_since", 0)),
-                batch_size=None if description.get("batch_size") is None else int(description["batch_size"]),
+                moments_since=integer("moments_since", description["moments_since"], 0),
+                push_sum_since=integer("push_sum_since", description.get("push_sum_since", 0), 0),
+                batch_size=_optional(integer, "batch_size", description.get("batch_size"), 1),
                 batch_changes=[dict(one) for one in description.get("batch_size_changes", ())],
                 position=_position(description.get("position")),
                 algorithms=_algorithms(description.get("algorithms")),
                 times=clocks.checked(description.get("clocks"), int(description["ranks"])),
                 apoptosis=_read_apoptosis(description.get("apoptosis")),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # a forged one may lead anywhere
             raise CheckpointError(f"{name}: its description cannot be understood ({error!r})") from error
 
     @property
@@ -274,7 +296,10 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     # first step nothing has been chosen.
     alike = _computing(saved.settings, here) == _computing(here, here)
     if alike and saved.algorithms is not None and (saved.algorithms or saved.step > 0):
-        replicas.set_algorithms(saved.algorithms, saved=True)
+        try:
+            replicas.set_algorithms(saved.algorithms, saved=True)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise CheckpointError(f"resume: {name}: its algorithms cannot be understood ({error!r})") from error
     replicas.epoch, replicas.fit_began = saved.epoch, saved.fit_began
     replicas.history.epochs = saved.epochs
     if replicas.class_names is None:

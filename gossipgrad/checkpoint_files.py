@@ -31,7 +31,7 @@ from gossipgrad.files import locked_folder, sync_folder
 FORMAT = "gossipgrad-checkpoint-2"
 Arrays = dict[str, NDArray[np.float32]]
 
-_STATE = re.compile(r"step-\d{8,}-[0-9a-f]{8}")
+_STATE = re.compile(r"step-[0-9]{8,}-[0-9a-f]{8}")
 
 
 def state_root(path: str) -> str:
@@ -160,8 +160,13 @@ def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
         )
     safetensors.header_digest(path, metadata)
     try:
-        description = dict(json.loads(metadata["gossipgrad"]))
-        return arrays, description | {"state": str(metadata["state"])}
+        description, state = dict(json.loads(metadata["gossipgrad"])), metadata["state"]
+        if not _STATE.fullmatch(state):  # it becomes a path
+            raise ValueError(f"state {state!r}: allowed: {state_name(0, bytes(4))!r} and the like")
+        digests = description["rank_files"]
+        if not isinstance(digests, list) or len(digests) != description["ranks"]:
+            raise ValueError("rank_files: wanted a checksum for each rank")
+        return arrays, description | {"state": state}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its description cannot be read ({error})") from error
 

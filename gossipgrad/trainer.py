@@ -710,6 +710,7 @@ class Trainer(Replicas):
         """
         try:
             _, description = checkpoint_files.read(path)
+            checkpoint.Saved.of(os.fspath(path), description)
             try:
                 settings = description["settings"]
                 net = Model.from_config(description["model"])
@@ -727,7 +728,7 @@ class Trainer(Replicas):
                 how["compression"] = compression.from_settings(settings.get("compression"))
                 how["apoptosis"] = apoptosis_from(settings.get("apoptosis")) if apoptosis is None else apoptosis
                 how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics
-            except (KeyError, TypeError, ValueError) as error:
+            except Exception as error:  # a forged one may lead anywhere
                 raise CheckpointError(f"{os.fspath(path)}: its description cannot be understood ({error!r})") from error
         except (OSError, CheckpointError) as error:
             cluster.refuse(comm, "Trainer", error)
