@@ -91,7 +91,10 @@ class Layer:
             if not isinstance(name, str):
                 raise TypeError(f"name={name!r}: allowed: a string, or None")
             if not name or len(name.encode()) > NAME_LENGTH or not name.isprintable() or "/" in name:
-                raise ValueError(f"name={name!r}: allowed: 1 to {NAME_LENGTH} printable characters without '/'")
+                size = f"; it has {len(name.encode())} bytes" if len(name.encode()) > NAME_LENGTH else ""
+                raise ValueError(
+                    f"name={name!r}: allowed: printable characters without '/', 1 to {NAME_LENGTH} bytes of UTF-8{size}"
+                )
         self.name = name
         self._used = False
 

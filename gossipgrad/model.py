@@ -451,7 +451,14 @@ class Model:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Model:
-        """The network that config() described."""
+        """The network that config() described. ValueError, TypeError: no description of one."""
+        try:
+            return cls._of_config(config)
+        except (KeyError, IndexError, AttributeError, RecursionError) as error:
+            raise ValueError(f"config: no description of a network, as config() gives one ({error!r})") from error
+
+    @classmethod
+    def _of_config(cls, config: Mapping[str, Any]) -> Model:
         nodes: list[Node] = []
         for entry in config["layers"]:
             if entry["layer"] == "Input":

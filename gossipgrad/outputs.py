@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -95,6 +96,13 @@ def _current_folder() -> str:
 
 def _check_path(output: Output) -> None:
     path = check_path(output.argument, output.path)
+    for one, what in output.files():
+        try:
+            os.lstat(one)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                words = f" for {what}" if what else ""
+                raise ValueError(f"{output}: the name is too long{words}: {error.strerror}") from None
     if path.endswith(os.sep) or os.path.isdir(path):
         raise ValueError(f"{output}: is a folder; allowed: a file")
     if os.path.exists(path):

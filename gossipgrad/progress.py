@@ -148,6 +148,8 @@ class ProgressBar(Callback):
     """
 
     def __init__(self, file: IO[str] | None = None) -> None:
+        if file is not None and not callable(getattr(file, "write", None)):
+            raise TypeError(f"file={file!r}: allowed: an open file of text, or None")
         self._file = file
         self._shown = False
         self._line_due = 0.0

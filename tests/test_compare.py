@@ -290,6 +290,60 @@ def test_a_damaged_result_is_named_and_trained_again(tmp_path):
         assert any(str(path) in str(one.message) and "trained again" in str(one.message) for one in warned)
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("points",), 3),
+        (("points",), []),
+        (("points", 0), None),
+        (("points", 0, "steps"), "1"),
+        (("points", 0, "accuracy"), []),
+        (("ranks",), None),
+        (("report",), "x"),
+        (("failure",), {}),
+        (("strategy",), 7),
+    ],
+)
+def test_what_is_no_result_is_trained_again(tmp_path, place, value):
+    """A result that lacks something ended the comparison after all others had been trained."""
+    from gossipgrad.compare import processes
+
+    keys = [key for key in processes.POINT]
+    result = {"strategy": "x", "ranks": 2, "batch_size": 8, "lr": 0.1, "seconds": 1.0, "report": {}}
+    result["points"] = [dict.fromkeys(keys, 1.0)]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(result))
+    assert processes._finished(str(path)) == result
+    of = result
+    for key in place[:-1]:
+        of = of[key]
+    of[place[-1]] = value
+    path.write_text(json.dumps(result))
+    with pytest.warns(UserWarning, match="r.json: damaged, its configuration is trained again"):
+        assert processes._finished(str(path)) is None
+
+
+def test_files_that_are_no_results(tmp_path):
+    from gossipgrad.compare import processes
+
+    (tmp_path / "deep").write_text("[" * 100_000)
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for path in tmp_path.iterdir():
+        with pytest.warns(UserWarning, match="damaged, its configuration is trained again"):
+            assert processes._finished(str(path)) is None
+    assert processes._finished(str(tmp_path / "none")) is None
+
+
+def test_a_long_label_has_a_file_of_its_own():
+    from gossipgrad.compare import report
+
+    labels = ["allreduce:lr=0.1", "x" * 300 + "a", "x" * 300 + "b", "é" * 200]
+    names = [report._file_name(label) for label in labels]
+    assert len(set(names)) == 4 and max(map(len, names)) <= 200 and names[0] == "allreduce_lr_0.1"
+
+
 # ---- pictures
 
 

@@ -653,3 +653,17 @@ def test_masked_elements_are_refused_where_arrays_are_given():
         with pytest.raises(ValueError, match=f"{re.escape(argument)}: a masked array, of whose"):
             use()
     assert gg.Dataset(np.ma.masked_array(x), y).samples is not None  # nothing is masked
+
+
+def test_tokens_beyond_int32_are_named():
+    """They are float32 in a set of samples; the message says which they are."""
+    net = gg.models.char_gpt(vocabulary=4, sequence=2, width=8, heads=2, layers=1)
+    x = np.array([[0, 2**32], [1, 2]])
+    with gg.Trainer(net) as trainer, pytest.raises(ValueError, match="tokens from 0 to 4294967296; allowed: .*int32"):
+        trainer.fit(x, np.zeros((2, 2), int), batch_size=1, progress=False)
+
+
+@pytest.mark.parametrize("argument", ["classes", "train", "test"])
+def test_a_drawn_set_of_nothing(argument):
+    with pytest.raises(ValueError, match=f"{argument}=0: allowed: an integer of at least 1"):
+        gg.data.synthetic((3,), **{argument: 0})

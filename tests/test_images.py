@@ -419,6 +419,12 @@ def test_bad_arguments(folder, how, error, words):
         gg.data.image_folder(folder, **{"size": 24, **how})
 
 
+@pytest.mark.parametrize("classes", [0, "cat", [], ["cat", "cat"]])
+def test_classes_that_are_no_list_of_names(folder, classes):
+    with pytest.raises((TypeError, ValueError), match="classes.*allowed: "):
+        gg.data.image_folder(folder, classes=classes)
+
+
 def test_without_pillow_the_command_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"pip install 'gossipgrad\[images\]'"):

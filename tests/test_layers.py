@@ -303,3 +303,21 @@ def test_an_input_with_its_channels_last_is_warned_of(shape, said, recwarn):
         assert "channels come first" in text and f"input={(shape[2], *shape[:2])}" in text
         assert "x.transpose(0, 3, 1, 2)" in text
     assert all(one.filename == __file__ for one in recwarn)
+
+
+@pytest.mark.parametrize("config", [{}, {"layers": [{}]}, {"layers": [{"layer": "Linear"}]}, {"layers": 3}, 3])
+def test_what_describes_no_network(config):
+    with pytest.raises((ValueError, TypeError), match="config|int"):
+        gg.Model.from_config(config)
+
+
+def test_a_names_length_is_counted_in_bytes():
+    assert gg.Linear(3, name="é" * 31 + "x").name == "é" * 31 + "x"
+    with pytest.raises(ValueError, match="1 to 63 bytes of UTF-8; it has 64 bytes"):
+        gg.Linear(3, name="é" * 32)
+
+
+@pytest.mark.parametrize("file", [3, "log.txt"])
+def test_a_bar_wants_a_file_that_is_open(file):
+    with pytest.raises(TypeError, match=f"file={file!r}: allowed: an open file"):
+        gg.ProgressBar(file=file)

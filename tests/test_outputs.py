@@ -42,6 +42,28 @@ def test_no_output_overwrites_another(one, other, what, tmp_path):
     outputs.check([Output("report", tmp_path / "y"), pair[1]])  # and others do not
 
 
+@pytest.mark.parametrize(
+    ("name", "checkpoint", "words"),
+    [
+        ("x" * 255, False, None),
+        ("é" * 127 + "x", False, None),
+        ("x" * 256, False, "too long: File name too long"),
+        ("é" * 128, False, "too long: File name too long"),
+        ("x" * 244, True, None),
+        ("x" * 245, True, "too long for its folder of the ranks' state"),  # that of ".best.state"
+        ("x" * 252, True, "too long for its best epoch's file"),
+    ],
+    ids=range(7),
+)
+def test_a_name_that_is_too_long_is_an_error_before_training(name, checkpoint, words, tmp_path):
+    output = Output("report", tmp_path / name, checkpoint)
+    if words is None:
+        outputs.check([output])
+        return
+    with pytest.raises(ValueError, match=f"^report='.*': the name is {words}"):
+        outputs.check([output])
+
+
 def test_an_input_is_not_overwritten(tmp_path):
     path = tmp_path / "c"
     outputs.check([Output("checkpoint", path, checkpoint=True)], {"resume": path})

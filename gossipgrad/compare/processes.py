@@ -18,12 +18,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from gossipgrad import environment, models
+from gossipgrad import environment, files, models
 from gossipgrad.cluster import VirtualCluster
 from gossipgrad.compare.plan import Comparison, Entry, Record
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import counted, integer, one_line
-from gossipgrad.files import write_atomically
 from gossipgrad.progress import Bar
 from gossipgrad.trainer import Trainer
 
@@ -112,7 +111,7 @@ def worker() -> None:
         result = train(comparison, entry, p)
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {one_line(error)}")
-    write_atomically(path, json.dumps(result).encode())
+    files.write_atomically(path, json.dumps(result).encode())
 
 
 def worker_command() -> list[str]:
@@ -173,16 +172,34 @@ def _name(comparison: Comparison, entry: Entry, p: int) -> str:
     return f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
+def _numbers(record: Any, keys: Iterable[str]) -> bool:
+    """Does a record have these keys, each with a number?"""
+    return isinstance(record, dict) and all(type(record.get(key)) in (int, float) for key in keys)
+
+
+def _is_result(result: Any) -> bool:
+    """Is it in the form that train gives?"""
+    if not _numbers(result, ("ranks", "batch_size", "lr", "seconds")) or not isinstance(result.get("points"), list):
+        return False
+    needed = [key for key in POINT if key != "accuracy"]
+    return (
+        isinstance(result.get("strategy"), str)
+        and isinstance(result.get("failure", ""), str)
+        and isinstance(result.get("report", {}), dict)
+        and all(_numbers(one, needed) and _numbers({"accuracy": 0} | one, ["accuracy"]) for one in result["points"])
+        and (bool(result["points"]) or bool(result.get("failure")))
+    )
+
+
 def _finished(path: str) -> Record | None:
     """The result in this file; None where there is none, and, with a warning, where it is damaged."""
     try:
-        with open(path, encoding="utf-8") as file:
-            result = json.load(file)
-        if not isinstance(result, dict) or not {"strategy", "ranks", "lr", "seconds", "points"} <= set(result):
+        result: Record = json.loads(files.content(path))
+        if not _is_result(result):
             raise ValueError("no result of a configuration")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         warnings.warn(f"{path}: damaged, its configuration is trained again ({one_line(error)})", stacklevel=3)
         return None
     return result

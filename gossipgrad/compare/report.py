@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import os
 import warnings
@@ -120,11 +121,16 @@ def write(comparison: Comparison, results: Sequence[Mapping[str, Any]], folder: 
     write_atomically(os.path.join(folder, "points.csv"), _csv(("strategy", "ranks", *POINT), points))
     for one in results:
         if "report" in one:
-            name = "".join(c if c.isalnum() or c in "-_." else "_" for c in one["strategy"])
-            path = os.path.join(folder, "reports", f"{name}-p{one['ranks']}.json")
+            path = os.path.join(folder, "reports", f"{_file_name(one['strategy'])}-p{one['ranks']}.json")
             write_atomically(path, json_text(one["report"], indent=1).encode() + b"\n")
     _draw(runs, target, folder)
     return rows
+
+
+def _file_name(label: str) -> str:
+    """Of a configuration; a long one ends in a checksum, as a file's name has 255 bytes at most."""
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in label)
+    return name if len(name) <= 200 else f"{name[:180]}-{hashlib.sha256(label.encode()).hexdigest()[:16]}"
 
 
 def _draw(runs: Sequence[Record], target: float | None, folder: str) -> None:

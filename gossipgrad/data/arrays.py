@@ -414,6 +414,11 @@ class Dataset:
                 f"{what}: samples of shape {shape}, but the network's input is {tuple(wanted.shape)}"
                 f"{shape_hint(shape, wanted.shape)}"
             )
+        if tokens and place == 0 and self._exact is not None and self._exact.dtype.kind in "iu":
+            raise ValueError(
+                f"{what}: tokens from {self._exact.min()} to {self._exact.max()}; allowed: those of the network, which "
+                "are int32"
+            )
         if tokens and dtype.kind == "f":
             raise TypeError(f"{what}: samples of {dtype}; allowed here: integers, the network's tokens")
         values = 0 if self.source is None or not tokens else self.source.values

@@ -39,9 +39,9 @@ def samples_array(samples: Any, what: str = "samples", integers: bool = False) -
 
 
 def unrounded(given: Any, stored: NDArray[Any]) -> NDArray[Any] | None:
-    """`given` as an array, where samples_array has rounded it to the float32 of `stored`; None: it has not."""
+    """`given` as an array, where samples_array has made it the float32 of `stored`; None: that is the same."""
     array = plain_array("samples", given)
-    if stored.dtype != np.float32 or array.dtype == np.float32 or np.array_equal(array, stored):
+    if stored.dtype != np.float32 or (array.dtype.kind == "f" and np.array_equal(array, stored)):
         return None
     return array
 

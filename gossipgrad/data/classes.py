@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad.errors import integer, number, plain_array
+from gossipgrad.errors import integer, listed, number, plain_array
 
 
 def sizes_of(parts: Any, count: int) -> list[int]:
@@ -53,6 +53,18 @@ def stratified(targets: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[np.i
         chosen.append(left[mine])
         left = left[~mine]
     return [*chosen, left]
+
+
+def names_of(classes: Any) -> list[str] | None:
+    """The argument classes=: names, or None."""
+    if classes is None:
+        return None
+    if isinstance(classes, (str, bytes, Mapping)) or not isinstance(classes, Iterable):
+        raise TypeError(f"classes={classes!r}: allowed: a list of names, or None")
+    names = [str(one) for one in classes]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"classes: {listed(map(repr, names)) or 'none'}; allowed: at least one name, each once")
+    return names
 
 
 def differ(here: Sequence[str] | None, there: Sequence[str] | None) -> str | None:

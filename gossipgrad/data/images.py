@@ -33,6 +33,7 @@ from gossipgrad._launched import launcher_world_size
 from gossipgrad.data import cache as cache_files
 from gossipgrad.data import draws
 from gossipgrad.data.arrays import Dataset
+from gossipgrad.data.classes import names_of
 from gossipgrad.data.image_cache import FORMAT, Decoded, Pixels, decoded
 from gossipgrad.data.source import Source
 from gossipgrad.errors import DataError, counted, flag, integer, listed, number, one_line, pair, warn
@@ -373,7 +374,7 @@ class ImageFolder(Source):
         self._set_colours(mean, deviation, channels)
         self.progress = flag("progress", progress)
         root = unpacked(folder, self.progress).absolute()  # it is read later, whatever folder is current then
-        self.listing = list_images(root, classes, self.progress)
+        self.listing = list_images(root, names_of(classes), self.progress)
         self.classes = self.listing.classes
         self.targets = self.listing.targets
         self.name = name or root.name

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad.data.arrays import Dataset
+from gossipgrad.errors import integer
 
 
 def synthetic(
@@ -24,6 +25,8 @@ def synthetic(
 
     classes=1 gives two patterns with targets 0.0 and 1.0 for a binary loss.
     """
+    for argument, value in (("classes", classes), ("train", train), ("test", test)):
+        integer(argument, value, 1)
     generator = np.random.default_rng(seed)
     kinds = 2 if classes == 1 else classes
     patterns = generator.standard_normal((kinds, *shape), np.float32)

@@ -12,7 +12,7 @@ import os
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from gossipgrad import files
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.checks import PIECE, check_finite
-from gossipgrad.data.classes import check_alike
+from gossipgrad.data.classes import check_alike, names_of
 from gossipgrad.errors import LARGEST, DataError, counted, did_you_mean, flag, listed, number, warn
 
 Path_ = str | os.PathLike[str]
@@ -498,7 +498,7 @@ def csv(
     trained on. DataError: damaged files, columns that are not there, rows as above. Shows a progress bar if `progress`.
     """
     how = (delimiter, header, flag("strict", strict))
-    first = _read(path, label, features, *how, _checked_classes(classes), progress)
+    first = _read(path, label, features, *how, names_of(classes), progress)
     train = first.dataset(name or _stem(path))
     if test is None:
         return _standardize_as(standardize, train, ())[0]
@@ -512,17 +512,6 @@ def csv(
         return _standardize_as(standardize, train, (second.dataset(name or _stem(test)),))
     rest, part = train.split(1.0 - number("test", test, above=0.0, below=1.0), seed=seed)
     return _standardize_as(standardize, rest, (part,))
-
-
-def _checked_classes(classes: Any) -> list[str] | None:
-    if classes is None:
-        return None
-    if isinstance(classes, (str, bytes, Mapping)) or not isinstance(classes, Iterable):
-        raise TypeError(f"classes={classes!r}: allowed: a list of names, or None")
-    names = [str(one) for one in classes]
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"classes: {listed(map(repr, names)) or 'none'}; allowed: at least one name, each once")
-    return names
 
 
 def _stem(path: Any) -> str:
