@@ -28,7 +28,8 @@ done
 
 qemu=$(command -v qemu-x86_64 || true)
 if [ -z "$qemu" ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
-    (apt-get update && apt-get install -y --no-install-recommends qemu-user) >"$scratch/apt" 2>&1 || tail -n 3 "$scratch/apt"
+    { apt-get update && apt-get install -y --no-install-recommends qemu-user; } >"$scratch/apt" 2>&1 ||
+        tail -n 3 "$scratch/apt"
     qemu=$(command -v qemu-x86_64 || true)
 fi
 if [ -z "$qemu" ] || [ "$(uname -m)" != x86_64 ]; then
@@ -66,7 +67,8 @@ assert gg._core.info()["isa"] == sys.argv[1], gg._core.info()
 rng = np.random.default_rng(1)
 x = rng.normal(size=(256, 1, 10, 10)).astype(np.float32)
 y = (x[:, 0, :5].sum((1, 2)) > x[:, 0, 5:].sum((1, 2))).astype(np.int64)
-net = gg.Sequential([gg.Conv2d(20, 5), gg.MaxPool2d(2), gg.Flatten(), gg.Linear(50), gg.ReLU(), gg.Linear(2)], input=(1, 10, 10))
+layers = [gg.Conv2d(20, 5), gg.MaxPool2d(2), gg.Flatten(), gg.Linear(50), gg.ReLU(), gg.Linear(2)]
+net = gg.Sequential(layers, input=(1, 10, 10))
 trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.02, momentum=0.9), comm=gg.VirtualCluster(2), seed=1)
 before = trainer.evaluate((x, y))["loss"]
 trainer.fit(x, y, epochs=6, batch_size=16)

@@ -163,6 +163,7 @@ def test_the_core_checks_too():
             _core.Trainer(small_net().graph, _core.Team("single"), loss="cross_entropy", optimizer=options, strategy={})
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("exchange", ["weights+momentum", "weights"])
 def test_lenet_learns_with_the_default_eps(exchange):
     """Weights that one rank has not seen a gradient for yet must not fly off when another's moment is mixed in."""

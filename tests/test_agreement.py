@@ -474,6 +474,7 @@ trainer.fit(data, batch_size=10, progress=False)
     assert "0|rank 1: gone|" in out and "1|gone|" in out
 
 
+@pytest.mark.full
 def test_an_error_does_not_wait_for_ever_for_ranks_that_wait_elsewhere(mpirun):
     """Said after the usual time; after six times as long it ends the job, as an error does that nobody catches."""
     text = (
@@ -574,6 +575,7 @@ while late and not list(pathlib.Path(os.environ["PMIX_SERVER_TMPDIR"]).glob("*wa
 )
 
 
+@pytest.mark.full
 def test_waits_that_last_are_said(mpirun):
     """In MPI's start and end, between calls, in a step. Each goes on when rank 1, which all wait for, comes."""
     done = mpirun(4, STALLS, env={"GOSSIPGRAD_STALL_SECONDS": "0.7"})
@@ -610,6 +612,7 @@ def test_one_rank_of_a_host_speaks_for_all(others, tmp_path, monkeypatch, capsys
     assert (said == "") if others else ("rank 0 has waited for" in said and "rank 1 does not wait so long" in said)
 
 
+@pytest.mark.full
 def test_nothing_is_said_of_short_or_simulated_waits(mpirun):
     text = (
         HEAD
@@ -625,6 +628,7 @@ trainer.fit(data, batch_size=10, progress=False)
     assert "waited" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_rank_that_is_elsewhere_is_an_error_at_last(mpirun):
     """One rank in a call that the other never makes: said, and ended only because timeout= is given."""
     text = (

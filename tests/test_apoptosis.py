@@ -101,6 +101,7 @@ def test_how_many_units_stay():
             apoptosis._read_least(text)
 
 
+@pytest.mark.core(99)
 @pytest.mark.parametrize(
     ("given", "kind", "words"),
     [

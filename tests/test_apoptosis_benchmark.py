@@ -16,6 +16,8 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 import apoptosis  # noqa: E402
 
+pytestmark = pytest.mark.full
+
 SIZES = {
     "mnist_mlp": {"fc1": 9, "fc2": 20, "fc3": 10},
     "lenet": {"conv1": 7, "conv2": 9, "fc1": 33},

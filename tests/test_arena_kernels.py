@@ -28,6 +28,7 @@ def test_bfloat16_of_the_reference():
     assert bfloat16(np.float32(given)).tolist() == wanted
 
 
+@pytest.mark.core(24)
 @isas
 @pytest.mark.parametrize("narrow", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("received", [0, 1, 2, 7])

@@ -475,6 +475,7 @@ def under(ranks, folder):
     return found
 
 
+@pytest.mark.full
 def test_mpi_gives_the_bits_of_the_virtual_cluster(mpirun, tmp_path):
     (tmp_path / "mpi").mkdir(), (tmp_path / "virtual").mkdir()
     script = (

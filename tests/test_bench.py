@@ -23,6 +23,7 @@ assert cli.main(words.split()) == 0
 """
 
 
+@pytest.mark.full
 def test_every_strategy_under_mpi(mpirun):
     done = mpirun(2, ALL)
     *records, last = [json.loads(line) for line in done.stdout.splitlines()]
@@ -55,6 +56,7 @@ for words in (late, slow, f"{late} {slow}"): assert cli.main([*bench.split(), *w
 """
 
 
+@pytest.mark.full
 def test_a_slow_network_on_one_machine(mpirun):
     """No step is shorter than its delay, or than a reduce-scatter and an all-gather over these links."""
     late, slow, both = (json.loads(line) for line in mpirun(2, CIRCUMSTANCES).stdout.splitlines())
@@ -107,6 +109,7 @@ def test_packing_is_timed_beside_a_copy(mode):
     assert all(0 < one["sent"] < 0.5 and one["share"] > 0 and one["pieces_share"] > 0 for one in found)
 
 
+@pytest.mark.full
 def test_the_benchmarks_of_this_page_run(mpirun):
     """What the trace costs, and what a rank takes that waits: that they run and say so, not how much."""
     words = ["benchmarks/trace_overhead.py", "--model", "mlp", "--steps", "2", "--blocks", "3"]

@@ -28,6 +28,7 @@ def fit(name, comm=None, epochs=2):
     return history
 
 
+@pytest.mark.core(40)
 @pytest.mark.parametrize("name", NAMES)
 def test_in_the_virtual_cluster(name, monkeypatch):
     monkeypatch.setenv("GOSSIPGRAD_CHECK_BUFFERS", "1")
@@ -38,6 +39,7 @@ def test_in_the_virtual_cluster(name, monkeypatch):
     assert checked["virtual_seconds"] == plain["virtual_seconds"]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_under_mpi(shared, mpirun):
     text = test_mpi.IMPORT + "import test_buffers\nfor name in test_buffers.NAMES: test_buffers.fit(name, epochs=1)\n"

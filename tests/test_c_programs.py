@@ -6,14 +6,31 @@ import cbuild
 import pytest
 from conftest import run_group
 
+LONG = ("test_gemm", "test_paired", "test_plan", "test_split")
 
-@pytest.mark.parametrize("source", cbuild.SOURCES, ids=lambda p: p.stem)
+
+def programs() -> list:
+    """Those that take long, last: they are of the full suite."""
+    long = [pytest.param(p, marks=pytest.mark.full) for p in cbuild.SOURCES if p.stem in LONG]
+    return [*(p for p in cbuild.SOURCES if p.stem not in LONG), *long]
+
+
+def check(command, folder):
+    done = run_group([str(word) for word in command], cwd=folder, env=dict(os.environ))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.core(len(cbuild.SOURCES))
+@pytest.mark.parametrize("source", programs(), ids=lambda p: p.stem)
 def test_program(source, objects, tmp_path, mpiexec):
     program = cbuild.build(objects, source, tmp_path)
     ranks = cbuild.ranks(source)
-    command = [mpiexec, "-n", str(ranks), "--bind-to", "none", str(program)] if ranks else [str(program)]
-    done = run_group(command, cwd=tmp_path, env=dict(os.environ))
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    check([mpiexec, "-n", ranks, "--bind-to", "none", program] if ranks else [program], tmp_path)
+
+
+def test_products_of_small_matrices(objects, tmp_path):
+    [source] = [p for p in cbuild.SOURCES if p.stem == "test_gemm"]
+    check([cbuild.build(objects, source, tmp_path), 100000], tmp_path)
 
 
 def test_there_are_programs():

@@ -63,6 +63,7 @@ def steps(name, comm=None, count=5):
     return [found, losses, state]
 
 
+@pytest.mark.full
 def test_mpi_gives_the_bits_of_the_virtual_cluster(mpirun):
     script = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\n"
@@ -158,6 +159,7 @@ def test_tokens_are_checked():
             trainer.train_step(wrong, y)
 
 
+@pytest.mark.full
 def test_a_warm_epoch_allocates_nothing_and_nothing_is_left():
     gc.collect()
     before = _core.memory()[0]

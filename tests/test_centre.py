@@ -325,6 +325,7 @@ IMPORT = (
 )
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_nothing_is_lost_under_mpi(shared, mpirun):
     """Ranks of different speed; trainers that follow each other on one group."""

@@ -276,6 +276,7 @@ def test_no_rank_can_choose_for_others_that_send_at_another_time(strategy):
         trainer_of(3, strategy, gg.AdaComp(selection="cyclic", **SMALL))
 
 
+@pytest.mark.full
 def test_under_mpi(mpirun):
     """All ranks at once, and one worker with its server, have the bits of a virtual cluster; else nothing is lost."""
     program = f"""import sys; sys.path[:0] = [{str(ROOT / "tests")!r}]

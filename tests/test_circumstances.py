@@ -131,6 +131,7 @@ if gg.Trainer(t.one_layer()).rank == 0: print(json.dumps(found))
 """
 
 
+@pytest.mark.full
 def test_slow_under_mpi(mpirun):
     """Real time is spent, and not a bit changes."""
     plain, late, slow = json.loads(mpirun(3, UNDER_MPI).stdout.strip().splitlines()[-1])

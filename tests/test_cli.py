@@ -349,6 +349,7 @@ def test_weights_begin_a_training_on_any_number_of_ranks(capsys, tmp_path):
         assert found == code and text in err and len(err.splitlines()) == 1, err
 
 
+@pytest.mark.core(99)
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
@@ -685,6 +686,7 @@ trainer.fit(train, epochs=1000, batch_size=8, callbacks=[Bad()], progress=False)
 """
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("ranks", [[0], [2], [0, 1, 2]])
 def test_an_exception_on_one_rank_ends_all(ranks, mpirun):
     done = mpirun(3, FAILING.replace("{ranks}", str(ranks)), check=False)

@@ -62,6 +62,7 @@ def answers(done):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_the_same_to_rounding(p, mpirun):
     text = HEAD + (
@@ -170,6 +171,7 @@ def test_the_command_line():
 # ---- what goes wrong
 
 
+@pytest.mark.full
 def test_a_rank_that_does_not_come(mpirun):
     """All others say for which sum they waited, in which step, and end."""
     text = HEAD + (
@@ -195,6 +197,7 @@ def test_a_rank_that_does_not_come(mpirun):
         assert re.search(waited, done.stderr) and "CommunicationError" in done.stderr, done.stderr
 
 
+@pytest.mark.full
 def test_an_exception_on_one_rank_ends_all(mpirun):
     text = HEAD + (
         "import numpy as np\n"

@@ -180,6 +180,7 @@ def test_two_comparisons_in_one_folder(tmp_path, capsys):
     assert (tmp_path / "finished").is_dir()  # the other one's
 
 
+@pytest.mark.full
 def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):
     """By --resume, and nothing else is."""
     words = "compare --strategies no-exchange --virtual-ranks 1,2 --model mlp --dataset synthetic --jobs 1 --lr 0.03"
@@ -204,6 +205,7 @@ def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):
     assert [one["ranks"] for one in rows if one["failure"] is None] == [1, 2]
 
 
+@pytest.mark.full
 def test_a_table_is_compared_on(tmp_path, capsys):
     """By the options of the data set, which are part of what --resume compares and of compare.json."""
     table = tmp_path / "t.csv"
@@ -220,6 +222,7 @@ def test_a_table_is_compared_on(tmp_path, capsys):
     assert "--sequence 3: --dataset csv does not have it" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_best_rate_is_kept(tmp_path):
     """One of them ends in NaN."""
     comparison = compare.Comparison(
@@ -265,6 +268,7 @@ def test_the_default_cluster_and_rates(tmp_path):
     assert list(adam.values()) == [[0.000333, 0.001]]
 
 
+@pytest.mark.full
 def test_the_sum_of_sixteen_ranks_updates_does_not_diverge():
     """The rate that suits one rank does, where a server adds up what all ranks send."""
     plan = compare.Comparison(
@@ -276,6 +280,7 @@ def test_the_sum_of_sixteen_ranks_updates_does_not_diverge():
     assert found[2]["failure"].startswith("diverged after ") and len(found[2]["points"]) < 2
 
 
+@pytest.mark.full
 def test_a_damaged_result_is_named_and_trained_again(tmp_path):
     plan = compare.Comparison(entries=compare.entries("allreduce,no-exchange"), ranks=(1,), **FEW)
     whole = compare.run(plan, tmp_path, jobs=2)

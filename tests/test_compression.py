@@ -24,6 +24,7 @@ CYCLIC = {"selection": "cyclic", "mode": "exact"}
 # ---------------------------------------------------------------------------------------------- options
 
 
+@pytest.mark.core(99)
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [

@@ -7,6 +7,8 @@ import sys
 import pytest
 from conftest import ROOT
 
+pytestmark = pytest.mark.full
+
 
 def run(*words):
     command = [sys.executable, "benchmarks/compression.py", *words]

@@ -680,6 +680,7 @@ def test_each_wrong_code_of_a_long_message_is_found(mode, values, width):
     assert refused > size
 
 
+@pytest.mark.full
 def test_the_fuzzer_of_messages_runs():
     """Under the sanitizers, for a second; CONTRIBUTING.md says how it runs for ten minutes."""
     tool = Path(__file__).parent.parent / "tools" / "fuzz_packed.py"

@@ -12,7 +12,7 @@ import cuda_build
 import pytest
 from conftest import run_group
 
-pytestmark = pytest.mark.skipif(shutil.which(cuda_build.CXX) is None, reason="no g++ here")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(shutil.which(cuda_build.CXX) is None, reason="no g++ here")]
 
 
 @pytest.fixture(scope="module", params=list(cuda_build.VARIANTS))

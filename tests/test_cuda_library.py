@@ -19,6 +19,8 @@ from test_packaging import compiled, setup_py
 import gossipgrad as gg
 from gossipgrad import _build, _core, _cuda_build, environment
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = ROOT / "csrc" / "cuda"
 built = pytest.mark.skipif(not _build.CUDA_VERSION, reason="built without CUDA")

@@ -15,7 +15,7 @@ import numpy as np
 import operations
 import pytest
 
-pytestmark = pytest.mark.skipif(shutil.which(cuda_build.CXX) is None, reason="no g++ here")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(shutil.which(cuda_build.CXX) is None, reason="no g++ here")]
 
 NARROW = 2.0**-8  # one rounding to bfloat16 at most, with what computing costs
 WIDE = 4e-6

@@ -18,7 +18,7 @@ from conftest import run_group
 import gossipgrad as gg
 from gossipgrad import algorithms
 
-pytestmark = pytest.mark.skipif(shutil.which(cuda_build.CXX) is None, reason="no g++ here")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(shutil.which(cuda_build.CXX) is None, reason="no g++ here")]
 
 models = gg.models
 # Losses, gradients and weights as vectors: the difference to the CPU's over their norm. Sums of float32 have other

@@ -18,6 +18,8 @@ from test_strict import COMPRESSED, NETWORKS, SMALL, STRATEGIES, convolutions, s
 import gossipgrad as gg
 from gossipgrad import _core
 
+pytestmark = pytest.mark.full
+
 # tests/cuda/on_gpu.sh: the same on a GPU, whose libraries add in another order.
 GPU = bool(os.environ.get("GOSSIPGRAD_TEST_GPU"))
 

@@ -26,6 +26,7 @@ def test_mnist_10k_is_balanced():
     assert "CC BY-SA 3.0" in (embedded.FOLDER / "mnist-10k.README.md").read_text()
 
 
+@pytest.mark.full
 def test_mnist_10k_is_what_its_script_makes(data_dir, tmp_path):
     script = [
         sys.executable,
@@ -91,6 +92,7 @@ def test_labels_of_any_integer(dtype):
     assert checks.targets_array(np.array([[0], [3]], dtype), "cross_entropy", (4,)).shape == (2,)
 
 
+@pytest.mark.core(99)
 @pytest.mark.parametrize(
     ("y", "loss", "output", "error", "words"),
     [

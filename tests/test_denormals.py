@@ -99,6 +99,7 @@ assert own[0] == virtual[rank], (own, virtual)
 """
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_mpi_and_virtual_have_the_same_bits(mpirun, tmp_path, wire):
     script = tmp_path / "denormal.py"

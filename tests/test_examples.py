@@ -63,6 +63,7 @@ def test_higgs(run, higgs, strategy):
     assert float(re.search("AUC (.*)", out)[1]) > 0.7
 
 
+@pytest.mark.full
 def test_resnet20(run, cifar):
     assert "validation accuracy" in run("resnet20.py", "--data", cifar, "--epochs", 1, "--ranks", 4)
 
@@ -96,6 +97,7 @@ def test_logistic_regression(run):
     assert len(lines) == 4 and all(0.9 < float(line.rpartition(" ")[2]) < 0.96 for line in lines)
 
 
+@pytest.mark.full
 def test_torch_lenet(run):
     pytest.importorskip("torch")
     out = run("torch_lenet.py", "--data", "mnist-10k", "--take", 2000, "--epochs", 1)

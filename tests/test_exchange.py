@@ -105,6 +105,7 @@ class Network:
         return self.trainer.gradients()
 
 
+@pytest.mark.core(16)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_same_bits_as_a_trainer(name: str, optimizer: str, batches: tuple[Any, Any]) -> None:

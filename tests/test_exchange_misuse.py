@@ -16,6 +16,7 @@ import gossipgrad as gg
 from gossipgrad import _core
 
 
+@pytest.mark.core(99)
 @pytest.mark.parametrize(
     ("arrays", "options", "error", "text"),
     [

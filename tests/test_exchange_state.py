@@ -299,6 +299,7 @@ with gg.Exchange({"a": np.ones(64), "b": np.ones(16)}, optimizer=gg.SGD(lr=0.1),
 """
 
 
+@pytest.mark.full
 def test_under_mpi_nothing_is_lost_where_a_centre_is_loaded(mpirun: Any) -> None:
     """A worker that has loaded is served by a rank that has not: not before it has, too."""
     alone = run_group([sys.executable, "-c", LOADS, "virtual"])

@@ -52,6 +52,7 @@ RAISES = {
 }
 
 
+@pytest.mark.core(3)
 @pytest.mark.parametrize(("where", "staleness"), [*((where, 0) for where in RAISES), ("between steps", 1)])
 def test_an_exception_on_one_rank_ends_all(where, staleness, mpirun):
     text = HEAD + (
@@ -76,6 +77,7 @@ ENDS = {
 }
 
 
+@pytest.mark.core(3)
 @pytest.mark.parametrize("end", ENDS)
 def test_however_one_rank_ends_all_end(end, mpirun):
     where, code, words = ENDS[end]
@@ -221,6 +223,7 @@ def test_a_forked_process_has_no_threads_of_its_parent():
     assert done.returncode == 0 and done.stdout == "trained\n" and not done.stderr, done.stderr
 
 
+@pytest.mark.full
 def test_threads_that_start_mpi_at_once(mpirun):
     text = (
         "import threading\nfrom gossipgrad import _core\n"
@@ -314,6 +317,7 @@ class Stop(gg.Callback):
             time.sleep(1000)
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("where", "samples", "strategy", "place"),
     [
@@ -500,6 +504,7 @@ def test_one_line_says_it(options, words, capsys):
 UNDER_MPI = [WRONG[2], (["--virtual-ranks", "2"], ["--virtual-ranks 2", "mpiexec"]), WRONG[0], WRONG[-1]]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize(("options", "words"), UNDER_MPI)
 def test_one_line_says_it_under_mpi(options, words, mpirun):
     done = mpirun(2, [*TRAIN, "--epochs", "1", "--quiet", *options], check=False)
@@ -509,6 +514,7 @@ def test_one_line_says_it_under_mpi(options, words, mpirun):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("arguments", [["train", "--speed", "9"], ["train", "--resume", "nowhere"]])
 def test_one_line_says_it_however_the_ranks_are_scheduled(arguments, mpirun):
     """All at the same moment, without the time that rank 0 has for being the first."""
@@ -572,6 +578,7 @@ def test_a_launcher_of_another_mpi_is_refused():
 # ---- interrupted
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_interrupting_keeps_the_last_checkpoint(sign, tmp_path):
     path = tmp_path / "run.safetensors"
@@ -703,6 +710,7 @@ def interrupted(mpirun, folder, **options):
     return int(said[0][1])
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("order", [[(0, 0)], [(1, 0)], [(1, 0), (0, 0.02)]])
 @pytest.mark.parametrize(("strategy", "where"), [("GossipGraD", MANY), ("AllReduce", MANY), ("AllReduce", FEW)])
 def test_all_ranks_stop_after_the_same_step(strategy, where, order, mpirun, tmp_path):
@@ -710,6 +718,7 @@ def test_all_ranks_stop_after_the_same_step(strategy, where, order, mpirun, tmp_
     assert interrupted(mpirun, tmp_path, strategy=strategy, order=order, resumes=True, **where) >= where["first"]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("strategy", ["NoExchange", "PullGossip"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_far_behind(strategy, rank, mpirun, tmp_path):
@@ -719,6 +728,7 @@ def test_a_rank_that_is_far_behind(strategy, rank, mpirun, tmp_path):
     assert step >= where["first"] + where["ahead"]
 
 
+@pytest.mark.full
 def test_one_interrupt_that_reaches_a_rank_late(mpirun, tmp_path):
     """SIGINT of a rank that has left fit for that of another is the same one, and only the next one is another."""
     text = HEAD + (
@@ -742,6 +752,7 @@ def test_one_interrupt_that_reaches_a_rank_late(mpirun, tmp_path):
     assert sorted(mpirun(2, text).stdout.splitlines()) == ["raised by 0", "raised by 1"]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_second_interrupt_ends_at_once(times, mpirun):
     """One waits for the end of a callback, and of the step; a second one for nothing."""

@@ -164,6 +164,7 @@ def entry(shape: object = (1,), offsets: object = (0, 4), dtype: object = "F32")
     return {"a": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
 
 
+@pytest.mark.core(99)
 @pytest.mark.parametrize(
     ("content", "words"),
     [

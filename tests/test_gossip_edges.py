@@ -342,6 +342,7 @@ def test_a_network_of_small_tensors_has_no_copies():
 TURNS = ({"rotate": False}, {"rotate": True}, {"topology": "cube", **TWO})
 
 
+@pytest.mark.full
 def test_the_bits_of_mpi(mpirun):
     text = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\n"

@@ -10,6 +10,8 @@ from test_strict import NETWORKS, SMALL, STRATEGIES, same
 import gossipgrad as gg
 from gossipgrad import _core
 
+pytestmark = pytest.mark.full
+
 EVERY_LAYER = {"bucket_bytes": 4}  # a bucket each
 INPUTS_AND_ERRORS = gg.OverlappedAveraging(partition_fc=True, **SMALL)
 

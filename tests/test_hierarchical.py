@@ -188,6 +188,7 @@ def test_errors_and_warnings():
         trainer_of(6, OPTIMIZERS["plain"], gg.GossipGraD(hierarchical=True, ranks_per_node=2, topology="cube"))
 
 
+@pytest.mark.full
 def test_a_machine_is_a_node_under_mpi(mpirun):
     """Its ranks share memory: left alone it is AllReduce; with ranks_per_node the bits of the virtual cluster."""
     text = (

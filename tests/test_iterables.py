@@ -114,6 +114,7 @@ def test_ranks_have_passes_of_their_own():
     assert loader.passes <= 2
 
 
+@pytest.mark.core(1)
 @pytest.mark.filterwarnings("ignore:.*fork")
 @pytest.mark.parametrize("later", [False, True])  # with the first batch, as a generator
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -311,6 +311,7 @@ def launched(argv, **options):
     )
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("ranks", [1, 2, len(os.sched_getaffinity(0)) + 2])
 def test_it_runs(ranks, tmp_path):
     """As whoever we are, from an environment in which nothing is set."""
@@ -375,6 +376,7 @@ def wait_until(true, what):
         time.sleep(0.05)
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, "twice", "mpiexec", "run"])
 def test_signals_reach_the_ranks(sign, tmp_path):
     """Sent to `run` alone, or the end of mpiexec or of `run` itself: nothing is left, and the code says why."""
@@ -414,6 +416,7 @@ def test_signals_reach_the_ranks(sign, tmp_path):
         end_group(process)
 
 
+@pytest.mark.full
 def test_standard_streams(tmp_path):
     """A loop over lines keeps its lines; closed streams do no harm."""
     script = tmp_path / "own.py"
@@ -538,6 +541,7 @@ class Terminal:
         self.fd = -1
 
 
+@pytest.mark.full
 def test_on_a_terminal(tmp_path):
     """The bar moves; Ctrl-Z stops all, fg goes on; Ctrl-C ends all and says so; so does closing the terminal."""
     path = tmp_path / "run.safetensors"
@@ -634,6 +638,7 @@ def test_the_last_checkpoint(tmp_path):
     assert _supervisor.last_checkpoint(str(path)) == f"; see {path}"
 
 
+@pytest.mark.full
 def test_output_that_cannot_be_written_is_an_error(tmp_path):
     """mpiexec would not tell. The ranks train on, and what goes into a file that has room is complete."""
     script = tmp_path / "print.py"

@@ -74,6 +74,7 @@ def test_torchvision_like_names_are_possible():
     assert list(net.parameter_shapes()) == ["features.0.weight"]
 
 
+@pytest.mark.core(99)
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [

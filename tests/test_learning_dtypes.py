@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT
 
 from gossipgrad import _core
 
 
+@pytest.mark.full
 def test_the_benchmark_runs(data_dir, tmp_path):
     ways = ["direct", "bfloat16"] if _core.info()["isa"] in ("avx512", "amx") else ["direct"]
     words = [sys.executable, "benchmarks/learning_dtypes.py", "--tasks", "higgs", "--seeds", "2", "--epochs", "1"]

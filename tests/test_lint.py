@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parent.parent
 SKIPPED_FOLDERS = {".git", "build", "dist", ".venv", "venv", "__pycache__", "data"}
 BINARY = {".so", ".o", ".png", ".gz", ".npz", ".bin", ".pyc", ".safetensors", ".a", ".pdf", ".ico"}

@@ -51,6 +51,7 @@ def wide_spread(x: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(below), below, 0)
 
 
+@pytest.mark.core(24)
 @isas
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", LOSS_SHAPES, ids=str)

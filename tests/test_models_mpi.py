@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from conftest import ROOT
 
 import gossipgrad as gg
@@ -56,6 +57,7 @@ def digests(comm=None):
     return None if rank else found
 
 
+@pytest.mark.full
 def test_every_network_has_the_bits_of_the_virtual_cluster(mpirun):
     script = IMPORT + "found = test_models_mpi.digests(); import json; print(json.dumps(found) if found else '')"
     (found,) = (json.loads(line) for line in mpirun(2, script).stdout.splitlines() if line.startswith("{"))

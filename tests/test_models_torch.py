@@ -14,6 +14,8 @@ from torch import nn  # noqa: E402
 from torch_networks import named, perceptron  # noqa: E402
 from torch_parity import images, same  # noqa: E402
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(autouse=True)
 def seeded():

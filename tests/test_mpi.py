@@ -201,7 +201,8 @@ def virtual():
     return run
 
 
-@pytest.mark.parametrize(("p", "shared"), [(1, "1"), (2, "1"), (3, "1"), (3, "0"), (4, "1"), (5, "1")])
+@pytest.mark.core(1)
+@pytest.mark.parametrize(("p", "shared"), [(3, "1"), (1, "1"), (2, "1"), (3, "0"), (4, "1"), (5, "1")])
 def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
     text = IMPORT + (
         "found = {}\n"
@@ -281,6 +282,7 @@ def test_single_steps_and_state(mpirun):
     assert answers(mpirun(3, script)) == answers(alone)
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -319,6 +321,7 @@ def test_resuming_is_never_having_stopped(name, mpirun, tmp_path):
     assert here.weights_sha256 == history.weights_sha256
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize(("p", "ranks_per_node"), [(2, 1), (4, 2)])
 def test_several_nodes_exchange_weights(p, ranks_per_node, mpirun, tmp_path):
     """exchange="auto" where ranks lie on several nodes; a checkpoint of it, and of one node, goes on as it was."""
@@ -373,6 +376,7 @@ def test_ranks_per_node_that_are_no_number(mpirun):
     mpirun(3, text)
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_trainers_that_are_left_in_mid_step(shared, mpirun):
     """Dropped with messages under way, while others of the group are still computing; the next one is not disturbed."""
@@ -453,6 +457,7 @@ def test_report_and_command_line(mpirun, tmp_path):
             assert 0 <= record[key] <= record[f"{key}_max"]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_samples_are_where_the_virtual_cluster_has_them(shared, mpirun):
     """After every step, counted by all ranks."""

@@ -24,6 +24,7 @@ import gossipgrad as gg
 pytestmark = pytest.mark.usefixtures("no_forced_backend")
 
 
+@pytest.mark.core(24)
 @backends
 @pytest.mark.parametrize("n", [1, 3, 16, 37])
 @graphs

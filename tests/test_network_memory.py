@@ -79,6 +79,7 @@ print("left", _core.memory()[0])
 """
 
 
+@pytest.mark.core(2)
 @backends
 @pytest.mark.parametrize("strategy", ["no-exchange", "gossipgrad"])
 def test_memory_of_warm_steps(backend, strategy):
@@ -90,6 +91,7 @@ def test_memory_of_warm_steps(backend, strategy):
     assert done.stdout.split() == ["left", "0"], done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_memory_comes_back(rng):
     gc.collect()
     before = _core.memory()[0]

@@ -109,6 +109,7 @@ def convolution(name: str):
     return x, weight, bias, y, total, float32(rng, *y.shape), window, groups
 
 
+@pytest.mark.core(24)
 @tables
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_conv2d(backend, isa, name):
@@ -183,6 +184,7 @@ def linear(name: str):
     return x, weight, float32(rng, outputs) if options.get("bias", True) else None, float32(rng, n, outputs)
 
 
+@pytest.mark.core(24)
 @products
 @pytest.mark.parametrize("name", LINEAR)
 def test_linear(backend, isa, name):
@@ -518,6 +520,7 @@ def test_single_operations_free_their_memory():
 # ---- oneDNN with other instruction sets
 
 
+@pytest.mark.core(1)
 @pytest.mark.skipif(
     not ONEDNN or "GOSSIPGRAD_ISA" in os.environ, reason="built without oneDNN, or an ISA is forced already"
 )

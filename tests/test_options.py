@@ -30,6 +30,7 @@ def test_the_core_knows_the_same_names():
     }
 
 
+@pytest.mark.core(99)
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [

@@ -322,6 +322,7 @@ def test_bytes_of_inputs_and_errors(p):
     trainer.close()
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_growing_batches_under_mpi(shared, mpirun):
     """Room for more samples is made while weights are under way; the ways change from step to step."""

@@ -22,6 +22,8 @@ import pytest
 
 from gossipgrad import _build, _preload
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

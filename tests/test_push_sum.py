@@ -192,6 +192,7 @@ def test_all_must_hear_of_all(table):
         trainer_of(3, OPTIMIZERS["plain"], gg.GossipGraD(topology=table, push_sum=True))
 
 
+@pytest.mark.full
 def test_the_bits_of_the_virtual_cluster(mpirun):
     text = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\n"

@@ -6,6 +6,7 @@ from random_apoptosis import BOUNDED, NETWORKS, check
 EACH = 10
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("first", range(0, 40, EACH))
 def test_copies_leave_without_a_trace_and_bounds_hold(first):
     found = [check(number) for number in range(first, first + EACH)]

@@ -1,4 +1,4 @@
-"""240 random configurations; `python tests/random_configurations.py --count 10000` tries more."""
+"""240 random configurations, with --long 2400; `python tests/random_configurations.py --count 10000` tries more."""
 
 import pytest
 from random_configurations import POOLS, Configuration, check, keywords_of
@@ -13,9 +13,17 @@ def buffers_are_checked(monkeypatch):
     monkeypatch.setenv("GOSSIPGRAD_CHECK_BUFFERS", "1")
 
 
+@pytest.mark.core(4)
 @pytest.mark.parametrize("first", range(0, 240, EACH))
 def test_what_holds_for_every_run(first):
     for number in range(first, first + EACH):
+        check(number)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(240, 2400, 10 * EACH))
+def test_what_holds_for_many_runs(first):
+    for number in range(first, first + 10 * EACH):
         check(number)
 
 

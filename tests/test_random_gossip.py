@@ -234,6 +234,7 @@ if gg.Trainer(test_mpi.net()).rank == 0: print(json.dumps(found))
 )
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("speeds", ["even", "slow"])
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_under_mpi(shared, speeds, mpirun, tmp_path):

@@ -145,6 +145,7 @@ def python_pages() -> list[str]:
     return [p.relative_to(ROOT).as_posix() for p in PAGES if any(language == "python" for language, _ in blocks(p))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", python_pages())
 def test_python_of_documents(page, tmp_path):
     """A page's blocks run one after the other, on one rank; those that show another library are compiled."""
@@ -169,6 +170,7 @@ def test_reference_is_complete():
     assert not missing
 
 
+@pytest.mark.full
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("sphinx")
     run_here(f"{sys.executable} -m sphinx -q -W --keep-going -b html {ROOT / 'docs'} site", tmp_path)

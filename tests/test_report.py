@@ -153,6 +153,7 @@ def test_trace(tmp_path):
     assert {(0, "compute"), (0, "exchange"), (0, "data"), (1, "compute")} <= names
 
 
+@pytest.mark.full
 def test_plots(run, tmp_path):
     pytest.importorskip("matplotlib")
     for i, make in enumerate((gg.plots.loss, gg.plots.consensus, gg.plots.training)):

@@ -62,6 +62,7 @@ def test_tables(trained):
         assert words_of(shown) == [str(summary)] and shown.startswith("<pre>")
 
 
+@pytest.mark.full
 def test_pictures_without_pyplot(trained):
     """A notebook calls _repr_png_; nobody has to import pyplot for it."""
     pytest.importorskip("matplotlib")
@@ -122,6 +123,7 @@ def test_a_bar_in_a_notebook(trained, monkeypatch):
     np.testing.assert_equal(lines_of("abc\rx"), ["xbc"])
 
 
+@pytest.mark.full
 def test_a_picture_without_room_keeps_the_old_one(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "schedule.png"

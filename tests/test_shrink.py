@@ -529,6 +529,7 @@ def test_least_units_and_chosen_layers():
         trainer.shrink(1.0, least={"fc4": 2})
 
 
+@pytest.mark.full
 def test_plots(data, tmp_path):
     pytest.importorskip("matplotlib")
     history = fit(shrinking("gossip"), data, 4)
@@ -575,6 +576,7 @@ def planted_difference():
         return str(error)
 
 
+@pytest.mark.full
 def test_mpi(mpirun):
     script = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport json\nimport test_shrink\n"

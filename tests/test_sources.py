@@ -277,6 +277,7 @@ with gg.Trainer(gg.Sequential([gg.Linear(3)], input=(6,)), comm=comm, seed=1) as
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("comm", ["one-process", "virtual"])
 def test_a_slow_source_is_named_without_mpi_too(comm):
     environment = {**os.environ, "GOSSIPGRAD_STALL_SECONDS": "0.2"}
@@ -387,6 +388,7 @@ if trainer.rank == 0:
 """
 
 
+@pytest.mark.full
 def test_a_slow_source_is_waited_for_with_a_word(mpirun):
     """The rank that waits for its samples says so; nothing else comes of it: the weights are the virtual cluster's."""
     done = mpirun(2, SLOW, env={"GOSSIPGRAD_STALL_SECONDS": "0.7"})

@@ -49,6 +49,7 @@ def run(given, window, stride, padding, **options):
     )  # fmt: skip
 
 
+@pytest.mark.core(4)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_against_float64(shape):
     given = arrays(shape, *shape)

@@ -18,6 +18,8 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 import step_vs_peers as script  # noqa: E402
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("name", script.NETWORKS)
 def test_the_networks_have_the_same_parameters(name):

@@ -59,6 +59,7 @@ def compare_with_simulation(p, strategy, optimizer, gradients_of, legs=(4, 3), t
     trainer.close()
 
 
+@pytest.mark.core(24)
 @pytest.mark.parametrize("mix", ["displacement", "halves"])
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("staleness", [0, 1])

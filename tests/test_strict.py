@@ -171,6 +171,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.core(16)
 @pytest.mark.parametrize("messages", ["off", "on"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_strategies_have_the_bits_of_the_cpu(name, messages, monkeypatch):
@@ -381,6 +382,7 @@ def by_mpi():
     return found
 
 
+@pytest.mark.full
 def test_processes_have_the_bits_of_the_cpu(mpirun):
     script = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport test_strict\n"

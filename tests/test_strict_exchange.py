@@ -232,6 +232,7 @@ def mpi_rank(ranks, folder):
     return {form: names for form, names in found.items() if names}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("ranks", "shared", "own"), [(2, "1", "off"), (3, "0", "off"), (2, "1", "on"), (3, "1", "on")])
 def test_the_bits_of_the_cpu_over_mpi(ranks, shared, own, mpirun, tmp_path):
     """Messages through shared memory, as MPI sends them, and from the device's own memory; buffers are checked."""

@@ -221,6 +221,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_all_reduce_is_ddp(mpirun, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(BESIDE_DDP)

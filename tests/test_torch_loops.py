@@ -503,6 +503,7 @@ print("equal", flush=True)
 """
 
 
+@pytest.mark.full
 def test_training_goes_on_to_the_bit_in_the_order_of_use(mpirun):
     """Where it is another than that of registration, the arenas have it after the first steps."""
     assert mpirun(2, GOES_ON, env=torch_env()).stdout.split() == ["equal"] * 2
@@ -560,6 +561,7 @@ def test_counts_go_on_in_another_order_of_layers():
     )
 
 
+@pytest.mark.full
 def test_a_compiled_module():
     module = small()
     model = gg.torch.wrap(torch.compile(module, backend="eager"), gg.SGD(0.1))

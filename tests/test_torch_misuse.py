@@ -710,6 +710,7 @@ def test_misuse_under_mpi_ends_in_errors_on_all_ranks(mpirun):
     assert done.returncode != 0 and "CommunicationError" in done.stderr and "rank 1" in done.stderr, done.stderr
 
 
+@pytest.mark.full
 def test_the_benchmark_says_where_its_data_are_to_be(tmp_path):
     """Once without a folder, then with one that is none, or empty: its advice is an option that it has. All in one
     process, since importing PyTorch takes seconds."""

@@ -41,6 +41,7 @@ def cluster(p=3):
     return gg.VirtualCluster(p, latency=1e-6, bandwidth=1e9)
 
 
+@pytest.mark.core(16)
 @pytest.mark.parametrize("strategy", ALL, ids=lambda one: f"{one.name}-{ALL.index(one)}")
 @pytest.mark.parametrize("p", [2, 3, 5])
 def test_exposed_seconds_are_the_waits_that_the_lanes_show(strategy, p):

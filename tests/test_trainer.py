@@ -38,6 +38,7 @@ def test_a_script_computes_with_the_threads_that_run_sets(monkeypatch):
             assert (trainer.threads, own.threads) == (wanted, 1)
 
 
+@pytest.mark.core(99)
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

@@ -46,6 +46,7 @@ def fitted(strategy, data, comm, epochs=1, batch_size=37, **options):
 # ---- learning
 
 
+@pytest.mark.core(99)
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("topology", ["dissemination", "cube"])
 @pytest.mark.parametrize("p", range(1, 9))
@@ -62,6 +63,7 @@ def test_it_runs_and_learns(p, topology, staleness, digits):
     assert max(history["consensus_distance"]) < 0.2
 
 
+@pytest.mark.full
 def test_lenet_by_gossip_is_as_good_as_by_allreduce(digits):
     accuracy = {}
     for strategy in (gg.GossipGraD(), gg.AllReduce()):

@@ -178,6 +178,7 @@ if trainer.rank == 0: print(json.dumps(found))
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("environment", [{}, {"GOSSIPGRAD_RANKS_PER_NODE": "2"}], ids=repr)
 def test_under_mpi(environment, mpirun):
     """All ranks have one opinion, whatever the machine does meanwhile, and the weights of the virtual cluster."""

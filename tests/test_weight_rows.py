@@ -141,6 +141,7 @@ def fitted(p, strategy, how, callbacks=()):
     return spans, (bits.hexdigest(), history["train_loss"])
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("how", COMPRESSIONS)
 @pytest.mark.parametrize("p", [2, 3, 5])
 def test_sums_are_waited_for_where_the_next_step_needs_them(p, how):
@@ -215,6 +216,7 @@ print("alike", flush=True)
 """
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("links", ["shared", "messages", "TCP"])
 @pytest.mark.parametrize("p", [2, 3])
 def test_ranks_of_which_one_asks_and_another_does_not(mpirun, p, links):
