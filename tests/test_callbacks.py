@@ -693,7 +693,7 @@ except LookupError as error: print(f"{t.rank}: {error}", flush=True)
 alone.stops = True
 assert len(t.fit(train, test, batch_size=8, callbacks=alone, progress=False)) == 1
 """
-    out = mpirun(2, program, timeout=60).stdout
+    out = mpirun(2, program).stdout
     assert "0: rank 1: of one rank" in out and "1: of one rank" in out
 
 

@@ -704,7 +704,7 @@ FEW = {"samples": 600, "batch": 5, "first": 1, "ahead": 0}  # 60, so ranks meet 
 
 def interrupted(mpirun, folder, **options):
     """The step that both ranks have saved."""
-    done = mpirun(2, HEAD + INTERRUPTED.format(folder=str(folder), **options), timeout=100)
+    done = mpirun(2, HEAD + INTERRUPTED.format(folder=str(folder), **options))
     said = re.findall(r"(\d) fit was interrupted (?:after|before).*, on all ranks ; saved at step (\d+)", done.stdout)
     assert sorted(rank for rank, _ in said) == ["0", "1"] and len({step for _, step in said}) == 1, done.stdout
     return int(said[0][1])

@@ -202,7 +202,7 @@ def virtual():
 
 
 @pytest.mark.core(1)
-@pytest.mark.parametrize(("p", "shared"), [(3, "1"), (1, "1"), (2, "1"), (3, "0"), (4, "1"), (5, "1")])
+@pytest.mark.parametrize(("p", "shared"), [(3, "1"), (2, "1"), (3, "0"), (4, "1"), (5, "1")])
 def test_the_bits_of_the_virtual_cluster(p, shared, mpirun, virtual):
     text = IMPORT + (
         "found = {}\n"

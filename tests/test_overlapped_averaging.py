@@ -52,7 +52,7 @@ def allreduce():
 @pytest.mark.parametrize(("overlap", "partition"), WAYS[:3])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
 def test_allreduce_bit_for_bit(p, optimizer, cut, overlap, partition, allreduce):
     """With 8 ranks and layers of 30 to 203 parameters some ranks have no slice of a layer, and some only one of 16."""
     sizes = [(4,), (4, 1, 7)]
