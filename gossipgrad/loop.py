@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
-from gossipgrad import _core, agreement, events, heads
+from gossipgrad import _core, agreement, checkpoint, events, heads
 from gossipgrad._interrupts import Noted
 from gossipgrad.callbacks import (
     Callback,
@@ -269,7 +269,7 @@ class Loop:
         paths = [one.path for one in self.callbacks if isinstance(one, Checkpoint) and one.save_on_signal]
         try:
             for path in paths:
-                self.trainer.save(path)
+                checkpoint.save(self.trainer, path)
         except Exception as error:
             return error
         return SavedOnSignal(paths)

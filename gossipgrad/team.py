@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ class Team:
         # While a child imports its script again it has its name, but no parent_process() yet.
         worker = parent is not None and multiprocessing.current_process().name != "MainProcess"
         if parent is not None and worker and not isinstance(given, VirtualCluster):
-            self._core: Any = _Elsewhere(*parent[1:])
+            self._core = cast(_core.Team, _Elsewhere(*parent[1:]))
         else:
             self._core = make_team(given, seconds, network)
 
