@@ -147,7 +147,7 @@ def _from_this_package(trace: TracebackType | None) -> bool:
 
 
 class _Exit(SystemExit):
-    """What sys.exit raises. If nothing catches it, the core is told its code, as mpi4py finalises MPI before the end."""
+    """What sys.exit raises. If nothing catches it, the core is told its code: mpi4py finalises MPI before the end."""
 
     def __del__(self) -> None:
         try:
