@@ -210,6 +210,7 @@ class Trainer:
         device: str = "cpu",  # as find_device has them
         fast: bool = False,  # products and algorithms of a GPU
         graphs: bool = True,  # where the device captures work
+        costs: str | None = None,  # the kind of CPU whose cost model chooses, as info() has it; None: this one
     ) -> Trainer: ...
     @property
     def backend(self) -> str:
@@ -223,7 +224,7 @@ class Trainer:
     def convolutions(self, batch: int, training: bool, first: str | None = None, /) -> list[tuple[int, ...]]:
         """Those of a training step or an evaluation that have several algorithms, each once, the most expensive first:
         batch, channels, height, width, filters, two paddings, bias, ReLU, window. first: the table that is asked first;
-        None: as set_algorithms and the rule have it."""
+        None: as set_algorithms and the cost model have it."""
     def measure_algorithms(
         self, batch: int, training: bool, wanted: list[tuple[int, ...]], seconds: float, first: str | None = None, /
     ) -> list[tuple[tuple[int, ...], str, str, float]]:
@@ -236,6 +237,8 @@ class Trainer:
         seconds) or memory do not suffice: then the text says so. Between steps. of_onednn, of_native: the algorithms of
         convolutions where oneDNN's table is first, and where the native one is, both or neither; in place of those that
         are set."""
+    def measure_step(self, batch: int, /) -> float:
+        """Seconds of a training step; between steps. No weight changes."""
     def set_algorithms(
         self,
         choices: list[_Choice],

@@ -1,4 +1,6 @@
-"""Which algorithm computes each pass of each convolution: measured once on a machine, and the same on all ranks.
+"""Which algorithm computes each pass of each convolution, where that is measured: the same on all ranks.
+
+Without measuring, the core's cost model chooses (csrc/nn/cost.h), and nothing here is used.
 
 A convolution is described by sixteen numbers: batch, channels, height and width of its input, channels of its output,
 both paddings, whether it has a bias and a ReLU, its window, strides, dilations and groups. On a CPU those with windows
@@ -8,14 +10,16 @@ faster in vector registers, all whose images lie alike before and behind them, a
 channels fill vectors less than its samples do; on a GPU all of them, by the algorithms that cuDNN has for them in this
 precision, in TF32 with few channels by own kernels as well.
 Rank 0 measures those that neither the checkpoint nor the cache knows: of a training step all passes, those with the
-most operations first, within SECONDS; of an evaluation the forward pass, and only where so many batches follow that it
-pays. What has not been measured is chosen by fixed rules.
+most operations first, within a budget; of an evaluation the forward pass, and only where so many batches follow that it
+pays. The cost model chooses for what has not been measured.
 
 Before that, which of two tables is asked first for all operations of a training step, and so in which layout its
-activations lie, is measured as a whole, reorders included: a few steps with each order, within SECONDS. Unless one is
-CLEAR times as fast, the convolutions are measured in the layouts of both, and then the steps again, with the fastest
-algorithms of either, if there is time for that. Where it does not suffice for a step with each, or the memory does not,
-a fixed rule decides, and the report says why.
+activations lie, is measured as a whole, reorders included: a few steps with each order. Unless one is CLEAR times as
+fast, the convolutions are measured in the layouts of both, and then the steps again, with the fastest algorithms of
+either, if there is time for that. Where it does not suffice for a step with each, or the memory does not, the cost
+model decides, and the report says why.
+
+The budget is SHARE of the run, SECONDS at most. The cache holds times, and also that a budget did not suffice.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gossipgrad import environment
-from gossipgrad.files import cache_folder, write_atomically
+from gossipgrad.files import cache_folder, locked_folder, write_atomically
 from gossipgrad.literals import BACKENDS
 
 Key = tuple[int, ...]
@@ -44,7 +48,11 @@ ACCURACY = {"direct": 0, "widened": 0, "turned": 0, "split": 0, "tiled": 0}
 ACCURACY |= {"winograd2": 1, "turned2": 1, "winograd4": 2, "turned4": 2, "winograd6": 3, "turned6": 3}
 HARDLY_MORE = 1.03
 KERNELS = 19  # raised with kernels or candidates of convolutions: times of other ones are measured anew
-SECONDS = 20.0  # for the order of tables; and after which no further convolution is measured
+SECONDS = 20.0  # after which nothing further is begun
+SHARE = 0.1  # of a run
+LEAST_STEPS = 30  # of a run that is worth the one or two steps by which its length is estimated
+LOCK_SECONDS = 5.0  # to wait for another process that writes the cache
+PARTS = 8  # in which convolutions are measured, so that a bar moves
 CLEAR = 2.5  # Winograd's convolutions may make more than twice as fast a step of which the rule expects nothing
 PATIENCE = 0.25  # of a timeout of the ranks that wait meanwhile, at most
 PAYS = 100  # full batches of an evaluation: measuring runs each candidate about ten times
@@ -58,14 +66,37 @@ def cache_path() -> str:
     return os.path.join(cache_folder(), "algorithms.json")
 
 
-def wanted() -> bool:
-    """Whether $GOSSIPGRAD_TUNE asks for measuring, which it does unless it is 0."""
-    return os.environ.get("GOSSIPGRAD_TUNE", "1") != "0"
+def wanted(device: str, precision: str) -> bool:
+    """Whether to measure where a trainer does not say: as $GOSSIPGRAD_TUNE (0 or 1) says; else on a GPU, unless its
+    bits are to be the same in every run."""
+    said = os.environ.get("GOSSIPGRAD_TUNE", "")
+    return said != "0" if said else device.startswith("cuda") and precision != "exact"
 
 
-def budget(timeout: float) -> float:
-    """SECONDS, or less where others wait no longer than `timeout`; 0: they wait for ever, or there are none."""
-    return min(SECONDS, PATIENCE * timeout) if timeout > 0 else SECONDS
+class Budget:
+    """Seconds for measuring, which run from the first question on.
+
+    timeout  seconds after which others give up waiting; 0: they wait for ever, or there are none.
+    steps    of the run; None: not known.
+    step     gives the seconds of one.
+    """
+
+    def __init__(self, timeout: float = 0.0, steps: int | None = None, step: Callable[[], float] | None = None) -> None:
+        self._timeout, self._steps, self._step = timeout, steps, step
+        self._end: float | None = None
+
+    def left(self) -> float:
+        if self._end is None:
+            self._end = time.monotonic() + self._whole()
+        return max(self._end - time.monotonic(), 0.0)
+
+    def _whole(self) -> float:
+        seconds = min(SECONDS, PATIENCE * self._timeout) if self._timeout > 0 else SECONDS
+        if self._steps is None or self._step is None:
+            return seconds
+        if self._steps < LEAST_STEPS:
+            return 0.0
+        return min(seconds, SHARE * self._steps * self._step())
 
 
 def machine(isa: str, backend: str, threads: int, dtype: str) -> str:
@@ -96,17 +127,39 @@ def _text(key: Key) -> str:
 
 def _read(path: str) -> dict[str, Any]:
     """The cache; empty where there is none, or none that can be read: it is measured again then."""
-    with contextlib.suppress(OSError, ValueError, RecursionError), open(path, encoding="utf-8") as file:
-        found = json.load(file)
-        if isinstance(found, dict):
-            return found
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+            if isinstance(found, dict):
+                return found
     return {}
 
 
-def _write(path: str, cache: dict[str, Any]) -> None:
+def _entries(cache: dict[str, Any], where: str) -> dict[str, Any]:
+    entries = cache.get(where)
+    return entries if isinstance(entries, dict) else {}
+
+
+def _locked(folder: str) -> int | None:
+    """None: somebody has had the lock for LOCK_SECONDS, perhaps a process that was stopped."""
+    begun = time.monotonic()
+    while (lock := locked_folder(folder)) is None and time.monotonic() - begun < LOCK_SECONDS:
+        time.sleep(0.01)
+    return lock
+
+
+def _add(path: str, where: str, entries: dict[str, Any]) -> None:
+    """Put these into the cache, beside what is there by now: other processes write to it as well."""
     with contextlib.suppress(OSError):  # a read-only home: measured again by the next process
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_atomically(path, json.dumps(cache, indent=0).encode())
+        lock = _locked(os.path.dirname(path))
+        try:
+            cache = _read(path)
+            cache[where] = _entries(cache, where) | entries
+            write_atomically(path, json.dumps(cache, indent=0).encode())
+        finally:
+            if lock is not None:
+                os.close(lock)
 
 
 def _number(value: Any) -> bool:
@@ -133,10 +186,8 @@ def measured(
 ) -> Measured:
     """The times of these convolutions: those that this trainer has, its own, then those of the cache; what neither has
     of these passes is measured, and then in the cache. `own` is in the result, whatever is wanted."""
-    cache = _read(path)
-    entries = cache.get(where)
     read: Measured = {}
-    for text, seconds in (entries if isinstance(entries, dict) else {}).items():
+    for text, seconds in _entries(_read(path), where).items():
         with contextlib.suppress(ValueError):
             key = tuple(map(int, text.split()))
             if len(key) == len(_FIELDS) and _sound(seconds):
@@ -149,8 +200,7 @@ def measured(
     for key, one, algorithm, took in measure(missing) if missing else ():
         fresh.setdefault(tuple(key), {}).setdefault(one, {})[algorithm] = took
     if fresh:
-        cache[where] = {_text(key): seconds for key, seconds in (known | fresh).items()}
-        _write(path, cache)
+        _add(path, where, {_text(key): seconds for key, seconds in fresh.items()})
     found = known | fresh
     return {key: found[key] for key in wanted if key in found} | {key: found[key] for key in own}
 
@@ -162,45 +212,46 @@ def tables(
     where: str,
     path: str,
     own: list[Record],
+    budget: Budget,
 ) -> list[Record]:
     """What a report says of the order of tables: `own`, and the seconds of a step with each table first for this batch,
-    from the cache or measured. network: what tells it from others. Where measuring gives none, but a reason, that."""
+    from the cache or measured. network: what tells it from others. Where measuring gives none, but a reason, that; the
+    cache has it, and it is tried again with twice the budget."""
     if any(one["batch"] == batch for one in own):
         return own
-    cache = _read(path)
-    where = f"{where}, first table"
-    entries = cache.get(where)
-    key = f"{network} {batch}"
-    found: Any = entries.get(key) if isinstance(entries, dict) else None
-    if not _times(found, BACKENDS.__contains__):
+    where, key = f"{where}, first table", f"{network} {batch}"
+    found: Any = _entries(_read(path), where).get(key)
+    reason = ""
+    if _failed(found) and budget.left() < 2 * found["budget"]:
+        found, reason = {}, found["reason"]
+    elif not _times(found, BACKENDS.__contains__):
+        seconds = budget.left()
         found, reason = measure(batch)
-        if not found:
-            return [*own, {"batch": batch, "table": None, "reason": reason}] if reason else own
-        cache = _read(path)  # measuring has written, too
-        entries = cache.get(where)
-        cache[where] = {**(entries if isinstance(entries, dict) else {}), key: found}
-        _write(path, cache)
-    return [*own, {"batch": batch, "table": min(found, key=lambda name: found[name]), "seconds": found}]
+        if found or reason:
+            _add(path, where, {key: found or {"reason": reason, "budget": seconds}})
+    if found:
+        return [*own, {"batch": batch, "table": min(found, key=lambda name: found[name]), "seconds": found}]
+    return [*own, {"batch": batch, "table": None, "reason": reason}] if reason else own
+
+
+def _failed(value: Any) -> bool:
+    """A measurement that the cache says to have failed, and with which budget?"""
+    return isinstance(value, dict) and isinstance(value.get("reason"), str) and isinstance(value.get("budget"), float)
 
 
 def compared(
-    steps: Callable[..., tuple[dict[str, float], str]], choices: Callable[[str, float], list[Choice]], seconds: float
+    steps: Callable[..., tuple[dict[str, float], str]], choices: Callable[[str, float], list[Choice]], budget: Budget
 ) -> tuple[dict[str, float], str]:
     """Seconds of a step with each table first, or why there are none. steps: measures them within so many seconds, and
     with the algorithms of each table, in the order in which it names them, where these are given; choices: measures
-    those of a table, begun within so many seconds. All in about `seconds`."""
-    begin = time.monotonic()
-
-    def left() -> float:
-        return seconds - (time.monotonic() - begin)
-
-    by_rule, reason = steps(seconds)
-    if not by_rule or max(by_rule.values()) > CLEAR * min(by_rule.values()):
-        return by_rule, reason
-    share = left() / 4
-    chosen = [choices(name, share) for name in by_rule]
-    found, _ = steps(left(), *chosen) if any(chosen) else ({}, "")
-    return found or by_rule, ""
+    those of a table, begun within so many seconds. All within the budget."""
+    modelled, reason = steps(budget.left())
+    if not modelled or max(modelled.values()) > CLEAR * min(modelled.values()):
+        return modelled, reason
+    share = budget.left() / 4
+    chosen = [choices(name, share) for name in modelled]
+    found, _ = steps(budget.left(), *chosen) if any(chosen) else ({}, "")
+    return found or modelled, ""
 
 
 def ordered(described: Iterable[Record]) -> list[Record]:
@@ -209,14 +260,14 @@ def ordered(described: Iterable[Record]) -> list[Record]:
 
 
 def first_tables(described: Iterable[Record]) -> list[tuple[int, str]]:
-    """What the core is told of it: batch sizes, and the table that is asked first. Without those left to the rule."""
+    """What the core is told of it: batch sizes, and the table that is asked first; not what the cost model decides."""
     return [(int(one["batch"]), str(one["table"])) for one in ordered(described) if one["table"] is not None]
 
 
 def fastest(seconds: Seconds) -> tuple[str, str, str]:
     """Of each pass the algorithm with the shortest time, or a more accurate one that takes hardly more; where nothing
-    was measured the one of fixed rules: direct, or widened if that was a candidate of another pass and this CPU
-    multiplies bfloat16 slower than float32."""
+    was measured direct, or widened if that was a candidate of another pass and this CPU multiplies bfloat16 slower than
+    float32."""
     widened = any("widened" in times for times in seconds.values())
     rule = "widened" if widened and not environment.core_info()["bfloat16_is_fast"] else "direct"
 

@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -54,6 +55,7 @@ from gossipgrad.history import History, Record
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, PRECISIONS, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
+from gossipgrad.progress import Bar
 
 Arrays = dict[str, NDArray[np.float32]]
 CARRIED = "carried"  # of rank_state: no arena, and no parameters
@@ -177,13 +179,13 @@ class Replicas:
             environment.check_threads(self.threads)
             self.backend: Backend | None = choice("backend", backend, BACKENDS)
             self.conv_algorithm: ConvAlgorithm = choice("conv_algorithm", conv_algorithm, CONV_ALGORITHMS)
-            self.tune = algorithms.wanted() if tune is None else flag("tune", tune)
             self.algorithms: list[Record] = []  # of convolutions, as in the report
             self.algorithms_saved = False  # they are those of a checkpoint
             self.algorithms_chosen: set[tuple[int, str]] = set()  # for which batches, and what for
             choice("dtype", dtype, DTYPES)
             self.device = _checked_device(device, self.backend)
             self.precision: Precision = _checked_precision(precision, self.device)
+            self.tune = algorithms.wanted(self.device, self.precision) if tune is None else flag("tune", tune)
             self.graphs = environment.wants_graphs() if graphs is None else flag("graphs", graphs)
             self.trace = integer("trace", trace, 0)
             self.metrics = parse(metrics, self.heads[0].loss, net.output_shape, heads.measured_names(self.heads))
@@ -203,6 +205,9 @@ class Replicas:
         self.exchange = exchanged(self.strategy, self.compression, self.team, self.network)
         if isinstance(self.strategy, strategies.GossipGraD):
             notices.missing_partners(self.team, self.strategy)
+        # Rank 0's kind of CPU counts, so that all ranks choose alike.
+        own = str(environment.core_info()["costs"]).encode()
+        self.costs = agreement.gather(self.team, own, "Trainer")[0].decode()
         self.dtype: DType = self._dtype_of(dtype)
         notices.one_rank(self.team, network, timeout)
         notices.kernels_not_built(self.team.rank, environment.core_info())
@@ -417,6 +422,7 @@ class Replicas:
             device=self.device,
             fast=self.precision == "fast",
             graphs=self.graphs,
+            costs=self.costs,
         )
         self._core.set_algorithms(algorithms.choices(self.algorithms), algorithms.first_tables(self.algorithms))
         if state is not None:
@@ -663,11 +669,15 @@ class Replicas:
         with agreement.agreed(self.team, _stall.current(place), f"step {self.step}") as one:
             yield one
 
-    def choose_algorithms(self, batch: int, evaluated: int | None = None) -> None:
-        """Set the algorithms of the convolutions of a training step with this batch, on all ranks. Collective.
+    def choose_algorithms(
+        self, batch: int, evaluated: int | None = None, steps: int | None = None, shown: bool = False
+    ) -> None:
+        """Measure the algorithms of the convolutions of a training step with this batch, for all ranks. Collective.
 
-        Rank 0's batch counts. evaluated: of an evaluation of so many batches a rank instead; then all ranks give the
-        same numbers. Once for each batch; and where a checkpoint has said which algorithms, it is those.
+        Nothing, unless rank 0 is to tune; then the core's cost model chooses. Rank 0's batch counts. evaluated: of an
+        evaluation of so many batches a rank instead; then all ranks give the same numbers. Once for each batch; and
+        where a checkpoint has said which algorithms, it is those. steps: of the run, where that is known. shown: say
+        on the screen what is measured.
         """
         pays = evaluated is None or evaluated >= algorithms.PAYS
         done = {(batch, "training"), (batch, "evaluation" if pays else "cache")}
@@ -676,15 +686,15 @@ class Replicas:
         text = b""
         with self.agreed("algorithms"):
             if self.team.rank == 0 and self.tune and self.conv_algorithm == "auto":
-                text = json.dumps(self._measured(batch, evaluated is None, pays)).encode()
+                timeout = 0.0 if agreement.alone(self.team) else self.team.timeout
+                budget = algorithms.Budget(timeout, steps, functools.partial(self.core.measure_step, batch))
+                text = json.dumps(self._measured(batch, evaluated is None, pays, budget, shown)).encode()
         found = self.gather(text)[0]
         self.algorithms_chosen |= {(batch, "training")} if evaluated is None else done - {(batch, "training")}
         if found and json.loads(found) != self.algorithms:
             self.set_algorithms(json.loads(found))
 
-    def _measured(self, batch: int, training: bool, pays: bool) -> list[Record]:
-        seconds = algorithms.budget(0.0 if agreement.alone(self.team) else self.team.timeout)
-
+    def _measured(self, batch: int, training: bool, pays: bool, budget: algorithms.Budget, shown: bool) -> list[Record]:
         if self.device.startswith("cuda"):
             where = algorithms.gpu(environment.devices()["gpu"], self.device, self.dtype, self.precision)
         else:
@@ -692,13 +702,24 @@ class Replicas:
         path, own = algorithms.cache_path(), algorithms.known(self.algorithms)
         orders = algorithms.ordered(self.algorithms)
         passes = algorithms.PASSES if training else algorithms.PASSES[:1]
-
+        bar = Bar("measuring algorithms", shown)
+        rows: list[tuple[algorithms.Key, str, str, float]] = []  # that this call has measured
         seen: dict[str | None, algorithms.Measured] = {}  # for a cache that cannot be written
 
         # Given to each measurement, not set: if one fails, this rank goes on as the others do.
-        def convolutions(first: str | None, within: float) -> algorithms.Measured:
+        def convolutions(first: str | None, within: float | None = None) -> algorithms.Measured:
             def measure(missing: list[algorithms.Key]) -> list[tuple[algorithms.Key, str, str, float]]:
-                return self.core.measure_algorithms(batch, training, missing, within, first) if pays else []
+                made: list[tuple[algorithms.Key, str, str, float]] = []
+                left = budget.left() if within is None else within
+                end, size = time.monotonic() + left, -(-len(missing) // algorithms.PARTS)
+                for at in range(0, len(missing) if pays else 0, size):
+                    if time.monotonic() > end:
+                        break
+                    bar.show(at / len(missing), f"{at} of {len(missing)} convolutions")
+                    part = missing[at : at + size]
+                    made += self.core.measure_algorithms(batch, training, part, end - time.monotonic(), first)
+                rows.extend(made)
+                return made
 
             wanted = self.core.convolutions(batch, training, first)
             there = where + (f", {first} first" if first is not None else "")
@@ -708,15 +729,21 @@ class Replicas:
         def choices(first: str, within: float) -> list[algorithms.Choice]:
             return algorithms.choices(algorithms.report(convolutions(first, within)))
 
-        if training and self.dtype == "float32":  # in bfloat16 one table has the operations
-            net = fingerprint.text(fingerprint.network(self.net))
+        try:
+            if training and self.dtype == "float32":  # in bfloat16 one table has the operations
+                net = fingerprint.text(fingerprint.network(self.net))
 
-            def steps(size: int) -> tuple[dict[str, float], str]:
-                return algorithms.compared(functools.partial(self.core.measure_tables, size), choices, seconds)
+                def steps(size: int) -> tuple[dict[str, float], str]:
+                    return algorithms.compared(functools.partial(self.core.measure_tables, size), choices, budget)
 
-            orders = algorithms.tables(batch, net, steps, where, path, orders)
-        first = dict(algorithms.first_tables(orders)).get(batch)
-        return orders + algorithms.report(convolutions(first, seconds))
+                orders = algorithms.tables(batch, net, steps, where, path, orders, budget)
+            first = dict(algorithms.first_tables(orders)).get(batch)
+            found = orders + algorithms.report(convolutions(first))
+        finally:
+            bar.close()
+        if rows:
+            bar.close(f"{counted(len(rows), 'time')}; last bits may differ from those of other runs and machines;")
+        return found
 
     def set_algorithms(self, described: list[Record], saved: bool = False) -> None:
         """How convolutions are computed from now on, the same on all ranks. saved: a checkpoint says so."""
@@ -767,7 +794,7 @@ class Replicas:
     def describe(self) -> None:
         """Write into the history what trains: settings, environment, schedule, tuning, model."""
         self.history.settings = self.settings()
-        used = {"backend": self.core.backend, "isa": self.core.isa}
+        used = {"backend": self.core.backend, "isa": self.core.isa, "costs": self.costs}
         self.history.environment = environment.environment(self.threads) | used
         self.history.ranks = self.size
         self.history.schedule = self._schedule()

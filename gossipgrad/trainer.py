@@ -49,6 +49,7 @@ from gossipgrad.history import History, Record
 from gossipgrad.literals import Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
+from gossipgrad.progress import ProgressBar
 from gossipgrad.replicas import CARRIED, Arrays, Replicas, collective
 from gossipgrad.weights import opened
 
@@ -87,18 +88,20 @@ class Trainer(Replicas):
                window and strides of 1 or 2, and in bfloat16 the weights' gradient of inputs of up to 4 channels
                by own kernels, "tiled". On a GPU "auto" is the fastest of cuDNN's and an own one, "tiled", all
                others leave it to cuDNN.
-    tune       True: fit, and the first train_step, measure before they begin which of two tables of operations is asked
-               first, and so how activations lie (a few steps with each order), and which algorithm is the fastest for
-               each pass of each such layer, the largest layers first and for 20 seconds at most. Rank 0 measures for
-               all, by its batch; the times are cached in $XDG_CACHE_HOME/gossipgrad (~/.cache) by CPU, shape, threads
-               and version, the choice is in the report ("algorithms") and in checkpoints, so that a resumed run
-               computes the same bits. On a GPU all convolutions are measured, by cuDNN's algorithms ("cudnn1" has its
-               number 1 of that pass; "direct" is the one that cuDNN says to be fastest), with precision="exact" those
-               that add in a fixed order alone, with "fast" also by own kernels for few channels, "tiled"; the cache is
-               by GPU, cuDNN, shape, dtype and precision. evaluate and predict use what is cached, and measure the
-               forward pass where a rank has 100 full batches or more. False: fixed rules, so that the bits of a run
-               depend on nothing that is measured. None: True, unless
-               $GOSSIPGRAD_TUNE is 0.
+    tune       False: a cost model, which is part of the package, chooses which of two tables of operations is asked
+               first, and so how activations lie, and the algorithm of each pass of each such layer. It knows the kind
+               of rank 0's CPU and the shapes, so a run's bits depend on nothing that is measured. True: fit, and the first
+               train_step, measure both before they begin (a few steps with each order; the largest layers first), for a
+               tenth of the run at most and 20 seconds at most. That may give a few percent of speed, and takes the
+               same bits from run to run away: what is measured depends on what else the machine does. Rank 0 measures
+               for all, by its batch; the times are cached in $XDG_CACHE_HOME/gossipgrad (~/.cache) by CPU, shape,
+               threads and version, the choice is in the report ("algorithms") and in checkpoints, so that a resumed run
+               computes the same bits. evaluate and predict use what is cached, and measure the forward pass where a
+               rank has 100 full batches or more. On a GPU, where False is cuDNN's first choice, all convolutions are
+               measured, by cuDNN's algorithms ("cudnn1" has its number 1 of that pass; "direct" is the one that cuDNN
+               says to be fastest), with precision="exact" those that add in a fixed order alone, with "fast" also by
+               own kernels for few channels, "tiled"; the cache is by GPU, cuDNN, shape, dtype and precision.
+               None: as $GOSSIPGRAD_TUNE says, 0 or 1; else True on a GPU with precision="fast", and False.
     dtype      in which the network computes. "bfloat16": activations, their gradients and what products read of the
                weights are bfloat16 (8 bits of precision), rounded to nearest; sums, statistics, losses, the weights
                themselves, their gradients, the optimiser and what ranks exchange stay float32, so that checkpoints and
@@ -266,8 +269,9 @@ class Trainer(Replicas):
             batches.check(self.set_batch)
             batches.size = self.set_batch
         self.batches = batches
-        self.choose_algorithms(batches.size)
         self.last_epoch = call.epochs if call.resume is not None else self.epoch + call.epochs
+        shown = any(isinstance(one, ProgressBar) for one in call.callbacks)
+        self.choose_algorithms(batches.size, steps=self.steps_left(), shown=shown)
         self.describe()
         self.stop = False
         self.resumed = call.resume is not None and self.position is None
@@ -701,7 +705,8 @@ class Trainer(Replicas):
         timeout and trace have their defaults, and so have straggler and network where the ranks are MPI's.
         conv_algorithm, dtype: None: those of the checkpoint. With dtype="float32" a run in bfloat16 goes on where there
         is none.
-        tune: where it was False, be it by the environment, it stays so; else it is as of Trainer.
+        tune: where it was False on a GPU it stays so; else it is as of Trainer, and without effect where the checkpoint
+        says which algorithms.
         A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
         apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of
@@ -724,7 +729,8 @@ class Trainer(Replicas):
                     settings.get("conv_algorithm", "auto") if conv_algorithm is None else conv_algorithm
                 )
                 how["dtype"] = settings.get("dtype", "float32") if dtype is None else dtype
-                how["tune"] = None if settings.get("tune", True) else False
+                # "False" may have been a CPU's default.
+                how["tune"] = False if settings.get("tune") is False and settings.get("device") != "cpu" else None
                 how["compression"] = compression.from_settings(settings.get("compression"))
                 how["apoptosis"] = apoptosis_from(settings.get("apoptosis")) if apoptosis is None else apoptosis
                 how["metrics"] = named(settings.get("metrics", ())) if metrics is None else metrics

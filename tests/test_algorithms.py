@@ -1,6 +1,11 @@
-"""The choice of algorithms for convolutions: measured once, cached, the same on all ranks and after a resume."""
+"""The choice of algorithms for convolutions: by the cost model, or measured once and cached; the same on all ranks and
+after a resume."""
 
 import json
+import multiprocessing
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -48,6 +53,14 @@ def used(trainer):
 
 def refuse(*_):
     raise AssertionError("measured")
+
+
+@pytest.fixture
+def patient(monkeypatch, tmp_path):
+    """There is time to measure for any run; the cache is in an empty folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(algorithms, "LEAST_STEPS", 0)
+    monkeypatch.setattr(algorithms, "SHARE", 1e9)
 
 
 @pytest.fixture
@@ -192,7 +205,6 @@ def test_fit_uses_what_was_measured(injected):
         assert len(set(trainer.weights_sha256())) == 1
     with gg.Trainer(network(), backend="native", tune=False) as trainer:
         assert fit(trainer).algorithms == []
-        assert set(used(trainer).values()) == {"direct"}  # by the rule: too few channels
     with gg.Trainer(network(), backend="native", tune=True, conv_algorithm="winograd") as trainer:
         assert fit(trainer).algorithms == []
         assert set(used(trainer).values()) == {"winograd4"}
@@ -204,7 +216,7 @@ def test_a_step_and_bench_use_what_was_measured(injected):
         trainer.train_step([x, x], [y, y])
         assert used(trainer) == dict(zip(PASSES, CHOSEN, strict=True))
         trainer.train_step([x[:3], x[:3]], [y[:3], y[:3]])
-        assert [one["batch"] for one in trainer.algorithms] == [8]  # those of the first step, and the rule for others
+        assert [one["batch"] for one in trainer.algorithms] == [8]  # those of the first step; the cost model for others
     with gg.Trainer(network(), backend="native", tune=False) as trainer:
         trainer.train_step(x, y)
         assert trainer.algorithms == []
@@ -275,15 +287,14 @@ def test_a_resumed_run_computes_the_same_bits(injected, monkeypatch, tmp_path):
         assert fit(rest, epochs=2, resume=tmp_path / "rules").weights_sha256 == wanted
 
 
-def test_load_measures_nothing_where_nothing_was_measured(injected, monkeypatch, tmp_path):
-    """Not even where what is saved says no algorithms; where it was measured, the machine of here decides."""
+def test_load_measures_as_a_new_trainer_does(injected, monkeypatch, tmp_path):
     for tune in (False, True):
         with gg.Trainer(network(), tune=tune) as trainer:
             trainer.save(tmp_path / f"{tune}")
-    for wanted in ("1", "0"):
+    for wanted in ("1", "0", ""):
         monkeypatch.setenv("GOSSIPGRAD_TUNE", wanted)
         loaded = [gg.Trainer.load(tmp_path / f"{tune}") for tune in (False, True)]
-        assert [one.settings()["tune"] for one in loaded] == [False, wanted == "1"]
+        assert [one.settings()["tune"] for one in loaded] == [wanted == "1"] * 2
 
 
 def test_a_checkpoint_from_before_the_first_step_has_chosen_nothing(injected, monkeypatch, tmp_path):
@@ -308,22 +319,138 @@ def test_algorithms_are_those_of_a_type(injected, tmp_path):
             assert bool(trainer.algorithms) == trainer.algorithms_saved == (dtype == "float32")
 
 
-def test_without_a_word_tests_do_not_measure(monkeypatch):
-    monkeypatch.setattr(algorithms, "measured", refuse)
-    with gg.Trainer(network()) as trainer:
-        fit(trainer)
-    monkeypatch.delenv("GOSSIPGRAD_TUNE")
-    with gg.Trainer(network()) as trainer, pytest.raises(AssertionError, match="measured"):
-        fit(trainer)
+MEASURES = ("convolutions", "measure_algorithms", "measure_tables", "measure_step")
 
 
-def test_measuring_for_itself(monkeypatch, tmp_path):
+def test_by_default_nothing_is_measured(monkeypatch, tmp_path):
+    """Not even asked of the core, and the cache is neither read nor written; by $GOSSIPGRAD_TUNE and tune= it is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("GOSSIPGRAD_TUNE", raising=False)
+    monkeypatch.setattr(gg.Trainer, "_measured", refuse)
+    x, y = data(8)
+    for comm in (None, gg.VirtualCluster(2)):
+        with gg.Trainer(network(), comm=comm) as trainer:
+            history = fit(trainer)
+            assert history.algorithms == [] and history.settings["tune"] is False
+            trainer.evaluate(*data(), batch_size=8)
+            trainer.train_step(*(([x, x], [y, y]) if comm else (x, y)))
+    bench.step("lenet", batch_size=2, steps=1, warmup=1)
+    assert os.listdir(tmp_path) == []
+    for said, tune in (("1", None), ("", True)):
+        monkeypatch.setenv("GOSSIPGRAD_TUNE", said)
+        with gg.Trainer(network(), tune=tune) as trainer, pytest.raises(AssertionError, match="measured"):
+            fit(trainer)
+
+
+def test_who_measures_without_a_word(monkeypatch):
+    for said, found in (("", [False, False, True]), ("0", [False] * 3), ("1", [True] * 3)):
+        monkeypatch.setenv("GOSSIPGRAD_TUNE", said)
+        kinds = (("cpu", "exact"), ("cuda:1", "exact"), ("cuda", "fast"))
+        assert [algorithms.wanted(*kind) for kind in kinds] == found
+
+
+CHOICES = """
+import test_algorithms as t, gossipgrad as gg
+for batch in (1, 8, 64):
+    with gg.Trainer(t.network()) as trainer:
+        x, y = t.data(batch)
+        trainer.train_step(x, y)
+        print(trainer.core.node_backends(), trainer.core.node_algorithms(), trainer.weights_sha256())
+"""
+
+
+def test_the_choice_is_the_same_in_another_process(tmp_path):
+    """With another cache, and beside a process that computes all the while."""
+    found = []
+    for busy in (False, True):
+        environ = os.environ | {"XDG_CACHE_HOME": str(tmp_path / str(busy)), "PYTHONPATH": os.path.dirname(__file__)}
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * busy)]
+        try:
+            run = subprocess.run(
+                [sys.executable, "-c", CHOICES], env=environ, capture_output=True, text=True, check=True
+            )
+        finally:
+            for one in others:
+                one.kill()
+                one.wait()
+        found.append(run.stdout)
+    assert found[0] == found[1] != ""
+
+
+def test_ranks_choose_by_the_kind_of_rank_0(monkeypatch):
+    """And so do all of its trainers; a kind that there is not is refused."""
+    with gg.Trainer(network()) as trainer:
+        assert trainer.costs == _core.info()["costs"]
+        assert fit(trainer).environment["costs"] == trainer.costs
+    monkeypatch.setattr(gg.agreement, "gather", lambda team, own, where: [b"scalar", own])
+    with gg.Trainer(network()) as trainer:
+        assert trainer.costs == "scalar"
+    monkeypatch.setattr(gg.agreement, "gather", lambda team, own, where: [b"zen99", own])
+    with pytest.raises(ValueError, match="zen99"):
+        gg.Trainer(network())
+
+
+both_tables = pytest.mark.skipif(not _core.info()["onednn"], reason="this build has one table")
+
+
+@pytest.mark.cpu("which of its tables is asked first")
+@both_tables
+@pytest.mark.skipif(_core.info()["isa"] not in ("avx2", "avx512", "amx"), reason="kinds that were measured")
+def test_single_samples_are_in_blocks_and_full_lanes_are_not():
+    def tables(net, batch, loss="cross_entropy"):
+        with gg.Trainer(net, loss=loss) as trainer:
+            x, y = bench.synthetic_batch(trainer.net, trainer.loss, batch)
+            trainer.train_step(x, y)
+            return set(trainer.core.node_backends()) - {""}
+
+    assert "onednn" in tables(gg.models.resnet20(), 1)
+    assert tables(gg.models.lenet(), 64) == {"native"}
+    with gg.Trainer(gg.models.lenet(), conv_algorithm="direct") as trainer:
+        trainer.train_step(*bench.synthetic_batch(trainer.net, trainer.loss, 64))
+        assert {name for one in trainer.core.node_algorithms() if one for _, name in one.values()} == {"direct"}
+
+
+def test_measuring_for_itself(patient, tmp_path, capsys):
     with gg.Trainer(network(), backend="native", tune=True) as trainer:
         first = fit(trainer).algorithms
-    assert len(first) == 2 and (tmp_path / "gossipgrad" / "algorithms.json").exists()
+        assert capsys.readouterr().out == ""  # progress=False
+    assert len(first) == 2 and (tmp_path / "cache" / "gossipgrad" / "algorithms.json").exists()
     with gg.Trainer(network(), backend="native", tune=True) as trainer:
         assert fit(trainer).algorithms == first
+
+
+def test_measuring_says_what_it_gives_up(patient, capsys):
+    with gg.Trainer(network(), backend="native", tune=True) as trainer:
+        trainer.fit(*data(), epochs=1, batch_size=8)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("measuring algorithms: ") and "bits may differ from those of other runs" in said[0]
+    with gg.Trainer(network(), backend="native", tune=True) as trainer:  # by the cache
+        trainer.fit(*data(), epochs=1, batch_size=8)
+    assert "measuring" not in capsys.readouterr().out
+
+
+def _add_many(path, name):
+    for i in range(40):
+        algorithms._add(path, "here", {f"{name} {i}": {"forward": {"direct": 1.0}}})
+
+
+def test_two_processes_lose_nothing_of_the_cache(tmp_path):
+    path, context = str(tmp_path / "gossipgrad" / "cache.json"), multiprocessing.get_context("fork")
+    writers = [context.Process(target=_add_many, args=(path, name)) for name in "ab"]
+    for one in writers:
+        one.start()
+    for one in writers:
+        one.join(60)
+    found = json.loads((tmp_path / "gossipgrad" / "cache.json").read_text())["here"]
+    assert set(found) == {f"{name} {i}" for name in "ab" for i in range(40)}
+
+
+def test_a_lock_that_is_never_released_is_passed_by(tmp_path, monkeypatch):
+    monkeypatch.setattr(algorithms, "LOCK_SECONDS", 0.05)
+    lock = gg.files.locked_folder(str(tmp_path))
+    algorithms._add(str(tmp_path / "cache.json"), "here", {"a": 1})
+    os.close(lock)
+    assert json.loads((tmp_path / "cache.json").read_text()) == {"here": {"a": 1}}
 
 
 @pytest.mark.parametrize("choices", [{}, [3], [(KEY, ("direct",))], [(KEY[:3], CHOSEN)], [(KEY, ("fft",) * 3)]])
@@ -332,7 +459,14 @@ def test_choices_are_checked(choices):
         trainer.core.set_algorithms(choices)
 
 
-both_tables = pytest.mark.skipif(not _core.info()["onednn"], reason="this build has one table")
+class Seconds:
+    """A budget of which nothing is spent."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def left(self):
+        return self.seconds
 
 
 def test_the_order_of_tables_is_in_the_cache(tmp_path):
@@ -342,29 +476,34 @@ def test_the_order_of_tables_is_in_the_cache(tmp_path):
         asked.append(batch)
         return ({"onednn": 0.5, "native": 0.25}, "") if batch != 3 else ({}, "too slow" if net == "slow" else "")
 
-    def found(batch, net="net", where="here", own=()):
-        return algorithms.tables(batch, net, lambda size: measure(size, net), where, path, list(own))
+    def found(batch, net="net", where="here", own=(), seconds=2.0):
+        budget = Seconds(seconds)
+        return algorithms.tables(batch, net, lambda size: measure(size, net), where, path, list(own), budget)
 
     wanted = [{"batch": 8, "table": "native", "seconds": {"onednn": 0.5, "native": 0.25}}]
     assert found(8) == found(8) == wanted and asked == [8]
     assert found(8, own=wanted) == wanted and asked == [8]
     assert found(8, net="other") == found(8, where="there") == wanted and asked == [8, 8, 8]
     assert found(3) == [] and found(3, own=wanted) == wanted  # nothing to choose
-    slow = {"batch": 3, "table": None, "reason": "too slow"}  # of this trainer, but not of the cache
+    slow = {"batch": 3, "table": None, "reason": "too slow"}
     assert found(3, net="slow", own=wanted) == [*wanted, slow] and found(3, net="slow", own=[slow]) == [slow]
-    assert asked[3:] == [3, 3, 3] and algorithms.first_tables([*wanted, slow]) == [(8, "native")]
+    assert asked[3:] == [3, 3, 3]
+    assert found(3, net="slow") == found(3, net="slow", seconds=3.9) == [slow] and asked[6:] == []  # of the cache
+    assert found(3, net="slow", seconds=4.0) == [slow] and asked[6:] == [3]
+    assert found(3, net="slow", seconds=7.9) == [slow] and asked[7:] == []  # it has the larger budget
+    assert algorithms.first_tables([*wanted, slow]) == [(8, "native")]
     assert algorithms.known([slow]) == {} and algorithms.choices([slow]) == []
     described = algorithms.report({KEY: SECONDS}) + found(4, own=wanted)
     assert algorithms.first_tables(described) == [(8, "native"), (4, "native")]
     assert algorithms.known(described) == {KEY: SECONDS} and algorithms.choices(described) == [(KEY, CHOSEN)]
-    for damaged in ({"native": "fast"}, {"nosuch": 1.0}):
+    for damaged in ({"native": "fast"}, {"nosuch": 1.0}, {"reason": "slow"}, {"reason": 3, "budget": 1.0}):
         (tmp_path / "folder" / "cache.json").write_text(json.dumps({"here, first table": {"net 8": damaged}}))
         asked.clear()
         assert found(8) == wanted and asked == [8]
 
 
 def test_tables_are_compared_with_the_fastest_algorithms_of_each():
-    """The faster one by the rule is not the faster one by what its convolutions are measured to take."""
+    """The faster one by the cost model is not the faster one by what its convolutions are measured to take."""
     calls = []
 
     def steps(seconds, *chosen):
@@ -378,15 +517,18 @@ def test_tables_are_compared_with_the_fastest_algorithms_of_each():
         return [name]
 
     by_rule = {"onednn": 0.4, "native": 0.5}
-    assert algorithms.compared(steps, choices, 8.0) == ({"onednn": 0.3, "native": 0.1}, "")
+    assert algorithms.compared(steps, choices, Seconds(8.0)) == ({"onednn": 0.3, "native": 0.1}, "")
     assert calls == [("steps",), "onednn", "native", ("steps", ["onednn"], ["native"])]
     by_rule, calls[:] = {"onednn": 0.1, "native": 0.1 * algorithms.CLEAR * 1.01}, []
-    assert algorithms.compared(steps, choices, 8.0) == (by_rule, "") and calls == [("steps",)]
-    assert algorithms.compared(lambda _, *chosen: ({}, "why"), choices, 8.0) == ({}, "why")
+    assert algorithms.compared(steps, choices, Seconds(8.0)) == (by_rule, "") and calls == [("steps",)]
+    assert algorithms.compared(lambda _, *chosen: ({}, "why"), choices, Seconds(8.0)) == ({}, "why")
     near = {"onednn": 0.1, "native": 0.2}  # with them no time was left
-    assert algorithms.compared(lambda _, *chosen: ({}, "why") if chosen else (near, ""), choices, 8.0) == (near, "")
+    assert algorithms.compared(lambda _, *chosen: ({}, "why") if chosen else (near, ""), choices, Seconds(8.0)) == (
+        near,
+        "",
+    )
     by_rule, calls[:] = near, []  # without convolutions there is nothing to compare again
-    assert algorithms.compared(steps, lambda *_: [], 8.0) == (near, "") and calls == [("steps",)]
+    assert algorithms.compared(steps, lambda *_: [], Seconds(8.0)) == (near, "") and calls == [("steps",)]
 
 
 def test_what_measuring_the_tables_has_measured_stays_in_the_cache(tmp_path):
@@ -400,30 +542,30 @@ def test_what_measuring_the_tables_has_measured_stays_in_the_cache(tmp_path):
         return {"onednn": 0.5, "native": 0.25}, ""
 
     wanted = [{"batch": 8, "table": "native", "seconds": {"onednn": 0.5, "native": 0.25}}]
-    assert algorithms.tables(8, "net", measure, "here", path, []) == wanted
+    assert algorithms.tables(8, "net", measure, "here", path, [], Seconds(1.0)) == wanted
     assert algorithms.measured([KEY], passes, refuse, "here, native first", path) == {
         KEY: {"forward": SECONDS["forward"]}
     }
-    assert algorithms.tables(8, "net", refuse, "here", path, []) == wanted
+    assert algorithms.tables(8, "net", refuse, "here", path, [], Seconds(1.0)) == wanted
 
 
 @pytest.mark.cpu("which of its tables is asked first")
 @both_tables
 def test_the_steps_of_each_table_have_its_algorithms():
     """Seen by the memory of the plans. What is given is not set, and what is set does not count."""
-    key = (16, 16, 24, 24, 16, 2, 2, 1, 0, 5, 5, *PLAIN)  # so few channels that every rule has sums
+    key = (16, 16, 24, 24, 16, 2, 2, 1, 0, 5, 5, *PLAIN)
 
     def memory(*given, set_before="direct"):
         layers = [gg.Conv2d(16, 5, padding=2), gg.Conv2d(16, 5, padding=2), gg.Flatten(), gg.Linear(10)]
         with gg.Trainer(gg.Sequential(layers, input=(3, 24, 24)), tune=False) as trainer:
             assert key in trainer.core.convolutions(16, True, "native")
             trainer.core.set_algorithms([(key, (set_before,) * 3)])
-            trainer.core.measure_tables(16, 100.0, *([(key, (name,) * 3)] if name else [] for name in given))
+            trainer.core.measure_tables(16, 100.0, *([(key, (name,) * 3)] for name in given))
             assert trainer.algorithms == []
             return trainer.core.bytes()
 
     direct, winograd = memory("direct", "direct"), memory("winograd4", "winograd4")
-    assert memory("direct", "winograd4") > direct == memory() == memory("", "direct", set_before="winograd4")
+    assert memory("direct", "winograd4") > direct == memory() == memory("direct", "direct", set_before="winograd4")
     assert memory(set_before="winograd4") == winograd > direct
     with gg.Trainer(network(), tune=False) as trainer:
         choice = (KEY, CHOSEN)
@@ -523,9 +665,8 @@ def test_a_measurement_is_given_the_first_table():
 
 @pytest.mark.cpu("which of its tables is asked first")
 @both_tables
-def test_without_time_the_rule_chooses_the_order_of_tables(monkeypatch, tmp_path):
+def test_without_time_the_cost_model_chooses_the_order_of_tables(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(algorithms, "SECONDS", 1e-9)
     with gg.Trainer(network(), tune=False) as trainer:
         wanted = fit(trainer).weights_sha256
     with gg.Trainer(network(), tune=True) as trainer:
@@ -538,6 +679,30 @@ def test_without_time_the_rule_chooses_the_order_of_tables(monkeypatch, tmp_path
         assert fit(trainer, epochs=2, resume=tmp_path / "c").weights_sha256 == wanted
 
 
-def test_measuring_leaves_most_of_a_timeout_to_those_who_wait():
-    assert algorithms.budget(0.0) == algorithms.budget(1e6) == algorithms.SECONDS
-    assert algorithms.budget(4.0) == 4.0 * algorithms.PATIENCE < 2.0  # twice: for steps and for convolutions
+def test_measuring_takes_a_share_of_the_run_and_of_a_timeout():
+    def whole(*args):
+        return pytest.approx(algorithms.Budget(*args).left(), abs=0.01)
+
+    assert algorithms.SECONDS == whole() == whole(1e6) == whole(0.0, 10**9, lambda: 1.0)
+    assert 4.0 * algorithms.PATIENCE == whole(4.0) == whole(4.0, 10**9, lambda: 1.0)
+    assert 2.0 == whole(0.0, 100, lambda: 0.2) and whole(0.0, 100, lambda: 1e-6) == 0.0
+    assert algorithms.Budget(0.0, algorithms.LEAST_STEPS - 1, refuse).left() == 0.0  # not worth a step
+    assert algorithms.Budget().left() > 0
+    with gg.Trainer(network()) as trainer:
+        trainer.train_step(*data(8))
+        before = trainer.weights_sha256()
+        assert 0 < trainer.core.measure_step(8) < 60 and trainer.weights_sha256() == before
+        for wrong in ("8", None, 2.5):
+            with pytest.raises(TypeError):
+                trainer.core.measure_step(wrong)
+
+
+def test_a_budget_runs_out(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(algorithms.time, "monotonic", lambda: now[0])
+    budget = algorithms.Budget(0.0, 100, lambda: 0.2)
+    assert budget.left() == 2.0
+    now[0] += 1.5
+    assert budget.left() == 0.5
+    now[0] += 1.5
+    assert budget.left() == 0.0

@@ -249,6 +249,7 @@ struct gg_op {
     unsigned backward_needs_input; /* bit i: backward reads args->input[i] */
     bool backward_needs_output;    /* backward reads args->output */
     unsigned over_output;          /* bit i: backward may write args->grad_input[i] over args->output */
+    unsigned slow;   /* bit i: gg_pass i is computed by plain loops, because a library has nothing better for it */
     bool makes_rows; /* LINEAR: forward reads the weight row by row, and makes rows current (args->rows) */
 };
 

@@ -1,100 +1,36 @@
 #include "nn/choose.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/cpu.h"
 
-/* The additional time of a oneDNN convolution whose channels do not fill blocks of GG_LANES, relative to one whose
- * channels do: half of the padding. An image's few channels and groups have kernels of their own, without padding. */
-static double time_of_convolution(int64_t in, int64_t out, int64_t groups) {
-    enum { PICTURE = 4 };
-    if (groups != 1) return 1;
-    double padded = (double)gg_lanes_padded(out) / (double)out;
-    if (in > PICTURE) padded *= (double)gg_lanes_padded(in) / (double)in;
-    return 1 + (padded - 1) / 2;
-}
-
-/* Where Winograd's was faster, measured with AVX-512, and with AVX2 for windows of 5 x 5, of which it saves more:
- * transforms cost as much for each channel, and products gain with the channels on the other side. Tiles that reach far
- * beyond the image compute too much. */
-static bool winograd_by_rule(const gg_op_desc *desc, gg_pass pass) {
-    const int64_t in = desc->input[0].size[0], out = desc->output.size[0], channels = in < out ? in : out;
-    const gg_layout layout = desc->offered[0].layout;
-    const bool blocks = layout == GG_LAYOUT_CHANNELS16;
-    const int64_t tile = 4;
-    int64_t area = 1, tiled = 1;
-    for (int axis = 1; axis <= 2; axis++) {
-        area *= desc->output.size[axis];
-        tiled *= (desc->output.size[axis] + tile - 1) / tile * tile;
-    }
-    if (2 * tiled > 3 * area || (!blocks && layout != GG_LAYOUT_BATCH_LAST)) return false;
-    return channels >= ((blocks && pass != GG_PASS_WEIGHTS) || desc->window.kernel[0] == 5 ? 32 : 64);
-}
-
-/* Whether it is Winograd's where images lie BATCH_LAST, but has no such form in the layout of the device's table:
- * without AVX-512 oneDNN has images in blocks of eight channels. */
-static bool loses_winograd(const gg_plan_options *options, const gg_graph *graph, const gg_node *node) {
-    const gg_isa isa = options->device->isa;
-    const gg_layout layout = GG_LAYOUT_BATCH_LAST;
-    const gg_op_desc desc = {.kind = GG_OP_CONV2D,
-                             .groups = node->desc.groups,
-                             .window = node->desc.window,
-                             .input = {gg_graph_node(graph, node->input[0])->shape},
-                             .output = node->shape,
-                             .offered = {{.layout = layout}}};
-    if ((isa != GG_ISA_AVX2 && isa != GG_ISA_AVX512F) || options->conv_algorithm == GG_CONV_DIRECT) return false;
-    if (!gg_conv_has_form(&desc, layout, GG_ALGORITHM_WINOGRAD4)) return false;
-    return options->conv_algorithm == GG_CONV_WINOGRAD || winograd_by_rule(&desc, GG_PASS_FORWARD);
-}
-
-/* oneDNN's time for a sample relative to the native table's with full lanes, by their multiply-adds. For graphs without
- * convolutions: as measured for linear layers of 512 to 2048. */
-static double time_of_sample(const gg_graph *graph, const gg_plan_options *options) {
-    const double linear = 1.5, winograd = 2.5; /* measured with AVX2: 1.5 to 4 */
-    double time = 0, all = 0;
-    for (int i = 0; i < gg_graph_nodes(graph); i++) {
-        const gg_node *node = gg_graph_node(graph, i);
-        if (node->desc.kind != GG_LAYER_CONV2D) continue;
-        const int64_t in = gg_graph_node(graph, node->input[0])->shape.size[0], out = node->shape.size[0];
-        const double macs = (double)gg_graph_node_macs(graph, i);
-        time += macs * time_of_convolution(in, out, node->desc.groups) *
-                (loses_winograd(options, graph, node) ? winograd : 1);
-        all += macs;
-    }
-    return all > 0 ? time / all : linear;
-}
-
 /* A table that fills lanes computes in BATCH_LAST, where a batch fills whole vectors of GG_LANES samples: any channel
  * count, window and stride then runs at full width, joins and flattenings move nothing, and a chain of its operations
- * needs no reorder. Its cost is the padding: a batch of 1 does the work of 16 samples. So it comes first where its
- * padding costs less than the other table loses otherwise. One rule for the whole graph, because a change of table
- * between neighbours costs a reorder of the whole activation. */
-static bool lanes_first(const gg_graph *graph, const gg_plan_options *options) {
-    return (double)gg_lanes_padded(options->batch) <= time_of_sample(graph, options) * (double)options->batch;
-}
-
+ * needs no reorder. Its cost is the padding: a batch of 1 does the work of 16 samples. One order for the whole graph,
+ * because a change of table between neighbours costs a reorder of the whole activation. */
 bool gg_choose_has_tables(const gg_plan_options *options) {
     const gg_device *second = options->fallback;
     return options->choose && options->dtype == GG_FLOAT32 && second != NULL && second != options->device &&
            second->table->fills_lanes;
 }
 
-int gg_choose_devices(const gg_graph *graph, const gg_plan_options *options, gg_device *order[2]) {
+const gg_table_choice *gg_choose_told_table(const gg_plan_options *options) {
+    for (int i = options->table_choices - 1; i >= 0; i--)
+        if (options->table_choice[i].batch == options->batch) return &options->table_choice[i];
+    return NULL;
+}
+
+int gg_choose_devices(const gg_plan_options *options, gg_device *order[2]) {
     gg_device *first = options->device, *second = options->fallback;
+    const gg_table_choice *told = gg_choose_has_tables(options) ? gg_choose_told_table(options) : NULL;
+    const bool swapped = told != NULL && told->fallback_first;
     if (second == NULL || second == first) {
         order[0] = first;
         return 1;
     }
-    bool swapped = gg_choose_has_tables(options) && lanes_first(graph, options);
-    for (int i = 0; gg_choose_has_tables(options) && i < options->table_choices; i++)
-        if (options->table_choice[i].batch == options->batch) swapped = options->table_choice[i].fallback_first;
-    if (swapped) {
-        order[0] = second;
-        order[1] = first;
-    } else {
-        order[0] = first;
-        order[1] = second;
-    }
+    order[0] = swapped ? second : first;
+    order[1] = swapped ? first : second;
     return 2;
 }
 
@@ -155,20 +91,78 @@ bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
            desc->output.size[0] >= GG_LANES && gg_conv_has_form(desc, layout, GG_ALGORITHM_SPLIT);
 }
 
-void gg_choose_algorithms(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
-    const bool own = may_be_in_float32(options, desc), tiled = has_tiled(options, desc);
-    const bool measured =
-        options->conv_algorithm == GG_CONV_AUTO && (own || tiled || options->device->table->numbered_algorithms);
-    const bool possible = own && options->conv_algorithm != GG_CONV_DIRECT &&
-                          gg_conv_has_form(desc, GG_LAYOUT_BATCH_LAST, GG_ALGORITHM_WINOGRAD4);
+/* By the options' choices, the last of which counts. */
+static bool was_told(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
     const gg_conv_key key = gg_conv_key_of(desc);
-    for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
-        const bool faster = options->conv_algorithm == GG_CONV_WINOGRAD || winograd_by_rule(desc, (gg_pass)pass);
-        out[pass] = possible && faster ? GG_ALGORITHM_WINOGRAD4 : gg_choose_direct(options, desc);
-    }
-    if (tiled && options->conv_algorithm == GG_CONV_AUTO) out[GG_PASS_WEIGHTS] = GG_ALGORITHM_TILED;
-    for (int i = 0; measured && i < options->conv_choices; i++) {
+    for (int i = options->conv_choices - 1; i >= 0; i--) {
         const gg_conv_choice *choice = &options->conv_choice[i];
-        if (memcmp(&choice->key, &key, sizeof key) == 0) memcpy(out, choice->algorithm, sizeof choice->algorithm);
+        if (memcmp(&choice->key, &key, sizeof key) != 0) continue;
+        memcpy(out, choice->algorithm, sizeof choice->algorithm);
+        return true;
+    }
+    return false;
+}
+
+bool gg_choose_by_cost(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
+    const bool own = may_be_in_float32(options, desc), tiled = has_tiled(options, desc);
+    const bool numbered = options->device->table->numbered_algorithms;
+    const bool winograd = options->conv_algorithm == GG_CONV_WINOGRAD && own &&
+                          gg_conv_has_form(desc, GG_LAYOUT_BATCH_LAST, GG_ALGORITHM_WINOGRAD4);
+    for (int pass = 0; pass < GG_PASS_COUNT; pass++)
+        out[pass] = winograd ? GG_ALGORITHM_WINOGRAD4 : gg_choose_direct(options, desc);
+    if (options->conv_algorithm != GG_CONV_AUTO) return false;
+    if (tiled) out[GG_PASS_WEIGHTS] = GG_ALGORITHM_TILED;
+    if ((own || tiled || numbered) && was_told(options, desc, out)) return false;
+    if (!own || numbered || desc->groups != 1) return false;
+    return desc->dtype == GG_BFLOAT16 || options->device->isa == GG_ISA_AMX ||
+           gg_conv_has_form(desc, GG_LAYOUT_BATCH_LAST, GG_ALGORITHM_WINOGRAD2);
+}
+
+/* A more accurate algorithm is taken where it is expected to take hardly more. */
+static const double hardly_more = 1.03;
+
+/* The CPU's algorithms, the most accurate first. */
+static const gg_algorithm candidates[] = {
+    GG_ALGORITHM_DIRECT,  GG_ALGORITHM_WIDENED,   GG_ALGORITHM_TURNED,  GG_ALGORITHM_SPLIT,     GG_ALGORITHM_WINOGRAD2,
+    GG_ALGORITHM_TURNED2, GG_ALGORITHM_WINOGRAD4, GG_ALGORITHM_TURNED4, GG_ALGORITHM_WINOGRAD6, GG_ALGORITHM_TURNED6};
+
+static bool is_candidate(const gg_plan_options *options, const gg_op *direct, gg_algorithm algorithm) {
+    const gg_op_desc *desc = &direct->desc;
+    const gg_layout layout = direct->input[0].layout;
+    const bool turned = gg_conv_unturned(algorithm) != GG_ALGORITHM_COUNT;
+    if (algorithm == gg_choose_direct(options, desc)) return true;
+    if (algorithm == GG_ALGORITHM_DIRECT) return false;
+    if (algorithm == GG_ALGORITHM_WIDENED || turned) {
+        if (desc->dtype != GG_BFLOAT16) return false;
+        return !turned || gg_conv_has_form(desc, layout, algorithm);
+    }
+    if (algorithm == GG_ALGORITHM_SPLIT && (options->device->isa != GG_ISA_AMX || desc->dtype != GG_FLOAT32))
+        return false;
+    return layout == direct->output.layout && gg_conv_has_form(desc, layout, algorithm);
+}
+
+void gg_choose_algorithms(const gg_plan_options *options, const gg_op *direct, gg_algorithm out[GG_PASS_COUNT]) {
+    enum { CANDIDATES = sizeof candidates / sizeof *candidates };
+    const gg_cost_model *model = options->costs != NULL ? options->costs : gg_cost_model_of(options->device->isa);
+    for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
+        double seconds[CANDIDATES], least = INFINITY;
+        out[pass] = gg_choose_direct(options, &direct->desc);
+        for (int i = 0; i < CANDIDATES; i++) {
+            const gg_cost_query query = {.desc = &direct->desc,
+                                         .native = gg_cost_is_native(candidates[i], direct->output.layout),
+                                         .input = direct->input[0].layout,
+                                         .output = direct->output.layout,
+                                         .algorithm = candidates[i],
+                                         .pass = (gg_pass)pass,
+                                         .slow = candidates[i] == direct->desc.algorithm && (direct->slow >> pass & 1u),
+                                         .isa = options->device->isa};
+            seconds[i] = is_candidate(options, direct, candidates[i]) ? gg_cost_seconds(model, &query) : INFINITY;
+            least = fmin(least, seconds[i]);
+        }
+        for (int i = 0; i < CANDIDATES && least < INFINITY; i++) {
+            if (seconds[i] > hardly_more * least) continue;
+            out[pass] = candidates[i];
+            break;
+        }
     }
 }

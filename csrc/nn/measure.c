@@ -340,7 +340,7 @@ typedef struct step_bench {
     const gg_plan_options *options;
     const float *weights;
     const gg_conv_choices *algorithms; /* of either order; NULL: those of the options */
-    float *gradients;
+    void *targets, *gradients;
     gg_plan_batch batch;
     double budget, deadline;
     double shortest[2]; /* INFINITY: no step has been completed */
@@ -372,12 +372,32 @@ static gg_status stop_at_deadline(void *context) {
     return gg_clock_now() < b->deadline ? GG_OK : GG_ERROR_CANCELLED;
 }
 
-/* shortest[fallback_first] becomes what the shortest step took, if that is less. GG_ERROR_CANCELLED: the time was spent
- * in the middle of a step. */
-static gg_status time_steps(step_bench *b, bool fallback_first) {
+/* *shortest becomes what the shortest step of a plan with these options took, if that is less. GG_ERROR_CANCELLED: the
+ * time was spent in the middle of a step. */
+static gg_status time_steps(step_bench *b, const gg_plan_options *options, double *shortest) {
     gg_status status = GG_OK;
     gg_plan *plan = NULL;
     const gg_plan_hooks hooks = {.context = b, .poll = stop_at_deadline};
+    GG_TRY(gg_plan_create(b->graph, options, &plan));
+    GG_TRY(fill_inputs(plan, b->graph, options->batch));
+    const double begin = gg_clock_now();
+    double before = begin;
+    for (int step = 0;; step++) {
+        GG_TRY(gg_plan_train(plan, b->weights, b->gradients, &b->batch, 0, &hooks, NULL, NULL));
+        gg_device_finish(options->device);
+        const double now = gg_clock_now(), spent = now - begin;
+        if (now - before < *shortest) *shortest = now - before;
+        before = now;
+        if (spent > TABLES_TOO_LONG || spent > b->budget / (2 * TABLES_ROUNDS)) break;
+        if (step + 1 >= TABLES_LEAST_STEPS && spent > TABLES_SECONDS) break;
+    }
+cleanup:
+    gg_plan_destroy(plan);
+    return status;
+}
+
+/* With one of the orders. */
+static gg_status time_order(step_bench *b, bool fallback_first) {
     const gg_table_choice choice = {.batch = b->options->batch, .fallback_first = fallback_first};
     gg_plan_options own = *b->options;
     own.training = true;
@@ -387,22 +407,7 @@ static gg_status time_steps(step_bench *b, bool fallback_first) {
         own.conv_choice = b->algorithms[fallback_first].choice;
         own.conv_choices = b->algorithms[fallback_first].count;
     }
-    GG_TRY(gg_plan_create(b->graph, &own, &plan));
-    GG_TRY(fill_inputs(plan, b->graph, own.batch));
-    const double begin = gg_clock_now();
-    double before = begin;
-    for (int step = 0;; step++) {
-        GG_TRY(gg_plan_train(plan, b->weights, b->gradients, &b->batch, 0, &hooks, NULL, NULL));
-        gg_device_finish(own.device);
-        const double now = gg_clock_now(), spent = now - begin;
-        if (now - before < b->shortest[fallback_first]) b->shortest[fallback_first] = now - before;
-        before = now;
-        if (spent > TABLES_TOO_LONG || spent > b->budget / (2 * TABLES_ROUNDS)) break;
-        if (step + 1 >= TABLES_LEAST_STEPS && spent > TABLES_SECONDS) break;
-    }
-cleanup:
-    gg_plan_destroy(plan);
-    return status;
+    return time_steps(b, &own, &b->shortest[fallback_first]);
 }
 
 /* Run 1 is expected to take as long as run 0 has; the second round as long as the first. */
@@ -424,26 +429,35 @@ static size_t targets_bytes(const gg_graph *graph, int64_t batch) {
     return most * (size_t)batch * sizeof(float);
 }
 
+static void step_bench_free(step_bench *b) {
+    gg_free(b->targets);
+    gg_device_free(b->options->device, b->gradients);
+}
+
+/* Also where it fails, b is to be freed. */
+static gg_status step_bench_make(step_bench *b, double seconds) {
+    gg_status status = GG_OK;
+    const char *what = "measuring a step";
+    GG_TRY(gg_calloc(targets_bytes(b->graph, b->options->batch) + GG_READ_BEHIND, 1, what, &b->targets));
+    GG_TRY(
+        gg_device_alloc(b->options->device, (gg_graph_arena_count(b->graph) + 1) * sizeof(float), what, &b->gradients));
+    for (int i = 0; i < GG_MAX_FIELDS; i++) b->batch.target[i] = b->targets;
+    b->budget = seconds;
+    b->deadline = gg_clock_now() + seconds;
+    b->shortest[0] = b->shortest[1] = INFINITY;
+cleanup:
+    return status;
+}
+
 gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights,
                             const gg_conv_choices algorithms[2], double seconds, gg_tables_timing *out) {
     gg_status status = GG_OK;
-    void *targets = NULL, *gradients = NULL;
+    step_bench b = {.graph = graph, .options = options, .weights = weights, .algorithms = algorithms};
     *out = (gg_tables_timing){.outcome = GG_TABLES_ONE};
     if (!gg_choose_has_tables(options)) goto cleanup;
-    GG_TRY(gg_calloc(targets_bytes(graph, options->batch) + GG_READ_BEHIND, 1, "measuring a step", &targets));
-    GG_TRY(gg_device_alloc(options->device, (gg_graph_arena_count(graph) + 1) * sizeof(float), "measuring a step",
-                           &gradients));
-    step_bench b = {.graph = graph,
-                    .options = options,
-                    .weights = weights,
-                    .algorithms = algorithms,
-                    .gradients = gradients,
-                    .budget = seconds,
-                    .deadline = gg_clock_now() + seconds,
-                    .shortest = {INFINITY, INFINITY}};
-    for (int i = 0; i < GG_MAX_FIELDS; i++) b.batch.target[i] = targets;
+    GG_TRY(step_bench_make(&b, seconds));
     for (int run = 0; run < 2 * TABLES_ROUNDS && wants_run(&b, run); run++) {
-        status = time_steps(&b, run % 2 == 1);
+        status = time_order(&b, run % 2 == 1);
         if (status == GG_ERROR_CANCELLED) break;
         GG_TRY(status);
     }
@@ -453,11 +467,22 @@ gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *option
     out->outcome = GG_TABLES_MEASURED;
     memcpy(out->seconds, b.shortest, sizeof b.shortest);
 cleanup:
-    gg_free(targets);
-    gg_device_free(options->device, gradients);
+    step_bench_free(&b);
     if (status == GG_ERROR_MEMORY) {
         out->outcome = GG_TABLES_NO_MEMORY;
         status = GG_OK;
     }
+    return status;
+}
+
+gg_status gg_measure_step(const gg_graph *graph, const gg_plan_options *options, const float *weights,
+                          double *seconds) {
+    gg_status status = GG_OK;
+    step_bench b = {.graph = graph, .options = options, .weights = weights};
+    *seconds = INFINITY;
+    GG_TRY(step_bench_make(&b, INFINITY));
+    GG_TRY(time_steps(&b, options, seconds));
+cleanup:
+    step_bench_free(&b);
     return status;
 }

@@ -2,6 +2,7 @@
 #ifndef GG_NN_MEASURE_H
 #define GG_NN_MEASURE_H
 
+#include "nn/cost.h"
 #include "nn/plan.h"
 
 /* One candidate: what a pass took, with the preparation of its weights; the shortest of several runs. */
@@ -24,7 +25,7 @@ gg_status gg_measured_convolutions(const gg_graph *graph, const gg_plan_options 
 gg_status gg_measure_algorithms(const gg_graph *graph, const gg_plan_options *options, const gg_conv_key *wanted,
                                 int wants, double seconds, gg_conv_timing **out, int *count);
 
-/* What came of measuring the order of tables. All but the first leave it to the rule. */
+/* What came of measuring the order of tables. All but the first leave it to the cost model. */
 typedef enum gg_tables_outcome {
     GG_TABLES_MEASURED,
     GG_TABLES_ONE,       /* there is no choice with these options */
@@ -50,5 +51,11 @@ typedef struct gg_conv_choices {
  * time, or are not needed. */
 gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights,
                             const gg_conv_choices algorithms[2], double seconds, gg_tables_timing *out);
+
+/* What a training step takes: the shorter of two on made-up samples. weights: as in gg_measure_tables. */
+gg_status gg_measure_step(const gg_graph *graph, const gg_plan_options *options, const float *weights, double *seconds);
+
+/* How the cost model sees a pass of an operation of the plan. */
+gg_cost_query gg_plan_step_query(const gg_plan *plan, int step, gg_pass pass);
 
 #endif

@@ -79,7 +79,7 @@ void gg_plan_memory_release(gg_plan_memory *memory);
 
 /* Which algorithms convolutions may have. */
 typedef enum gg_conv_algorithm {
-    GG_CONV_AUTO = 0, /* of each the one that was measured to be faster, or by a rule */
+    GG_CONV_AUTO = 0, /* the fastest one by measurement, or by the cost model */
     GG_CONV_DIRECT,
     GG_CONV_WINOGRAD, /* F(4x4,3x3) or F(4x4,5x5) wherever a table has it */
     GG_CONV_ALGORITHMS
@@ -112,10 +112,11 @@ typedef struct gg_plan_options {
     gg_device *fallback;                 /* for what it lacks; may be the same */
     bool choose; /* use for each operation the table known to be faster, not only that of `device` */
     gg_conv_algorithm conv_algorithm;
-    const gg_conv_choice *conv_choice; /* GG_CONV_AUTO: of so many convolutions; all others are chosen by a rule. They
+    const struct gg_cost_model *costs; /* nn/cost.h: chooses where nothing else is said; NULL: this CPU's */
+    const gg_conv_choice *conv_choice; /* GG_CONV_AUTO: of so many convolutions; for all others `costs` choose. They
                                           outlive the plan's creation */
     int conv_choices;
-    const gg_table_choice *table_choice; /* with `choose`: of so many batch sizes; all others are chosen by a rule. They
+    const gg_table_choice *table_choice; /* with `choose`: of so many batch sizes; for all others `costs` choose. They
                                             outlive the plan's creation */
     int table_choices;
     gg_dtype dtype; /* of activations and their gradients: GG_FLOAT32, or GG_BFLOAT16 in every operation that has

@@ -319,6 +319,22 @@ static unsigned passes_with(const gg_algorithm algorithm[GG_PASS_COUNT], gg_algo
     return passes != all ? passes : 0;
 }
 
+/* The algorithms of a convolution's passes. Where the cost model chooses, the layouts are those that it has with sums
+ * of products. */
+static gg_status choose_algorithms(gg_plan *plan, const gg_group *group, const gg_op_desc *desc,
+                                   gg_algorithm out[GG_PASS_COUNT]) {
+    gg_status status = GG_OK;
+    gg_group part = *group;
+    gg_op *direct = NULL;
+    if (!gg_choose_by_cost(&plan->options, desc, out)) goto cleanup;
+    const gg_algorithm algorithm = gg_choose_direct(&plan->options, desc);
+    GG_TRY(create_group(plan, &part, algorithm, 0, &direct));
+    gg_choose_algorithms(&plan->options, direct, out);
+cleanup:
+    gg_op_destroy(direct);
+    return status;
+}
+
 /* The operations of a group's passes; *group becomes what they compute. A convolution may have another algorithm for
  * each pass; where no table has that, the direct one. */
 static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_COUNT]) {
@@ -327,7 +343,7 @@ static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_C
     plan_describe(plan, group, &desc);
     const gg_algorithm direct = gg_choose_direct(&plan->options, &desc);
     gg_algorithm algorithm[GG_PASS_COUNT] = {direct, direct, direct}, first;
-    if (desc.kind == GG_OP_CONV2D) gg_choose_algorithms(&plan->options, &desc, algorithm);
+    if (desc.kind == GG_OP_CONV2D) GG_TRY(choose_algorithms(plan, group, &desc, algorithm));
     first = algorithm[GG_PASS_FORWARD];
     unsigned passes = plan->options.training ? passes_with(algorithm, first, desc.input_grad) : 0;
     status = create_group(plan, group, first, passes, &out[GG_PASS_FORWARD]);
@@ -531,7 +547,7 @@ cleanup:
 
 gg_status gg_plan_build(gg_plan *plan) {
     gg_status status = GG_OK;
-    plan->devices = gg_choose_devices(plan->graph, &plan->options, plan->order);
+    plan->devices = gg_choose_devices(&plan->options, plan->order);
     mark_live(plan);
     mark_nodes(plan);
     gg_group_all(plan);

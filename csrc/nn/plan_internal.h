@@ -213,6 +213,8 @@ gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, vo
 gg_status gg_plan_make(const gg_graph *graph, const gg_plan_options *options, gg_plan **out);
 /* The steps: tables, layouts, reorders, views. */
 gg_status gg_plan_build(gg_plan *plan);
+/* Seconds of its operations, forward and, in training, backward, that the cost model expects. */
+double gg_plan_predicted(const gg_plan *plan);
 
 /* The longest group of at most `most` nodes that begins at a node, of nodes that are in no other group. */
 gg_group gg_group_at(const gg_plan *plan, int first, int most);

@@ -1,4 +1,8 @@
 /* What the operations of a plan are, and what their passes took. */
+#include <math.h>
+#include <string.h>
+
+#include "nn/measure.h"
 #include "nn/plan_internal.h"
 
 void gg_plan_set_timing(gg_plan *plan, bool on) {
@@ -33,6 +37,34 @@ static double pass_bytes(const gg_plan *plan, const gg_step *step, gg_pass pass,
     for (int i = 0; i < step->parameters; i++)
         parameters += (double)gg_graph_parameter(plan->graph, plan->slot[step->first_slot + i])->count * sizeof(float);
     return pass == GG_PASS_DATA ? output + products * (input + parameters) : input + output + parameters;
+}
+
+gg_cost_query gg_plan_step_query(const gg_plan *plan, int number, gg_pass pass) {
+    const gg_op *op = plan->step[number].pass[pass];
+    return (gg_cost_query){.desc = &op->desc,
+                           .native = strcmp(op->backend, "native") == 0,
+                           .input = op->input[0].layout,
+                           .output = op->output.layout,
+                           .algorithm = op->desc.algorithm,
+                           .pass = pass,
+                           .slow = (op->slow >> pass & 1u) != 0,
+                           .isa = plan->options.device->isa};
+}
+
+double gg_plan_predicted(const gg_plan *plan) {
+    const gg_plan_options *o = &plan->options;
+    const gg_cost_model *model = o->costs != NULL ? o->costs : gg_cost_model_of(o->device->isa);
+    double seconds = 0;
+    for (int s = 0; s < plan->steps; s++) {
+        for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
+            if (pass != GG_PASS_FORWARD && !o->training) break;
+            if (pass_products(&plan->step[s], (gg_pass)pass) == 0) continue;
+            const gg_cost_query query = gg_plan_step_query(plan, s, (gg_pass)pass);
+            const double one = gg_cost_seconds(model, &query);
+            if (one < INFINITY) seconds += one;
+        }
+    }
+    return seconds;
 }
 
 gg_step_profile gg_plan_step_profile(const gg_plan *plan, int number) {

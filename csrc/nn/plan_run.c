@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "nn/choose.h"
 #include "nn/plan_pieces.h"
 
 /* Creating -------------------------------------------------------------------------------------------------- */
@@ -88,12 +89,11 @@ cleanup:
     return status;
 }
 
-gg_status gg_plan_make(const gg_graph *graph, const gg_plan_options *options, gg_plan **out) {
+static gg_status make_ordered(const gg_graph *graph, const gg_plan_options *options, gg_plan **out) {
     gg_status status = GG_OK;
     void *block = NULL;
     gg_plan *plan = NULL;
     *out = NULL;
-    GG_TRY(plan_check_options(graph, options));
     GG_TRY(gg_calloc(1, sizeof(gg_plan), "plan", &block));
     plan = block;
     plan->graph = graph;
@@ -112,6 +112,34 @@ gg_status gg_plan_make(const gg_graph *graph, const gg_plan_options *options, gg
     plan = NULL;
 cleanup:
     gg_plan_destroy(plan);
+    return status;
+}
+
+/* Where either table may be asked first, and nothing says which one: the plan that the cost model expects to be the
+ * faster one, the device's if both are equal. */
+gg_status gg_plan_make(const gg_graph *graph, const gg_plan_options *options, gg_plan **out) {
+    gg_status status = GG_OK;
+    gg_plan *plan[2] = {NULL, NULL};
+    *out = NULL;
+    GG_TRY(plan_check_options(graph, options));
+    if (!gg_choose_has_tables(options) || gg_choose_told_table(options) != NULL) {
+        status = make_ordered(graph, options, out);
+        goto cleanup;
+    }
+    for (int i = 0; i < 2; i++) {
+        const gg_table_choice order = {.batch = options->batch, .fallback_first = i == 1};
+        gg_plan_options own = *options;
+        own.table_choice = &order;
+        own.table_choices = 1;
+        GG_TRY(make_ordered(graph, &own, &plan[i]));
+        plan[i]->options.table_choice = options->table_choice;
+        plan[i]->options.table_choices = options->table_choices;
+    }
+    const int best = gg_plan_predicted(plan[1]) < gg_plan_predicted(plan[0]);
+    *out = plan[best];
+    plan[best] = NULL;
+cleanup:
+    for (int i = 0; i < 2; i++) gg_plan_destroy(plan[i]);
     return status;
 }
 

@@ -5,6 +5,7 @@
 #include "comm/mpi/mpi_transport.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/paired_kernels.h"
+#include "nn/cost.h"
 #include "python/python.h"
 
 static PyObject *mpi_info(void) {
@@ -35,12 +36,12 @@ static PyObject *py_info_info(PyObject *module, PyObject *unused) {
         return NULL;
     }
     const gg_isa not_built = gg_isa_not_built();
-    return Py_BuildValue("{sssssssNszsssOsOsisssN}", "compiler", __VERSION__, "cpu", gg_cpu_name(), "isa",
-                         gg_isa_name(isa), "isas", isas, "isa_not_built",
-                         not_built != GG_ISA_SCALAR ? gg_isa_name(not_built) : NULL, "bfloat16", gg_cpu_bfloat16(),
-                         "bfloat16_is_fast", gg_cpu_bfloat16_is_fast() ? Py_True : Py_False, "paired",
-                         gg_paired_kernels_for(isa) != NULL ? Py_True : Py_False, "cores", gg_cpu_count(), "onednn",
-                         gg_onednn_version(), "mpi", mpi);
+    return Py_BuildValue("{sssssssssNszsssOsOsisssN}", "compiler", __VERSION__, "cpu", gg_cpu_name(), "isa",
+                         gg_isa_name(isa), "costs", gg_cost_model_name(gg_cost_model_of(isa)), "isas", isas,
+                         "isa_not_built", not_built != GG_ISA_SCALAR ? gg_isa_name(not_built) : NULL, "bfloat16",
+                         gg_cpu_bfloat16(), "bfloat16_is_fast", gg_cpu_bfloat16_is_fast() ? Py_True : Py_False,
+                         "paired", gg_paired_kernels_for(isa) != NULL ? Py_True : Py_False, "cores", gg_cpu_count(),
+                         "onednn", gg_onednn_version(), "mpi", mpi);
 }
 
 static PyObject *py_info_find_device(PyObject *module, PyObject *args) {

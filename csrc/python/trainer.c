@@ -1,6 +1,7 @@
 /* _core.Trainer: its life, its properties, and the type, which joins the methods of the trainer_*.c. */
 #include <string.h>
 
+#include "nn/cost.h"
 #include "python/trainer.h"
 
 PyTypeObject *gg_py_trainer_type;
@@ -82,25 +83,25 @@ static int read_heads(gg_py_trainer *t, const gg_graph *graph, PyObject *loss) {
 }
 
 static int py_trainer_make(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"graph",   "team",   "loss",      "optimizer",    "strategy",       "seed",  "threads",
-                            "backend", "trace",  "straggler", "compute_time", "conv_algorithm", "dtype", "device",
-                            "fast",    "graphs", NULL};
+    static char *names[] = {"graph",   "team",    "loss",  "optimizer", "strategy",     "seed",
+                            "threads", "backend", "trace", "straggler", "compute_time", "conv_algorithm",
+                            "dtype",   "device",  "fast",  "graphs",    "costs",        NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *graph, *team, *optimizer = NULL, *strategy = NULL, *compute_time = Py_None;
     double *step_seconds = NULL;
     PyObject *loss = NULL;
-    const char *backend = NULL, *conv_algorithm = "auto", *dtype = "float32";
+    const char *backend = NULL, *conv_algorithm = "auto", *dtype = "float32", *costs = NULL;
     PyObject *device = NULL;
     int fast = 0, graphs = 1;
     unsigned long long seed = 0;
     long long trace = 0;
     gg_replica_options options = {.threads = 1};
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$OO!O!KizL(ddK)OssUpp:Trainer", names, gg_py_graph_type,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$OO!O!KizL(ddK)OssUppz:Trainer", names, gg_py_graph_type,
                                      &graph, gg_py_team_type, &team, &loss, &PyDict_Type, &optimizer, &PyDict_Type,
                                      &strategy, &seed, &options.threads, &backend, &trace,
                                      &options.straggler.probability, &options.straggler.delay, &options.straggler.seed,
-                                     &compute_time, &conv_algorithm, &dtype, &device, &fast, &graphs))
+                                     &compute_time, &conv_algorithm, &dtype, &device, &fast, &graphs, &costs))
         return -1;
     if (loss == NULL || optimizer == NULL || strategy == NULL) {
         PyErr_SetString(PyExc_TypeError, "Trainer: loss, optimizer and strategy must be given");
@@ -119,6 +120,10 @@ static int py_trainer_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     memcpy(options.head, t->head, sizeof t->head);
     if (device != NULL && (options.device = PyUnicode_AsUTF8(device)) == NULL) return -1;
     options.fast = fast != 0;
+    if (costs != NULL && (options.costs = gg_cost_model_named(costs)) == NULL) {
+        PyErr_Format(PyExc_ValueError, "costs: there is no cost model '%s'", costs);
+        return -1;
+    }
     options.graphs = graphs != 0;
     options.seed = seed;
     options.trace = trace > 0 ? (size_t)trace : 0;

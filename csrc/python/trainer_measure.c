@@ -1,5 +1,6 @@
 /* _core.Trainer: the time of each part of the network, the trace, memory. */
 #include "base/memory.h"
+#include "nn/measure.h"
 #include "python/trainer.h"
 
 static PyObject *node_backends(PyObject *self, PyObject *unused) {
@@ -96,13 +97,33 @@ static PyObject *set_timing(PyObject *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-static PyObject *pass_dict(const gg_pass_profile *pass) {
-    return Py_BuildValue("{sssssisdsdsO}", "backend", pass->backend, "algorithm", gg_algorithm_name(pass->algorithm),
-                         "products", pass->products, "seconds", pass->seconds, "bytes", pass->bytes, "with_update",
-                         pass->with_update ? Py_True : Py_False);
+/* The names of its row, and its features. */
+static PyObject *cost_pair(const gg_cost_query *query) {
+    double feature[GG_COST_FEATURES];
+    const gg_cost_key key = gg_cost_describe(query, feature);
+    PyObject *features = PyTuple_New(GG_COST_FEATURES);
+    for (int i = 0; features != NULL && i < GG_COST_FEATURES; ++i) {
+        PyObject *one = PyFloat_FromDouble(feature[i]);
+        if (one == NULL) Py_CLEAR(features);
+        else PyTuple_SET_ITEM(features, i, one);
+    }
+    if (features == NULL) return NULL;
+    return Py_BuildValue("((ssOsssss)N)", gg_dtype_name(key.dtype), gg_op_kind_name(key.kind),
+                         key.native ? Py_True : Py_False, gg_layout_name(key.input), gg_layout_name(key.output),
+                         gg_cost_form_name(key.form), gg_algorithm_name(key.algorithm), gg_pass_name(key.pass),
+                         features);
 }
 
-static PyObject *step_dict(const gg_step_profile *step) {
+static PyObject *pass_dict(const gg_pass_profile *pass, const gg_cost_query *query) {
+    PyObject *cost = cost_pair(query);
+    if (cost == NULL) return NULL;
+    return Py_BuildValue("{sssssisdsdsOsN}", "backend", pass->backend, "algorithm", gg_algorithm_name(pass->algorithm),
+                         "products", pass->products, "seconds", pass->seconds, "bytes", pass->bytes, "with_update",
+                         pass->with_update ? Py_True : Py_False, "cost", cost);
+}
+
+static PyObject *step_dict(const gg_plan *plan, int number) {
+    const gg_step_profile made = gg_plan_step_profile(plan, number), *step = &made;
     PyObject *nodes = PyList_New(0), *passes = PyDict_New();
     for (int i = 0; nodes != NULL && i < step->nodes; ++i) {
         PyObject *node = PyLong_FromLong(step->node[i]);
@@ -111,7 +132,8 @@ static PyObject *step_dict(const gg_step_profile *step) {
     }
     for (int pass = 0; passes != NULL && pass < GG_PASS_COUNT; ++pass) {
         if (step->pass[pass].products == 0) continue;
-        PyObject *one = pass_dict(&step->pass[pass]);
+        const gg_cost_query query = gg_plan_step_query(plan, number, (gg_pass)pass);
+        PyObject *one = pass_dict(&step->pass[pass], &query);
         if (one == NULL || PyDict_SetItemString(passes, gg_pass_name((gg_pass)pass), one) < 0) Py_CLEAR(passes);
         Py_XDECREF(one);
     }
@@ -131,8 +153,7 @@ static PyObject *profile(PyObject *self, PyObject *unused) {
     (void)unused;
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && plan != NULL && i < gg_plan_steps(plan); ++i) {
-        const gg_step_profile step = gg_plan_step_profile(plan, i);
-        PyObject *one = step_dict(&step);
+        PyObject *one = step_dict(plan, i);
         if (one == NULL || PyList_Append(list, one) < 0) Py_CLEAR(list);
         Py_XDECREF(one);
     }
@@ -390,6 +411,21 @@ cleanup:
     return result;
 }
 
+static PyObject *measure_step(PyObject *self, PyObject *argument) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const long long batch = PyLong_AsLongLong(argument);
+    double seconds = 0;
+    gg_status status;
+    if (batch == -1 && PyErr_Occurred()) return NULL;
+    if (!gg_py_trainer_is_free(t)) return NULL;
+    t->busy = true;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_replica_measure_step(gg_trainer_replica(t->trainer, 0), batch, &seconds);
+    Py_END_ALLOW_THREADS;
+    t->busy = false;
+    return status == GG_OK ? PyFloat_FromDouble(seconds) : gg_py_raise(status);
+}
+
 static int read_table(PyObject *item, gg_table_choice *out) {
     long long batch;
     const char *name;
@@ -444,6 +480,7 @@ PyMethodDef gg_py_trainer_measures[] = {
     {"measure_tables", measure_tables, METH_VARARGS,
      "Seconds of a training step with each table asked first, and why there are none: batch, within how many seconds, "
      "and the algorithms of convolutions with either first, in place of those that are set."},
+    {"measure_step", measure_step, METH_O, "measure_step($self, batch, /)\n--\n\nSeconds of a training step."},
     {"set_algorithms", set_algorithms, METH_VARARGS,
      "The algorithms of these convolutions, and which table is first for these batch sizes, on the local ranks."},
     {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},

@@ -19,6 +19,7 @@ static gg_status open_devices(gg_replica *r) {
                                       .fallback = r->devices.device,
                                       .choose = r->devices.choose,
                                       .conv_algorithm = o->conv_algorithm,
+                                      .costs = o->costs,
                                       .dtype = o->dtype,
                                       .graphs = o->graphs,
                                       .seed = o->seed,
@@ -193,6 +194,19 @@ gg_status gg_replica_measure_tables(gg_replica *r, int64_t batch, const gg_conv_
     if (r->exchange == NULL) GG_FAIL(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
     const float *weights = gg_state_weights(gg_exchange_state(r->exchange));
     GG_TRY(gg_measure_tables(r->options.graph, &options, weights, algorithms, seconds, out));
+cleanup:
+    gg_parallel_leave(former);
+    return status;
+}
+
+gg_status gg_replica_measure_step(gg_replica *r, int64_t batch, double *seconds) {
+    gg_status status = GG_OK;
+    gg_plan_options options = measured_options(r, batch, true, NULL);
+    const gg_float_mode former = gg_parallel_enter();
+    options.memory = &r->plans.memory; /* not beside that of other plans */
+    if (r->exchange == NULL) GG_FAIL(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
+    const float *weights = gg_state_weights(gg_exchange_state(r->exchange));
+    GG_TRY(gg_measure_step(r->options.graph, &options, weights, seconds));
 cleanup:
     gg_parallel_leave(former);
     return status;

@@ -33,6 +33,7 @@ typedef struct gg_replica_options {
     bool graphs;         /* as in gg_plan_options */
     const char *backend; /* of its tables: as in gg_devices_options. A constant */
     gg_conv_algorithm conv_algorithm;
+    const struct gg_cost_model *costs; /* as in gg_plan_options */
     gg_dtype dtype; /* of activations and what products read: GG_FLOAT32, or GG_BFLOAT16 (gg_plan_options) */
     gg_isa isa;
     size_t trace; /* spans recorded at most; 0: off */
@@ -250,6 +251,8 @@ gg_status gg_replica_measured_convolutions(gg_replica *replica, int64_t batch, b
 gg_status gg_replica_measure_algorithms(gg_replica *replica, int64_t batch, bool training, const gg_table_choice *order,
                                         const gg_conv_key *wanted, int wants, double seconds, gg_conv_timing **out,
                                         int *count);
+/* As gg_measure_step of a training step of this batch, with the rank's weights. Nothing may be in flight. */
+gg_status gg_replica_measure_step(gg_replica *replica, int64_t batch, double *seconds);
 /* As gg_measure_tables, with the rank's weights. Nothing may be in flight. */
 gg_status gg_replica_measure_tables(gg_replica *replica, int64_t batch, const gg_conv_choices algorithms[2],
                                     double seconds, gg_tables_timing *out);

@@ -101,7 +101,7 @@ def time_it(arguments: argparse.Namespace) -> int:
     if arguments.steps is None:
         arguments.steps = _PROFILED if profiled else _STEPS
     common |= {"steps": arguments.steps, "warmup": arguments.warmup, "backend": arguments.backend}
-    common |= {"conv_algorithm": arguments.conv_algorithm, "tune": False if arguments.no_tune else None}
+    common |= {"conv_algorithm": arguments.conv_algorithm, "tune": arguments.tune}
     common |= {"dtype": arguments.dtype, "device": arguments.device, "precision": arguments.precision}
     limits = {"batch_size": (1, HIGHEST), "steps": (1, HIGHEST), "warmup": (0, HIGHEST), "blocks": (1, HIGHEST)}
     check_limits(arguments, limits | {"threads": (1, 4096)})

@@ -474,8 +474,11 @@ def add_machine(parser: argparse.ArgumentParser, saved: bool = False) -> None:
     help_ = f"how 3x3 and 5x5 convolutions are computed; auto: each pass of each layer by the fastest; default: {usual}"
     default = None if saved else "auto"
     parser.add_argument("--conv-algorithm", choices=CONV_ALGORITHMS, default=default, help=help_)
-    help_ = "choose algorithms by fixed rules; default: measure them once, unless $GOSSIPGRAD_TUNE is 0"
-    parser.add_argument("--no-tune", action="store_true", help=help_)
+    help_ = (
+        "measure algorithms before training, for a tenth of the run at most; the same seed may then give other last "
+        "bits in another run; default: $GOSSIPGRAD_TUNE (0 or 1), else only on a GPU with --precision fast"
+    )
+    parser.add_argument("--tune", action=argparse.BooleanOptionalAction, help=help_)
     usual = "the checkpoint's" if saved else "float32"
     help_ = f"in which the network computes; auto: the faster here; default: {usual}"
     parser.add_argument("--dtype", choices=DTYPES, default=None if saved else "float32", help=help_)
@@ -485,5 +488,5 @@ def add_machine(parser: argparse.ArgumentParser, saved: bool = False) -> None:
 
 def machine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The trainer's keywords for what add_machine has added."""
-    names = ("threads", "backend", "conv_algorithm", "dtype", "device", "precision")
-    return {name: getattr(arguments, name) for name in names} | {"tune": False if arguments.no_tune else None}
+    names = ("threads", "backend", "conv_algorithm", "tune", "dtype", "device", "precision")
+    return {name: getattr(arguments, name) for name in names}

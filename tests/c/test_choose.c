@@ -28,74 +28,33 @@ bool __wrap_gg_cpu_bfloat16_is_fast(void);
 const char *__wrap_gg_cpu_bfloat16(void) { return cpu.bfloat16; }
 bool __wrap_gg_cpu_bfloat16_is_fast(void) { return cpu.fast; }
 
-/* A table that has images in blocks of channels, as far as the order of the tables depends on it. */
-static const gg_backend other_table = {.name = "blocks"};
-
-/* One layer on 8x8 pixels; groups 0: a linear one. */
-static gg_graph *one_layer(int64_t channels, int64_t outputs, int64_t groups) {
-    gg_graph *graph = NULL;
-    int node = 0;
-    gg_layer_desc input = layer(GG_LAYER_INPUT, "x"), desc = windowed(GG_LAYER_CONV2D, "conv", outputs, 3, 1, 1);
-    desc.groups = groups;
-    CHECK_OK(gg_graph_create(&graph));
-    CHECK_OK(gg_graph_add(graph, &input, &(gg_shape){3, {channels, 8, 8}}, 0, NULL, &node));
-    if (groups > 0) node = add_layer(graph, desc, node);
-    else node = add_linear(graph, "linear", outputs, add_simple(graph, GG_LAYER_FLATTEN, "flat", node));
-    CHECK_OK(gg_graph_finish(graph, 1, &(gg_head){.node = node}));
-    return graph;
-}
-
-/* The smallest batch of up to 16 for which the native table is asked first; 0: none. */
-static int64_t native_from_at(gg_device *native, gg_isa isa, gg_conv_algorithm algorithm, int64_t channels,
-                              int64_t outputs, int64_t groups) {
-    gg_device other = {.table = &other_table, .threads = 1, .isa = isa}, *order[2];
-    gg_graph *graph = one_layer(channels, outputs, groups);
-    gg_plan_options options = {
-        .batch = 16, .device = &other, .fallback = native, .choose = true, .conv_algorithm = algorithm};
-    int64_t found = 0;
-    for (; options.batch > 0; --options.batch) {
-        CHECK_INT(gg_choose_devices(graph, &options, order), 2);
-        CHECK(order[0] != order[1] && (order[0] == native || order[1] == native));
-        if (order[0] == native) found = options.batch;
-    }
-    gg_graph_destroy(graph);
-    return found;
-}
-
-static int64_t native_from(gg_device *native, int64_t channels, int64_t outputs, int64_t groups) {
-    return native_from_at(native, GG_ISA_AVX512, GG_CONV_AUTO, channels, outputs, groups);
-}
-
-/* The order of the tables: the native one first where it pads its lanes less than the other one its channels, if the
- * plan may choose. */
+/* The order of the tables is the options', if the plan may choose. */
 static void test_order(gg_device *native) {
-    CHECK_INT(native_from(native, 32, 64, 1), 16);
-    CHECK_INT(native_from(native, 3, 32, 1), 16);
-    CHECK_INT(native_from(native, 20, 50, 1), 11); /* 32 * 64 / (20 * 50) = 2.05 times the work */
-    CHECK_INT(native_from(native, 1, 20, 1), 13);
-    CHECK_INT(native_from(native, 20, 20, 20), 16);
-    CHECK_INT(native_from(native, 1, 10, 0), 11);
-
-    /* Winograd's method, which the other table has not without AVX-512. */
-    CHECK_INT(native_from(native, 64, 64, 1), 16);
-    CHECK_INT(native_from_at(native, GG_ISA_AVX2, GG_CONV_AUTO, 64, 64, 1), 7);
-    CHECK_INT(native_from_at(native, GG_ISA_AVX512F, GG_CONV_WINOGRAD, 64, 64, 1), 7);
-    CHECK_INT(native_from_at(native, GG_ISA_AVX2, GG_CONV_DIRECT, 64, 64, 1), 16);
-    CHECK_INT(native_from_at(native, GG_ISA_AVX2, GG_CONV_AUTO, 32, 64, 1), 16);
-    CHECK_INT(native_from_at(native, GG_ISA_AVX2, GG_CONV_AUTO, 64, 64, 64), 16);
-
-    gg_graph *graph = one_layer(3, 32, 1);
+    const gg_backend other_table = {.name = "blocks"};
     gg_device other = {.table = &other_table, .threads = 1}, *order[2];
-    gg_plan_options options = {.batch = 64, .device = &other, .fallback = native};
-    CHECK_INT(gg_choose_devices(graph, &options, order), 2);
+    const gg_table_choice told[] = {{16, false}, {64, true}, {16, true}};
+    gg_plan_options options = {.batch = 64, .device = &other, .fallback = native, .table_choice = told};
+    CHECK_INT(gg_choose_devices(&options, order), 2);
     CHECK(order[0] == &other && order[1] == native);
+    CHECK(gg_choose_told_table(&options) == NULL);
+    options.table_choices = 2;
+    CHECK(gg_choose_told_table(&options) == &told[1]);
+    CHECK_INT(gg_choose_devices(&options, order), 2);
+    CHECK(order[0] == &other); /* as the backend was named */
     options.choose = true;
-    options.fallback = options.device;
-    CHECK_INT(gg_choose_devices(graph, &options, order), 1);
-    options.fallback = NULL;
-    CHECK_INT(gg_choose_devices(graph, &options, order), 1);
+    CHECK_INT(gg_choose_devices(&options, order), 2);
+    CHECK(order[0] == native && order[1] == &other);
+    options.batch = 16;
+    CHECK_INT(gg_choose_devices(&options, order), 2);
     CHECK(order[0] == &other);
-    gg_graph_destroy(graph);
+    options.table_choices = 3; /* the last one counts */
+    CHECK_INT(gg_choose_devices(&options, order), 2);
+    CHECK(order[0] == native);
+    options.fallback = options.device;
+    CHECK_INT(gg_choose_devices(&options, order), 1);
+    options.fallback = NULL;
+    CHECK_INT(gg_choose_devices(&options, order), 1);
+    CHECK(order[0] == &other);
 }
 
 enum { BATCH = 16, HEIGHT = 14, WIDTH = 13 };
@@ -174,11 +133,11 @@ static void test_few_channels(gg_device *native) {
     gg_algorithm chosen[GG_PASS_COUNT];
     const gg_algorithm direct = gg_choose_direct(&options, &op.desc);
     CHECK(gg_choose_has_algorithms(&options, &op));
-    gg_choose_algorithms(&options, &op.desc, chosen);
+    gg_choose_by_cost(&options, &op.desc, chosen);
     CHECK(chosen[GG_PASS_WEIGHTS] == GG_ALGORITHM_TILED);
     CHECK(chosen[GG_PASS_FORWARD] != GG_ALGORITHM_TILED && chosen[GG_PASS_DATA] != GG_ALGORITHM_TILED);
     options.conv_algorithm = GG_CONV_DIRECT;
-    gg_choose_algorithms(&options, &op.desc, chosen);
+    gg_choose_by_cost(&options, &op.desc, chosen);
     CHECK(chosen[GG_PASS_WEIGHTS] == direct);
     options.conv_algorithm = GG_CONV_AUTO;
 
@@ -190,7 +149,7 @@ static void test_few_channels(gg_device *native) {
     options.training = true;
     op.desc.input[0].size[0] = GG_CONV_FEW_CHANNELS + 1;
     CHECK_INT(gg_choose_has_algorithms(&options, &op), gg_choose_has_algorithms(&without, &op));
-    gg_choose_algorithms(&options, &op.desc, chosen);
+    gg_choose_by_cost(&options, &op.desc, chosen);
     CHECK(chosen[GG_PASS_WEIGHTS] != GG_ALGORITHM_TILED);
     op.desc.input[0].size[0] = 3;
     op.output.layout = GG_LAYOUT_CHANNELS16;

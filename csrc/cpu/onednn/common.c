@@ -345,6 +345,7 @@ gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_p
     *step = (gg_dnn_step){.what = what, .needs = needs, .first = op->arguments};
     GG_DNN_TRY(dnnl_primitive_create, &step->primitive, pd);
     op->steps[pass]++;
+    if (pass >= GG_DNN_FORWARD && gg_dnn_is_slow(pd)) op->head.slow |= 1u << (pass - GG_DNN_FORWARD);
     for (int i = 0; i <= binds; i++) {
         gg_dnn_bind it = {DNNL_ARG_SCRATCHPAD, scratchpad_bytes > 0 ? scratchpad : NULL, gg_dnn_at(GG_DNN_SCRATCHPAD)};
         if (i < binds) it = bind[i];

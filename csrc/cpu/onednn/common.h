@@ -68,7 +68,7 @@ typedef struct gg_dnn_step {
 typedef enum gg_dnn_pass {
     GG_DNN_PREPARE_FORWARD = 0,
     GG_DNN_PREPARE_DATA,
-    GG_DNN_FORWARD,
+    GG_DNN_FORWARD, /* from here on in the order of gg_pass */
     GG_DNN_WEIGHTS,
     GG_DNN_DATA,
     GG_DNN_PASSES
