@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
-from gossipgrad import _core, agreement, checkpoint, events, heads
+from gossipgrad import _core, agreement, events, heads
 from gossipgrad._interrupts import Noted
 from gossipgrad.callbacks import (
     Callback,
@@ -266,13 +266,12 @@ class Loop:
 
     def _saved(self) -> BaseException:
         """Save where all ranks have stopped for a signal; what fit is to raise then."""
-        paths = [one.path for one in self.callbacks if isinstance(one, Checkpoint) and one.save_on_signal]
+        chosen = [one for one in self.callbacks if isinstance(one, Checkpoint) and one.save_on_signal]
         try:
-            for path in paths:
-                checkpoint.save(self.trainer, path)
+            call([*chosen], "on_step", self.trainer, self.trainer.step)
         except Exception as error:
             return error
-        return SavedOnSignal(paths)
+        return SavedOnSignal([one.path for one in chosen])
 
     def _keep_place(self, error: BaseException) -> None:
         """A save goes on from here: after an error at which all ranks are at one step of the epoch."""

@@ -157,9 +157,8 @@ def test_the_timeout_is_also_that_of_the_start(mpirun):
         "gg.Team(timeout=0.5)\n"
     )
     done = mpirun(2, text, check=False)
-    assert done.returncode == 1 and "s in MPI_Init for other ranks, which have not come to a Trainer" in done.stderr, (
-        done
-    )
+    text = "s in MPI_Init for other ranks, which have not come to a Trainer"
+    assert done.returncode == 1 and text in done.stderr, done
 
 
 # ---- a forked process

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group, run_group
 
-from gossipgrad import _launch, _leftovers, _preload, _supervisor, environment
+from gossipgrad import _launch, _leftovers, _preload, _supervisor, cli, environment
 from gossipgrad.compare import processes
 
 RUN = [sys.executable, "-c", "import sys; from gossipgrad import _launch; sys.exit(_launch.main(sys.argv[1:]))"]
@@ -245,6 +245,21 @@ def test_errors(bare, capfd, argv, text):
     assert _launch.main(argv) == 2
     err = capfd.readouterr().err
     assert text in err and err.startswith("gossipgrad: ") and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--report", "/nowhere/run.json"], "--report /nowhere/run.json: no such folder: /nowhere"),
+        (["--checkpoint", "{folder}"], "is a folder; allowed: a file"),
+        (["--save-on-signal"], "--save-on-signal: goes with --checkpoint"),
+    ],
+)
+def test_outputs_are_checked_before_ranks_start(bare, capfd, tmp_path, words, text):
+    bare.setattr(_supervisor, "Supervisor", None)
+    given = [word.format(folder=tmp_path) for word in words]
+    assert cli.main(["run", "-n", "2", "train", *given]) == 2
+    assert text in capfd.readouterr().err
 
 
 def test_no_mpiexec(monkeypatch, tmp_path):

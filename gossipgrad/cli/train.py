@@ -175,8 +175,6 @@ def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
         early.argument = option_of("early_stopping_monitor")
         chosen.append(early)
     saving = _keywords(arguments, "checkpoint", ("every", "monitor"))
-    if arguments.save_on_signal and not arguments.checkpoint:
-        raise UsageError("--save-on-signal: goes with --checkpoint")
     if arguments.checkpoint:
         on_signal = arguments.save_on_signal
         checkpoint = checked(lambda: Checkpoint(arguments.checkpoint, save_on_signal=on_signal, **saving))
@@ -191,6 +189,8 @@ def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
 
 def check_outputs(arguments: argparse.Namespace) -> None:
     """A path that cannot be written, or that another output goes to, is an error before training."""
+    if arguments.save_on_signal and not arguments.checkpoint:
+        raise UsageError("--save-on-signal: goes with --checkpoint")
     if _failure.launched_rank() != 0:  # which alone writes most of them
         return
     wanted = [

@@ -19,6 +19,8 @@
 #define TAG_QUESTION 1
 #define TAG_ANSWER 2
 
+#define BETWEEN_ANSWERS 100e-6 /* seconds */
+
 /* What this rank knows of another. */
 typedef enum knowledge { NOT_ASKED = 0, ASKED, ENDED } knowledge;
 
@@ -30,10 +32,7 @@ typedef struct questions {
 } questions;
 
 static questions *first;
-static int exit_code; /* that the process will end with, where that is known before */
 static char empty;
-
-void gg_mpi_note_exit(int code) { exit_code = code; }
 
 /* Whether all ranks of `comm` are ranks of `q`. The same on all of them. */
 static gg_status is_part(MPI_Comm comm, const questions *q, bool *part) {
@@ -163,7 +162,7 @@ cleanup:
     return status;
 }
 
-static int world_rank(void) {
+int gg_mpi_world_rank(void) {
     int rank = 0;
     (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     return rank;
@@ -176,7 +175,7 @@ gg_status gg_mpi_wait_for_ends(double timeout) {
     const double begin = gg_clock_now();
     double next_report = timeout > 0 ? timeout : gg_stall_seconds();
     for (questions *q = first; q != NULL; q = q->next) GG_TRY_MPI(MPI_Ibarrier, q->comm, &q->all);
-    for (int round = 0;; ++round) {
+    for (;;) {
         GG_TRY(answer_all(&ended));
         if (ended) break;
         const double waited = gg_clock_now() - begin;
@@ -185,11 +184,11 @@ gg_status gg_mpi_wait_for_ends(double timeout) {
             if (speaks)
                 fprintf(stderr,
                         "gossipgrad: rank %d has waited for %.0f s in MPI_Finalize for other ranks; it waits on\n",
-                        world_rank(), waited);
+                        gg_mpi_world_rank(), waited);
             asked = true;
             next_report = gg_stall_seconds() > 0 ? waited + GG_STALL_REPEAT * gg_stall_seconds() : 0;
         }
-        gg_mpi_pause(round);
+        gg_clock_sleep(BETWEEN_ANSWERS);
     }
 cleanup:
     while (first != NULL) {
@@ -198,38 +197,6 @@ cleanup:
         gg_free(q->known);
         gg_free(q);
     }
-    return status;
-}
-
-/* Seconds that a rank which need not report waits for the reporting rank to end it. */
-#define SECONDS_TO_BE_ENDED 30.0
-
-void gg_mpi_end_all(int code) {
-    int size = 0;
-    if (MPI_Comm_size(MPI_COMM_WORLD, &size) != MPI_SUCCESS || size < 2) return;
-    if (gg_mpi_first_to_report())
-        fprintf(stderr, "gossipgrad: rank %d ended with exit code %d: this ends all ranks\n", world_rank(),
-                code & 0xff);
-    else gg_clock_sleep(SECONDS_TO_BE_ENDED);
-    gg_mpi_abort(code & 0xff);
-}
-
-/* MPI_Finalize deletes the attributes of MPI_COMM_SELF while MPI still works: called by whoever finalises it. */
-static int at_finalize(MPI_Comm comm, int key, void *value, void *extra) {
-    (void)comm, (void)key, (void)value, (void)extra;
-    if (!gg_mpi_is_here()) return MPI_SUCCESS;
-    if (exit_code != 0) gg_mpi_end_all(exit_code);
-    (void)gg_mpi_wait_for_ends(gg_mpi_stop_timeout()); /* there is no caller left to handle a failure */
-    return MPI_SUCCESS;
-}
-
-gg_status gg_mpi_hook_finalize(void) {
-    gg_status status = GG_OK;
-    int key = MPI_KEYVAL_INVALID;
-    GG_TRY_MPI(MPI_Comm_create_keyval, MPI_COMM_NULL_COPY_FN, at_finalize, &key, NULL);
-    GG_TRY_MPI(MPI_Comm_set_attr, MPI_COMM_SELF, key, NULL);
-    GG_TRY_MPI(MPI_Comm_free_keyval, &key);
-cleanup:
     return status;
 }
 

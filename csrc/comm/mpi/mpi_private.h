@@ -13,11 +13,6 @@ gg_status gg_mpi_check(int code, const char *function);
 
 /* Returns after a while, longer from round to round: between tests of what is waited for. */
 void gg_mpi_pause(int round);
-/* A process that was forked from the one that started MPI has no part in it. Here: this is no such process; ours: and
- * MPI was started here. */
-bool gg_mpi_is_here(void);
-bool gg_mpi_is_ours(void);
-
 /* Whether the library says that it reads and writes memory of GPUs. */
 bool gg_mpi_reads_devices(void);
 
@@ -31,14 +26,7 @@ gg_status gg_mpi_check_ranks(MPI_Comm comm);
 /* From a rank that ends: answers the questions of others until all that can ask it have ended as well. After `timeout`
  * seconds (0: those of comm/stall.h) one rank of a host reports on stderr that it waits, and continues to wait. */
 gg_status gg_mpi_wait_for_ends(double timeout);
-/* From now on MPI_Finalize, whoever calls it, waits so, or ends all ranks where this process ends with another code
- * than 0 (gg_mpi_note_exit). */
-gg_status gg_mpi_hook_finalize(void);
-/* One rank of a host says that this one has ended with this code, then all ranks are ended. Nothing where there is one.
- */
-void gg_mpi_end_all(int code);
-double gg_mpi_stop_timeout(void);
-
+int gg_mpi_world_rank(void);
 /* Keeps the launcher's variables that gg_mpi_first_of_host needs: they may leave the environment once MPI runs. */
 void gg_mpi_keep_launcher(void);
 /* Whether this is the first process of this job on this host to call it with this text. True where that cannot be

@@ -40,9 +40,11 @@ static bool hooked;   /* the ends of MPI and of the process are noticed */
 static bool ours;     /* MPI was started here, and is to be finalised here */
 static pid_t process; /* the process that first called gg_mpi_start; MPI does not work in its forks */
 static double init_seconds, stop_timeout;
+static int exit_code; /* that the process will end with, where that is known before */
 
-bool gg_mpi_is_here(void) { return process == getpid(); }
-bool gg_mpi_is_ours(void) { return ours && gg_mpi_is_here(); }
+void gg_mpi_note_exit(int code) { exit_code = code; }
+
+static bool is_here(void) { return process == getpid(); }
 
 static gg_status check_process(void) {
     if (process == 0 || process == getpid()) return GG_OK;
@@ -155,14 +157,48 @@ cleanup:
     return status;
 }
 
+/* Seconds that a rank which need not report waits for the reporting rank to end it. */
+#define SECONDS_TO_BE_ENDED 30.0
+
+/* One rank of a host says that this one has ended with this code, then all ranks are ended. Nothing where there is one.
+ */
+static void end_all(int code) {
+    int size = 0;
+    if (MPI_Comm_size(MPI_COMM_WORLD, &size) != MPI_SUCCESS || size < 2) return;
+    if (gg_mpi_first_to_report())
+        fprintf(stderr, "gossipgrad: rank %d ended with exit code %d: this ends all ranks\n", gg_mpi_world_rank(),
+                code & 0xff);
+    else gg_clock_sleep(SECONDS_TO_BE_ENDED);
+    gg_mpi_abort(code & 0xff);
+}
+
+/* MPI_Finalize deletes the attributes of MPI_COMM_SELF while MPI still works: called by whoever finalises it. */
+static int at_finalize(MPI_Comm comm, int key, void *value, void *extra) {
+    (void)comm, (void)key, (void)value, (void)extra;
+    if (!is_here()) return MPI_SUCCESS;
+    if (exit_code != 0) end_all(exit_code);
+    (void)gg_mpi_wait_for_ends(stop_timeout); /* there is no caller left to handle a failure */
+    return MPI_SUCCESS;
+}
+
+static gg_status hook_finalize(void) {
+    gg_status status = GG_OK;
+    int key = MPI_KEYVAL_INVALID;
+    GG_TRY_MPI(MPI_Comm_create_keyval, MPI_COMM_NULL_COPY_FN, at_finalize, &key, NULL);
+    GG_TRY_MPI(MPI_Comm_set_attr, MPI_COMM_SELF, key, NULL);
+    GG_TRY_MPI(MPI_Comm_free_keyval, &key);
+cleanup:
+    return status;
+}
+
 /* From now on the end of the process stops MPI; with an exit code other than 0 it ends all ranks. */
 #ifdef __GLIBC__
 static void end_at_exit(int code, void *unused) {
     int initialised = 0, finalised = 0;
     (void)unused;
-    const bool runs = gg_mpi_is_here() && MPI_Initialized(&initialised) == MPI_SUCCESS && initialised &&
+    const bool runs = is_here() && MPI_Initialized(&initialised) == MPI_SUCCESS && initialised &&
                       MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised;
-    if (runs && code != 0) gg_mpi_end_all(code);
+    if (runs && code != 0) end_all(code);
     gg_mpi_stop();
 }
 
@@ -205,7 +241,7 @@ gg_status gg_mpi_start(int launched) {
     process = getpid();
     if (!hooked) {
         hooked = true;
-        GG_TRY(gg_mpi_hook_finalize());
+        GG_TRY(hook_finalize());
         GG_TRY(stop_at_exit());
     }
     GG_TRY_MPI(MPI_Comm_size, MPI_COMM_WORLD, &size);
@@ -252,11 +288,10 @@ cleanup:
 }
 
 void gg_mpi_set_stop_timeout(double seconds) { stop_timeout = seconds; }
-double gg_mpi_stop_timeout(void) { return stop_timeout; }
 
 void gg_mpi_stop(void) {
     bool initialised = false, finalised = false;
-    if (!gg_mpi_is_ours()) return;
+    if (!ours || !is_here()) return;
     if (mpi_alive(&initialised, &finalised) == GG_OK && initialised && !finalised) {
         (void)MPI_Finalize();
     }
