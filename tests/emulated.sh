@@ -89,7 +89,7 @@ for cpu in "$@"; do
             case $name in test_base | test_choose | test_gemm | test_kernels) ;; *) continue ;; esac
         fi
         if [ "$name" = test_gemm ]; then
-            emulated "$cpu" "$program" 300000 # multiply-adds of its largest case
+            emulated "$cpu" "$program" 600000 # multiply-adds of its largest case
         else
             emulated "$cpu" "$program"
         fi

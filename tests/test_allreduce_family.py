@@ -127,6 +127,7 @@ STEADY += [gg.GossipGraD(wire_dtype="bfloat16"), gg.GossipGraD(wire_dtype="bfloa
 STEADY += [gg.LayerwiseAllReduce(wire_dtype="bfloat16"), gg.PeriodicAllReduce(period=3, wire_dtype="bfloat16")]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("strategy", STEADY, ids=repr)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(strategy):
     assert_steady(lambda one: trainer_of(3, OPTIMIZERS["momentum"], one), strategy, 3)

@@ -6,7 +6,7 @@ import cbuild
 import pytest
 from conftest import run_group
 
-LONG = ("test_gemm", "test_paired", "test_plan", "test_split")
+LONG = ("test_gemm", "test_mpi", "test_paired", "test_plan", "test_split")
 
 
 def programs() -> list:

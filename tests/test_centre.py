@@ -239,6 +239,7 @@ def test_traffic(p):
         assert history.last["bytes_sent"] == (2 * 2 * (exchanges + more) + 4) * floats * (p - 1) + barriers(p)
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("strategy", [gg.ElasticAveraging(period=2), *SERVED.values()], ids=repr)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(strategy):
     assert_steady(lambda one: trainer_of(3, OPTIMIZERS["momentum"], one), strategy, 3)
@@ -325,7 +326,7 @@ IMPORT = (
 )
 
 
-@pytest.mark.core(1)
+@pytest.mark.full
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_nothing_is_lost_under_mpi(shared, mpirun):
     """Ranks of different speed; trainers that follow each other on one group."""
@@ -350,6 +351,7 @@ def test_nothing_is_lost_under_mpi(shared, mpirun):
     assert done.stderr == ""
 
 
+@pytest.mark.full
 def test_lenet_learns_under_mpi(mpirun, tmp_path):
     options = ["-m", "gossipgrad", "train", "--strategy", "parameter-server", "--servers", "1", "--dedicated"]
     options += ["--epochs", "1", "--lr", "0.01", "--batch-size", "32", "--report", str(tmp_path / "report.json")]

@@ -233,6 +233,7 @@ def test_weights_that_are_loaded_are_a_new_beginning():
             assert np.abs(centre(trainer) - 1).max() < 10 * LR * 3
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("strategy", [gg.ElasticAveraging(period=2), *SERVED.values()], ids=repr)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(strategy):
     assert_steady(

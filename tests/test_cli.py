@@ -521,6 +521,7 @@ def test_mnist_files_by_option(capsys, tmp_path):
 FULL = "/dev/full"  # a device whose disk is always full
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     "words", [["info"], ["info", "--json"], ["run", "-n", "2", "--print", "train"], ["run", "--help"]]
 )
@@ -583,6 +584,7 @@ def wait_for(path, process):
         time.sleep(0.05)
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("ranks", [None, 3])
 @pytest.mark.parametrize(
     ("sign", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]

@@ -262,6 +262,7 @@ def test_layerwise_is_allreduce_bit_for_bit(net, how):
     assert all(one == hashes[0] for one in hashes)
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("clip", [None, 1e6], ids=["in pieces", "measured"])
 @pytest.mark.parametrize("how", ["strict", "bfloat16", "cyclic, float32"])
 def test_several_messages_of_an_allreduce_have_its_bits(how, clip):
@@ -643,6 +644,7 @@ def test_resuming_is_never_having_stopped(strategy, how, tmp_path):
     assert resumed["train_loss"] == whole["train_loss"]
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("how", ["strict", "float32", "cyclic, bfloat16"])
 @pytest.mark.parametrize(
     "strategy", [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=1), gg.PeriodicAllReduce(period=2)], ids=repr

@@ -709,7 +709,7 @@ def interrupted(mpirun, folder, **options):
     return int(said[0][1])
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize("order", [[(0, 0)], [(1, 0)], [(1, 0), (0, 0.02)]])
 @pytest.mark.parametrize(("strategy", "where"), [("GossipGraD", MANY), ("AllReduce", MANY), ("AllReduce", FEW)])
 def test_all_ranks_stop_after_the_same_step(strategy, where, order, mpirun, tmp_path):

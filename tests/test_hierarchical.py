@@ -167,6 +167,7 @@ def test_traffic_between_and_inside_nodes():
     assert history.schedule == facts | {"nodes": 2, "ranks_per_node": 2}
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("options", [{}, {"staleness": 1}, {"exchange": "gradients", "staleness": 1}], ids=repr)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(options):
     strategy = gg.GossipGraD(hierarchical=True, ranks_per_node=3, **options)

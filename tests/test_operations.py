@@ -520,7 +520,7 @@ def test_single_operations_free_their_memory():
 # ---- oneDNN with other instruction sets
 
 
-@pytest.mark.core(1)
+@pytest.mark.full
 @pytest.mark.skipif(
     not ONEDNN or "GOSSIPGRAD_ISA" in os.environ, reason="built without oneDNN, or an ISA is forced already"
 )
@@ -542,6 +542,7 @@ def test_onednn_limited(isa):
 # ---- products of float32 with paired terms where they are not, and without where they are
 
 
+@pytest.mark.full
 @pytest.mark.skipif("GOSSIPGRAD_PAIRED" in os.environ, reason="forced already")
 def test_other_products():
     files = ["tests/test_operations.py", "tests/test_lstm_of_tokens.py", "tests/test_computed_gradients.py"]

@@ -359,6 +359,7 @@ def test_saved_with_an_exchange_in_flight(strategy, tmp_path):
     assert np.array_equal(arena(other, "outer"), arena(half, "outer"))
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("strategy", [gg.DiLoCo(period=3, fragments=2), gg.NoLoCo(period=3, fragments=2)], ids=repr)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(strategy):
     assert_steady(lambda one: trainer_of(3, OPTIMIZERS["momentum"], one), strategy, 3, warm=3)

@@ -196,6 +196,7 @@ def test_traffic(p):
         assert record["messages_sent"] == pytest.approx(2 * record["steps"] * (p - 1) * slices * chunks)
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize(("overlap", "partition"), WAYS)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(overlap, partition):
     strategy = gg.OverlappedAveraging(overlap=overlap, partition_fc=partition, chunk_bytes=64)
@@ -232,6 +233,7 @@ def dag_run(p, strategy, sizes, steps=4, **options):
     return seen, taken
 
 
+@pytest.mark.core(3)
 @pytest.mark.parametrize("backend", ["auto", "native", "onednn"])
 @pytest.mark.parametrize("p", [2, 3, 8])
 def test_any_network_any_batches(p, backend, monkeypatch):
@@ -322,7 +324,7 @@ def test_bytes_of_inputs_and_errors(p):
     trainer.close()
 
 
-@pytest.mark.core(1)
+@pytest.mark.full
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_growing_batches_under_mpi(shared, mpirun):
     """Room for more samples is made while weights are under way; the ways change from step to step."""

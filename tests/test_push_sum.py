@@ -151,6 +151,7 @@ def test_another_strategy_in_mid_run_begins_with_scalars_of_1():
         trainer.core.push_sum_since = -1
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(staleness):
     push_sum = gg.GossipGraD(topology=irregular(5), push_sum=True, staleness=staleness)

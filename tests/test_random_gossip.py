@@ -140,6 +140,7 @@ def test_partners_are_drawn_uniformly():
     assert heard[[0, 2, 3]].sum() == trials and (abs(heard[[0, 2, 3]] - trials / 3) < 4 * (trials * 2 / 9) ** 0.5).all()
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("push_sum", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(kind, push_sum):

@@ -469,6 +469,7 @@ def shrunk_twice(comm=None):
     return found, rank
 
 
+@pytest.mark.full
 def test_mpi_gives_the_bits_of_the_virtual_cluster(mpirun):
     script = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport json\nimport test_shrink_core\n"

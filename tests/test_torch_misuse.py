@@ -693,6 +693,7 @@ def test_a_wait_is_placed_in_the_users_file():
     assert found.startswith("test_torch_misuse.py, line "), found
 
 
+@pytest.mark.full
 def test_misuse_under_mpi_ends_in_errors_on_all_ranks(mpirun):
     done = mpirun(2, MISUSE, env=torch_env() | {"GOSSIPGRAD_STALL_SECONDS": "0.3"}, check=False)
     lines = done.stdout.splitlines()

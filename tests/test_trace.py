@@ -187,6 +187,7 @@ def test_the_file_shows_the_way_of_samples(tmp_path):
     assert {e["name"] for e in events if e.get("tid") == 2 and e["ph"] != "M"} == {"batch"}
 
 
+@pytest.mark.full
 def test_the_file_of_mpi_ranks(tmp_path, mpirun):
     head = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport pathlib, test_trace\nimport gossipgrad as gg\n"

@@ -46,7 +46,7 @@ def fitted(strategy, data, comm, epochs=1, batch_size=37, **options):
 # ---- learning
 
 
-@pytest.mark.core(99)
+@pytest.mark.core(12)
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("topology", ["dissemination", "cube"])
 @pytest.mark.parametrize("p", range(1, 9))
