@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 
 import gossipgrad as gg
@@ -265,3 +266,42 @@ def test_checkpoints_as_users_of_ddp_write_them(mpirun):
         line[2] == "True" for line in lines if line[0] != "loaded"
     )
     assert sum(line[0] == "apart" for line in lines) == sum(line[0] == "differ" for line in lines) == 4, done.stdout
+
+
+IRREGULAR = [[1, 2, 3, 4, 0], [1, 0, 0, 0, 0]]
+
+
+def silent(model):
+    """A step that mixes and changes nothing."""
+    model(torch.zeros(2, 4)).sum().backward()
+    model.step()
+
+
+@pytest.mark.parametrize("how", ["state of all", "weights"])
+def test_what_is_loaded_is_the_mean_that_push_sum_keeps(how):
+    """Its scalars begin at 1 there: with those of another past the mean would move as weights are mixed."""
+    strategy = gg.GossipGraD(topology=IRREGULAR, push_sum=True, exchange="weights")
+
+    def ranks():
+        return gg.torch.replicas(lambda: torch.nn.Linear(4, 3), 5, gg.SGD(0.0), strategy)
+
+    models = ranks()
+    models.run(lambda model, rank: [silent(model) for _ in range(3)])
+    if how == "state of all":
+        state = models.consensus_training_state()
+        models = ranks()
+        models.load_training_states([state] * 5)
+    else:
+        state = models[0].consensus_state_dict()
+        for model in models:
+            model.load_state_dict(state)
+    generator = np.random.default_rng(1)
+    own = [generator.standard_normal((3, 4)).astype(np.float32) for _ in range(5)]
+    core = models[0]._group.core
+    assert core.push_sum_since == 3
+    for rank, array in enumerate(own):  # ranks that differ
+        core.load_arena("weight", core.arena("weight", rank) | {"weight": array}, rank)
+    mean = np.mean(own, axis=0, dtype=np.float64)
+    for _ in range(4):
+        np.testing.assert_allclose(models[0].consensus_state_dict()["weight"].numpy(), mean, atol=1e-6)
+        models.run(lambda model, rank: silent(model))

@@ -169,12 +169,12 @@ class Group:
         """
         state = [self.state(rank) for rank in range(len(self.layers))]
         consensus = self.core.consensus_weights()
-        step = self.core.step
+        step, since = self.core.step, self.core.push_sum_since
         self._before = [self.counts(rank) for rank in range(len(self.layers))]
         self.layers = [[layers[place] for place in order] for layers in self.layers]
         del self.core
         self.core = self._made()
-        self.core.step = step
+        self.core.step, self.core.push_sum_since = step, since
         self.core.load_consensus(consensus)  # first, since it sets outer weights too
         for rank, own in enumerate(state):
             for name, arrays in own.items():

@@ -167,6 +167,7 @@ def check_state(
         raise ValueError(f"state: has no {missing[0]!r}; {_MADE}")
     try:
         step = integer("state: step", state["step"], 0)
+        integer("state: push_sum_since", state.get("push_sum_since", 0), 0, step)
     except TypeError as error:
         raise ValueError(str(error)) from None
     given = _mapping("state: arenas", state["arenas"])

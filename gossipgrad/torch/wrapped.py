@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gossipgrad import _stall, agreement, outputs, trace
+from gossipgrad import _stall, agreement, mixing, outputs, trace
 from gossipgrad.cluster import Network, VirtualCluster, refuse
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import LARGEST, CommunicationError, flag, named_keywords, number, warn
@@ -397,13 +397,17 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return original(self.module).state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The module's own. The optimiser's moments stay. Collective; ValueError: ranks load states that differ."""
+        """The module's own. Collective; ValueError: ranks load states that differ.
+
+        Moments of the optimiser stay. Residues of compression and the copies of partners begin at zero.
+        """
         self._check_outside_of_run("load_state_dict()")
         with agreement.agreed(self._group.team, "load_state_dict") as one:
             one.facts = {"state_dict": lambda: checksums_of(state_dict)}
         self._settle("load_state_dict")
         result = original(self.module).load_state_dict(state_dict, *args, **kwargs)
         self._group.load_module(self._local)
+        mixing.forget(self._group.core)
         self._step.pending.clear()
         self._step.rested = False
         self._rest()
@@ -497,6 +501,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return {
             **owner,
             "step": self.steps,
+            "push_sum_since": self._group.core.push_sum_since,
             "settings": self._group.settings(),
             "order": [layer.key for layer in self._layers],
             "learning_rate": self._group.rate,
@@ -546,6 +551,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if self._group.unfused:
             self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would keep its tensors
         core.step = self._done = step
+        core.push_sum_since = step if of_all else int(state.get("push_sum_since", 0))
         self._group.set_rate(rate)
         self._step.forget_gradients()
         self._step.note_pending(range(len(self._layers)))
