@@ -1,4 +1,4 @@
-"""Makes csrc/nn/cost_*.inc: coefficients of the cost model, from measurements of this machine. Needs SciPy.
+"""Makes csrc/nn/cost_*.c: coefficients of the cost model, from measurements of this machine. Needs SciPy.
 
     python tools/fit_costs.py measure costs-zen4.jsonl --seconds 90
     python tools/fit_costs.py fit zen4=costs-zen4.jsonl avx512=costs-zen4.jsonl+costs-unpaired.jsonl:linear
@@ -358,11 +358,15 @@ def fit(arguments: argparse.Namespace) -> None:
             rows |= {row: own for row, own in made.items() if not words or set(words.split(",")) & set(row)}
             print(f"{name}: {len(records)} times of {paths}, {len(rows)} rows")
             report(records, rows)
-        lines = ["/* Made by tools/fit_costs.py: nanoseconds of each feature. */"]
+        lines = ["/* Made by tools/fit_costs.py. */", '#include "nn/cost_internal.h"', "", "/* clang-format off */"]
+        lines += ["static const gg_cost_row rows[] = {"]
         for row, coefficients in sorted(rows.items()):
             numbers = ", ".join(f"{one:.4g}" for one in coefficients)
-            lines.append(f"ROW({', '.join(map(constant, row))}, {numbers}),")
-        (ROWS / f"cost_{name}.inc").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            lines.append(f"GG_COST_ROW({', '.join(map(constant, row))}, {numbers}),")
+        lines += ["};", "/* clang-format on */", ""]
+        count = "(int)(sizeof rows / sizeof *rows)"
+        lines += [f'const gg_cost_model gg_cost_{name} = {{.name = "{name}", .row = rows, .rows = {count}}};']
+        (ROWS / f"cost_{name}.c").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -389,7 +393,7 @@ def main() -> None:
     one.set_defaults(run=check)
     one = commands.add_parser("fit", help="write the rows of a kind of CPU")
     help_ = (
-        "a file cost_NAME.inc each; rows of the files behind a + replace those of the files before it, with words only "
+        "a file cost_NAME.c each; rows of the files behind a + replace those of the files before it, with words only "
         "those that have one of them in their key"
     )
     one.add_argument("sets", nargs="+", metavar="NAME=FILE[,FILE...][+FILE:WORD,...]", help=help_)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "nn/cost_internal.h"
 
 const char *gg_cost_form_name(gg_cost_form form) {
     static const char *const names[GG_COST_FORMS] = {
@@ -183,59 +184,17 @@ gg_cost_key gg_cost_describe(const gg_cost_query *q, double feature[GG_COST_FEAT
     return key;
 }
 
-/* Nanoseconds of a feature. */
-typedef struct cost_row {
-    gg_cost_key key;
-    double coefficient[GG_COST_FEATURES];
-} cost_row;
-
-struct gg_cost_model {
-    const char *name;
-    const cost_row *row;
-    int rows;
-};
-
-#define ROW(dtype, kind, native, input, output, form, algorithm, pass, ...)                                            \
-    {                                                                                                                  \
-        {GG_##dtype,                                                                                                   \
-         GG_OP_##kind,                                                                                                 \
-         native,                                                                                                       \
-         GG_LAYOUT_##input,                                                                                            \
-         GG_LAYOUT_##output,                                                                                           \
-         GG_COST_##form,                                                                                               \
-         GG_ALGORITHM_##algorithm,                                                                                     \
-         GG_PASS_##pass},                                                                                              \
-        {                                                                                                              \
-            __VA_ARGS__                                                                                                \
-        }                                                                                                              \
-    }
-
-static const cost_row zen4_rows[] = {
-#include "nn/cost_zen4.inc"
-};
-static const cost_row avx512_rows[] = {
-#include "nn/cost_avx512.inc"
-};
-static const cost_row avx2_rows[] = {
-#include "nn/cost_avx2.inc"
-};
-static const cost_row scalar_rows[] = {
-#include "nn/cost_scalar.inc"
-};
-
-#define MODEL(name)                                                                                                    \
-    { #name, name##_rows, (int)(sizeof name##_rows / sizeof *name##_rows) }
-static const gg_cost_model models[] = {MODEL(zen4), MODEL(avx512), MODEL(avx2), MODEL(scalar)};
-enum { ZEN4, AVX512, AVX2, SCALAR };
+static const gg_cost_model *const models[] = {&gg_cost_zen4, &gg_cost_avx512, &gg_cost_avx2, &gg_cost_scalar};
 
 const gg_cost_model *gg_cost_model_of(gg_isa isa) {
-    if (isa >= GG_ISA_AVX512F) return &models[isa == GG_ISA_AVX512 && gg_cpu_pairs_products() ? ZEN4 : AVX512];
-    return &models[isa == GG_ISA_AVX2 ? AVX2 : SCALAR];
+    if (isa == GG_ISA_AVX512 && gg_cpu_pairs_products()) return &gg_cost_zen4;
+    if (isa >= GG_ISA_AVX512F) return &gg_cost_avx512;
+    return isa == GG_ISA_AVX2 ? &gg_cost_avx2 : &gg_cost_scalar;
 }
 
 const gg_cost_model *gg_cost_model_named(const char *name) {
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
-        if (strcmp(models[i].name, name) == 0) return &models[i];
+        if (strcmp(models[i]->name, name) == 0) return models[i];
     return NULL;
 }
 
@@ -252,7 +211,7 @@ static int likeness(const gg_cost_key *a, const gg_cost_key *b) {
 double gg_cost_seconds(const gg_cost_model *model, const gg_cost_query *query) {
     double feature[GG_COST_FEATURES], nanoseconds = 0;
     const gg_cost_key key = gg_cost_describe(query, feature);
-    const cost_row *found = NULL;
+    const gg_cost_row *found = NULL;
     int best = -1;
     for (int i = 0; i < model->rows; i++) {
         const int like = likeness(&model->row[i].key, &key);

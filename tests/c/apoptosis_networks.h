@@ -285,7 +285,9 @@ static inline float *random_arena(const gg_graph *graph, uint64_t seed) {
 /* The main output of RUN_BATCH random samples; the caller frees. */
 static inline float *run_network(const gg_graph *graph, const float *weights, uint64_t seed) {
     gg_plan *plan = NULL;
-    gg_plan_options options = {.batch = RUN_BATCH, .device = device, .fallback = device};
+    /* Sums of products skip channels that are left out, bit for bit. */
+    gg_plan_options options = {
+        .batch = RUN_BATCH, .device = device, .fallback = device, .conv_algorithm = GG_CONV_DIRECT};
     float *head[GG_MAX_FIELDS] = {0}, *x = NULL;
     const gg_shape *shape = &gg_graph_node(graph, gg_graph_input(graph, 0))->shape;
     const int64_t values = gg_shape_count(shape);
