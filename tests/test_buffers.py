@@ -39,7 +39,7 @@ def test_in_the_virtual_cluster(name, monkeypatch):
     assert checked["virtual_seconds"] == plain["virtual_seconds"]
 
 
-@pytest.mark.core(1)
+@pytest.mark.full
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_under_mpi(shared, mpirun):
     text = test_mpi.IMPORT + "import test_buffers\nfor name in test_buffers.NAMES: test_buffers.fit(name, epochs=1)\n"

@@ -658,6 +658,7 @@ def test_ctrl_c_ends_all_ranks(tmp_path):
     assert Trainer.load(tmp_path / "c", comm=VirtualCluster(2)).epoch >= 1
 
 
+@pytest.mark.full
 def test_ranks_print_and_fail_once(mpirun):
     done = mpirun(3, ["-m", "gossipgrad", "train", *QUICK])
     assert done.stdout.count("epoch 2/2") == 1 and "\r" not in done.stdout

@@ -62,8 +62,8 @@ def answers(done):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-@pytest.mark.core(2)
-@pytest.mark.parametrize("p", [1, 3, 4])
+@pytest.mark.core(1)
+@pytest.mark.parametrize("p", [3, 1, 4])
 def test_the_same_to_rounding(p, mpirun):
     text = HEAD + (
         "both, runs = gg.strategies.COLLECTIVES, test_collectives.RUNS\n"

@@ -376,7 +376,7 @@ def test_ranks_per_node_that_are_no_number(mpirun):
     mpirun(3, text)
 
 
-@pytest.mark.core(1)
+@pytest.mark.full
 @pytest.mark.parametrize("shared", ["1", "0"])
 def test_trainers_that_are_left_in_mid_step(shared, mpirun):
     """Dropped with messages under way, while others of the group are still computing; the next one is not disturbed."""

@@ -72,6 +72,7 @@ def test_against_float64(shape):
         assert error <= BOUND, f"{what}: {error:.1f} of {BOUND}"
 
 
+@pytest.mark.full
 def test_threads_give_the_same_bits():
     for shape in (SHAPES[4], SHAPES[6], SHAPES[11], SHAPES[13]):
         given = arrays(shape, *shape)

@@ -173,6 +173,7 @@ MPI_CASES = {
 }
 
 
+@pytest.mark.full
 def test_under_mpi_the_same_bits_as_replicas(mpirun):
     import hashlib
 
