@@ -132,25 +132,21 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
         }
     }
 
-    /* Read once: the stores below could be to any of them. */
-    const bool add = t->add, relu = !lanes && t->relu;
-    const float *const bias = lanes ? NULL : t->bias, *const start = lanes ? NULL : t->start;
+    /* One branch for all of a tile: one for each vector takes the compiler longer than the sums. */
     const int64_t y_row = t->y_row, y_delta = t->y_delta;
-    float *const first = t->y;
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-        float *y = first + r * y_row;
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) {
-            gg_vec *place = (gg_vec *)(y + v * y_delta);
-            gg_vec value = sum[r][v];
-            if (add) value += *place;
-            else if (bias) value += bias[r];
-            else if (start) value += *(const gg_vec *)(start + v * GG_VECTOR);
-            if (relu) value = GG_MAX((gg_vec){0}, value); /* in this order NaN stays NaN */
-            *place = value;
-        }
+    float *const y = t->y;
+#define GG_TILE_EACH(statement)                                                                                        \
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r) _Pragma("GCC unroll 4") for (int v = 0; v < V; ++v) statement
+    if (t->add) {
+        GG_TILE_EACH(sum[r][v] += *(const gg_vec *)(y + r * y_row + v * y_delta));
+    } else if (!lanes && t->bias) {
+        GG_TILE_EACH(sum[r][v] += t->bias[r]);
+    } else if (!lanes && t->start) {
+        GG_TILE_EACH(sum[r][v] += *(const gg_vec *)(t->start + v * GG_VECTOR));
     }
+    if (!lanes && t->relu) GG_TILE_EACH(sum[r][v] = GG_MAX((gg_vec){0}, sum[r][v])); /* in this order NaN stays NaN */
+    GG_TILE_EACH(*(gg_vec *)(y + r * y_row + v * y_delta) = sum[r][v]);
+#undef GG_TILE_EACH
 }
 
 /* The tiles there are, as X(rows, vectors). */
