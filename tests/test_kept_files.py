@@ -35,11 +35,13 @@ def said(kept, name):
     return json.loads((kept / f"{name}.json").read_text())
 
 
-def assert_close(found, kept, name, close=1e-3):
+def assert_close(found, kept, name, close=1e-3, but=()):
+    """but: names of what is not compared."""
     wanted = np.load(kept / f"{name}.after.npy")
     flat = np.concatenate([one.ravel() for one in found.values()])
+    compared = np.concatenate([np.full(one.size, key not in but) for key, one in found.items()])
     assert flat.shape == wanted.shape
-    assert np.abs(flat - wanted).max() <= close * np.abs(wanted).max()
+    assert np.abs(flat - wanted)[compared].max() <= close * np.abs(wanted).max()
 
 
 def ranks_of(case):
@@ -168,8 +170,9 @@ def test_a_training_state_of_torch_goes_on(optimizer, kept, arrays):
     models.load_training_states([torch.load(kept / f"torch_{optimizer}_{rank}.pt") for rank in range(2)])
     assert models[0].steps == facts["step"] and make.torch_state(models) == facts["state"]
     make.torch_steps(models, arrays["x"], arrays["y"], 5, 8)
-    after = models[0].consensus_state_dict()
-    assert_close({key: one.numpy() for key, one in after.items() if "num_" not in key}, kept, f"torch_{optimizer}")
+    after = {key: one.numpy() for key, one in models[0].consensus_state_dict().items() if "num_" not in key}
+    # The gradient of a bias before a normalisation is rounding alone, of which Adam makes whole steps.
+    assert_close(after, kept, f"torch_{optimizer}", but=["0.bias"])
 
 
 @pytest.mark.filterwarnings("ignore:Trying to unpickle")  # of another version of scikit-learn
