@@ -3,8 +3,9 @@
 #
 # Builds the variant into a folder of its own (the source tree's core stays as it is), runs the C programs of
 # tests/c, and trains a little with two MPI ranks and with four virtual ranks, and in random configurations of the
-# strategies in which ranks answer each other. Any report is an error.
-# Wants setuptools, numpy and the wheels of the build in the Python that runs it ($PYTHON, default: python).
+# strategies in which ranks answer each other. asan also runs a sample of the Python tests, which has to call every
+# function of the compiled core. Any report is an error.
+# Wants setuptools, numpy, pytest and the wheels of the build in the Python that runs it ($PYTHON, default: python).
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -64,10 +65,17 @@ wrapper() { # path, preload list
     chmod +x "$1"
 }
 
+# Without the variant's folder Python would find the core of the source tree, and all would be clean.
+is_variant() { # variant
+    guarded "$scratch/$1-run" "$python" -c "import gossipgrad, gossipgrad._build as b
+where = gossipgrad._core.__file__
+assert b.VARIANT == '$1' and where.startswith('$scratch/$1/'), (b.VARIANT, where)"
+}
+
 trainings() { # variant
     cd "$scratch"
     export PYTHONPATH=$scratch/$1 PYTHONMALLOC=malloc
-    "$scratch/$1-run" "$python" -c "import gossipgrad._build as b; assert b.VARIANT == '$1', b.VARIANT"
+    is_variant "$1"
     local strategy
     for strategy in gossipgrad allreduce "gossipgrad --slices 3 --staleness 1 --final-mix"; do
         step "$1: two MPI ranks, $strategy"
@@ -83,6 +91,38 @@ trainings() { # variant
     unset PYTHONPATH PYTHONMALLOC
 }
 
+# A sample of the Python tests, 20 seconds of a core in all. tests/bindings.py fails where it calls a function of the core no
+# longer: add a test that does. None of these starts another Python, which would find the core of the source tree.
+# A report goes to file descriptor 2, which pytest must not capture: it would be lost with the process.
+sample() {
+    local names=$scratch/bindings tests=$root/tests
+    mkdir "$names" "$scratch/files"
+    cd "$scratch"
+    export PYTHONPATH=$scratch/asan:$tests PYTHONMALLOC=malloc GOSSIPGRAD_BINDINGS=$names
+    is_variant asan
+    step "asan: a sample of the Python tests"
+    guarded "$scratch/asan-run" "$python" -m pytest -q --capture=sys -p bindings -p no:cacheprovider --rootdir "$root" \
+        "$tests"/test_{kept_files,checkpoint,team,exchange_state,exchange,shrink,shrink_core,profile}.py \
+        "$tests"/test_{shards,push_sum,outer_steps,draws,carried,options,trace,sources,algorithms}.py -k "$(sampled)"
+    step "asan: two MPI ranks that train, save and go on"
+    guarded "$mpiexec" -n 2 --bind-to none "$scratch/asan-run" "$python" "$tests/sanitize_ranks.py" "$scratch/files"
+    guarded "$scratch/asan-run" "$python" "$tests/bindings.py" "$names"
+    unset PYTHONPATH PYTHONMALLOC GOSSIPGRAD_BINDINGS
+}
+
+sampled() { # as pytest's -k wants it
+    local name wanted=''
+    for name in a_checkpoint_goes_on 'test_virtual_clocks_go_on and free' 'test_team and not mpi' saved_and_loaded \
+        a_run_and_a_step 'same_bits_as_a_trainer and server' that_only_began only_modules_of_torch shows_the_waits \
+        'born_small and packed' a_larger_network_is_put_back plan_is_of_the_weights an_event_that_is_undone goes_on_after_an_event \
+        products_and_bytes step_and_bench_use given_the_first_table measurement_that_fails noloco_to_diloco \
+        groups_part sorted_samples two_cycles_by_hand words_are_the_cores two_batches_are_one_sequence the_core_knows \
+        trains_as_memory_does attributes_of_a_source; do
+        wanted+="${wanted:+ or }($name)"
+    done
+    printf '%s' "$wanted"
+}
+
 library() { gcc -print-file-name="$1"; }
 
 for variant in "${@:-asan tsan}"; do for variant in $variant; do
@@ -95,6 +135,7 @@ for variant in "${@:-asan tsan}"; do for variant in $variant; do
         programs asan "$objects"
         wrapper "$scratch/asan-run" "$(library libasan.so):$(library libubsan.so):$(library libstdc++.so)"
         ASAN_OPTIONS=detect_leaks=0 trainings asan
+        ASAN_OPTIONS=detect_leaks=0 sample
         ;;
     tsan)
         # Without the fixed address layout, and with PMIx's and UCX's own tricks off, or it does not start.

@@ -413,3 +413,20 @@ def test_under_mpi_the_same_bits(mpirun: Any, tmp_path: Any) -> None:
         for rank in range(3):
             said = "samples=" if rank == 1 else "rank 1: samples="
             assert lines[f"samples {rank} {wrong}"].startswith(f"{kind}: {said}"), lines
+
+
+@pytest.mark.parametrize(("strategy", "current"), [(gg.AllReduce(), True), (gg.GossipGraD(staleness=1), False)])
+def test_what_only_modules_of_torch_ask_the_core(strategy: gg.Strategy, current: bool) -> None:
+    arrays = {"big": np.ones((130, 130)), "small": np.ones(5)}
+    x = gg.Exchange(arrays, strategy=strategy, comm=gg.VirtualCluster(2))
+    assert x.core.current_at_end() == current
+    assert set(x.core.large()) <= {"big"}
+
+    def train(replica: gg.exchange.Replica) -> None:
+        replica.step({name: np.full_like(array, 2) for name, array in replica.weights.items()})
+        x.core.wait(replica.rank)
+        x.core.zero_gradients(replica.rank)
+        assert not replica.gradients["small"].any()
+        assert bool(replica.gradients["big"].any()) == ("big" in x.core.large())
+
+    x.run(train)

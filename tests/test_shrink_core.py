@@ -364,7 +364,8 @@ def test_a_plan_is_of_the_weights_that_it_was_made_of(name):
         load()
         with pytest.raises(RuntimeError, match="is not of the present step, weights and network of the trainer"):
             core.apply_shrink(plan, trainer.net.resized(plan.outputs).graph)
-    plan = core.plan_shrink({"conv": 0.5, "fc": 0.5})
+    plan, again = (core.plan_shrink({"conv": 0.5, "fc": 0.5}) for _ in range(2))
+    assert plan.hash == again.hash
     core.load_arena("momentum", moments, 1)  # of which a plan is not made
     core.apply_shrink(plan, trainer.net.resized(plan.outputs).graph)
     trainer.close()

@@ -289,20 +289,11 @@ static void py_dataset_dealloc(PyObject *self) {
 
 static Py_ssize_t py_dataset_length(PyObject *self) { return (Py_ssize_t)((gg_py_dataset *)self)->set.count; }
 
-static PyObject *get_shape(PyObject *self, void *unused) {
-    (void)unused;
-    return gg_py_shape_tuple(&((gg_py_dataset *)self)->set.field[0].shape);
-}
-
-static PyGetSetDef properties[] = {{"shape", get_shape, NULL, "The shape of a sample's first input.", NULL},
-                                   {NULL, NULL, NULL, NULL, NULL}};
-
 static PyType_Slot slots[] = {
     {Py_tp_doc, "A set: inputs uint8, float32 or int32 tokens, targets int32 classes or float32, weights float32."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, py_dataset_init},
     {Py_tp_dealloc, py_dataset_dealloc},
-    {Py_tp_getset, properties},
     {Py_sq_length, py_dataset_length},
     {0, NULL}};
 

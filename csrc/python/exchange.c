@@ -219,19 +219,12 @@ static PyObject *exchange_get_workers(PyObject *self, void *unused) {
     return x != NULL ? PyLong_FromLong(gg_exchange_workers(x)) : NULL;
 }
 
-static PyObject *exchange_get_compresses(PyObject *self, void *unused) {
-    gg_exchange *x = first_of(self);
-    (void)unused;
-    return x != NULL ? PyBool_FromLong(gg_exchange_compresses(x)) : NULL;
-}
-
 static PyGetSetDef properties[] = {
     {"step", exchange_get_step, exchange_set_step, "Steps done; of a virtual cluster, by its rank 0.", NULL},
     {"moments_since", exchange_get_since, exchange_set_since, "The step in which the moments were zero.", NULL},
     {"push_sum_since", exchange_get_push_sum_since, exchange_set_push_sum_since,
      "The step in which push-sum's scalars were 1.", NULL},
     {"workers", exchange_get_workers, NULL, "How many ranks of the team train: the first ones.", NULL},
-    {"compresses", exchange_get_compresses, NULL, "Whether the strategy does.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 #define MOST_METHODS 41

@@ -223,21 +223,6 @@ static PyObject *exchange_counts(PyObject *self, PyObject *args) {
                          gg_transport_now(gg_team_transport(x->team->team, rank)), "residue", gg_exchange_residue(one));
 }
 
-static PyObject *exchange_bytes(PyObject *self, PyObject *unused) {
-    const gg_py_exchange *x = (gg_py_exchange *)self;
-    size_t total = 0;
-    (void)unused;
-    for (int i = 0; x->peers != NULL && i < gg_team_local(x->team->team); ++i)
-        total += gg_exchange_bytes(gg_peers_exchange(x->peers, i));
-    return PyLong_FromSize_t(total);
-}
-
-static PyObject *exchange_tuning(PyObject *self, PyObject *unused) {
-    (void)unused;
-    if (((gg_py_exchange *)self)->peers == NULL) return PyDict_New();
-    return gg_py_tuning(gg_exchange_tuning(exchange_of(self, 0)));
-}
-
 static PyObject *exchange_spans(PyObject *self, PyObject *args) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
     const int rank = rank_of(self, args);
@@ -271,8 +256,6 @@ PyMethodDef gg_py_exchange_state[] = {
      "set_schedule($self, schedule, /)\n--\n\nLearning rates from here on. At rest."},
     {"counts", exchange_counts, METH_VARARGS,
      "counts($self, rank=0, /)\n--\n\nWhat a local rank has waited and sent since creation."},
-    {"bytes", exchange_bytes, METH_NOARGS, "Memory of the arenas."},
-    {"tuning", exchange_tuning, METH_NOARGS, "What messages cost, and the buckets and chunks that were made for it."},
     {"spans", exchange_spans, METH_VARARGS,
      "spans($self, rank=0, /)\n--\n\nThe trace of a local rank, on rank 0's clock."},
     {"spans_lost", exchange_spans_lost, METH_VARARGS,
