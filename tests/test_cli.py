@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -178,6 +180,25 @@ def test_simulated_circumstances_are_shown(capsys):
     assert shares[0] == pytest.approx(100 * exchange / (0.05 + exchange), abs=1)
     _, out, _ = cli_run(capsys, "train", *QUICK)
     assert "waiting" not in out and "virtual" not in out
+
+
+def test_a_long_silence_before_training_is_broken(capsys, monkeypatch):
+    """By a line before the data are read; there is none where training begins soon, where it fails, or with --quiet."""
+    module, line = importlib.import_module("gossipgrad.cli.train"), "preparing to train mlp ...\n"
+    load, heard = module.load_data, []
+
+    def loaded(arguments):
+        for one in [one for one in threading.enumerate() if isinstance(one, threading.Timer) and module.SILENCE == 0]:
+            one.join()
+        heard.append(capsys.readouterr().out)
+        return load(arguments)
+
+    monkeypatch.setattr(module, "load_data", loaded)
+    for seconds, quiet, wanted in ((0.0, [], line), (1e6, [], ""), (0.0, ["--quiet"], "")):
+        monkeypatch.setattr(module, "SILENCE", seconds)
+        code, out, _ = cli_run(capsys, "train", *QUICK, *quiet)
+        assert code == 0 and heard.pop() == wanted and out.startswith("" if quiet else "mlp, ")
+    assert not any(isinstance(one, threading.Timer) for one in threading.enumerate())
 
 
 def test_quiet_prints_nothing(capsys):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gossipgrad import _failure, _launch, models, outputs
@@ -45,10 +48,11 @@ from gossipgrad.keywords import keywords
 from gossipgrad.literals import LOSSES, Loss
 from gossipgrad.losses import CrossEntropy, numbers
 from gossipgrad.model import Model
-from gossipgrad.progress import simulated
+from gossipgrad.progress import on_terminal, simulated
 from gossipgrad.trainer import Trainer
 
 TRACE_SPANS = 200_000  # stored by each rank
+SILENCE = 1.0  # seconds before training is described that need no word
 _OUTPUTS = ("report", "trace", "checkpoint", "log_csv", "log_jsonl")
 
 
@@ -210,7 +214,31 @@ def _load_weights(net: Model, path: str) -> None:
         warn(f"--weights {path}: what does not fit begins anew: {misfit}")
 
 
+@contextlib.contextmanager
+def _preparing(arguments: argparse.Namespace) -> Iterator[Callable[[], None]]:
+    """Rank 0 says what it does, unless what it gives is called soon."""
+
+    def say() -> None:
+        begin = "\r\x1b[K" if on_terminal(sys.stdout) else ""  # a bar may be drawn
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+            print(f"{begin}preparing to train {arguments.model} ...", flush=True)
+
+    soon = threading.Timer(SILENCE, say)
+    soon.daemon = True
+    if _failure.launched_rank() == 0 and not arguments.quiet:
+        soon.start()
+    try:
+        yield soon.cancel
+    finally:
+        soon.cancel()
+
+
 def train(arguments: argparse.Namespace) -> int:
+    with _preparing(arguments) as described:
+        return _train(arguments, described)
+
+
+def _train(arguments: argparse.Namespace, described: Callable[[], None]) -> int:
     entry = models.by_name(arguments.model)
     strategy = make_strategy(arguments)
     compression = make_compression(arguments, strategy)
@@ -266,7 +294,7 @@ def train(arguments: argparse.Namespace) -> int:
     )
     speaks = trainer.rank == 0 and not arguments.quiet
     if speaks:
-        callbacks.append(_Headline())
+        callbacks.append(_Headline(described))
     history = trainer.fit(
         train_set,
         validation=validation_set if split is None else None,
@@ -302,7 +330,11 @@ def train(arguments: argparse.Namespace) -> int:
 class _Headline(Callback):
     """Says what will be trained when nothing stands in its way any more: fit has checked all it was given."""
 
+    def __init__(self, described: Callable[[], None]) -> None:
+        self._described = described
+
     def on_fit_begin(self, trainer: Trainer) -> None:
+        self._described()
         print(_headline(trainer), flush=True)
 
 
