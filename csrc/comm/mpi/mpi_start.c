@@ -138,7 +138,14 @@ cleanup:
 
 static pid_t user; /* the thread that uses MPI */
 
-static bool thread_runs(pid_t thread) { return syscall(SYS_tgkill, getpid(), thread, 0) == 0 || errno != ESRCH; }
+/* A thread that has been joined may exist for a while longer. */
+#define SECONDS_TO_END 1.0
+
+static bool thread_runs(pid_t thread) {
+    for (const double begin = gg_clock_now(); gg_clock_now() - begin < SECONDS_TO_END; gg_clock_sleep(1e-3))
+        if (syscall(SYS_tgkill, getpid(), thread, 0) != 0 && errno == ESRCH) return false;
+    return true;
+}
 
 gg_status gg_mpi_check_use(void) {
     gg_status status = GG_OK;
