@@ -50,7 +50,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu(reason): of the CPU alone, so it is skipped where --device is another one")
-    config.addinivalue_line("markers", "long: takes minutes, or wants what few machines have; wants --long")
     device = config.getoption("--device")
     if device == "standin":
         import cuda_standin

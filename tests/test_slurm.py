@@ -11,9 +11,7 @@ from conftest import ROOT, run_group
 
 
 @pytest.mark.long
-def test_slurm(request):
-    if not request.config.getoption("--long", default=False):
-        pytest.skip("wants --long")
+def test_slurm():
     if os.geteuid() != 0 or shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin") is None:
         pytest.skip("wants root and Slurm: apt-get install slurmctld slurmd slurm-client munge libpmix-dev")
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
