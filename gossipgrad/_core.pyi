@@ -236,7 +236,7 @@ class Trainer:
         convolutions where oneDNN's table is first, and where the native one is, both or neither; in place of those that
         are set."""
     def measure_step(self, batch: int, /) -> float:
-        """Seconds of a training step; between steps. No weight changes."""
+        """Seconds of a training step on a CPU; between steps. No weight changes."""
     def set_algorithms(
         self,
         choices: list[_Choice],

@@ -687,7 +687,8 @@ class Replicas:
         with self.agreed("algorithms"):
             if self.team.rank == 0 and self.tune and self.conv_algorithm == "auto":
                 timeout = 0.0 if agreement.alone(self.team) else self.team.timeout
-                budget = algorithms.Budget(timeout, steps, functools.partial(self.core.measure_step, batch))
+                foreseen = steps if self.device == "cpu" else None  # only there is a step timed beforehand
+                budget = algorithms.Budget(timeout, foreseen, functools.partial(self.core.measure_step, batch))
                 text = json.dumps(self._measured(batch, evaluated is None, pays, budget, shown)).encode()
         found = self.gather(text)[0]
         self.algorithms_chosen |= {(batch, "training")} if evaluated is None else done - {(batch, "training")}

@@ -337,6 +337,14 @@ def test_warm_steps_allocate_nothing(compressed):
     assert made[0] == made[1] and made[0][0] == 0
 
 
+def test_a_step_is_not_timed_where_a_batch_would_have_to_go_up():
+    with (
+        gg.Trainer(convolutions(), device="strict") as trainer,
+        pytest.raises(NotImplementedError, match="on a CPU alone"),
+    ):
+        trainer.core.measure_step(4)
+
+
 def test_algorithms_are_measured(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     train, _ = gg.data.synthetic((3, 12, 12), 4, 40, 5)

@@ -480,6 +480,8 @@ gg_status gg_measure_step(const gg_graph *graph, const gg_plan_options *options,
     gg_status status = GG_OK;
     step_bench b = {.graph = graph, .options = options, .weights = weights};
     *seconds = INFINITY;
+    if (gg_device_is_separate(options->device))
+        GG_FAIL(GG_ERROR_UNSUPPORTED, "a step is timed on a CPU alone: here the batch would have to go up first");
     GG_TRY(step_bench_make(&b, INFINITY));
     GG_TRY(time_steps(&b, options, seconds));
 cleanup:

@@ -52,7 +52,8 @@ typedef struct gg_conv_choices {
 gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights,
                             const gg_conv_choices algorithms[2], double seconds, gg_tables_timing *out);
 
-/* What a training step takes: the shorter of two on made-up samples. weights: as in gg_measure_tables. */
+/* What a training step takes: the shortest of a few on made-up samples. weights: as in gg_measure_tables.
+ * GG_ERROR_UNSUPPORTED on a device with memory of its own. */
 gg_status gg_measure_step(const gg_graph *graph, const gg_plan_options *options, const float *weights, double *seconds);
 
 /* How the cost model sees a pass of an operation of the plan. */
