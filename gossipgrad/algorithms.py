@@ -19,7 +19,8 @@ fast, the convolutions are measured in the layouts of both, and then the steps a
 either, if there is time for that. Where it does not suffice for a step with each, or the memory does not, the cost
 model decides, and the report says why.
 
-The budget is SECONDS at most and, on a CPU, SHARE of the run. The cache holds times, and also that a budget did not suffice.
+The budget is SECONDS at most and, on a CPU, SHARE of the run. The cache holds times, and also that a budget did not
+suffice.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class Trainer(Replicas):
                first, and so how activations lie, and the algorithm of each pass of each such layer. It knows the kind
                of rank 0's CPU and the shapes, so a run's bits depend on nothing that is measured. True: fit, and the
                first train_step, measure both before they begin (a few steps with each order; the largest layers first),
-               for 20 seconds at most and, on a CPU, a tenth of the run. That may give a few percent of speed, and takes the
-               same bits from run to run away: what is measured depends on what else the machine does. Rank 0 measures
+               for 20 seconds at most and, on a CPU, a tenth of the run. That may be some percent faster, but bits then
+               differ from run to run: what is measured depends on what else the machine does. Rank 0 measures
                for all, by its batch; the times are cached in $XDG_CACHE_HOME/gossipgrad (~/.cache) by CPU, shape,
                threads and version, the choice is in the report ("algorithms") and in checkpoints, so that a resumed run
                computes the same bits. evaluate and predict use what is cached, and measure the forward pass where a
