@@ -27,12 +27,16 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def plain_environment() -> dict[str, str]:
+    """Without what this package's own build was asked for."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("GOSSIPGRAD_", "PYTHONPATH"))}
+
+
 def setup_py(project, *arguments, check=True, **variables):
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("GOSSIPGRAD_", "PYTHONPATH"))}
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", *arguments],
         cwd=project,
-        env={**environ, **variables},
+        env={**plain_environment(), **variables},
         capture_output=True,
         text=True,
     )
@@ -231,6 +235,7 @@ def test_wheel(scratch_project, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", str(tmp_path), "."],
         cwd=scratch_project,
+        env=plain_environment(),
         capture_output=True,
         text=True,
     )
@@ -332,7 +337,8 @@ def test_mpi_starts_without_looking_for_a_fabric(mpirun):
 def test_an_editable_install_is_a_path_that_type_checkers_follow(scratch_project, tmp_path):
     """setuptools' other way, a finder in Python, hides the package from mypy and pyright."""
     code = f"import setuptools.build_meta as b; print(b.build_editable({str(tmp_path)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=scratch_project, capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=scratch_project, env=plain_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
