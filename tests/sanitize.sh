@@ -17,7 +17,7 @@ trap 'rm -rf "$scratch"' EXIT
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_btl="${OMPI_MCA_btl-^ofi,uct}" OMPI_MCA_pml="${OMPI_MCA_pml-ob1}"
-unset GOSSIPGRAD_WERROR
+unset GOSSIPGRAD_WERROR GOSSIPGRAD_CUDA
 bin=$("$python" -c 'import os, sys; print(os.path.dirname(sys.executable))')
 mpiexec=$(PATH=$bin:$PATH command -v mpiexec)
 train=(--dataset synthetic --epochs 2 --batch-size 50 --lr 0.005 --seed 1)
