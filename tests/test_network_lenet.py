@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("no_forced_backend")
 
 
 def rounded_weights(net, rng, part=64):
-    """Multiples of 1/64: with inputs of few bits the convolutions' sums are exact, so that equal maxima are equal in
+    """Multiples of 1/64: with inputs of few bits direct convolutions' sums are exact, so that equal maxima are equal in
     float32 as in float64, and which is the first is the same."""
     return {
         name: (np.round(array * part) / part).astype(np.float32) for name, array in net.graph.initial_weights(3).items()
@@ -45,7 +45,7 @@ def test_lenet_step(monkeypatch, rng, backend, isa, n):
     net = gg.models.lenet()
     weights = rounded_weights(net, rng)
     net.load_weights(weights)
-    trainer = trainer_of(net, backend)
+    trainer = trainer_of(net, backend, conv_algorithm="direct")
     assert not isa or trainer.core.isa == isa
     if backend != "auto":
         used = {one for one in trainer.core.node_backends() if one}
@@ -105,7 +105,7 @@ def test_lenet_is_torchs(rng, backend, setting):
     theirs.load_state_dict({name: torch.tensor(array) for name, array in net.weights().items()})  # their names are ours
     theirs.double()
     optimizer = torch.optim.SGD(theirs.parameters(), **options)
-    trainer = trainer_of(net, backend, optimizer=gg.SGD(**options))
+    trainer = trainer_of(net, backend, conv_algorithm="direct", optimizer=gg.SGD(**options))
     for step in range(3):
         x, y = images(rng, 20 if step == 0 else 5)
         loss = trainer.train_step(x, y)
