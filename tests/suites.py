@@ -28,7 +28,7 @@ CASES = 8
 MOST_PROCESSES = 16  # each has MPI jobs of several ranks
 
 # Reasons of skips that --tools makes failures.
-MISSING = re.compile(r"could not import|no g\+\+ here|not installed|is not there")
+MISSING = re.compile(r"could not import|no g\+\+ here")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
