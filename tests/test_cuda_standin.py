@@ -474,7 +474,7 @@ def test_algorithms_are_measured(cuda, monkeypatch, tmp_path, precision):
         return measure(wanted, passes, asked, where, path, own)
 
     monkeypatch.setattr(algorithms, "measured", measured)
-    monkeypatch.setattr(algorithms, "budget", lambda timeout: 600.0)
+    monkeypatch.setattr(algorithms, "SECONDS", 600.0)
     with fitted(2, batch_size=1, precision=precision) as trainer:
         described = trainer.algorithms
         assert len(described) == 2 and len(runs) == 1

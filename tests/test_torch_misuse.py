@@ -352,7 +352,7 @@ def test_another_training_state_is_a_value_error():
         torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3)), gg.SGD(0.1)
     )
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    needed = [one for one in good if one not in ("settings", "learning_rate", "order", "buffers")]
+    needed = [one for one in good if one not in ("settings", "learning_rate", "order", "buffers", "push_sum_since")]
     lacking = [{key: value for key, value in good.items() if key != one} for one in needed]
     for state in ({}, model.state_dict(), momentum, other, wide.training_state(), *lacking):
         with pytest.raises(ValueError, match="state: "):

@@ -71,7 +71,9 @@ def same(net, module, batches, loss="cross_entropy", loss_of=None, optimizers=("
             value.backward()
             found.append((value.item(), arrays({n: p.grad for n, p in one.named_parameters()})))
         (loss32, single), (loss64, double) = found
-        trainer = gg.Trainer(net, loss=loss, optimizer=gg.SGD(lr=0.0), strategy=gg.NoExchange())
+        trainer = gg.Trainer(
+            net, loss=loss, optimizer=gg.SGD(lr=0.0), strategy=gg.NoExchange(), conv_algorithm="direct"
+        )
         ours = trainer.train_step(x, y)
         near("loss", np.float64(ours), np.float64(loss32), np.float64(loss64), 0)
         gradients = trainer.gradients()
@@ -98,7 +100,7 @@ def same(net, module, batches, loss="cross_entropy", loss_of=None, optimizers=("
                 loss_of(one(as_torch(x, dtype)), as_torch(y, dtype)).backward()
                 optimizer.step()
             found.append(arrays(one.state_dict()))
-        trainer = gg.Trainer(net, loss=loss, optimizer=mine, strategy=gg.NoExchange())
+        trainer = gg.Trainer(net, loss=loss, optimizer=mine, strategy=gg.NoExchange(), conv_algorithm="direct")
         for x, y in batches:
             trainer.train_step(x, y)
         weights = trainer.weights()
