@@ -80,7 +80,7 @@ class Team:
     def around(cls, core: _core.Team) -> Team:
         """A Team of a group of ranks that is there already."""
         made = cls.__new__(cls)
-        made._core, made._failure = core, ""  # of a message: others may be on their way yet
+        made._core, made._failure = core, ""
         return made
 
     def __enter__(self) -> Team:
