@@ -122,16 +122,14 @@ class Loop:
                 end(self.callbacks, trainer)
         except BaseException as raised:
             trainer.failed, trainer.rebatched = True, None
-            failure = raised
+            saved = self._saved() if not ended and agreement.saves(raised) else None
             if not ended:
-                if agreement.saves(raised):
-                    failure = self._saved()
                 try:
                     end(self.callbacks, trainer)
                 except Exception as error:  # what has ended fit says more
                     warn(f"callbacks: on_fit_end has failed too: {type(error).__name__}: {one_line(error)}")
-            if failure is not raised:
-                raise failure from None
+            if saved is not None:
+                raise saved from None
             raise
         finally:
             trainer.team.halt_end()

@@ -36,6 +36,8 @@ def trained(strategy: gg.Strategy, **options: object) -> list[str]:
         if strategy.settings().get("shuffle_samples"):
             assert trainer.audit_samples()["ok"]
         assert trainer.team.allgather(bytes([trainer.rank])) == [b"\0", b"\1"]
+        trainer.team.barrier()
+        assert trainer.team.timeout == 100 and trainer.core.measure_step(4) > 0
         return history.weights_sha256
 
 
@@ -61,3 +63,4 @@ exchange.load_state_dict(exchange.state_dict())
 _core.first_to_report()
 assert _core.cuda()[0] >= 0
 team.barrier()
+_core.note_exit(0)
