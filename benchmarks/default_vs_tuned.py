@@ -5,7 +5,7 @@
 
 Each line: ms of the default, ms with tune=True, default over tuned (above 1, measuring gains), and whether both chose
 the same. The figures are medians over rounds of blocks of steps. Networks are those of step_vs_peers.py, and five of
-odd widths, batches and image sizes, which the model was not fitted to. Nothing cached is used.
+odd widths, batches and image sizes, which are not among the measurements of the model. Nothing cached is used.
 """
 
 from __future__ import annotations
