@@ -6,6 +6,7 @@ build/deps keeps headers of wheels, and ninja: pip removes the environment in wh
 
 from __future__ import annotations
 
+import filecmp
 import glob
 import importlib.metadata
 import os
@@ -125,13 +126,12 @@ def wheel_headers(requirement):
 
 
 def wheel_link(requirement, library):
-    """A wheel's library under a path that stays."""
-    target, place = wheel_file(requirement, library), os.path.join(DEPS, library)
+    """A copy of a wheel's library in build/deps. The library itself may be in an environment that pip removes while
+    another build links."""
+    source, place = wheel_file(requirement, library), os.path.join(DEPS, library)
     os.makedirs(DEPS, exist_ok=True)
-    if not os.path.islink(place) or os.readlink(place) != target:
-        temporary = f"{place}.{os.getpid()}.tmp"
-        os.symlink(target, temporary)
-        os.replace(temporary, place)
+    if os.path.islink(place) or not os.path.isfile(place) or not filecmp.cmp(source, place, shallow=False):
+        copy(source, place)
     return place
 
 
