@@ -26,6 +26,7 @@ def done(tmp_path_factory):
 
 
 def test_files(done):
+    pytest.importorskip("matplotlib")
     code, folder = done
     assert code == cli.FAILURE
     names = {"compare.json", "compare.csv", "points.csv", "scaling.png", "curves-p1.png", "curves-p3.png", "reports"}
@@ -376,6 +377,7 @@ def drawn(axes, label):
 
 def test_a_strategy_has_one_colour_and_marker():
     """Wherever it stands and whatever else is there; options change the dashes."""
+    pytest.importorskip("matplotlib")
     runs = [made_run(name, [2.0, 1.0 + i / 9]) for i, name in enumerate(gg.strategies.BY_NAME)]
     looks = []
     for some in (runs, runs[::-1], runs[3:7]):
@@ -392,6 +394,7 @@ def test_a_strategy_has_one_colour_and_marker():
 
 
 def test_lines_on_each_other_are_all_to_be_seen():
+    pytest.importorskip("matplotlib")
     runs = [made_run(name, [2.0, 1.0]) for name in ("allreduce", "layerwise-allreduce")]
     axes = gg.plots.comparison_curves([*runs, made_run("gossipgrad", [2.0, 0.5])]).axes[0]
     wide, narrow = (drawn(axes, run["strategy"]) for run in runs)
@@ -400,6 +403,7 @@ def test_lines_on_each_other_are_all_to_be_seen():
 
 
 def test_what_diverges_flattens_nothing_and_is_marked():
+    pytest.importorskip("matplotlib")
     runs = [made_run("gossipgrad", [2.0, 0.5]), made_run("allreduce", [2.0, 0.4])]
     lost = made_run("parameter-server", [3.0, 1e6], failure="diverged after 200 to 300 samples: ...")
     figure = gg.plots.comparison_curves([*runs, lost])
@@ -419,6 +423,7 @@ def test_what_diverges_flattens_nothing_and_is_marked():
 
 
 def test_distances_have_a_scale_with_zero():
+    pytest.importorskip("matplotlib")
     runs = [made_run("gossipgrad", [2.0, 0.5]), made_run("allreduce", [2.0, 0.4])]
     axes = gg.plots.comparison_curves(runs).axes[2]
     assert axes.get_yscale() == "symlog" and axes.get_ylim()[0] <= 0

@@ -94,12 +94,14 @@ def test_the_plot_of_a_run_that_did_not_compress():
 
 @pytest.mark.parametrize("given", [None, 5, "x", [History(epochs=[])], {"dense": 5}])
 def test_plots_say_what_they_are_of(given):
+    pytest.importorskip("matplotlib")
     for draw in (gg.plots.compression, gg.plots.loss, gg.plots.consensus):
         with pytest.raises(TypeError, match=r"histories is a \w+; allowed: a gossipgrad.History, or a dict of them"):
             draw(given)
 
 
 def test_plots_of_histories_whose_names_are_no_text():
+    pytest.importorskip("matplotlib")
     with pytest.raises(TypeError, match="histories: the name 4; allowed: a str"):
         gg.plots.loss({4: History(epochs=[{"epoch": 1, "train_loss": 1.0}])})
 
