@@ -54,8 +54,8 @@ ISA_FLAGS = {
         *["-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"],
     ],
 }
-# These rooms have loops over values, and files that ask for each level's kernels.
-HOT_ROOMS = ("base/", "compress/", "cpu/", "data/", "tensor/")
+# These have loops over values, and files that ask for each level's kernels.
+HOT_ROOMS = ("base/", "cpu/", "data/", "exchange/codec/", "ops/codec", "ops/tensor")
 DISPATCH = re.compile(r"base/cpu\.c|cpu/(\w+_)?kernels\.c")
 
 WARNINGS = [
@@ -81,7 +81,7 @@ VARIANT_LINK = {
 
 CUDA_LIBRARY = "_cuda.so"
 # Objects of the core that the library of CUDA has, too: pure functions.
-CUDA_SHARES = ["tensor/tensor.o", "backend/backend.o", "backend/device.o", "backend/multi_head.o", "base/random.o"]
+CUDA_SHARES = ["ops/tensor.o", "ops/backend.o", "ops/device.o", "ops/multi_head.o", "base/random.o"]
 
 # Facts of ptxas about the registers of kernels lie beside each object; other lines of nvcc are shown.
 PTXAS = "^(ptxas info|    [0-9]+ bytes (stack frame|gmem)| *Function properties|$)"
@@ -229,7 +229,7 @@ class Build:
                 own, needs = ["-Wno-missing-prototypes", *python], "python"  # PyInit__core has none
             elif room == "base/parallel.c":
                 own = ["-fopenmp"]
-            elif room.startswith("compress/") or room in ("cpu/isa/choose.c", "cpu/pack.c"):
+            elif room.startswith(("exchange/codec/", "ops/codec", "cpu/isa/choose.", "cpu/pack.")):
                 own = ["-ffp-contract=off"]  # with fused products machines would choose different elements
             command = [*self.cc, *self.flags(room)]
             if not room.startswith("cpu/isa/"):

@@ -13,8 +13,8 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "base/random.h"
-#include "compress/packed.h"
 #include "cpu/cpu_backend.h"
+#include "exchange/codec/packed.h"
 
 /* Gradients of steps that follow each other. */
 #define GRADIENTS 3

@@ -1,4 +1,4 @@
-"""Packing and unpacking of messages (csrc/compress/packed.h) beside a copy of the same floats, on one core.
+"""Packing and unpacking of messages (csrc/exchange/codec/packed.h) beside a copy of the same floats, on one core.
 
     python benchmarks/pack_speed.py
     python benchmarks/pack_speed.py --elements 250000 --bin 50 --mode exact --isa avx2

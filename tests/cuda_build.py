@@ -55,7 +55,7 @@ def compiler(facts: dict) -> list[str]:
 
 def headers_key() -> bytes:
     key = hashlib.sha256()
-    folders = [FOLDER, ROOT / "tests" / "c", *(ROOT / "csrc" / room for room in ("base", "tensor", "backend", "cuda"))]
+    folders = [FOLDER, ROOT / "tests" / "c", *(ROOT / "csrc" / room for room in ("base", "ops", "cuda"))]
     for folder in folders:
         for path in sorted([*folder.rglob("*.h"), *folder.rglob("*.cuh")]):
             key.update(path.read_bytes())

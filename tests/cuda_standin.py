@@ -40,7 +40,7 @@ SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", 
 
 
 def _key(words: list[str], paths: list[Path]) -> str:
-    folders = [FOLDER, ROOT / "tests" / "c", *(ROOT / "csrc" / room for room in ("base", "tensor", "backend", "cuda"))]
+    folders = [FOLDER, ROOT / "tests" / "c", *(ROOT / "csrc" / room for room in ("base", "ops", "cuda"))]
     headers = [path for folder in folders for path in sorted([*folder.rglob("*.h"), *folder.rglob("*.cuh")])]
     key = hashlib.sha256("\0".join(words).encode())
     for path in [*headers, *paths]:

@@ -112,7 +112,7 @@ def pack(
     counts: bool = True,
     threads: int = 1,
 ) -> tuple[bytes, NDArray[np.float32], dict[str, Any]]:
-    """A call of compress/packed.h: the message, what `second` is then, and what was counted.
+    """A call of exchange/codec/packed.h: the message, what `second` is then, and what was counted.
 
     what: pack (of gradient and residue), difference (of value and known), choice, accumulate. segments: offset,
     elements, bin, family of each.

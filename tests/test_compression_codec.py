@@ -1,4 +1,4 @@
-"""Packed messages (csrc/compress/packed.h): which elements AdaComp chooses, what a message says, and what is left.
+"""Packed messages (exchange/codec/packed.h): which elements AdaComp chooses, what a message says, and what is left.
 
 Two references: AdaComp in float64, written from the paper, and the same rules with every product and sum in float32, as
 the header defines them, so that ties and last bits agree as well. The format is read by a decoder of its own.

@@ -131,46 +131,40 @@ FALLIBLE = re.compile(
 )
 
 
-def early_exits(name: str, text: str) -> list[str]:
-    """The fallible functions that return from their middle: a failure, or anything where they have the one exit."""
+RETURNS = re.compile(r"\breturn\b|\bGG_\w*(TRY|PD)\w*(?<!_CLEANUP)\(|\bTRY_OFFERED\(")
+
+
+def leaks(name: str, text: str) -> list[str]:
+    """The fallible functions that return past their `cleanup`, and those with one that frees nothing."""
     code = C_TEXT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
     found = []
     for function in FALLIBLE.finditer(code):
         body = function.group(2)
-        before, label, _ = body.partition("\ncleanup:")
-        for bad in re.finditer(r"\breturn\b", before if label else ""):
+        before, label, after = body.partition("\ncleanup:")
+        for bad in RETURNS.finditer(before if label else ""):
             line = code[: function.start(2) + bad.start()].count("\n") + 1
-            found.append(f"{name}:{line}: {function.group(1)} returns before `cleanup`; goto cleanup, GG_TRY, GG_FAIL")
-        if label:
-            continue
-        for bad in re.finditer(r"if \(status != GG_OK\) return\b|\breturn gg_fail\b[^;]*;", body):
-            if bad.group().startswith("if") or body[bad.end() :].strip():
-                line = code[: function.start(2) + bad.start()].count("\n") + 1
-                found.append(f"{name}:{line}: {function.group(1)} returns a failure early; GG_TRY leaves at `cleanup`")
+            found.append(f"{name}:{line}: {function.group(1)} returns past `cleanup`; GG_TRY_CLEANUP, GG_FAIL_CLEANUP")
+        if label and after.strip() == "return status;":
+            found.append(f"{name}: {function.group(1)} cleans nothing up at `cleanup`; GG_TRY returns")
     return found
 
 
-def test_one_exit():
+def test_what_a_function_owns_is_freed():
     found = []
     for path in sorted((ROOT / "csrc").rglob("*.[ch]")):
-        found += early_exits(path.relative_to(ROOT).as_posix(), path.read_text())
+        found += leaks(path.relative_to(ROOT).as_posix(), path.read_text())
     assert not found, "\n".join(found)
 
 
-def test_early_exits_are_seen():
-    early = 'gg_status f(int a) {\n    if (a) return gg_fail(1, "a; }");\n    return GG_OK;\n}\n'
-    passed = (
-        "static gg_status g(void) {\n    gg_status status = f(1);\n"
-        "    if (status != GG_OK) return status;\n    return h();\n}\n"
-    )
-    macro = early.replace("f(int", "(f)(int").replace("gg_status ", "gg_status")
-    last = 'gg_status f(int a) {\n    if (!a) return GG_OK;\n    return gg_fail(1,\n        "a"); /* why */\n}\n'
+def test_leaks_are_seen():
+    freed = "    gg_free(a);\n    return status;\n}\n"
+    early = 'gg_status f(int *a) {\n    if (a) return gg_fail(1, "a; }");\ncleanup:\n' + freed
+    tried = "gg_status (g)(int *a) {\n    GG_TRY_CLEANUP(h(a));\n    GG_TRY_MPI(MPI_Test, a);\ncleanup:\n" + freed
+    nothing = "gg_status f(int a) {\n    GG_TRY_CLEANUP(g(a));\ncleanup:\n    return status;\n}\n"
+    good = 'gg_status f(int a) {\n    if (!a) return GG_OK;\n    GG_TRY(g(a));\n    return gg_fail(1, "a");\n}\n'
     other = early.replace("gg_status f", "static PyObject *f")
-    mixed = "gg_status f(int a) {\n    if (a) return GG_OK;\n    GG_TRY(g(a));\ncleanup:\n    return status;\n}\n"
-    short = "gg_status f(int a) { return g(a); }\n"
-    assert [line.split(":")[1] for line in early_exits("x.c", early + passed)] == ["2", "7"]
-    assert [line.split(":")[1] for line in early_exits("x.c", short + mixed)] == ["3"]
-    assert early_exits("x.c", macro) and not early_exits("x.c", last + other)
+    assert [line.split(":")[1] for line in leaks("x.c", early + tried)] == ["2", "9"]
+    assert len(leaks("x.c", nothing)) == 1 and not leaks("x.c", good + other)
 
 
 def test_text():

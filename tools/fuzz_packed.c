@@ -1,4 +1,4 @@
-/* Feeds packed messages (csrc/compress/packed.h) that are whole, changed or random to what reads them. Started by
+/* Feeds packed messages (csrc/exchange/codec/packed.h) that are whole, changed or random to what reads them. Started by
  * tools/fuzz_packed.py, which builds it with address and undefined-behaviour sanitizers: every array has exactly the
  * bytes that it must have. Memory between segments holds a mark that must survive.
  *
@@ -10,8 +10,8 @@
 #include <time.h>
 
 #include "base/status.h"
-#include "compress/packed.h"
 #include "cpu/shared.h"
+#include "exchange/codec/packed.h"
 
 size_t gg_cpu_choose_bins_scalar(const gg_choose_args *args);
 size_t gg_cpu_read_entries_scalar(gg_entries_args *args);

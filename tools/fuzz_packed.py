@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 SOURCES = [
     ROOT / "tools/fuzz_packed.c",
-    *[CSRC / "compress" / name for name in ("packed.c", "unpacked.c", "packed_room.c", "pieces.c")],
+    *[CSRC / "exchange/codec" / name for name in ("packed.c", "unpacked.c", "packed_room.c", "pieces.c")],
     *[CSRC / "cpu" / name for name in ("pack.c", "isa/choose.c", "isa/entries.c")],
-    *[CSRC / "tensor/tensor.c", CSRC / "backend/device.c"],
+    *[CSRC / "ops/tensor.c", CSRC / "ops/device.c"],
     *[CSRC / "base" / name for name in ("status.c", "memory.c", "parallel.c", "cpu.c")],
 ]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]

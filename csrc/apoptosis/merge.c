@@ -101,11 +101,11 @@ gg_status gg_merges_create(const gg_units *units, gg_merges **out) {
     gg_status status = GG_OK;
     gg_merges *made = NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *made, "merges", &made));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "merges", &made));
     made->groups = units->groups;
-    GG_TRY(gg_calloc((size_t)units->units + 1, sizeof *made->merge, "merges", &made->merge));
-    GG_TRY(gg_calloc((size_t)units->groups + 1, sizeof *made->bound, "merges", &made->bound));
-    GG_TRY(gg_calloc((size_t)units->groups + 1, sizeof *made->share, "merges", &made->share));
+    GG_TRY_CLEANUP(gg_calloc((size_t)units->units + 1, sizeof *made->merge, "merges", &made->merge));
+    GG_TRY_CLEANUP(gg_calloc((size_t)units->groups + 1, sizeof *made->bound, "merges", &made->bound));
+    GG_TRY_CLEANUP(gg_calloc((size_t)units->groups + 1, sizeof *made->share, "merges", &made->share));
     *out = made;
     made = NULL;
 cleanup:
@@ -305,20 +305,18 @@ static void copy_rows(int64_t rows, int64_t columns, const float *from, int64_t 
 
 /* A linear layer whose weight are the vectors from unit `begin` on, and whose inputs are the `rows` first of them. */
 static gg_status open_products(gg_device *device, int64_t rows, int64_t outputs, int64_t length, gg_op **op) {
-    gg_status status = GG_OK;
     gg_op_desc desc = {.kind = GG_OP_LINEAR, .batch = rows, .inputs = 1};
     desc.input[0] = (gg_shape){1, {length}};
     desc.output = (gg_shape){1, {outputs}};
     if (device->table->create[GG_OP_LINEAR] == NULL)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "apoptosis: the table '%s' has no linear layers", device->table->name);
+        return gg_fail(GG_ERROR_UNSUPPORTED, "apoptosis: the table '%s' has no linear layers", device->table->name);
     GG_TRY(device->table->create[GG_OP_LINEAR](device, &desc, op));
     const gg_layout from = (*op)->input[0].layout, to = (*op)->output.layout;
     if ((from != GG_LAYOUT_PLAIN && from != GG_LAYOUT_BATCH_LAST) ||
         (to != GG_LAYOUT_PLAIN && to != GG_LAYOUT_BATCH_LAST))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "apoptosis: the table '%s' has linear layers in a layout of its own",
-                device->table->name);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_UNSUPPORTED, "apoptosis: the table '%s' has linear layers in a layout of its own",
+                       device->table->name);
+    return GG_OK;
 }
 
 /* Memory for the operands of a block of products: the host's, and the device's where that is another one. */
@@ -362,18 +360,18 @@ static gg_status multiply_block(comparison *it, gg_device *device, const float *
     float *vectors = it->vector + begin * length, *product = it->product + begin * n + begin;
     product_memory own = {0};
     gg_op *op = NULL;
-    GG_TRY(open_products(device, rows, outputs, length, &op));
+    GG_TRY_CLEANUP(open_products(device, rows, outputs, length, &op));
     if (op == NULL) goto cleanup; /* never: for the analysers, which cannot see that it has failed then */
-    GG_TRY(gg_calloc(in_bytes, 1, "vectors of units", &own.in));
-    GG_TRY(gg_calloc(out_bytes, 1, "products of units", &own.out));
-    GG_TRY(operand_of(device, own.in, in_bytes, &own.device_in));
-    GG_TRY(operand_of(device, own.out, out_bytes, &own.device_out));
-    GG_TRY(gg_device_alloc(device, op->prepared_bytes, "products of units", &own.prepared));
-    GG_TRY(gg_device_alloc(device, op->saved_bytes, "products of units", &own.saved));
-    GG_TRY(gg_device_alloc(device, op->scratch_bytes, "products of units", &own.scratch));
+    GG_TRY_CLEANUP(gg_calloc(in_bytes, 1, "vectors of units", &own.in));
+    GG_TRY_CLEANUP(gg_calloc(out_bytes, 1, "products of units", &own.out));
+    GG_TRY_CLEANUP(operand_of(device, own.in, in_bytes, &own.device_in));
+    GG_TRY_CLEANUP(operand_of(device, own.out, out_bytes, &own.device_out));
+    GG_TRY_CLEANUP(gg_device_alloc(device, op->prepared_bytes, "products of units", &own.prepared));
+    GG_TRY_CLEANUP(gg_device_alloc(device, op->saved_bytes, "products of units", &own.saved));
+    GG_TRY_CLEANUP(gg_device_alloc(device, op->scratch_bytes, "products of units", &own.scratch));
     if (op->input[0].layout == GG_LAYOUT_PLAIN) copy_rows(rows, length, vectors, length, own.in, length);
     else transpose(rows, length, vectors, length, own.in, lanes);
-    GG_TRY(write_operand(device, own.device_in, own.in, in_bytes));
+    GG_TRY_CLEANUP(write_operand(device, own.device_in, own.in, in_bytes));
     const float *parameter[1] = {all + begin * length};
     gg_op_args args = {.input = {own.device_in},
                        .output = own.device_out,
@@ -381,9 +379,9 @@ static gg_status multiply_block(comparison *it, gg_device *device, const float *
                        .prepared = own.prepared,
                        .saved = own.saved,
                        .scratch = own.scratch};
-    GG_TRY(gg_op_prepare(op, &args, GG_PASS_FORWARD));
-    GG_TRY(op->type->forward(op, &args));
-    GG_TRY(read_operand(device, own.out, own.device_out, out_bytes));
+    GG_TRY_CLEANUP(gg_op_prepare(op, &args, GG_PASS_FORWARD));
+    GG_TRY_CLEANUP(op->type->forward(op, &args));
+    GG_TRY_CLEANUP(read_operand(device, own.out, own.device_out, out_bytes));
     if (op->output.layout == GG_LAYOUT_PLAIN) {
         copy_rows(rows, outputs, own.out, outputs, product, n);
         transpose(rows, outputs, own.out, outputs, product, n);
@@ -404,10 +402,10 @@ static gg_status multiply_pairs(comparison *it, gg_device *device) {
     const int64_t n = it->group->units;
     const size_t bytes = (size_t)(n * it->length) * sizeof(float);
     float *all = NULL;
-    GG_TRY(operand_of(device, it->vector, bytes + GG_READ_BEHIND, &all));
-    GG_TRY(write_operand(device, all, it->vector, bytes));
+    GG_TRY_CLEANUP(operand_of(device, it->vector, bytes + GG_READ_BEHIND, &all));
+    GG_TRY_CLEANUP(write_operand(device, all, it->vector, bytes));
     for (int64_t begin = 0; begin < n; begin += BLOCK)
-        GG_TRY(multiply_block(it, device, all, begin, n - begin < BLOCK ? n - begin : BLOCK));
+        GG_TRY_CLEANUP(multiply_block(it, device, all, begin, n - begin < BLOCK ? n - begin : BLOCK));
 cleanup:
     if (all != it->vector) gg_device_free(device, all);
     return status;
@@ -542,7 +540,6 @@ static int least_of(const gg_merge_options *options, int group) {
 }
 
 static gg_status choose_units(comparison *it, const gg_merge_options *options, float *weights, gg_merges *out) {
-    gg_status status = GG_OK;
     const gg_unit_group *group = it->group;
     const int n = group->units, number = it->units->group_of[group->first];
     double mass = 0, budget;
@@ -553,8 +550,8 @@ static gg_status choose_units(comparison *it, const gg_merge_options *options, f
         it->alone[i] = group->heads ? value_norm(it, i) : it->norm[i];
         mass += it->alone[i] * it->listened[i];
         if (!isfinite(it->norm[i]) || !isfinite(it->listened[i]))
-            GG_FAIL(GG_ERROR_NUMERIC, "apoptosis: weights of or behind unit %d of layer '%s' are not finite", i,
-                    gg_graph_node(it->graph, group->producer[0].node)->desc.name);
+            return gg_fail(GG_ERROR_NUMERIC, "apoptosis: weights of or behind unit %d of layer '%s' are not finite", i,
+                           gg_graph_node(it->graph, group->producer[0].node)->desc.name);
     }
     GG_TRY(multiply_pairs(it, options->device));
     for (int i = 0; i < n; i++) choose_partner(it, i);
@@ -584,8 +581,7 @@ static gg_status choose_units(comparison *it, const gg_merge_options *options, f
             if (!it->left[k] && (it->into[k] == i || (into >= 0 && k == it->into[i]))) choose_partner(it, k);
     }
     out->share[number] = mass > 0 ? out->bound[number] / mass : 0;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status compare_group(const gg_graph *graph, const gg_units *units, const gg_unit_group *group,
@@ -597,20 +593,21 @@ static gg_status compare_group(const gg_graph *graph, const gg_units *units, con
     for (int i = 0; i < group->readers; i++)
         it.constants = it.constants && group->reader[i].constants && group->reader[i].bias >= 0;
     it.flips = it.constants;
-    GG_TRY(gg_calloc(n * (size_t)it.length + GG_READ_BEHIND, sizeof *it.vector, "vectors of units", &it.vector));
-    GG_TRY(gg_calloc(n * n, sizeof *it.product, "products of units", &it.product));
-    GG_TRY(gg_calloc(n, sizeof *it.filled, "units", &it.filled));
-    GG_TRY(gg_calloc(n, sizeof *it.norm, "units", &it.norm));
-    GG_TRY(gg_calloc(n, sizeof *it.inverse, "units", &it.inverse));
-    GG_TRY(gg_calloc(n, sizeof *it.alone, "units", &it.alone));
-    GG_TRY(gg_calloc(n, sizeof *it.listened, "units", &it.listened));
-    GG_TRY(gg_calloc(n, sizeof *it.left, "units", &it.left));
-    GG_TRY(gg_calloc(n, sizeof *it.into, "units", &it.into));
-    GG_TRY(gg_calloc(n, sizeof *it.scale, "units", &it.scale));
-    GG_TRY(gg_calloc(n, sizeof *it.value, "units", &it.value));
-    GG_TRY(gg_calloc(n, sizeof *it.distance, "units", &it.distance));
+    GG_TRY_CLEANUP(
+        gg_calloc(n * (size_t)it.length + GG_READ_BEHIND, sizeof *it.vector, "vectors of units", &it.vector));
+    GG_TRY_CLEANUP(gg_calloc(n * n, sizeof *it.product, "products of units", &it.product));
+    GG_TRY_CLEANUP(gg_calloc(n, sizeof *it.filled, "units", &it.filled));
+    GG_TRY_CLEANUP(gg_calloc(n, sizeof *it.norm, "units", &it.norm));
+    GG_TRY_CLEANUP(gg_calloc(n, sizeof *it.inverse, "units", &it.inverse));
+    GG_TRY_CLEANUP(gg_calloc(n, sizeof *it.alone, "units", &it.alone));
+    GG_TRY_CLEANUP(gg_calloc(n, sizeof *it.listened, "units", &it.listened));
+    GG_TRY_CLEANUP(gg_calloc(n, sizeof *it.left, "units", &it.left));
+    GG_TRY_CLEANUP(gg_calloc(n, sizeof *it.into, "units", &it.into));
+    GG_TRY_CLEANUP(gg_calloc(n, sizeof *it.scale, "units", &it.scale));
+    GG_TRY_CLEANUP(gg_calloc(n, sizeof *it.value, "units", &it.value));
+    GG_TRY_CLEANUP(gg_calloc(n, sizeof *it.distance, "units", &it.distance));
     fill_vectors(&it, weights);
-    GG_TRY(choose_units(&it, options, weights, out));
+    GG_TRY_CLEANUP(choose_units(&it, options, weights, out));
 cleanup:
     gg_free(it.vector);
     gg_free(it.product);
@@ -636,17 +633,18 @@ gg_status gg_merges_find(const gg_graph *graph, const gg_units *units, const flo
     *out = NULL;
     for (int g = 0; g < units->groups; g++)
         if (!(budget_of(options, g) >= 0 && budget_of(options, g) <= 1))
-            GG_FAIL(GG_ERROR_ARGUMENT, "budget: %g; must be 0 to 1", budget_of(options, g));
+            GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "budget: %g; must be 0 to 1", budget_of(options, g));
     for (int g = 0; g < units->groups; g++)
-        if (least_of(options, g) < 1) GG_FAIL(GG_ERROR_ARGUMENT, "least: %d; must be at least 1", least_of(options, g));
-    GG_TRY(gg_merges_create(units, &made));
-    GG_TRY(gg_alloc(bytes, "weights", &own));
+        if (least_of(options, g) < 1)
+            GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "least: %d; must be at least 1", least_of(options, g));
+    GG_TRY_CLEANUP(gg_merges_create(units, &made));
+    GG_TRY_CLEANUP(gg_alloc(bytes, "weights", &own));
     if (bytes > 0) memcpy(own, weights, bytes);
     for (int g = 0; g < units->groups; g++) {
         const gg_unit_group *group = &units->group[g];
         if (group->fixed[0] != '\0' || group->single[0] != '\0' || group->readers == 0) continue;
         if ((options->groups != NULL && !options->groups[g]) || group->units <= least_of(options, g)) continue;
-        GG_TRY(compare_group(graph, units, group, options, own, made));
+        GG_TRY_CLEANUP(compare_group(graph, units, group, options, own, made));
     }
     *out = made;
     made = NULL;

@@ -53,19 +53,16 @@ static void hash_graph(uint64_t *hash, const gg_graph *graph) {
 /* Of an axis with `count` indices the ones whose units stay. */
 static gg_status select_axis(const gg_unit_axis *axis, const bool *leaves, int64_t count, int64_t *kept,
                              int64_t **index) {
-    gg_status status = GG_OK;
     GG_TRY(gg_alloc((size_t)count * sizeof **index, "selection", index));
     *kept = 0;
     for (int64_t i = 0; i < count; i++) {
         const int unit = axis->unit != NULL ? axis->unit[i] : -1;
         if (unit < 0 || !leaves[unit]) (*index)[(*kept)++] = i;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status check_leaves(const gg_graph *graph, const gg_units *units, const bool *leaves) {
-    gg_status status = GG_OK;
     for (int g = 0; g < units->groups; g++) {
         const gg_unit_group *group = &units->group[g];
         const char *name = gg_graph_node(graph, group->producer[0].node)->desc.name;
@@ -73,15 +70,14 @@ static gg_status check_leaves(const gg_graph *graph, const gg_units *units, cons
         for (int i = group->first; i < group->first + group->units; i++) {
             stay += !leaves[i];
             if (leaves[i] && group->fixed[0] != '\0')
-                GG_FAIL(GG_ERROR_ARGUMENT, "unit %d of layer '%s' cannot leave: %s", i - group->first, name,
-                        group->fixed);
+                return gg_fail(GG_ERROR_ARGUMENT, "unit %d of layer '%s' cannot leave: %s", i - group->first, name,
+                               group->fixed);
         }
         if (stay == 0)
-            GG_FAIL(GG_ERROR_ARGUMENT, "all %d units of layer '%s' leave; at least one has to stay", group->units,
-                    name);
+            return gg_fail(GG_ERROR_ARGUMENT, "all %d units of layer '%s' leave; at least one has to stay",
+                           group->units, name);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* How many of the indices from `begin` to end - 1 stay. */
@@ -128,14 +124,14 @@ gg_status gg_graph_select(const gg_graph *graph, const gg_selection *selection, 
     gg_graph *made = NULL;
     gg_head head[GG_MAX_FIELDS];
     *out = NULL;
-    GG_TRY(gg_graph_create(&made));
+    GG_TRY_CLEANUP(gg_graph_create(&made));
     for (int i = 0; i < gg_graph_nodes(graph); i++) {
         const gg_node *node = gg_graph_node(graph, i);
-        GG_TRY(gg_graph_add(made, &selection->desc[i], &node->shape, node->inputs, node->input, NULL));
-        GG_TRY(gg_graph_set_factors(made, i, node->lr, node->decay));
+        GG_TRY_CLEANUP(gg_graph_add(made, &selection->desc[i], &node->shape, node->inputs, node->input, NULL));
+        GG_TRY_CLEANUP(gg_graph_set_factors(made, i, node->lr, node->decay));
     }
     for (int h = 0; h < gg_graph_heads(graph); h++) head[h] = *gg_graph_head(graph, h);
-    GG_TRY(gg_graph_finish(made, gg_graph_heads(graph), head));
+    GG_TRY_CLEANUP(gg_graph_finish(made, gg_graph_heads(graph), head));
     *out = made;
     made = NULL;
 cleanup:
@@ -146,26 +142,23 @@ cleanup:
 /* A row is made of runs with a number for each hidden unit: states and cells. */
 static gg_status select_carried(const gg_graph *graph, const gg_units *units, const bool *leaves, int node,
                                 const gg_graph *small, carried_selection *out) {
-    gg_status status = GG_OK;
     const int64_t numbers = gg_graph_node_carried(graph, node), after = gg_graph_node_carried(small, node);
     const gg_unit_axis *axis = &units->output[node];
-    if (numbers == 0) goto cleanup;
+    if (numbers == 0) return GG_OK;
     GG_TRY(gg_alloc((size_t)numbers * sizeof *out->index, "selection", &out->index));
     for (int64_t i = 0; i < numbers; i++) {
         const int unit = axis->unit != NULL ? axis->unit[i % axis->count] : -1;
         if (unit < 0 || !leaves[unit]) out->index[out->kept++] = i;
     }
     if (out->kept != after)
-        GG_FAIL(GG_ERROR_STATE, "selection: layer '%s' carries %lld numbers afterwards, but %lld of them stay",
-                gg_graph_node(graph, node)->desc.name, (long long)after, (long long)out->kept);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_STATE, "selection: layer '%s' carries %lld numbers afterwards, but %lld of them stay",
+                       gg_graph_node(graph, node)->desc.name, (long long)after, (long long)out->kept);
+    return GG_OK;
 }
 
 /* Where the parameter lies in both graphs, and which of its indices stay. */
 static gg_status select_parameter(const gg_units *units, const bool *leaves, int number, const gg_parameter *before,
                                   const gg_parameter *after, parameter_selection *out) {
-    gg_status status = GG_OK;
     const int dims = before->shape.dims;
     out->from = before->offset;
     out->to = after->offset;
@@ -177,10 +170,9 @@ static gg_status select_parameter(const gg_units *units, const bool *leaves, int
         GG_TRY(select_axis(&units->parameter[number][i], leaves, count, &out->kept[i], &out->index[i]));
     }
     if ((int64_t)after->count != out->kept[0] * out->kept[1] * out->inner)
-        GG_FAIL(GG_ERROR_STATE, "selection: '%s' has %lld numbers afterwards, but %lld of it stay", before->name,
-                (long long)after->count, (long long)(out->kept[0] * out->kept[1] * out->inner));
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_STATE, "selection: '%s' has %lld numbers afterwards, but %lld of it stay", before->name,
+                       (long long)after->count, (long long)(out->kept[0] * out->kept[1] * out->inner));
+    return GG_OK;
 }
 
 gg_status gg_selection_create(const gg_graph *graph, const gg_units *units, const bool *leaves, gg_selection **out) {
@@ -188,23 +180,25 @@ gg_status gg_selection_create(const gg_graph *graph, const gg_units *units, cons
     gg_selection *made = NULL;
     gg_graph *small = NULL;
     *out = NULL;
-    GG_TRY(check_leaves(graph, units, leaves));
-    GG_TRY(gg_calloc(1, sizeof *made, "selection", &made));
+    GG_TRY_CLEANUP(check_leaves(graph, units, leaves));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "selection", &made));
     made->nodes = gg_graph_nodes(graph);
     made->parameters = gg_graph_parameters(graph);
-    GG_TRY(gg_calloc((size_t)made->nodes, sizeof *made->desc, "selection", &made->desc));
-    GG_TRY(gg_calloc((size_t)made->parameters + 1, sizeof *made->parameter, "selection", &made->parameter));
-    GG_TRY(gg_calloc((size_t)made->nodes, sizeof *made->carried, "selection", &made->carried));
+    GG_TRY_CLEANUP(gg_calloc((size_t)made->nodes, sizeof *made->desc, "selection", &made->desc));
+    GG_TRY_CLEANUP(gg_calloc((size_t)made->parameters + 1, sizeof *made->parameter, "selection", &made->parameter));
+    GG_TRY_CLEANUP(gg_calloc((size_t)made->nodes, sizeof *made->carried, "selection", &made->carried));
     for (int i = 0; i < made->nodes; i++) describe_node(graph, units, leaves, i, &made->desc[i]);
-    GG_TRY(gg_graph_select(graph, made, &small));
-    for (int i = 0; i < made->nodes; i++) GG_TRY(select_carried(graph, units, leaves, i, small, &made->carried[i]));
+    GG_TRY_CLEANUP(gg_graph_select(graph, made, &small));
+    for (int i = 0; i < made->nodes; i++)
+        GG_TRY_CLEANUP(select_carried(graph, units, leaves, i, small, &made->carried[i]));
     made->before = gg_graph_arena_count(graph);
     made->after = gg_graph_arena_count(small);
     made->hash = 0xcbf29ce484222325u;
     hash_graph(&made->hash, small);
     for (int i = 0; i < made->parameters; i++) {
         parameter_selection *own = &made->parameter[i];
-        GG_TRY(select_parameter(units, leaves, i, gg_graph_parameter(graph, i), gg_graph_parameter(small, i), own));
+        GG_TRY_CLEANUP(
+            select_parameter(units, leaves, i, gg_graph_parameter(graph, i), gg_graph_parameter(small, i), own));
         for (int axis = 0; axis < 2; axis++) {
             hash_number(&made->hash, own->kept[axis]);
             for (int64_t k = 0; k < own->kept[axis]; k++) hash_number(&made->hash, own->index[axis][k]);

@@ -47,33 +47,28 @@ bool gg_outputs_are_read(gg_unit_search *s, int node) {
 
 /* A layer with outputs of its own. */
 static gg_status add_elements(gg_unit_search *s, int node, int axis) {
-    gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
     gg_unit_outputs *of = &s->out[node];
     GG_TRY(gg_outputs_reserve(of, axis, it->desc.outputs));
     for (int i = 0; i < of->count; i++) of->element[i] = gg_element_add(s, node);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status copy_outputs(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const gg_unit_outputs *from = &s->out[gg_graph_node(s->graph, node)->input[0]];
     gg_unit_outputs *to = &s->out[node];
     *to = *from;
     to->element = NULL;
-    if (from->axis < 0) goto cleanup;
+    if (from->axis < 0) return GG_OK;
     gg_unit_outputs made = *to;
     GG_TRY(gg_outputs_reserve(&made, from->axis, from->count));
     memcpy(made.element, from->element, (size_t)from->count * sizeof *from->element);
     *to = made;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* (..., units, ...) -> (values): each unit is many of them. */
 static gg_status flatten_outputs(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const int input = gg_graph_node(s->graph, node)->input[0];
     const gg_shape *shape = &gg_graph_node(s->graph, input)->shape;
     const gg_unit_outputs *from = &s->out[input];
@@ -81,14 +76,13 @@ static gg_status flatten_outputs(gg_unit_search *s, int node) {
     int64_t inner = 1;
     *to = *from;
     to->element = NULL;
-    if (from->axis < 0) goto cleanup;
+    if (from->axis < 0) return GG_OK;
     for (int i = from->axis + 1; i < shape->dims; i++) inner *= shape->size[i];
     gg_unit_outputs made = *to;
     GG_TRY(gg_outputs_reserve(&made, 0, gg_shape_count(shape)));
     for (int i = 0; i < made.count; i++) made.element[i] = from->element[(int)(i / inner) % from->count];
     *to = made;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void activate(gg_unit_search *s, int node) {
@@ -150,7 +144,6 @@ static void join_kinds(gg_unit_outputs *to, const gg_unit_outputs *more) {
 
 /* Element by element, all inputs are one. */
 static gg_status add_outputs(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     static const char *const meets = "'%s' (%s) joins them with values that cannot leave";
     const gg_node *it = gg_graph_node(s->graph, node);
     gg_unit_outputs *to = &s->out[node];
@@ -180,8 +173,7 @@ static gg_status add_outputs(gg_unit_search *s, int node) {
     if (!meet) to->axis = -1;
     if (to->rule == GG_UNIT_SIGMOID) to->rule = GG_UNIT_EQUAL; /* of a sum it is not 1 minus that */
     to->constants = false;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Whether some of these elements are units of `more`. */
@@ -194,7 +186,6 @@ static bool holds_units_of(gg_unit_search *s, const int *joined, int count, cons
 
 /* Along the first axis. Where units lie along another one, their elements meet as in a sum. */
 static gg_status concatenate_outputs(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
     gg_unit_outputs *to = &s->out[node];
     bool first = true;
@@ -205,7 +196,7 @@ static gg_status concatenate_outputs(gg_unit_search *s, int node) {
             for (int i = 0; i < it->inputs; i++) constants = constants && s->out[it->input[i]].constants;
             GG_TRY(add_outputs(s, node));
             to->constants = constants && to->activation != GG_LAYER_COUNT;
-            goto cleanup;
+            return GG_OK;
         }
     }
     GG_TRY(gg_outputs_reserve(to, 0, it->shape.size[0]));
@@ -228,30 +219,26 @@ static gg_status concatenate_outputs(gg_unit_search *s, int node) {
         if (!first) join_kinds(to, from);
         first = false;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status permute_outputs(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const gg_shape *order = &gg_graph_node(s->graph, node)->desc.order;
     gg_unit_outputs *to = &s->out[node];
     GG_TRY(copy_outputs(s, node));
     const int64_t axis = to->axis;
     for (int i = 0; i < order->dims; i++)
         if (order->size[i] == axis) to->axis = i;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* A range of neighbouring units; of another axis it is one of their places. */
 static gg_status slice_outputs(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
     const gg_unit_outputs *from = &s->out[it->input[0]];
     const gg_range range = gg_slice_range(&it->desc, &gg_graph_node(s->graph, it->input[0])->shape);
     gg_unit_outputs *to = &s->out[node];
-    if (from->axis < 0) goto cleanup;
+    if (from->axis < 0) return GG_OK;
     if (from->axis != range.axis) {
         GG_TRY(copy_outputs(s, node));
     } else if (range.step > 1) {
@@ -265,8 +252,7 @@ static gg_status slice_outputs(gg_unit_search *s, int node) {
             memcpy(made.element, from->element + range.begin, (size_t)made.count * sizeof *made.element);
         *to = made;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static int64_t pad_axis(const gg_unit_search *s, int node) {
@@ -276,16 +262,15 @@ static int64_t pad_axis(const gg_unit_search *s, int node) {
 
 /* Zeros among units are elements as well, with nothing behind them: what they are added to can leave with them. */
 static gg_status pad_outputs(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
     const gg_unit_outputs *from = &s->out[it->input[0]];
     gg_unit_outputs *to = &s->out[node];
-    if (from->axis < 0) goto cleanup;
+    if (from->axis < 0) return GG_OK;
     if (from->axis != pad_axis(s, node)) {
         GG_TRY(copy_outputs(s, node));
         to->constants = false;
         if (to->rule == GG_UNIT_SIGMOID) to->rule = GG_UNIT_EQUAL;
-        goto cleanup;
+        return GG_OK;
     }
     *to = *from;
     to->element = NULL;
@@ -297,15 +282,13 @@ static gg_status pad_outputs(gg_unit_search *s, int node) {
         made.element[i] = zero ? gg_element_add(s, node) : from->element[place];
     }
     *to = made;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Queries, keys and values of a layer, side by side: all rows of one head are a unit. The weights of a row of scores
  * have the sum 1, of a column at most that of all positions, so that an error of the values grows by its root at most.
  */
 static gg_status attend_outputs(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
     const gg_unit_outputs *from = &s->out[it->input[0]];
     gg_unit_outputs *to = &s->out[node];
@@ -319,7 +302,7 @@ static gg_status attend_outputs(gg_unit_search *s, int node) {
     }
     if (!whole) {
         gg_outputs_fix(s, from, node, through);
-        goto cleanup;
+        return GG_OK;
     }
     for (int i = 0; i < from->count; i++)
         gg_elements_unite(s, from->element[i % features / size * size], from->element[i]);
@@ -330,8 +313,7 @@ static gg_status attend_outputs(gg_unit_search *s, int node) {
     to->activation = GG_LAYER_COUNT;
     to->gain = from->gain * sqrt((double)it->shape.size[0]);
     to->constants = false;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Attention with projections of its own: its heads are units inside of it. */
@@ -342,7 +324,6 @@ static void add_heads(gg_unit_search *s, int node) {
 }
 
 static gg_status normalise_outputs(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
     const gg_layer_kind before = gg_graph_node(s->graph, it->input[0])->desc.kind;
     gg_unit_outputs *of = &s->out[node];
@@ -357,12 +338,10 @@ static gg_status normalise_outputs(gg_unit_search *s, int node) {
     } else if (!it->desc.track_statistics) {
         gg_outputs_forbid_comparison(s, of, node, "'%s' (%s) has no running statistics");
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_outputs_follow(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
     gg_unit_outputs *of = &s->out[node];
     *of = (gg_unit_outputs){.axis = -1, .gain = 1, .constants = true};
@@ -412,6 +391,5 @@ gg_status gg_outputs_follow(gg_unit_search *s, int node) {
     default:
         for (int k = 0; k < it->inputs; k++) gg_outputs_fix(s, &s->out[it->input[k]], node, through);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }

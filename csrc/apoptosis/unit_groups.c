@@ -55,9 +55,9 @@ static gg_status make_groups(gg_unit_search *s, int *number) {
     const size_t words = (size_t)gg_graph_nodes(s->graph) / 64 + 1;
     uint64_t *bits = NULL;
     int *group = NULL, *root = NULL;
-    GG_TRY(gg_calloc((size_t)s->elements * words + 1, sizeof *bits, "units", &bits));
-    GG_TRY(gg_calloc((size_t)s->elements + 1, sizeof *group, "units", &group)); /* of each root */
-    GG_TRY(gg_calloc((size_t)s->elements + 1, sizeof *root, "units", &root));   /* the first of each group */
+    GG_TRY_CLEANUP(gg_calloc((size_t)s->elements * words + 1, sizeof *bits, "units", &bits));
+    GG_TRY_CLEANUP(gg_calloc((size_t)s->elements + 1, sizeof *group, "units", &group)); /* of each root */
+    GG_TRY_CLEANUP(gg_calloc((size_t)s->elements + 1, sizeof *root, "units", &root));   /* the first of each group */
     mark_producers(s, words, bits);
     for (int i = 0; i < s->elements; i++) {
         if (gg_elements_root(s, i) != i) continue;
@@ -70,8 +70,8 @@ static gg_status make_groups(gg_unit_search *s, int *number) {
         group[i] = g;
         made->units++;
     }
-    GG_TRY(gg_calloc((size_t)made->groups + 1, sizeof *made->group, "unit groups", &made->group));
-    GG_TRY(gg_calloc((size_t)made->units + 1, sizeof *made->group_of, "units", &made->group_of));
+    GG_TRY_CLEANUP(gg_calloc((size_t)made->groups + 1, sizeof *made->group, "unit groups", &made->group));
+    GG_TRY_CLEANUP(gg_calloc((size_t)made->units + 1, sizeof *made->group_of, "units", &made->group_of));
     for (int i = 0; i < s->elements; i++)
         if (gg_elements_root(s, i) == i && group[i] >= 0) made->group[group[i]].units++;
     for (int g = 0, first = 0; g < made->groups; g++) {
@@ -95,8 +95,8 @@ static gg_status make_groups(gg_unit_search *s, int *number) {
     }
     for (int g = 0; g < made->groups; g++) {
         gg_unit_group *own = &made->group[g];
-        GG_TRY(gg_calloc((size_t)made->nodes, sizeof *own->producer, "unit groups", &own->producer));
-        GG_TRY(gg_calloc((size_t)made->parameters + 1, sizeof *own->reader, "unit groups", &own->reader));
+        GG_TRY_CLEANUP(gg_calloc((size_t)made->nodes, sizeof *own->producer, "unit groups", &own->producer));
+        GG_TRY_CLEANUP(gg_calloc((size_t)made->parameters + 1, sizeof *own->reader, "unit groups", &own->reader));
         own->activation = GG_LAYER_COUNT;
         own->heads = s->element[root[g]].divided >= 0;
         for (int node = 0; node < made->nodes; node++)
@@ -113,19 +113,16 @@ cleanup:
 
 /* `times` times the indices of `from`. */
 static gg_status copy_axis(const gg_unit_axis *from, int64_t times, gg_unit_axis *to) {
-    gg_status status = GG_OK;
-    if (from->unit == NULL) goto cleanup;
+    if (from->unit == NULL) return GG_OK;
     GG_TRY(gg_alloc((size_t)(from->count * times) * sizeof *to->unit, "units", &to->unit));
     to->count = from->count * times;
     for (int64_t i = 0; i < times; i++)
         memcpy(to->unit + i * from->count, from->unit, (size_t)from->count * sizeof *to->unit);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Of each layer weight_ih, weight_hh and their biases. Hidden unit k of all layers is one unit. */
 static gg_status index_lstm(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
     const gg_unit_axis *own = &s->made->output[node];
     const int each = it->desc.bias ? 4 : 2;
@@ -137,24 +134,20 @@ static gg_status index_lstm(gg_unit_search *s, int node) {
         if (k == 0 && gg_outputs_are_read(s, node)) GG_TRY(copy_axis(&s->made->output[it->input[0]], 1, &axis[1]));
         if (k > 0 && k % each < 2) GG_TRY(copy_axis(own, 1, &axis[1]));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Index i of an axis is one of head i % (heads * size) / size. */
 static gg_status index_heads(const gg_unit_axis *heads, int64_t times, int64_t size, gg_unit_axis *to) {
-    gg_status status = GG_OK;
     const int64_t all = heads->count * size;
     GG_TRY(gg_alloc((size_t)(times * all) * sizeof *to->unit, "units", &to->unit));
     to->count = times * all;
     for (int64_t i = 0; i < to->count; i++) to->unit[i] = heads->unit[i % all / size];
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* in_proj and its bias, out_proj and its bias, which is no head's. */
 static gg_status index_multi_head(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
     const gg_unit_axis *heads = &s->made->inside[node];
     int first = 0;
@@ -162,27 +155,24 @@ static gg_status index_multi_head(gg_unit_search *s, int node) {
     const int in = it->desc.bias ? 2 : 1;
     const int64_t size = gg_graph_parameter(s->graph, first + in)->shape.size[1] / it->desc.heads;
     for (int k = 0; k < in; k++) GG_TRY(index_heads(heads, 3, size, &s->made->parameter[first + k][0]));
-    GG_TRY(index_heads(heads, 1, size, &s->made->parameter[first + in][1]));
-cleanup:
-    return status;
+    return index_heads(heads, 1, size, &s->made->parameter[first + in][1]);
 }
 
 static gg_status index_parameters(gg_unit_search *s, int node) {
-    gg_status status = GG_OK;
     const gg_node *it = gg_graph_node(s->graph, node);
     gg_units *made = s->made;
     int first = 0;
-    if (it->layer < 0) goto cleanup;
+    if (it->layer < 0) return GG_OK;
     const int count = gg_graph_layer_parameters(s->graph, it->layer, &first);
     const gg_unit_axis *in = &made->output[it->input[0]], *own = &made->output[node];
     const gg_layer_kind kind = it->desc.kind;
     if (kind == GG_LAYER_LSTM) {
         GG_TRY(index_lstm(s, node));
-        goto cleanup;
+        return GG_OK;
     }
     if (kind == GG_LAYER_MULTI_HEAD) {
         GG_TRY(index_multi_head(s, node));
-        goto cleanup;
+        return GG_OK;
     }
     for (int k = 0; k < count; k++) {
         gg_unit_axis *axis = made->parameter[first + k];
@@ -193,8 +183,7 @@ static gg_status index_parameters(gg_unit_search *s, int node) {
             GG_TRY(copy_axis(own, 1, &axis[0]));
         }
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void note_norm(gg_unit_search *s, int node) {
@@ -296,26 +285,26 @@ gg_status gg_units_finish(gg_unit_search *s) {
     gg_status status = GG_OK;
     gg_units *made = s->made;
     int *number = NULL;
-    GG_TRY(gg_calloc((size_t)s->elements + 1, sizeof *number, "units", &number));
-    GG_TRY(make_groups(s, number));
+    GG_TRY_CLEANUP(gg_calloc((size_t)s->elements + 1, sizeof *number, "units", &number));
+    GG_TRY_CLEANUP(make_groups(s, number));
     for (int i = 0; i < made->nodes; i++) {
         const gg_unit_outputs *from = &s->out[i];
         const gg_layer_desc *desc = &gg_graph_node(s->graph, i)->desc;
         if (desc->kind == GG_LAYER_MULTI_HEAD) {
             gg_unit_axis *inside = &made->inside[i];
-            GG_TRY(gg_alloc((size_t)desc->heads * sizeof *inside->unit, "units", &inside->unit));
+            GG_TRY_CLEANUP(gg_alloc((size_t)desc->heads * sizeof *inside->unit, "units", &inside->unit));
             inside->count = desc->heads;
             for (int k = 0; k < inside->count; k++) inside->unit[k] = number[s->heads[i] + k];
         }
         if (from->axis < 0) continue;
         gg_unit_axis *to = &made->output[i];
         to->count = from->count;
-        GG_TRY(gg_alloc((size_t)from->count * sizeof *to->unit, "units", &to->unit));
+        GG_TRY_CLEANUP(gg_alloc((size_t)from->count * sizeof *to->unit, "units", &to->unit));
         for (int k = 0; k < from->count; k++) to->unit[k] = from->element[k] < 0 ? -1 : number[from->element[k]];
     }
     for (int i = 0; i < made->nodes; i++) {
         const gg_layer_kind kind = gg_graph_node(s->graph, i)->desc.kind;
-        GG_TRY(index_parameters(s, i));
+        GG_TRY_CLEANUP(index_parameters(s, i));
         if (gg_layer_is_producer(kind) && gg_outputs_are_read(s, i)) note_reader(s, i);
         if (kind == GG_LAYER_LSTM) note_recurrence(s, i);
         if (kind == GG_LAYER_MULTI_HEAD) note_heads(s, i);

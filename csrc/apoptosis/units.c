@@ -16,7 +16,7 @@ gg_status gg_units_find(const gg_graph *graph, gg_units **out) {
     gg_unit_search s = {.graph = graph};
     int64_t elements = 0;
     *out = NULL;
-    if (gg_graph_output(graph) < 0) GG_FAIL(GG_ERROR_STATE, "units: the graph is not finished");
+    if (gg_graph_output(graph) < 0) GG_FAIL_CLEANUP(GG_ERROR_STATE, "units: the graph is not finished");
     for (int i = 0; i < nodes; i++) {
         const gg_layer_desc *desc = &gg_graph_node(graph, i)->desc;
         if (gg_layer_is_producer(desc->kind)) elements += desc->outputs;
@@ -25,28 +25,28 @@ gg_status gg_units_find(const gg_graph *graph, gg_units **out) {
     }
     for (int i = 0; i < nodes; i++)
         if (elements > INT32_MAX || gg_shape_count(&gg_graph_node(graph, i)->shape) > INT32_MAX)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "units: layer '%s' is too large", gg_graph_node(graph, i)->desc.name);
-    GG_TRY(gg_calloc(1, sizeof *s.made, "units", &s.made));
+            GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "units: layer '%s' is too large", gg_graph_node(graph, i)->desc.name);
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *s.made, "units", &s.made));
     s.made->nodes = nodes;
     s.made->parameters = gg_graph_parameters(graph);
-    GG_TRY(gg_calloc((size_t)nodes, sizeof *s.made->output, "units", &s.made->output));
-    GG_TRY(gg_calloc((size_t)nodes, sizeof *s.made->inside, "units", &s.made->inside));
-    GG_TRY(gg_calloc((size_t)s.made->parameters + 1, sizeof *s.made->parameter, "units", &s.made->parameter));
-    GG_TRY(gg_calloc((size_t)elements + 1, sizeof *s.element, "units", &s.element));
-    GG_TRY(gg_calloc((size_t)nodes, sizeof *s.out, "units", &s.out));
-    GG_TRY(gg_calloc((size_t)nodes, sizeof *s.readers, "units", &s.readers));
-    GG_TRY(gg_calloc((size_t)nodes, sizeof *s.heads, "units", &s.heads));
+    GG_TRY_CLEANUP(gg_calloc((size_t)nodes, sizeof *s.made->output, "units", &s.made->output));
+    GG_TRY_CLEANUP(gg_calloc((size_t)nodes, sizeof *s.made->inside, "units", &s.made->inside));
+    GG_TRY_CLEANUP(gg_calloc((size_t)s.made->parameters + 1, sizeof *s.made->parameter, "units", &s.made->parameter));
+    GG_TRY_CLEANUP(gg_calloc((size_t)elements + 1, sizeof *s.element, "units", &s.element));
+    GG_TRY_CLEANUP(gg_calloc((size_t)nodes, sizeof *s.out, "units", &s.out));
+    GG_TRY_CLEANUP(gg_calloc((size_t)nodes, sizeof *s.readers, "units", &s.readers));
+    GG_TRY_CLEANUP(gg_calloc((size_t)nodes, sizeof *s.heads, "units", &s.heads));
     for (int i = 0; i < nodes; i++) {
         const gg_node *it = gg_graph_node(graph, i);
         for (int k = 0; k < it->inputs; k++) s.readers[it->input[k]]++;
     }
     for (int h = 0; h < gg_graph_heads(graph); h++) s.readers[gg_graph_head(graph, h)->node]++;
-    for (int i = 0; i < nodes; i++) GG_TRY(gg_outputs_follow(&s, i));
+    for (int i = 0; i < nodes; i++) GG_TRY_CLEANUP(gg_outputs_follow(&s, i));
     for (int h = 0; h < gg_graph_heads(graph); h++) {
         const int node = gg_graph_head(graph, h)->node;
         gg_outputs_fix(&s, &s.out[node], node, "'%s' (%s) is an output of the network");
     }
-    GG_TRY(gg_units_finish(&s));
+    GG_TRY_CLEANUP(gg_units_finish(&s));
     *out = s.made;
     s.made = NULL;
 cleanup:

@@ -156,12 +156,10 @@ bool gg_cpu_pairs_products(void) {
 }
 
 gg_status gg_cpu_check_paired(void) {
-    gg_status status = GG_OK;
     const char *wanted = getenv("GOSSIPGRAD_PAIRED");
     if (wanted != NULL && wanted[0] != '\0' && strcmp(wanted, "0") != 0 && strcmp(wanted, "1") != 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "GOSSIPGRAD_PAIRED='%s': allowed are 0 and 1", wanted);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_PAIRED='%s': allowed are 0 and 1", wanted);
+    return GG_OK;
 }
 
 /* "scalar, avx2": the levels that can be used here, or all. */
@@ -177,7 +175,6 @@ static void list_isas(bool all, char *text, size_t bytes) {
 }
 
 gg_status gg_isa_select(const char *name, gg_isa *out) {
-    gg_status status = GG_OK;
     char list[64];
     const char *source = "isa";
     if (!name) {
@@ -188,7 +185,7 @@ gg_status gg_isa_select(const char *name, gg_isa *out) {
         int best = GG_ISA_COUNT - 1;
         while (!gg_cpu_supports((gg_isa)best)) --best;
         *out = (gg_isa)best;
-        goto cleanup;
+        return GG_OK;
     }
     for (int i = 0; i < GG_ISA_COUNT; ++i) {
         if (strcmp(name, isa_names[i]) != 0) continue;
@@ -196,20 +193,19 @@ gg_status gg_isa_select(const char *name, gg_isa *out) {
             list_isas(false, list, sizeof list);
             const gg_isa with = i == GG_ISA_AMX ? GG_ISA_AVX512 : (gg_isa)i;
             if (cpu_runs((gg_isa)i) && !is_built(with))
-                GG_FAIL(GG_ERROR_UNSUPPORTED,
-                        "%s='%s': this CPU runs it, but it was not built; this build has %s here. In the source tree "
-                        "this builds all: GOSSIPGRAD_ISAS=all pip install -e .",
-                        source, name, list);
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "%s='%s': this CPU (%s) and build have %s", source, name, gg_cpu_name(),
-                    list);
+                return gg_fail(
+                    GG_ERROR_UNSUPPORTED,
+                    "%s='%s': this CPU runs it, but it was not built; this build has %s here. In the source tree "
+                    "this builds all: GOSSIPGRAD_ISAS=all pip install -e .",
+                    source, name, list);
+            return gg_fail(GG_ERROR_UNSUPPORTED, "%s='%s': this CPU (%s) and build have %s", source, name,
+                           gg_cpu_name(), list);
         }
         *out = (gg_isa)i;
-        goto cleanup;
+        return GG_OK;
     }
     list_isas(true, list, sizeof list);
-    status = gg_fail(GG_ERROR_ARGUMENT, "%s='%s': allowed are %s", source, name, list);
-cleanup:
-    return status;
+    return gg_fail(GG_ERROR_ARGUMENT, "%s='%s': allowed are %s", source, name, list);
 }
 
 static char cpu_name[64] = "unknown";

@@ -23,14 +23,13 @@ static _Atomic int64_t allocations;
 static void set_pointer(void *out, void *pointer) { memcpy(out, &pointer, sizeof pointer); }
 
 gg_status(gg_alloc)(size_t bytes, const char *what, void *out) {
-    gg_status status = GG_OK;
     set_pointer(out, NULL);
-    if (bytes == 0) goto cleanup;
+    if (bytes == 0) return GG_OK;
     void *base = NULL;
     size_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : GG_ALIGNMENT;
     if (bytes > (size_t)PTRDIFF_MAX - HUGE_PAGE || posix_memalign(&base, alignment, bytes + sizeof(header)) != 0)
-        GG_FAIL(GG_ERROR_MEMORY, "no memory for %s: %zu bytes wanted, %lld bytes in use", what, bytes,
-                (long long)gg_memory_live_bytes());
+        return gg_fail(GG_ERROR_MEMORY, "no memory for %s: %zu bytes wanted, %lld bytes in use", what, bytes,
+                       (long long)gg_memory_live_bytes());
 #ifdef MADV_HUGEPAGE
     /* Only a hint: where the system has no huge pages, nothing changes. */
     if (bytes >= HUGE_PAGE) (void)madvise(base, bytes + sizeof(header), MADV_HUGEPAGE);
@@ -40,20 +39,17 @@ gg_status(gg_alloc)(size_t bytes, const char *what, void *out) {
     atomic_fetch_add_explicit(&live_bytes, (int64_t)bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
     set_pointer(out, head + 1);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status(gg_calloc)(size_t count, size_t size, const char *what, void *out) {
-    gg_status status = GG_OK;
     set_pointer(out, NULL);
     if (size != 0 && count > SIZE_MAX / size)
-        GG_FAIL(GG_ERROR_MEMORY, "no memory for %s: %zu times %zu bytes wanted", what, count, size);
+        return gg_fail(GG_ERROR_MEMORY, "no memory for %s: %zu times %zu bytes wanted", what, count, size);
     void *block = NULL;
     GG_TRY(gg_alloc(count * size, what, &block));
     if (block) set_pointer(out, memset(block, 0, count * size));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_free(void *block) {

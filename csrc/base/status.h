@@ -31,15 +31,23 @@ const char *gg_error_message(void);
 /* "argument", "shape", ...: a short word for a status. */
 const char *gg_status_name(gg_status status);
 
-/* Leaves through the one exit of a function: needs a local `gg_status status` and a label `cleanup`. */
+/* Returns the status of a call that fails. For functions that own nothing. */
 #define GG_TRY(call)                                                                                                   \
+    do {                                                                                                               \
+        const gg_status gg_status_of_call = (call);                                                                    \
+        if (gg_status_of_call != GG_OK) return gg_status_of_call;                                                      \
+    } while (0)
+
+/* For functions that have something to free or to add to the message: they need a local `gg_status status`, and free at
+ * the label `cleanup`, their one exit. */
+#define GG_TRY_CLEANUP(call)                                                                                           \
     do {                                                                                                               \
         status = (call);                                                                                               \
         if (status != GG_OK) goto cleanup;                                                                             \
     } while (0)
 
-/* The same with a failure of one's own: GG_FAIL(status, format, ...) as gg_fail. */
-#define GG_FAIL(...)                                                                                                   \
+/* GG_FAIL_CLEANUP(status, format, ...): a failure of its own, as gg_fail. */
+#define GG_FAIL_CLEANUP(...)                                                                                           \
     do {                                                                                                               \
         status = gg_fail(__VA_ARGS__);                                                                                 \
         goto cleanup;                                                                                                  \

@@ -12,11 +12,11 @@ gg_status gg_trace_create(size_t capacity, gg_trace **out) {
     gg_trace *trace = NULL;
     void *block;
     *out = NULL;
-    if (capacity == 0) GG_FAIL(GG_ERROR_ARGUMENT, "trace capacity 0: must be at least 1 span");
-    GG_TRY(gg_calloc(1, sizeof *trace, "a trace", &block));
+    if (capacity == 0) GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "trace capacity 0: must be at least 1 span");
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *trace, "a trace", &block));
     trace = block;
     trace->capacity = capacity;
-    GG_TRY(gg_calloc(capacity, sizeof *trace->span, "the spans of a trace", &block));
+    GG_TRY_CLEANUP(gg_calloc(capacity, sizeof *trace->span, "the spans of a trace", &block));
     trace->span = block;
     *out = trace;
     trace = NULL;

@@ -56,17 +56,17 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     size_t p = (size_t)transport->size, begin = 0, size = form != NULL ? form->codec->size : sizeof(float);
     *out = NULL;
     if (count % GG_LANES != 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d", count, GG_LANES);
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d", count, GG_LANES);
     if (by == GG_COLLECTIVES_MPI && form != NULL && !form->codec->exact)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "wire_dtype: 'bfloat16' with collectives 'mpi', but MPI has no sum of bfloat16; allowed is "
-                "'float32', or collectives 'own'");
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT,
+                        "wire_dtype: 'bfloat16' with collectives 'mpi', but MPI has no sum of bfloat16; allowed is "
+                        "'float32', or collectives 'own'");
     if (by == GG_COLLECTIVES_MPI) {
         /* The barrier names a rank that does not arrive; MPI's own call would wait for it without end. */
-        if (transport->sums == NULL && transport->table->sums_open != NULL) GG_TRY(gg_barrier(transport));
-        GG_TRY(gg_sum_prepare(transport));
+        if (transport->sums == NULL && transport->table->sums_open != NULL) GG_TRY_CLEANUP(gg_barrier(transport));
+        GG_TRY_CLEANUP(gg_sum_prepare(transport));
     }
-    GG_TRY(gg_calloc(1, sizeof *made, "allreduce", &made));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "allreduce", &made));
     made->transport = transport;
     made->device = device;
     made->most = made->count = count;
@@ -80,23 +80,24 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
     }
     made->back = made->form.exact_sum || made->form.gathered != NULL ? gg_codec_of(GG_FLOAT32) : made->form.codec;
     made->own = allreduce_slice(made, transport->rank, &begin);
-    GG_TRY(gg_calloc(p, sizeof *made->source, "allreduce sources", &made->source));
+    GG_TRY_CLEANUP(gg_calloc(p, sizeof *made->source, "allreduce sources", &made->source));
     if (p > 1 && !made->by_mpi) {
-        GG_TRY(gg_device_alloc_landing(device, p * made->own * size, "allreduce landing", &made->landing));
+        GG_TRY_CLEANUP(gg_device_alloc_landing(device, p * made->own * size, "allreduce landing", &made->landing));
         if (made->form.gathered != NULL && gg_device_is_separate(device) &&
             !gg_device_shares(device, made->form.gathered))
-            GG_TRY(gg_device_alloc_landing(device, count * sizeof(float), "landing of gathered slices", &made->landed));
+            GG_TRY_CLEANUP(
+                gg_device_alloc_landing(device, count * sizeof(float), "landing of gathered slices", &made->landed));
         if (made->form.displaces) {
             /* The same size on every rank, and enough for the largest slice. */
             size_t elements = count + p * GG_LANES;
-            GG_TRY(gg_message_alloc_device(transport, elements * size, "displacements", &made->reply));
+            GG_TRY_CLEANUP(gg_message_alloc_device(transport, elements * size, "displacements", &made->reply));
         }
         if (made->form.displaces || made->form.rest != NULL)
-            GG_TRY(gg_device_alloc(device, made->own * sizeof(float), "exact sum", &made->exact));
-        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->parts));
-        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->scattered));
-        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->slices));
-        GG_TRY(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->gathered));
+            GG_TRY_CLEANUP(gg_device_alloc(device, made->own * sizeof(float), "exact sum", &made->exact));
+        GG_TRY_CLEANUP(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->parts));
+        GG_TRY_CLEANUP(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->scattered));
+        GG_TRY_CLEANUP(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->slices));
+        GG_TRY_CLEANUP(gg_calloc(p, sizeof(gg_request), "allreduce requests", &made->gathered));
     }
     *out = made;
     made = NULL;
@@ -198,17 +199,14 @@ static void sum_own(gg_allreduce *allreduce) {
 
 /* A peer's slice has arrived: copies it, unless it landed where it belongs. */
 static gg_status accept_slice(gg_allreduce *allreduce, int from) {
-    gg_status status = GG_OK;
     gg_request *request = &allreduce->slices[from];
     float *gathered = allreduce->form.gathered;
     size_t at = 0, n = allreduce_slice(allreduce, from, &at);
-    if (request->state == GG_REQUEST_IDLE) goto cleanup;
+    if (request->state == GG_REQUEST_IDLE) return GG_OK;
     if (gathered == NULL) allreduce_accept(allreduce, at, n, request->data);
     else if (request->data != gathered + at)
         gg_device_copy(allreduce->device, GG_QUEUE_COMPUTE, gathered + at, request->data, n * sizeof *gathered);
-    GG_TRY(gg_release(allreduce->transport, request));
-cleanup:
-    return status;
+    return gg_release(allreduce->transport, request);
 }
 
 /* data = scale * data */
@@ -230,7 +228,6 @@ static gg_status receive_slice(gg_allreduce *allreduce, int from) {
 /* Peers are visited from the next rank on, so that not all of them send to one. Receives come first: a message whose
  * receive is posted needs no extra copy. */
 static gg_status send_parts(gg_allreduce *allreduce, bool parts) {
-    gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
     const size_t own = allreduce->own, size = allreduce->form.codec->size;
@@ -250,8 +247,7 @@ static gg_status send_parts(gg_allreduce *allreduce, bool parts) {
     allreduce->stage = parts ? SCATTERING : SUMMED;
     allreduce->next = 1;
     allreduce->arrived = 0;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status start_idle(gg_allreduce *allreduce, float *data, const float *scale) {
@@ -270,35 +266,31 @@ static gg_status start_idle(gg_allreduce *allreduce, float *data, const float *s
     if (p == 1 || allreduce->by_mpi) scale_by(allreduce, data, &scale[rank]);
     if (p == 1) goto cleanup;
     if (allreduce->by_mpi) {
-        GG_TRY(gg_sum(transport, transport->sums, data, allreduce->count, &allreduce->sum));
+        GG_TRY_CLEANUP(gg_sum(transport, transport->sums, data, allreduce->count, &allreduce->sum));
         allreduce->stage = LEFT_TO_MPI;
         goto cleanup;
     }
-    GG_TRY(send_parts(allreduce, true));
+    GG_TRY_CLEANUP(send_parts(allreduce, true));
 cleanup:
     return allreduce_failed(allreduce, status);
 }
 
 static gg_status check_idle(const gg_allreduce *allreduce) {
-    gg_status status = GG_OK;
     if (allreduce->stage != IDLE)
-        GG_FAIL(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished", allreduce->count);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_STATE, "allreduce of %zu values: started again before it was finished",
+                       allreduce->count);
+    return GG_OK;
 }
 
 gg_status gg_allreduce_start_some(gg_allreduce *allreduce, float *data, size_t count, const float *scale) {
-    gg_status status = GG_OK;
     size_t begin;
     GG_TRY(check_idle(allreduce));
     if (count > allreduce->most || count % GG_LANES != 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d, at most %zu", count, GG_LANES,
-                allreduce->most);
+        return gg_fail(GG_ERROR_ARGUMENT, "allreduce: count is %zu, expected a multiple of %d, at most %zu", count,
+                       GG_LANES, allreduce->most);
     allreduce->count = count;
     allreduce->own = allreduce_slice(allreduce, allreduce->transport->rank, &begin);
-    GG_TRY(start_idle(allreduce, data, scale));
-cleanup:
-    return status;
+    return start_idle(allreduce, data, scale);
 }
 
 gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *scale) {
@@ -306,17 +298,13 @@ gg_status gg_allreduce_start(gg_allreduce *allreduce, float *data, const float *
 }
 
 gg_status gg_allreduce_start_without_parts(gg_allreduce *allreduce, float *data) {
-    gg_status status = GG_OK;
     GG_TRY(check_idle(allreduce));
     allreduce->data = data;
-    status = allreduce_failed(allreduce, send_parts(allreduce, false));
-cleanup:
-    return status;
+    return allreduce_failed(allreduce, send_parts(allreduce, false));
 }
 
 /* To all peers, from what `own` says for each. */
 static gg_status send_slice(gg_allreduce *allreduce, const void *own) {
-    gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
     const int p = transport->size;
     for (int i = 1; i < p && allreduce->own > 0; ++i) {
@@ -324,29 +312,27 @@ static gg_status send_slice(gg_allreduce *allreduce, const void *own) {
         GG_TRY(gg_send(transport, own != NULL ? own : sum_for(allreduce, to), allreduce->own * allreduce->back->size,
                        to, allreduce->tag, &allreduce->gathered[to]));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* All peers' parts of the own slice have arrived: adds them in the order of ranks. */
 static gg_status add_own(gg_allreduce *allreduce) {
-    gg_status status = GG_OK;
     gg_transport *transport = allreduce->transport;
     int p = transport->size, rank = transport->rank;
     size_t begin = 0, own = allreduce_slice(allreduce, rank, &begin);
-    if (own == 0) goto cleanup;
+    if (own == 0) return GG_OK;
     for (int i = 0; i < p; ++i) allreduce->source[i] = i == rank ? sent_at(allreduce, begin) : allreduce->parts[i].data;
     sum_own(allreduce);
     for (int i = 0; i < p; ++i) GG_TRY(gg_release(transport, &allreduce->parts[i]));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_allreduce_gather(gg_allreduce *allreduce, const float *own) {
     gg_status status = GG_OK;
     if (allreduce->stage != SUMMED)
-        GG_FAIL(GG_ERROR_STATE, "allreduce of %zu values: gathered before its own slice was summed", allreduce->count);
-    GG_TRY(send_slice(allreduce, own));
+        GG_FAIL_CLEANUP(GG_ERROR_STATE, "allreduce of %zu values: gathered before its own slice was summed",
+                        allreduce->count);
+    GG_TRY_CLEANUP(send_slice(allreduce, own));
     allreduce->stage = allreduce->transport->size > 1 ? GATHERING : IDLE;
     allreduce->next = 1;
     allreduce->arrived = 0;
@@ -376,7 +362,6 @@ static gg_status reach_arrival(gg_allreduce *allreduce, gg_request *request, boo
 
 /* The messages of the stage from and to one peer. */
 static gg_status advance_peer(gg_allreduce *allreduce, int peer, bool wait, bool *done) {
-    gg_status status = GG_OK;
     const bool halves = allreduce->form.gathered != NULL;
     switch (allreduce->stage) {
     case SCATTERING: GG_TRY(reach_arrival(allreduce, &allreduce->parts[peer], wait, done)); break;
@@ -387,18 +372,16 @@ static gg_status advance_peer(gg_allreduce *allreduce, int peer, bool wait, bool
         break;
     default:
         GG_TRY(reach_arrival(allreduce, &allreduce->slices[peer], wait, done));
-        if (!*done) goto cleanup;
+        if (!*done) return GG_OK;
         GG_TRY(accept_slice(allreduce, peer));
         /* In halves the peer has read this rank's part before it sent. */
         if (halves) GG_TRY(allreduce_reach(allreduce, &allreduce->scattered[peer], true, done));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* All peers' messages of the stage are there. */
 static gg_status end_stage(gg_allreduce *allreduce) {
-    gg_status status = GG_OK;
     const bool halves = allreduce->form.gathered != NULL;
     if (allreduce->stage == SCATTERING) {
         GG_TRY(add_own(allreduce));
@@ -410,8 +393,7 @@ static gg_status end_stage(gg_allreduce *allreduce) {
         allreduce->stage = halves ? IDLE : GATHERED;
     }
     allreduce->next = 1;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Continues until the data holds the sum. Without `wait` it stops at the first message that has not arrived yet. */
@@ -420,15 +402,15 @@ static gg_status allreduce_advance(gg_allreduce *allreduce, bool wait) {
     const int p = allreduce->transport->size, rank = allreduce->transport->rank;
     bool done = true;
     if (allreduce->stage == LEFT_TO_MPI) {
-        GG_TRY(allreduce_reach(allreduce, &allreduce->sum, wait, &done));
+        GG_TRY_CLEANUP(allreduce_reach(allreduce, &allreduce->sum, wait, &done));
         if (done) allreduce->stage = IDLE;
     }
     while (allreduce->stage == SCATTERING || allreduce->stage == READ_BY_PEERS || allreduce->stage == GATHERING) {
         if (allreduce->next == p) {
-            GG_TRY(end_stage(allreduce));
+            GG_TRY_CLEANUP(end_stage(allreduce));
             continue;
         }
-        GG_TRY(advance_peer(allreduce, (rank - allreduce->next + p) % p, wait, &done));
+        GG_TRY_CLEANUP(advance_peer(allreduce, (rank - allreduce->next + p) % p, wait, &done));
         if (!done) goto cleanup;
         allreduce->next++;
     }
@@ -448,24 +430,19 @@ gg_status gg_allreduce_wait_read(gg_allreduce *allreduce) {
     gg_status status = GG_OK;
     bool read = false;
     for (int i = 0; allreduce->gathered != NULL && i < allreduce->transport->size; ++i)
-        GG_TRY(allreduce_reach(allreduce, &allreduce->gathered[i], true, &read));
+        GG_TRY_CLEANUP(allreduce_reach(allreduce, &allreduce->gathered[i], true, &read));
 cleanup:
     return allreduce_failed(allreduce, status);
 }
 
 gg_status gg_allreduce_finish(gg_allreduce *allreduce) {
-    gg_status status = GG_OK;
     GG_TRY(allreduce_advance(allreduce, true));
     GG_TRY(gg_allreduce_wait_read(allreduce));
     if (allreduce->stage == GATHERED) allreduce->stage = IDLE;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_allreduce_run(gg_allreduce *allreduce, float *data, const float *scale) {
-    gg_status status = GG_OK;
     GG_TRY(gg_allreduce_start(allreduce, data, scale));
-    GG_TRY(gg_allreduce_finish(allreduce));
-cleanup:
-    return status;
+    return gg_allreduce_finish(allreduce);
 }

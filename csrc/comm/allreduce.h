@@ -5,9 +5,9 @@
 #ifndef GG_COMM_ALLREDUCE_H
 #define GG_COMM_ALLREDUCE_H
 
-#include "backend/backend.h"
 #include "comm/transport.h"
-#include "compress/codec.h"
+#include "ops/backend.h"
+#include "ops/codec.h"
 
 /* Weighted sum over the ranks of a large arena, in place: data = sum over r of scale[r] * data_r, in rank order, so the
  * result has the same bits however an arena is cut into reductions. It is a reduce-scatter (rank i adds slice i of all

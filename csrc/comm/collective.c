@@ -19,10 +19,10 @@ gg_status gg_barrier(gg_transport *transport) {
     char token = 1, landing = 0;
     for (int64_t hop = 1; hop < p; hop *= 2) {
         int to = (int)((rank + hop) % p), from = (int)((rank - hop + p) % p);
-        GG_TRY(gg_receive_exact(transport, &landing, 1, from, TAG_BARRIER, &request[0]));
-        GG_TRY(gg_send(transport, &token, 1, to, TAG_BARRIER, &request[1]));
-        GG_TRY(gg_wait_and_copy(transport, &request[0], &landing));
-        GG_TRY(gg_wait(transport, &request[1]));
+        GG_TRY_CLEANUP(gg_receive_exact(transport, &landing, 1, from, TAG_BARRIER, &request[0]));
+        GG_TRY_CLEANUP(gg_send(transport, &token, 1, to, TAG_BARRIER, &request[1]));
+        GG_TRY_CLEANUP(gg_wait_and_copy(transport, &request[0], &landing));
+        GG_TRY_CLEANUP(gg_wait(transport, &request[1]));
     }
 cleanup:
     if (status != GG_OK) {
@@ -42,15 +42,16 @@ static gg_status broadcast_piece(gg_transport *transport, char *data, size_t byt
     while (bit < p && !(place & bit)) bit *= 2;
     if (place) {
         int parent = (int)((place - bit + root) % p);
-        GG_TRY(gg_receive_exact(transport, data, bytes, parent, TAG_BROADCAST, &up));
-        GG_TRY(gg_wait_and_copy(transport, &up, data));
+        GG_TRY_CLEANUP(gg_receive_exact(transport, data, bytes, parent, TAG_BROADCAST, &up));
+        GG_TRY_CLEANUP(gg_wait_and_copy(transport, &up, data));
     }
     for (bit /= 2; bit >= 1; bit /= 2) {
         if (place + bit >= p) continue;
-        GG_TRY(gg_send(transport, data, bytes, (int)((place + bit + root) % p), TAG_BROADCAST, &down[children]));
+        GG_TRY_CLEANUP(
+            gg_send(transport, data, bytes, (int)((place + bit + root) % p), TAG_BROADCAST, &down[children]));
         children++;
     }
-    for (int i = 0; i < children; ++i) GG_TRY(gg_wait(transport, &down[i]));
+    for (int i = 0; i < children; ++i) GG_TRY_CLEANUP(gg_wait(transport, &down[i]));
 cleanup:
     if (status != GG_OK) {
         gg_cancel_all(transport, &up, 1);
@@ -60,15 +61,13 @@ cleanup:
 }
 
 gg_status gg_broadcast(gg_transport *transport, void *data, size_t bytes, int root) {
-    gg_status status = GG_OK;
     if (root < 0 || root >= transport->size)
-        GG_FAIL(GG_ERROR_ARGUMENT, "broadcast: root is %d, expected 0 to %d", root, transport->size - 1);
+        return gg_fail(GG_ERROR_ARGUMENT, "broadcast: root is %d, expected 0 to %d", root, transport->size - 1);
     for (size_t done = 0; done < bytes; done += PIECE)
         GG_TRY(gg_error_prefix(
             broadcast_piece(transport, (char *)data + done, bytes - done < PIECE ? bytes - done : PIECE, root),
             "broadcast from rank %d: ", root));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The run of n blocks from `first` on wraps around the end: at most two parts, the same on both sides. */
@@ -94,15 +93,15 @@ static gg_status collective_gather_all(gg_transport *transport, const void *data
         int parts = split_run(from, n, p, begin, length);
         int received[2] = {begin[0], begin[1]};
         for (int i = 0; i < parts; ++i)
-            GG_TRY(gg_receive_exact(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, from, tag,
-                                    &receives[i]));
+            GG_TRY_CLEANUP(gg_receive_exact(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes,
+                                            from, tag, &receives[i]));
         parts = split_run(rank, n, p, begin, length);
         for (int i = 0; i < parts; ++i)
-            GG_TRY(
+            GG_TRY_CLEANUP(
                 gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, tag, &sends[i]));
         for (int i = 0; i < 2; ++i)
-            GG_TRY(gg_wait_and_copy(transport, &receives[i], blocks + (size_t)received[i] * bytes));
-        for (int i = 0; i < 2; ++i) GG_TRY(gg_wait(transport, &sends[i]));
+            GG_TRY_CLEANUP(gg_wait_and_copy(transport, &receives[i], blocks + (size_t)received[i] * bytes));
+        for (int i = 0; i < 2; ++i) GG_TRY_CLEANUP(gg_wait(transport, &sends[i]));
     }
 cleanup:
     if (status != GG_OK) {
@@ -137,17 +136,17 @@ static gg_status sum_doubles(gg_transport *transport, double *values, int n) {
         int posted = 1;
         for (int r = 1; r < p; ++r) {
             for (; posted < p && posted < r + WINDOW; ++posted)
-                GG_TRY(gg_receive_exact(transport, landing[posted % WINDOW], bytes, posted, TAG_SUM,
-                                        &request[posted % WINDOW]));
+                GG_TRY_CLEANUP(gg_receive_exact(transport, landing[posted % WINDOW], bytes, posted, TAG_SUM,
+                                                &request[posted % WINDOW]));
             double *own = landing[r % WINDOW];
-            GG_TRY(gg_wait_and_copy(transport, &request[r % WINDOW], own));
+            GG_TRY_CLEANUP(gg_wait_and_copy(transport, &request[r % WINDOW], own));
             for (int i = 0; i < n; ++i) values[i] += own[i];
         }
     } else {
-        GG_TRY(gg_send(transport, values, bytes, 0, TAG_SUM, &request[0]));
-        GG_TRY(gg_wait(transport, &request[0]));
+        GG_TRY_CLEANUP(gg_send(transport, values, bytes, 0, TAG_SUM, &request[0]));
+        GG_TRY_CLEANUP(gg_wait(transport, &request[0]));
     }
-    GG_TRY(gg_broadcast(transport, values, bytes, 0));
+    GG_TRY_CLEANUP(gg_broadcast(transport, values, bytes, 0));
 cleanup:
     if (status != GG_OK) {
         gg_cancel_all(transport, request, WINDOW);
@@ -157,12 +156,10 @@ cleanup:
 }
 
 gg_status gg_allreduce_doubles(gg_transport *transport, double *values, int n) {
-    gg_status status = GG_OK;
-    if (n < 0) GG_FAIL(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected at least 0", n);
+    if (n < 0) return gg_fail(GG_ERROR_ARGUMENT, "allreduce_doubles: n is %d, expected at least 0", n);
     for (int at = 0; at < n; at += MAX_VALUES)
         GG_TRY(sum_doubles(transport, values + at, n - at < MAX_VALUES ? n - at : MAX_VALUES));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int from, int to) {
@@ -172,11 +169,11 @@ gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int fro
         char *at = (char *)data + done;
         size_t n = bytes - done < PIECE ? bytes - done : PIECE;
         if (transport->rank == from) {
-            GG_TRY(gg_send(transport, at, n, to, TAG_TRANSFER, &request));
-            GG_TRY(gg_wait(transport, &request));
+            GG_TRY_CLEANUP(gg_send(transport, at, n, to, TAG_TRANSFER, &request));
+            GG_TRY_CLEANUP(gg_wait(transport, &request));
         } else if (transport->rank == to) {
-            GG_TRY(gg_receive_exact(transport, at, n, from, TAG_TRANSFER, &request));
-            GG_TRY(gg_wait_and_copy(transport, &request, at));
+            GG_TRY_CLEANUP(gg_receive_exact(transport, at, n, from, TAG_TRANSFER, &request));
+            GG_TRY_CLEANUP(gg_wait_and_copy(transport, &request, at));
         }
     }
 cleanup:
@@ -192,9 +189,9 @@ gg_status gg_clock_offset(gg_transport *transport, double *seconds) {
     for (int r = 1; r < transport->size; ++r)
         for (int i = 0; i < CLOCK_ROUNDS; ++i) {
             double begin = gg_transport_now(transport), there = 0;
-            GG_TRY(gg_transfer(transport, &begin, sizeof begin, r, 0));
+            GG_TRY_CLEANUP(gg_transfer(transport, &begin, sizeof begin, r, 0));
             if (transport->rank == 0) there = gg_transport_now(transport);
-            GG_TRY(gg_transfer(transport, &there, sizeof there, 0, r));
+            GG_TRY_CLEANUP(gg_transfer(transport, &there, sizeof there, 0, r));
             double duration = gg_transport_now(transport) - begin;
             if (transport->rank != r || duration >= quickest) continue;
             quickest = duration;

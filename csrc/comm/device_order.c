@@ -47,13 +47,13 @@ static gg_status pass_on(device_order *own, gg_request *request, gg_sums *sums) 
     void *const at = gg_device_address(
         own->device, given.state == GG_REQUEST_RECEIVING ? given.landing : (void *)(uintptr_t)given.data);
     if (given.state == GG_REQUEST_SENDING) {
-        GG_TRY(gg_send(own->inner, at, given.bytes, given.peer, given.tag, request));
+        GG_TRY_CLEANUP(gg_send(own->inner, at, given.bytes, given.peer, given.tag, request));
     } else if (given.state == GG_REQUEST_RECEIVING) {
-        GG_TRY(gg_receive(own->inner, at, given.capacity, given.peer, given.tag, request));
+        GG_TRY_CLEANUP(gg_receive(own->inner, at, given.capacity, given.peer, given.tag, request));
         request->exact = given.exact;
         request->own_landing = given.landing;
     } else {
-        GG_TRY(gg_sum(own->inner, sums, at, given.bytes / sizeof(float), request));
+        GG_TRY_CLEANUP(gg_sum(own->inner, sums, at, given.bytes / sizeof(float), request));
     }
 cleanup:
     own->inner->as_it_is = false;
@@ -62,7 +62,6 @@ cleanup:
 
 /* Passes on what the device has reached. */
 static gg_status pass_reached(device_order *own) {
-    gg_status status = GG_OK;
     own->transport.timeout = own->inner->timeout;
     own->inner->check_buffers = own->transport.check_buffers;
     while (own->first != NULL && gg_device_reached(own->device, awaiting_of(own->first)->mark)) {
@@ -72,8 +71,7 @@ static gg_status pass_reached(device_order *own) {
         own->first = awaiting_of(request)->next;
         GG_TRY(pass_on(own, request, sums));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static bool order_has_older(const device_order *own, const gg_request *request) {
@@ -84,7 +82,6 @@ static bool order_has_older(const device_order *own, const gg_request *request) 
 
 /* Passes a request on that begins, now or when the device has done what writes or reads its memory. */
 static gg_status order_begin(gg_transport *transport, gg_request *request, const void *memory, gg_sums *sums) {
-    gg_status status = GG_OK;
     device_order *own = order_of(transport);
     const bool used = gg_device_shares(own->device, memory);
     const gg_mark mark = used ? gg_device_mark(own->device, GG_QUEUE_COMPUTE) : (gg_mark){0};
@@ -93,15 +90,14 @@ static gg_status order_begin(gg_transport *transport, gg_request *request, const
     if (used ? own->first == NULL && gg_device_reached(own->device, mark) : !order_has_older(own, request)) {
         if (used) GG_TRY(gg_device_check(own->device));
         GG_TRY(pass_on(own, request, sums));
-        goto cleanup;
+        return GG_OK;
     }
     *awaiting_of(request) = (awaiting){.mark = mark, .sums = sums};
     request->awaits_device = true;
     if (own->first != NULL) awaiting_of(own->last)->next = request;
     else own->first = request;
     own->last = request;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void order_forget(device_order *own, gg_request *request) {
@@ -121,11 +117,11 @@ static gg_status order_agree(device_order *own, gg_status shared, const char *wh
     const unsigned char failed = shared != GG_OK;
     unsigned char *all = NULL;
     if (own->inner->table->stands) goto cleanup;
-    GG_TRY(gg_alloc((size_t)own->inner->size, "whose memory is shared", &all));
-    GG_TRY(gg_agree(own->inner, &failed, sizeof failed, all));
+    GG_TRY_CLEANUP(gg_alloc((size_t)own->inner->size, "whose memory is shared", &all));
+    GG_TRY_CLEANUP(gg_agree(own->inner, &failed, sizeof failed, all));
     for (int rank = 0; rank < own->inner->size; ++rank)
         if (all[rank] != 0 && !failed)
-            GG_FAIL(GG_ERROR_MEMORY, "%s: the device of rank %d does not share this memory", what, rank);
+            GG_FAIL_CLEANUP(GG_ERROR_MEMORY, "%s: the device of rank %d does not share this memory", what, rank);
 cleanup:
     gg_free(all);
     return status;
@@ -146,7 +142,7 @@ static gg_status order_alloc(gg_transport *transport, size_t bytes, const char *
     gg_status status = GG_OK, shared;
     device_order *own = order_of(transport);
     void *block = NULL;
-    GG_TRY(gg_message_alloc(own->inner, bytes, what, &block));
+    GG_TRY_CLEANUP(gg_message_alloc(own->inner, bytes, what, &block));
     shared = gg_error_prefix(gg_device_share(own->device, block, bytes), "%s: ", what);
     status = order_agree(own, shared, what);
     if (shared != GG_OK) {
@@ -209,21 +205,19 @@ static void order_sums_close(gg_transport *transport, gg_sums *sums) {
 }
 
 static gg_status order_test(gg_transport *transport, gg_request *request, bool *done) {
-    gg_status status = GG_OK;
     device_order *own = order_of(transport);
     *done = false;
     GG_TRY(pass_reached(own));
-    if (request->awaits_device) goto cleanup;
+    if (request->awaits_device) return GG_OK;
     GG_TRY(gg_test(own->inner, request, done));
-    if (request->state != GG_REQUEST_ARRIVED) goto cleanup;
+    if (request->state != GG_REQUEST_ARRIVED) return GG_OK;
     const bool landed = request->data == request->landing;
     void *const at = request->landing; /* where the host finds it */
     request->landing = request->own_landing;
-    if (!landed && !gg_device_shares(own->device, request->landing)) goto cleanup; /* no work of the device reads it */
+    if (!landed && !gg_device_shares(own->device, request->landing)) return GG_OK; /* no work of the device reads it */
     if (!landed) memcpy(at, request->data, request->bytes);
     request->data = request->landing;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The inner transport finds what has arrived where it put it. */
@@ -234,12 +228,9 @@ static void order_hand_back(device_order *own, gg_request *request) {
 }
 
 static gg_status order_release(gg_transport *transport, gg_request *request) {
-    gg_status status = GG_OK;
     GG_TRY(pass_reached(order_of(transport)));
     order_hand_back(order_of(transport), request);
-    GG_TRY(gg_release(order_inner(transport), request));
-cleanup:
-    return status;
+    return gg_release(order_inner(transport), request);
 }
 
 static void order_cancel(gg_transport *transport, gg_request *request) {
@@ -249,12 +240,9 @@ static void order_cancel(gg_transport *transport, gg_request *request) {
 
 /* What is held back is nothing that the inner transport knows. */
 static gg_status order_pause(gg_transport *transport, int round, gg_request *request) {
-    gg_status status = GG_OK;
     gg_transport *inner = order_inner(transport);
     GG_TRY(pass_reached(order_of(transport)));
-    GG_TRY(inner->table->pause(inner, round, request != NULL && request->awaits_device ? NULL : request));
-cleanup:
-    return status;
+    return inner->table->pause(inner, round, request != NULL && request->awaits_device ? NULL : request);
 }
 
 static gg_status order_check_peer(gg_transport *transport, int peer) {
@@ -262,11 +250,8 @@ static gg_status order_check_peer(gg_transport *transport, int peer) {
 }
 
 static gg_status order_progress(gg_transport *transport) {
-    gg_status status = GG_OK;
     GG_TRY(pass_reached(order_of(transport)));
-    GG_TRY(gg_progress(order_inner(transport)));
-cleanup:
-    return status;
+    return gg_progress(order_inner(transport));
 }
 
 static void order_set_epoch(gg_transport *transport, int64_t epoch) {
@@ -285,7 +270,6 @@ static gg_status order_compute(gg_transport *transport, double seconds) {
 
 /* What is held back leaves while the rank sleeps. */
 static gg_status order_idle(gg_transport *transport, double seconds) {
-    gg_status status = GG_OK;
     device_order *own = order_of(transport);
     GG_TRY(pass_reached(own));
     while (own->first != NULL && seconds > 0) {
@@ -295,8 +279,7 @@ static gg_status order_idle(gg_transport *transport, double seconds) {
         GG_TRY(pass_reached(own));
     }
     if (seconds > 0) GG_TRY(gg_transport_idle(own->inner, seconds));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* What the inner transport does not offer is not offered here. */
@@ -336,18 +319,16 @@ static gg_transport_table order_table(const gg_transport_table *inner) {
 /* Whether messages lie in memory of the device: MPI says that it reads it, or $GOSSIPGRAD_MPI_CUDA. Where a device
  * gives libraries addresses, which the host reads as well, any transport may, if it is asked for. */
 static gg_status order_sends_own(const gg_transport *inner, const gg_device *device, bool *sends_own) {
-    gg_status status = GG_OK;
     const char *choice = getenv("GOSSIPGRAD_MPI_CUDA");
     const bool addresses = device->table->memory->address != NULL;
     if (choice == NULL || *choice == '\0') choice = "auto";
     const bool on = strcmp(choice, "on") == 0;
     if (!on && strcmp(choice, "auto") != 0 && strcmp(choice, "off") != 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "GOSSIPGRAD_MPI_CUDA: '%s'; allowed are auto, on, off", choice);
+        return gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_MPI_CUDA: '%s'; allowed are auto, on, off", choice);
     if (addresses) *sends_own = on;
     else if (inner->check_buffers || strcmp(choice, "off") == 0) *sends_own = false; /* checks read on the host */
     else *sends_own = inner->reads_devices || (on && inner->may_read_devices);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_transport **out) {
@@ -355,7 +336,7 @@ gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_tran
     device_order *made = NULL;
     *out = NULL;
     if (!gg_device_is_separate(device)) goto cleanup;
-    GG_TRY(gg_calloc(1, sizeof *made, "messages in the order of the device's work", &made));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "messages in the order of the device's work", &made));
     made->table = order_table(inner->table);
     made->transport = (gg_transport){.table = &made->table,
                                      .rank = inner->rank,
@@ -365,7 +346,7 @@ gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_tran
                                      .timeout = inner->timeout,
                                      .check_buffers = inner->check_buffers,
                                      .reports_stalls = inner->reports_stalls};
-    GG_TRY(order_sends_own(inner, device, &made->sends_own));
+    GG_TRY_CLEANUP(order_sends_own(inner, device, &made->sends_own));
     if (made->sends_own) gg_device_send_own(device);
     made->inner = inner;
     made->device = device;
@@ -379,7 +360,6 @@ cleanup:
 }
 
 gg_status gg_device_order_flush(gg_transport *inner) {
-    gg_status status = GG_OK;
     for (gg_transport *one = inner->holding; one != NULL; one = order_of(one)->next) {
         device_order *own = order_of(one);
         while (own->first != NULL) {
@@ -387,8 +367,7 @@ gg_status gg_device_order_flush(gg_transport *inner) {
             GG_TRY(pass_reached(own));
         }
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ---- waiting for the device ---- */

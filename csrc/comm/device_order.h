@@ -1,6 +1,6 @@
 /* Messages in the order of a separate device's work.
  *
- * A device with memory of its own does its work after the call that gives it has returned (backend/device.h): when a
+ * A device with memory of its own does its work after the call that gives it has returned (ops/device.h): when a
  * strategy sends, the kernel that writes the message may not have begun, and when it posts the next receive, a kernel
  * may still read what the last one brought. The transport here wraps another one and makes what is sent and received
  * fit the order in which work was given, so that strategies are written as if all work were done at once:
@@ -45,8 +45,8 @@
 #ifndef GG_COMM_DEVICE_ORDER_H
 #define GG_COMM_DEVICE_ORDER_H
 
-#include "backend/backend.h"
 #include "comm/transport.h"
+#include "ops/backend.h"
 
 /* *out: NULL where the device is not separate: messages then go through `inner` as they are. gg_transport_destroy
  * destroys the wrapper alone. */

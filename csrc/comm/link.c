@@ -40,13 +40,13 @@ static gg_status link_agree(gg_transport *transport, double values[VALUES]) {
     const int p = transport->size, rank = transport->rank;
     for (int64_t hop = 1; hop < p; hop *= 2) {
         memcpy(out, values, sizeof out);
-        GG_TRY(
+        GG_TRY_CLEANUP(
             gg_receive_exact(transport, landing, sizeof landing, (int)((rank - hop + p) % p), TAG_WORST, &request[0]));
-        GG_TRY(gg_send(transport, out, sizeof out, (int)((rank + hop) % p), TAG_WORST, &request[1]));
-        GG_TRY(gg_wait(transport, &request[0]));
+        GG_TRY_CLEANUP(gg_send(transport, out, sizeof out, (int)((rank + hop) % p), TAG_WORST, &request[1]));
+        GG_TRY_CLEANUP(gg_wait(transport, &request[0]));
         memcpy(in, request[0].data, sizeof in);
-        GG_TRY(gg_release(transport, &request[0]));
-        GG_TRY(gg_wait(transport, &request[1]));
+        GG_TRY_CLEANUP(gg_release(transport, &request[0]));
+        GG_TRY_CLEANUP(gg_wait(transport, &request[1]));
         for (int i = 0; i < VALUES; ++i)
             if (in[i] > values[i]) values[i] = in[i];
     }
@@ -81,7 +81,6 @@ static void read_once(const char *data, size_t bytes) {
 /* Every rank sends n messages and receives n. *arrived: seconds until they have arrived; *read: further seconds to read
  * them. */
 static gg_status go_around(ring *r, size_t bytes, int n, double *arrived, double *read) {
-    gg_status status = GG_OK;
     gg_transport *t = r->transport;
     double begin = gg_transport_now(t), then = 0;
     for (int i = 0; i < n; ++i)
@@ -94,14 +93,12 @@ static gg_status go_around(ring *r, size_t bytes, int n, double *arrived, double
     *read = gg_transport_now(t) - then;
     for (int i = 0; i < n; ++i) GG_TRY(gg_release(t, &r->received[i]));
     for (int i = 0; i < n; ++i) GG_TRY(gg_wait(t, &r->sent[i]));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The minimum over some groups, because other work on the machine only adds time. The two single rounds of a group are
  * averaged: a rank that is late in one of them sees too short a time in the other. */
 static gg_status measure_small(ring *r, double values[VALUES]) {
-    gg_status status = GG_OK;
     double latency = INFINITY, burst = INFINITY, first = 0, second = 0, together = 0, read = 0, before = -1, spent = 0;
     bool again = true;
     for (int group = 1; group <= GROUPS && again; ++group) {
@@ -120,12 +117,10 @@ static gg_status measure_small(ring *r, double values[VALUES]) {
         spent += before;
         if (spent > (group < GROUPS_AT_LEAST ? MANY : FEW)) again = false;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status measure_large(ring *r, size_t limit, double values[VALUES]) {
-    gg_status status = GG_OK;
     for (size_t bytes = SMALLEST;; bytes = 4 * bytes < limit ? 4 * bytes : limit) {
         double arrived = INFINITY, read = INFINITY;
         for (int i = 0; i < ROUNDS; ++i) {
@@ -141,8 +136,7 @@ static gg_status measure_large(ring *r, size_t limit, double values[VALUES]) {
         GG_TRY(link_agree(r->transport, values));
         if (bytes == limit || values[ELAPSED] == 0 || values[ELAPSED] > LONG) break;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_link_measure(gg_transport *transport, size_t bytes, gg_link *out) {
@@ -157,14 +151,14 @@ gg_status gg_link_measure(gg_transport *transport, size_t bytes, gg_link *out) {
     int hop = hop_of(transport);
     r.to = (rank + hop) % p;
     r.from = (rank - hop + p) % p;
-    GG_TRY(gg_message_alloc(transport, limit, "messages to measure with", &out_block));
-    GG_TRY(gg_alloc(limit, "messages to measure with", &landing));
+    GG_TRY_CLEANUP(gg_message_alloc(transport, limit, "messages to measure with", &out_block));
+    GG_TRY_CLEANUP(gg_alloc(limit, "messages to measure with", &landing));
     r.out = out_block;
     r.landing = landing;
     memset(r.out, 1, limit); /* pages that were never written all map to one page */
-    GG_TRY(link_agree(transport, values));
-    GG_TRY(measure_small(&r, values));
-    GG_TRY(measure_large(&r, limit, values));
+    GG_TRY_CLEANUP(link_agree(transport, values));
+    GG_TRY_CLEANUP(measure_small(&r, values));
+    GG_TRY_CLEANUP(measure_large(&r, limit, values));
     *out =
         (gg_link){.latency = values[LATENCY], .message = values[MESSAGE], .byte = values[BYTE], .read = values[READ]};
 cleanup:

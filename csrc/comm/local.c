@@ -90,13 +90,11 @@ static const gg_transport_table table = {
 };
 
 gg_status gg_local_transport_create(gg_transport **out) {
-    gg_status status = GG_OK;
     gg_transport *made = NULL;
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *made, "local transport", &made));
     made->table = &table;
     made->size = 1;
     *out = made;
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -20,13 +20,13 @@ gg_status gg_messages_exchange(gg_transport *transport, const gg_message *messag
     gg_status status = GG_OK;
     gg_request *request = NULL;
     if (n == 0) goto cleanup;
-    GG_TRY(gg_calloc((size_t)n, sizeof *request, "requests of a round of messages", &request));
-    for (int i = 0; i < n; ++i) GG_TRY(message_start(transport, &messages[i], &request[i]));
+    GG_TRY_CLEANUP(gg_calloc((size_t)n, sizeof *request, "requests of a round of messages", &request));
+    for (int i = 0; i < n; ++i) GG_TRY_CLEANUP(message_start(transport, &messages[i], &request[i]));
     /* A send is complete when its receiver has released it: so all that arrive are released first. */
     for (int received = 1; received >= 0; --received)
         for (int i = 0; i < n; ++i)
             if ((messages[i].landing != NULL) == (received == 1))
-                GG_TRY(message_complete(transport, &messages[i], &request[i]));
+                GG_TRY_CLEANUP(message_complete(transport, &messages[i], &request[i]));
 cleanup:
     if (status != GG_OK) gg_cancel_all(transport, request, n);
     gg_free(request);

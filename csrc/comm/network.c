@@ -46,7 +46,6 @@ static void network_recycle(gg_transport *transport, bool on) { gg_message_recyc
 
 /* Gives the messages that are due to `inner`. */
 static gg_status send_due(slow_transport *own) {
-    gg_status status = GG_OK;
     double now = own->first ? gg_clock_now() : 0;
     while (own->first && waiting_of(own->first)->due <= now) {
         gg_request *request = own->first;
@@ -55,13 +54,11 @@ static gg_status send_due(slow_transport *own) {
         request->held = false;
         GG_TRY(own->inner->table->send(own->inner, data, request->bytes, request->peer, request->tag, request));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status network_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
                               gg_request *request) {
-    gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     (void)peer, (void)tag;
     GG_TRY(send_due(own));
@@ -71,23 +68,18 @@ static gg_status network_send(gg_transport *transport, const void *data, size_t 
     if (own->first) waiting_of(own->last)->next = request;
     else own->first = request;
     own->last = request;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status network_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag,
                                  gg_request *request) {
-    gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     GG_TRY(send_due(own));
     request->when = gg_clock_now();
-    GG_TRY(own->inner->table->receive(own->inner, landing, capacity, peer, tag, request));
-cleanup:
-    return status;
+    return own->inner->table->receive(own->inner, landing, capacity, peer, tag, request);
 }
 
 static gg_status network_test(gg_transport *transport, gg_request *request, bool *done) {
-    gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     bool receiving = request->state == GG_REQUEST_RECEIVING;
     *done = false;
@@ -95,10 +87,10 @@ static gg_status network_test(gg_transport *transport, gg_request *request, bool
     if (!request->held) {
         double looked = request->when;
         GG_TRY(own->inner->table->test(own->inner, request, done));
-        if (!receiving) goto cleanup;
+        if (!receiving) return GG_OK;
         if (!*done) {
             request->when = gg_clock_now();
-            goto cleanup;
+            return GG_OK;
         }
         /* It arrived at some time since the last test. The earliest possible time is assumed, so that the link is never
          * slower than specified. */
@@ -111,8 +103,7 @@ static gg_status network_test(gg_transport *transport, gg_request *request, bool
         request->held = false;
         request->state = GG_REQUEST_ARRIVED;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status network_release(gg_transport *transport, gg_request *request) {
@@ -137,12 +128,9 @@ static void network_cancel(gg_transport *transport, gg_request *request) {
 }
 
 static gg_status network_pause_round(gg_transport *transport, int round, gg_request *request) {
-    gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     GG_TRY(send_due(own));
-    GG_TRY(own->inner->table->pause(own->inner, round, request));
-cleanup:
-    return status;
+    return own->inner->table->pause(own->inner, round, request);
 }
 
 static gg_status network_check_peer(gg_transport *transport, int peer) {
@@ -151,11 +139,8 @@ static gg_status network_check_peer(gg_transport *transport, int peer) {
 }
 
 static gg_status network_progress(gg_transport *transport) {
-    gg_status status = GG_OK;
     GG_TRY(send_due(slow_of(transport)));
-    GG_TRY(gg_progress(slow_of(transport)->inner));
-cleanup:
-    return status;
+    return gg_progress(slow_of(transport)->inner);
 }
 
 static void network_set_epoch(gg_transport *transport, int64_t epoch) {
@@ -170,7 +155,6 @@ static gg_status network_compute(gg_transport *transport, double seconds) {
 
 /* The links work while the rank sleeps. */
 static gg_status network_idle(gg_transport *transport, double seconds) {
-    gg_status status = GG_OK;
     slow_transport *own = slow_of(transport);
     double end = gg_clock_now() + seconds;
     for (double time = 0; (time = gg_clock_now()) < end;) {
@@ -178,8 +162,7 @@ static gg_status network_idle(gg_transport *transport, double seconds) {
         GG_TRY(gg_transport_idle(own->inner, fmax(until - time, 0)));
         GG_TRY(send_due(own));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static const gg_transport_table table = {
@@ -203,17 +186,15 @@ static const gg_transport_table table = {
 };
 
 gg_status gg_network_check(const gg_network *network) {
-    gg_status status = GG_OK;
     if (!(network->latency >= 0 && network->latency < INFINITY))
-        GG_FAIL(GG_ERROR_ARGUMENT, "latency is %g s, expected at least 0", network->latency);
+        return gg_fail(GG_ERROR_ARGUMENT, "latency is %g s, expected at least 0", network->latency);
     if (!(network->bandwidth >= 0))
-        GG_FAIL(GG_ERROR_ARGUMENT, "bandwidth is %g bytes/s, expected at least 0 (0: unlimited)", network->bandwidth);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "bandwidth is %g bytes/s, expected at least 0 (0: unlimited)",
+                       network->bandwidth);
+    return GG_OK;
 }
 
 gg_status gg_network_transport_create(gg_transport *inner, const gg_network *network, gg_transport **out) {
-    gg_status status = GG_OK;
     slow_transport *made = NULL;
     *out = NULL;
     GG_TRY(gg_network_check(network));
@@ -224,6 +205,5 @@ gg_status gg_network_transport_create(gg_transport *inner, const gg_network *net
     made->inner = inner;
     made->network = *network;
     *out = &made->transport;
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -28,7 +28,7 @@ gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, c
     gg_status status = GG_OK;
     gg_sample_ring *ring = NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *ring, "sample ring", &ring));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *ring, "sample ring", &ring));
     ring->transport = transport;
     ring->shard = shard;
     ring->sharding = *sharding;
@@ -36,8 +36,9 @@ gg_status gg_sample_ring_create(gg_transport *transport, gg_shard_copy *shard, c
     ring->rows = rows;
     ring->exchanges = -1;
     ring->bytes = (size_t)rows * gg_shard_copy_slot_bytes(shard);
-    for (int i = 0; i < 2; ++i) GG_TRY(gg_message_alloc(transport, ring->bytes, "samples to send", &ring->message[i]));
-    GG_TRY(gg_alloc(ring->bytes, "samples that arrive", &ring->landing));
+    for (int i = 0; i < 2; ++i)
+        GG_TRY_CLEANUP(gg_message_alloc(transport, ring->bytes, "samples to send", &ring->message[i]));
+    GG_TRY_CLEANUP(gg_alloc(ring->bytes, "samples that arrive", &ring->landing));
     *out = ring;
     ring = NULL;
 cleanup:
@@ -63,17 +64,15 @@ void gg_sample_ring_destroy(gg_sample_ring *ring) {
 static int64_t first_slot(const gg_sample_ring *ring, int64_t exchange) { return exchange * ring->rows % ring->slots; }
 
 gg_status gg_sample_ring_seek(gg_sample_ring *ring, const gg_dataset *source, int64_t exchanges) {
-    gg_status status = GG_OK;
     gg_shard_copy *shard = ring->shard;
     GG_TRY(gg_sample_ring_settle(ring));
-    if (ring->exchanges == exchanges) goto cleanup;
+    if (ring->exchanges == exchanges) return GG_OK;
     for (int64_t slot = 0; slot < shard->set.count; ++slot)
         shard->id[slot] =
             (int32_t)gg_sharding_moved_id(&ring->sharding, ring->transport->rank, slot, ring->rows, exchanges);
     gg_shard_copy_fill(shard, source);
     ring->exchanges = exchanges;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static int ring_before(const gg_transport *transport) {
@@ -97,9 +96,9 @@ static gg_status ring_wait_for(gg_sample_ring *ring, gg_request *request) {
 gg_status gg_sample_ring_begin(gg_sample_ring *ring) {
     gg_status status = GG_OK;
     gg_transport *transport = ring->transport;
-    if (ring->shard->in_flight) GG_FAIL(GG_ERROR_STATE, "the one before is not finished");
+    if (ring->shard->in_flight) GG_FAIL_CLEANUP(GG_ERROR_STATE, "the one before is not finished");
     int turn = (int)(ring->exchanges % 2);
-    GG_TRY(ring_wait_for(ring, &ring->sent[turn]));
+    GG_TRY_CLEANUP(ring_wait_for(ring, &ring->sent[turn]));
     gg_shard_copy_pack(ring->shard, first_slot(ring, ring->exchanges), ring->rows, ring->slots, ring->message[turn]);
     ring->shard->in_flight = true;
     ring->exchanges++;
@@ -107,10 +106,10 @@ gg_status gg_sample_ring_begin(gg_sample_ring *ring) {
         ring->sent_at = gg_transport_now(transport);
         ring->sent_in_step = *ring->step;
     }
-    GG_TRY(gg_receive_exact(transport, ring->landing, ring->bytes, ring_after(transport), GG_TAG_SAMPLES,
-                            &ring->received));
-    GG_TRY(gg_send(transport, ring->message[turn], ring->bytes, ring_before(transport), GG_TAG_SAMPLES,
-                   &ring->sent[turn]));
+    GG_TRY_CLEANUP(gg_receive_exact(transport, ring->landing, ring->bytes, ring_after(transport), GG_TAG_SAMPLES,
+                                    &ring->received));
+    GG_TRY_CLEANUP(gg_send(transport, ring->message[turn], ring->bytes, ring_before(transport), GG_TAG_SAMPLES,
+                           &ring->sent[turn]));
     ring->bytes_sent += (int64_t)ring->bytes;
     ring->messages_sent++;
 cleanup:
@@ -141,8 +140,8 @@ gg_status gg_sample_ring_poll(gg_sample_ring *ring) {
     gg_status status = GG_OK;
     bool arrived = false;
     if (!ring->shard->in_flight) goto cleanup;
-    GG_TRY(gg_test(ring->transport, &ring->received, &arrived));
-    if (arrived) GG_TRY(copy_arrived(ring));
+    GG_TRY_CLEANUP(gg_test(ring->transport, &ring->received, &arrived));
+    if (arrived) GG_TRY_CLEANUP(copy_arrived(ring));
 cleanup:
     return gg_error_prefix(status, "exchange %lld of samples: ", (long long)ring->exchanges);
 }
@@ -150,18 +149,16 @@ cleanup:
 gg_status gg_sample_ring_finish(gg_sample_ring *ring) {
     gg_status status = GG_OK;
     if (!ring->shard->in_flight) goto cleanup;
-    GG_TRY(ring_wait_for(ring, &ring->received));
-    GG_TRY(copy_arrived(ring));
+    GG_TRY_CLEANUP(ring_wait_for(ring, &ring->received));
+    GG_TRY_CLEANUP(copy_arrived(ring));
 cleanup:
     return gg_error_prefix(status, "exchange %lld of samples: ", (long long)ring->exchanges);
 }
 
 gg_status gg_sample_ring_settle(gg_sample_ring *ring) {
-    gg_status status = GG_OK;
     GG_TRY(gg_sample_ring_finish(ring));
     for (int i = 0; i < 2; ++i) GG_TRY(ring_wait_for(ring, &ring->sent[i]));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 bool gg_sample_ring_is_idle(const gg_sample_ring *ring) {
@@ -211,14 +208,14 @@ gg_status gg_sample_audit_run(gg_transport *transport, const gg_sharding *shardi
     for (int holder = 0; holder < sharding->size; ++holder)
         if (gg_sharding_slots(sharding, holder) > largest) largest = gg_sharding_slots(sharding, holder);
     size_t part_bytes = sizeof(part) + (size_t)largest * sizeof(int32_t);
-    GG_TRY(gg_calloc((size_t)transport->size, part_bytes, "ids of all samples", &parts));
-    GG_TRY(gg_calloc((size_t)sharding->count, 1, "which samples there are", &seen));
+    GG_TRY_CLEANUP(gg_calloc((size_t)transport->size, part_bytes, "ids of all samples", &parts));
+    GG_TRY_CLEANUP(gg_calloc((size_t)sharding->count, 1, "which samples there are", &seen));
 
     part *own = (part *)(void *)(parts + (size_t)transport->rank * part_bytes);
     own->slots = rank < sharding->size ? (int32_t)gg_sharding_slots(sharding, rank) : 0;
     if (own->slots > 0) memcpy(own->id, ids, (size_t)own->slots * sizeof *ids);
     if (shard != NULL) own->altered = (int32_t)gg_shard_copy_altered(shard, source, &own->first_altered);
-    GG_TRY(gg_allgather(transport, own, part_bytes, parts));
+    GG_TRY_CLEANUP(gg_allgather(transport, own, part_bytes, parts));
     count_ids(parts, part_bytes, transport->size, sharding->count, seen, out);
 cleanup:
     gg_free(parts);

@@ -35,33 +35,30 @@ static void turn_to(gg_schedule *schedule, int64_t cycle) {
 }
 
 static gg_status check_table(const gg_schedule_options *o, int size) {
-    gg_status status = GG_OK;
     if (o->table == NULL || o->rows < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "topology: the table has no rows; allowed: at least one, a row a step");
+        return gg_fail(GG_ERROR_ARGUMENT, "topology: the table has no rows; allowed: at least one, a row a step");
     if (o->columns != size)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "topology: the table has %lld columns; allowed: %d, one a rank, or a node where nodes gossip",
-                (long long)o->columns, size);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "topology: the table has %lld columns; allowed: %d, one a rank, or a node where nodes gossip",
+                       (long long)o->columns, size);
     for (int64_t i = 0; i < o->rows * o->columns; ++i)
         if (o->table[i] < -1 || o->table[i] >= size)
-            GG_FAIL(GG_ERROR_ARGUMENT, "topology: row %lld, rank %lld: partner %lld; allowed: 0 to %d, or -1 for none",
-                    (long long)(i / size), (long long)(i % size), (long long)o->table[i], size - 1);
-cleanup:
-    return status;
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "topology: row %lld, rank %lld: partner %lld; allowed: 0 to %d, or -1 for none",
+                           (long long)(i / size), (long long)(i % size), (long long)o->table[i], size - 1);
+    return GG_OK;
 }
 
 static gg_status check_permutations(const gg_schedule_options *o) {
-    gg_status status = GG_OK;
     if (o->permutations < 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "permutations: %d; allowed: at least 1, or 0 for a new one after each cycle",
-                o->permutations);
-    if (o->permutations == 0) goto cleanup;
-    if (!o->rotate) GG_FAIL(GG_ERROR_ARGUMENT, "permutations: %d without rotate; allowed: 0", o->permutations);
+        return gg_fail(GG_ERROR_ARGUMENT, "permutations: %d; allowed: at least 1, or 0 for a new one after each cycle",
+                       o->permutations);
+    if (o->permutations == 0) return GG_OK;
+    if (!o->rotate) return gg_fail(GG_ERROR_ARGUMENT, "permutations: %d without rotate; allowed: 0", o->permutations);
     if (o->topology == GG_TOPOLOGY_RANDOM || o->topology == GG_TOPOLOGY_TABLE)
-        GG_FAIL(GG_ERROR_ARGUMENT, "permutations: %d with %s, whose ranks do not change places; allowed: 0",
-                o->permutations, o->topology == GG_TOPOLOGY_RANDOM ? "random pairs" : "a table");
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "permutations: %d with %s, whose ranks do not change places; allowed: 0",
+                       o->permutations, o->topology == GG_TOPOLOGY_RANDOM ? "random pairs" : "a table");
+    return GG_OK;
 }
 
 static int64_t stages_of(const gg_schedule_options *o, int size) {
@@ -83,15 +80,15 @@ gg_status gg_schedule_create(const gg_schedule_options *options, int size, uint6
     void *block;
     memset(out, 0, sizeof *out);
     if ((unsigned)options->topology >= GG_TOPOLOGY_COUNT)
-        GG_FAIL(GG_ERROR_ARGUMENT, "topology: number %d is none of the %d known", (int)options->topology,
-                GG_TOPOLOGY_COUNT);
-    if (size < 1) GG_FAIL(GG_ERROR_ARGUMENT, "schedule for %d ranks: at least 1 is needed", size);
-    if (options->topology == GG_TOPOLOGY_TABLE) GG_TRY(check_table(options, size));
-    GG_TRY(check_permutations(options));
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "topology: number %d is none of the %d known", (int)options->topology,
+                        GG_TOPOLOGY_COUNT);
+    if (size < 1) GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "schedule for %d ranks: at least 1 is needed", size);
+    if (options->topology == GG_TOPOLOGY_TABLE) GG_TRY_CLEANUP(check_table(options, size));
+    GG_TRY_CLEANUP(check_permutations(options));
     schedule.stages = stages_of(options, size);
-    GG_TRY(gg_alloc((size_t)size * sizeof *schedule.rank_at, "a partner schedule", &block));
+    GG_TRY_CLEANUP(gg_alloc((size_t)size * sizeof *schedule.rank_at, "a partner schedule", &block));
     schedule.rank_at = block;
-    GG_TRY(gg_alloc((size_t)size * sizeof *schedule.place_of, "a partner schedule", &block));
+    GG_TRY_CLEANUP(gg_alloc((size_t)size * sizeof *schedule.place_of, "a partner schedule", &block));
     schedule.place_of = block;
     turn_to(&schedule, 0);
     *out = schedule;
@@ -167,7 +164,7 @@ gg_status gg_schedule_check_balance(const gg_schedule *schedule) {
     const char *remedy = "allowed with push_sum=True only";
     int *sender = NULL;
     if (schedule->options.topology != GG_TOPOLOGY_TABLE) goto cleanup;
-    GG_TRY(gg_alloc((size_t)schedule->size * sizeof *sender, "senders of a step", &sender));
+    GG_TRY_CLEANUP(gg_alloc((size_t)schedule->size * sizeof *sender, "senders of a step", &sender));
     for (int64_t row = 0; row < schedule->options.rows; ++row) {
         for (int r = 0; r < schedule->size; ++r) sender[r] = -1;
         for (int r = 0; r < schedule->size; ++r) {
@@ -177,10 +174,11 @@ gg_status gg_schedule_check_balance(const gg_schedule *schedule) {
                 continue;
             }
             if (other == to || r == to)
-                GG_FAIL(GG_ERROR_ARGUMENT, "topology: row %lld: rank %d receives from rank %d and sends to nobody; %s",
-                        (long long)row, to, other == to ? r : other, remedy);
-            GG_FAIL(GG_ERROR_ARGUMENT, "topology: row %lld: ranks %d and %d both send to rank %d; %s", (long long)row,
-                    other, r, to, remedy);
+                GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT,
+                                "topology: row %lld: rank %d receives from rank %d and sends to nobody; %s",
+                                (long long)row, to, other == to ? r : other, remedy);
+            GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "topology: row %lld: ranks %d and %d both send to rank %d; %s",
+                            (long long)row, other, r, to, remedy);
         }
     }
 cleanup:
@@ -197,8 +195,8 @@ gg_status gg_schedule_diffusion(gg_schedule *schedule, int64_t *steps) {
     size_t reached = size;
     int64_t without_gain = 0;
     *steps = 0;
-    GG_TRY(gg_calloc(size * words, sizeof *known, "what ranks know", &known));
-    GG_TRY(gg_calloc(size * words, sizeof *before, "what ranks knew", &before));
+    GG_TRY_CLEANUP(gg_calloc(size * words, sizeof *known, "what ranks know", &known));
+    GG_TRY_CLEANUP(gg_calloc(size * words, sizeof *before, "what ranks knew", &before));
     for (size_t r = 0; r < size; ++r) known[r * words + r / 64] = (uint64_t)1 << (r % 64);
     while (reached < size * size && without_gain < patience) {
         size_t now = 0;
@@ -228,7 +226,7 @@ gg_status gg_schedule_meeting(gg_schedule *schedule, int64_t *steps) {
     uint64_t *met = NULL; /* one row of bits per rank */
     size_t count = 0;
     *steps = 0;
-    GG_TRY(gg_calloc(size * words, sizeof *met, "who has met whom", &met));
+    GG_TRY_CLEANUP(gg_calloc(size * words, sizeof *met, "who has met whom", &met));
     for (; count < all && *steps < last; ++*steps)
         for (int r = 0; r < schedule->size; ++r) {
             const int to = gg_schedule_send_to(schedule, *steps, r);
@@ -256,13 +254,10 @@ void gg_schedule_push(gg_schedule *schedule, int64_t step, const double *before,
 /* ---- groups ---- */
 
 gg_status gg_groups_create(int size, int most, uint64_t seed, gg_groups *out) {
-    gg_status status = GG_OK;
     *out = (gg_groups){.size = size, .most = most, .seed = seed, .turn = -1};
     if (size < 1 || most < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "groups of %d of %d ranks: both must be at least 1", most, size);
-    GG_TRY(gg_alloc((size_t)size * sizeof *out->rank_at, "groups of ranks", &out->rank_at));
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "groups of %d of %d ranks: both must be at least 1", most, size);
+    return gg_alloc((size_t)size * sizeof *out->rank_at, "groups of ranks", &out->rank_at);
 }
 
 void gg_groups_destroy(gg_groups *groups) {

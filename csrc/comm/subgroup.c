@@ -121,18 +121,19 @@ gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count,
     gg_status status = GG_OK;
     subgroup *made = NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *made, "subgroup", &made));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "subgroup", &made));
     made->transport = (gg_transport){.table = &table, .rank = -1, .size = count};
     made->whole = whole;
-    GG_TRY(gg_alloc((size_t)count * sizeof(int), "members of a subgroup", &made->member));
+    GG_TRY_CLEANUP(gg_alloc((size_t)count * sizeof(int), "members of a subgroup", &made->member));
     for (int i = 0; i < count; ++i) {
         if (members[i] < 0 || members[i] >= whole->size)
-            GG_FAIL(GG_ERROR_ARGUMENT, "subgroup: member %d is rank %d, expected 0 to %d", i, members[i],
-                    whole->size - 1);
+            GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "subgroup: member %d is rank %d, expected 0 to %d", i, members[i],
+                            whole->size - 1);
         made->member[i] = members[i];
         if (members[i] == whole->rank) made->transport.rank = i;
     }
-    if (made->transport.rank < 0) GG_FAIL(GG_ERROR_ARGUMENT, "subgroup: rank %d is not among its members", whole->rank);
+    if (made->transport.rank < 0)
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "subgroup: rank %d is not among its members", whole->rank);
     *out = &made->transport;
     made = NULL;
 cleanup:
@@ -163,9 +164,9 @@ gg_status gg_nodes_create(const gg_transport *transport, int ranks_per_node, gg_
     int p = transport->size, placed = 0;
     *out = made;
     if (ranks_per_node < 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "ranks_per_node: %d; must be at least 1, or 0 for those that share memory",
-                ranks_per_node);
-    GG_TRY(gg_alloc((size_t)p * sizeof(int), "nodes", &made.member));
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "ranks_per_node: %d; must be at least 1, or 0 for those that share memory",
+                        ranks_per_node);
+    GG_TRY_CLEANUP(gg_alloc((size_t)p * sizeof(int), "nodes", &made.member));
     for (int node = 0; node < p; ++node) {
         int before = placed, end = ranks_per_node > 0 && ranks_per_node < p - node ? node + ranks_per_node : p;
         if (node_of(transport, ranks_per_node, node) != node) continue;

@@ -24,13 +24,11 @@ struct gg_team {
 };
 
 static gg_status team_make(const char *kind, gg_team **out) {
-    gg_status status = GG_OK;
     GG_TRY(gg_calloc(1, sizeof **out, "team", out));
     (*out)->kind = kind;
     (*out)->size = (*out)->local = 1;
     atomic_init(&(*out)->references, 1);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void set_checks(gg_team *team) {
@@ -42,8 +40,8 @@ static void set_checks(gg_team *team) {
 gg_status gg_team_create_single(gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
-    GG_TRY(team_make("single", &team));
-    GG_TRY(gg_local_transport_create(&team->transport));
+    GG_TRY_CLEANUP(team_make("single", &team));
+    GG_TRY_CLEANUP(gg_local_transport_create(&team->transport));
 cleanup:
     if (status != GG_OK) gg_team_release(team), team = NULL;
     *out = team;
@@ -55,12 +53,12 @@ gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_networ
     gg_status status = GG_OK;
     gg_team *team = NULL;
     gg_transport *slow = NULL;
-    GG_TRY(team_make("mpi", &team));
-    GG_TRY(gg_mpi_transport_create(use_world, fortran_handle, timeout, &team->transport));
+    GG_TRY_CLEANUP(team_make("mpi", &team));
+    GG_TRY_CLEANUP(gg_mpi_transport_create(use_world, fortran_handle, timeout, &team->transport));
     team->size = team->transport->size;
     team->halt = gg_mpi_transport_halt(team->transport);
     if (network != NULL) {
-        GG_TRY(gg_network_transport_create(team->transport, network, &slow));
+        GG_TRY_CLEANUP(gg_network_transport_create(team->transport, network, &slow));
         team->transport = slow;
     }
     set_checks(team);
@@ -73,8 +71,8 @@ cleanup:
 gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
-    GG_TRY(team_make("virtual", &team));
-    GG_TRY(gg_virtual_create(options, &team->cluster));
+    GG_TRY_CLEANUP(team_make("virtual", &team));
+    GG_TRY_CLEANUP(gg_virtual_create(options, &team->cluster));
     team->size = team->local = options->size;
     set_checks(team);
 cleanup:
@@ -121,14 +119,14 @@ gg_status gg_team_halt_begin(gg_team *team, int64_t step) {
     bool idle = false;
     if (team->halt == NULL) goto cleanup;
     for (int pause = 0;; ++pause) {
-        GG_TRY(gg_mpi_halt_idle(team->halt, &idle));
+        GG_TRY_CLEANUP(gg_mpi_halt_idle(team->halt, &idle));
         if (idle) break;
-        GG_TRY(gg_pause(team->transport, pause, -1));
+        GG_TRY_CLEANUP(gg_pause(team->transport, pause, -1));
     }
     /* The same on all, also where one has left an earlier round before it began. */
-    GG_TRY(gg_alloc((size_t)team->size * sizeof *rounds, "rounds of all ranks", &rounds));
+    GG_TRY_CLEANUP(gg_alloc((size_t)team->size * sizeof *rounds, "rounds of all ranks", &rounds));
     round = gg_mpi_halt_round(team->halt);
-    GG_TRY(gg_agree(team->transport, &round, sizeof round, rounds));
+    GG_TRY_CLEANUP(gg_agree(team->transport, &round, sizeof round, rounds));
     for (int rank = 0; rank < team->size; ++rank)
         if (rounds[rank] > round) round = rounds[rank];
     gg_mpi_halt_begin(team->halt, round + 1, step);
@@ -143,25 +141,21 @@ void gg_team_halt_end(gg_team *team) {
 
 /* A wait of this rank at its limit, `seconds` long so far: as those of the transport. */
 static gg_status halt_pause(gg_transport *transport, int round, double seconds) {
-    gg_status status = GG_OK;
     const gg_service *service = &transport->service;
     bool busy;
     if (service->serve != NULL) GG_TRY(service->serve(service->context, &busy));
     GG_TRY(gg_progress(transport));
     if (transport->timeout > 0 && seconds >= transport->timeout)
-        GG_FAIL(GG_ERROR_COMM, "rank %d: waited %.3f s for the steps at which all of %d ranks can stop",
-                transport->rank, seconds, transport->size);
+        return gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for the steps at which all of %d ranks can stop",
+                       transport->rank, seconds, transport->size);
     if (round % GG_CHECK_ROUNDS == GG_CHECK_ROUNDS - 1 && transport->table->check_peer != NULL)
         GG_TRY(transport->table->check_peer(transport, -1));
-    GG_TRY(gg_pause(transport, round, -1));
-cleanup:
-    return status;
+    return gg_pause(transport, round, -1);
 }
 
 gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool want, int64_t *until) {
-    gg_status status = GG_OK;
     *until = next;
-    if (team->halt == NULL) goto cleanup;
+    if (team->halt == NULL) return GG_OK;
     GG_TRY(gg_mpi_halt_look(team->halt, next, want));
     const double begin = gg_mpi_halt_waits(team->halt, step) ? gg_clock_now() : 0;
     for (int round = 0; gg_mpi_halt_waits(team->halt, step); ++round) {
@@ -169,8 +163,7 @@ gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool wan
         GG_TRY(gg_mpi_halt_listen(team->halt));
     }
     *until = gg_mpi_halt_until(team->halt, next);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 typedef struct measurement {
@@ -179,13 +172,11 @@ typedef struct measurement {
 } measurement;
 
 static gg_status team_measure(void *context, int local) {
-    gg_status status = GG_OK;
     const measurement *m = context;
     gg_link link;
     GG_TRY(gg_link_measure(gg_team_transport(m->team, local), m->bytes, &link));
     if (local == 0) m->team->link = link;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Without a virtual cluster there is one local rank, and its clock is real time. */
@@ -202,14 +193,12 @@ static gg_status measure_alone(measurement *m) {
 }
 
 gg_status gg_team_link(gg_team *team, size_t bytes, gg_link *out) {
-    gg_status status = GG_OK;
     measurement m = {.team = team, .bytes = bytes};
     if (!team->measured)
         GG_TRY(team->cluster ? gg_virtual_run_aside(team->cluster, team_measure, &m) : measure_alone(&m));
     team->measured = true;
     *out = team->link;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), void *context) {

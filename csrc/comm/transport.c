@@ -4,20 +4,19 @@
 
 static gg_status transport_check(const gg_transport *transport, const void *memory, size_t bytes, int peer, int tag,
                                  const gg_request *request, const char *verb) {
-    gg_status status = GG_OK;
-    if (!memory) GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb);
-    if (bytes == 0) GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: %s: bytes is 0, at least 1 is needed", transport->rank, verb);
+    if (!memory) return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb);
+    if (bytes == 0)
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: bytes is 0, at least 1 is needed", transport->rank, verb);
     if (peer < 0 || peer >= transport->size || peer == transport->rank)
-        GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: %s: peer is %d, expected another rank of 0 to %d", transport->rank, verb,
-                peer, transport->size - 1);
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: peer is %d, expected another rank of 0 to %d", transport->rank,
+                       verb, peer, transport->size - 1);
     if (tag < 0 || tag >= GG_TAG_LIMIT)
-        GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: %s: tag is %d, expected 0 to %d", transport->rank, verb, tag,
-                GG_TAG_LIMIT - 1);
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: tag is %d, expected 0 to %d", transport->rank, verb, tag,
+                       GG_TAG_LIMIT - 1);
     if (request->state != GG_REQUEST_IDLE)
-        GG_FAIL(GG_ERROR_STATE, "rank %d: %s with rank %d, tag %d: the request is in use (peer %d, tag %d)",
-                transport->rank, verb, peer, tag, request->peer, request->tag);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_STATE, "rank %d: %s with rank %d, tag %d: the request is in use (peer %d, tag %d)",
+                       transport->rank, verb, peer, tag, request->peer, request->tag);
+    return GG_OK;
 }
 
 static void transport_begin(const gg_transport *transport, gg_request *request, gg_request_state state, size_t bytes,
@@ -60,8 +59,8 @@ gg_status(gg_message_alloc)(gg_transport *transport, size_t bytes, const char *w
 gg_status(gg_message_alloc_device)(gg_transport *transport, size_t bytes, const char *what, void *out) {
     void *block = NULL;
     gg_status status = GG_OK;
-    if (transport->table->alloc_device == NULL) GG_TRY(gg_message_alloc(transport, bytes, what, &block));
-    else if (bytes > 0) GG_TRY(transport->table->alloc_device(transport, bytes, what, &block));
+    if (transport->table->alloc_device == NULL) GG_TRY_CLEANUP(gg_message_alloc(transport, bytes, what, &block));
+    else if (bytes > 0) GG_TRY_CLEANUP(transport->table->alloc_device(transport, bytes, what, &block));
 cleanup:
     memcpy(out, &block, sizeof block);
     return status;
@@ -88,7 +87,6 @@ gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int p
     } else {
         request->state = GG_REQUEST_IDLE;
     }
-cleanup:
     return status;
 }
 
@@ -99,7 +97,6 @@ gg_status gg_receive(gg_transport *transport, void *landing, size_t capacity, in
     request->landing = landing;
     status = transport->table->receive(transport, landing, capacity, peer, tag, request);
     if (status != GG_OK) request->state = GG_REQUEST_IDLE;
-cleanup:
     return status;
 }
 
@@ -118,32 +115,27 @@ static gg_status check_size(const gg_transport *transport, const gg_request *req
 }
 
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
-    gg_status status = GG_OK;
     const bool sent = request->state == GG_REQUEST_SENDING, summed = request->state == GG_REQUEST_SUMMING;
     *done = true;
-    if (request->state == GG_REQUEST_IDLE || request->state == GG_REQUEST_ARRIVED) goto cleanup;
+    if (request->state == GG_REQUEST_IDLE || request->state == GG_REQUEST_ARRIVED) return GG_OK;
     GG_TRY(transport->table->test(transport, request, done));
     if (request->state == GG_REQUEST_ARRIVED) GG_TRY(check_size(transport, request));
-    if (!checks_here(transport) || !*done || summed) goto cleanup;
+    if (!checks_here(transport) || !*done || summed) return GG_OK;
     if (sent) GG_TRY(check_unwritten(transport, request, sent));
     else request->checksum = transport_checksum(request->data, request->bytes);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status wait_timed_out(const gg_transport *transport, const gg_request *request, double seconds) {
-    gg_status status = GG_OK;
     const char *name = transport->table->name;
     if (request->state == GG_REQUEST_SUMMING)
-        GG_FAIL(GG_ERROR_COMM,
-                "rank %d: waited %.3f s for the sum of %zu values over %d ranks, not all of which came (%s)",
-                transport->rank, seconds, request->bytes / sizeof(float), request->tag, name);
+        return gg_fail(GG_ERROR_COMM,
+                       "rank %d: waited %.3f s for the sum of %zu values over %d ranks, not all of which came (%s)",
+                       transport->rank, seconds, request->bytes / sizeof(float), request->tag, name);
     const bool sending = request->state == GG_REQUEST_SENDING;
-    status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %s%zu bytes %s rank %d with tag %d (%s)",
-                     transport->rank, seconds, sending || request->exact ? "" : "up to ", request->bytes,
-                     sending ? "to be received by" : "from", request->peer, request->tag, name);
-cleanup:
-    return status;
+    return gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for %s%zu bytes %s rank %d with tag %d (%s)", transport->rank,
+                   seconds, sending || request->exact ? "" : "up to ", request->bytes,
+                   sending ? "to be received by" : "from", request->peer, request->tag, name);
 }
 
 /* A wait looks at the clock only after so many rounds, when it already sleeps between tests. */
@@ -186,9 +178,9 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
     }
     for (int round = 0;; ++round) {
         bool done = false, busy = false;
-        GG_TRY(gg_test(transport, request, &done));
+        GG_TRY_CLEANUP(gg_test(transport, request, &done));
         if (done) break;
-        if (serves) GG_TRY(transport->service.serve(transport->service.context, &busy));
+        if (serves) GG_TRY_CLEANUP(transport->service.serve(transport->service.context, &busy));
         if (busy) {
             if (stall.begin > 0) end_stall(transport, &stall, peer);
             round = -1;
@@ -200,10 +192,10 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
         if (transport->timeout > 0) {
             double now = gg_transport_now(transport);
             if (round == 0) start = now;
-            if (now - start >= transport->timeout) GG_TRY(wait_timed_out(transport, request, now - start));
+            if (now - start >= transport->timeout) GG_TRY_CLEANUP(wait_timed_out(transport, request, now - start));
         }
-        GG_TRY(check_peer(transport, round, peer));
-        GG_TRY(transport->table->pause(transport, round, serves ? NULL : request));
+        GG_TRY_CLEANUP(check_peer(transport, round, peer));
+        GG_TRY_CLEANUP(transport->table->pause(transport, round, serves ? NULL : request));
     }
 cleanup:
     if (stall.begin > 0) end_stall(transport, &stall, peer);
@@ -212,25 +204,20 @@ cleanup:
 
 gg_status gg_reach(gg_transport *transport, gg_request *request, bool wait, bool *done, gg_waited *waited,
                    void *context) {
-    gg_status status = GG_OK;
     GG_TRY(gg_test(transport, request, done));
-    if (*done || !wait) goto cleanup;
+    if (*done || !wait) return GG_OK;
     const double begin = waited != NULL ? gg_transport_now(transport) : 0;
     GG_TRY(gg_wait(transport, request));
     if (waited != NULL) waited(context, begin);
     *done = true;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_pause(gg_transport *transport, int round, int peer) {
-    gg_status status = GG_OK;
     if (peer >= 0) GG_TRY(check_peer(transport, round, peer));
     if (round == 0 && transport->stall.begin > 0) end_stall(transport, &transport->stall, -1);
     if (transport->reports_stalls && round >= STALL_ROUNDS) look_at_stall(transport, &transport->stall, peer, NULL);
-    status = transport->table->pause(transport, round, NULL);
-cleanup:
-    return status;
+    return transport->table->pause(transport, round, NULL);
 }
 
 /* Seconds between looks at messages while something else is waited for. */
@@ -247,8 +234,9 @@ gg_status gg_transport_attend(gg_transport *transport, const char *what, bool (*
     while (!done(context, transport->table->stands ? STANDING_SECONDS : ATTEND_SECONDS)) {
         look_at_stall(transport, &stall, transport->rank, what);
         if (transport->table->stands) continue;
-        if (transport->service.serve != NULL) GG_TRY(transport->service.serve(transport->service.context, &busy));
-        GG_TRY(gg_progress(transport));
+        if (transport->service.serve != NULL)
+            GG_TRY_CLEANUP(transport->service.serve(transport->service.context, &busy));
+        GG_TRY_CLEANUP(gg_progress(transport));
     }
 cleanup:
     if (stall.begin > 0) end_stall(transport, &stall, transport->rank);
@@ -257,26 +245,22 @@ cleanup:
 
 gg_status gg_release(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
-    if (request->state == GG_REQUEST_IDLE) goto cleanup;
+    if (request->state == GG_REQUEST_IDLE) return status;
     if (request->state != GG_REQUEST_ARRIVED)
-        GG_FAIL(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived", transport->rank,
-                request->peer, request->tag);
+        return gg_fail(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived",
+                       transport->rank, request->peer, request->tag);
     gg_status unwritten = checks_here(transport) ? check_unwritten(transport, request, false) : GG_OK;
     status = transport->table->release(transport, request);
     if (status == GG_OK) status = unwritten;
     request->state = GG_REQUEST_IDLE;
-cleanup:
     return status;
 }
 
 gg_status gg_wait_and_copy(gg_transport *transport, gg_request *request, void *target) {
-    gg_status status = GG_OK;
-    if (request->state == GG_REQUEST_IDLE) goto cleanup;
+    if (request->state == GG_REQUEST_IDLE) return GG_OK;
     GG_TRY(gg_wait(transport, request));
     if (request->data != target) memcpy(target, request->data, request->bytes);
-    GG_TRY(gg_release(transport, request));
-cleanup:
-    return status;
+    return gg_release(transport, request);
 }
 
 void gg_cancel(gg_transport *transport, gg_request *request) {
@@ -290,24 +274,21 @@ void gg_cancel_all(gg_transport *transport, gg_request *requests, int n) {
 }
 
 gg_status gg_sum_prepare(gg_transport *transport) {
-    gg_status status = GG_OK;
-    if (transport->sums != NULL) goto cleanup;
+    if (transport->sums != NULL) return GG_OK;
     if (transport->table->sums_open == NULL)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "collectives: 'mpi', but not MPI alone connects the ranks here (%s); allowed is 'own', and "
-                "'mpi' under mpiexec "
-                "without network=",
-                transport->table->name);
-    status = transport->table->sums_open(transport, NULL, 0, &transport->sums);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "collectives: 'mpi', but not MPI alone connects the ranks here (%s); allowed is 'own', and "
+                       "'mpi' under mpiexec "
+                       "without network=",
+                       transport->table->name);
+    return transport->table->sums_open(transport, NULL, 0, &transport->sums);
 }
 
 gg_status gg_sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request) {
     gg_status status = GG_OK;
     const size_t bytes = count * sizeof *data;
     if (request->state != GG_REQUEST_IDLE)
-        GG_FAIL(GG_ERROR_STATE, "rank %d: sum of %zu values: the request is in use", transport->rank, count);
+        return gg_fail(GG_ERROR_STATE, "rank %d: sum of %zu values: the request is in use", transport->rank, count);
     transport_begin(transport, request, GG_REQUEST_SUMMING, bytes, -1, sums->ranks);
     request->data = data;
     status = transport->table->sum(transport, sums, data, count, request);
@@ -317,7 +298,6 @@ gg_status gg_sum(gg_transport *transport, gg_sums *sums, float *data, size_t cou
     } else {
         request->state = GG_REQUEST_IDLE;
     }
-cleanup:
     return status;
 }
 
@@ -326,21 +306,17 @@ gg_status gg_progress(gg_transport *transport) { return transport->table->progre
 double gg_transport_now(gg_transport *transport) { return transport->table->now(transport); }
 
 gg_status gg_transport_compute(gg_transport *transport, double seconds) {
-    gg_status status = GG_OK;
     if (!(seconds >= 0))
-        GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: compute: seconds is %g, expected at least 0", transport->rank, seconds);
-    status = transport->table->compute(transport, seconds);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: compute: seconds is %g, expected at least 0", transport->rank,
+                       seconds);
+    return transport->table->compute(transport, seconds);
 }
 
 gg_status gg_transport_idle(gg_transport *transport, double seconds) {
-    gg_status status = GG_OK;
     if (!(seconds >= 0))
-        GG_FAIL(GG_ERROR_ARGUMENT, "rank %d: idle: seconds is %g, expected at least 0", transport->rank, seconds);
-    status = transport->table->idle(transport, seconds);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d: idle: seconds is %g, expected at least 0", transport->rank,
+                       seconds);
+    return transport->table->idle(transport, seconds);
 }
 
 void gg_transport_set_epoch(gg_transport *transport, int64_t epoch) {

@@ -2,7 +2,7 @@
 #ifndef GG_CPU_CPU_BACKEND_H
 #define GG_CPU_CPU_BACKEND_H
 
-#include "backend/registry.h"
+#include "ops/registry.h"
 
 /* Own kernels; every entry is filled. */
 extern const gg_backend gg_backend_native;

@@ -5,8 +5,8 @@
 #ifndef GG_CPU_KERNELS_H
 #define GG_CPU_KERNELS_H
 
-#include "backend/backend.h"
 #include "base/random.h"
+#include "ops/backend.h"
 
 /* n elements, any layout. Outputs may be the first input's memory. Backward passes start from the output y. */
 typedef struct gg_cpu_elementwise {

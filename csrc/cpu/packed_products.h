@@ -6,8 +6,8 @@
 #ifndef GG_CPU_PACKED_PRODUCTS_H
 #define GG_CPU_PACKED_PRODUCTS_H
 
-#include "backend/backend.h"
 #include "cpu/gemm_kernels.h"
+#include "ops/backend.h"
 
 typedef struct gg_packed_side {
     int64_t count, terms;

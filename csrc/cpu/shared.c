@@ -10,20 +10,20 @@
 #define WORTH_A_THREAD 16384
 
 gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, const gg_device_options *options, gg_device **out) {
-    gg_status status = GG_OK;
     const int threads = options->threads;
     const gg_isa isa = options->isa;
     *out = NULL;
     if (threads < 1 || threads > GG_CPU_MAX_THREADS)
-        GG_FAIL(GG_ERROR_ARGUMENT, "a CPU device has 1 to %d threads, not %d", GG_CPU_MAX_THREADS, threads);
+        return gg_fail(GG_ERROR_ARGUMENT, "a CPU device has 1 to %d threads, not %d", GG_CPU_MAX_THREADS, threads);
     if (threads > 1 && gg_parallel_is_lost())
-        GG_FAIL(GG_ERROR_STATE,
-                "threads=%d: this process was forked from one that has computed with several threads, which are gone "
-                "here; allowed: 1, or a process that is not forked (multiprocessing's \"spawn\")",
-                threads);
+        return gg_fail(
+            GG_ERROR_STATE,
+            "threads=%d: this process was forked from one that has computed with several threads, which are gone "
+            "here; allowed: 1, or a process that is not forked (multiprocessing's \"spawn\")",
+            threads);
     const gg_cpu_kernels *kernels = gg_cpu_kernels_for(isa);
     if (kernels == NULL || !gg_cpu_supports(isa))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "no kernels for the instruction set %s here", gg_isa_name(isa));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "no kernels for the instruction set %s here", gg_isa_name(isa));
     GG_TRY(gg_cpu_check_paired());
     gg_cpu_device *made;
     if (bytes < sizeof(gg_cpu_device)) bytes = sizeof(gg_cpu_device);
@@ -34,8 +34,7 @@ gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, const gg_dev
     made->kernels = kernels;
     made->second_cache = gg_cpu_second_cache();
     *out = &made->head;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_cpu_device_close(gg_device *device) { gg_free(device); }

@@ -47,14 +47,12 @@ static gg_op_args args_of_part(const widened_op *op, const gg_op_args *args, int
 typedef gg_status (*part_fn)(const widened_op *op, const gg_op_args *args, int64_t part);
 
 static gg_status run_parts(gg_op *head, const gg_op_args *args, part_fn run) {
-    gg_status status = GG_OK;
     const widened_op *op = (const widened_op *)head;
     for (int64_t part = 0; part < op->parts; ++part) {
         const gg_op_args own = args_of_part(op, args, part);
         GG_TRY(run(op, &own, part));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status widened_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
@@ -68,7 +66,7 @@ static gg_status forward_part(const widened_op *op, const gg_op_args *args, int6
     float *output = (float *)((char *)args->scratch + op->output);
     wide.input[0] = widen_input(op, args);
     wide.output = output;
-    GG_TRY(gg_op_forward(op->inner, &wide));
+    GG_TRY_CLEANUP(gg_op_forward(op->inner, &wide));
     gg_widened_narrow(op->device, &op->out, op->head.desc.activation == GG_ACTIVATION_RELU, output, args->output);
 cleanup:
     (void)part;
@@ -90,7 +88,6 @@ static void place_gradient(const widened_op *op, const gg_op_args *args, float *
 }
 
 static gg_status weights_part(const widened_op *op, const gg_op_args *args, int64_t part) {
-    gg_status status = GG_OK;
     const gg_op_desc *desc = &op->head.desc;
     const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
     gg_op_args wide = *args;
@@ -101,12 +98,11 @@ static gg_status weights_part(const widened_op *op, const gg_op_args *args, int6
     place_gradient(op, args, own);
     if (part > 0) wide.gradient = own;
     GG_TRY(op->inner->type->backward_weights(op->inner, &wide));
-    if (part == 0) goto cleanup;
+    if (part == 0) return GG_OK;
     float *const *sum = args->gradient;
     kernels->add(op->weights, sum[GG_PARAMETER_WEIGHT], own[GG_PARAMETER_WEIGHT], sum[GG_PARAMETER_WEIGHT]);
     if (desc->bias) kernels->add(op->biases, sum[GG_PARAMETER_BIAS], own[GG_PARAMETER_BIAS], sum[GG_PARAMETER_BIAS]);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status widened_weights(gg_op *head, const gg_op_args *args) { return run_parts(head, args, weights_part); }
@@ -122,7 +118,7 @@ static gg_status data_part(const widened_op *op, const gg_op_args *args, int64_t
         wide.grad_output = widen_outputs(op, args, args->grad_output, op->error, false);
     }
     if (args->grad_input[0] != NULL) wide.grad_input[0] = grad_input;
-    GG_TRY(op->data->type->backward_data(op->data, &wide));
+    GG_TRY_CLEANUP(op->data->type->backward_data(op->data, &wide));
     if (args->grad_input[0] != NULL) gg_widened_narrow(op->device, &op->in, false, grad_input, args->grad_input[0]);
 cleanup:
     (void)part;
@@ -171,15 +167,13 @@ static void lay_out_scratch(widened_op *op) {
 }
 
 static gg_status widened_check(const gg_op_desc *desc) {
-    gg_status status = GG_OK;
     if (desc->inputs != 1 || desc->dtype != GG_BFLOAT16)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "%s of %d inputs in %s has no widened form", gg_op_kind_name(desc->kind),
-                desc->inputs, gg_dtype_name(desc->dtype));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "%s of %d inputs in %s has no widened form", gg_op_kind_name(desc->kind),
+                       desc->inputs, gg_dtype_name(desc->dtype));
     if (desc->activation != GG_ACTIVATION_NONE && desc->activation != GG_ACTIVATION_RELU)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "%s with activation %d has no widened form", gg_op_kind_name(desc->kind),
-                (int)desc->activation);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_UNSUPPORTED, "%s with activation %d has no widened form", gg_op_kind_name(desc->kind),
+                       (int)desc->activation);
+    return GG_OK;
 }
 
 /* What computes in float32. */
@@ -215,15 +209,15 @@ static gg_status create_in_layouts(gg_device *device, const gg_op_desc *desc, gg
     const gg_op_desc wide = wide_desc(desc);
     int64_t parts = gg_widened_parts(desc);
     *out = NULL;
-    GG_TRY(widened_check(desc));
+    GG_TRY_CLEANUP(widened_check(desc));
     if (layout != NULL && parts > 1 && desc->batch / parts % GG_LANES != 0)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "a part of %lld samples would not fill vectors",
-                (long long)(desc->batch / parts));
-    GG_TRY(gg_widened_create_parts(device, &wide, create, &parts, &inner, &data));
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "a part of %lld samples would not fill vectors",
+                        (long long)(desc->batch / parts));
+    GG_TRY_CLEANUP(gg_widened_create_parts(device, &wide, create, &parts, &inner, &data));
     const bool lanes = inner->input[0].layout == GG_LAYOUT_BATCH_LAST || inner->output.layout == GG_LAYOUT_BATCH_LAST;
     if (lanes != (layout != NULL))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "bfloat16 does not lie %s", gg_layout_name(GG_LAYOUT_BATCH_LAST));
-    GG_TRY(gg_calloc(1, sizeof(widened_op), "an operation", &block));
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "bfloat16 does not lie %s", gg_layout_name(GG_LAYOUT_BATCH_LAST));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof(widened_op), "an operation", &block));
     widened_op *op = block;
     gg_op *head = &op->head;
     head->type = inner->type->backward_weights != NULL ? &widened_class : &widened_class_at_once;
@@ -265,13 +259,10 @@ gg_status gg_cpu_widened_create(gg_device *device, const gg_op_desc *desc, gg_cp
 
 gg_status gg_cpu_turned_create(gg_device *device, const gg_op_desc *desc, gg_layout input, gg_layout output,
                                gg_cpu_create_fn create, gg_op **out) {
-    gg_status status = GG_OK;
     const gg_layout layout[2] = {input, output};
     *out = NULL;
     for (int i = 0; i < 2; ++i)
         if (layout[i] != GG_LAYOUT_PLAIN && layout[i] != GG_LAYOUT_NHWC && layout[i] != GG_LAYOUT_CHANNELS16)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "images that lie %s are not turned", gg_layout_name(layout[i]));
-    GG_TRY(create_in_layouts(device, desc, create, layout, out));
-cleanup:
-    return status;
+            return gg_fail(GG_ERROR_UNSUPPORTED, "images that lie %s are not turned", gg_layout_name(layout[i]));
+    return create_in_layouts(device, desc, create, layout, out);
 }

@@ -76,7 +76,6 @@ static void *open_in_folders(const char *folders, const char *below, const char 
 }
 
 static gg_status open_library(const searched_library *library, void **out) {
-    gg_status status = GG_OK;
     /* A second copy of a library that the process has already would mix with the first one. */
     void *handle = dlopen(library->file, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (handle == NULL) handle = open_in_folders(getenv("GOSSIPGRAD_CUDA_PATH"), "", library->file);
@@ -84,13 +83,13 @@ static gg_status open_library(const searched_library *library, void **out) {
     if (handle == NULL) handle = dlopen(library->file, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) handle = open_in_folders("/usr/local/cuda", "/lib64", library->file);
     if (handle == NULL)
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "%s (%s) cannot be loaded: install it with pip install 'gossipgrad[cuda]' or pip install %s, or name "
-                "its folder in GOSSIPGRAD_CUDA_PATH (%s)",
-                library->title, library->file, library->wheel, dlerror());
+        return gg_fail(
+            GG_ERROR_UNSUPPORTED,
+            "%s (%s) cannot be loaded: install it with pip install 'gossipgrad[cuda]' or pip install %s, or name "
+            "its folder in GOSSIPGRAD_CUDA_PATH (%s)",
+            library->title, library->file, library->wheel, dlerror());
     *out = handle;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status find_symbol(void *handle, const char *name, const searched_library *library, void *out) {
@@ -109,7 +108,6 @@ static void note_path(void *function, char *path) {
 static gg_status load_dnn(gg_cuda_api *api) {
     const searched_library library = {"libcudnn.so.9", "cuDNN 9", "nvidia-cudnn-cu13", dnn_path};
     void *handle = NULL, *function = NULL;
-    gg_status status = GG_OK;
     GG_TRY(open_library(&library, &handle));
     GG_TRY(find_symbol(handle, "cudnnGetVersion", &library, &function));
     note_path(function, dnn_path);
@@ -118,16 +116,15 @@ static gg_status load_dnn(gg_cuda_api *api) {
     GG_CUDNN_RNN_FUNCTIONS(FIND)
     const size_t version = api->cudnnGetVersion();
     if (version < 90000 || version >= 100000)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "cuDNN (%s) says that its version is %zu; 9.x is needed: pip install -U %s",
-                dnn_path, version, library.wheel);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_UNSUPPORTED,
+                       "cuDNN (%s) says that its version is %zu; 9.x is needed: pip install -U %s", dnn_path, version,
+                       library.wheel);
+    return GG_OK;
 }
 
 static gg_status load_blas(gg_cuda_api *api) {
     const searched_library library = {"libcublasLt.so.13", "cuBLASLt 13", "nvidia-cublas", blas_path};
     void *handle = NULL, *function = NULL;
-    gg_status status = GG_OK;
     GG_TRY(open_library(&library, &handle));
     GG_TRY(find_symbol(handle, "cublasLtGetVersion", &library, &function));
     note_path(function, blas_path);
@@ -135,11 +132,11 @@ static gg_status load_blas(gg_cuda_api *api) {
 #undef FIND
     const size_t version = api->cublasLtGetVersion();
     if (version < 130000 || version >= 140000)
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "cuBLASLt (%s) says that its version is %zu; 13.x is needed: pip install -U 'nvidia-cublas>=13,<14'",
-                blas_path, version);
-cleanup:
-    return status;
+        return gg_fail(
+            GG_ERROR_UNSUPPORTED,
+            "cuBLASLt (%s) says that its version is %zu; 13.x is needed: pip install -U 'nvidia-cublas>=13,<14'",
+            blas_path, version);
+    return GG_OK;
 }
 
 gg_status gg_cuda_api_get(int libraries, const gg_cuda_api **out) {
@@ -153,8 +150,8 @@ gg_status gg_cuda_api_get(int libraries, const gg_cuda_api **out) {
     if (!has_runtime) gg_cuda_runtime_fill(&real);
     has_runtime = 1;
     if (libraries && !has_libraries) {
-        GG_TRY(load_blas(&real)); /* cuDNN needs it */
-        GG_TRY(load_dnn(&real));
+        GG_TRY_CLEANUP(load_blas(&real)); /* cuDNN needs it */
+        GG_TRY_CLEANUP(load_dnn(&real));
         has_libraries = 1;
     }
     *out = &real;

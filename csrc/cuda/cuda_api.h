@@ -346,15 +346,18 @@ gg_status gg_cudnn_status(int error);
 gg_status gg_cudnn_fail(const gg_cuda_api *api, int error, const char *call);
 gg_status gg_cublas_fail(const gg_cuda_api *api, int error, const char *call);
 
-/* Calls that leave through the one exit of a function: GG_CUDA_TRY(api, cudaSetDevice, (0)). */
-#define GG_CUDA_CALL(api, name, arguments, fail)                                                                       \
+/* Calls whose failure returns, or with _CLEANUP jumps: GG_CUDA_TRY(api, cudaSetDevice, (0)). */
+#define GG_CUDA_CALL(api, name, arguments, fail, leave)                                                                \
     do {                                                                                                               \
         const int gg_cuda_error = (api)->name arguments;                                                               \
-        if (gg_cuda_error != 0) GG_TRY(fail(api, gg_cuda_error, #name));                                               \
+        if (gg_cuda_error != 0) leave(fail(api, gg_cuda_error, #name));                                                \
     } while (0)
-#define GG_CUDA_TRY(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cuda_fail)
-#define GG_CUDNN_TRY(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cudnn_fail)
-#define GG_CUBLAS_TRY(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cublas_fail)
+#define GG_CUDA_TRY(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cuda_fail, GG_TRY)
+#define GG_CUDNN_TRY(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cudnn_fail, GG_TRY)
+#define GG_CUBLAS_TRY(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cublas_fail, GG_TRY)
+#define GG_CUDA_TRY_CLEANUP(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cuda_fail, GG_TRY_CLEANUP)
+#define GG_CUDNN_TRY_CLEANUP(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cudnn_fail, GG_TRY_CLEANUP)
+#define GG_CUBLAS_TRY_CLEANUP(api, name, arguments) GG_CUDA_CALL(api, name, arguments, gg_cublas_fail, GG_TRY_CLEANUP)
 
 #ifdef __cplusplus
 }

@@ -33,7 +33,6 @@ const gg_memory_table gg_cuda_memory = {
 };
 
 static gg_status check_capability(const gg_cuda_api *api, int number) {
-    gg_status status = GG_OK;
     int major = 0, minor = 0, unified = 0, host_pointer = 0;
     size_t bytes = 0;
     char name[256] = "";
@@ -43,22 +42,20 @@ static gg_status check_capability(const gg_cuda_api *api, int number) {
     GG_CUDA_TRY(api, cudaDeviceGetAttribute, (&host_pointer, GG_CUDA_ATTRIBUTE_HOST_POINTER, number));
     GG_CUDA_TRY(api, device_facts, (number, name, sizeof name, &bytes));
     if (10 * major + minor < LEAST_CAPABILITY)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "the GPU %d (%s) has compute capability %d.%d; at least %d.%d is needed", number,
-                name, major, minor, LEAST_CAPABILITY / 10, LEAST_CAPABILITY % 10);
+        return gg_fail(GG_ERROR_UNSUPPORTED, "the GPU %d (%s) has compute capability %d.%d; at least %d.%d is needed",
+                       number, name, major, minor, LEAST_CAPABILITY / 10, LEAST_CAPABILITY % 10);
     if (!unified || !host_pointer)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "the GPU %d (%s) cannot use host memory at the host's addresses", number, name);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_UNSUPPORTED, "the GPU %d (%s) cannot use host memory at the host's addresses", number,
+                       name);
+    return GG_OK;
 }
 
 static gg_status open_queue(gg_cuda_device *device, gg_cuda_queue *queue) {
     const gg_cuda_api *api = device->api;
-    gg_status status = GG_OK;
     GG_CUDA_TRY(api, cudaStreamCreateWithFlags, (&queue->stream, GG_CUDA_STREAM_NON_BLOCKING));
     for (int i = 0; i < GG_CUDA_MARKS; ++i)
         GG_CUDA_TRY(api, cudaEventCreateWithFlags, (&queue->event[i], GG_CUDA_EVENT_DISABLE_TIMING));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void close_queue(gg_cuda_device *device, gg_cuda_queue *queue) {
@@ -70,7 +67,6 @@ static void close_queue(gg_cuda_device *device, gg_cuda_queue *queue) {
 /* Scratch of sums is as large as most of them want, so that a warm step allocates nothing. */
 static gg_status open_results(gg_cuda_device *device) {
     void *block = NULL;
-    gg_status status = GG_OK;
     GG_TRY(gg_cuda_memory_alloc_host(&device->head, sizeof *device->results, "a device's results", &block));
     device->results = block;
     GG_TRY(gg_cuda_memory_alloc(&device->head, GG_CUDA_BAD_COUNT * sizeof(uint32_t), "a device's reports", &block));
@@ -78,8 +74,7 @@ static gg_status open_results(gg_cuda_device *device) {
     if (gg_cuda_reduction(device, LEAST_REDUCTION) == NULL) GG_TRY(gg_cuda_memory_check(&device->head, (gg_mark){0}));
     gg_cuda_forget_bad_numbers(device);
     GG_CUDA_TRY(device->api, cudaStreamSynchronize, (gg_cuda_compute(device)));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_cuda_device_open(const gg_device_options *options, gg_device **out) {
@@ -89,26 +84,26 @@ gg_status gg_cuda_device_open(const gg_device_options *options, gg_device **out)
     gg_status status = GG_OK;
     *out = NULL;
     /* The driver first: cuDNN prints where there is none. */
-    GG_TRY(gg_cuda_api_get(0, &api));
-    GG_TRY(gg_cuda_count_devices(api, &count));
+    GG_TRY_CLEANUP(gg_cuda_api_get(0, &api));
+    GG_TRY_CLEANUP(gg_cuda_count_devices(api, &count));
     if (options->number < 0 || options->number >= count)
-        GG_FAIL(GG_ERROR_ARGUMENT, "device: there is no GPU %d here; allowed are \"cuda:0\" to \"cuda:%d\"",
-                options->number, count - 1);
-    GG_TRY(check_capability(api, options->number));
-    GG_TRY(gg_cuda_api_get(1, &api));
-    GG_TRY(gg_calloc(1, sizeof *device, "a device", &device));
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "device: there is no GPU %d here; allowed are \"cuda:0\" to \"cuda:%d\"",
+                        options->number, count - 1);
+    GG_TRY_CLEANUP(check_capability(api, options->number));
+    GG_TRY_CLEANUP(gg_cuda_api_get(1, &api));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *device, "a device", &device));
     device->head.table = &gg_backend_cuda;
     device->head.threads = 1;
     device->api = api;
     device->number = options->number;
     device->fast = options->fast;
     device->several = count > 1;
-    GG_CUDA_TRY(api, cudaSetDevice, (options->number));
-    for (int i = 0; i < GG_QUEUE_COUNT; ++i) GG_TRY(open_queue(device, &device->queue[i]));
-    GG_CUBLAS_TRY(api, cublasLtCreate, (&device->blas));
-    GG_CUDNN_TRY(api, cudnnCreate, (&device->dnn));
-    GG_CUDNN_TRY(api, cudnnSetStream, (device->dnn, gg_cuda_compute(device)));
-    GG_TRY(open_results(device));
+    GG_CUDA_TRY_CLEANUP(api, cudaSetDevice, (options->number));
+    for (int i = 0; i < GG_QUEUE_COUNT; ++i) GG_TRY_CLEANUP(open_queue(device, &device->queue[i]));
+    GG_CUBLAS_TRY_CLEANUP(api, cublasLtCreate, (&device->blas));
+    GG_CUDNN_TRY_CLEANUP(api, cudnnCreate, (&device->dnn));
+    GG_CUDNN_TRY_CLEANUP(api, cudnnSetStream, (device->dnn, gg_cuda_compute(device)));
+    GG_TRY_CLEANUP(open_results(device));
     *out = &device->head;
     device = NULL;
 cleanup:

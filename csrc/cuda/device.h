@@ -2,8 +2,8 @@
 #ifndef GG_CUDA_DEVICE_H
 #define GG_CUDA_DEVICE_H
 
-#include "backend/backend.h"
 #include "cuda/cuda_api.h"
+#include "ops/backend.h"
 
 #define GG_CUDA_NAME "cuda" /* of the table, and of the backend in every operation */
 

@@ -14,28 +14,26 @@ enum { LEAST_DRIVER = 13000 };
 static atomic_long first_process;
 
 static gg_status check_process(void) {
-    gg_status status = GG_OK;
     const long own = (long)getpid();
     long first = 0;
     if (!atomic_compare_exchange_strong(&first_process, &first, own) && first != own)
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "this process was forked from one that has used CUDA, so it cannot use a GPU; start it anew (of "
-                "multiprocessing: the start method \"spawn\")");
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_UNSUPPORTED,
+                       "this process was forked from one that has used CUDA, so it cannot use a GPU; start it anew (of "
+                       "multiprocessing: the start method \"spawn\")");
+    return GG_OK;
 }
 
 gg_status gg_cuda_count_devices(const gg_cuda_api *api, int *out) {
-    gg_status status = GG_OK;
     int driver = 0, count = 0;
     *out = 0;
     if (api->cudaDriverGetVersion(&driver) != GG_CUDA_SUCCESS) driver = 0;
     if (driver == 0)
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "there is no NVIDIA driver here (libcuda.so.1 was not found): a device \"cuda\" needs an NVIDIA GPU "
-                "and its driver, version 580 or newer");
+        return gg_fail(
+            GG_ERROR_UNSUPPORTED,
+            "there is no NVIDIA driver here (libcuda.so.1 was not found): a device \"cuda\" needs an NVIDIA GPU "
+            "and its driver, version 580 or newer");
     if (driver < LEAST_DRIVER)
-        GG_FAIL(
+        return gg_fail(
             GG_ERROR_UNSUPPORTED,
             "the NVIDIA driver is too old: it supports CUDA %d.%d, and %d.%d is needed; install driver 580 or newer",
             driver / 1000, driver % 1000 / 10, LEAST_DRIVER / 1000, LEAST_DRIVER % 1000 / 10);
@@ -43,22 +41,18 @@ gg_status gg_cuda_count_devices(const gg_cuda_api *api, int *out) {
     const int error = api->cudaGetDeviceCount(&count);
     if (error != GG_CUDA_SUCCESS) (void)api->cudaGetLastError();
     if (error == GG_CUDA_ERROR_NO_DEVICE || (error == GG_CUDA_SUCCESS && count == 0))
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "the NVIDIA driver shows no GPU to this process (CUDA_VISIBLE_DEVICES may hide all of them)");
+        return gg_fail(GG_ERROR_UNSUPPORTED,
+                       "the NVIDIA driver shows no GPU to this process (CUDA_VISIBLE_DEVICES may hide all of them)");
     if (error != GG_CUDA_SUCCESS) GG_TRY(gg_cuda_fail(api, error, "cudaGetDeviceCount"));
     *out = count;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_cuda_device_count(int *out) {
     const gg_cuda_api *api = NULL;
-    gg_status status = GG_OK;
     *out = 0;
     GG_TRY(gg_cuda_api_get(0, &api));
-    GG_TRY(gg_cuda_count_devices(api, out));
-cleanup:
-    return status;
+    return gg_cuda_count_devices(api, out);
 }
 
 static void add_line(char **at, size_t *room, const char *format, ...) __attribute__((format(printf, 3, 4)));

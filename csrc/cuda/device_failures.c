@@ -60,31 +60,26 @@ gg_mark gg_cuda_memory_report(gg_device *head) {
 /* What was reported is forgotten: the next batch may be right. */
 static gg_status check_numbers(gg_cuda_device *device, gg_mark report) {
     uint32_t bad[GG_CUDA_BAD_COUNT] = {UINT32_MAX, UINT32_MAX};
-    gg_status status = GG_OK;
     for (int i = 0; i < GG_MOST_REPORTS; ++i)
         if (device->report[i] == report.number) memcpy(bad, device->results->bad[i], sizeof bad);
     const uint32_t token = bad[GG_CUDA_BAD_TOKEN], sample = bad[GG_CUDA_BAD_LENGTH];
-    if (token == UINT32_MAX && sample == UINT32_MAX) goto cleanup;
+    if (token == UINT32_MAX && sample == UINT32_MAX) return GG_OK;
     gg_cuda_note(device, device->api->cudaStreamSynchronize(gg_cuda_compute(device)), "cudaStreamSynchronize");
     gg_cuda_forget_bad_numbers(device);
     if (token != UINT32_MAX)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "the token at position %lld of sample %lld of the batch is no row of the table; "
-                "allowed: 0 to %lld",
-                (long long)token % device->bad_positions[GG_CUDA_BAD_TOKEN],
-                (long long)token / device->bad_positions[GG_CUDA_BAD_TOKEN],
-                (long long)device->bad_numbers[GG_CUDA_BAD_TOKEN] - 1);
-    GG_FAIL(GG_ERROR_ARGUMENT, "the length of sample %lld of the batch is not allowed; allowed: 1 to %lld",
-            (long long)sample, (long long)device->bad_numbers[GG_CUDA_BAD_LENGTH]);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "the token at position %lld of sample %lld of the batch is no row of the table; "
+                       "allowed: 0 to %lld",
+                       (long long)token % device->bad_positions[GG_CUDA_BAD_TOKEN],
+                       (long long)token / device->bad_positions[GG_CUDA_BAD_TOKEN],
+                       (long long)device->bad_numbers[GG_CUDA_BAD_TOKEN] - 1);
+    return gg_fail(GG_ERROR_ARGUMENT, "the length of sample %lld of the batch is not allowed; allowed: 1 to %lld",
+                   (long long)sample, (long long)device->bad_numbers[GG_CUDA_BAD_LENGTH]);
 }
 
 gg_status gg_cuda_memory_check(gg_device *head, gg_mark report) {
     gg_cuda_device *device = gg_cuda_of(head);
-    gg_status status = GG_OK;
-    if (device->failed != GG_OK) GG_FAIL(device->failed, "%s", device->failure);
+    if (device->failed != GG_OK) return gg_fail(device->failed, "%s", device->failure);
     if (report.number > 0) GG_TRY(check_numbers(device, report));
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -11,9 +11,9 @@ struct gg_device_graph {
 gg_status gg_cuda_memory_capture_begin(gg_device *head) {
     gg_cuda_device *device = gg_cuda_of(head);
     gg_status status = GG_OK;
-    if (device->failed != GG_OK) GG_FAIL(device->failed, "%s", device->failure);
+    if (device->failed != GG_OK) GG_FAIL_CLEANUP(device->failed, "%s", device->failure);
     gg_cuda_enter(device);
-    GG_CUDA_TRY(device->api, cudaStreamBeginCapture, (gg_cuda_compute(device), GG_CUDA_CAPTURE_THREAD_LOCAL));
+    GG_CUDA_TRY_CLEANUP(device->api, cudaStreamBeginCapture, (gg_cuda_compute(device), GG_CUDA_CAPTURE_THREAD_LOCAL));
 cleanup:
     if (status != GG_OK) (void)device->api->cudaGetLastError();
     return status;
@@ -21,12 +21,10 @@ cleanup:
 
 /* The first failure of what was given since begin: nothing of it has been done, so the device is as before. */
 static gg_status failure_of_capture(gg_cuda_device *device) {
-    gg_status status = GG_OK;
     const gg_status failed = device->failed;
     device->failed = GG_OK;
-    if (failed != GG_OK) GG_FAIL(failed, "%s", device->failure);
-cleanup:
-    return status;
+    if (failed != GG_OK) return gg_fail(failed, "%s", device->failure);
+    return GG_OK;
 }
 
 gg_status gg_cuda_memory_capture_end(gg_device *head, gg_device_graph **out) {
@@ -38,10 +36,10 @@ gg_status gg_cuda_memory_capture_end(gg_device *head, gg_device_graph **out) {
     *out = NULL;
     const int error = api->cudaStreamEndCapture(gg_cuda_compute(device), &graph);
     if (error != GG_CUDA_SUCCESS) (void)api->cudaGetLastError();
-    GG_TRY(failure_of_capture(device));
-    if (error != GG_CUDA_SUCCESS) GG_TRY(gg_cuda_fail(api, error, "cudaStreamEndCapture"));
-    GG_TRY(gg_calloc(1, sizeof *made, "captured work", &made));
-    GG_CUDA_TRY(api, cudaGraphInstantiate, (&made->exec, graph, 0));
+    GG_TRY_CLEANUP(failure_of_capture(device));
+    if (error != GG_CUDA_SUCCESS) GG_TRY_CLEANUP(gg_cuda_fail(api, error, "cudaStreamEndCapture"));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "captured work", &made));
+    GG_CUDA_TRY_CLEANUP(api, cudaGraphInstantiate, (&made->exec, graph, 0));
     *out = made;
     made = NULL;
 cleanup:

@@ -33,21 +33,22 @@ gg_status gg_cuda_memory_alloc(gg_device *head, size_t bytes, const char *what, 
     void *at = NULL;
     gg_status status = GG_OK;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *block, "a block on the GPU", &block));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *block, "a block on the GPU", &block));
     gg_cuda_enter(device);
     const int error = api->cudaMalloc(&at, bytes);
     if (error == GG_CUDA_ERROR_MEMORY_ALLOCATION) {
         size_t free_bytes = 0, all_bytes = 0;
         (void)api->cudaGetLastError();
         (void)api->cudaMemGetInfo(&free_bytes, &all_bytes);
-        GG_FAIL(GG_ERROR_MEMORY,
-                "no memory for %s on the GPU %d: %zu bytes wanted, %zu of %zu bytes are free (a smaller batch_size "
-                "needs less)",
-                what, device->number, bytes, free_bytes, all_bytes);
+        GG_FAIL_CLEANUP(
+            GG_ERROR_MEMORY,
+            "no memory for %s on the GPU %d: %zu bytes wanted, %zu of %zu bytes are free (a smaller batch_size "
+            "needs less)",
+            what, device->number, bytes, free_bytes, all_bytes);
     }
-    if (error != GG_CUDA_SUCCESS) GG_TRY(gg_cuda_fail(api, error, "cudaMalloc"));
-    GG_CUDA_TRY(api, cudaMemsetAsync, (at, 0, bytes, gg_cuda_compute(device)));
-    GG_CUDA_TRY(api, cudaStreamSynchronize, (gg_cuda_compute(device)));
+    if (error != GG_CUDA_SUCCESS) GG_TRY_CLEANUP(gg_cuda_fail(api, error, "cudaMalloc"));
+    GG_CUDA_TRY_CLEANUP(api, cudaMemsetAsync, (at, 0, bytes, gg_cuda_compute(device)));
+    GG_CUDA_TRY_CLEANUP(api, cudaStreamSynchronize, (gg_cuda_compute(device)));
     count_block(device, block, at, bytes);
     *out = at;
     block = NULL;
@@ -72,16 +73,17 @@ gg_status gg_cuda_memory_alloc_host(gg_device *head, size_t bytes, const char *w
     void *at = NULL;
     gg_status status = GG_OK;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *block, "a block that the GPU shares", &block));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *block, "a block that the GPU shares", &block));
     gg_cuda_enter(device);
     const int error = api->cudaHostAlloc(&at, bytes, GG_CUDA_HOST_PORTABLE | GG_CUDA_HOST_MAPPED);
     if (error == GG_CUDA_ERROR_MEMORY_ALLOCATION) {
         (void)api->cudaGetLastError();
-        GG_FAIL(GG_ERROR_MEMORY,
-                "no pinned memory for %s: %zu bytes wanted (the limit of locked memory, ulimit -l, may be too low)",
-                what, bytes);
+        GG_FAIL_CLEANUP(
+            GG_ERROR_MEMORY,
+            "no pinned memory for %s: %zu bytes wanted (the limit of locked memory, ulimit -l, may be too low)", what,
+            bytes);
     }
-    if (error != GG_CUDA_SUCCESS) GG_TRY(gg_cuda_fail(api, error, "cudaHostAlloc"));
+    if (error != GG_CUDA_SUCCESS) GG_TRY_CLEANUP(gg_cuda_fail(api, error, "cudaHostAlloc"));
     memset(at, 0, bytes);
     count_block(device, block, at, bytes);
     *out = at;

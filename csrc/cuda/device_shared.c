@@ -54,16 +54,17 @@ static gg_status map_pages(gg_cuda_device *device, uintptr_t begin, uintptr_t en
     const gg_cuda_api *api = device->api;
     shared_pages *pages = NULL;
     gg_status status = GG_OK;
-    GG_TRY(gg_calloc(1, sizeof *pages, "shared pages", &pages));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *pages, "shared pages", &pages));
     const int error = api->cudaHostRegister((void *)begin, end - begin, GG_CUDA_HOST_PORTABLE | GG_CUDA_HOST_MAPPED);
     if (error != GG_CUDA_SUCCESS) (void)api->cudaGetLastError();
     if (error == GG_CUDA_ERROR_MEMORY_ALLOCATION)
-        GG_FAIL(GG_ERROR_MEMORY,
-                "%zu bytes of host memory cannot be pinned for the GPU %d (the limit of locked memory, ulimit -l, may "
-                "be too low)",
-                (size_t)(end - begin), device->number);
+        GG_FAIL_CLEANUP(
+            GG_ERROR_MEMORY,
+            "%zu bytes of host memory cannot be pinned for the GPU %d (the limit of locked memory, ulimit -l, may "
+            "be too low)",
+            (size_t)(end - begin), device->number);
     const bool foreign = error == GG_CUDA_ERROR_ALREADY_REGISTERED;
-    if (error != GG_CUDA_SUCCESS && !foreign) GG_TRY(gg_cuda_fail(api, error, "cudaHostRegister"));
+    if (error != GG_CUDA_SUCCESS && !foreign) GG_TRY_CLEANUP(gg_cuda_fail(api, error, "cudaHostRegister"));
     *pages = (shared_pages){.next = shared_first, .begin = begin, .end = end, .foreign = foreign};
     shared_first = pages;
     pages = NULL;
@@ -81,11 +82,11 @@ gg_status gg_cuda_memory_share(gg_device *head, void *at, size_t bytes) {
     gg_status status = GG_OK;
     gg_cuda_enter(device);
     pthread_rwlock_wrlock(&shared_lock);
-    GG_TRY(gg_calloc(1, sizeof *block, "a shared block", &block));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *block, "a shared block", &block));
     while (mapped < end) {
         const shared_pages *next = pages_from(mapped);
         const uintptr_t until = next == NULL || next->begin >= end ? end : next->begin;
-        if (until > mapped) GG_TRY(map_pages(device, mapped, until));
+        if (until > mapped) GG_TRY_CLEANUP(map_pages(device, mapped, until));
         mapped = until < end ? next->end : end;
     }
     for (shared_pages *p = shared_first; p != NULL; p = p->next) p->users += p->begin < end && begin < p->end;

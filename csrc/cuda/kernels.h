@@ -1,6 +1,6 @@
 /* The own kernels of the CUDA backend, as C functions that launch them. Each gives its work to a stream and returns at
  * once. Structs and arrays of pointers are read before it returns; what they point to is read and written by the
- * device: arrays of numbers lie in memory of the device, or in host memory that it shares (backend/device.h).
+ * device: arrays of numbers lie in memory of the device, or in host memory that it shares (ops/device.h).
  * Failures of a launch are those of the stream: cudaGetLastError.
  *
  * The sums have an order that depends on sizes alone, so results do not depend on timing. "The CPU's bits" are those
@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#include "backend/backend.h"
+#include "ops/backend.h"
 
 /* A cudaStream_t. */
 typedef struct CUstream_st *gg_cuda_stream;

@@ -4,17 +4,18 @@
 #include "base/memory.h"
 
 gg_status gg_cuda_op_create(const gg_op_desc *desc, const gg_op_class *type, int integers, size_t bytes, gg_op **out) {
-    gg_status status = GG_OK;
     *out = NULL;
     if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
-        GG_FAIL(GG_ERROR_ARGUMENT, "%s has 1 to %d inputs, not %d", gg_op_kind_name(desc->kind), GG_MAX_INPUTS,
-                desc->inputs);
-    if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
+        return gg_fail(GG_ERROR_ARGUMENT, "%s has 1 to %d inputs, not %d", gg_op_kind_name(desc->kind), GG_MAX_INPUTS,
+                       desc->inputs);
+    if (desc->batch < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
     for (int i = 0; i < desc->inputs; ++i) {
         const gg_dtype dtype = desc->offered[i].dtype;
         if (i < integers ? dtype != GG_FLOAT32 && dtype != GG_BFLOAT16 : dtype != GG_INT32)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "%s on a GPU: input %d is %s; allowed is %s", gg_op_kind_name(desc->kind), i,
-                    gg_dtype_name(dtype), i < integers ? "float32 or bfloat16" : "int32");
+            return gg_fail(GG_ERROR_UNSUPPORTED, "%s on a GPU: input %d is %s; allowed is %s",
+                           gg_op_kind_name(desc->kind), i, gg_dtype_name(dtype),
+                           i < integers ? "float32 or bfloat16" : "int32");
     }
     gg_op *op;
     GG_TRY(gg_calloc(1, bytes, "an operation", &op));
@@ -25,8 +26,7 @@ gg_status gg_cuda_op_create(const gg_op_desc *desc, const gg_op_class *type, int
         op->input[i] = (gg_format){i < integers ? GG_FLOAT32 : GG_INT32, GG_LAYOUT_PLAIN};
     op->output = (gg_format){GG_FLOAT32, GG_LAYOUT_PLAIN};
     *out = op;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_cuda_op_free(gg_op *op) { gg_free(op); }
@@ -50,7 +50,6 @@ gg_format gg_cuda_offered_format(const gg_op_desc *desc, unsigned forms) {
 
 gg_status gg_cuda_element_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, unsigned forms,
                                  gg_op **out) {
-    gg_status status = GG_OK;
     GG_TRY(gg_cuda_op_create(desc, type, desc->inputs, sizeof(gg_cuda_element_op), out));
     gg_cuda_element_op *op = (gg_cuda_element_op *)*out;
     op->device = gg_cuda_of(device);
@@ -64,19 +63,16 @@ gg_status gg_cuda_element_create(gg_device *device, const gg_op_desc *desc, cons
         op->outer *= op->inner;
         op->inner = 1;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_cuda_check_same_shapes(const gg_op_desc *desc) {
     char given[GG_SHAPE_TEXT], wanted[GG_SHAPE_TEXT];
-    gg_status status = GG_OK;
     for (int i = 0; i < desc->inputs; ++i)
         if (!gg_shape_equal(&desc->input[i], &desc->output))
-            GG_FAIL(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
-                    gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted));
-cleanup:
-    return status;
+            return gg_fail(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
+                           gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted));
+    return GG_OK;
 }
 
 gg_cuda_stream gg_cuda_element_stream(const gg_op *head) {

@@ -114,14 +114,11 @@ static gg_status block_forward(const attention_block *b) {
     attention_op *op = b->op;
     char *scratch = b->args->scratch;
     gg_cuda_attention_args weights = weights_args(b);
-    gg_status status = GG_OK;
     weights.bad = weights.lengths != NULL ? gg_cuda_bad(op->device, GG_CUDA_BAD_LENGTH) : NULL;
     GG_TRY(multiply(b, SCORES, part_of(b, op->packed_at, QUERIES, true), part_of(b, op->packed_at, KEYS, false),
                     scratch + op->scores_at, false));
     gg_cuda_attention(gg_cuda_compute(op->device), &weights);
-    GG_TRY(multiply(b, MIXED, weights.weights, part_of(b, op->packed_at, VALUES, false), mixed_of(b), false));
-cleanup:
-    return status;
+    return multiply(b, MIXED, weights.weights, part_of(b, op->packed_at, VALUES, false), mixed_of(b), false);
 }
 
 /* The gradients of keys and values are sums over the blocks of a head. */
@@ -131,56 +128,45 @@ static gg_status block_backward(const attention_block *b) {
     const gg_cuda_attention_args weights = weights_args(b);
     const void *queries = part_of(b, op->packed_at, QUERIES, true), *keys = part_of(b, op->packed_at, KEYS, false);
     const bool add = b->first > 0;
-    gg_status status = GG_OK;
     GG_TRY(multiply(b, SCORES, queries, keys, scratch + op->scores_at, false));
     GG_TRY(multiply(b, ERRORS, mixed_of(b), part_of(b, op->packed_at, VALUES, false), scratch + op->error_at, false));
     gg_cuda_attention_backward(gg_cuda_compute(op->device), &weights);
     GG_TRY(multiply(b, VALUES_GRADIENT, weights.weights, mixed_of(b), part_of(b, op->gradient_at, VALUES, false), add));
     GG_TRY(multiply(b, QUERIES_GRADIENT, weights.score_error, keys, part_of(b, op->gradient_at, QUERIES, true), false));
-    GG_TRY(multiply(b, KEYS_GRADIENT, weights.score_error, queries, part_of(b, op->gradient_at, KEYS, false), add));
-cleanup:
-    return status;
+    return multiply(b, KEYS_GRADIENT, weights.score_error, queries, part_of(b, op->gradient_at, KEYS, false), add);
 }
 
 static gg_status run_blocks(attention_op *op, const gg_op_args *args, gg_status (*run)(const attention_block *block)) {
-    gg_status status = GG_OK;
     for (int64_t pair = 0; pair < op->all; pair += op->group)
         for (int64_t first = 0; first < op->positions; first += op->block) {
             const int64_t left = op->positions - first, queries = left < op->block ? left : op->block;
             const attention_block block = {op, args, pair, first, queries, op->product[queries < op->block]};
             GG_TRY(run(&block));
         }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status attention_forward(gg_op *head, const gg_op_args *args) {
     attention_op *op = (attention_op *)head;
     char *scratch = args->scratch;
-    gg_status status = GG_OK;
     gg_cuda_enter(op->device);
     move_heads(op, ARRAYS, true, args->input[0], scratch + op->packed_at);
     GG_TRY(run_blocks(op, args, block_forward));
     move_heads(op, 1, false, scratch + op->mixed_at, args->output);
     if (head->desc.inputs > 1) gg_cuda_explain_bad(op->device, GG_CUDA_BAD_LENGTH, 1, op->positions);
-    GG_TRY(gg_cuda_op_done(op->device, "attention"));
-cleanup:
-    return status;
+    return gg_cuda_op_done(op->device, "attention");
 }
 
 static gg_status attention_backward(gg_op *head, const gg_op_args *args) {
     attention_op *op = (attention_op *)head;
     char *scratch = args->scratch;
-    gg_status status = GG_OK;
-    if (args->grad_input[0] == NULL) goto cleanup;
+    if (args->grad_input[0] == NULL) return GG_OK;
     gg_cuda_enter(op->device);
     move_heads(op, ARRAYS, true, args->input[0], scratch + op->packed_at);
     move_heads(op, 1, true, args->grad_output, scratch + op->mixed_at);
     GG_TRY(run_blocks(op, args, block_backward));
     move_heads(op, ARRAYS, false, scratch + op->gradient_at, args->grad_input[0]);
-    GG_TRY(gg_cuda_op_done(op->device, "the backward pass of attention"));
-cleanup:
-    return status;
+    return gg_cuda_op_done(op->device, "the backward pass of attention");
 }
 
 static void attention_destroy(gg_op *head) {
@@ -243,16 +229,13 @@ static gg_status create_products(attention_op *op, int64_t queries, gg_cuda_prod
     turned.m = t;
     turned.k = queries;
     turned.transpose_a = true;
-    gg_status status = GG_OK;
     GG_TRY(gg_cuda_product_create(op->device, &scores, &product[SCORES]));
     GG_TRY(gg_cuda_product_create(op->device, &mixed, &product[MIXED]));
-    if (!training) goto cleanup;
+    if (!training) return GG_OK;
     GG_TRY(gg_cuda_product_create(op->device, &scores, &product[ERRORS]));
     GG_TRY(gg_cuda_product_create(op->device, &mixed, &product[QUERIES_GRADIENT]));
     GG_TRY(gg_cuda_product_create(op->device, &turned, &product[KEYS_GRADIENT]));
-    GG_TRY(gg_cuda_product_create(op->device, &turned, &product[VALUES_GRADIENT]));
-cleanup:
-    return status;
+    return gg_cuda_product_create(op->device, &turned, &product[VALUES_GRADIENT]);
 }
 
 static size_t add_bytes(size_t *used, size_t bytes) {
@@ -299,8 +282,8 @@ gg_status gg_cuda_attention_create(gg_device *device, const gg_op_desc *desc, gg
     gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
-    GG_TRY(gg_op_check_attention(desc));
-    GG_TRY(gg_cuda_op_create(desc, &attention_class, 1, sizeof(attention_op), &head));
+    GG_TRY_CLEANUP(gg_op_check_attention(desc));
+    GG_TRY_CLEANUP(gg_cuda_op_create(desc, &attention_class, 1, sizeof(attention_op), &head));
     attention_op *op = (attention_op *)head;
     op->device = gg_cuda_of(device);
     op->dtype = desc->dtype;
@@ -312,8 +295,9 @@ gg_status gg_cuda_attention_create(gg_device *device, const gg_op_desc *desc, gg
     op->all = desc->batch * desc->heads;
     head->backward_needs_input = 1u << 0 | 1u << 1;
     choose_blocks(op);
-    GG_TRY(create_products(op, op->block, op->product[WHOLE]));
-    if (op->positions % op->block != 0) GG_TRY(create_products(op, op->positions % op->block, op->product[REST]));
+    GG_TRY_CLEANUP(create_products(op, op->block, op->product[WHOLE]));
+    if (op->positions % op->block != 0)
+        GG_TRY_CLEANUP(create_products(op, op->positions % op->block, op->product[REST]));
     lay_out(op);
     *out = head;
     head = NULL;

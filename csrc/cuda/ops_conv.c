@@ -94,11 +94,9 @@ static int64_t inner_of(const gg_op *head) {
 
 static gg_status use(conv_op *op, gg_pass pass, int number) {
     const gg_cuda_api *api = op->device->api;
-    gg_status status = GG_OK;
     op->current[pass] = number;
     GG_CUDNN_TRY(api, cudnnSetConvolutionMathType, (op->convolution[pass], op->list[pass][number].math));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static int call_pass(const conv_op *op, const gg_op_args *args, gg_pass pass) {
@@ -129,7 +127,6 @@ static gg_status run_pass(conv_op *op, const gg_op_args *args, gg_pass pass) {
         [GG_PASS_DATA] = "cudnnConvolutionBackwardData",
     };
     int error = call_pass(op, args, pass);
-    gg_status status = GG_OK;
     for (int next = op->current[pass] + 1; !op->ran[pass] && is_refusal(error) && next < op->count[pass]; ++next) {
         if (op->list[pass][next].workspace > op->room[pass]) continue;
         GG_TRY(use(op, pass, next));
@@ -137,8 +134,7 @@ static gg_status run_pass(conv_op *op, const gg_op_args *args, gg_pass pass) {
     }
     if (error != GG_CUDNN_SUCCESS) GG_TRY(gg_cudnn_fail(op->device->api, error, calls[pass]));
     op->ran[pass] = true;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* At first any refusal means that cuDNN has no such form; op->fused becomes false. */
@@ -146,7 +142,6 @@ static gg_status forward_with_bias(conv_op *op, const gg_op_args *args) {
     const gg_cuda_api *api = op->device->api;
     const void *bias = is_narrow(op) ? narrow_bias(op, args) : args->parameter[GG_PARAMETER_BIAS];
     const listed *by = used(op, GG_PASS_FORWARD);
-    gg_status status = GG_OK;
     const int error = api->cudnnConvolutionBiasActivationForward(
         op->device->dnn, &one, op->input, args->input[0], op->filter, weight_of(op, args),
         op->convolution[GG_PASS_FORWARD], by->algorithm, gg_cuda_workspace(args->scratch), by->workspace, &zero,
@@ -156,8 +151,7 @@ static gg_status forward_with_bias(conv_op *op, const gg_op_args *args) {
     if (op->fused && error != GG_CUDNN_SUCCESS)
         GG_TRY(gg_cudnn_fail(api, error, "cudnnConvolutionBiasActivationForward"));
     op->ran[GG_PASS_FORWARD] = op->fused;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status conv_forward(gg_op *head, const gg_op_args *args) {
@@ -168,15 +162,12 @@ static gg_status conv_forward(gg_op *head, const gg_op_args *args) {
                               .inner = inner_of(head),
                               .relu = head->desc.activation == GG_ACTIVATION_RELU,
                               .y = args->output};
-    gg_status status = GG_OK;
     gg_cuda_enter(op->device);
     if (op->fused) GG_TRY(forward_with_bias(op, args));
     if (!op->fused) GG_TRY(run_pass(op, args, GG_PASS_FORWARD));
     if (head->desc.bias && !op->fused) rest.bias = args->parameter[GG_PARAMETER_BIAS];
     if (rest.bias != NULL || rest.relu) gg_cuda_bias(gg_cuda_compute(op->device), &rest);
-    GG_TRY(gg_cuda_op_done(op->device, "the bias of a convolution"));
-cleanup:
-    return status;
+    return gg_cuda_op_done(op->device, "the bias of a convolution");
 }
 
 static gg_status bias_backward(conv_op *op, const gg_op_args *args) {
@@ -197,26 +188,20 @@ static gg_status bias_backward(conv_op *op, const gg_op_args *args) {
 
 static gg_status conv_backward_weights(gg_op *head, const gg_op_args *args) {
     conv_op *op = (conv_op *)head;
-    gg_status status = GG_OK;
     gg_cuda_enter(op->device);
     GG_TRY(bias_backward(op, args));
     GG_TRY(run_pass(op, args, GG_PASS_WEIGHTS));
-    if (op->weight_bytes == 0) goto cleanup;
+    if (op->weight_bytes == 0) return GG_OK;
     gg_cuda_transpose_batched(gg_cuda_compute(op->device), op->outputs, op->taps, op->inputs, head->output.dtype,
                               GG_FLOAT32, gg_cuda_workspace(args->scratch), args->gradient[GG_PARAMETER_WEIGHT]);
-    GG_TRY(gg_cuda_op_done(op->device, "the gradient of a convolution's weight"));
-cleanup:
-    return status;
+    return gg_cuda_op_done(op->device, "the gradient of a convolution's weight");
 }
 
 static gg_status conv_backward_data(gg_op *head, const gg_op_args *args) {
     conv_op *op = (conv_op *)head;
-    gg_status status = GG_OK;
-    if (args->grad_input[0] == NULL) goto cleanup;
+    if (args->grad_input[0] == NULL) return GG_OK;
     gg_cuda_enter(op->device);
-    GG_TRY(run_pass(op, args, GG_PASS_DATA));
-cleanup:
-    return status;
+    return run_pass(op, args, GG_PASS_DATA);
 }
 
 static void conv_destroy(gg_op *head) {
@@ -244,12 +229,10 @@ static gg_status describe_tensor(const gg_cuda_api *api, gg_format format, int64
                                  gg_cudnn_tensor *out) {
     const int order = format.layout == GG_LAYOUT_NHWC ? GG_CUDNN_TENSOR_NHWC : GG_CUDNN_TENSOR_NCHW;
     const int type = format.dtype == GG_BFLOAT16 ? GG_CUDNN_DATA_BFLOAT16 : GG_CUDNN_DATA_FLOAT;
-    gg_status status = GG_OK;
     GG_CUDNN_TRY(api, cudnnCreateTensorDescriptor, (out));
     GG_CUDNN_TRY(api, cudnnSetTensor4dDescriptor,
                  (*out, order, type, (int)batch, (int)shape->size[0], (int)shape->size[1], (int)shape->size[2]));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* What the convolution adds up in, and how its factors may be rounded. */
@@ -261,15 +244,13 @@ static gg_status describe_convolution(conv_op *op, gg_pass pass) {
     const gg_cuda_api *api = op->device->api;
     const gg_window *w = &op->head.desc.window;
     gg_cudnn_convolution *made = &op->convolution[pass];
-    gg_status status = GG_OK;
     GG_CUDNN_TRY(api, cudnnCreateConvolutionDescriptor, (made));
     GG_CUDNN_TRY(api, cudnnSetConvolution2dDescriptor,
                  (*made, (int)w->padding[0], (int)w->padding[1], (int)w->stride[0], (int)w->stride[1],
                   (int)w->dilation[0], (int)w->dilation[1], GG_CUDNN_CROSS_CORRELATION, GG_CUDNN_DATA_FLOAT));
     GG_CUDNN_TRY(api, cudnnSetConvolutionGroupCount, (*made, (int)op->head.desc.groups));
     GG_CUDNN_TRY(api, cudnnSetConvolutionMathType, (*made, math_of(op)));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status describe(conv_op *op) {
@@ -277,7 +258,6 @@ static gg_status describe(conv_op *op) {
     const gg_op_desc *desc = &op->head.desc;
     const gg_format format = op->head.output;
     const int order = format.layout == GG_LAYOUT_NHWC ? GG_CUDNN_TENSOR_NHWC : GG_CUDNN_TENSOR_NCHW;
-    gg_status status = GG_OK;
     GG_TRY(describe_tensor(api, format, desc->batch, &desc->input[0], &op->input));
     GG_TRY(describe_tensor(api, format, desc->batch, &desc->output, &op->output));
     GG_CUDNN_TRY(api, cudnnCreateFilterDescriptor, (&op->filter));
@@ -285,8 +265,7 @@ static gg_status describe(conv_op *op) {
                  (op->filter, is_narrow(op) ? GG_CUDNN_DATA_BFLOAT16 : GG_CUDNN_DATA_FLOAT, order, (int)op->outputs,
                   (int)op->inputs, (int)desc->window.kernel[0], (int)desc->window.kernel[1]));
     for (int pass = 0; pass < GG_PASS_COUNT; ++pass) GG_TRY(describe_convolution(op, (gg_pass)pass));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* cuDNN adds the bias in the convolution's own kernel. Exactly, the own kernel does, with the bits of the CPU, and
@@ -295,17 +274,15 @@ static gg_status describe_bias(conv_op *op) {
     const gg_cuda_api *api = op->device->api;
     const gg_op_desc *desc = &op->head.desc;
     const gg_shape channels = {.dims = 3, .size = {op->outputs, 1, 1}};
-    gg_status status = GG_OK;
-    if (!desc->bias || !gg_op_has_pass(desc, GG_PASS_FORWARD)) goto cleanup;
-    if (!op->device->fast && !is_narrow(op)) goto cleanup;
-    if (used(op, GG_PASS_FORWARD)->algorithm != PRECOMPUTED_PRODUCTS) goto cleanup;
+    if (!desc->bias || !gg_op_has_pass(desc, GG_PASS_FORWARD)) return GG_OK;
+    if (!op->device->fast && !is_narrow(op)) return GG_OK;
+    if (used(op, GG_PASS_FORWARD)->algorithm != PRECOMPUTED_PRODUCTS) return GG_OK;
     GG_TRY(describe_tensor(api, op->head.output, 1, &channels, &op->bias));
     GG_CUDNN_TRY(api, cudnnCreateActivationDescriptor, (&op->activation));
     GG_CUDNN_TRY(api, cudnnSetActivationDescriptor,
                  (op->activation, GG_CUDNN_ACTIVATION_IDENTITY, GG_CUDNN_NOT_PROPAGATE_NAN, 0.0));
     op->fused = true;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status ask_algorithms(const conv_op *op, gg_pass pass, int *got, gg_cudnn_algorithm *found) {
@@ -318,7 +295,6 @@ static gg_status ask_algorithms(const conv_op *op, gg_pass pass, int *got, gg_cu
     gg_cudnn_handle dnn = op->device->dnn;
     gg_cudnn_convolution convolution = op->convolution[pass];
     int error = GG_CUDNN_SUCCESS;
-    gg_status status = GG_OK;
     if (pass == GG_PASS_FORWARD)
         error = api->cudnnGetConvolutionForwardAlgorithm_v7(dnn, op->input, op->filter, convolution, op->output,
                                                             MOST_ALGORITHMS, got, found);
@@ -330,15 +306,13 @@ static gg_status ask_algorithms(const conv_op *op, gg_pass pass, int *got, gg_cu
                                                                  MOST_ALGORITHMS, got, found);
     if (is_unsupported(error)) *got = 0;
     else if (error != GG_CUDNN_SUCCESS) GG_TRY(gg_cudnn_fail(api, error, calls[pass]));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status ask_workspace(const conv_op *op, gg_pass pass, int algorithm, size_t *bytes) {
     const gg_cuda_api *api = op->device->api;
     gg_cudnn_handle dnn = op->device->dnn;
     gg_cudnn_convolution convolution = op->convolution[pass];
-    gg_status status = GG_OK;
     if (pass == GG_PASS_FORWARD)
         GG_CUDNN_TRY(api, cudnnGetConvolutionForwardWorkspaceSize,
                      (dnn, op->input, op->filter, convolution, op->output, algorithm, bytes));
@@ -348,8 +322,7 @@ static gg_status ask_workspace(const conv_op *op, gg_pass pass, int algorithm, s
     if (pass == GG_PASS_DATA)
         GG_CUDNN_TRY(api, cudnnGetConvolutionBackwardDataWorkspaceSize,
                      (dnn, op->filter, op->output, convolution, op->input, algorithm, bytes));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Algorithms by Fourier transforms and Winograd's method, whose errors are larger than those of plain sums. */
@@ -380,8 +353,7 @@ static gg_status add_listed(conv_op *op, gg_pass pass, const gg_cudnn_algorithm 
     GG_TRY(use(op, pass, number)); /* the workspace depends on it */
     status = ask_workspace(op, pass, made->algorithm, &made->workspace);
     op->count[pass] += status == GG_OK && made->workspace <= MOST_WORKSPACE;
-    if (status == GG_ERROR_UNSUPPORTED || status == GG_ERROR_MEMORY) status = GG_OK;
-cleanup:
+    if (status == GG_ERROR_UNSUPPORTED || status == GG_ERROR_MEMORY) return GG_OK;
     return status;
 }
 
@@ -400,42 +372,40 @@ static gg_status choose_algorithm(conv_op *op, gg_pass pass) {
     const int wanted = (int)desc->algorithm - GG_ALGORITHM_CUDNN0;
     gg_cudnn_algorithm found[MOST_ALGORITHMS];
     int got = 0;
-    gg_status status = GG_OK;
     GG_TRY(ask_algorithms(op, pass, &got, found));
     for (int i = 0; i < got; ++i) {
         const bool meant = desc->algorithm == GG_ALGORITHM_DIRECT || found[i].algorithm == wanted;
         if (meant && is_allowed(op, pass, &found[i])) GG_TRY(add_listed(op, pass, &found[i]));
     }
     if (op->count[pass] == 0)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "cuDNN has no %salgorithm%s%s for the %s pass of this convolution",
-                op->device->fast ? "" : "deterministic ", desc->algorithm == GG_ALGORITHM_DIRECT ? "" : " ",
-                desc->algorithm == GG_ALGORITHM_DIRECT ? "" : gg_algorithm_name(desc->algorithm), gg_pass_name(pass));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "cuDNN has no %salgorithm%s%s for the %s pass of this convolution",
+                       op->device->fast ? "" : "deterministic ", desc->algorithm == GG_ALGORITHM_DIRECT ? "" : " ",
+                       desc->algorithm == GG_ALGORITHM_DIRECT ? "" : gg_algorithm_name(desc->algorithm),
+                       gg_pass_name(pass));
     GG_TRY(use(op, pass, 0));
     op->room[pass] = room_of(op, pass);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status check_conv(const gg_op_desc *desc) {
-    gg_status status = GG_OK;
     const gg_shape *in = &desc->input[0], *out = &desc->output;
     if (desc->inputs != 1 || in->dims != 3 || out->dims != 3 || desc->groups < 1 || in->size[0] % desc->groups != 0 ||
         out->size[0] % desc->groups != 0)
-        GG_FAIL(GG_ERROR_SHAPE, "conv2d maps one image (C, H, W) to another; %lld groups divide both channel counts",
-                (long long)desc->groups);
+        return gg_fail(GG_ERROR_SHAPE,
+                       "conv2d maps one image (C, H, W) to another; %lld groups divide both channel counts",
+                       (long long)desc->groups);
     for (int a = 0; a < 2; ++a)
         if (gg_window_output(&desc->window, a, in->size[1 + a], false) != out->size[1 + a])
-            GG_FAIL(GG_ERROR_SHAPE, "conv2d: windows over %lld elements do not give %lld outputs",
-                    (long long)in->size[1 + a], (long long)out->size[1 + a]);
+            return gg_fail(GG_ERROR_SHAPE, "conv2d: windows over %lld elements do not give %lld outputs",
+                           (long long)in->size[1 + a], (long long)out->size[1 + a]);
     if (desc->algorithm != GG_ALGORITHM_DIRECT && desc->algorithm != GG_ALGORITHM_TILED &&
         (desc->algorithm < GG_ALGORITHM_CUDNN0 || desc->algorithm > GG_ALGORITHM_CUDNN7))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "conv2d on a GPU: '%s' is an algorithm of the CPU; cuDNN has its own",
-                gg_algorithm_name(desc->algorithm));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "conv2d on a GPU: '%s' is an algorithm of the CPU; cuDNN has its own",
+                       gg_algorithm_name(desc->algorithm));
     if (desc->batch > INT_MAX / gg_shape_count(in) || desc->batch > INT_MAX / gg_shape_count(out))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "conv2d on a GPU: a batch of %lld has more than %d values",
-                (long long)desc->batch, INT_MAX);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_UNSUPPORTED, "conv2d on a GPU: a batch of %lld has more than %d values",
+                       (long long)desc->batch, INT_MAX);
+    return GG_OK;
 }
 
 /* How the weight lies for cuDNN, and what is needed for that. */
@@ -454,14 +424,14 @@ static void place_weights(conv_op *op) {
 static gg_status create_as(gg_device *device, const gg_op_desc *desc, gg_format format, gg_op **out) {
     gg_op *head = NULL;
     gg_status status = GG_OK;
-    GG_TRY(gg_cuda_op_create(desc, &conv_class, 1, sizeof(conv_op), &head));
+    GG_TRY_CLEANUP(gg_cuda_op_create(desc, &conv_class, 1, sizeof(conv_op), &head));
     conv_op *op = (conv_op *)head;
     op->device = gg_cuda_of(device);
     head->input[0] = head->output = format;
     head->prepared_once = true;
     place_weights(op);
     gg_cuda_enter(op->device);
-    GG_TRY(describe(op));
+    GG_TRY_CLEANUP(describe(op));
     head->backward_needs_input = gg_op_has_pass(desc, GG_PASS_WEIGHTS);
     head->backward_needs_output = gg_op_has_pass(desc, GG_PASS_WEIGHTS) && desc->activation == GG_ACTIVATION_RELU;
     if (desc->training && desc->bias && gg_op_has_pass(desc, GG_PASS_WEIGHTS))
@@ -469,12 +439,12 @@ static gg_status create_as(gg_device *device, const gg_op_desc *desc, gg_format 
     for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {
         const bool run = pass == GG_PASS_FORWARD || (desc->training && (pass == GG_PASS_WEIGHTS || desc->input_grad));
         if (!run || !gg_op_has_pass(desc, (gg_pass)pass)) continue;
-        GG_TRY(choose_algorithm(op, (gg_pass)pass));
+        GG_TRY_CLEANUP(choose_algorithm(op, (gg_pass)pass));
         const size_t gradient = pass == GG_PASS_WEIGHTS ? op->weight_bytes : 0;
         const size_t room = gradient + op->room[pass] + GG_CUDA_WORKSPACE_ALIGNMENT;
         if (room > head->scratch_bytes) head->scratch_bytes = room;
     }
-    GG_TRY(describe_bias(op));
+    GG_TRY_CLEANUP(describe_bias(op));
     *out = head;
     head = NULL;
 cleanup:
@@ -492,11 +462,9 @@ gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op
     GG_TRY(check_conv(desc));
     status = GG_ERROR_UNSUPPORTED;
     if (desc->algorithm == GG_ALGORITHM_TILED) {
-        status = gg_cuda_tiled_conv2d_create(device, desc, out);
-        goto cleanup;
+        return gg_cuda_tiled_conv2d_create(device, desc, out);
     }
     for (int i = 0; i < 3 && status == GG_ERROR_UNSUPPORTED; ++i)
         if (possible[i]) status = create_as(device, desc, formats[i], out);
-cleanup:
     return status;
 }

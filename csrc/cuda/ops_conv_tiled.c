@@ -115,7 +115,7 @@ gg_status gg_cuda_tiled_conv2d_create(gg_device *device, const gg_op_desc *desc,
     gg_op *head = NULL;
     gg_status status = GG_OK;
     *out = NULL;
-    GG_TRY(gg_cuda_op_create(desc, &tiled_class, 1, sizeof(tiled_op), &head));
+    GG_TRY_CLEANUP(gg_cuda_op_create(desc, &tiled_class, 1, sizeof(tiled_op), &head));
     tiled_op *op = (tiled_op *)head;
     op->device = gg_cuda_of(device);
     op->shape = shape_of(desc);
@@ -124,15 +124,15 @@ gg_status gg_cuda_tiled_conv2d_create(gg_device *device, const gg_op_desc *desc,
     head->backward_needs_input = gg_op_has_pass(desc, GG_PASS_WEIGHTS);
     head->backward_needs_output = gg_op_has_pass(desc, GG_PASS_WEIGHTS) && desc->activation == GG_ACTIVATION_RELU;
     if (!op->device->fast || desc->dtype != GG_FLOAT32 || desc->groups != 1)
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "conv2d on a GPU: the algorithm 'tiled' is for precision \"fast\" and one group, in float32");
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED,
+                        "conv2d on a GPU: the algorithm 'tiled' is for precision \"fast\" and one group, in float32");
     for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {
         const bool run = pass == GG_PASS_FORWARD || (desc->training && (pass == GG_PASS_WEIGHTS || desc->input_grad));
         if (!run || !gg_op_has_pass(desc, (gg_pass)pass)) continue;
         if (!has_pass(op, (gg_pass)pass))
-            GG_FAIL(GG_ERROR_UNSUPPORTED,
-                    "conv2d on a GPU: the algorithm 'tiled' has no form for the %s pass of this convolution",
-                    gg_pass_name((gg_pass)pass));
+            GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED,
+                            "conv2d on a GPU: the algorithm 'tiled' has no form for the %s pass of this convolution",
+                            gg_pass_name((gg_pass)pass));
         const size_t weight = pass == GG_PASS_FORWARD ? gg_cuda_tiled_weight_bytes(&op->shape)
                               : pass == GG_PASS_DATA  ? gg_cuda_tiled_weight_bytes(&op->mirrored)
                                                       : 0;

@@ -34,7 +34,6 @@ static const gg_op_class activation_class = {
     .forward = activation_forward, .backward_data = activation_backward, .destroy = gg_cuda_op_free};
 
 gg_status gg_cuda_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(gg_cuda_check_same_shapes(desc));
     GG_TRY(gg_cuda_element_create(device, desc, &activation_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
@@ -42,8 +41,7 @@ gg_status gg_cuda_activation_create(gg_device *device, const gg_op_desc *desc, g
     (*out)->in_place = true;
     (*out)->backward_needs_output = !by_input;
     (*out)->backward_needs_input = by_input;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ sums */
@@ -78,16 +76,14 @@ static const gg_op_class add_class = {
     .forward = add_forward, .backward_data = add_backward, .destroy = gg_cuda_op_free};
 
 gg_status gg_cuda_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     *out = NULL;
-    if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add has at least 2 inputs, not %d", desc->inputs);
+    if (desc->inputs < 2) return gg_fail(GG_ERROR_ARGUMENT, "add has at least 2 inputs, not %d", desc->inputs);
     GG_TRY(gg_cuda_check_same_shapes(desc));
     GG_TRY(gg_cuda_element_create(device, desc, &add_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
     (*out)->in_place = true;
     (*out)->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
     if ((*out)->backward_needs_output && desc->inputs == 2) (*out)->over_output = 1u << 1;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ dropout */
@@ -124,17 +120,15 @@ static const gg_op_class dropout_class = {
     .forward = dropout_forward, .backward_data = dropout_backward, .destroy = gg_cuda_op_free};
 
 gg_status gg_cuda_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     const double p = (double)desc->probability;
     *out = NULL;
-    if (!(p >= 0 && p <= 1)) GG_FAIL(GG_ERROR_ARGUMENT, "dropout: the probability must be in 0..1, not %g", p);
+    if (!(p >= 0 && p <= 1)) return gg_fail(GG_ERROR_ARGUMENT, "dropout: the probability must be in 0..1, not %g", p);
     const int64_t features = gg_shape_count(&desc->output), blocks = (desc->batch + 3) / 4;
     if (features > (INT64_C(1) << 32) / (blocks > 0 ? blocks : 1))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "dropout: %lld x %lld elements are more than a stream has numbers",
-                (long long)features, (long long)desc->batch);
+        return gg_fail(GG_ERROR_UNSUPPORTED, "dropout: %lld x %lld elements are more than a stream has numbers",
+                       (long long)features, (long long)desc->batch);
     GG_TRY(gg_cuda_check_same_shapes(desc));
     GG_TRY(gg_cuda_element_create(device, desc, &dropout_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
     (*out)->in_place = true;
-cleanup:
-    return status;
+    return GG_OK;
 }

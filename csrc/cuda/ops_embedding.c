@@ -36,15 +36,15 @@ static const gg_op_class embedding_class = {
 
 gg_status gg_cuda_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_op *head = NULL;
-    gg_status status = GG_OK;
     *out = NULL;
     if (desc->inputs != 1 || desc->numbers < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "an embedding has one int32 input and at least one row, not %d inputs and %lld rows",
-                desc->inputs, (long long)desc->numbers);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "an embedding has one int32 input and at least one row, not %d inputs and %lld rows",
+                       desc->inputs, (long long)desc->numbers);
     const int64_t positions = gg_shape_count(&desc->input[0]), tokens = desc->batch * positions;
     if (tokens > INT32_MAX)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "embedding: a batch of %lld tokens; allowed are %d", (long long)tokens,
-                INT32_MAX);
+        return gg_fail(GG_ERROR_UNSUPPORTED, "embedding: a batch of %lld tokens; allowed are %d", (long long)tokens,
+                       INT32_MAX);
     GG_TRY(gg_cuda_op_create(desc, &embedding_class, 0, sizeof(gg_cuda_element_op), &head));
     gg_cuda_element_op *op = (gg_cuda_element_op *)head;
     op->device = gg_cuda_of(device);
@@ -56,8 +56,7 @@ gg_status gg_cuda_embedding_create(gg_device *device, const gg_op_desc *desc, gg
     head->output.dtype = desc->dtype;
     if (desc->training) head->scratch_bytes = gg_cuda_embedding_scratch(tokens, op->inner);
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_cuda_position_embedding_args position_args(const gg_op *head) {
@@ -96,13 +95,12 @@ static const gg_op_class position_embedding_class = {.forward = position_embeddi
                                                      .destroy = gg_cuda_op_free};
 
 gg_status gg_cuda_position_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     *out = NULL;
     if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->numbers < desc->input[0].size[0])
-        GG_FAIL(GG_ERROR_SHAPE, "positions are added to one input (positions, features) of at most %lld positions",
-                (long long)desc->numbers);
+        return gg_fail(GG_ERROR_SHAPE,
+                       "positions are added to one input (positions, features) of at most %lld positions",
+                       (long long)desc->numbers);
     GG_TRY(gg_cuda_element_create(device, desc, &position_embedding_class, GG_CUDA_BFLOAT16, out));
     (*out)->in_place = true;
-cleanup:
-    return status;
+    return GG_OK;
 }

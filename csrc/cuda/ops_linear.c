@@ -55,20 +55,16 @@ static gg_status linear_forward(gg_op *head, const gg_op_args *args) {
                                     .relu = head->desc.activation == GG_ACTIVATION_RELU,
                                     .bias = bias ? args->parameter[GG_PARAMETER_BIAS] : NULL,
                                     .y = args->output};
-    gg_status status = GG_OK;
     GG_TRY(gg_cuda_product_run(op->device, &op->forward, args->input[0], linear_weight(op, args), linear_bias(op, args),
                                args->output, args->scratch));
-    if (!bias && !rest.relu) goto cleanup;
+    if (!bias && !rest.relu) return GG_OK;
     gg_cuda_bias(gg_cuda_compute(op->device), &rest);
-    GG_TRY(gg_cuda_op_done(op->device, "the bias of a linear layer"));
-cleanup:
-    return status;
+    return gg_cuda_op_done(op->device, "the bias of a linear layer");
 }
 
 static gg_status linear_backward_weights(gg_op *head, const gg_op_args *args) {
     linear_op *op = (linear_op *)head;
     const bool relu = head->desc.activation == GG_ACTIVATION_RELU;
-    gg_status status = GG_OK;
     if (relu || head->desc.bias) {
         const gg_cuda_bias_backward_args bias = {.dtype = op->dtype,
                                                  .outer = op->rows,
@@ -82,7 +78,7 @@ static gg_status linear_backward_weights(gg_op *head, const gg_op_args *args) {
         gg_cuda_bias_backward(gg_cuda_compute(op->device), &bias);
         GG_TRY(gg_cuda_op_done(op->device, "the backward pass of a bias"));
     }
-    if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) goto cleanup;
+    if (args->gradient[GG_PARAMETER_WEIGHT] == NULL) return GG_OK;
     if (op->weights.desc == NULL) {
         const gg_weight_gradient_args weights = {.batch = op->rows,
                                                  .in = op->in,
@@ -97,8 +93,7 @@ static gg_status linear_backward_weights(gg_op *head, const gg_op_args *args) {
     } else
         GG_TRY(gg_cuda_product_run(op->device, &op->weights, args->grad_output, args->input[0], NULL,
                                    args->gradient[GG_PARAMETER_WEIGHT], args->scratch));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status linear_backward_data(gg_op *head, const gg_op_args *args) {
@@ -125,7 +120,6 @@ static const gg_op_class linear_class = {.prepare = linear_prepare,
 static gg_status create_products(linear_op *op) {
     const gg_op_desc *desc = &op->head.desc;
     const int64_t rows = op->rows, in = op->in, out = op->out;
-    gg_status status = GG_OK;
     const gg_cuda_product_shape forward = {.m = rows,
                                            .n = out,
                                            .k = in,
@@ -137,7 +131,7 @@ static gg_status create_products(linear_op *op) {
                                            .transpose_b = true,
                                            .bias = desc->bias};
     GG_TRY(gg_cuda_product_create(op->device, &forward, &op->forward));
-    if (!desc->training) goto cleanup;
+    if (!desc->training) return GG_OK;
     const gg_cuda_product_shape weights = {
         .m = out, .n = in, .k = rows, .in = op->dtype, .a_row = out, .b_row = in, .c_row = in, .transpose_a = true};
     const gg_cuda_product_shape data = {
@@ -145,8 +139,7 @@ static gg_status create_products(linear_op *op) {
     if (op->device->fast || op->dtype == GG_BFLOAT16)
         GG_TRY(gg_cuda_product_create(op->device, &weights, &op->weights));
     if (desc->input_grad) GG_TRY(gg_cuda_product_create(op->device, &data, &op->data));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status create_as(gg_device *device, const gg_op_desc *desc, gg_dtype dtype, gg_op **out) {
@@ -155,13 +148,13 @@ static gg_status create_as(gg_device *device, const gg_op_desc *desc, gg_dtype d
     gg_status status = GG_OK;
     *out = NULL;
     const int last = desc->input[0].dims - 1;
-    if (desc->activation == GG_ACTIVATION_GELU) GG_FAIL(GG_ERROR_UNSUPPORTED, "linear has no GELU here");
+    if (desc->activation == GG_ACTIVATION_GELU) GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "linear has no GELU here");
     if (desc->inputs != 1 || last < 0 || desc->output.dims < 1 ||
         gg_shape_count(&desc->input[0]) / desc->input[0].size[last] !=
             gg_shape_count(&desc->output) / desc->output.size[desc->output.dims - 1])
-        GG_FAIL(GG_ERROR_SHAPE, "a linear layer changes the last axis of one input, not %s into %s",
-                gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, given));
-    GG_TRY(gg_cuda_op_create(desc, &linear_class, 1, sizeof(linear_op), &head));
+        GG_FAIL_CLEANUP(GG_ERROR_SHAPE, "a linear layer changes the last axis of one input, not %s into %s",
+                        gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, given));
+    GG_TRY_CLEANUP(gg_cuda_op_create(desc, &linear_class, 1, sizeof(linear_op), &head));
     linear_op *op = (linear_op *)head;
     op->device = gg_cuda_of(device);
     op->in = desc->input[0].size[last];
@@ -174,7 +167,7 @@ static gg_status create_as(gg_device *device, const gg_op_desc *desc, gg_dtype d
         head->prepared_bytes = narrow_weight_bytes(op) + (desc->bias ? (size_t)op->out * sizeof(uint16_t) : 0);
     head->backward_needs_input = 1;
     head->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
-    GG_TRY(create_products(op));
+    GG_TRY_CLEANUP(create_products(op));
     const gg_cuda_product *const products[3] = {&op->forward, &op->weights, &op->data};
     if (desc->training && desc->bias) head->scratch_bytes = gg_cuda_bias_backward_scratch(op->rows, op->out, 1);
     for (int i = 0; i < 3; ++i) {
@@ -191,6 +184,6 @@ cleanup:
 /* In float32 where cuBLASLt has no product of bfloat16 of these sizes. */
 gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = create_as(device, desc, desc->dtype, out);
-    if (status == GG_ERROR_UNSUPPORTED && desc->dtype == GG_BFLOAT16) status = create_as(device, desc, GG_FLOAT32, out);
-    return status;
+    if (status != GG_ERROR_UNSUPPORTED || desc->dtype != GG_BFLOAT16) return status;
+    return create_as(device, desc, GG_FLOAT32, out);
 }

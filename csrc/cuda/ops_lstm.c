@@ -187,7 +187,6 @@ static gg_status run_forward(lstm_op *op, const gg_op_args *args, const lstm_run
     const size_t state_at = bytes_of(op, state_values(op, run->first));
     char *scratch = args->scratch;
     void *end[2] = {NULL, NULL};
-    gg_status status = GG_OK;
     for (int i = 0; i < 2 && ends; ++i) end[i] = scratch + op->end_at[i] + state_at;
     TRY_OFFERED(op, cudnnRNNForward,
                 (op->device->dnn, run->rnn, op->head.desc.training ? GG_CUDNN_RNN_TRAINING : GG_CUDNN_RNN_INFERENCE,
@@ -195,13 +194,11 @@ static gg_status run_forward(lstm_op *op, const gg_op_args *args, const lstm_run
                  begin_of(op, args, run, 0), end[0], run->state, begin_of(op, args, run, 1), end[1], run->weight_bytes,
                  weights_of(args, run), run->work_bytes, work_of(op, args, run), run->reserve_bytes,
                  reserve_of(op, args, run)));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status lstm_forward(gg_op *head, const gg_op_args *args) {
     lstm_op *op = (lstm_op *)head;
-    gg_status status = GG_OK;
     gg_cuda_enter(op->device);
     begin_states(op, args);
     for (lstm_run *run = op->run; run < op->run + op->runs; ++run) {
@@ -210,9 +207,7 @@ static gg_status lstm_forward(gg_op *head, const gg_op_args *args) {
             drop_rows(op, args, run, states_of(op, args, run), base_of(op, args) + run->dropped_at);
     }
     end_states(op, args);
-    GG_TRY(gg_cuda_op_done(op->device, "an LSTM"));
-cleanup:
-    return status;
+    return gg_cuda_op_done(op->device, "an LSTM");
 }
 
 /* dy: the error of the run's states; dx: gets that of what it reads. */
@@ -220,7 +215,6 @@ static gg_status run_backward(lstm_op *op, const gg_op_args *args, const lstm_ru
     const gg_cuda_api *api = op->device->api;
     const void *states = states_of(op, args, run), *begin[2];
     char *gradients = gg_cuda_workspace((char *)args->scratch + op->gradients_at);
-    gg_status status = GG_OK;
     for (int i = 0; i < 2; ++i) begin[i] = begin_of(op, args, run, i);
     GG_CUDNN_TRY(api, cudnnRNNBackwardData_v8,
                  (op->device->dnn, run->rnn, NULL, run->y, states, dy, run->x, dx, run->state, begin[0], NULL, NULL,
@@ -230,15 +224,13 @@ static gg_status run_backward(lstm_op *op, const gg_op_args *args, const lstm_ru
                  (op->device->dnn, run->rnn, GG_CUDNN_RNN_ADD, NULL, run->x, input_of(op, args, run), run->state,
                   begin[0], run->y, states, run->weight_bytes, gradients + run->weights_at, run->work_bytes,
                   work_of(op, args, run), run->reserve_bytes, reserve_of(op, args, run)));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status lstm_backward(gg_op *head, const gg_op_args *args) {
     lstm_op *op = (lstm_op *)head;
     char *scratch = args->scratch;
     void *dy = args->grad_output;
-    gg_status status = GG_OK;
     gg_cuda_enter(op->device);
     gg_cuda_memory.zero(&op->device->head, GG_QUEUE_COMPUTE, gg_cuda_workspace(scratch + op->gradients_at),
                         op->weights_bytes);
@@ -251,9 +243,7 @@ static gg_status lstm_backward(gg_op *head, const gg_op_args *args) {
         dy = dx;
     }
     move_parts(op, gg_cuda_workspace(scratch + op->gradients_at), args, true);
-    GG_TRY(gg_cuda_op_done(op->device, "the backward pass of an LSTM"));
-cleanup:
-    return status;
+    return gg_cuda_op_done(op->device, "the backward pass of an LSTM");
 }
 
 static void lstm_destroy(gg_op *head) {
@@ -286,13 +276,11 @@ static int dnn_type(const lstm_op *op) {
 /* All samples have all positions. */
 static gg_status describe_sequences(lstm_op *op, int64_t values, const int *lengths, gg_cudnn_rnn_data *out) {
     const gg_cuda_api *api = op->device->api;
-    gg_status status = GG_OK;
     GG_CUDNN_TRY(api, cudnnCreateRNNDataDescriptor, (out));
     TRY_OFFERED(
         op, cudnnSetRNNDataDescriptor,
         (*out, dnn_type(op), GG_CUDNN_RNN_BATCH_MAJOR, (int)op->positions, (int)op->batch, (int)values, lengths, NULL));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status describe_run(lstm_op *op, lstm_run *run, const int *lengths) {
@@ -300,7 +288,6 @@ static gg_status describe_run(lstm_op *op, lstm_run *run, const int *lengths) {
     const gg_op_desc *desc = &op->head.desc;
     const int hidden = (int)op->hidden, batch = (int)op->batch;
     const int size[3] = {(int)run->layers, batch, hidden}, stride[3] = {batch * hidden, hidden, 1};
-    gg_status status = GG_OK;
     GG_CUDNN_TRY(api, cudnnCreateRNNDescriptor, (&run->rnn));
     TRY_OFFERED(op, cudnnSetRNNDescriptor_v8,
                 (run->rnn, GG_CUDNN_RNN_STANDARD, GG_CUDNN_RNN_LSTM,
@@ -320,21 +307,25 @@ static gg_status describe_run(lstm_op *op, lstm_run *run, const int *lengths) {
     run->weights_at = op->weights_bytes;
     op->weights_bytes +=
         gg_cuda_workspace_room(run->weight_bytes) / GG_CUDA_WORKSPACE_ALIGNMENT * GG_CUDA_WORKSPACE_ALIGNMENT;
-cleanup:
-    return status;
+    return GG_OK;
+}
+
+static gg_status describe_no_dropout(lstm_op *op) {
+    GG_CUDNN_TRY(op->device->api, cudnnCreateDropoutDescriptor, (&op->no_dropout));
+    TRY_OFFERED(op, cudnnSetDropoutDescriptor, (op->no_dropout, op->device->dnn, 0, NULL, 0, 0));
+    return GG_OK;
 }
 
 static gg_status describe(lstm_op *op) {
     const gg_cuda_api *api = op->device->api;
     int *lengths = NULL;
     gg_status status = GG_OK;
-    GG_TRY(gg_calloc((size_t)op->batch, sizeof *lengths, "the lengths of sequences", &lengths));
+    GG_TRY_CLEANUP(gg_calloc((size_t)op->batch, sizeof *lengths, "the lengths of sequences", &lengths));
     for (int64_t n = 0; n < op->batch; ++n) lengths[n] = (int)op->positions;
-    GG_CUDNN_TRY(api, cudnnCreateDropoutDescriptor, (&op->no_dropout));
-    TRY_OFFERED(op, cudnnSetDropoutDescriptor, (op->no_dropout, op->device->dnn, 0, NULL, 0, 0));
-    GG_CUDNN_TRY(api, cudnnCreateTensorDescriptor, (&op->matrix));
-    GG_CUDNN_TRY(api, cudnnCreateTensorDescriptor, (&op->bias));
-    for (int r = 0; r < op->runs; ++r) GG_TRY(describe_run(op, &op->run[r], lengths));
+    GG_TRY_CLEANUP(describe_no_dropout(op));
+    GG_CUDNN_TRY_CLEANUP(api, cudnnCreateTensorDescriptor, (&op->matrix));
+    GG_CUDNN_TRY_CLEANUP(api, cudnnCreateTensorDescriptor, (&op->bias));
+    for (int r = 0; r < op->runs; ++r) GG_TRY_CLEANUP(describe_run(op, &op->run[r], lengths));
 cleanup:
     gg_free(lengths);
     return status;
@@ -345,14 +336,13 @@ static gg_status check_array(const lstm_op *op, gg_cudnn_tensor tensor, int64_t 
     enum { MOST = 8 };
     int type = 0, dims = 0, size[MOST], stride[MOST];
     int64_t found = 1;
-    gg_status status = GG_OK;
     GG_CUDNN_TRY(op->device->api, cudnnGetTensorNdDescriptor, (tensor, MOST, &type, &dims, size, stride));
     for (int i = 0; i < dims && i < MOST; ++i) found *= size[i];
     if (dims < 1 || found != values || type != dnn_type(op))
-        GG_FAIL(GG_ERROR_BACKEND, "cuDNN has %lld values of type %d in %d dimensions for the %s of an LSTM, not %lld",
-                (long long)found, type, dims, what, (long long)values);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_BACKEND,
+                       "cuDNN has %lld values of type %d in %d dimensions for the %s of an LSTM, not %lld",
+                       (long long)found, type, dims, what, (long long)values);
+    return GG_OK;
 }
 
 /* A part that goes on where the last one ends becomes part of it. */
@@ -372,7 +362,6 @@ static gg_status find_gate(lstm_op *op, const lstm_run *run, int64_t layer, int 
     const size_t bytes = gg_dtype_size(op->dtype);
     const void *base = op->device->bad; /* only offsets are wanted: any address of the device will do */
     void *matrix = NULL, *bias = NULL;
-    gg_status status = GG_OK;
     TRY_OFFERED(op, cudnnGetRNNWeightParams,
                 (op->device->dnn, run->rnn, (int32_t)layer, run->weight_bytes, base, number, op->matrix, &matrix,
                  op->bias, &bias));
@@ -391,19 +380,16 @@ static gg_status find_gate(lstm_op *op, const lstm_run *run, int64_t layer, int 
                                   .begin = gate * op->hidden,
                                   .at = (int64_t)(bias_at / bytes),
                                   .count = op->hidden});
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status find_parts(lstm_op *op) {
-    gg_status status = GG_OK;
     GG_TRY(gg_calloc((size_t)op->layers * 3 * GATES, sizeof *op->part, "the weights of an LSTM", &op->part));
     for (int r = 0; r < op->runs; ++r)
         for (int64_t layer = 0; layer < op->run[r].layers; ++layer)
             for (int number = INPUT_GATES; number < STATE_GATES + GATES; ++number)
                 GG_TRY(find_gate(op, &op->run[r], layer, number));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static size_t add_bytes(size_t *used, size_t bytes) {
@@ -444,14 +430,12 @@ static void lay_out(lstm_op *op) {
 static gg_status make_runs(lstm_op *op) {
     const gg_op_desc *desc = &op->head.desc;
     const bool drops = desc->training && desc->probability > 0 && desc->layers > 1;
-    gg_status status = GG_OK;
     op->runs = drops ? (int)op->layers : 1;
     GG_TRY(gg_calloc((size_t)op->runs, sizeof *op->run, "the layers of an LSTM", &op->run));
     for (int r = 0; r < op->runs; ++r)
         op->run[r] =
             (lstm_run){.first = r, .layers = op->layers / op->runs, .inputs = r == 0 ? op->inputs : op->hidden};
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Runs it once on zeros, in memory of its own: cuDNN may refuse what it has described. Not where that memory is
@@ -488,8 +472,8 @@ cleanup:
 static gg_status create_by_dnn(gg_device *device, const gg_op_desc *desc, bool *refused, gg_op **out) {
     gg_op *head = NULL;
     gg_status status = GG_OK;
-    GG_TRY(gg_op_check_lstm(desc));
-    GG_TRY(gg_cuda_op_create(desc, &lstm_class, 1, sizeof(lstm_op), &head));
+    GG_TRY_CLEANUP(gg_op_check_lstm(desc));
+    GG_TRY_CLEANUP(gg_cuda_op_create(desc, &lstm_class, 1, sizeof(lstm_op), &head));
     lstm_op *op = (lstm_op *)head;
     op->device = gg_cuda_of(device);
     op->dtype = head->input[0].dtype = head->output.dtype = desc->dtype;
@@ -501,17 +485,17 @@ static gg_status create_by_dnn(gg_device *device, const gg_op_desc *desc, bool *
     const int64_t widest = op->inputs > 4 * op->hidden ? op->inputs : 4 * op->hidden;
     op->refused = op->batch > INT_MAX / widest / op->positions || op->batch > INT_MAX / op->hidden / op->layers;
     if (op->refused)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "cuDNN's LSTM is for less than %d values, not a batch of %lld", INT_MAX,
-                (long long)op->batch);
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "cuDNN's LSTM is for less than %d values, not a batch of %lld", INT_MAX,
+                        (long long)op->batch);
     head->backward_needs_input = 1;
     head->backward_needs_output = true;
     head->prepared_once = true;
     gg_cuda_enter(op->device);
-    GG_TRY(make_runs(op));
-    GG_TRY(describe(op));
-    GG_TRY(find_parts(op));
+    GG_TRY_CLEANUP(make_runs(op));
+    GG_TRY_CLEANUP(describe(op));
+    GG_TRY_CLEANUP(find_parts(op));
     lay_out(op);
-    GG_TRY(try_forward(op));
+    GG_TRY_CLEANUP(try_forward(op));
     *out = head;
     head = NULL;
 cleanup:

@@ -154,7 +154,6 @@ static gg_status run_positions(const lstm_layer *l) {
     lstm_op *op = l->op;
     const int64_t hidden = op->hidden;
     const float *weights = parameter_of(l, WEIGHT_HH);
-    gg_status status = GG_OK;
     for (int64_t t = 0; t < op->positions; ++t) {
         const gg_cuda_lstm_args cells = cells_args(l, t);
         const float *states = t == 0 ? l->first : l->states + (t - 1) * hidden;
@@ -166,8 +165,7 @@ static gg_status run_positions(const lstm_layer *l) {
                                    cells.gates, l->work));
         gg_cuda_lstm(stream_of(op), &cells);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Where the product has not done it. */
@@ -180,7 +178,6 @@ static void add_bias(const lstm_layer *l, const float *bias) {
 
 static gg_status lstm_forward(gg_op *head, const gg_op_args *args) {
     lstm_op *op = (lstm_op *)head;
-    gg_status status = GG_OK;
     gg_cuda_enter(op->device);
     for (int64_t number = 0; number < op->layers; ++number) {
         const lstm_layer l = layer_of(op, args, number);
@@ -200,9 +197,7 @@ static gg_status lstm_forward(gg_op *head, const gg_op_args *args) {
         if (l.drops) drop_rows(&l, l.states, l.dropped);
         leave_layer(&l);
     }
-    GG_TRY(gg_cuda_op_done(op->device, "an LSTM"));
-cleanup:
-    return status;
+    return gg_cuda_op_done(op->device, "an LSTM");
 }
 
 /* ------------------------------------------------------------------------------------------ backward */
@@ -211,7 +206,6 @@ static gg_status run_back(const lstm_layer *l, const float *error) {
     lstm_op *op = l->op;
     const int64_t hidden = op->hidden;
     float *scratch = l->args->scratch, *later = scratch + op->later_at;
-    gg_status status = GG_OK;
     for (int64_t t = op->positions - 1; t >= 0; --t) {
         gg_cuda_lstm_args cells = cells_args(l, t);
         cells.error = error + t * hidden;
@@ -225,15 +219,13 @@ static gg_status run_back(const lstm_layer *l, const float *error) {
         if (!cells.last) GG_TRY(gg_cuda_product_run(op->device, &op->of_later, after, weights, NULL, later, l->work));
         gg_cuda_lstm_backward(stream_of(op), &cells);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status weight_gradients(const lstm_layer *l) {
     lstm_op *op = l->op;
     const int64_t hidden = op->hidden, gates = 4 * hidden, row = op->positions * hidden;
     float *before = (float *)l->args->scratch + op->before_at;
-    gg_status status = GG_OK;
     /* The states before each position side by side. */
     copy_rows(op, op->batch, hidden, l->first, 2 * hidden, before, row);
     if (op->positions > 1) copy_rows(op, op->batch, row - hidden, l->states, row, before + hidden, row);
@@ -241,7 +233,7 @@ static gg_status weight_gradients(const lstm_layer *l) {
                                gradient_of(l, WEIGHT_IH), l->work));
     GG_TRY(gg_cuda_product_run(op->device, &op->of_state_weights, l->gates, before, NULL, gradient_of(l, WEIGHT_HH),
                                l->work));
-    if (!op->head.desc.bias) goto cleanup;
+    if (!op->head.desc.bias) return GG_OK;
     const gg_cuda_bias_backward_args bias = {.outer = op->batch * op->positions,
                                              .channels = gates,
                                              .inner = 1,
@@ -251,14 +243,12 @@ static gg_status weight_gradients(const lstm_layer *l) {
     gg_cuda_bias_backward(stream_of(op), &bias);
     gg_cuda_memory.copy(&op->device->head, GG_QUEUE_COMPUTE, gradient_of(l, BIAS_HH), gradient_of(l, BIAS_IH),
                         (size_t)gates * sizeof(float));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status lstm_backward(gg_op *head, const gg_op_args *args) {
     lstm_op *op = (lstm_op *)head;
     float *between = (float *)args->scratch + op->error_at;
-    gg_status status = GG_OK;
     gg_cuda_enter(op->device);
     for (int64_t number = op->layers - 1; number >= 0; --number) {
         const lstm_layer l = layer_of(op, args, number);
@@ -270,9 +260,7 @@ static gg_status lstm_backward(gg_op *head, const gg_op_args *args) {
             GG_TRY(gg_cuda_product_run(op->device, &op->of_input_data[kind_of(&l)], l.gates,
                                        parameter_of(&l, WEIGHT_IH), NULL, out, l.work));
     }
-    GG_TRY(gg_cuda_op_done(op->device, "the backward pass of an LSTM"));
-cleanup:
-    return status;
+    return gg_cuda_op_done(op->device, "the backward pass of an LSTM");
 }
 
 /* ------------------------------------------------------------------------------------------ creating */
@@ -354,13 +342,11 @@ static gg_status create_input_products(lstm_op *op, int kind, int64_t inputs, bo
         .m = gates, .n = inputs, .k = rows, .a_row = gates, .b_row = inputs, .c_row = inputs, .transpose_a = true};
     const gg_cuda_product_shape back = {
         .m = rows, .n = inputs, .k = gates, .a_row = gates, .b_row = inputs, .c_row = inputs};
-    gg_status status = GG_OK;
     GG_TRY(gg_cuda_product_create(op->device, &forward, &op->of_input[kind]));
-    if (!op->head.desc.training) goto cleanup;
+    if (!op->head.desc.training) return GG_OK;
     GG_TRY(gg_cuda_product_create(op->device, &weights, &op->of_input_weights[kind]));
     if (data) GG_TRY(gg_cuda_product_create(op->device, &back, &op->of_input_data[kind]));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status create_state_products(lstm_op *op) {
@@ -383,15 +369,13 @@ static gg_status create_state_products(lstm_op *op) {
                                            .b_row = hidden,
                                            .c_row = hidden,
                                            .transpose_a = true};
-    gg_status status = GG_OK;
     if (op->head.desc.training) GG_TRY(gg_cuda_product_create(op->device, &weights, &op->of_state_weights));
-    if (op->steps) goto cleanup;
+    if (op->steps) return GG_OK;
     GG_TRY(gg_cuda_product_create(op->device, &forward, &op->of_first));
     forward.a_row = row;
     GG_TRY(gg_cuda_product_create(op->device, &forward, &op->of_states));
     if (op->head.desc.training) GG_TRY(gg_cuda_product_create(op->device, &later, &op->of_later));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* A block reads the recurrent weights for 32 samples forward, for 8 backward, so more samples read them more often.
@@ -406,8 +390,8 @@ gg_status gg_cuda_own_lstm_create(gg_device *device, const gg_op_desc *desc, gg_
     gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
-    GG_TRY(gg_op_check_lstm(desc));
-    GG_TRY(gg_cuda_op_create(desc, &lstm_class, 1, sizeof(lstm_op), &head));
+    GG_TRY_CLEANUP(gg_op_check_lstm(desc));
+    GG_TRY_CLEANUP(gg_cuda_op_create(desc, &lstm_class, 1, sizeof(lstm_op), &head));
     lstm_op *op = (lstm_op *)head;
     head->backward_needs_input = 1;
     head->backward_needs_output = true;
@@ -419,9 +403,9 @@ gg_status gg_cuda_own_lstm_create(gg_device *device, const gg_op_desc *desc, gg_
     op->layers = desc->layers;
     op->drops = desc->training && desc->probability > 0 && desc->layers > 1;
     op->steps = gg_cuda_own_lstm_steps(device, desc);
-    GG_TRY(create_input_products(op, FIRST, op->inputs, desc->input_grad));
-    if (op->layers > 1) GG_TRY(create_input_products(op, OTHERS, op->hidden, true));
-    GG_TRY(create_state_products(op));
+    GG_TRY_CLEANUP(create_input_products(op, FIRST, op->inputs, desc->input_grad));
+    if (op->layers > 1) GG_TRY_CLEANUP(create_input_products(op, OTHERS, op->hidden, true));
+    GG_TRY_CLEANUP(create_state_products(op));
     lay_out(op);
     *out = head;
     head = NULL;

@@ -63,19 +63,19 @@ static const gg_op_class batch_norm_class = {
     .forward = batch_norm_forward, .backward_data = batch_norm_backward, .destroy = gg_cuda_op_free};
 
 gg_status gg_cuda_batch_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     char in[GG_SHAPE_TEXT];
     *out = NULL;
     if (desc->inputs < 1 || desc->inputs > 2)
-        GG_FAIL(GG_ERROR_SHAPE, "batch_norm has one or two inputs, not %d", desc->inputs);
+        return gg_fail(GG_ERROR_SHAPE, "batch_norm has one or two inputs, not %d", desc->inputs);
     GG_TRY(gg_cuda_check_same_shapes(desc));
     const int64_t channels = desc->input[0].size[0], values = gg_shape_count(&desc->input[0]) / channels * desc->batch;
     if (values < 2 && (desc->training || !desc->track_statistics))
-        GG_FAIL(GG_ERROR_SHAPE,
-                "in training a channel must have more than one value in a batch, but a batch of %lld sample of shape "
-                "%s has %lld; choose another batch_size, or drop_last=True of fit, which leaves a last batch out that "
-                "is not full",
-                (long long)desc->batch, gg_shape_text(&desc->input[0], in), (long long)values);
+        return gg_fail(
+            GG_ERROR_SHAPE,
+            "in training a channel must have more than one value in a batch, but a batch of %lld sample of shape "
+            "%s has %lld; choose another batch_size, or drop_last=True of fit, which leaves a last batch out that "
+            "is not full",
+            (long long)desc->batch, gg_shape_text(&desc->input[0], in), (long long)values);
     GG_TRY(gg_cuda_element_create(device, desc, &batch_norm_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
     const gg_cuda_element_op *op = (const gg_cuda_element_op *)*out;
     gg_op *head = *out;
@@ -85,8 +85,7 @@ gg_status gg_cuda_batch_norm_create(gg_device *device, const gg_op_desc *desc, g
     head->over_output = desc->inputs == 2 ? 1u << 1 : 0;
     head->saved_bytes = gg_cuda_batch_norm_saved(channels);
     head->scratch_bytes = gg_cuda_batch_norm_scratch(op->outer, op->channels, op->inner);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ layer norm */
@@ -126,12 +125,11 @@ static const gg_op_class layer_norm_class = {
     .forward = layer_norm_forward, .backward_data = layer_norm_backward, .destroy = gg_cuda_op_free};
 
 gg_status gg_cuda_layer_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(gg_cuda_check_same_shapes(desc));
     if (desc->inputs != 1 || desc->axis < 0 || desc->axis >= desc->output.dims)
-        GG_FAIL(GG_ERROR_SHAPE, "layer_norm has one input and begins at one of its axes, not at %lld",
-                (long long)desc->axis);
+        return gg_fail(GG_ERROR_SHAPE, "layer_norm has one input and begins at one of its axes, not at %lld",
+                       (long long)desc->axis);
     GG_TRY(gg_cuda_element_create(device, desc, &layer_norm_class, GG_CUDA_BFLOAT16, out));
     gg_cuda_element_op *op = (gg_cuda_element_op *)*out;
     op->inner = 1;
@@ -142,8 +140,7 @@ gg_status gg_cuda_layer_norm_create(gg_device *device, const gg_op_desc *desc, g
     op->head.backward_needs_input = 1;
     op->head.saved_bytes = gg_cuda_layer_norm_saved(op->outer);
     if (desc->training && desc->affine) op->head.scratch_bytes = gg_cuda_layer_norm_scratch(op->outer, op->inner);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ LRN */
@@ -183,17 +180,15 @@ static const gg_op_class lrn_class = {
     .forward = lrn_forward, .backward_data = lrn_backward, .destroy = gg_cuda_op_free};
 
 gg_status gg_cuda_lrn_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(gg_cuda_check_same_shapes(desc));
     if (desc->inputs != 1 || desc->size < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "local_response_norm has one input, and its size is at least 1, not %lld",
-                (long long)desc->size);
+        return gg_fail(GG_ERROR_ARGUMENT, "local_response_norm has one input, and its size is at least 1, not %lld",
+                       (long long)desc->size);
     GG_TRY(gg_cuda_element_create(device, desc, &lrn_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
     (*out)->backward_needs_input = 1;
     if (desc->training) (*out)->saved_bytes = (*out)->scratch_bytes = ((gg_cuda_element_op *)*out)->n * sizeof(float);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ softmax */
@@ -226,12 +221,11 @@ static const gg_op_class softmax_class = {
     .forward = softmax_forward, .backward_data = softmax_backward, .destroy = gg_cuda_op_free};
 
 gg_status gg_cuda_softmax_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(gg_cuda_check_same_shapes(desc));
     if (desc->inputs != 1 || desc->axis < 0 || desc->axis >= desc->output.dims)
-        GG_FAIL(GG_ERROR_SHAPE, "softmax has one input and goes along one of its axes, not %lld",
-                (long long)desc->axis);
+        return gg_fail(GG_ERROR_SHAPE, "softmax has one input and goes along one of its axes, not %lld",
+                       (long long)desc->axis);
     GG_TRY(gg_cuda_element_create(device, desc, &softmax_class, GG_CUDA_BFLOAT16, out));
     gg_cuda_element_op *op = (gg_cuda_element_op *)*out;
     op->channels = desc->output.size[desc->axis];
@@ -240,6 +234,5 @@ gg_status gg_cuda_softmax_create(gg_device *device, const gg_op_desc *desc, gg_o
     op->outer = (int64_t)op->n / op->channels / op->inner;
     op->head.in_place = true;
     op->head.backward_needs_output = true;
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -19,13 +19,10 @@ static const gg_op_class rearrange_class = {
     .forward = rearrange_forward, .backward_data = rearrange_backward, .destroy = gg_cuda_op_free};
 
 gg_status gg_cuda_rearrange_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     *out = NULL;
     if (desc->inputs != 1 || desc->input[0].dims != desc->output.dims)
-        GG_FAIL(GG_ERROR_SHAPE, "%s: one input with as many axes as the output", gg_op_kind_name(desc->kind));
-    GG_TRY(gg_cuda_element_create(device, desc, &rearrange_class, GG_CUDA_BFLOAT16, out));
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_SHAPE, "%s: one input with as many axes as the output", gg_op_kind_name(desc->kind));
+    return gg_cuda_element_create(device, desc, &rearrange_class, GG_CUDA_BFLOAT16, out);
 }
 
 static gg_status concat_forward(gg_op *head, const gg_op_args *args) {
@@ -47,7 +44,6 @@ static const gg_op_class concat_class = {
     .forward = concat_forward, .backward_data = concat_backward, .destroy = gg_cuda_op_free};
 
 gg_status gg_cuda_concat_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     int64_t rows = 0;
     bool fits = true;
     *out = NULL;
@@ -58,11 +54,9 @@ gg_status gg_cuda_concat_create(gg_device *device, const gg_op_desc *desc, gg_op
         for (int d = 1; fits && d < in->dims; ++d) fits = in->size[d] == desc->output.size[d];
     }
     if (!fits || rows != desc->output.size[0])
-        GG_FAIL(GG_ERROR_SHAPE, "concat: the inputs' first axes sum to %lld of %lld, or other axes differ",
-                (long long)rows, (long long)desc->output.size[0]);
-    GG_TRY(gg_cuda_element_create(device, desc, &concat_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_SHAPE, "concat: the inputs' first axes sum to %lld of %lld, or other axes differ",
+                       (long long)rows, (long long)desc->output.size[0]);
+    return gg_cuda_element_create(device, desc, &concat_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out);
 }
 
 /* Between formats that have no padding, and in float32 from and to lanes. */
@@ -102,18 +96,16 @@ static bool is_known(gg_format format, const gg_shape *shape) {
 }
 
 gg_status gg_cuda_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     const gg_format from = desc->offered[0], to = desc->wanted_output;
     const bool lanes = from.layout == GG_LAYOUT_BATCH_LAST || to.layout == GG_LAYOUT_BATCH_LAST;
     const bool dense = from.layout == GG_LAYOUT_PLAIN || to.layout == GG_LAYOUT_PLAIN;
     const bool same = from.layout == to.layout && from.dtype == to.dtype, narrow = from.dtype != to.dtype;
     *out = NULL;
     if (!is_known(from, &desc->output) || !is_known(to, &desc->output) || (lanes && !same && (!dense || narrow)))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "reorder on a GPU: not from %s %s to %s %s", gg_dtype_name(from.dtype),
-                gg_layout_name(from.layout), gg_dtype_name(to.dtype), gg_layout_name(to.layout));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "reorder on a GPU: not from %s %s to %s %s", gg_dtype_name(from.dtype),
+                       gg_layout_name(from.layout), gg_dtype_name(to.dtype), gg_layout_name(to.layout));
     GG_TRY(gg_cuda_element_create(device, desc, &reorder_class, 0, out));
     (*out)->input[0] = from;
     (*out)->output = to;
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -11,15 +11,13 @@ static gg_status make_layout(gg_cuda_device *device, gg_dtype dtype, int64_t row
     const gg_cuda_api *api = device->api;
     const int32_t count = (int32_t)batch;
     const int type = dtype == GG_BFLOAT16 ? GG_CUBLAS_R_16BF : GG_CUBLAS_R_32F;
-    gg_status status = GG_OK;
     GG_CUBLAS_TRY(api, cublasLtMatrixLayoutCreate, (out, type, (uint64_t)columns, (uint64_t)rows, row));
     if (batch > 1) {
         GG_CUBLAS_TRY(api, cublasLtMatrixLayoutSetAttribute,
                       (*out, GG_CUBLAS_LAYOUT_BATCH_COUNT, &count, sizeof count));
         GG_CUBLAS_TRY(api, cublasLtMatrixLayoutSetAttribute, (*out, GG_CUBLAS_LAYOUT_BATCH_STRIDE, &step, sizeof step));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status make_desc(gg_cuda_device *device, const gg_cuda_product_shape *shape, gg_cublas_desc *out) {
@@ -28,14 +26,12 @@ static gg_status make_desc(gg_cuda_device *device, const gg_cuda_product_shape *
     const int32_t second = shape->transpose_a ? GG_CUBLAS_OP_T : GG_CUBLAS_OP_N;
     const int32_t epilogue = shape->bias ? GG_CUBLAS_EPILOGUE_BIAS : GG_CUBLAS_EPILOGUE_DEFAULT;
     const bool tf32 = device->fast && shape->in == GG_FLOAT32;
-    gg_status status = GG_OK;
     GG_CUBLAS_TRY(api, cublasLtMatmulDescCreate,
                   (out, tf32 ? GG_CUBLAS_COMPUTE_32F_FAST_TF32 : GG_CUBLAS_COMPUTE_32F, GG_CUBLAS_R_32F));
     GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute, (*out, GG_CUBLAS_DESC_TRANSA, &first, sizeof first));
     GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute, (*out, GG_CUBLAS_DESC_TRANSB, &second, sizeof second));
     GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute, (*out, GG_CUBLAS_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status choose_algorithm(gg_cuda_device *device, gg_cuda_product *product) {
@@ -47,23 +43,24 @@ static gg_status choose_algorithm(gg_cuda_device *device, gg_cuda_product *produ
     gg_cublas_choice choice = {.state = 0};
     int found = 0;
     gg_status status = GG_OK;
-    GG_CUBLAS_TRY(api, cublasLtMatmulPreferenceCreate, (&preference));
-    GG_CUBLAS_TRY(api, cublasLtMatmulPreferenceSetAttribute,
-                  (preference, GG_CUBLAS_PREFERENCE_WORKSPACE, &workspace, sizeof workspace));
+    GG_CUBLAS_TRY_CLEANUP(api, cublasLtMatmulPreferenceCreate, (&preference));
+    GG_CUBLAS_TRY_CLEANUP(api, cublasLtMatmulPreferenceSetAttribute,
+                          (preference, GG_CUBLAS_PREFERENCE_WORKSPACE, &workspace, sizeof workspace));
     if (!device->fast)
-        GG_CUBLAS_TRY(api, cublasLtMatmulPreferenceSetAttribute,
-                      (preference, GG_CUBLAS_PREFERENCE_REDUCTION, &ordered, sizeof ordered));
+        GG_CUBLAS_TRY_CLEANUP(api, cublasLtMatmulPreferenceSetAttribute,
+                              (preference, GG_CUBLAS_PREFERENCE_REDUCTION, &ordered, sizeof ordered));
     for (int i = 0; i < 4; ++i)
-        GG_CUBLAS_TRY(api, cublasLtMatmulPreferenceSetAttribute,
-                      (preference, GG_CUBLAS_PREFERENCE_ALIGNMENT_A + i, &alignment, sizeof alignment));
+        GG_CUBLAS_TRY_CLEANUP(api, cublasLtMatmulPreferenceSetAttribute,
+                              (preference, GG_CUBLAS_PREFERENCE_ALIGNMENT_A + i, &alignment, sizeof alignment));
     const int error = api->cublasLtMatmulAlgoGetHeuristic(device->blas, product->desc, product->b, product->a,
                                                           product->c, product->c, preference, 1, &choice, &found);
     if (error != GG_CUBLAS_SUCCESS && error != GG_CUBLAS_NOT_SUPPORTED)
-        GG_TRY(gg_cublas_fail(api, error, "cublasLtMatmulAlgoGetHeuristic"));
+        GG_TRY_CLEANUP(gg_cublas_fail(api, error, "cublasLtMatmulAlgoGetHeuristic"));
     if (error != GG_CUBLAS_SUCCESS || found < 1 || choice.state != GG_CUBLAS_SUCCESS)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld from %s to %s",
-                (long long)shape->m, (long long)shape->n, (long long)shape->k, gg_dtype_name(shape->in),
-                gg_dtype_name(shape->out));
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED,
+                        "cuBLASLt has no algorithm for a product of %lld x %lld x %lld from %s to %s",
+                        (long long)shape->m, (long long)shape->n, (long long)shape->k, gg_dtype_name(shape->in),
+                        gg_dtype_name(shape->out));
     product->algorithm = choice.algorithm;
     product->workspace = choice.workspace;
 cleanup:
@@ -74,12 +71,10 @@ cleanup:
 static gg_status leave_bias_out(gg_cuda_device *device, gg_cuda_product *product) {
     const gg_cuda_api *api = device->api;
     const int32_t epilogue = GG_CUBLAS_EPILOGUE_DEFAULT;
-    gg_status status = GG_OK;
     product->shape.bias = false;
     GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute,
                   (product->desc, GG_CUBLAS_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_cuda_product_create(gg_cuda_device *device, const gg_cuda_product_shape *shape, gg_cuda_product *product) {
@@ -94,11 +89,9 @@ gg_status gg_cuda_product_create(gg_cuda_device *device, const gg_cuda_product_s
     GG_TRY(make_layout(device, shape->out, m, n, shape->c_row, shape->c_step, batch, &product->c));
     GG_TRY(make_desc(device, shape, &product->desc));
     status = choose_algorithm(device, product);
-    if (status != GG_ERROR_UNSUPPORTED || !shape->bias) goto cleanup;
+    if (status != GG_ERROR_UNSUPPORTED || !shape->bias) return status;
     GG_TRY(leave_bias_out(device, product));
-    GG_TRY(choose_algorithm(device, product));
-cleanup:
-    return status;
+    return choose_algorithm(device, product);
 }
 
 void gg_cuda_product_destroy(gg_cuda_device *device, gg_cuda_product *product) {
@@ -114,7 +107,6 @@ gg_status gg_cuda_product_run(gg_cuda_device *device, gg_cuda_product *product, 
                               const void *bias, void *c, void *scratch) {
     static const float zero = 0, one = 1;
     const gg_cuda_api *api = device->api;
-    gg_status status = GG_OK;
     gg_cuda_enter(device);
     if (product->shape.bias)
         GG_CUBLAS_TRY(api, cublasLtMatmulDescSetAttribute,
@@ -124,6 +116,5 @@ gg_status gg_cuda_product_run(gg_cuda_device *device, gg_cuda_product *product, 
                    c, product->c, c, product->c, &product->algorithm,
                    product->workspace > 0 ? gg_cuda_workspace(scratch) : NULL, product->workspace,
                    gg_cuda_compute(device)));
-cleanup:
-    return status;
+    return GG_OK;
 }

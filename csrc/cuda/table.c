@@ -2,11 +2,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/library.h"
 #include "cuda/device.h"
 #include "cuda/kernels.h"
 #include "cuda/ops.h"
 #include "cuda/services.h"
+#include "ops/library.h"
 
 /* ------------------------------------------------------------------------------------------ arenas
  * Each gives one kernel to GG_QUEUE_COMPUTE. */

@@ -2,7 +2,7 @@
 #ifndef GG_DATA_BATCH_H
 #define GG_DATA_BATCH_H
 
-#include "backend/backend.h"
+#include "ops/backend.h"
 
 typedef struct gg_batch_input {
     gg_format format;       /* float32 PLAIN or BATCH_LAST, or int32 PLAIN */

@@ -22,98 +22,90 @@ size_t gg_field_bytes(const gg_field *field) { return (size_t)gg_field_values(fi
 
 static gg_status check_storage(const char *what, const gg_storage *storage, gg_dtype dtype, int64_t count,
                                int64_t values) {
-    gg_status status = GG_OK;
     size_t size = gg_dtype_size(dtype);
-    if (!storage) GG_FAIL(GG_ERROR_ARGUMENT, "data set: no %s", what);
+    if (!storage) return gg_fail(GG_ERROR_ARGUMENT, "data set: no %s", what);
     size_t bytes = gg_storage_bytes(storage);
     /* By division, since a product of arbitrary numbers may overflow. */
     size_t row = (size_t)values * size;
     if (bytes % row != 0 || bytes / row != (size_t)count)
-        GG_FAIL(GG_ERROR_SHAPE,
-                "data set: %s have %zu bytes, but %" PRId64 " samples of %" PRId64
-                " %s values are wanted (%zu bytes each)",
-                what, bytes, count, values, gg_dtype_name(dtype), size);
+        return gg_fail(GG_ERROR_SHAPE,
+                       "data set: %s have %zu bytes, but %" PRId64 " samples of %" PRId64
+                       " %s values are wanted (%zu bytes each)",
+                       what, bytes, count, values, gg_dtype_name(dtype), size);
     if ((uintptr_t)gg_storage_data(storage) % size != 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "data set: the memory of the %s is not aligned to %s (%zu bytes)", what,
-                gg_dtype_name(dtype), size);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "data set: the memory of the %s is not aligned to %s (%zu bytes)", what,
+                       gg_dtype_name(dtype), size);
+    return GG_OK;
 }
 
 static gg_status check_rows(const gg_dataset *set) {
-    gg_status status = GG_OK;
     GG_TRY(check_storage("rows", set->rows, GG_INT32, set->count, 1)); /* as wide as uint32 */
     for (int64_t i = 0; i < set->count; ++i)
         if (gg_dataset_row(set, i) >= set->stored)
-            GG_FAIL(GG_ERROR_ARGUMENT, "data set: sample %" PRId64 " is row %" PRId64 "; allowed are 0 to %" PRId64, i,
-                    gg_dataset_row(set, i), set->stored - 1);
-cleanup:
-    return status;
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "data set: sample %" PRId64 " is row %" PRId64 "; allowed are 0 to %" PRId64, i,
+                           gg_dataset_row(set, i), set->stored - 1);
+    return GG_OK;
 }
 
 /* The shape's values, each axis at least 1, so that their bytes can be counted. */
 static gg_status check_shape(const gg_field *field, const char *name, bool input) {
-    gg_status status = GG_OK;
     const gg_shape *shape = &field->shape;
     int64_t values = 1;
     if (shape->dims < (input ? 1 : 0) || shape->dims > GG_MAX_DIMS)
-        GG_FAIL(GG_ERROR_SHAPE, "data set: %s: a sample has %d dimensions; allowed are %d to %d", name, shape->dims,
-                input ? 1 : 0, GG_MAX_DIMS);
+        return gg_fail(GG_ERROR_SHAPE, "data set: %s: a sample has %d dimensions; allowed are %d to %d", name,
+                       shape->dims, input ? 1 : 0, GG_MAX_DIMS);
     for (int i = 0; i < shape->dims; ++i) {
         int64_t size = shape->size[i];
         if (size < 1 || size > INT64_MAX / 8 / values) {
             char text[GG_SHAPE_TEXT];
-            GG_FAIL(GG_ERROR_SHAPE, "data set: %s: a sample has the shape %s; every size must be at least 1%s", name,
-                    gg_shape_text(shape, text), size < 1 ? "" : " and the product must fit in memory");
+            return gg_fail(GG_ERROR_SHAPE, "data set: %s: a sample has the shape %s; every size must be at least 1%s",
+                           name, gg_shape_text(shape, text), size < 1 ? "" : " and the product must fit in memory");
         }
         values *= size;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status check_scales(const gg_field *field, const char *name) {
-    gg_status status = GG_OK;
     if (!isfinite(field->scale) || !isfinite(field->shift))
-        GG_FAIL(GG_ERROR_ARGUMENT, "data set: %s: scale=%g, shift=%g: must be finite", name, (double)field->scale,
-                (double)field->shift);
-    if (field->scales == NULL) goto cleanup;
+        return gg_fail(GG_ERROR_ARGUMENT, "data set: %s: scale=%g, shift=%g: must be finite", name,
+                       (double)field->scale, (double)field->shift);
+    if (field->scales == NULL) return GG_OK;
     const int64_t runs = field->runs, channels = field->shape.size[0], values = gg_field_values(field);
     if (runs != channels && runs != values)
-        GG_FAIL(GG_ERROR_SHAPE,
-                "data set: %s: scales of %" PRId64 " runs; must be those of %" PRId64 " channels or of %" PRId64
-                " values",
-                name, runs, channels, values);
+        return gg_fail(GG_ERROR_SHAPE,
+                       "data set: %s: scales of %" PRId64 " runs; must be those of %" PRId64 " channels or of %" PRId64
+                       " values",
+                       name, runs, channels, values);
     GG_TRY(check_storage("scales", field->scales, GG_FLOAT32, 2 * runs, 1));
     const float *scales = gg_storage_data(field->scales);
     for (int64_t i = 0; i < runs; ++i)
         if (!isfinite(scales[i]) || !isfinite(scales[runs + i]))
-            GG_FAIL(GG_ERROR_ARGUMENT, "data set: %s: %s %" PRId64 " has scale=%g, shift=%g: must be finite", name,
-                    runs == channels ? "channel" : "value", i, (double)scales[i], (double)scales[runs + i]);
-cleanup:
-    return status;
+            return gg_fail(GG_ERROR_ARGUMENT, "data set: %s: %s %" PRId64 " has scale=%g, shift=%g: must be finite",
+                           name, runs == channels ? "channel" : "value", i, (double)scales[i],
+                           (double)scales[runs + i]);
+    return GG_OK;
 }
 
 static gg_status check_field(const gg_dataset *set, int i) {
-    gg_status status = GG_OK;
     const gg_field *field = &set->field[i];
     const bool input = i < set->inputs;
     char name[GG_FIELD_TEXT];
     gg_dataset_field_name(set, i, name);
     if (!(field->dtype == GG_INT32 || field->dtype == GG_FLOAT32 || (input && field->dtype == GG_UINT8)))
-        GG_FAIL(GG_ERROR_TYPE, "data set: %s are %s; allowed are %sint32, float32", name, gg_dtype_name(field->dtype),
-                input ? "uint8, " : "");
+        return gg_fail(GG_ERROR_TYPE, "data set: %s are %s; allowed are %sint32, float32", name,
+                       gg_dtype_name(field->dtype), input ? "uint8, " : "");
     if (input && field->tokens && field->dtype == GG_FLOAT32)
-        GG_FAIL(GG_ERROR_TYPE, "data set: %s are float32 as tokens; tokens are int32 or uint8", name);
+        return gg_fail(GG_ERROR_TYPE, "data set: %s are float32 as tokens; tokens are int32 or uint8", name);
     GG_TRY(check_shape(field, name, input));
     if (field->classes < 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "data set: %s: %" PRId64 " classes; must be at least 0", name, field->classes);
+        return gg_fail(GG_ERROR_ARGUMENT, "data set: %s: %" PRId64 " classes; must be at least 0", name,
+                       field->classes);
     if (input) GG_TRY(check_scales(field, name));
-    if (set->memory[i] == NULL && set->source != NULL) goto cleanup;
-    GG_TRY(check_storage(name, set->memory[i], field->dtype, input && set->rows ? set->stored : set->count,
-                         gg_field_values(field)));
-cleanup:
-    return status;
+    if (set->memory[i] == NULL && set->source != NULL) return GG_OK;
+    return check_storage(name, set->memory[i], field->dtype, input && set->rows ? set->stored : set->count,
+                         gg_field_values(field));
 }
 
 int64_t gg_dataset_row(const gg_dataset *set, int64_t i) {
@@ -127,37 +119,36 @@ void *gg_dataset_at(const gg_dataset *set, int field, int64_t i) {
 
 /* A source that can only go on is given no order but its own. */
 static gg_status check_order(const gg_dataset *set) {
-    gg_status status = GG_OK;
     for (int64_t i = 1; set->source->ordered && set->rows != NULL && i < set->count; ++i)
         if (gg_dataset_row(set, i) <= gg_dataset_row(set, i - 1))
-            GG_FAIL(GG_ERROR_ARGUMENT,
-                    "data set: sample %" PRId64 " is row %" PRId64 ", after row %" PRId64
-                    "; samples that can only be read one after the other stay in their order",
-                    i, gg_dataset_row(set, i), gg_dataset_row(set, i - 1));
-cleanup:
-    return status;
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "data set: sample %" PRId64 " is row %" PRId64 ", after row %" PRId64
+                           "; samples that can only be read one after the other stay in their order",
+                           i, gg_dataset_row(set, i), gg_dataset_row(set, i - 1));
+    return GG_OK;
 }
 
 gg_status gg_dataset_check(const gg_dataset *set) {
-    gg_status status = GG_OK;
     if (set->inputs < 1 || set->targets < 0 || set->inputs > GG_MAX_FIELDS || set->targets > GG_MAX_FIELDS)
-        GG_FAIL(GG_ERROR_ARGUMENT, "data set: %d inputs and %d targets; allowed are 1 to %d inputs, 0 to %d targets",
-                set->inputs, set->targets, GG_MAX_FIELDS, GG_MAX_FIELDS);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "data set: %d inputs and %d targets; allowed are 1 to %d inputs, 0 to %d targets", set->inputs,
+                       set->targets, GG_MAX_FIELDS, GG_MAX_FIELDS);
     if (set->count < 1 || set->count > MAX_SAMPLES)
-        GG_FAIL(GG_ERROR_ARGUMENT, "data set: %" PRId64 " samples; allowed are 1 to %" PRId64, set->count, MAX_SAMPLES);
+        return gg_fail(GG_ERROR_ARGUMENT, "data set: %" PRId64 " samples; allowed are 1 to %" PRId64, set->count,
+                       MAX_SAMPLES);
     for (int i = 0; i < gg_dataset_fields(set); ++i) GG_TRY(check_field(set, i));
     if (set->rows != NULL) GG_TRY(check_rows(set));
     if (set->source != NULL) {
         if (set->source->readers < 1 || set->source->ahead < 1 || (set->source->ordered && set->source->readers > 1))
-            GG_FAIL(GG_ERROR_ARGUMENT, "data set: %d threads read %d batches ahead; at least 1 of each is needed%s",
-                    set->source->readers, set->source->ahead,
-                    set->source->ordered ? ", and a source that can only go on has one thread" : "");
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "data set: %d threads read %d batches ahead; at least 1 of each is needed%s",
+                           set->source->readers, set->source->ahead,
+                           set->source->ordered ? ", and a source that can only go on has one thread" : "");
         GG_TRY(check_order(set));
     }
     if (set->sample_weights != NULL)
         GG_TRY(check_storage("sample weights", set->sample_weights, GG_FLOAT32, set->count, 1));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The first of n values that is no class of the field; n: all are. */
@@ -198,7 +189,6 @@ static int64_t value_at(const gg_field *field, const void *values, int64_t at) {
 }
 
 gg_status gg_dataset_check_classes(const gg_dataset *set) {
-    gg_status status = GG_OK;
     char name[GG_FIELD_TEXT];
     for (int f = 0; f < gg_dataset_fields(set); ++f) {
         const gg_field *field = &set->field[f];
@@ -211,25 +201,22 @@ gg_status gg_dataset_check_classes(const gg_dataset *set) {
                 GG_TRY(fail_class(field, gg_dataset_field_name(set, f, name), i, value_at(field, values, wrong)));
         }
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_field_check_rows(const gg_field *field, const char *name, const void *values, const uint32_t *rows,
                               int64_t n) {
-    gg_status status = GG_OK;
     const int64_t each = gg_field_values(field), all = n * each;
     if (field->dtype == GG_FLOAT32) {
         const int64_t wrong = find_wrong_number(values, all);
         if (wrong < all)
-            GG_FAIL(GG_ERROR_ARGUMENT, "data set: %s: sample %" PRIu32 " has %g; allowed: finite numbers", name,
-                    rows[wrong / each], (double)((const float *)values)[wrong]);
+            return gg_fail(GG_ERROR_ARGUMENT, "data set: %s: sample %" PRIu32 " has %g; allowed: finite numbers", name,
+                           rows[wrong / each], (double)((const float *)values)[wrong]);
     } else if (has_classes(field)) {
         const int64_t wrong = find_wrong_class(field, values, all);
         if (wrong < all) GG_TRY(fail_class(field, name, rows[wrong / each], value_at(field, values, wrong)));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void retain(gg_storage *storage) {

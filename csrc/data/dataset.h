@@ -5,8 +5,8 @@
 #ifndef GG_DATA_DATASET_H
 #define GG_DATA_DATASET_H
 
-#include "backend/backend.h"
 #include "data/source.h"
+#include "ops/backend.h"
 
 /* What a field of a sample is. Inputs are uint8, int32 or float32, which the network sees as scale*element + shift in
  * float32; or they are tokens, uint8 or int32, which stay what they are. Targets are int32 classes or float32. */

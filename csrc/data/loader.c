@@ -37,61 +37,58 @@ static void find_extremes(const gg_sharding *sharding, const int64_t *done, int6
 }
 
 static gg_status check_own(const gg_dataset *set, const gg_loader_options *options) {
-    gg_status status = GG_OK;
     const gg_sharding *sharding = &options->sharding;
     int64_t all = 0;
     for (int rank = 0; rank < sharding->size; ++rank) {
         if (sharding->counts[rank] < 1)
-            GG_FAIL(GG_ERROR_ARGUMENT, "rank %d brings %" PRId64 " samples; every rank needs at least one", rank,
-                    sharding->counts[rank]);
+            return gg_fail(GG_ERROR_ARGUMENT, "rank %d brings %" PRId64 " samples; every rank needs at least one", rank,
+                           sharding->counts[rank]);
         all += sharding->counts[rank];
     }
     if (all != sharding->count || all > INT32_MAX)
-        GG_FAIL(GG_ERROR_ARGUMENT, "%" PRId64 " samples of all ranks; allowed are 1 to %d, here their sum %" PRId64,
-                sharding->count, INT32_MAX, all);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "%" PRId64 " samples of all ranks; allowed are 1 to %d, here their sum %" PRId64,
+                       sharding->count, INT32_MAX, all);
     if (set->count != sharding->counts[options->rank])
-        GG_FAIL(GG_ERROR_ARGUMENT, "rank %d has a set of %" PRId64 " samples; %" PRId64 " were announced",
-                options->rank, set->count, sharding->counts[options->rank]);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "rank %d has a set of %" PRId64 " samples; %" PRId64 " were announced",
+                       options->rank, set->count, sharding->counts[options->rank]);
+    return GG_OK;
 }
 
 gg_status gg_loader_check_batch(const gg_sharding *sharding, bool full, int64_t batch) {
-    gg_status status = GG_OK;
     int64_t smallest, largest;
     find_extremes(sharding, NULL, &smallest, &largest);
     int64_t most = sharding->kind == GG_SHARD_OWN && !full ? largest : smallest;
     if (batch < 1 || batch > most)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the %s shard)", batch,
-                sharding->count, sharding->size, most, most == smallest ? "smallest" : "largest");
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "batch=%" PRId64 ": %" PRId64 " samples on %d ranks allow 1 to %" PRId64 " (the %s shard)",
+                       batch, sharding->count, sharding->size, most, most == smallest ? "smallest" : "largest");
+    return GG_OK;
 }
 
 static gg_status check_options(const gg_dataset *set, const gg_loader_options *options) {
-    gg_status status = GG_OK;
     const gg_sharding *sharding = &options->sharding;
-    if (sharding->size < 1) GG_FAIL(GG_ERROR_ARGUMENT, "loader: %d ranks; at least 1 is needed", sharding->size);
+    if (sharding->size < 1) return gg_fail(GG_ERROR_ARGUMENT, "loader: %d ranks; at least 1 is needed", sharding->size);
     if (options->rank < 0 || options->rank >= sharding->size)
-        GG_FAIL(GG_ERROR_ARGUMENT, "loader: rank %d; allowed are 0 to %d", options->rank, sharding->size - 1);
+        return gg_fail(GG_ERROR_ARGUMENT, "loader: rank %d; allowed are 0 to %d", options->rank, sharding->size - 1);
     if (sharding->kind == GG_SHARD_OWN) {
         GG_TRY(check_own(set, options));
     } else if (set->count != sharding->count || set->count < sharding->size) {
-        GG_FAIL(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one", set->count,
-                sharding->size);
+        return gg_fail(GG_ERROR_ARGUMENT, "%" PRId64 " samples for %d ranks: every rank needs at least one", set->count,
+                       sharding->size);
     }
     GG_TRY(gg_loader_check_batch(sharding, options->drop_last, options->batch));
     if (options->moving && sharding->kind == GG_SHARD_OWN)
-        GG_FAIL(GG_ERROR_ARGUMENT, "samples move among the ranks only where all ranks have the whole set");
+        return gg_fail(GG_ERROR_ARGUMENT, "samples move among the ranks only where all ranks have the whole set");
     if (set->streams && (options->moving || options->copy != NULL))
-        GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: pieces of sequences stay in their order and on their rank, where "
-                                   "the state is that they go on from; not allowed with such data");
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "shuffle_samples: pieces of sequences stay in their order and on their rank, where "
+                       "the state is that they go on from; not allowed with such data");
     if (set->source != NULL && set->source->ordered && options->moving)
-        GG_FAIL(GG_ERROR_ARGUMENT, "shuffle_samples: not allowed with samples that can only be read one after the "
-                                   "other");
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "shuffle_samples: not allowed with samples that can only be read one after the "
+                       "other");
+    return GG_OK;
 }
 
 /* ---- which samples ---- */
@@ -244,7 +241,6 @@ static void begin_at(gg_loader *loader, int64_t begun, const int64_t *done) {
 
 /* Memory for the order of loader->count samples and what reads them; the set and the options are there. */
 static gg_status make_order(gg_loader *loader) {
-    gg_status status = GG_OK;
     const gg_dataset *set = &loader->set;
     const size_t count = (size_t)loader->count + loader->options.moving; /* batch_place */
     bool reads = false;
@@ -258,37 +254,34 @@ static gg_status make_order(gg_loader *loader) {
     if (reads) GG_TRY(gg_prefetch_create(set, loader->options.batch, rows_of_step, loader, &loader->prefetch));
     loader->expected = -1;
     order_epoch(loader, 0);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status loader_make(const gg_dataset *set, const gg_loader_options *options, gg_loader **out) {
-    gg_status status = GG_OK;
     GG_TRY(gg_calloc(1, sizeof **out, "a loader", out));
     gg_dataset_retain(set);
     (*out)->set = *set;
     (*out)->options = *options;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *options, gg_loader **out) {
     gg_status status = GG_OK;
     gg_loader *loader = NULL;
     *out = NULL;
-    GG_TRY(gg_dataset_check(set));
-    GG_TRY(check_options(set, options));
-    GG_TRY(loader_make(set, options, &loader));
+    GG_TRY_CLEANUP(gg_dataset_check(set));
+    GG_TRY_CLEANUP(check_options(set, options));
+    GG_TRY_CLEANUP(loader_make(set, options, &loader));
 
     gg_sharding *sharding = &loader->options.sharding;
     if (sharding->counts != NULL) {
         size_t bytes = (size_t)sharding->size * sizeof *sharding->counts;
-        GG_TRY(gg_alloc(bytes, "samples of each rank", &loader->counts));
+        GG_TRY_CLEANUP(gg_alloc(bytes, "samples of each rank", &loader->counts));
         memcpy(loader->counts, sharding->counts, bytes);
         sharding->counts = loader->counts;
     }
     loader->count = gg_sharding_slots(sharding, options->rank);
-    GG_TRY(make_order(loader));
+    GG_TRY_CLEANUP(make_order(loader));
     *out = loader;
     loader = NULL;
 cleanup:
@@ -301,20 +294,20 @@ gg_status gg_loader_create_range(const gg_dataset *set, int64_t begin, int64_t e
     gg_loader *loader = NULL;
     const int64_t count = end - begin;
     *out = NULL;
-    GG_TRY(gg_dataset_check(set));
+    GG_TRY_CLEANUP(gg_dataset_check(set));
     if (begin < 0 || count < 1 || end > set->count || batch < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "samples %" PRId64 " to %" PRId64 " of %" PRId64 " in batches of %" PRId64
-                ": at least one sample and a batch of 1 are needed",
-                begin, end, set->count, batch);
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT,
+                        "samples %" PRId64 " to %" PRId64 " of %" PRId64 " in batches of %" PRId64
+                        ": at least one sample and a batch of 1 are needed",
+                        begin, end, set->count, batch);
     if (batch > count) batch = count;
-    GG_TRY(loader_make(
+    GG_TRY_CLEANUP(loader_make(
         set, &(gg_loader_options){.batch = batch, .sharding = {.kind = GG_SHARD_CONTIGUOUS, .size = 1, .count = count}},
         &loader));
     loader->range = true;
     loader->first = begin;
     loader->count = count;
-    GG_TRY(make_order(loader));
+    GG_TRY_CLEANUP(make_order(loader));
     *out = loader;
     loader = NULL;
 cleanup:
@@ -353,40 +346,39 @@ void gg_loader_resume(gg_loader *loader, int64_t epoch, int64_t step, int64_t be
 }
 
 gg_status gg_loader_check_position(const gg_loader *loader, int64_t step, int64_t begun, const int64_t *done) {
-    gg_status status = GG_OK;
     const gg_sharding *sharding = &loader->options.sharding;
     int64_t smallest, largest;
     if (begun != 0 && loader->set.streams)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "batches of another size from step %" PRId64
-                " of the epoch on: not with pieces of sequences, whose rows go on from one batch to "
-                "the next; allowed: between epochs",
-                begun);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "batches of another size from step %" PRId64
+                       " of the epoch on: not with pieces of sequences, whose rows go on from one batch to "
+                       "the next; allowed: between epochs",
+                       begun);
     if (begun < 0 || begun > sharding->count)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "batches of another size from step %" PRId64 " of the epoch on; allowed: 0 to %" PRId64
-                ", the number of samples",
-                begun, sharding->count);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "batches of another size from step %" PRId64 " of the epoch on; allowed: 0 to %" PRId64
+                       ", the number of samples",
+                       begun, sharding->count);
     for (int rank = 0; done != NULL && rank < sharding->size; ++rank) {
         const int64_t most = begun > 0 ? gg_sharding_slots(sharding, rank) : 0;
         if (done[rank] < 0 || done[rank] > most)
-            GG_FAIL(GG_ERROR_ARGUMENT,
-                    "rank %d: %" PRId64 " samples read before step %" PRId64 " of the epoch; allowed: 0 to %" PRId64,
-                    rank, done[rank], begun, most);
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "rank %d: %" PRId64 " samples read before step %" PRId64
+                           " of the epoch; allowed: 0 to %" PRId64,
+                           rank, done[rank], begun, most);
     }
     find_extremes(sharding, done, &smallest, &largest);
     if (smallest < 1 && largest > 0 && !loader->options.drop_last)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "a rank has read all of its samples before step %" PRId64 " of the epoch, and another has %" PRId64
-                " left; allowed: at least one on every rank",
-                begun, largest);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "a rank has read all of its samples before step %" PRId64
+                       " of the epoch, and another has %" PRId64 " left; allowed: at least one on every rank",
+                       begun, largest);
     const int64_t steps = steps_from(loader, begun, done);
     if (step < begun || step > steps)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "step: %" PRId64 "; allowed in an epoch of %" PRId64 " steps are %" PRId64 " to %" PRId64, step, steps,
-                begun, steps);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "step: %" PRId64 "; allowed in an epoch of %" PRId64 " steps are %" PRId64 " to %" PRId64, step,
+                       steps, begun, steps);
+    return GG_OK;
 }
 
 /* The samples of one batch: their numbers in the set or the copy, and the rows at which inputs lie. */
@@ -451,12 +443,12 @@ bool gg_loader_ready(gg_loader *loader, int64_t step, double seconds) {
 }
 
 gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, const gg_batch *batch) {
-    gg_status status = GG_OK;
     const gg_shard_copy *copy = loader->options.copy;
     chosen c = {.set = copy ? &copy->set : &loader->set, .n = gg_loader_batch(loader, loader->options.rank, step)};
     if (copy != NULL && copy->in_flight)
-        GG_FAIL(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read", step);
-    if (c.n == 0) goto cleanup;
+        return gg_fail(GG_ERROR_STATE, "step %" PRId64 " of the epoch: samples are being replaced and cannot be read",
+                       step);
+    if (c.n == 0) return GG_OK;
     const int64_t begin = batch_place(loader, step);
     c.numbers = loader->order + begin;
     c.rows = loader->rows != NULL ? loader->rows + begin : c.numbers;
@@ -476,18 +468,18 @@ gg_status gg_loader_read(gg_loader *loader, gg_device *device, int64_t step, con
         gg_prefetch_done(loader->prefetch, step);
         loader->expected = step + 1;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_batch_alloc(const gg_dataset *set, int64_t n, gg_batch *out) {
     gg_status status = GG_OK;
     memset(out, 0, sizeof *out);
     for (int i = 0; i < set->targets; ++i)
-        GG_TRY(gg_alloc((size_t)n * gg_field_bytes(gg_dataset_target(set, i)), "targets of a batch", &out->target[i]));
+        GG_TRY_CLEANUP(
+            gg_alloc((size_t)n * gg_field_bytes(gg_dataset_target(set, i)), "targets of a batch", &out->target[i]));
     if (set->sample_weights != NULL)
-        GG_TRY(gg_alloc((size_t)n * sizeof(float), "weights of a batch", &out->sample_weights));
-    GG_TRY(gg_alloc((size_t)n * sizeof(bool), "beginnings of a batch", &out->begins));
+        GG_TRY_CLEANUP(gg_alloc((size_t)n * sizeof(float), "weights of a batch", &out->sample_weights));
+    GG_TRY_CLEANUP(gg_alloc((size_t)n * sizeof(bool), "beginnings of a batch", &out->begins));
 cleanup:
     if (status != GG_OK) gg_batch_free(out);
     return status;

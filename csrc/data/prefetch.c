@@ -39,7 +39,6 @@ struct gg_prefetch {
 /* ---- the threads ---- */
 
 static gg_status read_slot(gg_prefetch *p, int64_t step, int64_t epoch, slot *to) {
-    gg_status status = GG_OK;
     const uint32_t *rows = NULL;
     char name[GG_FIELD_TEXT];
     const int64_t n = p->rows(p->context, step, &rows);
@@ -48,8 +47,7 @@ static gg_status read_slot(gg_prefetch *p, int64_t step, int64_t epoch, slot *to
         if (to->field[f] != NULL)
             GG_TRY(
                 gg_field_check_rows(&p->set.field[f], gg_dataset_field_name(&p->set, f, name), to->field[f], rows, n));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void *run_reader(void *argument) {
@@ -80,19 +78,16 @@ static void *run_reader(void *argument) {
 }
 
 static gg_status start_thread(gg_prefetch *p) {
-    gg_status status = GG_OK;
     const int error = pthread_create(&p->thread[p->threads], NULL, run_reader, p);
-    if (error != 0) GG_FAIL(GG_ERROR_MEMORY, "data: a thread that reads samples: %s", strerror(error));
+    if (error != 0) return gg_fail(GG_ERROR_MEMORY, "data: a thread that reads samples: %s", strerror(error));
     ++p->threads;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ---- the rank ---- */
 
 /* A place in one block for each field of each slot. */
 static gg_status make_slots(gg_prefetch *p, int64_t most) {
-    gg_status status = GG_OK;
     size_t each = 0;
     const int fields = gg_dataset_fields(&p->set);
     GG_TRY(gg_calloc((size_t)p->depth, sizeof *p->slots, "slots of batches", &p->slots));
@@ -106,8 +101,7 @@ static gg_status make_slots(gg_prefetch *p, int64_t most) {
             p->slots[s].field[f] = at;
             at += gg_aligned((size_t)most * gg_field_bytes(&p->set.field[f]));
         }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_prefetch_create(const gg_dataset *set, int64_t most, gg_prefetch_rows *rows, void *context,
@@ -117,7 +111,7 @@ gg_status gg_prefetch_create(const gg_dataset *set, int64_t most, gg_prefetch_ro
     pthread_condattr_t monotonic;
     const int threads = set->source->readers;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *p, "batches that are read ahead", &p));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *p, "batches that are read ahead", &p));
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&p->lock, NULL);
@@ -130,9 +124,9 @@ gg_status gg_prefetch_create(const gg_dataset *set, int64_t most, gg_prefetch_ro
     p->context = context;
     /* While the rank uses one slot, the threads fill the others; each has one at least. */
     p->depth = (set->source->ahead > threads ? set->source->ahead : threads) + 1;
-    GG_TRY(make_slots(p, most));
-    GG_TRY(gg_calloc((size_t)threads, sizeof *p->thread, "threads that read samples", &p->thread));
-    for (int i = 0; i < threads; ++i) GG_TRY(start_thread(p));
+    GG_TRY_CLEANUP(make_slots(p, most));
+    GG_TRY_CLEANUP(gg_calloc((size_t)threads, sizeof *p->thread, "threads that read samples", &p->thread));
+    for (int i = 0; i < threads; ++i) GG_TRY_CLEANUP(start_thread(p));
     *out = p;
     p = NULL;
 cleanup:
@@ -199,9 +193,8 @@ gg_status gg_prefetch_get(gg_prefetch *p, int64_t step, void *const **fields) {
     gg_status status = GG_OK;
     const slot *wanted = &p->slots[step % p->depth];
     while (!gg_prefetch_ready(p, step, LONG_WAIT)) continue;
-    if (wanted->status != GG_OK) GG_FAIL(wanted->status, "%s", wanted->message);
+    if (wanted->status != GG_OK) return gg_fail(wanted->status, "%s", wanted->message);
     *fields = wanted->field;
-cleanup:
     return status;
 }
 

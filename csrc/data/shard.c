@@ -55,21 +55,21 @@ gg_status gg_shard_copy_create(const gg_dataset *source, const gg_sharding *shar
     gg_shard_copy *copy = NULL;
     char name[GG_FIELD_TEXT];
     *out = NULL;
-    GG_TRY(gg_dataset_check(source));
-    if (source->source != NULL) GG_FAIL(GG_ERROR_ARGUMENT, "a shard's samples: only of a set in memory");
-    GG_TRY(gg_calloc(1, sizeof *copy, "a shard", &copy));
+    GG_TRY_CLEANUP(gg_dataset_check(source));
+    if (source->source != NULL) GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "a shard's samples: only of a set in memory");
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *copy, "a shard", &copy));
     copy->set = (gg_dataset){.inputs = source->inputs, .targets = source->targets, .streams = source->streams};
     copy->set.count = gg_sharding_slots(sharding, rank);
     size_t count = (size_t)copy->set.count;
     for (int f = 0; f < gg_dataset_fields(source); ++f) {
         copy->set.field[f] = source->field[f];
         if (source->field[f].scales != NULL) gg_storage_retain(source->field[f].scales);
-        GG_TRY(gg_storage_create(count * gg_field_bytes(&source->field[f]), gg_dataset_field_name(source, f, name),
-                                 &copy->set.memory[f]));
+        GG_TRY_CLEANUP(gg_storage_create(count * gg_field_bytes(&source->field[f]),
+                                         gg_dataset_field_name(source, f, name), &copy->set.memory[f]));
     }
     if (source->sample_weights != NULL)
-        GG_TRY(gg_storage_create(count * sizeof(float), "a shard's weights", &copy->set.sample_weights));
-    GG_TRY(gg_alloc(count * sizeof *copy->id, "ids of a shard's samples", &copy->id));
+        GG_TRY_CLEANUP(gg_storage_create(count * sizeof(float), "a shard's weights", &copy->set.sample_weights));
+    GG_TRY_CLEANUP(gg_alloc(count * sizeof *copy->id, "ids of a shard's samples", &copy->id));
     for (int64_t slot = 0; slot < copy->set.count; ++slot)
         copy->id[slot] = (int32_t)gg_sharding_id(sharding, rank, slot);
     *out = copy;

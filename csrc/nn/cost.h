@@ -3,7 +3,7 @@
 #ifndef GG_NN_COST_H
 #define GG_NN_COST_H
 
-#include "backend/backend.h"
+#include "ops/backend.h"
 
 enum { GG_COST_FEATURES = 8 };
 

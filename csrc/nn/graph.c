@@ -57,13 +57,11 @@ const gg_layer_type *gg_layer_type_of(gg_layer_kind kind) { return types[kind]; 
 const char *gg_layer_kind_name(gg_layer_kind kind) { return types[kind]->name; }
 
 gg_status gg_graph_create(gg_graph **out) {
-    gg_status status = GG_OK;
     void *block = NULL;
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof(gg_graph), "graph", &block));
     *out = block;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_graph_destroy(gg_graph *graph) {
@@ -75,8 +73,7 @@ void gg_graph_destroy(gg_graph *graph) {
 }
 
 static gg_status reserve_node(gg_graph *graph) {
-    gg_status status = GG_OK;
-    if (graph->nodes < graph->capacity) goto cleanup;
+    if (graph->nodes < graph->capacity) return GG_OK;
     int capacity = graph->capacity > 0 ? 2 * graph->capacity : 16;
     void *block = NULL;
     GG_TRY(gg_calloc((size_t)capacity, sizeof(gg_node), "graph nodes", &block));
@@ -84,42 +81,38 @@ static gg_status reserve_node(gg_graph *graph) {
     gg_free(graph->node);
     graph->node = block;
     graph->capacity = capacity;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Every size at least 1, and the whole small enough for any product made of it later. */
 static gg_status check_shape(const gg_shape *shape) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     int64_t count = 1;
     if (shape->dims < 1 || shape->dims > GG_MAX_DIMS)
-        GG_FAIL(GG_ERROR_SHAPE, "a sample has 1 to %d axes, got %d", GG_MAX_DIMS, shape->dims);
+        return gg_fail(GG_ERROR_SHAPE, "a sample has 1 to %d axes, got %d", GG_MAX_DIMS, shape->dims);
     for (int i = 0; i < shape->dims; i++) {
         int64_t size = shape->size[i];
-        if (size < 1) GG_FAIL(GG_ERROR_SHAPE, "every size must be at least 1, got %s", gg_shape_text(shape, text));
+        if (size < 1)
+            return gg_fail(GG_ERROR_SHAPE, "every size must be at least 1, got %s", gg_shape_text(shape, text));
         if (size > GG_MAX_SAMPLE / count)
-            GG_FAIL(GG_ERROR_SHAPE, "a sample of shape %s has too many values (at most %lld)",
-                    gg_shape_text(shape, text), (long long)GG_MAX_SAMPLE);
+            return gg_fail(GG_ERROR_SHAPE, "a sample of shape %s has too many values (at most %lld)",
+                           gg_shape_text(shape, text), (long long)GG_MAX_SAMPLE);
         count *= size;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status check_name(const gg_graph *graph, const char name[GG_NAME_LENGTH]) {
-    gg_status status = GG_OK;
     if (memchr(name, '\0', GG_NAME_LENGTH) == NULL)
-        GG_FAIL(GG_ERROR_ARGUMENT, "a layer's name must be shorter than %d bytes, got '%.*s...'", GG_NAME_LENGTH,
-                GG_NAME_LENGTH - 1, name);
-    if (name[0] == '\0') GG_FAIL(GG_ERROR_ARGUMENT, "a layer's name must not be empty");
+        return gg_fail(GG_ERROR_ARGUMENT, "a layer's name must be shorter than %d bytes, got '%.*s...'", GG_NAME_LENGTH,
+                       GG_NAME_LENGTH - 1, name);
+    if (name[0] == '\0') return gg_fail(GG_ERROR_ARGUMENT, "a layer's name must not be empty");
     for (int i = 0; i < graph->nodes; i++) {
         if (strcmp(graph->node[i].desc.name, name) == 0)
-            GG_FAIL(GG_ERROR_ARGUMENT, "layer name '%s' is already that of node %d (%s); names must be unique", name, i,
-                    types[graph->node[i].desc.kind]->name);
+            return gg_fail(GG_ERROR_ARGUMENT, "layer name '%s' is already that of node %d (%s); names must be unique",
+                           name, i, types[graph->node[i].desc.kind]->name);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Token numbers are not quantities: a layer accepts them only if its type says so. */
@@ -132,44 +125,41 @@ static gg_status check_dtype(const gg_layer_type *type, int i, const gg_node *in
 
 static gg_status graph_infer(const gg_graph *graph, const gg_layer_type *type, const gg_layer_desc *desc,
                              const gg_shape *shape, int inputs, const int *input, gg_shape *out) {
-    gg_status status = GG_OK;
     const gg_node *node[GG_MAX_INPUTS] = {0};
     if (desc->kind == GG_LAYER_INPUT) {
-        if (inputs != 0) GG_FAIL(GG_ERROR_ARGUMENT, "has no inputs, got %d", inputs);
+        if (inputs != 0) return gg_fail(GG_ERROR_ARGUMENT, "has no inputs, got %d", inputs);
         if (graph->inputs == GG_MAX_FIELDS)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "a graph has at most %d inputs", GG_MAX_FIELDS);
+            return gg_fail(GG_ERROR_UNSUPPORTED, "a graph has at most %d inputs", GG_MAX_FIELDS);
         if (desc->dtype != GG_FLOAT32 && desc->dtype != GG_INT32)
-            GG_FAIL(GG_ERROR_TYPE, "an input is float32 or int32, got %s", gg_dtype_name(desc->dtype));
-        if (shape == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "needs the shape of one sample");
+            return gg_fail(GG_ERROR_TYPE, "an input is float32 or int32, got %s", gg_dtype_name(desc->dtype));
+        if (shape == NULL) return gg_fail(GG_ERROR_ARGUMENT, "needs the shape of one sample");
         *out = *shape;
-        status = check_shape(out);
-        goto cleanup;
+        return check_shape(out);
     }
     if (inputs < type->least_inputs || inputs > type->most_inputs || (inputs > 0 && input == NULL)) {
         if (type->least_inputs == type->most_inputs)
-            GG_FAIL(GG_ERROR_ARGUMENT, "needs %d input, got %d", type->least_inputs, inputs);
-        GG_FAIL(GG_ERROR_ARGUMENT, "needs %d to %d inputs, got %d", type->least_inputs, type->most_inputs, inputs);
+            return gg_fail(GG_ERROR_ARGUMENT, "needs %d input, got %d", type->least_inputs, inputs);
+        return gg_fail(GG_ERROR_ARGUMENT, "needs %d to %d inputs, got %d", type->least_inputs, type->most_inputs,
+                       inputs);
     }
     for (int i = 0; i < inputs; i++) {
         if (input[i] < 0 || input[i] >= graph->nodes)
-            GG_FAIL(GG_ERROR_ARGUMENT, "input %d is node %d, but the graph has nodes 0 to %d", i, input[i],
-                    graph->nodes - 1);
+            return gg_fail(GG_ERROR_ARGUMENT, "input %d is node %d, but the graph has nodes 0 to %d", i, input[i],
+                           graph->nodes - 1);
         node[i] = &graph->node[input[i]];
         GG_TRY(check_dtype(type, i, node[i]));
     }
     GG_TRY(type->infer(desc, inputs, node, out));
-    status = check_shape(out);
-cleanup:
-    return status;
+    return check_shape(out);
 }
 
 gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shape *shape, int inputs, const int *input,
                        int *node) {
     gg_status status = GG_OK;
     if (graph->finished)
-        GG_FAIL(GG_ERROR_STATE, "layer '%.63s': the graph is finished, no layer can be added", desc->name);
+        return gg_fail(GG_ERROR_STATE, "layer '%.63s': the graph is finished, no layer can be added", desc->name);
     if ((int)desc->kind < 0 || desc->kind >= GG_LAYER_COUNT)
-        GG_FAIL(GG_ERROR_ARGUMENT, "layer '%.63s': unknown layer kind %d", desc->name, (int)desc->kind);
+        return gg_fail(GG_ERROR_ARGUMENT, "layer '%.63s': unknown layer kind %d", desc->name, (int)desc->kind);
     const gg_layer_type *type = types[desc->kind];
     gg_node made = {.desc = *desc, .lr = {1, 1}, .decay = {1, 1}, .inputs = inputs, .layer = -1};
 
@@ -185,29 +175,26 @@ gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shap
     if (desc->kind == GG_LAYER_INPUT) graph->input[graph->inputs++] = graph->nodes;
     if (node != NULL) *node = graph->nodes;
     graph->node[graph->nodes++] = made;
-cleanup:
     return status;
 }
 
 static gg_status check_factors(const char *what, gg_factors factors) {
-    gg_status status = GG_OK;
     for (int i = 0; i < 2; ++i) {
         const double value = i == 0 ? (double)factors.weight : (double)factors.bias;
         if (!(value >= 0 && value <= (double)FLT_MAX))
-            GG_FAIL(GG_ERROR_ARGUMENT, "%s of the %s is %g; must be finite and at least 0", what,
-                    i == 0 ? "weight" : "bias", value);
+            return gg_fail(GG_ERROR_ARGUMENT, "%s of the %s is %g; must be finite and at least 0", what,
+                           i == 0 ? "weight" : "bias", value);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_graph_set_factors(gg_graph *graph, int node, gg_factors lr, gg_factors decay) {
     gg_status status = GG_OK;
-    if (graph->finished) GG_FAIL(GG_ERROR_STATE, "factors of node %d: the graph is finished", node);
+    if (graph->finished) GG_FAIL_CLEANUP(GG_ERROR_STATE, "factors of node %d: the graph is finished", node);
     if (node < 0 || node >= graph->nodes)
-        GG_FAIL(GG_ERROR_ARGUMENT, "node: %d; the graph has nodes 0 to %d", node, graph->nodes - 1);
-    GG_TRY(check_factors("lr", lr));
-    GG_TRY(check_factors("weight_decay", decay));
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "node: %d; the graph has nodes 0 to %d", node, graph->nodes - 1);
+    GG_TRY_CLEANUP(check_factors("lr", lr));
+    GG_TRY_CLEANUP(check_factors("weight_decay", decay));
     graph->node[node].lr = lr;
     graph->node[node].decay = decay;
 cleanup:
@@ -220,7 +207,7 @@ cleanup:
 static gg_status check_reachable(const gg_graph *graph, int heads, const gg_head *head) {
     gg_status status = GG_OK;
     bool *leads = NULL;
-    GG_TRY(gg_calloc((size_t)graph->nodes, sizeof *leads, "graph marks", &leads));
+    GG_TRY_CLEANUP(gg_calloc((size_t)graph->nodes, sizeof *leads, "graph marks", &leads));
     for (int i = 0; i < heads; i++) leads[head[i].node] = true;
     for (int i = graph->nodes - 1; i >= 0; i--) {
         for (int k = 0; leads[i] && k < graph->node[i].inputs; k++) leads[graph->node[i].input[k]] = true;
@@ -228,9 +215,9 @@ static gg_status check_reachable(const gg_graph *graph, int heads, const gg_head
     for (int i = 0; i < graph->nodes; i++) {
         if (leads[i]) continue;
         const char *name = graph->node[i].desc.name, *type = types[graph->node[i].desc.kind]->name;
-        if (heads > 1) GG_FAIL(GG_ERROR_ARGUMENT, "layer '%s' (%s) does not lead to any output", name, type);
-        GG_FAIL(GG_ERROR_ARGUMENT, "layer '%s' (%s) does not lead to the output '%s'", name, type,
-                graph->node[head[0].node].desc.name);
+        if (heads > 1) GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "layer '%s' (%s) does not lead to any output", name, type);
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "layer '%s' (%s) does not lead to the output '%s'", name, type,
+                        graph->node[head[0].node].desc.name);
     }
 cleanup:
     gg_free(leads);
@@ -238,28 +225,26 @@ cleanup:
 }
 
 static gg_status check_heads(const gg_graph *graph, int heads, const gg_head *head) {
-    gg_status status = GG_OK;
     if (heads < 1 || heads > GG_MAX_FIELDS)
-        GG_FAIL(GG_ERROR_ARGUMENT, "a graph has 1 to %d outputs, got %d", GG_MAX_FIELDS, heads);
+        return gg_fail(GG_ERROR_ARGUMENT, "a graph has 1 to %d outputs, got %d", GG_MAX_FIELDS, heads);
     for (int i = 0; i < heads; i++) {
         if (head[i].node < 0 || head[i].node >= graph->nodes)
-            GG_FAIL(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", head[i].node,
-                    graph->nodes - 1);
+            return gg_fail(GG_ERROR_ARGUMENT, "the output is node %d, but the graph has nodes 0 to %d", head[i].node,
+                           graph->nodes - 1);
         const gg_node *node = &graph->node[head[i].node];
         if (node->dtype != GG_FLOAT32)
-            GG_FAIL(GG_ERROR_TYPE, "the output '%s' is %s; a loss needs float32", node->desc.name,
-                    gg_dtype_name(node->dtype));
+            return gg_fail(GG_ERROR_TYPE, "the output '%s' is %s; a loss needs float32", node->desc.name,
+                           gg_dtype_name(node->dtype));
         for (int k = 0; k < i; k++) {
             if (head[k].node == head[i].node)
-                GG_FAIL(GG_ERROR_ARGUMENT, "'%s' is an output twice; each node is one once at most", node->desc.name);
+                return gg_fail(GG_ERROR_ARGUMENT, "'%s' is an output twice; each node is one once at most",
+                               node->desc.name);
         }
     }
     if (head[0].training_only)
-        GG_FAIL(GG_ERROR_ARGUMENT, "the first output, '%s', is the main one and cannot be for training only",
-                graph->node[head[0].node].desc.name);
-    GG_TRY(check_reachable(graph, heads, head));
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "the first output, '%s', is the main one and cannot be for training only",
+                       graph->node[head[0].node].desc.name);
+    return check_reachable(graph, heads, head);
 }
 
 static int count_parameters(const gg_graph *graph) {
@@ -280,9 +265,9 @@ static gg_status place_parameters(gg_graph *graph, int count) {
     gg_parameter *parameter = NULL;
     char(*name)[NAME] = NULL;
     int at = 0;
-    GG_TRY(gg_calloc((size_t)graph->layers + 1, sizeof *layer, "graph layers", &layer));
-    GG_TRY(gg_calloc((size_t)count + 1, sizeof *parameter, "graph parameters", &parameter));
-    GG_TRY(gg_calloc((size_t)count + 1, sizeof *name, "graph parameters", &name));
+    GG_TRY_CLEANUP(gg_calloc((size_t)graph->layers + 1, sizeof *layer, "graph layers", &layer));
+    GG_TRY_CLEANUP(gg_calloc((size_t)count + 1, sizeof *parameter, "graph parameters", &parameter));
+    GG_TRY_CLEANUP(gg_calloc((size_t)count + 1, sizeof *name, "graph parameters", &name));
     for (int i = 0; i < graph->nodes; i++) {
         const gg_node *node = &graph->node[i];
         if (node->layer < 0) continue;
@@ -305,7 +290,7 @@ static gg_status place_parameters(gg_graph *graph, int count) {
                                            .layer = node->layer};
         }
     }
-    GG_TRY(gg_arena_layout_create(layer, graph->layers, parameter, count, &graph->layout));
+    GG_TRY_CLEANUP(gg_arena_layout_create(layer, graph->layers, parameter, count, &graph->layout));
 cleanup:
     gg_free(layer);
     gg_free(parameter);
@@ -314,9 +299,8 @@ cleanup:
 }
 
 gg_status gg_graph_finish(gg_graph *graph, int heads, const gg_head *head) {
-    gg_status status = GG_OK;
-    if (graph->finished) GG_FAIL(GG_ERROR_STATE, "the graph is already finished");
-    if (graph->inputs == 0) GG_FAIL(GG_ERROR_STATE, "the graph has no input");
+    if (graph->finished) return gg_fail(GG_ERROR_STATE, "the graph is already finished");
+    if (graph->inputs == 0) return gg_fail(GG_ERROR_STATE, "the graph has no input");
     GG_TRY(check_heads(graph, heads, head));
     const int parameters = count_parameters(graph);
     gg_free(graph->tensor); /* of a finish that failed before */
@@ -325,8 +309,7 @@ gg_status gg_graph_finish(gg_graph *graph, int heads, const gg_head *head) {
     memcpy(graph->head, head, (size_t)heads * sizeof *head);
     graph->heads = heads;
     graph->finished = true;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 int gg_graph_nodes(const gg_graph *graph) { return graph->nodes; }

@@ -5,8 +5,8 @@
 #ifndef GG_NN_GRAPH_H
 #define GG_NN_GRAPH_H
 
-#include "backend/backend.h"
-#include "nn/arena_layout.h"
+#include "ops/arena_layout.h"
+#include "ops/backend.h"
 
 #define GG_NAME_LENGTH 64
 

@@ -43,7 +43,6 @@ static void bench_free(bench *b) {
 /* An array of float32 between -0.5 and 0.5, none of them denormal. Their upper halves are such bfloat16. */
 static gg_status make_array(size_t bytes, void **out) {
     enum { DRAWN = 4096 };
-    gg_status status = GG_OK;
     uint32_t state = 1;
     GG_TRY(gg_calloc(bytes + GG_READ_BEHIND, 1, "measuring a convolution", out));
     float *value = *out;
@@ -54,22 +53,21 @@ static gg_status make_array(size_t bytes, void **out) {
     }
     for (size_t i = DRAWN; i < count; i += DRAWN)
         memcpy(value + i, value, (count - i < DRAWN ? count - i : DRAWN) * sizeof(float));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The same in memory of the device. */
 static gg_status device_array(gg_device *device, size_t bytes, void **out) {
     gg_status status = GG_OK;
     void *made = NULL;
-    GG_TRY(make_array(bytes, &made));
+    GG_TRY_CLEANUP(make_array(bytes, &made));
     if (!gg_device_is_separate(device)) {
         *out = made;
         made = NULL;
         goto cleanup;
     }
-    GG_TRY(gg_device_alloc(device, bytes + GG_READ_BEHIND, "measuring a convolution", out));
-    GG_TRY(gg_device_write(device, *out, made, bytes));
+    GG_TRY_CLEANUP(gg_device_alloc(device, bytes + GG_READ_BEHIND, "measuring a convolution", out));
+    GG_TRY_CLEANUP(gg_device_write(device, *out, made, bytes));
 cleanup:
     gg_free(made);
     return status;
@@ -84,7 +82,6 @@ static gg_status make_parameters(gg_device *device, size_t bytes, float **out) {
 
 /* The arrays for the candidates that have been found, of the shapes of `chosen`. */
 static gg_status bench_make(const gg_op *chosen, bench *b) {
-    gg_status status = GG_OK;
     const gg_op_desc *desc = &chosen->desc;
     const size_t in = gg_format_bytes(chosen->input[0], &desc->input[0], desc->batch);
     const size_t out = gg_format_bytes(chosen->output, &desc->output, desc->batch);
@@ -104,12 +101,11 @@ static gg_status bench_make(const gg_op *chosen, bench *b) {
     GG_TRY(device_array(b->device, prepared, &b->prepared));
     GG_TRY(device_array(b->device, scratch, &b->scratch));
     for (int i = 0; i < 2; i++) GG_TRY(make_parameters(b->device, i == 0 ? weights : bias, &b->parameter[i]));
-    if (b->pass[GG_PASS_WEIGHTS].count + b->pass[GG_PASS_DATA].count == 0) goto cleanup;
+    if (b->pass[GG_PASS_WEIGHTS].count + b->pass[GG_PASS_DATA].count == 0) return GG_OK;
     GG_TRY(device_array(b->device, out, &b->grad_output));
     GG_TRY(device_array(b->device, in, &b->grad_input));
     for (int i = 0; i < 2; i++) GG_TRY(make_parameters(b->device, i == 0 ? weights : bias, &b->gradient[i]));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* How often a candidate runs for one time: work that is done later costs a call and a wait besides. */
@@ -117,7 +113,6 @@ enum { RUNS_LATER = 8 };
 
 /* The time of one run. */
 static gg_status run_some(gg_op *op, gg_pass pass, const bench *b, double *seconds) {
-    gg_status status = GG_OK;
     const gg_op_args args = {.input = {b->input},
                              .output = b->output,
                              .grad_output = b->grad_output,
@@ -136,8 +131,7 @@ static gg_status run_some(gg_op *op, gg_pass pass, const bench *b, double *secon
     }
     gg_device_finish(b->device);
     *seconds = (gg_clock_now() - begin) / runs;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The candidates of a pass that compute in the formats of `chosen`, the operation that the plan has. */
@@ -167,7 +161,6 @@ static gg_status find_candidates(const gg_plan *plan, const gg_op *chosen, gg_pa
             else gg_op_destroy(op);
         }
     }
-cleanup:
     return status;
 }
 
@@ -216,7 +209,6 @@ static gg_status measure_pass(const gg_conv_key *key, gg_pass pass, bench *b, gg
     for (int i = 0; i < all->count; i++)
         rows[(*count)++] =
             (gg_conv_timing){.key = *key, .pass = pass, .algorithm = all->op[i]->desc.algorithm, .seconds = best[i]};
-cleanup:
     return status;
 }
 
@@ -229,12 +221,12 @@ static gg_status measure_convolution(const gg_plan *plan, const gg_op *chosen, g
     for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
         if (pass != GG_PASS_FORWARD && !plan->options.training) continue;
         if (pass == GG_PASS_DATA && !chosen->desc.input_grad) continue;
-        GG_TRY(find_candidates(plan, chosen, (gg_pass)pass, &b.pass[pass]));
+        GG_TRY_CLEANUP(find_candidates(plan, chosen, (gg_pass)pass, &b.pass[pass]));
         several = several || b.pass[pass].count > 1;
     }
     if (!several) goto cleanup;
-    GG_TRY(bench_make(chosen, &b));
-    for (int pass = 0; pass < GG_PASS_COUNT; pass++) GG_TRY(measure_pass(&key, (gg_pass)pass, &b, rows, count));
+    GG_TRY_CLEANUP(bench_make(chosen, &b));
+    for (int pass = 0; pass < GG_PASS_COUNT; pass++) GG_TRY_CLEANUP(measure_pass(&key, (gg_pass)pass, &b, rows, count));
 cleanup:
     bench_free(&b);
     return status;
@@ -271,8 +263,8 @@ gg_status gg_measured_convolutions(const gg_graph *graph, const gg_plan_options 
     void *block = NULL;
     *out = NULL;
     *count = 0;
-    GG_TRY(measured_plan(graph, options, &plan));
-    GG_TRY(gg_calloc((size_t)plan->steps + 1, sizeof(gg_conv_key), "convolutions", &block));
+    GG_TRY_CLEANUP(measured_plan(graph, options, &plan));
+    GG_TRY_CLEANUP(gg_calloc((size_t)plan->steps + 1, sizeof(gg_conv_key), "convolutions", &block));
     gg_conv_key *keys = block;
     for (int s = 0; s < plan->steps; s++) {
         if (!gg_choose_has_algorithms(options, plan->step[s].op)) continue;
@@ -300,9 +292,9 @@ gg_status gg_measure_algorithms(const gg_graph *graph, const gg_plan_options *op
     *out = NULL;
     *count = 0;
     const double begin = gg_clock_now();
-    GG_TRY(measured_plan(graph, options, &plan));
-    GG_TRY(gg_calloc((size_t)(wants * GG_PASS_COUNT * GG_ALGORITHM_COUNT + 1), sizeof(gg_conv_timing),
-                     "measured convolutions", &block));
+    GG_TRY_CLEANUP(measured_plan(graph, options, &plan));
+    GG_TRY_CLEANUP(gg_calloc((size_t)(wants * GG_PASS_COUNT * GG_ALGORITHM_COUNT + 1), sizeof(gg_conv_timing),
+                             "measured convolutions", &block));
     gg_conv_timing *rows = block;
     for (int i = 0; i < wants && gg_clock_now() - begin < seconds; i++) {
         const gg_op *chosen = find_convolution(plan, &wanted[i]);
@@ -312,7 +304,7 @@ gg_status gg_measure_algorithms(const gg_graph *graph, const gg_plan_options *op
             *count = before;
             status = GG_OK;
         }
-        GG_TRY(status);
+        GG_TRY_CLEANUP(status);
     }
     *out = rows;
     block = NULL;
@@ -354,7 +346,7 @@ static gg_status fill_inputs(gg_plan *plan, const gg_graph *graph, int64_t batch
         const gg_shape *shape = &gg_graph_node(graph, gg_graph_input(graph, i))->shape;
         const size_t bytes = gg_format_bytes(format, shape, batch);
         if (gg_plan_input(plan, i) == NULL) continue;
-        GG_TRY(make_array(bytes, &made));
+        GG_TRY_CLEANUP(make_array(bytes, &made));
         for (size_t n = 0; format.dtype == GG_INT32 && n < bytes / sizeof(int32_t); n++)
             ((int32_t *)made)[n] = (int32_t)gg_graph_integers(graph, i).first;
         memcpy(gg_plan_input(plan, i), made, bytes);
@@ -378,12 +370,12 @@ static gg_status time_steps(step_bench *b, const gg_plan_options *options, doubl
     gg_status status = GG_OK;
     gg_plan *plan = NULL;
     const gg_plan_hooks hooks = {.context = b, .poll = stop_at_deadline};
-    GG_TRY(gg_plan_create(b->graph, options, &plan));
-    GG_TRY(fill_inputs(plan, b->graph, options->batch));
+    GG_TRY_CLEANUP(gg_plan_create(b->graph, options, &plan));
+    GG_TRY_CLEANUP(fill_inputs(plan, b->graph, options->batch));
     const double begin = gg_clock_now();
     double before = begin;
     for (int step = 0;; step++) {
-        GG_TRY(gg_plan_train(plan, b->weights, b->gradients, &b->batch, 0, &hooks, NULL, NULL));
+        GG_TRY_CLEANUP(gg_plan_train(plan, b->weights, b->gradients, &b->batch, 0, &hooks, NULL, NULL));
         gg_device_finish(options->device);
         const double now = gg_clock_now(), spent = now - begin;
         if (now - before < *shortest) *shortest = now - before;
@@ -436,7 +428,6 @@ static void step_bench_free(step_bench *b) {
 
 /* Also where it fails, b is to be freed. */
 static gg_status step_bench_make(step_bench *b, double seconds) {
-    gg_status status = GG_OK;
     const char *what = "measuring a step";
     GG_TRY(gg_calloc(targets_bytes(b->graph, b->options->batch) + GG_READ_BEHIND, 1, what, &b->targets));
     GG_TRY(
@@ -445,8 +436,7 @@ static gg_status step_bench_make(step_bench *b, double seconds) {
     b->budget = seconds;
     b->deadline = gg_clock_now() + seconds;
     b->shortest[0] = b->shortest[1] = INFINITY;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *options, const float *weights,
@@ -455,11 +445,11 @@ gg_status gg_measure_tables(const gg_graph *graph, const gg_plan_options *option
     step_bench b = {.graph = graph, .options = options, .weights = weights, .algorithms = algorithms};
     *out = (gg_tables_timing){.outcome = GG_TABLES_ONE};
     if (!gg_choose_has_tables(options)) goto cleanup;
-    GG_TRY(step_bench_make(&b, seconds));
+    GG_TRY_CLEANUP(step_bench_make(&b, seconds));
     for (int run = 0; run < 2 * TABLES_ROUNDS && wants_run(&b, run); run++) {
         status = time_order(&b, run % 2 == 1);
         if (status == GG_ERROR_CANCELLED) break;
-        GG_TRY(status);
+        GG_TRY_CLEANUP(status);
     }
     status = GG_OK;
     out->outcome = GG_TABLES_NO_TIME;
@@ -481,9 +471,10 @@ gg_status gg_measure_step(const gg_graph *graph, const gg_plan_options *options,
     step_bench b = {.graph = graph, .options = options, .weights = weights};
     *seconds = INFINITY;
     if (gg_device_is_separate(options->device))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "a step is timed on a CPU alone: here the batch would have to go up first");
-    GG_TRY(step_bench_make(&b, INFINITY));
-    GG_TRY(time_steps(&b, options, seconds));
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED,
+                        "a step is timed on a CPU alone: here the batch would have to go up first");
+    GG_TRY_CLEANUP(step_bench_make(&b, INFINITY));
+    GG_TRY_CLEANUP(time_steps(&b, options, seconds));
 cleanup:
     step_bench_free(&b);
     return status;

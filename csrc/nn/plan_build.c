@@ -13,9 +13,8 @@ static bool same_format(gg_format a, gg_format b) { return a.dtype == b.dtype &&
 static bool plan_shapeless(gg_layout layout) { return layout == GG_LAYOUT_PLAIN || layout == GG_LAYOUT_BATCH_LAST; }
 
 gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, void **out) {
-    gg_status status = GG_OK;
     *out = array;
-    if (count < *capacity) goto cleanup;
+    if (count < *capacity) return GG_OK;
     int room = *capacity > 0 ? 2 * *capacity : 32;
     void *block = NULL;
     GG_TRY(gg_calloc((size_t)room, size, "plan", &block));
@@ -23,12 +22,10 @@ gg_status gg_plan_reserve(void *array, int *capacity, int count, size_t size, vo
     gg_free(array);
     *out = block;
     *capacity = room;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status add_value(gg_plan *plan, const gg_value *made, int *out) {
-    gg_status status = GG_OK;
     void *array = NULL;
     GG_TRY(gg_plan_reserve(plan->value, &plan->value_capacity, plan->values, sizeof(gg_value), &array));
     plan->value = array;
@@ -38,8 +35,7 @@ static gg_status add_value(gg_plan *plan, const gg_value *made, int *out) {
     value->parent = value->buffer = value->grad_buffer = GG_NONE;
     if (value->origin == GG_NONE) value->origin = plan->values;
     *out = plan->values++;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void destroy_ops(gg_op *const op[GG_PASS_COUNT]) {
@@ -143,20 +139,19 @@ static gg_status try_reorder(gg_plan *plan, int node, int from, const gg_shape *
 
     status = create_from(order[0], &desc, &step.op);
     if (status == GG_ERROR_UNSUPPORTED && devices == 2) status = create_from(order[1], &desc, &step.op);
-    if (status != GG_OK) goto cleanup;
+    if (status != GG_OK) return status;
     if (!same_format(step.op->input[0], desc.offered[0]) || !same_format(step.op->output, format)) {
         const char *backend = step.op->backend;
         gg_op_destroy(step.op);
-        GG_FAIL(GG_ERROR_BACKEND, "the reorder of table '%s' is not between the formats asked for", backend);
+        return gg_fail(GG_ERROR_BACKEND, "the reorder of table '%s' is not between the formats asked for", backend);
     }
     status = add_value(plan, &made, &step.output);
     if (status != GG_OK) {
         gg_op_destroy(step.op);
-        goto cleanup;
+        return status;
     }
     GG_TRY(add_step(plan, &step));
     *out = step.output;
-cleanup:
     return status;
 }
 
@@ -178,7 +173,7 @@ static gg_status plan_convert(gg_plan *plan, int node, int value, const gg_shape
     int found = find_copy(plan, value, shape, format);
     if (found != GG_NONE) {
         *out = found;
-        goto cleanup;
+        return status;
     }
     gg_format from = plan->value[value].format;
     const gg_shape own = plan->value[value].shape;
@@ -186,22 +181,19 @@ static gg_status plan_convert(gg_plan *plan, int node, int value, const gg_shape
     if (!lies_as(&plan->value[value], shape)) {
         if (!plan_shapeless(format.layout)) {
             GG_TRY(plan_convert(plan, node, value, &own, (gg_format){from.dtype, GG_LAYOUT_PLAIN}, &between));
-            status = plan_convert(plan, node, between, shape, format, out);
-            goto cleanup;
+            return plan_convert(plan, node, between, shape, format, out);
         }
         shape = &own;
     }
     status = try_reorder(plan, node, value, shape, format, out);
-    if (status != GG_ERROR_UNSUPPORTED) goto cleanup;
+    if (status != GG_ERROR_UNSUPPORTED) return status;
     if (same_format(from, plain) || same_format(format, plain)) {
         gg_error_prefix(status, "from %s %s to %s %s: ", gg_dtype_name(from.dtype), gg_layout_name(from.layout),
                         gg_dtype_name(format.dtype), gg_layout_name(format.layout));
-        goto cleanup;
+        return status;
     }
     GG_TRY(plan_convert(plan, node, value, shape, plain, &between));
-    GG_TRY(plan_convert(plan, node, between, shape, format, out));
-cleanup:
-    return status;
+    return plan_convert(plan, node, between, shape, format, out);
 }
 
 /* Whether a value, which `source` shows, has one reader alone, behind views or not. */
@@ -225,17 +217,14 @@ static bool can_be_input(const gg_plan *plan, int source, gg_format format) {
 /* The value of node `source` in the format of its reader `node`. The first reader decides the format of the plan's
  * input. */
 static gg_status plan_resolve(gg_plan *plan, int node, int source, gg_format format, int *out) {
-    gg_status status = GG_OK;
     int value = plan->node[source].value;
     if (plan->value[value].undecided) {
         plan_decide(plan, value, can_be_input(plan, source, format) ? format : plain);
     }
     if (!plan_shapeless(format.layout) && gg_graph_node(plan->graph, source)->shape.dims != 3)
-        GG_FAIL(GG_ERROR_BACKEND, "layout %s is for images only, but was asked for the output of '%s'",
-                gg_layout_name(format.layout), gg_graph_node(plan->graph, source)->desc.name);
-    status = plan_convert(plan, node, value, &gg_graph_node(plan->graph, source)->shape, format, out);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_BACKEND, "layout %s is for images only, but was asked for the output of '%s'",
+                       gg_layout_name(format.layout), gg_graph_node(plan->graph, source)->desc.name);
+    return plan_convert(plan, node, value, &gg_graph_node(plan->graph, source)->shape, format, out);
 }
 
 /* Nodes ---------------------------------------------------------------------------------------------------- */
@@ -328,7 +317,7 @@ static gg_status choose_algorithms(gg_plan *plan, const gg_group *group, const g
     gg_op *direct = NULL;
     if (!gg_choose_by_cost(&plan->options, desc, out)) goto cleanup;
     const gg_algorithm algorithm = gg_choose_direct(&plan->options, desc);
-    GG_TRY(create_group(plan, &part, algorithm, 0, &direct));
+    GG_TRY_CLEANUP(create_group(plan, &part, algorithm, 0, &direct));
     gg_choose_algorithms(&plan->options, direct, out);
 cleanup:
     gg_op_destroy(direct);
@@ -352,7 +341,7 @@ static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_C
         passes = plan->options.training ? passes_with(algorithm, first, desc.input_grad) : 0;
         status = create_group(plan, group, first, passes, &out[GG_PASS_FORWARD]);
     }
-    if (status != GG_OK || passes == 0) goto cleanup;
+    if (status != GG_OK || passes == 0) return status;
     unsigned missing = 0;
     for (int pass = GG_PASS_WEIGHTS; pass < GG_PASS_COUNT; pass++) {
         if ((passes >> pass & 1u) != 0) continue;
@@ -361,17 +350,15 @@ static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_C
             GG_TRY(create_beside(plan, out[GG_PASS_FORWARD], direct, (gg_pass)pass, &out[pass]));
         if (out[pass] == NULL) missing |= 1u << pass;
     }
-    if (missing == 0) goto cleanup;
+    if (missing == 0) return status;
     /* The first one again, for what no other is there for, too. */
     gg_op_destroy(out[GG_PASS_FORWARD]);
     out[GG_PASS_FORWARD] = NULL;
     status = create_group(plan, group, first, passes | missing, &out[GG_PASS_FORWARD]);
-    if (status != GG_ERROR_UNSUPPORTED || first == direct) goto cleanup;
+    if (status != GG_ERROR_UNSUPPORTED || first == direct) return status;
     destroy_ops(out);
     memset(out, 0, GG_PASS_COUNT * sizeof *out);
-    status = create_group(plan, group, direct, 0, &out[GG_PASS_FORWARD]);
-cleanup:
-    return status;
+    return create_group(plan, group, direct, 0, &out[GG_PASS_FORWARD]);
 }
 
 /* A join whose inputs can be written where they belong in it: each then is a slice, and nothing is copied. Inputs that
@@ -423,20 +410,20 @@ static gg_status build_op(gg_plan *plan, int first) {
     gg_value made = {.origin = GG_NONE, .producer = GG_NONE};
     int source[GG_MAX_INPUTS];
 
-    GG_TRY(create_ops(plan, &group, ops));
+    GG_TRY_CLEANUP(create_ops(plan, &group, ops));
     op = ops[GG_PASS_FORWARD];
     gg_group_set(plan, &group);
     const int last = gg_group_last(&group);
     step.inputs = gg_group_inputs(plan, &group, source);
     for (int i = 0; i < step.inputs; i++)
-        GG_TRY(plan_resolve(plan, group.main, source[i], op->input[i], &step.input[i]));
+        GG_TRY_CLEANUP(plan_resolve(plan, group.main, source[i], op->input[i], &step.input[i]));
     made.shape = gg_graph_node(plan->graph, last)->shape;
     made.needs_gradient = plan->node[last].needs_gradient;
     made.node = last;
     made.format = op->output;
     const bool view = is_view(plan, op, step.inputs, step.input);
     if (!view) made.producer = plan->steps;
-    GG_TRY(add_value(plan, &made, &step.output));
+    GG_TRY_CLEANUP(add_value(plan, &made, &step.output));
     for (int i = 0; i < group.nodes; i++) plan->node[group.node[i]].value = step.output;
     if (view) {
         join_by_view(plan, step.output, step.inputs, step.input);
@@ -450,7 +437,7 @@ static gg_status build_op(gg_plan *plan, int first) {
     step.op = op;
     memcpy(step.pass, ops, sizeof ops);
     memset(ops, 0, sizeof ops);
-    GG_TRY(add_step(plan, &step));
+    GG_TRY_CLEANUP(add_step(plan, &step));
 cleanup:
     destroy_ops(ops);
     return status;
@@ -520,7 +507,6 @@ static gg_status build_head(gg_plan *plan, gg_plan_head *head, int node) {
     if (format.dtype != GG_FLOAT32 || !plan_shapeless(format.layout)) format = plain;
     status = plan_convert(plan, node, plan->node[node].value, &it->shape, format, &head->value);
     GG_TRY(gg_error_prefix(status, "the loss on '%s': ", it->desc.name));
-cleanup:
     return status;
 }
 
@@ -535,14 +521,12 @@ static bool group_ready(const gg_plan *plan, const gg_group *group) {
 
 /* A group is built with the first of its nodes before which all that it reads is there. */
 static gg_status build_group_of(gg_plan *plan, int node) {
-    gg_status status = GG_OK;
     while (plan->node[node].value == GG_NONE) {
         const int first = plan->node[node].first;
         if (!group_ready(plan, &plan->node[first].group)) break;
         GG_TRY(build_node(plan, first)); /* perhaps without `node` */
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_plan_build(gg_plan *plan) {
@@ -560,6 +544,5 @@ gg_status gg_plan_build(gg_plan *plan) {
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (plan->head[i].used) GG_TRY(build_head(plan, &plan->head[i], gg_graph_head(plan->graph, i)->node));
     }
-cleanup:
     return status;
 }

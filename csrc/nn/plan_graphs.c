@@ -119,31 +119,25 @@ static gg_run_variant *find_variant(gg_plan *plan, const gg_run *run) {
 /* ---- running ---- */
 
 static gg_status run_times(gg_plan *plan, const gg_run *run, int begin, int end) {
-    gg_status status = GG_OK;
     for (int time = begin; time < end; time++) {
         GG_TRY(gg_run_before(plan, run, time));
         GG_TRY(gg_run_compute(plan, run, time));
         GG_TRY(gg_run_after(plan, run, time));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status call_hooks(gg_plan *plan, const gg_run *run, int begin, int end) {
-    gg_status status = GG_OK;
     for (int time = begin; time < end; time++) {
         GG_TRY(gg_run_before(plan, run, time));
         GG_TRY(gg_run_after(plan, run, time));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status compute_times(gg_plan *plan, const gg_run *run, int begin, int end) {
-    gg_status status = GG_OK;
     for (int time = begin; time < end; time++) GG_TRY(gg_run_compute(plan, run, time));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* What cannot be captured is done without graphs from then on; the report says why. */
@@ -168,7 +162,6 @@ static void capture_times(gg_plan *plan, const gg_run *run, int begin, int end, 
 }
 
 static gg_status run_piece(gg_plan *plan, const gg_run *run, gg_piece *piece, int end) {
-    gg_status status = GG_OK;
     const int begin = piece->cut.begin, losses = plan->steps;
     GG_TRY(call_hooks(plan, run, begin, end < losses ? end : losses));
     if (piece->graph == NULL && !plan->graphs.failed) capture_times(plan, run, begin, end, &piece->graph);
@@ -178,14 +171,11 @@ static gg_status run_piece(gg_plan *plan, const gg_run *run, gg_piece *piece, in
     } else {
         GG_TRY(compute_times(plan, run, begin, end));
     }
-    GG_TRY(call_hooks(plan, run, begin > losses ? begin : losses + 1, end));
-cleanup:
-    return status;
+    return call_hooks(plan, run, begin > losses ? begin : losses + 1, end);
 }
 
 /* The first run with its addresses makes everything that is made once; the next ones capture and replay. */
 static gg_status run_in_pieces(gg_plan *plan, const gg_run *run) {
-    gg_status status = GG_OK;
     gg_run_variant *variant = find_variant(plan, run);
     const bool eager = variant->runs++ == 0;
     for (int i = 0; i < variant->pieces; i++) {
@@ -194,8 +184,7 @@ static gg_status run_in_pieces(gg_plan *plan, const gg_run *run) {
         if (eager || piece->cut.eager || plan->graphs.failed) GG_TRY(run_times(plan, run, piece->cut.begin, end));
         else GG_TRY(run_piece(plan, run, piece, end));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_plan_run_all(gg_plan *plan, const gg_run *run) {
@@ -213,18 +202,16 @@ static bool can_capture(const gg_plan *plan) {
 }
 
 gg_status gg_plan_graphs_create(gg_plan *plan) {
-    gg_status status = GG_OK;
     gg_plan_graphs *graphs = &plan->graphs;
     const size_t pieces = 2 * (size_t)plan->steps + 2;
-    if (!can_capture(plan)) goto cleanup;
+    if (!can_capture(plan)) return GG_OK;
     graphs->layers = gg_graph_layers(plan->graph);
     GG_TRY(gg_calloc((size_t)graphs->layers + 1, sizeof *graphs->first_step, "plan", &graphs->first_step));
     GG_TRY(gg_calloc(pieces, sizeof *graphs->cut, "plan", &graphs->cut));
     GG_TRY(gg_calloc(pieces * GG_RUN_VARIANTS, sizeof *graphs->piece, "plan", &graphs->piece));
     GG_TRY(gg_calloc(GG_RUN_VARIANTS, sizeof *graphs->variant, "plan", &graphs->variant));
     for (size_t i = 0; i < GG_RUN_VARIANTS; i++) graphs->variant[i].piece = graphs->piece + i * pieces;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_plan_graphs_destroy(gg_plan *plan) {

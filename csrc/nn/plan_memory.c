@@ -22,15 +22,13 @@ int gg_plan_root(const gg_plan *plan, int value, size_t *offset) {
 static int end_of_time(const gg_plan *plan) { return 2 * plan->steps; }
 
 static gg_status add_buffer(gg_plan *plan, size_t bytes, int first, int last, int *out) {
-    gg_status status = GG_OK;
     void *array = NULL;
     GG_TRY(gg_plan_reserve(plan->buffer, &plan->buffer_capacity, plan->buffers, sizeof(gg_buffer), &array));
     plan->buffer = array;
     size_t padded = gg_aligned(bytes);
     plan->buffer[plan->buffers] = (gg_buffer){.bytes = padded, .first = first, .last = last};
     *out = plan->buffers++;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void plan_extend(gg_buffer *buffer, int time) {
@@ -91,7 +89,6 @@ static bool forward_in_place(const gg_plan *plan, const gg_step *step, int time)
 }
 
 static gg_status place_activations(gg_plan *plan) {
-    gg_status status = GG_OK;
     for (int i = 0; i < gg_graph_inputs(plan->graph); i++) {
         const int value = plan->node[gg_graph_input(plan->graph, i)].value;
         if (value == GG_NONE) continue;
@@ -108,8 +105,7 @@ static gg_status place_activations(gg_plan *plan) {
         gg_value *root = &plan->value[gg_plan_root(plan, plan->step[s].output, NULL)];
         if (root->buffer == GG_NONE) GG_TRY(add_buffer(plan, root->bytes, root->first, root->last, &root->buffer));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Gradients -------------------------------------------------------------------------------------------------- */
@@ -135,20 +131,17 @@ static void mark_written(gg_plan *plan, int value) {
 
 /* The place of a value's gradient, its buffer made if this is the first use. */
 static gg_status grad_place(gg_plan *plan, int value, int time, gg_place *out) {
-    gg_status status = GG_OK;
     size_t offset = 0;
     gg_value *root = &plan->value[gg_plan_root(plan, value, &offset)];
     if (root->grad_buffer == GG_NONE) GG_TRY(add_buffer(plan, root->bytes, time, time, &root->grad_buffer));
     plan_extend(&plan->buffer[root->grad_buffer], time);
     *out = (gg_place){root->grad_buffer, offset};
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Joins a gradient lying at `term` to a value's: leaf by leaf, as slices may have been written each for itself. Counts
  * the sums in *sums. */
 static gg_status add_sums(gg_plan *plan, int value, gg_place term, int time, int *sums) {
-    gg_status status = GG_OK;
     size_t begin = 0;
     void *array = NULL;
     gg_plan_root(plan, value, &begin);
@@ -169,8 +162,7 @@ static gg_status add_sums(gg_plan *plan, int value, gg_place term, int time, int
         plan->sum[plan->sums++] = made;
         (*sums)++;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Whether a step may write the gradient of input i over its output: nobody reads that one later. */
@@ -184,7 +176,6 @@ static bool over_output(const gg_plan *plan, const gg_step *step, int i, int tim
  * the gradient of its own output, or over its output, if the operation allows it; a later one writes aside and is
  * added. */
 static gg_status place_grad_input(gg_plan *plan, int s, int i) {
-    gg_status status = GG_OK;
     gg_step *step = &plan->step[s];
     int value = step->input[i], time = gg_plan_backward_time(plan, s);
     gg_value *in = &plan->value[value];
@@ -203,29 +194,25 @@ static gg_status place_grad_input(gg_plan *plan, int s, int i) {
         GG_TRY(grad_place(plan, value, time, &step->grad_input[i]));
     }
     mark_written(plan, value);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Where a head's loss writes its gradient: heads of one value, which views can have, write theirs aside and are added.
  */
 static gg_status place_grad_head(gg_plan *plan, gg_plan_head *head) {
-    gg_status status = GG_OK;
     head->gradient.buffer = GG_NONE;
     head->first_sum = plan->sums;
-    if (!head->used || !plan->options.training || !plan->value[head->value].needs_gradient) goto cleanup;
+    if (!head->used || !plan->options.training || !plan->value[head->value].needs_gradient) return GG_OK;
     if (partly_written(plan, head->value)) {
         const size_t bytes = plan->value[head->value].bytes;
         GG_TRY(add_buffer(plan, bytes, plan->steps, plan->steps, &head->gradient.buffer));
         GG_TRY(add_sums(plan, head->value, head->gradient, plan->steps, &head->sums));
     } else GG_TRY(grad_place(plan, head->value, plan->steps, &head->gradient));
     mark_written(plan, head->value);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status place_gradients(gg_plan *plan) {
-    gg_status status = GG_OK;
     gg_place ignored;
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) GG_TRY(place_grad_head(plan, &plan->head[i]));
     for (int s = plan->steps - 1; s >= 0; s--) {
@@ -237,14 +224,12 @@ static gg_status place_gradients(gg_plan *plan) {
             if (plan->value[step->input[i]].needs_gradient) GG_TRY(place_grad_input(plan, s, i));
         }
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Everything else ------------------------------------------------------------------------------------------ */
 
 static gg_status place_others(gg_plan *plan) {
-    gg_status status = GG_OK;
     size_t plain_bytes = 0;
     for (int s = 0; s < plan->steps; s++) {
         gg_step *step = &plan->step[s];
@@ -275,8 +260,7 @@ static gg_status place_others(gg_plan *plan) {
         if (bytes > plain_bytes) plain_bytes = bytes;
     }
     if (plain_bytes > 0) GG_TRY(add_buffer(plan, plain_bytes, plan->steps, plan->steps, &plan->plain_buffer));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 typedef struct gg_ordered {
@@ -305,8 +289,8 @@ static size_t lowest_offset(const gg_plan *plan, const gg_buffer *buffer, int pl
 static gg_status place_buffers(gg_plan *plan) {
     gg_status status = GG_OK;
     void *order_block = NULL, *offset_block = NULL;
-    GG_TRY(gg_calloc((size_t)plan->buffers, sizeof(gg_ordered), "plan", &order_block));
-    GG_TRY(gg_calloc((size_t)plan->buffers, sizeof(int), "plan", &offset_block));
+    GG_TRY_CLEANUP(gg_calloc((size_t)plan->buffers, sizeof(gg_ordered), "plan", &order_block));
+    GG_TRY_CLEANUP(gg_calloc((size_t)plan->buffers, sizeof(int), "plan", &offset_block));
     gg_ordered *order = order_block;
     int *by_offset = offset_block;
     for (int i = 0; i < plan->buffers; i++) order[i] = (gg_ordered){&plan->buffer[i], i};
@@ -402,17 +386,13 @@ static gg_status check_memory(const gg_plan *plan) {
 
 /* Zeroed, so that lanes nobody has written yet are finite. */
 static gg_status allocate_block(const gg_plan *plan, char **out) {
-    gg_status status = GG_OK;
     GG_TRY(check_memory(plan));
-    GG_TRY(gg_device_alloc(plan->options.device, plan->block_bytes, "activations and gradients of the plan", out));
-cleanup:
-    return status;
+    return gg_device_alloc(plan->options.device, plan->block_bytes, "activations and gradients of the plan", out);
 }
 
 gg_status gg_plan_activate(gg_plan *plan) {
-    gg_status status = GG_OK;
     gg_plan_memory *memory = plan->options.memory;
-    if (memory == NULL || memory->user == plan) goto cleanup;
+    if (memory == NULL || memory->user == plan) return GG_OK;
     if (memory->bytes < plan->block_bytes) {
         gg_plan_memory_release(memory); /* not both at a time */
         GG_TRY(allocate_block(plan, &memory->block));
@@ -423,8 +403,7 @@ gg_status gg_plan_activate(gg_plan *plan) {
     plan->prepared_version = 0;
     plan->block = memory->block;
     plan_bind(plan);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_plan_memory_release(gg_plan_memory *memory) {
@@ -433,7 +412,6 @@ void gg_plan_memory_release(gg_plan_memory *memory) {
 }
 
 gg_status gg_plan_layout(gg_plan *plan) {
-    gg_status status = GG_OK;
     find_lifetimes(plan);
     GG_TRY(place_activations(plan));
     GG_TRY(place_gradients(plan));
@@ -446,6 +424,5 @@ gg_status gg_plan_layout(gg_plan *plan) {
         GG_TRY(allocate_block(plan, &plan->block));
         plan_bind(plan);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -86,21 +86,19 @@ static void timing_ends(const gg_plan *plan, double begin, double *seconds) {
 }
 
 static gg_status step_backward(const gg_plan *plan, gg_step *step) {
-    gg_status status = GG_OK;
     gg_op_args *args = &step->backward_args;
     gg_op *weights = step->pass[GG_PASS_WEIGHTS], *data = step->pass[GG_PASS_DATA];
     double begin = timing_begins(plan);
     if (weights->type->backward_weights != NULL) GG_TRY(weights->type->backward_weights(weights, args));
     timing_ends(plan, begin, &step->seconds[GG_PASS_WEIGHTS]);
-    if (data->type->backward_data == NULL) goto cleanup;
+    if (data->type->backward_data == NULL) return GG_OK;
     begin = timing_begins(plan);
     args->prepared = step->prepared_at[GG_PASS_DATA];
     if (step->prepared[GG_PASS_DATA] != step->prepared[GG_PASS_FORWARD])
         GG_TRY(gg_op_prepare(data, args, GG_PASS_DATA));
     GG_TRY(data->type->backward_data(data, args));
     timing_ends(plan, begin, &step->seconds[GG_PASS_DATA]);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void add_gradients(const gg_plan *plan, int first, int count) {
@@ -161,33 +159,28 @@ static void run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training,
 
 /* The weights of the step's layers are current then, or the operation makes rows of its own current. */
 static gg_status need_layers(gg_step *step, const gg_run *run) {
-    gg_status status = GG_OK;
     const gg_plan_hooks *hooks = run->hooks;
     step->forward_args.rows = NULL;
-    if (hooks == NULL || hooks->need == NULL) goto cleanup;
+    if (hooks == NULL || hooks->need == NULL) return GG_OK;
     if (hooks->need_rows != NULL && run->training && step->op->makes_rows && step->layers == 1) {
         step->rows = (gg_weight_rows){.make = NULL};
         GG_TRY(hooks->need_rows(hooks->context, step->layer[0], &step->rows));
         if (step->rows.make != NULL) step->forward_args.rows = &step->rows;
-        goto cleanup;
+        return GG_OK;
     }
     for (int i = 0; i < step->layers; i++) GG_TRY(hooks->need(hooks->context, step->layer[i]));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status before_forward(gg_plan *plan, const gg_run *run, gg_step *step) {
-    gg_status status = GG_OK;
     plan_enter(run->hooks, step);
     GG_TRY(plan_offer_input(plan, step, run));
     GG_TRY(need_layers(step, run));
     begin_carried_state(plan, step, run->batch);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status compute_forward(gg_plan *plan, const gg_run *run, gg_step *step) {
-    gg_status status = GG_OK;
     gg_op_args *args = &step->forward_args;
     for (int i = 0; i < step->parameters; i++)
         plan->parameter_at[step->first_slot + i] = run->weights + plan_offset(plan, step, i);
@@ -198,8 +191,7 @@ static gg_status compute_forward(gg_plan *plan, const gg_run *run, gg_step *step
     if (run->fresh) GG_TRY(gg_op_prepare(step->op, args, GG_PASS_FORWARD));
     GG_TRY(gg_op_forward(step->op, args));
     timing_ends(plan, begin, &step->seconds[GG_PASS_FORWARD]);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status after_forward(const gg_run *run, const gg_step *step) {
@@ -210,7 +202,6 @@ static gg_status after_forward(const gg_run *run, const gg_step *step) {
 /* ---- backward ---- */
 
 static gg_status compute_backward(gg_plan *plan, const gg_run *run, gg_step *step) {
-    gg_status status = GG_OK;
     for (int i = 0; i < step->parameters; i++) {
         const bool skip = step->skip_weight_gradient && i == GG_PARAMETER_WEIGHT;
         plan->gradient_at[step->first_slot + i] = skip ? NULL : run->gradients + plan_offset(plan, step, i);
@@ -220,20 +211,16 @@ static gg_status compute_backward(gg_plan *plan, const gg_run *run, gg_step *ste
     const double begin = timing_begins(plan);
     add_gradients(plan, step->first_sum, step->sums);
     timing_ends(plan, begin, &step->seconds[GG_PASS_DATA]);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status after_backward(const gg_plan *plan, const gg_run *run, const gg_step *step) {
-    gg_status status = GG_OK;
     const gg_plan_hooks *hooks = run->hooks;
     GG_TRY(give_error(plan, step, hooks));
     for (int i = step->layers - 1; hooks != NULL && hooks->ready != NULL && i >= 0; i--)
         GG_TRY(hooks->ready(hooks->context, step->layer[i]));
     plan_leave(hooks, step, "backward");
-    GG_TRY(plan_poll(hooks, step));
-cleanup:
-    return status;
+    return plan_poll(hooks, step);
 }
 
 /* ---- times ---- */

@@ -10,32 +10,30 @@
 /* Creating -------------------------------------------------------------------------------------------------- */
 
 static gg_status check_head_options(const gg_head_options *head) {
-    gg_status status = GG_OK;
     const gg_loss_options *loss = &head->loss;
     if ((int)loss->kind < 0 || loss->kind >= GG_LOSS_COUNT)
-        GG_FAIL(GG_ERROR_ARGUMENT, "unknown loss %d", (int)loss->kind);
+        return gg_fail(GG_ERROR_ARGUMENT, "unknown loss %d", (int)loss->kind);
     if (!(loss->label_smoothing >= 0 && loss->label_smoothing < 1))
-        GG_FAIL(GG_ERROR_ARGUMENT, "label_smoothing must be at least 0 and less than 1, got %g", loss->label_smoothing);
+        return gg_fail(GG_ERROR_ARGUMENT, "label_smoothing must be at least 0 and less than 1, got %g",
+                       loss->label_smoothing);
     if (!(head->weight >= 0 && head->weight < INFINITY))
-        GG_FAIL(GG_ERROR_ARGUMENT, "the weight of a loss must be at least 0, got %g", head->weight);
+        return gg_fail(GG_ERROR_ARGUMENT, "the weight of a loss must be at least 0, got %g", head->weight);
     if (head->target < 0 || head->target >= GG_MAX_FIELDS)
-        GG_FAIL(GG_ERROR_ARGUMENT, "targets are numbered 0 to %d, got %d", GG_MAX_FIELDS - 1, head->target);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "targets are numbered 0 to %d, got %d", GG_MAX_FIELDS - 1, head->target);
+    return GG_OK;
 }
 
 static gg_status plan_check_options(const gg_graph *graph, const gg_plan_options *options) {
-    gg_status status = GG_OK;
-    if (gg_graph_output(graph) < 0) GG_FAIL(GG_ERROR_STATE, "a plan needs a finished graph");
+    if (gg_graph_output(graph) < 0) return gg_fail(GG_ERROR_STATE, "a plan needs a finished graph");
     if (options->batch < 1 || options->batch > GG_MAX_BATCH)
-        GG_FAIL(GG_ERROR_ARGUMENT, "batch must be 1 to %lld, got %lld", (long long)GG_MAX_BATCH,
-                (long long)options->batch);
+        return gg_fail(GG_ERROR_ARGUMENT, "batch must be 1 to %lld, got %lld", (long long)GG_MAX_BATCH,
+                       (long long)options->batch);
     for (int i = 0; i < gg_graph_heads(graph); i++) GG_TRY(check_head_options(&options->head[i]));
     if (options->dtype != GG_FLOAT32 && options->dtype != GG_BFLOAT16)
-        GG_FAIL(GG_ERROR_ARGUMENT, "a plan computes in float32 or bfloat16, not %s", gg_dtype_name(options->dtype));
-    if (options->device == NULL) GG_FAIL(GG_ERROR_ARGUMENT, "a plan needs a device");
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "a plan computes in float32 or bfloat16, not %s",
+                       gg_dtype_name(options->dtype));
+    if (options->device == NULL) return gg_fail(GG_ERROR_ARGUMENT, "a plan needs a device");
+    return GG_OK;
 }
 
 /* A sample of shape (T, V) has a class a position. */
@@ -52,13 +50,11 @@ static gg_status check_loss(gg_loss_kind kind, const gg_node *output) {
 }
 
 gg_status gg_plan_check_losses(const gg_plan *plan) {
-    gg_status status = GG_OK;
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         const int node = gg_graph_head(plan->graph, i)->node;
         if (plan->head[i].used) GG_TRY(check_loss(plan->options.head[i].loss.kind, gg_graph_node(plan->graph, node)));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void count_outputs(gg_plan *plan) {
@@ -71,7 +67,6 @@ static void count_outputs(gg_plan *plan) {
 }
 
 static gg_status find_kernels(gg_plan *plan) {
-    gg_status status = GG_OK;
     gg_device *device[2] = {plan->options.fallback, plan->options.device};
     for (int i = 0; i < 2; i++) {
         if (device[i] == NULL) continue;
@@ -81,12 +76,11 @@ static gg_status find_kernels(gg_plan *plan) {
         if (device[i]->table->transpose != NULL) plan->transpose_device = device[i];
     }
     if (plan->loss_device == NULL || plan->sum_device == NULL || plan->transpose_device == NULL)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "neither table offers %s",
-                plan->loss_device == NULL  ? "a loss"
-                : plan->sum_device == NULL ? "weighted_sum, or narrow_sum"
-                                           : "transpose");
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_UNSUPPORTED, "neither table offers %s",
+                       plan->loss_device == NULL  ? "a loss"
+                       : plan->sum_device == NULL ? "weighted_sum, or narrow_sum"
+                                                  : "transpose");
+    return GG_OK;
 }
 
 static gg_status make_ordered(const gg_graph *graph, const gg_plan_options *options, gg_plan **out) {
@@ -94,20 +88,20 @@ static gg_status make_ordered(const gg_graph *graph, const gg_plan_options *opti
     void *block = NULL;
     gg_plan *plan = NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof(gg_plan), "plan", &block));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof(gg_plan), "plan", &block));
     plan = block;
     plan->graph = graph;
     plan->options = *options;
     count_outputs(plan);
-    GG_TRY(gg_calloc((size_t)gg_graph_nodes(graph), sizeof(gg_node_state), "plan", &block));
+    GG_TRY_CLEANUP(gg_calloc((size_t)gg_graph_nodes(graph), sizeof(gg_node_state), "plan", &block));
     plan->node = block;
     const size_t parameters = (size_t)gg_graph_parameters(graph) + 1; /* at least one, so that there are arrays */
-    GG_TRY(gg_calloc(parameters, sizeof *plan->slot, "plan", &plan->slot));
-    GG_TRY(gg_calloc(parameters, sizeof *plan->parameter_at, "plan", &plan->parameter_at));
-    GG_TRY(gg_calloc(parameters, sizeof *plan->gradient_at, "plan", &plan->gradient_at));
-    GG_TRY(find_kernels(plan));
-    GG_TRY(gg_plan_build(plan));
-    if (options->training) GG_TRY(gg_plan_check_losses(plan));
+    GG_TRY_CLEANUP(gg_calloc(parameters, sizeof *plan->slot, "plan", &plan->slot));
+    GG_TRY_CLEANUP(gg_calloc(parameters, sizeof *plan->parameter_at, "plan", &plan->parameter_at));
+    GG_TRY_CLEANUP(gg_calloc(parameters, sizeof *plan->gradient_at, "plan", &plan->gradient_at));
+    GG_TRY_CLEANUP(find_kernels(plan));
+    GG_TRY_CLEANUP(gg_plan_build(plan));
+    if (options->training) GG_TRY_CLEANUP(gg_plan_check_losses(plan));
     *out = plan;
     plan = NULL;
 cleanup:
@@ -121,7 +115,7 @@ gg_status gg_plan_make(const gg_graph *graph, const gg_plan_options *options, gg
     gg_status status = GG_OK;
     gg_plan *plan[2] = {NULL, NULL};
     *out = NULL;
-    GG_TRY(plan_check_options(graph, options));
+    GG_TRY_CLEANUP(plan_check_options(graph, options));
     if (!gg_choose_has_tables(options) || gg_choose_told_table(options) != NULL) {
         status = make_ordered(graph, options, out);
         goto cleanup;
@@ -131,7 +125,7 @@ gg_status gg_plan_make(const gg_graph *graph, const gg_plan_options *options, gg
         gg_plan_options own = *options;
         own.table_choice = &order;
         own.table_choices = 1;
-        GG_TRY(make_ordered(graph, &own, &plan[i]));
+        GG_TRY_CLEANUP(make_ordered(graph, &own, &plan[i]));
         plan[i]->options.table_choice = options->table_choice;
         plan[i]->options.table_choices = options->table_choices;
     }
@@ -147,10 +141,10 @@ gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, 
     gg_status status = GG_OK;
     gg_plan *plan = NULL;
     *out = NULL;
-    GG_TRY(gg_plan_make(graph, options, &plan));
-    GG_TRY(gg_plan_layout(plan));
-    GG_TRY(gg_plan_stage_create(plan));
-    GG_TRY(gg_plan_graphs_create(plan));
+    GG_TRY_CLEANUP(gg_plan_make(graph, options, &plan));
+    GG_TRY_CLEANUP(gg_plan_layout(plan));
+    GG_TRY_CLEANUP(gg_plan_stage_create(plan));
+    GG_TRY_CLEANUP(gg_plan_graphs_create(plan));
     *out = plan;
     plan = NULL;
 cleanup:
@@ -192,16 +186,14 @@ static gg_status run_version(gg_plan *plan, gg_run *run, uint64_t version) {
 }
 
 static gg_status check_batch(const gg_plan *plan, const gg_plan_batch *batch) {
-    gg_status status = GG_OK;
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (plan->head[i].used && batch->target[plan->options.head[i].target] == NULL)
-            GG_FAIL(GG_ERROR_ARGUMENT, "no targets given");
+            return gg_fail(GG_ERROR_ARGUMENT, "no targets given");
     }
     if (batch->carried != NULL && batch->carried_rows < plan->options.batch)
-        GG_FAIL(GG_ERROR_ARGUMENT, "state is carried for %lld rows, but the batch has %lld",
-                (long long)batch->carried_rows, (long long)plan->options.batch);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "state is carried for %lld rows, but the batch has %lld",
+                       (long long)batch->carried_rows, (long long)plan->options.batch);
+    return GG_OK;
 }
 
 static gg_status check_arena(const gg_plan *plan, const void *arena, const char *what) {
@@ -211,8 +203,7 @@ static gg_status check_arena(const gg_plan *plan, const void *arena, const char 
 
 gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, const gg_plan_batch *batch,
                         uint64_t step, const gg_plan_hooks *hooks, gg_loss_sums *sums, gg_mark *report) {
-    gg_status status = GG_OK;
-    if (!plan->options.training) GG_FAIL(GG_ERROR_STATE, "this plan was not made for training");
+    if (!plan->options.training) return gg_fail(GG_ERROR_STATE, "this plan was not made for training");
     GG_TRY(check_batch(plan, batch));
     GG_TRY(check_arena(plan, weights, "weights"));
     GG_TRY(check_arena(plan, gradients, "gradients"));
@@ -227,22 +218,18 @@ gg_status gg_plan_train(gg_plan *plan, const float *weights, float *gradients, c
     GG_TRY(run_version(plan, &run, 0));
     gg_plan_stage_fetch(plan, sums);
     if (report != NULL) *report = gg_device_report(plan->options.device);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_plan_evaluate(gg_plan *plan, const float *weights, uint64_t version, const gg_plan_batch *batch,
                            gg_loss_sums *sums) {
-    gg_status status = GG_OK;
     GG_TRY(check_batch(plan, batch));
     GG_TRY(gg_plan_check_losses(plan));
     GG_TRY(check_arena(plan, weights, "weights"));
     gg_plan_stage_give(plan, batch, 0);
     gg_run run = {.weights = weights, .batch = batch, .sums = sums, .end = plan->steps + 1};
     GG_TRY(run_version(plan, &run, version));
-    GG_TRY(gg_plan_stage_finish(plan, sums));
-cleanup:
-    return status;
+    return gg_plan_stage_finish(plan, sums);
 }
 
 static gg_status predict_head(gg_plan *plan, const gg_plan_head *head, int64_t n, float *output) {
@@ -258,10 +245,9 @@ static gg_status predict_head(gg_plan *plan, const gg_plan_head *head, int64_t n
 
 gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version, const gg_plan_batch *batch, int64_t n,
                           float *const *output) {
-    gg_status status = GG_OK;
     if (n < 0 || n > plan->options.batch)
-        GG_FAIL(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld", (long long)plan->options.batch,
-                (long long)n);
+        return gg_fail(GG_ERROR_ARGUMENT, "n must be 0 to the plan's batch of %lld, got %lld",
+                       (long long)plan->options.batch, (long long)n);
     GG_TRY(check_arena(plan, weights, "weights"));
     const gg_plan_batch own = {
         .input = batch->input, .carried = batch->carried, .carried_rows = batch->carried_rows, .begins = batch->begins};
@@ -271,8 +257,7 @@ gg_status gg_plan_predict(gg_plan *plan, const float *weights, uint64_t version,
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         if (plan->head[i].used && output[i] != NULL) GG_TRY(predict_head(plan, &plan->head[i], n, output[i]));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Asking ---------------------------------------------------------------------------------------------------- */

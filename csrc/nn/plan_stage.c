@@ -49,10 +49,9 @@ static void place_stage(gg_plan *plan) {
 }
 
 gg_status gg_plan_stage_create(gg_plan *plan) {
-    gg_status status = GG_OK;
     gg_plan_stage *stage = &plan->stage;
     gg_device *device = plan->options.device;
-    if (!gg_device_is_separate(device)) goto cleanup;
+    if (!gg_device_is_separate(device)) return GG_OK;
     place_stage(plan);
     GG_TRY(gg_device_alloc_host(device, RESULTS_BYTES + GG_STAGED_STEPS * sizeof(uint64_t), "results of the plan",
                                 &stage->host));
@@ -61,8 +60,7 @@ gg_status gg_plan_stage_create(gg_plan *plan) {
         if (plan->head[i].used)
             GG_TRY(gg_device_write(device, stage->device + stage->class_weights[i],
                                    plan->options.head[i].loss.class_weights, class_weight_bytes(plan, i)));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_plan_stage_destroy(gg_plan *plan) {

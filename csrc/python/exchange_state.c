@@ -64,13 +64,10 @@ static PyObject *read_arena(state_call *c, gg_status (*call)(void *context, int 
 }
 
 static gg_status call_gather(void *context, int local) {
-    gg_status status = GG_OK;
     state_call *c = context;
     gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
     GG_TRY(gg_exchange_settle(x));
-    GG_TRY(gg_exchange_gather(x, c->arena, local == c->receiver ? c->out : NULL));
-cleanup:
-    return status;
+    return gg_exchange_gather(x, c->arena, local == c->receiver ? c->out : NULL);
 }
 
 static PyObject *exchange_arenas(PyObject *self, PyObject *unused) {
@@ -92,14 +89,12 @@ static PyObject *exchange_arena(PyObject *self, PyObject *args, PyObject *kwargs
 }
 
 static gg_status call_load(void *context, int local) {
-    gg_status status = GG_OK;
     state_call *c = context;
     gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
     GG_TRY(gg_exchange_settle(x));
     if (c->receiver < 0 || c->receiver == local) gg_exchange_load(x, c->arena, c->out);
     if (c->receiver < 0 && c->arena == GG_WEIGHTS) gg_exchange_set_consensus(x, c->out);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static PyObject *exchange_load_arena(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -117,13 +112,10 @@ static PyObject *exchange_load_arena(PyObject *self, PyObject *args, PyObject *k
 }
 
 static gg_status call_resume(void *context, int local) {
-    gg_status status = GG_OK;
     state_call *c = context;
     gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
     GG_TRY(gg_exchange_settle(x));
-    GG_TRY(gg_exchange_resume(x, c->resume.arena, c->resume.whole[local], c->resume.consensus, c->resume.trained));
-cleanup:
-    return status;
+    return gg_exchange_resume(x, c->resume.arena, c->resume.whole[local], c->resume.consensus, c->resume.trained);
 }
 
 static PyObject *exchange_resume_arena(PyObject *self, PyObject *args) {
@@ -138,15 +130,13 @@ static PyObject *exchange_resume_arena(PyObject *self, PyObject *args) {
 }
 
 static gg_status call_consensus(void *context, int local) {
-    gg_status status = GG_OK;
     state_call *c = context;
     gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
     const float *mean = NULL;
     GG_TRY(gg_exchange_settle(x));
     GG_TRY(gg_exchange_consensus(x, &mean));
     if (local == 0) memcpy(c->out, mean, c->exchange->layout.count * sizeof *mean);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static PyObject *exchange_consensus(PyObject *self, PyObject *unused) {
@@ -156,13 +146,11 @@ static PyObject *exchange_consensus(PyObject *self, PyObject *unused) {
 }
 
 static gg_status call_set_consensus(void *context, int local) {
-    gg_status status = GG_OK;
     state_call *c = context;
     gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
     GG_TRY(gg_exchange_settle(x));
     gg_exchange_set_consensus(x, c->out);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static PyObject *exchange_load_consensus(PyObject *self, PyObject *dict) {
@@ -174,15 +162,13 @@ static PyObject *exchange_load_consensus(PyObject *self, PyObject *dict) {
 }
 
 static gg_status call_distance(void *context, int local) {
-    gg_status status = GG_OK;
     state_call *c = context;
     gg_exchange *x = gg_peers_exchange(c->exchange->peers, local);
     double own = 0;
     GG_TRY(gg_exchange_settle(x));
     GG_TRY(gg_exchange_distance(x, &own));
     if (local == 0) c->number = own;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static PyObject *exchange_distance(PyObject *self, PyObject *unused) {

@@ -1,11 +1,11 @@
 /* _core's functions about the environment, and the pure functions that tests and plots recompute. */
-#include "backend/library.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "comm/mpi/mpi_transport.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/paired_kernels.h"
 #include "nn/cost.h"
+#include "ops/library.h"
 #include "python/python.h"
 
 static PyObject *mpi_info(void) {

@@ -1,5 +1,5 @@
-#include "backend/library.h"
 #include "cpu/cpu_backend.h"
+#include "ops/library.h"
 #include "python/python.h"
 
 static void register_devices(void) {

@@ -28,7 +28,6 @@ gg_status gg_batches_wait(gg_transport *transport, gg_loader *loader, int64_t st
 }
 
 gg_status gg_batches_read(gg_batches *b, gg_plan *plan, int64_t t, gg_plan_batch *out) {
-    gg_status status = GG_OK;
     const int64_t n = gg_loader_batch(b->loader, shard_rank(b), t);
     if (b->ring != NULL) GG_TRY(batches_at(b, "shuffle", gg_sample_ring_finish(b->ring)));
     GG_TRY(gg_batches_wait(b->transport, b->loader, t));
@@ -36,8 +35,7 @@ gg_status gg_batches_read(gg_batches *b, gg_plan *plan, int64_t t, gg_plan_batch
                       gg_uploads_read(b->uploads, b->loader, b->device, &b->set, t, n, plan, &b->batch, out)));
     if (b->ring != NULL) GG_TRY(batches_at(b, "shuffle", gg_sample_ring_begin(b->ring)));
     ++b->exchanges;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_batches_clear(gg_batches *b) {
@@ -55,21 +53,19 @@ void gg_batches_clear(gg_batches *b) {
 
 /* All ranks exchange how many samples each of them has. */
 static gg_status share_counts(gg_batches *b, int64_t own) {
-    gg_status status = GG_OK;
     gg_transport *transport = b->transport;
     if (b->workers < transport->size)
-        GG_FAIL(GG_ERROR_ARGUMENT, "sharded: allowed only where all ranks train, here %d of %d do", b->workers,
-                transport->size);
+        return gg_fail(GG_ERROR_ARGUMENT, "sharded: allowed only where all ranks train, here %d of %d do", b->workers,
+                       transport->size);
     if (b->shuffle_samples)
-        GG_FAIL(GG_ERROR_ARGUMENT, "sharded: not allowed with shuffle_samples, which needs the whole set on "
-                                   "every rank");
+        return gg_fail(GG_ERROR_ARGUMENT, "sharded: not allowed with shuffle_samples, which needs the whole set on "
+                                          "every rank");
     GG_TRY(gg_alloc((size_t)transport->size * sizeof *b->shard_counts, "samples of each rank", &b->shard_counts));
     GG_TRY(batches_at(b, "samples of each rank", gg_allgather(transport, &own, sizeof own, b->shard_counts)));
     b->sharding.counts = b->shard_counts;
     b->sharding.count = 0;
     for (int rank = 0; rank < transport->size; ++rank) b->sharding.count += b->shard_counts[rank];
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_batches_show_step(gg_batches *b, const int64_t *step) {
@@ -79,15 +75,13 @@ void gg_batches_show_step(gg_batches *b, const int64_t *step) {
 
 /* The ranks that have samples, and which; b->options say how. */
 static gg_status divide(gg_batches *b) {
-    gg_status status = GG_OK;
     const gg_dataset *set = &b->set;
     const gg_shard_kind wanted = b->options.shard;
     /* Pieces of sequences that go on in each other lie in one shard. */
     const gg_shard_kind kind = set->streams && wanted == GG_SHARD_INTERLEAVED ? GG_SHARD_CONTIGUOUS : wanted;
     b->sharding = (gg_sharding){.kind = kind, .size = b->workers, .seed = b->seed, .count = set->count};
     if (wanted == GG_SHARD_OWN) GG_TRY(share_counts(b, set->count));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Where samples are moved by messages; where they are not in memory they are read where those would have brought them.
@@ -98,7 +92,6 @@ static bool has_ring(const gg_batches *b) {
 
 /* What depends on the size of a batch: the loader, the exchange of samples and the memory of a batch. */
 static gg_status make_loader(gg_batches *b) {
-    gg_status status = GG_OK;
     gg_loader *loader = NULL;
     const gg_data_options *data = &b->options;
     const bool ring = has_ring(b);
@@ -123,9 +116,7 @@ static gg_status make_loader(gg_batches *b) {
     }
     /* The loader has checked that the batch is no larger than a shard. */
     gg_batch_free(&b->batch);
-    GG_TRY(gg_batch_alloc(&b->set, data->batch, &b->batch));
-cleanup:
-    return status;
+    return gg_batch_alloc(&b->set, data->batch, &b->batch);
 }
 
 /* No rank trains with incomplete data; what is freed by all ranks together is freed with the other ones. */
@@ -141,9 +132,9 @@ gg_status gg_batches_begin(gg_batches *b, const gg_dataset *set, const gg_data_o
     b->set = *set;
     b->options = *data;
     b->epoch = b->next = 0;
-    GG_TRY(divide(b));
-    if (has_ring(b)) GG_TRY(gg_shard_copy_create(set, &b->sharding, shard_rank(b), &b->shard));
-    GG_TRY(make_loader(b));
+    GG_TRY_CLEANUP(divide(b));
+    if (has_ring(b)) GG_TRY_CLEANUP(gg_shard_copy_create(set, &b->sharding, shard_rank(b), &b->shard));
+    GG_TRY_CLEANUP(make_loader(b));
 cleanup:
     if (status != GG_OK) forget_loader(b);
     return status;
@@ -151,11 +142,9 @@ cleanup:
 
 /* The exchanges of samples that have been made before the batch that comes next. */
 static gg_status seek_samples(gg_batches *b) {
-    gg_status status = GG_OK;
     b->exchanges = gg_loader_exchanges(b->loader, b->next); /* one begins with each batch that is read */
     if (b->ring != NULL) GG_TRY(gg_sample_ring_seek(b->ring, &b->set, b->exchanges));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_batches_seek(gg_batches *b, int64_t epoch, int64_t next) {
@@ -177,29 +166,26 @@ bool gg_batches_in_an_epoch(const gg_batches *b) {
 }
 
 gg_status gg_batches_check(const gg_batches *b, int workers, int64_t batch) {
-    gg_status status = GG_OK;
     gg_sharding sharding = b->sharding;
     if (sharding.kind != GG_SHARD_OWN) sharding.size = workers;
     if (b->set.streams && gg_batches_in_an_epoch(b) && batch != b->options.batch)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "batch=%lld within an epoch: not with pieces of sequences, whose rows go on from one "
-                "batch to the next (%lld of them); allowed: between epochs",
-                (long long)batch, (long long)b->options.batch);
-    GG_TRY(gg_loader_check_batch(&sharding, b->options.drop_last, batch));
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "batch=%lld within an epoch: not with pieces of sequences, whose rows go on from one "
+                       "batch to the next (%lld of them); allowed: between epochs",
+                       (long long)batch, (long long)b->options.batch);
+    return gg_loader_check_batch(&sharding, b->options.drop_last, batch);
 }
 
 gg_status gg_batches_rebatch(gg_batches *b, int64_t batch) {
     gg_status status = GG_OK;
     const bool within = gg_batches_in_an_epoch(b), begins = b->next == 0;
     int64_t *done = NULL;
-    GG_TRY(gg_calloc((size_t)b->sharding.size, sizeof *done, "samples read", &done));
+    GG_TRY_CLEANUP(gg_calloc((size_t)b->sharding.size, sizeof *done, "samples read", &done));
     gg_loader_done(b->loader, b->next, done);
     b->options.batch = batch;
-    GG_TRY(make_loader(b));
-    if (within) GG_TRY(gg_batches_resume(b, b->epoch, b->next, b->next, done));
-    if (!within) GG_TRY(gg_batches_seek(b, b->epoch, begins ? 0 : gg_loader_steps(b->loader)));
+    GG_TRY_CLEANUP(make_loader(b));
+    if (within) GG_TRY_CLEANUP(gg_batches_resume(b, b->epoch, b->next, b->next, done));
+    if (!within) GG_TRY_CLEANUP(gg_batches_seek(b, b->epoch, begins ? 0 : gg_loader_steps(b->loader)));
 cleanup:
     if (status != GG_OK) forget_loader(b);
     gg_free(done);
@@ -232,9 +218,9 @@ gg_status gg_batches_audit(gg_batches *b, gg_sample_audit *out) {
     gg_status status = GG_OK;
     const int64_t slots = batches_trains(b) ? gg_sharding_slots(&b->sharding, b->transport->rank) : 0;
     int32_t *ids = NULL;
-    GG_TRY(gg_alloc((size_t)slots * sizeof *ids, "ids of samples", &ids));
+    GG_TRY_CLEANUP(gg_alloc((size_t)slots * sizeof *ids, "ids of samples", &ids));
     for (int64_t slot = 0; slot < slots; ++slot) ids[slot] = (int32_t)gg_batches_sample_id(b, slot);
-    GG_TRY(gg_sample_audit_run(b->transport, &b->sharding, ids, b->shard, &b->set, out));
+    GG_TRY_CLEANUP(gg_sample_audit_run(b->transport, &b->sharding, ids, b->shard, &b->set, out));
 cleanup:
     gg_free(ids);
     return status;

@@ -13,7 +13,6 @@ static void scale_costs(int layers, double whole, double *seconds) {
 }
 
 gg_status gg_replica_model_costs(gg_replica *r) {
-    gg_status status = GG_OK;
     const gg_graph *graph = r->options.graph;
     int layers = gg_graph_layers(graph);
     GG_TRY(gg_calloc((size_t)layers + 1, sizeof(double), "modelled times", &r->layer_seconds));
@@ -23,13 +22,12 @@ gg_status gg_replica_model_costs(gg_replica *r) {
             r->layer_seconds[layer] += 2.0 * (double)gg_graph_node_macs(graph, i) / GG_MODEL_FLOPS_PER_SECOND;
     }
     r->any_batch = r->options.step_seconds != NULL;
-    if (!r->any_batch) goto cleanup;
+    if (!r->any_batch) return GG_OK;
     double forward = r->options.step_seconds[r->options.transport->rank] / 3;
     if (!(forward >= 0 && forward < INFINITY))
-        GG_FAIL(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", 3 * forward);
+        return gg_fail(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", 3 * forward);
     scale_costs(layers, forward, r->layer_seconds);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* All ranks must choose the same sizes, so they use the same times: those of the slowest rank, if times are given. */

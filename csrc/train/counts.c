@@ -13,7 +13,6 @@ double gg_replica_step_loss(const gg_replica *r, const gg_outstanding_step *step
 }
 
 gg_status gg_replica_count_steps(gg_replica *r, int most) {
-    gg_status status = GG_OK;
     const gg_outstanding_step *done = NULL;
     for (;;) {
         GG_TRY(gg_replica_read_step(r, most, &done));
@@ -26,8 +25,7 @@ gg_status gg_replica_count_steps(gg_replica *r, int most) {
         r->counts.correct += done->sums[0].correct;
         r->counts.counted += done->sums[0].counted;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_other_counts gg_replica_other_counts(const gg_replica *r) {

@@ -21,20 +21,17 @@ typedef struct range {
 
 /* Weights that are not the rank's own lie in the host's memory. */
 static gg_status weights_on_device(gg_replica *r, const gg_graph *graph, const float **weights, range *out) {
-    gg_status status = GG_OK;
     const size_t bytes = gg_graph_arena_count(graph) * sizeof **weights;
     out->device = r->device;
-    if (!gg_device_is_separate(r->device) || *weights == gg_state_weights(gg_replica_state(r))) goto cleanup;
+    if (!gg_device_is_separate(r->device) || *weights == gg_state_weights(gg_replica_state(r))) return GG_OK;
     GG_TRY(gg_device_alloc(r->device, bytes, "weights to evaluate", &out->weights));
     GG_TRY(gg_device_write(r->device, out->weights, *weights, bytes));
     *weights = out->weights;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status range_open(gg_replica *r, gg_plans *plans, const gg_dataset *set, bool targets, int64_t begin,
                             int64_t end, int64_t batch, const float **weights, range *out) {
-    gg_status status = GG_OK;
     const gg_dataset limited = gg_limited_set(plans->graph, targets ? r->options.head : NULL, set);
     out->plans = plans;
     out->set = limited;
@@ -42,9 +39,7 @@ static gg_status range_open(gg_replica *r, gg_plans *plans, const gg_dataset *se
     for (int i = 0; i < gg_graph_nodes(plans->graph); ++i) out->numbers += gg_graph_node_carried(plans->graph, i);
     GG_TRY(gg_loader_create_range(&limited, begin, end, batch, &out->loader));
     GG_TRY(gg_batch_alloc(&limited, gg_loader_batch(out->loader, 0, 0), &out->batch));
-    GG_TRY(weights_on_device(r, plans->graph, weights, out));
-cleanup:
-    return status;
+    return weights_on_device(r, plans->graph, weights, out);
 }
 
 static void range_close(range *samples) {
@@ -56,7 +51,6 @@ static void range_close(range *samples) {
 
 /* Puts batch t into the inputs of its plan. */
 static gg_status range_read(gg_replica *r, range *samples, int64_t t, gg_plan **plan, gg_plan_batch *out) {
-    gg_status status = GG_OK;
     const int64_t n = gg_loader_batch(samples->loader, 0, t);
     GG_TRY(gg_plans_get(samples->plans, n, false, plan));
     if (samples->numbers > 0 && samples->carried == NULL) {
@@ -69,8 +63,7 @@ static gg_status range_read(gg_replica *r, range *samples, int64_t t, gg_plan **
                            out));
     out->carried = samples->carried;
     out->carried_rows = samples->rows;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status evaluate_range(gg_replica *r, gg_plans *plans, const float *weights, const gg_dataset *set,
@@ -79,13 +72,13 @@ static gg_status evaluate_range(gg_replica *r, gg_plans *plans, const float *wei
     range samples = {0};
     memset(out, 0, sizeof *out);
     if (begin >= end) goto cleanup;
-    GG_TRY(range_open(r, plans, set, true, begin, end, batch, &weights, &samples));
+    GG_TRY_CLEANUP(range_open(r, plans, set, true, begin, end, batch, &weights, &samples));
     for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
         gg_loss_sums sums[GG_MAX_FIELDS];
         gg_plan *plan = NULL;
         gg_plan_batch own;
-        GG_TRY(range_read(r, &samples, t, &plan, &own));
-        GG_TRY(gg_plan_evaluate(plan, weights, plans->weights_version, &own, sums));
+        GG_TRY_CLEANUP(range_read(r, &samples, t, &plan, &own));
+        GG_TRY_CLEANUP(gg_plan_evaluate(plan, weights, plans->weights_version, &own, sums));
         gg_uploads_done(&r->uploads);
         for (int h = 0; h < gg_graph_heads(plans->graph); ++h) gg_loss_sums_add(&out->head[h], &sums[h]);
         out->samples += gg_loader_batch(samples.loader, 0, t);
@@ -135,17 +128,18 @@ gg_status gg_replica_predict(gg_replica *r, const float *weights, const gg_datas
     const gg_graph *graph = r->options.graph;
     range samples = {0};
     float *batch_of[GG_MAX_FIELDS] = {NULL};
-    GG_TRY(range_open(r, &r->plans, set, false, 0, set->count, batch, &weights, &samples));
+    GG_TRY_CLEANUP(range_open(r, &r->plans, set, false, 0, set->count, batch, &weights, &samples));
     for (int h = 0; h < gg_graph_heads(graph); ++h)
         if (output[h] != NULL)
-            GG_TRY(gg_alloc((size_t)(gg_loader_batch(samples.loader, 0, 0) * output_count(graph, h)) * sizeof(float),
-                            "outputs of a batch", &batch_of[h]));
+            GG_TRY_CLEANUP(
+                gg_alloc((size_t)(gg_loader_batch(samples.loader, 0, 0) * output_count(graph, h)) * sizeof(float),
+                         "outputs of a batch", &batch_of[h]));
     for (int64_t t = 0; t < gg_loader_steps(samples.loader); ++t) {
         const int64_t n = gg_loader_batch(samples.loader, 0, t);
         gg_plan *plan = NULL;
         gg_plan_batch own;
-        GG_TRY(range_read(r, &samples, t, &plan, &own));
-        GG_TRY(gg_plan_predict(plan, weights, r->plans.weights_version, &own, n, batch_of));
+        GG_TRY_CLEANUP(range_read(r, &samples, t, &plan, &own));
+        GG_TRY_CLEANUP(gg_plan_predict(plan, weights, r->plans.weights_version, &own, n, batch_of));
         gg_uploads_done(&r->uploads);
         for (int h = 0; h < gg_graph_heads(graph); ++h)
             if (output[h] != NULL) place_outputs(&samples, t, n, output_count(graph, h), batch_of[h], output[h]);

@@ -3,13 +3,11 @@
 #include "comm/device_order.h"
 
 gg_status gg_outstanding_create(gg_device *device, gg_transport *transport, gg_outstanding *out) {
-    gg_status status = GG_OK;
     *out = (gg_outstanding){.device = device, .transport = transport};
     GG_TRY(gg_device_alloc_host(device, GG_MOST_OUTSTANDING * GG_MAX_FIELDS * sizeof *out->memory, "losses of steps",
                                 &out->memory));
     for (int i = 0; i < GG_MOST_OUTSTANDING; ++i) out->place[i].sums = out->memory + i * GG_MAX_FIELDS;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_outstanding_clear(gg_outstanding *o) {
@@ -24,15 +22,12 @@ gg_outstanding_step *gg_outstanding_next(gg_outstanding *o) {
 void gg_outstanding_add(gg_outstanding *o) { ++o->count; }
 
 gg_status gg_outstanding_read(gg_outstanding *o, int most, const gg_outstanding_step **out) {
-    gg_status status = GG_OK;
     const gg_outstanding_step *oldest = &o->place[o->first];
     *out = NULL;
-    if (o->count == 0 || (o->count <= most && !gg_device_reached(o->device, oldest->report))) goto cleanup;
+    if (o->count == 0 || (o->count <= most && !gg_device_reached(o->device, oldest->report))) return GG_OK;
     GG_TRY(gg_device_attend(o->transport, o->device, oldest->report));
     o->first = (o->first + 1) % GG_MOST_OUTSTANDING;
     --o->count;
     *out = oldest;
-    status = gg_error_prefix(gg_device_check_report(o->device, oldest->report), "step %lld: ", (long long)oldest->step);
-cleanup:
-    return status;
+    return gg_error_prefix(gg_device_check_report(o->device, oldest->report), "step %lld: ", (long long)oldest->step);
 }

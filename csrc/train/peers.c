@@ -3,9 +3,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/registry.h"
 #include "base/memory.h"
 #include "comm/collective.h"
+#include "ops/registry.h"
 #include "train/costs_private.h"
 
 /* Of the forward pass for a number of a layer, by which sizes are tuned: a multiply-add for each sample. */
@@ -45,29 +45,28 @@ static gg_status create_exchange(const gg_peers *p, peer *it, gg_transport *tran
     gg_status status = GG_OK;
     const gg_peers_options *o = &p->options;
     double *forward = NULL, slowest = 0;
-    GG_TRY(gg_calloc((size_t)o->layout->layers + 1, sizeof *forward, "modelled times", &forward));
+    GG_TRY_CLEANUP(gg_calloc((size_t)o->layout->layers + 1, sizeof *forward, "modelled times", &forward));
     for (int rank = 0; o->step_seconds != NULL && rank < transport->size; ++rank)
         slowest = fmax(slowest, o->step_seconds[rank]);
     const double whole = o->step_seconds != NULL ? slowest : 3 * MODEL_SECONDS * (double)o->layout->count;
     for (int layer = 0; layer < o->layout->layers; ++layer) forward[layer] = forward_seconds(o->layout, layer, whole);
-    GG_TRY(gg_exchange_create(&(gg_exchange_options){.layout = o->layout,
-                                                     .transport = transport,
-                                                     .device = it->devices.device,
-                                                     .optimizer = &o->optimizer,
-                                                     .strategy = o->strategy,
-                                                     .seed = o->seed,
-                                                     .trace = it->trace,
-                                                     .forward = forward,
-                                                     .least = o->step_seconds != NULL ? 1.0 : GG_LEAST_OF_USUAL,
-                                                     .link = p->link},
-                              &it->exchange));
+    GG_TRY_CLEANUP(gg_exchange_create(&(gg_exchange_options){.layout = o->layout,
+                                                             .transport = transport,
+                                                             .device = it->devices.device,
+                                                             .optimizer = &o->optimizer,
+                                                             .strategy = o->strategy,
+                                                             .seed = o->seed,
+                                                             .trace = it->trace,
+                                                             .forward = forward,
+                                                             .least = o->step_seconds != NULL ? 1.0 : GG_LEAST_OF_USUAL,
+                                                             .link = p->link},
+                                      &it->exchange));
 cleanup:
     gg_free(forward);
     return status;
 }
 
 static gg_status peers_create(void *context, int local) {
-    gg_status status = GG_OK;
     gg_peers *p = context;
     peer *it = &p->peer[local];
     const gg_peers_options *o = &p->options;
@@ -78,7 +77,7 @@ static gg_status peers_create(void *context, int local) {
     GG_TRY(gg_calloc((size_t)o->layout->parameters + 1, sizeof *it->lent, "lent gradients", &it->lent));
     if (o->step_seconds != NULL) it->seconds = o->step_seconds[transport->rank];
     if (!(it->seconds >= 0 && it->seconds < INFINITY))
-        GG_FAIL(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", it->seconds);
+        return gg_fail(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", it->seconds);
     if (o->trace > 0) {
         GG_TRY(gg_trace_create(o->trace, &it->trace));
         GG_TRY(gg_clock_offset(transport, &it->clock_offset));
@@ -87,8 +86,7 @@ static gg_status peers_create(void *context, int local) {
     const gg_state *state = gg_exchange_state(it->exchange);
     if (state->arena[GG_GRADIENTS].memory != GG_MEMORY_PRIVATE)
         GG_TRY(gg_calloc(state->count, sizeof *it->written, "gradients", &it->written));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_peers_create(const gg_peers_options *options, gg_team *team, gg_peers **out) {
@@ -96,22 +94,23 @@ gg_status gg_peers_create(const gg_peers_options *options, gg_team *team, gg_pee
     gg_peers *p = NULL;
     gg_link link;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *p, "peers", &p));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *p, "peers", &p));
     gg_team_retain(team);
     p->team = team;
     p->options = *options;
     p->local = gg_team_local(team);
-    GG_TRY(gg_calloc((size_t)p->local, sizeof *p->peer, "peers", &p->peer));
+    GG_TRY_CLEANUP(gg_calloc((size_t)p->local, sizeof *p->peer, "peers", &p->peer));
     /* Before any rank runs, because ranks that fail in a run stay failed. */
-    if (options->threads < 1) GG_FAIL(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads);
-    if (options->layout->layers < 1) GG_FAIL(GG_ERROR_ARGUMENT, "layers: none; there must be at least one parameter");
-    GG_TRY(gg_optimizer_check(&options->optimizer));
-    GG_TRY(gg_strategy_check_open(&options->strategy, gg_team_size(team)));
+    if (options->threads < 1) GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads);
+    if (options->layout->layers < 1)
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "layers: none; there must be at least one parameter");
+    GG_TRY_CLEANUP(gg_optimizer_check(&options->optimizer));
+    GG_TRY_CLEANUP(gg_strategy_check_open(&options->strategy, gg_team_size(team)));
     if (gg_strategy_tunes(&options->strategy, gg_team_size(team))) {
-        GG_TRY(gg_team_link(team, options->layout->count * sizeof(float), &link));
+        GG_TRY_CLEANUP(gg_team_link(team, options->layout->count * sizeof(float), &link));
         p->link = &link;
     }
-    GG_TRY(gg_team_run(team, peers_create, p));
+    GG_TRY_CLEANUP(gg_team_run(team, peers_create, p));
     p->link = NULL;
     p->options.step_seconds = NULL;
     *out = p;
@@ -202,15 +201,12 @@ gg_status gg_peers_begin(gg_peers *p, int local, const int64_t *batches) {
 }
 
 gg_status gg_peers_need(gg_peers *p, int local, int layer) {
-    gg_status status = GG_OK;
     peer *it = &p->peer[local];
     GG_TRY(gg_exchange_need(it->exchange, layer));
-    if (it->needed[layer] || it->seconds == 0) goto cleanup;
+    if (it->needed[layer] || it->seconds == 0) return GG_OK;
     it->needed[layer] = true;
-    GG_TRY(gg_transport_compute(gg_team_transport(p->team, local),
-                                forward_seconds(p->options.layout, layer, it->seconds)));
-cleanup:
-    return status;
+    return gg_transport_compute(gg_team_transport(p->team, local),
+                                forward_seconds(p->options.layout, layer, it->seconds));
 }
 
 /* Gradients of a layer that the caller wrote go to the strategy's arena, but for those that lie elsewhere. */
@@ -226,7 +222,6 @@ static void copy_written(gg_peers *p, peer *it, int layer, int lents) {
 }
 
 static gg_status peers_ready(gg_peers *p, int local, int layer, int lents) {
-    gg_status status = GG_OK;
     peer *it = &p->peer[local];
     gg_transport *transport = gg_team_transport(p->team, local);
     GG_TRY(gg_exchange_check_ready(it->exchange, layer));
@@ -236,14 +231,12 @@ static gg_status peers_ready(gg_peers *p, int local, int layer, int lents) {
     if (it->written != NULL) copy_written(p, it, layer, lents);
     GG_TRY(gg_exchange_ready_from(it->exchange, layer, it->lent, lents));
     if (!gg_exchange_updates_wait(it->exchange)) peers_record(p, local, "update", begin);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_peers_ready(gg_peers *p, int local, int layer) { return peers_ready(p, local, layer, 0); }
 
 gg_status gg_peers_ready_from(gg_peers *p, int local, int layer, const float *const *gradient) {
-    gg_status status = GG_OK;
     peer *it = &p->peer[local];
     const gg_arena_layout *layout = p->options.layout;
     int lents = 0;
@@ -253,19 +246,17 @@ gg_status gg_peers_ready_from(gg_peers *p, int local, int layer, const float *co
         const gg_parameter *parameter = &layout->parameter[first + i];
         if (gradient[i] == NULL) continue;
         if (!gg_peers_is_large(p, first + i) || (uintptr_t)gradient[i] % GG_ALIGNMENT != 0)
-            GG_FAIL(GG_ERROR_ARGUMENT,
-                    "ready: the gradient of '%s', %zu elements at address %p; allowed elsewhere than in the arena: %d "
-                    "elements or more, a multiple of %d, at an address that %d divides",
-                    parameter->name, parameter->count, (const void *)gradient[i], LARGE, GG_LANES, GG_ALIGNMENT);
+            return gg_fail(
+                GG_ERROR_ARGUMENT,
+                "ready: the gradient of '%s', %zu elements at address %p; allowed elsewhere than in the arena: %d "
+                "elements or more, a multiple of %d, at an address that %d divides",
+                parameter->name, parameter->count, (const void *)gradient[i], LARGE, GG_LANES, GG_ALIGNMENT);
         it->lent[lents++] = (gg_lent){.offset = parameter->offset, .count = parameter->count, .gradient = gradient[i]};
     }
-    status = peers_ready(p, local, layer, lents);
-cleanup:
-    return status;
+    return peers_ready(p, local, layer, lents);
 }
 
 gg_status gg_peers_end(gg_peers *p, int local) {
-    gg_status status = GG_OK;
     peer *it = &p->peer[local];
     const double begin = gg_transport_now(gg_team_transport(p->team, local));
     if (gg_exchange_trains(it->exchange) && gg_exchange_updates_wait(it->exchange)) {
@@ -275,12 +266,10 @@ gg_status gg_peers_end(gg_peers *p, int local) {
     GG_TRY(gg_exchange_end(it->exchange));
     peers_record(p, local, "step", it->begun);
     gg_exchange_state(it->exchange)->step++;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_peers_step(gg_peers *p, int local, const int64_t *batches, bool check) {
-    gg_status status = GG_OK;
     gg_exchange *x = p->peer[local].exchange;
     const int layers = gg_exchange_trains(x) ? p->options.layout->layers : 0;
     if (check && layers > 0) GG_TRY(gg_exchange_check_gradients(x, gg_peers_gradients(p, local)));
@@ -291,7 +280,5 @@ gg_status gg_peers_step(gg_peers *p, int local, const int64_t *batches, bool che
         GG_TRY(gg_exchange_poll(x));
     }
     GG_TRY(gg_peers_end(p, local));
-    GG_TRY(gg_exchange_wait(x));
-cleanup:
-    return status;
+    return gg_exchange_wait(x);
 }

@@ -8,7 +8,7 @@
 #define GG_TRAIN_PEERS_H
 
 #include "comm/team.h"
-#include "train/exchange.h"
+#include "exchange/exchange.h"
 
 typedef struct gg_peers gg_peers;
 

@@ -3,7 +3,6 @@
 #include <string.h>
 
 gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **out) {
-    gg_status status = GG_OK;
     int place = -1; /* of those that may be destroyed, the least recently used one */
     gg_plan_options options = plans->options;
     *out = NULL;
@@ -12,7 +11,7 @@ gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **
             plans->cached[i].used = ++plans->uses;
             GG_TRY(gg_plan_activate(plans->cached[i].plan));
             *out = plans->cached[i].plan;
-            goto cleanup;
+            return GG_OK;
         }
         if (plans->cached[i].plan != NULL && plans->cached[i].plan == plans->pinned) continue;
         if (place < 0 || plans->cached[i].used < plans->cached[place].used) place = i;
@@ -27,8 +26,7 @@ gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **
     plans->cached[place].batch = batch;
     plans->cached[place].training = training;
     plans->cached[place].used = ++plans->uses;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 size_t gg_plans_bytes(const gg_plans *plans) { return plans->memory.bytes; }

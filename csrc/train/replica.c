@@ -8,7 +8,6 @@
 #include "train/replica_private.h"
 
 static gg_status open_devices(gg_replica *r) {
-    gg_status status = GG_OK;
     const gg_replica_options *o = &r->options;
     const gg_devices_options wanted = {
         .device = {.threads = o->threads, .isa = o->isa, .fast = o->fast}, .backend = o->backend, .dtype = o->dtype};
@@ -25,16 +24,15 @@ static gg_status open_devices(gg_replica *r) {
                                       .seed = o->seed,
                                       .rank = (uint32_t)o->transport->rank}};
     memcpy(r->plans.options.head, o->head, sizeof o->head);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_replica_assemble(gg_replica *r) {
     gg_status status = GG_OK;
     gg_replica_options *o = &r->options;
     double *forward = NULL;
-    GG_TRY(gg_replica_model_costs(r));
-    GG_TRY(gg_calloc((size_t)gg_graph_layers(o->graph) + 1, sizeof *forward, "modelled times", &forward));
+    GG_TRY_CLEANUP(gg_replica_model_costs(r));
+    GG_TRY_CLEANUP(gg_calloc((size_t)gg_graph_layers(o->graph) + 1, sizeof *forward, "modelled times", &forward));
     gg_exchange_options exchange = {.layout = gg_graph_layout(o->graph),
                                     .transport = o->transport,
                                     .device = r->device,
@@ -49,7 +47,7 @@ gg_status gg_replica_assemble(gg_replica *r) {
     o->step_seconds = NULL;
     o->link = NULL;
     r->carried_numbers = gg_replica_carried_before(r, gg_graph_nodes(o->graph));
-    GG_TRY(gg_exchange_create(&exchange, &r->exchange));
+    GG_TRY_CLEANUP(gg_exchange_create(&exchange, &r->exchange));
     o->strategy = *gg_exchange_strategy(r->exchange);
     gg_batches_show_step(&r->data, &gg_replica_state(r)->step);
     gg_replica_set_hooks(r);
@@ -71,10 +69,12 @@ static gg_status initialise_weights(gg_replica *r) {
     gg_status status = GG_OK;
     const gg_state *state = gg_replica_state(r);
     float *made = NULL;
-    if (gg_device_is_separate(r->device)) GG_TRY(gg_calloc(state->count, sizeof *made, "initial weights", &made));
+    if (gg_device_is_separate(r->device))
+        GG_TRY_CLEANUP(gg_calloc(state->count, sizeof *made, "initial weights", &made));
     float *weights = made != NULL ? made : gg_state_weights(state);
     gg_graph_initialise(r->options.graph, r->options.seed, weights);
-    if (made != NULL) GG_TRY(gg_device_write(r->device, gg_state_weights(state), made, state->count * sizeof *made));
+    if (made != NULL)
+        GG_TRY_CLEANUP(gg_device_write(r->device, gg_state_weights(state), made, state->count * sizeof *made));
     gg_replica_set_consensus(r, weights);
 cleanup:
     gg_free(made);
@@ -87,27 +87,27 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     size_t ranks = (size_t)options->transport->size;
 
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *r, "replica", &r));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *r, "replica", &r));
     r->options = *options;
     if (r->options.device == NULL) r->options.device = "cpu";
-    if (options->threads < 1) GG_FAIL(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads);
-    GG_TRY(gg_optimizer_check(&options->optimizer));
+    if (options->threads < 1) GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", options->threads);
+    GG_TRY_CLEANUP(gg_optimizer_check(&options->optimizer));
     if (!(options->straggler.probability >= 0 && options->straggler.probability <= 1 && options->straggler.delay >= 0))
-        GG_FAIL(GG_ERROR_ARGUMENT, "straggler: probability %g, delay %g s; must be 0 to 1, and at least 0",
-                options->straggler.probability, options->straggler.delay);
-    GG_TRY(open_devices(r));
-    GG_TRY(gg_device_order_create(options->transport, r->device, &r->order));
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "straggler: probability %g, delay %g s; must be 0 to 1, and at least 0",
+                        options->straggler.probability, options->straggler.delay);
+    GG_TRY_CLEANUP(open_devices(r));
+    GG_TRY_CLEANUP(gg_device_order_create(options->transport, r->device, &r->order));
     if (r->order != NULL) r->options.transport = r->order;
     gg_uploads_open(r->device, r->options.transport, &r->uploads);
-    GG_TRY(gg_outstanding_create(r->device, r->options.transport, &r->outstanding));
-    GG_TRY(gg_calloc(ranks, sizeof *r->batches, "batches", &r->batches));
+    GG_TRY_CLEANUP(gg_outstanding_create(r->device, r->options.transport, &r->outstanding));
+    GG_TRY_CLEANUP(gg_calloc(ranks, sizeof *r->batches, "batches", &r->batches));
     if (options->trace > 0) {
-        GG_TRY(gg_trace_create(options->trace, &r->trace));
-        GG_TRY(gg_clock_offset(r->options.transport, &r->clock_offset));
+        GG_TRY_CLEANUP(gg_trace_create(options->trace, &r->trace));
+        GG_TRY_CLEANUP(gg_clock_offset(r->options.transport, &r->clock_offset));
         /* A clock that is virtual knows nothing of the device's. */
         r->uploads.timed = gg_device_is_separate(r->device) && !options->transport->table->stands;
     }
-    GG_TRY(gg_replica_assemble(r));
+    GG_TRY_CLEANUP(gg_replica_assemble(r));
     r->data = (gg_batches){.transport = r->options.transport,
                            .device = r->devices.host,
                            .uploads = &r->uploads,
@@ -116,7 +116,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
                            .shuffle_samples = options->strategy.shuffle_samples,
                            .trace = r->trace,
                            .step = &gg_replica_state(r)->step};
-    GG_TRY(initialise_weights(r));
+    GG_TRY_CLEANUP(initialise_weights(r));
     *out = r;
 cleanup:
     if (status != GG_OK) gg_replica_destroy(r);
@@ -191,9 +191,10 @@ gg_status gg_replica_measure_tables(gg_replica *r, int64_t batch, const gg_conv_
     gg_plan_options options = measured_options(r, batch, true, NULL);
     const gg_float_mode former = gg_parallel_enter();
     options.memory = &r->plans.memory; /* not beside that of other plans */
-    if (r->exchange == NULL) GG_FAIL(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
+    if (r->exchange == NULL)
+        GG_FAIL_CLEANUP(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
     const float *weights = gg_state_weights(gg_exchange_state(r->exchange));
-    GG_TRY(gg_measure_tables(r->options.graph, &options, weights, algorithms, seconds, out));
+    GG_TRY_CLEANUP(gg_measure_tables(r->options.graph, &options, weights, algorithms, seconds, out));
 cleanup:
     gg_parallel_leave(former);
     return status;
@@ -204,9 +205,10 @@ gg_status gg_replica_measure_step(gg_replica *r, int64_t batch, double *seconds)
     gg_plan_options options = measured_options(r, batch, true, NULL);
     const gg_float_mode former = gg_parallel_enter();
     options.memory = &r->plans.memory; /* not beside that of other plans */
-    if (r->exchange == NULL) GG_FAIL(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
+    if (r->exchange == NULL)
+        GG_FAIL_CLEANUP(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
     const float *weights = gg_state_weights(gg_exchange_state(r->exchange));
-    GG_TRY(gg_measure_step(r->options.graph, &options, weights, seconds));
+    GG_TRY_CLEANUP(gg_measure_step(r->options.graph, &options, weights, seconds));
 cleanup:
     gg_parallel_leave(former);
     return status;

@@ -6,12 +6,12 @@
 #ifndef GG_TRAIN_REPLICA_H
 #define GG_TRAIN_REPLICA_H
 
-#include "backend/registry.h"
 #include "comm/sample_ring.h"
 #include "data/loader.h"
+#include "exchange/parts/tuning.h"
 #include "nn/measure.h"
 #include "nn/plan.h"
-#include "strategy/tuning.h"
+#include "ops/registry.h"
 
 /* A rank that is sometimes late: before a step, with this probability, it does nothing for `delay` seconds of its
  * clock. Drawn from (seed, rank, step). */
@@ -28,7 +28,7 @@ typedef struct gg_replica_options {
     gg_strategy_options strategy;
     uint64_t seed;
     int threads;
-    const char *device;  /* what computes, as in backend/registry.h; NULL: "cpu". A constant */
+    const char *device;  /* what computes, as in ops/registry.h; NULL: "cpu". A constant */
     bool fast;           /* as in gg_device_options */
     bool graphs;         /* as in gg_plan_options */
     const char *backend; /* of its tables: as in gg_devices_options. A constant */

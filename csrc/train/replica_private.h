@@ -2,8 +2,8 @@
 #ifndef GG_TRAIN_REPLICA_PRIVATE_H
 #define GG_TRAIN_REPLICA_PRIVATE_H
 
+#include "exchange/exchange.h"
 #include "train/batches.h"
-#include "train/exchange.h"
 #include "train/outstanding.h"
 #include "train/plans.h"
 #include "train/replica.h"

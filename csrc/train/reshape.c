@@ -21,12 +21,9 @@ static void whole_free(whole_state *whole) {
 
 /* The elements of the old network become those of the new one; `data` is overwritten. */
 static gg_status map_to(const gg_reshape *how, gg_arena_kind kind, float *data, float **out) {
-    gg_status status = GG_OK;
     const size_t count = gg_graph_arena_count(how->graph);
     GG_TRY(gg_calloc(count, sizeof **out, "an arena of the new network", out));
-    GG_TRY(how->map(how->context, kind, data, *out));
-cleanup:
-    return status;
+    return how->map(how->context, kind, data, *out);
 }
 
 /* A copy of `data`, an arena, or host memory that the device shares, as the new network has it. */
@@ -35,9 +32,9 @@ static gg_status read_copy(const gg_replica *r, const gg_reshape *how, gg_arena_
     gg_status status = GG_OK;
     const size_t bytes = gg_graph_arena_count(r->options.graph) * sizeof *data;
     float *copy = NULL;
-    GG_TRY(gg_alloc(bytes, "an arena", &copy));
-    GG_TRY(gg_device_read(r->device, copy, data, bytes));
-    if (how->graph != NULL) GG_TRY(map_to(how, kind, copy, out));
+    GG_TRY_CLEANUP(gg_alloc(bytes, "an arena", &copy));
+    GG_TRY_CLEANUP(gg_device_read(r->device, copy, data, bytes));
+    if (how->graph != NULL) GG_TRY_CLEANUP(map_to(how, kind, copy, out));
     if (how->graph != NULL) goto cleanup;
     *out = copy;
     copy = NULL;
@@ -54,12 +51,12 @@ static gg_status read_arena(gg_replica *r, const gg_reshape *how, int arena, flo
     float *whole = NULL;
     const bool partitioned = gg_exchange_is_partitioned(r->exchange, arena);
     const bool in_place = how->graph != NULL && !gg_device_is_separate(r->device);
-    if (!partitioned && in_place) GG_TRY(map_to(how, from->kind, from->data, out));
-    if (!partitioned && !in_place) GG_TRY(read_copy(r, how, from->kind, from->data, out));
+    if (!partitioned && in_place) GG_TRY_CLEANUP(map_to(how, from->kind, from->data, out));
+    if (!partitioned && !in_place) GG_TRY_CLEANUP(read_copy(r, how, from->kind, from->data, out));
     if (!partitioned) goto cleanup;
-    GG_TRY(gg_alloc(gg_replica_state(r)->count * sizeof *whole, from->name, &whole));
-    GG_TRY(gg_exchange_gather(r->exchange, arena, whole));
-    if (how->graph != NULL) GG_TRY(map_to(how, from->kind, whole, out));
+    GG_TRY_CLEANUP(gg_alloc(gg_replica_state(r)->count * sizeof *whole, from->name, &whole));
+    GG_TRY_CLEANUP(gg_exchange_gather(r->exchange, arena, whole));
+    if (how->graph != NULL) GG_TRY_CLEANUP(map_to(how, from->kind, whole, out));
     if (how->graph != NULL) goto cleanup;
     *out = whole;
     whole = NULL;
@@ -85,7 +82,6 @@ static bool mixes_alike(const gg_replica *r, const gg_strategy_options *b) {
 
 /* All that the rank goes on with, as the new network has it. Settled. Collective. */
 static gg_status whole_read(gg_replica *r, const gg_reshape *how, whole_state *out) {
-    gg_status status = GG_OK;
     const gg_state *state = gg_replica_state(r);
     const float *consensus = NULL;
     out->step = state->step;
@@ -99,15 +95,14 @@ static gg_status whole_read(gg_replica *r, const gg_reshape *how, whole_state *o
         arena->data = NULL;
         if (arena->kind != GG_ARENA_GRADIENT) GG_TRY(read_arena(r, how, i, &arena->data));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* An arena that there was not before begins at zero, outer weights as the consensus. Collective. */
 static gg_status whole_load(gg_replica *r, const whole_state *whole) {
     gg_status status = GG_OK;
     float *zeros = NULL;
-    GG_TRY(gg_calloc(gg_replica_state(r)->count, sizeof *zeros, "an arena of zeros", &zeros));
+    GG_TRY_CLEANUP(gg_calloc(gg_replica_state(r)->count, sizeof *zeros, "an arena of zeros", &zeros));
     const float *model = whole->consensus != NULL ? whole->consensus : whole->arena[GG_WEIGHTS].data;
     gg_replica_set_consensus(r, model);
     for (int i = 0; i < gg_replica_state(r)->arenas; ++i) {
@@ -117,7 +112,7 @@ static gg_status whole_load(gg_replica *r, const whole_state *whole) {
         for (int old = 0; old < whole->arenas; ++old)
             if (strcmp(whole->arena[old].name, arena->name) == 0) data = whole->arena[old].data;
         const float *consensus = arena->kind == GG_ARENA_WEIGHT ? model : NULL;
-        GG_TRY(gg_replica_resume(r, i, data, consensus, whole->trained));
+        GG_TRY_CLEANUP(gg_replica_resume(r, i, data, consensus, whole->trained));
     }
     gg_replica_state(r)->step = whole->step;
     gg_replica_state(r)->push_sum_since = whole->push_sum_since;
@@ -135,13 +130,13 @@ static gg_status map_carried(gg_replica *r, const gg_reshape *how, const gg_grap
     gg_status status = GG_OK;
     float *mapped = NULL;
     if (rows == 0) goto cleanup;
-    GG_TRY(gg_replica_reserve_carried(r, rows));
-    GG_TRY(gg_alloc((size_t)(rows * r->carried_numbers) * sizeof *mapped, "carried state", &mapped));
+    GG_TRY_CLEANUP(gg_replica_reserve_carried(r, rows));
+    GG_TRY_CLEANUP(gg_alloc((size_t)(rows * r->carried_numbers) * sizeof *mapped, "carried state", &mapped));
     for (int node = 0; node < gg_graph_nodes(former) && how->carried != NULL; ++node) {
         const int64_t before = gg_graph_node_carried(former, node), after = gg_graph_node_carried(how->graph, node);
         for (int64_t row = 0; row < rows && after > 0; ++row)
             how->carried(how->context, node, from + row * before, mapped + row * after);
-        if (after > 0) GG_TRY(gg_replica_write_carried(r, node, rows, mapped));
+        if (after > 0) GG_TRY_CLEANUP(gg_replica_write_carried(r, node, rows, mapped));
         from += rows * before;
     }
 cleanup:
@@ -171,9 +166,9 @@ static gg_status divide_samples(gg_replica *r, int64_t batch) {
     r->data.shuffle_samples = r->options.strategy.shuffle_samples;
     if (!there) goto cleanup;
     if (batch != 0) options.batch = batch;
-    GG_TRY(gg_batches_begin(&r->data, &set, &options));
-    GG_TRY(gg_batches_seek(&r->data, epoch, begins ? 0 : gg_loader_steps(r->data.loader)));
-    GG_TRY(gg_replica_plan_epoch(r));
+    GG_TRY_CLEANUP(gg_batches_begin(&r->data, &set, &options));
+    GG_TRY_CLEANUP(gg_batches_seek(&r->data, epoch, begins ? 0 : gg_loader_steps(r->data.loader)));
+    GG_TRY_CLEANUP(gg_replica_plan_epoch(r));
 cleanup:
     if (there) gg_dataset_release(&set);
     return status;
@@ -200,51 +195,50 @@ static bool sends_alike(const gg_replica *r, const gg_strategy_options *b) {
 /* ---- the whole ---- */
 
 gg_status gg_replica_check_reshape(const gg_replica *r, const gg_reshape *how) {
-    gg_status status = GG_OK;
     const int ranks = r->options.transport->size;
     if (how->graph != NULL && how->map == NULL)
-        GG_FAIL(GG_ERROR_ARGUMENT, "reshape: another network needs a map from the old arenas to the new ones");
+        return gg_fail(GG_ERROR_ARGUMENT, "reshape: another network needs a map from the old arenas to the new ones");
     if (how->graph != NULL && !gg_graph_is_alike(r->options.graph, how->graph))
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "reshape: the other network has other inputs, outputs or layers; allowed is one that "
-                "differs in the sizes of layers in between");
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "reshape: the other network has other inputs, outputs or layers; allowed is one that "
+                       "differs in the sizes of layers in between");
     if (how->batch != 0 && r->data.loader == NULL)
-        GG_FAIL(GG_ERROR_STATE, "reshape: batch=%lld, but there is no data to train on yet", (long long)how->batch);
+        return gg_fail(GG_ERROR_STATE, "reshape: batch=%lld, but there is no data to train on yet",
+                       (long long)how->batch);
     const int workers = how->strategy != NULL ? gg_strategy_workers(how->strategy, ranks) : r->data.workers;
     if (r->data.loader != NULL && (how->batch != 0 || workers != r->data.workers))
         GG_TRY(gg_batches_check(&r->data, workers, how->batch != 0 ? how->batch : r->data.options.batch));
-    if (how->strategy == NULL) goto cleanup;
+    if (how->strategy == NULL) return GG_OK;
     const gg_strategy_options *strategy = how->strategy;
     GG_TRY(gg_strategy_check_open(strategy, ranks));
     if (has_unsent(r) && !sends_alike(r, strategy))
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "reshape: what %s has compressed and not sent yet would mean something else, or be lost, with %s as it "
-                "is wanted; allowed with compression: the same strategy, partners and compressed parameters",
-                gg_strategy_name(r->options.strategy.kind), gg_strategy_name(strategy->kind));
+        return gg_fail(
+            GG_ERROR_ARGUMENT,
+            "reshape: what %s has compressed and not sent yet would mean something else, or be lost, with %s as it "
+            "is wanted; allowed with compression: the same strategy, partners and compressed parameters",
+            gg_strategy_name(r->options.strategy.kind), gg_strategy_name(strategy->kind));
     if (r->data.loader != NULL && r->data.options.shard == GG_SHARD_OWN && divides_otherwise(r, strategy))
-        GG_FAIL(GG_ERROR_ARGUMENT, "reshape: every rank has brought samples of its own: all ranks train, and "
-                                   "shuffle_samples is not allowed");
+        return gg_fail(GG_ERROR_ARGUMENT, "reshape: every rank has brought samples of its own: all ranks train, and "
+                                          "shuffle_samples is not allowed");
     if (gg_batches_in_an_epoch(&r->data) && divides_otherwise(r, strategy))
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "reshape: after step %lld of an epoch's %lld the ranks that train (%d, wanted %d) and shuffle_samples "
-                "(%s, wanted %s) stay as they are; between epochs they may change",
-                (long long)r->data.next, (long long)gg_loader_steps(r->data.loader), gg_exchange_workers(r->exchange),
-                gg_strategy_workers(strategy, ranks), r->data.shuffle_samples ? "true" : "false",
-                strategy->shuffle_samples ? "true" : "false");
-cleanup:
-    return status;
+        return gg_fail(
+            GG_ERROR_ARGUMENT,
+            "reshape: after step %lld of an epoch's %lld the ranks that train (%d, wanted %d) and shuffle_samples "
+            "(%s, wanted %s) stay as they are; between epochs they may change",
+            (long long)r->data.next, (long long)gg_loader_steps(r->data.loader), gg_exchange_workers(r->exchange),
+            gg_strategy_workers(strategy, ranks), r->data.shuffle_samples ? "true" : "false",
+            strategy->shuffle_samples ? "true" : "false");
+    return GG_OK;
 }
 
 /* The batches of the new strategy, network or size, and their plans. */
 static gg_status prepare_data(gg_replica *r, const gg_reshape *how) {
-    gg_status status = GG_OK;
     const bool divides = divides_otherwise(r, &r->options.strategy);
     const bool rebatches = r->data.loader != NULL && how->batch != 0 && how->batch != r->data.options.batch;
     if (divides) GG_TRY(divide_samples(r, how->batch));
     else if (rebatches) GG_TRY(gg_batches_rebatch(&r->data, how->batch));
     if (r->data.loader != NULL && (how->graph != NULL || rebatches)) GG_TRY(gg_replica_plan_epoch(r));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The exchange of another strategy or network. */
@@ -254,19 +248,20 @@ static gg_status rebuild(gg_replica *r, const gg_reshape *how) {
     const gg_graph *former = r->options.graph;
     float *carried = NULL;
     int64_t rows = 0;
-    GG_TRY(whole_read(r, how, &whole));
+    GG_TRY_CLEANUP(whole_read(r, how, &whole));
     const bool has_mean = gg_exchange_has_mean(r->exchange);
     gg_message_recycle(r->options.transport, true);
     gg_replica_dismantle(r);
     /* No message of the new strategy meets a receive of the old one. */
-    GG_TRY(gg_replica_at(r, "rebuilding", gg_barrier(r->options.transport)));
+    GG_TRY_CLEANUP(gg_replica_at(r, "rebuilding", gg_barrier(r->options.transport)));
     gg_transport_set_epoch(r->options.transport, r->options.transport->epoch + 1);
     if (how->graph != NULL) {
         gg_plans_clear(&r->plans);
         r->options.graph = r->plans.graph = how->graph;
         rows = r->carried_rows;
-        GG_TRY(gg_alloc((size_t)(rows * r->carried_numbers) * sizeof *carried, "carried state", &carried));
-        GG_TRY(gg_device_read(r->device, carried, r->carried, (size_t)(rows * r->carried_numbers) * sizeof *carried));
+        GG_TRY_CLEANUP(gg_alloc((size_t)(rows * r->carried_numbers) * sizeof *carried, "carried state", &carried));
+        GG_TRY_CLEANUP(
+            gg_device_read(r->device, carried, r->carried, (size_t)(rows * r->carried_numbers) * sizeof *carried));
         gg_device_free(r->device, r->carried);
         r->carried = NULL;
         r->carried_rows = 0;
@@ -274,10 +269,10 @@ static gg_status rebuild(gg_replica *r, const gg_reshape *how) {
     if (how->strategy != NULL) r->options.strategy = *how->strategy;
     r->options.step_seconds = how->step_seconds;
     r->options.link = how->link;
-    GG_TRY(gg_replica_assemble(r));
-    if (has_mean) GG_TRY(gg_exchange_prepare_mean(r->exchange)); /* in the memory of the old one */
-    GG_TRY(whole_load(r, &whole));
-    if (how->graph != NULL) GG_TRY(map_carried(r, how, former, carried, rows));
+    GG_TRY_CLEANUP(gg_replica_assemble(r));
+    if (has_mean) GG_TRY_CLEANUP(gg_exchange_prepare_mean(r->exchange)); /* in the memory of the old one */
+    GG_TRY_CLEANUP(whole_load(r, &whole));
+    if (how->graph != NULL) GG_TRY_CLEANUP(map_carried(r, how, former, carried, rows));
 cleanup:
     gg_message_recycle(r->options.transport, false);
     gg_free(carried);
@@ -289,10 +284,10 @@ gg_status gg_replica_reshape(gg_replica *r, const gg_reshape *how) {
     gg_status status = GG_OK;
     gg_progress_counts counts;
     const bool batch_alone = how->batch != 0 && how->strategy == NULL && how->graph == NULL;
-    GG_TRY(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
-    gg_replica_counts(r, &counts);   /* without the messages of the rebuilding */
-    if (!batch_alone) GG_TRY(rebuild(r, how));
-    GG_TRY(prepare_data(r, how));
+    GG_TRY_CLEANUP(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
+    gg_replica_counts(r, &counts);           /* without the messages of the rebuilding */
+    if (!batch_alone) GG_TRY_CLEANUP(rebuild(r, how));
+    GG_TRY_CLEANUP(prepare_data(r, how));
     gg_replica_set_counts(r, &counts);
 cleanup:
     if (status != GG_OK) {

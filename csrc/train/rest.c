@@ -2,13 +2,11 @@
 #include "train/replica_private.h"
 
 static gg_status settle_samples(gg_replica *r) {
-    gg_status status = GG_OK;
     double begin = gg_transport_now(r->options.transport);
-    if (gg_batches_is_idle(&r->data)) goto cleanup;
+    if (gg_batches_is_idle(&r->data)) return GG_OK;
     GG_TRY(gg_batches_settle(&r->data));
     gg_replica_spent_on_data(r, "settle", begin);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 bool gg_replica_is_whole(const gg_replica *r) { return r->exchange != NULL; }
@@ -16,10 +14,10 @@ bool gg_replica_is_whole(const gg_replica *r) { return r->exchange != NULL; }
 gg_status gg_replica_settle(gg_replica *r) {
     gg_status status = GG_OK;
     if (!gg_replica_is_whole(r))
-        GG_FAIL(GG_ERROR_STATE, "this replica could not be reshaped; it can only be destroyed");
-    GG_TRY(gg_exchange_settle(r->exchange));
-    GG_TRY(settle_samples(r));
-    GG_TRY(gg_replica_count_steps(r, 0));
+        GG_FAIL_CLEANUP(GG_ERROR_STATE, "this replica could not be reshaped; it can only be destroyed");
+    GG_TRY_CLEANUP(gg_exchange_settle(r->exchange));
+    GG_TRY_CLEANUP(settle_samples(r));
+    GG_TRY_CLEANUP(gg_replica_count_steps(r, 0));
 cleanup:
     if (status != GG_OK) r->failed = true;
     return status;
@@ -27,9 +25,9 @@ cleanup:
 
 gg_status gg_replica_complete(gg_replica *r) {
     gg_status status = GG_OK;
-    GG_TRY(gg_replica_count_steps(r, 0));
+    GG_TRY_CLEANUP(gg_replica_count_steps(r, 0));
     gg_device_finish(r->device);
-    GG_TRY(gg_device_check(r->device));
+    GG_TRY_CLEANUP(gg_device_check(r->device));
 cleanup:
     if (status != GG_OK) r->failed = true;
     return status;
@@ -38,11 +36,8 @@ cleanup:
 gg_status gg_replica_check_arena(const gg_replica *r, int arena) { return gg_exchange_check_arena(r->exchange, arena); }
 
 gg_status gg_replica_gather(gg_replica *r, int arena, float *whole) {
-    gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
-    GG_TRY(gg_exchange_gather(r->exchange, arena, whole));
-cleanup:
-    return status;
+    return gg_exchange_gather(r->exchange, arena, whole);
 }
 
 void gg_replica_load(gg_replica *r, int arena, const float *whole) {
@@ -60,12 +55,9 @@ gg_status gg_replica_resume(gg_replica *r, int arena, const float *whole, const 
 }
 
 gg_status gg_replica_audit(gg_replica *r, gg_sample_audit *out) {
-    gg_status status = GG_OK;
-    if (r->data.loader == NULL) GG_FAIL(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
+    if (r->data.loader == NULL) return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
     GG_TRY(gg_replica_settle(r));
-    GG_TRY(gg_batches_audit(&r->data, out));
-cleanup:
-    return status;
+    return gg_batches_audit(&r->data, out);
 }
 
 int64_t gg_replica_slots(const gg_replica *r) {
@@ -82,20 +74,15 @@ gg_status gg_replica_at(const gg_replica *r, const char *what, gg_status status)
 }
 
 gg_status gg_replica_consensus(gg_replica *r, const float **weights) {
-    gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
-    GG_TRY(gg_exchange_consensus(r->exchange, weights));
-cleanup:
-    return status;
+    return gg_exchange_consensus(r->exchange, weights);
 }
 
 gg_status gg_replica_adopt_consensus(gg_replica *r) {
-    gg_status status = GG_OK;
     const float *weights = NULL;
     GG_TRY(gg_replica_consensus(r, &weights));
     if (weights != gg_state_weights(gg_exchange_state(r->exchange))) gg_replica_load(r, GG_WEIGHTS, weights);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_replica_set_rate(gg_replica *r, const gg_rate *rate) {
@@ -115,9 +102,6 @@ double gg_replica_residue(gg_replica *r) {
 }
 
 gg_status gg_replica_distance(gg_replica *r, double *distance) {
-    gg_status status = GG_OK;
     GG_TRY(gg_replica_settle(r));
-    GG_TRY(gg_exchange_distance(r->exchange, distance));
-cleanup:
-    return status;
+    return gg_exchange_distance(r->exchange, distance);
 }

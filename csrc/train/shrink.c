@@ -94,15 +94,15 @@ static gg_status share_merges(gg_transport *transport, const announcement *said,
     const size_t sums = (size_t)units->groups * sizeof *(*merges)->bound;
     const size_t bytes = 2 * sums + (size_t)said->count * sizeof *(*merges)->merge;
     char *message = NULL;
-    if (*merges == NULL) GG_TRY(gg_merges_create(units, merges));
+    if (*merges == NULL) GG_TRY_CLEANUP(gg_merges_create(units, merges));
     gg_merges *it = *merges;
     it->count = said->count;
     if (bytes == 0) goto cleanup;
-    GG_TRY(gg_alloc(bytes, "what is to leave", &message));
+    GG_TRY_CLEANUP(gg_alloc(bytes, "what is to leave", &message));
     memcpy(message, it->bound, sums);
     memcpy(message + sums, it->share, sums);
     if (it->count > 0) memcpy(message + 2 * sums, it->merge, bytes - 2 * sums);
-    GG_TRY(gg_broadcast(transport, message, bytes, 0));
+    GG_TRY_CLEANUP(gg_broadcast(transport, message, bytes, 0));
     memcpy(it->bound, message, sums);
     memcpy(it->share, message + sums, sums);
     if (it->count > 0) memcpy(it->merge, message + 2 * sums, bytes - 2 * sums);
@@ -120,13 +120,13 @@ static gg_status find_leaving(void *context, int local) {
     announcement said = {0};
     gg_progress_counts counts;
     const float *weights = NULL;
-    GG_TRY(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
+    GG_TRY_CLEANUP(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
     gg_replica_counts(r, &counts);
-    GG_TRY(gg_replica_consensus(r, &weights));
+    GG_TRY_CLEANUP(gg_replica_consensus(r, &weights));
     if (transport->rank == 0) search(c, r, weights, &said, &merges);
-    GG_TRY(gg_replica_at(r, "what is to leave", gg_broadcast(transport, &said, sizeof said, 0)));
+    GG_TRY_CLEANUP(gg_replica_at(r, "what is to leave", gg_broadcast(transport, &said, sizeof said, 0)));
     if (said.status == GG_OK)
-        GG_TRY(gg_replica_at(r, "what is to leave", share_merges(transport, &said, c->plan->units, &merges)));
+        GG_TRY_CLEANUP(gg_replica_at(r, "what is to leave", share_merges(transport, &said, c->plan->units, &merges)));
     if (local == 0) {
         c->said = said;
         c->plan->step = gg_replica_state(r)->step;
@@ -154,16 +154,16 @@ static gg_status make_small(gg_shrink_plan *plan) {
     _Static_assert(sizeof(gg_merge) == 24, "without padding");
     plan->hash = 0xcbf29ce484222325u;
     if (plan->merges->count == 0) goto cleanup;
-    GG_TRY(gg_calloc((size_t)plan->units->units, sizeof *leaves, "units that leave", &leaves));
+    GG_TRY_CLEANUP(gg_calloc((size_t)plan->units->units, sizeof *leaves, "units that leave", &leaves));
     gg_merges_leaves(plan->merges, plan->units, leaves);
-    GG_TRY(gg_selection_create(plan->graph, plan->units, leaves, &plan->selection));
-    GG_TRY(gg_graph_select(plan->graph, plan->selection, &plan->small));
+    GG_TRY_CLEANUP(gg_selection_create(plan->graph, plan->units, leaves, &plan->selection));
+    GG_TRY_CLEANUP(gg_graph_select(plan->graph, plan->selection, &plan->small));
     plan->hash = gg_selection_hash(plan->selection);
     hash_more(&plan->hash, plan->merges->merge, (size_t)plan->merges->count * sizeof *plan->merges->merge);
-    GG_TRY(gg_alloc(bytes, "folded weights", &folded));
+    GG_TRY_CLEANUP(gg_alloc(bytes, "folded weights", &folded));
     memcpy(folded, plan->weights, bytes);
     gg_merges_fold(plan->merges, plan->graph, plan->units, folded);
-    GG_TRY(gg_alloc(gg_selection_count_after(plan->selection) * sizeof *folded, "weights", &plan->selected));
+    GG_TRY_CLEANUP(gg_alloc(gg_selection_count_after(plan->selection) * sizeof *folded, "weights", &plan->selected));
     gg_arena_select(plan->selection, folded, plan->selected);
 cleanup:
     gg_free(leaves);
@@ -180,16 +180,13 @@ typedef struct verdict {
 } verdict;
 
 static gg_status evaluate_part(const plan_call *c, gg_replica *r, verdict *out) {
-    gg_status status = GG_OK;
     const gg_shrink_plan *plan = c->plan;
     const gg_dataset *probe = c->shrink->probe;
     const int64_t batch = c->shrink->batch;
     int64_t first, end;
     gg_shard(probe->count, r->options.transport->rank, r->options.transport->size, &first, &end);
     GG_TRY(gg_replica_evaluate_graph(r, plan->graph, plan->weights, probe, first, end, batch, &out->before));
-    GG_TRY(gg_replica_evaluate_graph(r, plan->small, plan->selected, probe, first, end, batch, &out->after));
-cleanup:
-    return status;
+    return gg_replica_evaluate_graph(r, plan->small, plan->selected, probe, first, end, batch, &out->after);
 }
 
 /* The losses of all ranks' parts together, or what the first rank that could not go on says. */
@@ -219,12 +216,13 @@ static gg_status judge_part(void *context, int local) {
     verdict *own = NULL, *all = NULL;
     gg_progress_counts counts;
     gg_replica_counts(r, &counts);
-    GG_TRY(gg_calloc(1, sizeof *own, "result of the probe", &own));
-    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", &all));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *own, "result of the probe", &own));
+    GG_TRY_CLEANUP(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", &all));
     own->said = c->own;
     if (own->said.status == GG_OK && c->shrink->probe != NULL) announce(&own->said, evaluate_part(c, r, own));
-    if (own->said.status == GG_ERROR_COMM) GG_TRY(gg_fail(GG_ERROR_COMM, "%s", own->said.message)); /* all have it */
-    GG_TRY(gg_replica_at(r, "loss on the probe", gg_allgather(transport, own, sizeof *own, all)));
+    if (own->said.status == GG_ERROR_COMM)
+        GG_TRY_CLEANUP(gg_fail(GG_ERROR_COMM, "%s", own->said.message)); /* all have it */
+    GG_TRY_CLEANUP(gg_replica_at(r, "loss on the probe", gg_allgather(transport, own, sizeof *own, all)));
     if (local == 0) sum_verdicts(c, r, all);
     gg_replica_set_counts(r, &counts); /* what is sent here is no part of the epoch */
 cleanup:
@@ -236,19 +234,17 @@ cleanup:
 /* ---- the plan ---- */
 
 static gg_status check_shrink(const gg_trainer *t, const gg_shrink *shrink, const gg_units *units) {
-    gg_status status = GG_OK;
     for (int g = 0; g < units->groups; ++g)
         if (!(shrink->budget[g] >= 0 && shrink->budget[g] <= 1))
-            GG_FAIL(GG_ERROR_ARGUMENT, "budget: %g; must be 0 to 1", shrink->budget[g]);
+            return gg_fail(GG_ERROR_ARGUMENT, "budget: %g; must be 0 to 1", shrink->budget[g]);
     for (int g = 0; g < units->groups; ++g)
-        if (shrink->least[g] < 1) GG_FAIL(GG_ERROR_ARGUMENT, "least: %d; must be at least 1", shrink->least[g]);
-    if (!isfinite(shrink->epsilon)) GG_FAIL(GG_ERROR_ARGUMENT, "epsilon: %g; must be finite", shrink->epsilon);
-    if (shrink->probe == NULL) goto cleanup;
-    if (shrink->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch: %lld; must be at least 1", (long long)shrink->batch);
-    if (shrink->probe->count < 1) GG_FAIL(GG_ERROR_ARGUMENT, "probe: no samples; at least one is needed");
-    GG_TRY(gg_trainer_check_set(t, shrink->probe));
-cleanup:
-    return status;
+        if (shrink->least[g] < 1) return gg_fail(GG_ERROR_ARGUMENT, "least: %d; must be at least 1", shrink->least[g]);
+    if (!isfinite(shrink->epsilon)) return gg_fail(GG_ERROR_ARGUMENT, "epsilon: %g; must be finite", shrink->epsilon);
+    if (shrink->probe == NULL) return GG_OK;
+    if (shrink->batch < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "batch: %lld; must be at least 1", (long long)shrink->batch);
+    if (shrink->probe->count < 1) return gg_fail(GG_ERROR_ARGUMENT, "probe: no samples; at least one is needed");
+    return gg_trainer_check_set(t, shrink->probe);
 }
 
 /* Makes the smaller network, and compares the losses. */
@@ -256,13 +252,12 @@ static gg_status judge(plan_call *c) {
     gg_status status = GG_OK;
     gg_shrink_plan *plan = c->plan;
     announce(&c->own, make_small(plan)); /* the same on all ranks, unless one has no memory */
-    if (plan->merges->count == 0) goto cleanup;
+    if (plan->merges->count == 0) return status;
     GG_TRY(gg_team_run(c->trainer->team, judge_part, c));
     /* After the run, because ranks that fail in one stay failed. */
-    if (c->said.status != GG_OK) GG_FAIL(c->said.status, "%s", c->said.message);
+    if (c->said.status != GG_OK) return gg_fail(c->said.status, "%s", c->said.message);
     plan->accepted =
         c->shrink->probe == NULL || plan->loss[1] <= plan->loss[0] + c->shrink->epsilon * fabs(plan->loss[0]);
-cleanup:
     return status;
 }
 
@@ -276,17 +271,17 @@ gg_status gg_trainer_plan_shrink(gg_trainer *t, const gg_shrink *shrink, gg_shri
     gg_status status = GG_OK;
     gg_shrink_plan *plan = NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *plan, "plan of a shrink", &plan));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *plan, "plan of a shrink", &plan));
     plan->graph = t->options.graph;
     plan->loss[0] = plan->loss[1] = NAN;
-    GG_TRY(gg_units_find(plan->graph, &plan->units));
-    GG_TRY(check_shrink(t, shrink, plan->units));
-    GG_TRY(gg_alloc(gg_graph_arena_count(plan->graph) * sizeof(float), "weights", &plan->weights));
+    GG_TRY_CLEANUP(gg_units_find(plan->graph, &plan->units));
+    GG_TRY_CLEANUP(check_shrink(t, shrink, plan->units));
+    GG_TRY_CLEANUP(gg_alloc(gg_graph_arena_count(plan->graph) * sizeof(float), "weights", &plan->weights));
     plan_call call = {.trainer = t, .shrink = shrink, .plan = plan};
-    GG_TRY(gg_team_run(t->team, find_leaving, &call));
+    GG_TRY_CLEANUP(gg_team_run(t->team, find_leaving, &call));
     /* After the run, because ranks that fail in one stay failed. */
-    if (call.said.status != GG_OK) GG_FAIL(call.said.status, "%s", call.said.message);
-    GG_TRY(judge(&call));
+    if (call.said.status != GG_OK) GG_FAIL_CLEANUP(call.said.status, "%s", call.said.message);
+    GG_TRY_CLEANUP(judge(&call));
     plan->loads = loads_of(t);
     gg_free(plan->weights);
     gg_free(plan->selected);
@@ -348,8 +343,8 @@ gg_status gg_shrink_compare(gg_transport *transport, const gg_shrink_record *own
     int64_t fault = GG_SHRINK_FITS;
     bool differ = false;
     *found = GG_OK;
-    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "plans of all ranks", &all));
-    GG_TRY(gg_agree(transport, own, sizeof *own, all));
+    GG_TRY_CLEANUP(gg_alloc((size_t)transport->size * sizeof *all, "plans of all ranks", &all));
+    GG_TRY_CLEANUP(gg_agree(transport, own, sizeof *own, all));
     for (int i = transport->size - 1; i >= 0; --i)
         if (all[i].fault != GG_SHRINK_FITS) fault = all[i].fault;
     for (int i = 0; i < transport->size; ++i) {
@@ -386,10 +381,9 @@ static gg_status compare_plans(void *context, int local) {
     char text[sizeof c->text] = "";
     GG_TRY(gg_replica_at(r, "plans of all ranks",
                          gg_shrink_compare(r->options.transport, &c->own, &found, text, sizeof text)));
-    if (local != 0) goto cleanup;
+    if (local != 0) return status;
     c->found = found;
     memcpy(c->text, text, sizeof text);
-cleanup:
     return status;
 }
 
@@ -401,20 +395,17 @@ static gg_shrink_fault fault_of(const gg_trainer *t, const gg_shrink_plan *plan,
 }
 
 gg_status gg_trainer_apply_shrink(gg_trainer *t, const gg_shrink_plan *plan, const gg_graph *small) {
-    gg_status status = GG_OK;
     apply_call call = {
         .trainer = t,
         .own = {.hash = plan->hash, .step = gg_replica_state(t->replica[0])->step, .fault = fault_of(t, plan, small)}};
     GG_TRY(gg_team_run(t->team, compare_plans, &call));
-    if (call.found != GG_OK) GG_FAIL(call.found, "%s", call.text);
+    if (call.found != GG_OK) return gg_fail(call.found, "%s", call.text);
     const applied_plan applied = {.plan = plan,
                                   .averages_gradients = gg_exchange_averages_gradients(t->replica[0]->exchange)};
-    GG_TRY(gg_trainer_reshape(t, &(gg_reshape){.graph = small != NULL ? small : plan->small,
+    return gg_trainer_reshape(t, &(gg_reshape){.graph = small != NULL ? small : plan->small,
                                                .map = map_arena,
                                                .carried = map_carried,
-                                               .context = &applied}));
-cleanup:
-    return status;
+                                               .context = &applied});
 }
 
 static gg_status map_to_zeros(const void *context, gg_arena_kind kind, float *before, float *after) {

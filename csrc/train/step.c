@@ -25,14 +25,11 @@ static void on_leave(void *context, int node, const char *what) {
 }
 
 static gg_status on_need_rows(void *context, int layer, gg_weight_rows *rows) {
-    gg_status status = GG_OK;
     gg_replica *r = context;
     GG_TRY(gg_exchange_need_rows(r->exchange, layer, rows));
     if (r->trace != NULL)
         r->node_begin = gg_transport_now(r->options.transport); /* waiting does not count as computing */
-    GG_TRY(gg_transport_compute(r->options.transport, replica_modelled(r, layer)));
-cleanup:
-    return status;
+    return gg_transport_compute(r->options.transport, replica_modelled(r, layer));
 }
 
 static gg_status on_need(void *context, int layer) { return on_need_rows(context, layer, NULL); }
@@ -41,21 +38,18 @@ static gg_status on_need(void *context, int layer) { return on_need_rows(context
 static bool gives(const gg_replica *r) { return gg_exchange_fc_partitioned(r->exchange) != NULL; }
 
 static gg_status on_input(void *context, int layer, const gg_vectors *input, bool *taken) {
-    gg_status status = GG_OK;
     gg_replica *r = context;
     double begin = gg_transport_now(r->options.transport);
     GG_TRY(gg_exchange_fc_input(r->exchange, layer, input, taken));
-    if (!*taken || r->trace == NULL || !gives(r)) goto cleanup;
+    if (!*taken || r->trace == NULL || !gives(r)) return GG_OK;
     gg_replica_record(r, "give", begin, r->node);
     r->node_begin = gg_transport_now(r->options.transport);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The error is complete after half of the layer's backward pass. The other half is the gradient of the weight, of which
  * some rank's part, or all of it, is computed later. */
 static gg_status on_error(void *context, int layer, const gg_vectors *error) {
-    gg_status status = GG_OK;
     gg_replica *r = context;
     int node = r->node;
     r->charged = replica_modelled(r, layer);
@@ -63,15 +57,13 @@ static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     if (r->trace != NULL && gives(r)) on_leave(r, node, "backward");
     double begin = gg_transport_now(r->options.transport);
     GG_TRY(gg_exchange_fc_error(r->exchange, layer, error));
-    if (r->trace == NULL || !gives(r)) goto cleanup;
+    if (r->trace == NULL || !gives(r)) return GG_OK;
     gg_replica_record(r, "give", begin, node);
     on_enter(r, node);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status on_ready(void *context, int layer) {
-    gg_status status = GG_OK;
     gg_replica *r = context;
     int node = -1;
     double begin = 0;
@@ -84,17 +76,13 @@ static gg_status on_ready(void *context, int layer) {
     }
     GG_TRY(gg_exchange_ready(r->exchange, layer));
     if (!gg_exchange_updates_wait(r->exchange)) gg_replica_record(r, "update", begin, node);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status on_poll(void *context) {
-    gg_status status = GG_OK;
     gg_replica *r = context;
     GG_TRY(gg_exchange_poll(r->exchange));
-    GG_TRY(gg_batches_poll(&r->data));
-cleanup:
-    return status;
+    return gg_batches_poll(&r->data);
 }
 
 void gg_replica_set_hooks(gg_replica *r) {
@@ -106,7 +94,6 @@ void gg_replica_set_hooks(gg_replica *r) {
 }
 
 static gg_status replica_straggle(gg_replica *r) {
-    gg_status status = GG_OK;
     const gg_straggler *straggler = &r->options.straggler;
     const gg_random_key key = {.seed = straggler->seed,
                                .purpose = GG_RANDOM_STRAGGLER,
@@ -115,11 +102,10 @@ static gg_status replica_straggle(gg_replica *r) {
     double begin = gg_transport_now(r->options.transport);
     float draw = 1.0f;
     if (straggler->probability > 0) gg_random_uniform(&key, 1, 0.0f, 1.0f, &draw);
-    if (draw >= straggler->probability) goto cleanup;
+    if (draw >= straggler->probability) return GG_OK;
     GG_TRY(gg_transport_idle(r->options.transport, straggler->delay));
     gg_replica_record(r, "late", begin, -1);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t, gg_plan_batch *out) {
@@ -139,11 +125,10 @@ int64_t gg_replica_carried_before(const gg_replica *r, int node) {
 }
 
 gg_status gg_replica_reserve_carried(gg_replica *r, int64_t rows) {
-    gg_status status = GG_OK;
     const int nodes = gg_graph_nodes(r->options.graph);
     float *made = NULL;
     rows = gg_lanes_padded(rows); /* so that each node's begin aligned */
-    if (r->carried_numbers == 0 || rows <= r->carried_rows) goto cleanup;
+    if (r->carried_numbers == 0 || rows <= r->carried_rows) return GG_OK;
     GG_TRY(gg_device_alloc(r->device, (size_t)(rows * r->carried_numbers) * sizeof *made, "carried state", &made));
     for (int i = 0; i < nodes && r->carried_rows > 0; ++i) {
         const int64_t before = gg_replica_carried_before(r, i), numbers = gg_graph_node_carried(r->options.graph, i);
@@ -153,8 +138,7 @@ gg_status gg_replica_reserve_carried(gg_replica *r, int64_t rows) {
     gg_device_free(r->device, r->carried);
     r->carried = made;
     r->carried_rows = rows;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_replica_reset_carried(gg_replica *r) {
@@ -180,22 +164,16 @@ gg_status gg_replica_read_carried(const gg_replica *r, int node, float *out) {
 }
 
 gg_status gg_replica_write_carried(gg_replica *r, int node, int64_t rows, const float *values) {
-    gg_status status = GG_OK;
     size_t bytes;
     GG_TRY(gg_replica_reserve_carried(r, rows));
     float *to = carried_of(r, node, rows, &bytes);
-    GG_TRY(gg_device_write(r->device, to, values, bytes));
-cleanup:
-    return status;
+    return gg_device_write(r->device, to, values, bytes);
 }
 
 /* The plan to train on n samples, with room for the state that it carries. */
 static gg_status training_plan(gg_replica *r, int64_t n, gg_plan **out) {
-    gg_status status = GG_OK;
     GG_TRY(gg_plans_get(&r->plans, n, true, out));
-    GG_TRY(gg_replica_reserve_carried(r, n));
-cleanup:
-    return status;
+    return gg_replica_reserve_carried(r, n);
 }
 
 static void ask_time(gg_replica *r, gg_outstanding_step *out, int which) {
@@ -216,24 +194,24 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch 
     memset(out->compute, 0, sizeof out->compute);
     r->batch = n;
     r->plans.pinned = plan;
-    if (plan != NULL) GG_TRY(replica_straggle(r));
+    if (plan != NULL) GG_TRY_CLEANUP(replica_straggle(r));
     batch->carried = r->carried;
     batch->carried_rows = r->carried_rows;
-    GG_TRY(gg_exchange_begin(r->exchange, r->batches));
+    GG_TRY_CLEANUP(gg_exchange_begin(r->exchange, r->batches));
     if (plan != NULL) ask_time(r, out, 0);
     if (plan != NULL)
-        GG_TRY(gg_plan_train(plan, gg_state_weights(state), gg_state_gradients(state), batch, (uint64_t)state->step,
-                             &r->hooks, out->sums, &out->report));
+        GG_TRY_CLEANUP(gg_plan_train(plan, gg_state_weights(state), gg_state_gradients(state), batch,
+                                     (uint64_t)state->step, &r->hooks, out->sums, &out->report));
     if (plan != NULL) {
         gg_uploads_done(&r->uploads);
         ask_time(r, out, 1);
     }
     if (plan != NULL && gg_exchange_updates_wait(r->exchange)) {
         const double measured = gg_transport_now(r->options.transport);
-        GG_TRY(gg_exchange_ready_all(r->exchange));
+        GG_TRY_CLEANUP(gg_exchange_ready_all(r->exchange));
         gg_replica_record(r, "update", measured, -1);
     }
-    GG_TRY(gg_exchange_end(r->exchange));
+    GG_TRY_CLEANUP(gg_exchange_end(r->exchange));
     if (plan != NULL) ask_time(r, out, 2);
     gg_replica_record(r, "step", begin, -1);
     state->step++;
@@ -253,15 +231,15 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
         gg_plan_batch batch = {0};
         for (int rank = 0; rank < workers; ++rank) r->batches[rank] = gg_loader_batch(r->data.loader, rank, t);
         if (n > 0) {
-            GG_TRY(training_plan(r, n, &plan));
-            GG_TRY(read_batch(r, plan, t, &batch));
+            GG_TRY_CLEANUP(training_plan(r, n, &plan));
+            GG_TRY_CLEANUP(read_batch(r, plan, t, &batch));
         }
-        GG_TRY(gg_replica_count_steps(r, GG_MOST_OUTSTANDING - 1));
-        GG_TRY(step_on(r, plan, n, &batch, gg_outstanding_next(&r->outstanding)));
+        GG_TRY_CLEANUP(gg_replica_count_steps(r, GG_MOST_OUTSTANDING - 1));
+        GG_TRY_CLEANUP(step_on(r, plan, n, &batch, gg_outstanding_next(&r->outstanding)));
         gg_outstanding_next(&r->outstanding)->counted = true;
         gg_outstanding_add(&r->outstanding);
         r->data.next++;
-        GG_TRY(gg_replica_count_steps(r, r->data.next < total ? GG_MOST_OUTSTANDING : 0));
+        GG_TRY_CLEANUP(gg_replica_count_steps(r, r->data.next < total ? GG_MOST_OUTSTANDING : 0));
     }
 cleanup:
     r->counts.seconds += gg_clock_now() - begin;
@@ -270,7 +248,6 @@ cleanup:
 }
 
 gg_status gg_replica_step(gg_replica *r, const gg_given *given, const int64_t *batches, double *loss) {
-    gg_status status = GG_OK;
     gg_plan *plan = NULL;
     gg_plan_batch batch = {0};
     const gg_outstanding_step *done = NULL;
@@ -286,11 +263,10 @@ gg_status gg_replica_step(gg_replica *r, const gg_given *given, const int64_t *b
     GG_TRY(step_on(r, plan, given->n, &batch, gg_outstanding_next(&r->outstanding)));
     gg_outstanding_next(&r->outstanding)->counted = false;
     gg_outstanding_add(&r->outstanding);
-    if (loss == NULL) goto cleanup;
+    if (loss == NULL) return GG_OK;
     GG_TRY(gg_replica_read_step(r, 0, &done));
     *loss = plan != NULL ? gg_replica_step_loss(r, done, 1) : NAN;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Counts `done` steps as complete by now, in equal parts of the time since `before`. */
@@ -300,7 +276,6 @@ static void time_completed(int done, double before, double now, int *timed, doub
 }
 
 gg_status gg_replica_bench(gg_replica *r, const gg_given *given, int steps, double *seconds) {
-    gg_status status = GG_OK;
     int timed = 0;
     GG_TRY(gg_replica_count_steps(r, 0));
     double before = gg_clock_now();
@@ -314,17 +289,16 @@ gg_status gg_replica_bench(gg_replica *r, const gg_given *given, int steps, doub
         time_completed(done, before, now, &timed, seconds);
         before = now;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ---- the epoch ---- */
 
 gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_options *data) {
     gg_status status = GG_OK;
-    if (!r->failed) GG_TRY(gg_batches_settle(&r->data));
+    if (!r->failed) GG_TRY_CLEANUP(gg_batches_settle(&r->data));
     const gg_dataset limited = gg_limited_set(r->options.graph, r->options.head, set);
-    GG_TRY(gg_batches_begin(&r->data, &limited, data));
+    GG_TRY_CLEANUP(gg_batches_begin(&r->data, &limited, data));
 cleanup:
     if (status != GG_OK) gg_replica_forget_data(r);
     return status;
@@ -332,16 +306,12 @@ cleanup:
 
 gg_status gg_replica_plan_batch_of(gg_replica *r, int64_t n) {
     gg_plan *plan;
-    gg_status status = GG_OK;
-    if (!gg_replica_trains(r)) goto cleanup;
+    if (!gg_replica_trains(r)) return GG_OK;
     GG_TRY(training_plan(r, n, &plan));
-    GG_TRY(gg_uploads_reserve_given(&r->uploads, r->options.graph, r->options.head, n));
-cleanup:
-    return status;
+    return gg_uploads_reserve_given(&r->uploads, r->options.graph, r->options.head, n);
 }
 
 gg_status gg_replica_plan_epoch(gg_replica *r) {
-    gg_status status = GG_OK;
     gg_plan *plan;
     for (int64_t t = gg_loader_begun(r->data.loader); gg_replica_trains(r) && t < gg_loader_steps(r->data.loader);
          ++t) {
@@ -349,8 +319,7 @@ gg_status gg_replica_plan_epoch(gg_replica *r) {
         GG_TRY(training_plan(r, n, &plan));
         GG_TRY(gg_uploads_reserve_set(&r->uploads, &r->data.set, n));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_replica_forget_data(gg_replica *r) {
@@ -373,24 +342,21 @@ gg_position gg_replica_position(const gg_replica *r) {
 int gg_replica_workers(const gg_replica *r) { return r->data.workers; }
 
 gg_status gg_replica_check_position(const gg_replica *r, const gg_position *at) {
-    gg_status status = GG_OK;
     if (r->data.loader == NULL && at->next != 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "step: %lld; allowed in an epoch of 0 steps are 0 to 0", (long long)at->next);
-    if (r->data.loader == NULL) GG_FAIL(GG_ERROR_STATE, "epoch: there is no data to train on yet");
-    GG_TRY(gg_loader_check_position(r->data.loader, at->next, at->done != NULL ? at->begun : 0, at->done));
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "step: %lld; allowed in an epoch of 0 steps are 0 to 0", (long long)at->next);
+    if (r->data.loader == NULL) return gg_fail(GG_ERROR_STATE, "epoch: there is no data to train on yet");
+    return gg_loader_check_position(r->data.loader, at->next, at->done != NULL ? at->begun : 0, at->done);
 }
 
 gg_status gg_replica_epoch(gg_replica *r, const gg_position *at) {
     gg_status status = GG_OK;
     const bool planned = gg_loader_begun(r->data.loader) == 0 && at->begun == 0;
-    GG_TRY(gg_replica_count_steps(r, 0));
+    GG_TRY_CLEANUP(gg_replica_count_steps(r, 0));
     memset(&r->counts, 0, sizeof r->counts);
     gg_replica_reset_carried(r);
-    if (at->done == NULL) GG_TRY(gg_batches_seek(&r->data, at->epoch, at->next));
-    else GG_TRY(gg_batches_resume(&r->data, at->epoch, at->next, at->begun, at->done));
-    if (!planned) GG_TRY(gg_replica_plan_epoch(r)); /* the last batches have other sizes */
+    if (at->done == NULL) GG_TRY_CLEANUP(gg_batches_seek(&r->data, at->epoch, at->next));
+    else GG_TRY_CLEANUP(gg_batches_resume(&r->data, at->epoch, at->next, at->begun, at->done));
+    if (!planned) GG_TRY_CLEANUP(gg_replica_plan_epoch(r)); /* the last batches have other sizes */
     r->before = gg_replica_other_counts(r);
 cleanup:
     if (status != GG_OK) r->failed = true;

@@ -28,22 +28,22 @@ gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg
     gg_trainer *t = NULL;
     gg_link link;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *t, "trainer", &t));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *t, "trainer", &t));
     gg_team_retain(team);
     t->team = team;
     t->options = *options;
     t->local = gg_team_local(team);
-    GG_TRY(gg_calloc((size_t)t->local, sizeof(gg_replica *), "replicas", &t->replica));
+    GG_TRY_CLEANUP(gg_calloc((size_t)t->local, sizeof(gg_replica *), "replicas", &t->replica));
     if (gg_strategy_tunes(&options->strategy, gg_team_size(team))) {
-        GG_TRY(gg_team_link(team, gg_graph_arena_count(options->graph) * sizeof(float), &link));
+        GG_TRY_CLEANUP(gg_team_link(team, gg_graph_arena_count(options->graph) * sizeof(float), &link));
         t->options.link = &link;
     }
     if (options->step_seconds != NULL) {
         const size_t bytes = (size_t)gg_team_size(team) * sizeof *t->step_seconds;
-        GG_TRY(gg_alloc(bytes, "seconds of a step", &t->step_seconds));
+        GG_TRY_CLEANUP(gg_alloc(bytes, "seconds of a step", &t->step_seconds));
         memcpy(t->step_seconds, options->step_seconds, bytes);
     }
-    GG_TRY(gg_team_run(team, trainer_create, t));
+    GG_TRY_CLEANUP(gg_team_run(team, trainer_create, t));
     t->options.step_seconds = NULL;
     t->options.link = NULL;
     *out = t;
@@ -79,8 +79,8 @@ gg_status gg_trainer_set_algorithms(gg_trainer *t, const gg_conv_choice *choices
     gg_status status = GG_OK;
     gg_conv_choice *own = NULL, *former = NULL;
     gg_table_choice *own_tables = NULL, *former_tables = NULL;
-    GG_TRY(gg_calloc((size_t)count + 1, sizeof *own, "algorithms of convolutions", &own));
-    GG_TRY(gg_calloc((size_t)table_count + 1, sizeof *own_tables, "order of tables", &own_tables));
+    GG_TRY_CLEANUP(gg_calloc((size_t)count + 1, sizeof *own, "algorithms of convolutions", &own));
+    GG_TRY_CLEANUP(gg_calloc((size_t)table_count + 1, sizeof *own_tables, "order of tables", &own_tables));
     if (count > 0) memcpy(own, choices, (size_t)count * sizeof *own);
     if (table_count > 0) memcpy(own_tables, tables, (size_t)table_count * sizeof *own_tables);
     for (int i = 0; i < t->local; ++i) gg_replica_set_algorithms(t->replica[i], own, count, own_tables, table_count);
@@ -113,11 +113,9 @@ static gg_status trainer_begin(void *context, int local) {
 
 /* Counts each set once: ranks of a virtual cluster that share one are adjacent. */
 static gg_status check_sets(const gg_trainer *t, const gg_dataset *const *sets) {
-    gg_status status = GG_OK;
     for (int i = 0; i < t->local; ++i)
         if (i == 0 || sets[i] != sets[i - 1]) GG_TRY(gg_trainer_check_set(t, sets[i]));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_trainer_begin(gg_trainer *t, const gg_dataset *const *sets, const gg_data_options *data) {
@@ -130,7 +128,6 @@ gg_status gg_trainer_begin(gg_trainer *t, const gg_dataset *const *sets, const g
     for (int i = 0; status == GG_OK && i < t->local; ++i) status = gg_replica_plan_epoch(t->replica[i]);
     gg_parallel_leave(former);
     for (int i = 0; status != GG_OK && i < t->local; ++i) gg_replica_forget_data(t->replica[i]); /* all, or none */
-cleanup:
     return status;
 }
 
@@ -145,12 +142,9 @@ static gg_status trainer_epoch(void *context, int local) {
 }
 
 gg_status gg_trainer_epoch(gg_trainer *t, const gg_position *at) {
-    gg_status status = GG_OK;
     /* Before any rank runs, because ranks that fail in a run stay failed. */
     for (int i = 0; i < t->local; ++i) GG_TRY(gg_replica_check_position(t->replica[i], at));
-    GG_TRY(gg_team_run(t->team, trainer_epoch, &(epoch_call){.trainer = t, .position = at}));
-cleanup:
-    return status;
+    return gg_team_run(t->team, trainer_epoch, &(epoch_call){.trainer = t, .position = at});
 }
 
 static int64_t steps_done(gg_trainer *t, int local) { return gg_replica_next(t->replica[local]); }
@@ -163,11 +157,9 @@ typedef struct run_call {
 } run_call;
 
 static gg_status trainer_run(void *context, int local) {
-    gg_status status = GG_OK;
     run_call *c = context;
     while (steps_done(c->trainer, local) < c->steps) GG_TRY(gg_replica_run(c->trainer->replica[local], 1));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void watch_run(void *context) {
@@ -180,21 +172,19 @@ static void watch_run(void *context) {
 }
 
 gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *context), void *context) {
-    gg_status status = GG_OK;
     int64_t done = steps_done(t, 0), left = gg_replica_epoch_steps(t->replica[0]) - done;
     run_call c = {.trainer = t, .steps = done + (steps < left ? steps : left), .watch = watch, .context = context};
-    if (gg_replica_epoch_steps(t->replica[0]) == 0) GG_FAIL(GG_ERROR_STATE, "run: there is no data to train on yet");
-    GG_TRY(gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS}));
-cleanup:
-    return status;
+    if (gg_replica_epoch_steps(t->replica[0]) == 0)
+        return gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet");
+    return gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS});
 }
 
 /* Sums over the ranks and maxima, from what every rank gives to all. */
 static gg_status gather_counts(gg_transport *transport, const gg_progress_counts *own, gg_epoch_summary *out) {
     gg_status status = GG_OK;
     gg_progress_counts *all = NULL;
-    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "counts of all ranks", &all));
-    GG_TRY(gg_allgather(transport, own, sizeof *own, all));
+    GG_TRY_CLEANUP(gg_alloc((size_t)transport->size * sizeof *all, "counts of all ranks", &all));
+    GG_TRY_CLEANUP(gg_allgather(transport, own, sizeof *own, all));
     for (int r = 0; r < transport->size; ++r) {
         const gg_progress_counts *c = &all[r];
         out->sum.steps = c->steps;
@@ -233,7 +223,6 @@ typedef struct end_epoch_call {
 } end_epoch_call;
 
 static gg_status trainer_end_epoch(void *context, int local) {
-    gg_status status = GG_OK;
     end_epoch_call *c = context;
     gg_replica *replica = c->trainer->replica[local];
     gg_progress_counts own;
@@ -244,8 +233,7 @@ static gg_status trainer_end_epoch(void *context, int local) {
     GG_TRY(gg_replica_at(replica, "counts of the epoch", gather_counts(gg_replica_transport(replica), &own, &summary)));
     GG_TRY(gg_replica_distance(replica, &summary.consensus_distance));
     if (local == 0) *c->summary = summary;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_trainer_end_epoch(gg_trainer *t, gg_epoch_summary *out) {
@@ -266,10 +254,10 @@ static gg_status trainer_step(void *context, int local) {
     gg_replica *replica = c->trainer->replica[local];
     gg_transport *transport = gg_replica_transport(replica);
     int64_t *batches = NULL;
-    GG_TRY(gg_alloc((size_t)transport->size * sizeof *batches, "batch of each rank", &batches));
-    GG_TRY(gg_replica_at(replica, "batch of each rank",
-                         gg_allgather(transport, &c->given[local].n, sizeof *batches, batches)));
-    GG_TRY(gg_replica_step(replica, &c->given[local], batches, &c->losses[local]));
+    GG_TRY_CLEANUP(gg_alloc((size_t)transport->size * sizeof *batches, "batch of each rank", &batches));
+    GG_TRY_CLEANUP(gg_replica_at(replica, "batch of each rank",
+                                 gg_allgather(transport, &c->given[local].n, sizeof *batches, batches)));
+    GG_TRY_CLEANUP(gg_replica_step(replica, &c->given[local], batches, &c->losses[local]));
 cleanup:
     gg_free(batches);
     return status;
@@ -281,9 +269,8 @@ gg_status gg_trainer_step(gg_trainer *t, const gg_given *given, double *losses) 
     for (int i = 0; status == GG_OK && i < t->local; ++i)
         status = gg_replica_plan_batch_of(t->replica[i], given[i].n); /* before any rank runs, as in gg_trainer_begin */
     gg_parallel_leave(former);
-    if (status == GG_OK)
-        status = gg_team_run(t->team, trainer_step, &(step_call){.trainer = t, .given = given, .losses = losses});
-    return status;
+    if (status != GG_OK) return status;
+    return gg_team_run(t->team, trainer_step, &(step_call){.trainer = t, .given = given, .losses = losses});
 }
 
 typedef struct bench_call {
@@ -342,7 +329,6 @@ static void scale_step_seconds(gg_trainer *t, const gg_graph *graph) {
 }
 
 gg_status gg_trainer_reshape(gg_trainer *t, const gg_reshape *asked) {
-    gg_status status = GG_OK;
     gg_reshape how = *asked;
     gg_link link;
     const gg_graph *graph = how.graph != NULL ? how.graph : t->options.graph;
@@ -361,8 +347,7 @@ gg_status gg_trainer_reshape(gg_trainer *t, const gg_reshape *asked) {
     GG_TRY(gg_team_run(t->team, trainer_reshape, &(reshape_call){.trainer = t, .how = &how}));
     t->options.graph = graph;
     if (how.strategy != NULL) t->options.strategy = *how.strategy;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 typedef struct gather_call {
@@ -406,24 +391,19 @@ typedef struct audit_call {
 } audit_call;
 
 static gg_status trainer_audit(void *context, int local) {
-    gg_status status = GG_OK;
     audit_call *c = context;
     gg_sample_audit found;
     GG_TRY(gg_replica_audit(c->trainer->replica[local], &found));
     if (local == 0) *c->audit = found;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_trainer_audit(gg_trainer *t, gg_sample_audit *out) {
-    gg_status status = GG_OK;
     /* Checked before any rank runs, because ranks that fail in a run stay failed. */
     for (int i = 0; i < t->local; ++i)
         if (gg_replica_slots(t->replica[i]) < 0)
-            GG_FAIL(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
-    status = gg_team_run(t->team, trainer_audit, &(audit_call){.trainer = t, .audit = out});
-cleanup:
-    return status;
+            return gg_fail(GG_ERROR_STATE, "audit_samples: there is no data to train on yet");
+    return gg_team_run(t->team, trainer_audit, &(audit_call){.trainer = t, .audit = out});
 }
 
 typedef struct distance_call {
@@ -432,13 +412,11 @@ typedef struct distance_call {
 } distance_call;
 
 static gg_status trainer_distance(void *context, int local) {
-    gg_status status = GG_OK;
     distance_call *c = context;
     double own = 0;
     GG_TRY(gg_replica_distance(c->trainer->replica[local], &own));
     if (local == 0) *c->distance = own;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_trainer_distance(gg_trainer *t, double *out) {
@@ -451,13 +429,11 @@ typedef struct consensus_call {
 } consensus_call;
 
 static gg_status trainer_consensus(void *context, int local) {
-    gg_status status = GG_OK;
     consensus_call *c = context;
     const float *mean = NULL;
     GG_TRY(gg_replica_consensus(c->trainer->replica[local], &mean));
     if (local == 0) memcpy(c->weights, mean, gg_replica_state(c->trainer->replica[0])->count * sizeof(float));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_trainer_consensus(gg_trainer *t, float *weights) {
@@ -488,12 +464,12 @@ static gg_status trainer_evaluate(void *context, int local) {
     int64_t first = 0, end = set->count;
     gg_evaluation own = {0}, *all = NULL;
 
-    GG_TRY(gg_replica_consensus(replica, &weights));
+    GG_TRY_CLEANUP(gg_replica_consensus(replica, &weights));
     if (c->kind == GG_EVALUATE_REPLICAS) weights = gg_state_weights(gg_replica_state(replica));
     if (c->kind == GG_EVALUATE_SPLIT) gg_shard(set->count, transport->rank, transport->size, &first, &end);
-    GG_TRY(gg_replica_evaluate(replica, weights, set, first, end, c->batch, &own));
-    GG_TRY(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", &all));
-    GG_TRY(gg_replica_at(replica, "results of all ranks", gg_allgather(transport, &own, sizeof own, all)));
+    GG_TRY_CLEANUP(gg_replica_evaluate(replica, weights, set, first, end, c->batch, &own));
+    GG_TRY_CLEANUP(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", &all));
+    GG_TRY_CLEANUP(gg_replica_at(replica, "results of all ranks", gg_allgather(transport, &own, sizeof own, all)));
     if (local != 0) goto cleanup;
     if (c->kind == GG_EVALUATE_REPLICAS) {
         memcpy(c->results, all, (size_t)transport->size * sizeof *all);
@@ -511,13 +487,10 @@ cleanup:
 
 gg_status gg_trainer_evaluate(gg_trainer *t, const gg_dataset *const *sets, int64_t batch, gg_evaluation_kind kind,
                               gg_evaluation *out) {
-    gg_status status = GG_OK;
     GG_TRY(check_sets(t, sets));
-    if (batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch);
-    GG_TRY(gg_team_run(t->team, trainer_evaluate,
-                       &(evaluate_call){.trainer = t, .sets = sets, .batch = batch, .kind = kind, .results = out}));
-cleanup:
-    return status;
+    if (batch < 1) return gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch);
+    return gg_team_run(t->team, trainer_evaluate,
+                       &(evaluate_call){.trainer = t, .sets = sets, .batch = batch, .kind = kind, .results = out});
 }
 
 void gg_trainer_reset_carried(gg_trainer *t) {
@@ -532,23 +505,18 @@ typedef struct predict_call {
 } predict_call;
 
 static gg_status trainer_predict(void *context, int local) {
-    gg_status status = GG_OK;
     predict_call *c = context;
     const float *weights = NULL;
     GG_TRY(gg_replica_consensus(c->trainer->replica[local], &weights));
     if (local == 0) GG_TRY(gg_replica_predict(c->trainer->replica[0], weights, c->set, c->batch, c->output));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_trainer_predict(gg_trainer *t, const gg_dataset *set, int64_t batch, float *const *output) {
-    gg_status status = GG_OK;
     GG_TRY(gg_check_limits(t->options.graph, NULL, set));
-    if (batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch);
-    GG_TRY(gg_team_run(t->team, trainer_predict,
-                       &(predict_call){.trainer = t, .set = set, .batch = batch, .output = output}));
-cleanup:
-    return status;
+    if (batch < 1) return gg_fail(GG_ERROR_ARGUMENT, "batch_size: %lld; must be at least 1", (long long)batch);
+    return gg_team_run(t->team, trainer_predict,
+                       &(predict_call){.trainer = t, .set = set, .batch = batch, .output = output});
 }
 
 gg_status gg_trainer_check_set(const gg_trainer *t, const gg_dataset *set) {

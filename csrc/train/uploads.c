@@ -24,16 +24,14 @@ void gg_uploads_close(gg_uploads *u) {
 }
 
 static gg_status reserve(gg_uploads *u, size_t bytes) {
-    gg_status status = GG_OK;
-    if (u->device == NULL || bytes <= u->room) goto cleanup;
+    if (u->device == NULL || bytes <= u->room) return GG_OK;
     free_blocks(u);
     for (int i = 0; i < GG_UPLOADS; ++i) {
         GG_TRY(gg_device_alloc_host(u->device, bytes, "batches for the device", &u->upload[i].host));
         GG_TRY(gg_device_alloc(u->device, bytes, "batches for the device", &u->upload[i].device));
     }
     u->room = bytes;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ---- what a batch needs ---- */
@@ -79,13 +77,11 @@ gg_status gg_uploads_reserve_given(gg_uploads *u, const gg_graph *graph, const g
 /* ---- writing and sending ---- */
 
 static gg_status begin_upload(gg_uploads *u, size_t bytes) {
-    gg_status status = GG_OK;
     GG_TRY(reserve(u, bytes));
     GG_TRY(gg_device_attend(u->transport, u->device, u->upload[u->next].sent));
     u->filled = 0;
     memset(u->gather, 0, sizeof u->gather);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Room in the block that is written. */
@@ -153,13 +149,12 @@ static void into_upload(gg_uploads *u, const gg_dataset *set, int64_t n, gg_batc
 
 gg_status gg_uploads_read(gg_uploads *u, gg_loader *loader, gg_device *host, const gg_dataset *set, int64_t t,
                           int64_t n, gg_plan *plan, gg_batch *batch, gg_plan_batch *out) {
-    gg_status status = GG_OK;
     gg_batch own = *batch;
     if (u->device == NULL) {
         into_plan(plan, batch);
         GG_TRY(gg_loader_read(loader, host, t, batch));
         *out = plan_batch(batch);
-        goto cleanup;
+        return GG_OK;
     }
     GG_TRY(begin_upload(u, bytes_of_set(set, n)));
     into_upload(u, set, n, &own);
@@ -168,8 +163,7 @@ gg_status gg_uploads_read(gg_uploads *u, gg_loader *loader, gg_device *host, con
         u->gather[i].scales = copied(u, u->gather[i].scales, scales_bytes(&set->field[i]));
     *out = plan_batch(&own);
     send_upload(u, out);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ---- batches of a caller ---- */
@@ -195,12 +189,11 @@ static void give_to_plan(gg_device *host, const gg_graph *graph, int64_t n, cons
 
 gg_status gg_uploads_give(gg_uploads *u, gg_device *host, const gg_graph *graph, const gg_head_options *head, int64_t n,
                           const void *const *input, const void *const *target, gg_plan *plan, gg_plan_batch *out) {
-    gg_status status = GG_OK;
     *out = (gg_plan_batch){0};
     if (u->device == NULL) {
         give_to_plan(host, graph, n, input, plan);
         memcpy(out->target, target, sizeof out->target);
-        goto cleanup;
+        return GG_OK;
     }
     GG_TRY(begin_upload(u, bytes_of_given(graph, head, n)));
     for (int i = 0; i < gg_graph_inputs(graph); ++i)
@@ -215,6 +208,5 @@ gg_status gg_uploads_give(gg_uploads *u, gg_device *host, const gg_graph *graph,
             out->target[k] = copied(u, target[k], target_bytes(graph, head, h, n));
     }
     send_upload(u, out);
-cleanup:
-    return status;
+    return GG_OK;
 }

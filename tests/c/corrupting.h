@@ -58,13 +58,12 @@ static bool corrupting_chosen(corruption *c, const gg_request *request) {
 }
 
 static gg_status corrupting_change(corrupting *own, gg_request *request) {
-    gg_status status = GG_OK;
     corruption *c = own->how;
     unsigned char *copy = NULL;
     int place = 0;
-    if (!corrupting_chosen(c, request)) goto cleanup;
+    if (!corrupting_chosen(c, request)) return GG_OK;
     while (place < CORRUPT_AT_ONCE && own->held[place].request != NULL) ++place;
-    if (place == CORRUPT_AT_ONCE) GG_FAIL(GG_ERROR_STATE, "more than %d corrupted messages at once", place);
+    if (place == CORRUPT_AT_ONCE) return gg_fail(GG_ERROR_STATE, "more than %d corrupted messages at once", place);
     GG_TRY(gg_calloc(1, request->capacity, "corrupted message", &copy));
     memcpy(copy, request->data, request->bytes);
     const size_t n = request->bytes;
@@ -82,8 +81,7 @@ static gg_status corrupting_change(corrupting *own, gg_request *request) {
     own->held[place].request = request;
     own->held[place].copy = copy;
     c->corrupted++;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void corrupting_forget(corrupting *own, const gg_request *request) {
@@ -112,12 +110,10 @@ static gg_status corrupting_receive(gg_transport *t, void *landing, size_t capac
 }
 
 static gg_status corrupting_test(gg_transport *t, gg_request *request, bool *done) {
-    gg_status status = GG_OK;
     gg_transport *inner = corrupting_of(t)->inner;
     GG_TRY(inner->table->test(inner, request, done));
     if (request->state == GG_REQUEST_ARRIVED) GG_TRY(corrupting_change(corrupting_of(t), request));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status corrupting_release(gg_transport *t, gg_request *request) {
@@ -156,7 +152,6 @@ static void corrupting_destroy(gg_transport *t) {
 /* `inner` and `how` must outlive *out; settings of `inner` (timeout, check_buffers) are copied. Sums that are left to a
  * library are not offered. */
 static gg_status corrupting_create(gg_transport *inner, corruption *how, gg_transport **out) {
-    gg_status status = GG_OK;
     corrupting *made = NULL;
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *made, "corrupting transport", &made));
@@ -181,8 +176,7 @@ static gg_status corrupting_create(gg_transport *inner, corruption *how, gg_tran
                                        .idle = corrupting_idle};
     made->transport.table = &made->table;
     *out = &made->transport;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 #endif

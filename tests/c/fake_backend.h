@@ -10,10 +10,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "backend/backend.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "check.h"
+#include "ops/backend.h"
 
 /* Kernels on plain arrays ------------------------------------------------------------------------------------ */
 

@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-#include "backend/backend.h"
 #include "base/memory.h"
+#include "ops/backend.h"
 
 enum { LATE_MOST = 4096 };
 

@@ -4,7 +4,7 @@
 
 #include "base/memory.h"
 #include "check.h"
-#include "nn/arena_layout.h"
+#include "ops/arena_layout.h"
 
 static gg_parameter tensor(const char *name, int layer, int64_t rows, int64_t columns) {
     return (gg_parameter){.name = name,

@@ -39,7 +39,6 @@ typedef struct epoch {
 
 /* Samples are their own numbers. */
 static gg_status make_set(int64_t count, int64_t first, gg_dataset *out) {
-    gg_status status = GG_OK;
     *out = (gg_dataset){.count = count, .inputs = 1, .targets = 1};
     out->field[0] = (gg_field){.dtype = GG_FLOAT32, .scale = 1, .shape = {.dims = 1, .size = {1}}};
     out->field[1] = (gg_field){.dtype = GG_INT32, .scale = 1};
@@ -49,8 +48,7 @@ static gg_status make_set(int64_t count, int64_t first, gg_dataset *out) {
         ((float *)gg_storage_data(out->memory[0]))[i] = (float)(first + i);
         ((int32_t *)gg_storage_data(out->memory[1]))[i] = (int32_t)(first + i);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void read_step(gg_loader *loader, int rank, int64_t step, int32_t *numbers) {

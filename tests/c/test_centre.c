@@ -4,8 +4,8 @@
 #include "check.h"
 #include "comm/team.h"
 #include "cpu/cpu_backend.h"
+#include "exchange/strategy.h"
 #include "one_layer.h"
-#include "strategy/strategy.h"
 
 enum { RANKS = 2, SERVER = 1, WIDTH = 40, LATE_TESTS = 20 };
 
@@ -59,24 +59,25 @@ static gg_status train_rank(void *context, int rank) {
     const int64_t batch[RANKS] = {1, 1};
     const gg_strategy_options options = {
         .kind = GG_STRATEGY_PARAMETER_SERVER, .period = 1, .servers = 1, .bucket_bytes = 1, .chunk_bytes = 1 << 20};
-    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &device));
-    GG_TRY(gg_updater_create(gg_graph_layout(s->graph), &optimizer, &updater));
-    GG_TRY(gg_strategy_create(&options,
-                              &(gg_strategy_env){.transport = transport,
-                                                 .device = device,
-                                                 .updater = &updater,
-                                                 .state = &state,
-                                                 .layout = gg_graph_layout(s->graph)},
-                              &strategy));
+    GG_TRY_CLEANUP(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &device));
+    GG_TRY_CLEANUP(gg_updater_create(gg_graph_layout(s->graph), &optimizer, &updater));
+    GG_TRY_CLEANUP(gg_strategy_create(&options,
+                                      &(gg_strategy_env){.transport = transport,
+                                                         .device = device,
+                                                         .updater = &updater,
+                                                         .state = &state,
+                                                         .layout = gg_graph_layout(s->graph)},
+                                      &strategy));
     strategy->share = share;
     strategy->batch = batch;
-    GG_TRY(strategy->table->begin(strategy));
-    GG_TRY(strategy->table->need(strategy, 0));
-    GG_TRY(gg_transport_compute(transport, rank == SERVER ? 0 : 1)); /* it asks while the server waits in the barrier */
-    GG_TRY(strategy->table->ready(strategy, 0));
-    GG_TRY(strategy->table->end(strategy));
+    GG_TRY_CLEANUP(strategy->table->begin(strategy));
+    GG_TRY_CLEANUP(strategy->table->need(strategy, 0));
+    GG_TRY_CLEANUP(
+        gg_transport_compute(transport, rank == SERVER ? 0 : 1)); /* it asks while the server waits in the barrier */
+    GG_TRY_CLEANUP(strategy->table->ready(strategy, 0));
+    GG_TRY_CLEANUP(strategy->table->end(strategy));
     settling = settling || rank == SERVER;
-    GG_TRY(strategy->table->settle(strategy));
+    GG_TRY_CLEANUP(strategy->table->settle(strategy));
 cleanup:
     gg_strategy_destroy(strategy);
     gg_updater_destroy(&updater);

@@ -2,7 +2,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "check.h"
-#include "compress/compression.h"
+#include "exchange/codec/compression.h"
 #include "nn/graph.h"
 
 static gg_graph *two_layers(void) {

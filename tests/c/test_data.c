@@ -46,8 +46,8 @@ static gg_status make_set(int64_t count, gg_dtype dtype, gg_dtype target_dtype, 
     set.field[1] = (gg_field){.dtype = target_dtype};
     set.field[0].shape = (gg_shape){.dims = 1, .size = {2}};
     if (target_dtype != GG_INT32) set.field[1].shape = (gg_shape){.dims = 1, .size = {3}};
-    GG_TRY(gg_storage_create((size_t)count * 2 * gg_dtype_size(dtype), "samples", &set.memory[0]));
-    GG_TRY(gg_storage_create((size_t)(count * gg_field_values(&set.field[1])) * 4, "targets", &set.memory[1]));
+    GG_TRY_CLEANUP(gg_storage_create((size_t)count * 2 * gg_dtype_size(dtype), "samples", &set.memory[0]));
+    GG_TRY_CLEANUP(gg_storage_create((size_t)(count * gg_field_values(&set.field[1])) * 4, "targets", &set.memory[1]));
     void *samples = gg_storage_data(set.memory[0]), *targets = gg_storage_data(set.memory[1]);
     for (int64_t i = 0; i < count; ++i) {
         if (dtype == GG_UINT8) {
@@ -516,7 +516,7 @@ static gg_status source_read(gg_source *head, const uint32_t *rows, int64_t n, i
         for (int v = 0; v < 2 && out[0] != NULL; ++v)
             ((float *)out[0])[2 * i + v] = (float)(10 * rows[i] + (uint32_t)v);
         if (out[1] != NULL) ((int32_t *)out[1])[i] = (int32_t)rows[i];
-        if (rows[i] == s->fails) GG_FAIL(GG_ERROR_SOURCE, "sample %d is broken", (int)rows[i]);
+        if (rows[i] == s->fails) GG_FAIL_CLEANUP(GG_ERROR_SOURCE, "sample %d is broken", (int)rows[i]);
     }
 cleanup:
     atomic_fetch_sub(&s->reading, 1);

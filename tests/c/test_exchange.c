@@ -3,8 +3,8 @@
 #include "check.h"
 #include "comm/local.h"
 #include "cpu/cpu_backend.h"
+#include "exchange/exchange.h"
 #include "one_layer.h"
-#include "train/exchange.h"
 
 enum { WIDTH = 4 };
 

@@ -4,8 +4,8 @@
 #include "check.h"
 #include "comm/team.h"
 #include "cpu/cpu_backend.h"
+#include "exchange/strategy.h"
 #include "one_layer.h"
-#include "strategy/strategy.h"
 
 enum { RANKS = 2, WIDTH = 40 };
 #define LR 0.5f
@@ -38,29 +38,29 @@ static gg_status train_rank(void *context, int rank) {
     gg_state state = {.count = count, .owned = count};
     const float share[RANKS] = {0.5f, 0.5f}, gradient[RANKS] = {1, 3};
     const int64_t batch[RANKS] = {1, 1};
-    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &device));
-    GG_TRY(gg_updater_create(gg_graph_layout(s->graph), &optimizer, &updater));
-    GG_TRY(gg_strategy_create(&s->options,
-                              &(gg_strategy_env){.transport = transport,
-                                                 .device = device,
-                                                 .updater = &updater,
-                                                 .state = &state,
-                                                 .layout = gg_graph_layout(s->graph),
-                                                 .seed = 5},
-                              &strategy));
+    GG_TRY_CLEANUP(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &device));
+    GG_TRY_CLEANUP(gg_updater_create(gg_graph_layout(s->graph), &optimizer, &updater));
+    GG_TRY_CLEANUP(gg_strategy_create(&s->options,
+                                      &(gg_strategy_env){.transport = transport,
+                                                         .device = device,
+                                                         .updater = &updater,
+                                                         .state = &state,
+                                                         .layout = gg_graph_layout(s->graph),
+                                                         .seed = 5},
+                                      &strategy));
     for (size_t i = 0; i < count; ++i) gg_state_weights(&state)[i] = 8;
     for (size_t i = 0; i < count; ++i) gg_state_gradients(&state)[i] = gradient[rank];
     strategy->share = share;
     strategy->batch = batch;
-    GG_TRY(strategy->table->begin(strategy));
-    GG_TRY(strategy->table->need(strategy, 0));
-    GG_TRY(gg_transport_compute(transport, rank));
-    GG_TRY(gg_progress(transport));
-    GG_TRY(strategy->table->ready(strategy, 0));
+    GG_TRY_CLEANUP(strategy->table->begin(strategy));
+    GG_TRY_CLEANUP(strategy->table->need(strategy, 0));
+    GG_TRY_CLEANUP(gg_transport_compute(transport, rank));
+    GG_TRY_CLEANUP(gg_progress(transport));
+    GG_TRY_CLEANUP(strategy->table->ready(strategy, 0));
     s->mixed[rank] = count_equal(&state, 8 - LR * 2);
     s->own[rank] = count_equal(&state, 8 - LR * gradient[rank]);
-    GG_TRY(strategy->table->end(strategy));
-    GG_TRY(strategy->table->settle(strategy));
+    GG_TRY_CLEANUP(strategy->table->end(strategy));
+    GG_TRY_CLEANUP(strategy->table->settle(strategy));
     s->settled[rank] = count_equal(&state, 8 - LR * 2);
 cleanup:
     gg_strategy_destroy(strategy);

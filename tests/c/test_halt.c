@@ -36,10 +36,10 @@ static gg_status make_step(const run *r, int64_t step) {
     int64_t heard = -1;
     if (r->slow >= 0) gg_clock_sleep(t->rank == r->slow ? 300e-6 : 20e-6);
     if (!r->ring || t->size < 2) goto cleanup;
-    GG_TRY(gg_receive_exact(t, &heard, sizeof heard, (t->rank + t->size - 1) % t->size, 70, &in));
-    GG_TRY(gg_send(t, &step, sizeof step, (t->rank + 1) % t->size, 70, &out));
-    GG_TRY(gg_wait_and_copy(t, &in, &heard));
-    GG_TRY(gg_wait(t, &out));
+    GG_TRY_CLEANUP(gg_receive_exact(t, &heard, sizeof heard, (t->rank + t->size - 1) % t->size, 70, &in));
+    GG_TRY_CLEANUP(gg_send(t, &step, sizeof step, (t->rank + 1) % t->size, 70, &out));
+    GG_TRY_CLEANUP(gg_wait_and_copy(t, &in, &heard));
+    GG_TRY_CLEANUP(gg_wait(t, &out));
     CHECK_INT(heard, step);
 cleanup:
     gg_cancel(t, &in);
@@ -49,7 +49,6 @@ cleanup:
 
 /* *step: before which it has stopped. */
 static gg_status run_on(run *r, int64_t *step) {
-    gg_status status = GG_OK;
     int64_t until = -1;
     while (*step < MOST_STEPS) {
         GG_TRY(gg_team_halt_until(r->team, *step, *step + piece_of(r), *step >= r->wants_from, &until));
@@ -57,8 +56,7 @@ static gg_status run_on(run *r, int64_t *step) {
         if (until <= *step) break;
         for (; *step < until; ++*step) GG_TRY(make_step(r, *step));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* All stop after the same step, which is at least `least`. */

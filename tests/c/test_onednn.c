@@ -5,7 +5,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "backend/backend.h"
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/memory.h"
@@ -13,6 +12,7 @@
 #include "check.h"
 #include "cpu/cpu_backend.h"
 #include "guarded.h"
+#include "ops/backend.h"
 
 /* A batch in double precision, plain, and where its values lie in a format. */
 typedef struct batch {

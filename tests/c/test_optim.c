@@ -4,8 +4,8 @@
 #include "base/memory.h"
 #include "check.h"
 #include "cpu/cpu_backend.h"
+#include "exchange/optim/updater.h"
 #include "nn/graph.h"
-#include "optim/updater.h"
 
 static void test_rate(void) {
     gg_rate rate = {.lr = 0.1};

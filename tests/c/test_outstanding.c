@@ -4,13 +4,13 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "backend/library.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "check.h"
 #include "comm/device_order.h"
 #include "comm/local.h"
 #include "cpu/strict/strict.h"
+#include "ops/library.h"
 #include "train/replica_private.h"
 
 enum { SAMPLES = 14, BATCH = 3, STEPS = 5, LENGTH = 3, WORDS = 7, CLASSES = 4, HANG = 60 };

@@ -4,8 +4,8 @@
 #include "check.h"
 #include "comm/local.h"
 #include "cpu/cpu_backend.h"
+#include "exchange/strategy.h"
 #include "one_layer.h"
-#include "strategy/strategy.h"
 
 enum { WIDTH = 40 };
 

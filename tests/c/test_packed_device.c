@@ -6,8 +6,8 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "check.h"
-#include "compress/packed.h"
 #include "cpu/strict/strict.h"
+#include "exchange/codec/packed.h"
 
 enum { EXTENT = 3840, STEPS = 3 };
 

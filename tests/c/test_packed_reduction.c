@@ -44,7 +44,6 @@ static gg_graph *two_layers(int64_t outputs) {
 }
 
 static gg_status create(void *context, int rank) {
-    gg_status status = GG_OK;
     setup *s = context;
     gg_transport *transport = gg_team_transport(s->team, rank);
     if (rank == BAD) {
@@ -58,13 +57,10 @@ static gg_status create(void *context, int rank) {
                                   .strategy = s->strategy,
                                   .threads = 1,
                                   .backend = "native"};
-    GG_TRY(gg_replica_create(&options, &s->replica[rank]));
-cleanup:
-    return status;
+    return gg_replica_create(&options, &s->replica[rank]);
 }
 
 static gg_status train(void *context, int rank) {
-    gg_status status = GG_OK;
     gg_replica *replica = ((setup *)context)->replica[rank];
     float samples[2 * INPUTS];
     int32_t targets[2] = {0, rank % CLASSES};
@@ -73,11 +69,9 @@ static gg_status train(void *context, int rank) {
     for (int step = 0; step < STEPS; ++step) {
         for (int i = 0; i < 2 * INPUTS; ++i) samples[i] = (float)((i * 7 + step * 3 + rank) % 11 - 5);
         GG_TRY(gg_replica_step(replica, &given, NULL, &loss));
-        if (rank == BAD && step + 1 == ((setup *)context)->leaves) goto cleanup;
+        if (rank == BAD && step + 1 == ((setup *)context)->leaves) return GG_OK;
     }
-    GG_TRY(gg_replica_settle(replica));
-cleanup:
-    return status;
+    return gg_replica_settle(replica);
 }
 
 /* Of one training: *text is what was said, NULL: it came to its end. Returns how many messages were changed. */

@@ -71,7 +71,6 @@ static gg_status make_replica(const setup *s, const gg_graph *graph, int rank, g
 }
 
 static gg_status train(gg_replica *replica, int rank, int first) {
-    gg_status status = GG_OK;
     for (int step = first; step < first + STEPS; ++step) {
         float samples[2 * INPUTS];
         int32_t targets[2] = {rank, (rank + step) % CLASSES};
@@ -80,9 +79,7 @@ static gg_status train(gg_replica *replica, int rank, int first) {
         for (int i = 0; i < 2 * INPUTS; ++i) samples[i] = (float)((7 * i + 3 * rank + 5 * step) % 11) - 5;
         GG_TRY(gg_replica_step(replica, &given, NULL, &loss));
     }
-    GG_TRY(gg_replica_settle(replica));
-cleanup:
-    return status;
+    return gg_replica_settle(replica);
 }
 
 /* Gives the state of the large network, selected by hand, to a replica of the small one, and then shrinks the large. */
@@ -91,29 +88,29 @@ static gg_status shrink(void *context, int rank) {
     setup *s = context;
     float *whole = NULL, *selected = NULL;
     gg_replica *large, *born;
-    GG_TRY(make_replica(s, s->before, rank, &s->shrunk[rank]));
+    GG_TRY_CLEANUP(make_replica(s, s->before, rank, &s->shrunk[rank]));
     large = s->shrunk[rank];
-    GG_TRY(train(large, rank, 0));
-    GG_TRY(gg_alloc(gg_graph_arena_count(s->before) * sizeof(float), "an arena", &whole));
-    GG_TRY(make_replica(s, s->after, rank, &s->born[rank]));
+    GG_TRY_CLEANUP(train(large, rank, 0));
+    GG_TRY_CLEANUP(gg_alloc(gg_graph_arena_count(s->before) * sizeof(float), "an arena", &whole));
+    GG_TRY_CLEANUP(make_replica(s, s->after, rank, &s->born[rank]));
     born = s->born[rank];
     for (int i = 0; i < gg_replica_state(large)->arenas; ++i) {
-        GG_TRY(gg_replica_gather(large, i, whole));
-        GG_TRY(gg_calloc(gg_graph_arena_count(s->after), sizeof(float), "an arena", &selected));
-        GG_TRY(select_units(s, GG_ARENA_WEIGHT, whole, selected));
+        GG_TRY_CLEANUP(gg_replica_gather(large, i, whole));
+        GG_TRY_CLEANUP(gg_calloc(gg_graph_arena_count(s->after), sizeof(float), "an arena", &selected));
+        GG_TRY_CLEANUP(select_units(s, GG_ARENA_WEIGHT, whole, selected));
         if (gg_replica_state(large)->arena[i].kind != GG_ARENA_GRADIENT) gg_replica_load(born, i, selected);
         gg_free(selected);
         selected = NULL;
     }
     gg_replica_state(born)->step = STEPS;
     const gg_reshape how = {.graph = s->after, .map = select_units, .context = s};
-    GG_TRY(gg_replica_check_reshape(large, &how));
+    GG_TRY_CLEANUP(gg_replica_check_reshape(large, &how));
     gg_transport *const transport = gg_team_transport(s->team, rank);
     const int64_t epoch = transport->epoch;
-    GG_TRY(gg_replica_reshape(large, &how));
+    GG_TRY_CLEANUP(gg_replica_reshape(large, &how));
     CHECK_INT(transport->epoch, epoch + 1); /* a message of before would be refused from here on */
-    GG_TRY(train(born, rank, STEPS));
-    GG_TRY(train(large, rank, STEPS));
+    GG_TRY_CLEANUP(train(born, rank, STEPS));
+    GG_TRY_CLEANUP(train(large, rank, STEPS));
 cleanup:
     gg_free(whole);
     gg_free(selected);
@@ -150,7 +147,7 @@ static void test_shrinking(gg_strategy_kind kind, const char *adam) {
 static gg_status refused(void *context, int rank) {
     gg_status status = GG_OK;
     setup *s = context;
-    GG_TRY(make_replica(s, s->before, rank, &s->shrunk[rank]));
+    GG_TRY_CLEANUP(make_replica(s, s->before, rank, &s->shrunk[rank]));
     gg_graph *other = network_of(UNITS, CLASSES + 1);
     CHECK_FAILS(gg_replica_check_reshape(s->shrunk[rank], &(gg_reshape){.graph = s->after}), GG_ERROR_ARGUMENT,
                 "another network needs a map");

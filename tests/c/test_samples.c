@@ -51,9 +51,10 @@ static gg_status make_set(int64_t count, gg_dtype dtype, gg_dtype target_dtype, 
     set.field[1] = (gg_field){.dtype = target_dtype};
     set.field[0].shape = (gg_shape){.dims = 1, .size = {VALUES}};
     if (target_dtype != GG_INT32) set.field[1].shape = (gg_shape){.dims = 1, .size = {TARGETS}};
-    GG_TRY(gg_storage_create((size_t)(count * VALUES) * gg_dtype_size(dtype), "samples", &set.memory[0]));
-    GG_TRY(gg_storage_create((size_t)(count * gg_field_values(&set.field[1])) * 4, "targets", &set.memory[1]));
-    if (dtype == GG_UINT8) GG_TRY(gg_storage_create((size_t)count * sizeof(float), "weights", &set.sample_weights));
+    GG_TRY_CLEANUP(gg_storage_create((size_t)(count * VALUES) * gg_dtype_size(dtype), "samples", &set.memory[0]));
+    GG_TRY_CLEANUP(gg_storage_create((size_t)(count * gg_field_values(&set.field[1])) * 4, "targets", &set.memory[1]));
+    if (dtype == GG_UINT8)
+        GG_TRY_CLEANUP(gg_storage_create((size_t)count * sizeof(float), "weights", &set.sample_weights));
     for (int64_t i = 0; i < count; ++i) {
         if (set.sample_weights != NULL) ((float *)gg_storage_data(set.sample_weights))[i] = weight_of(i);
         for (int64_t v = 0; v < VALUES; ++v) {

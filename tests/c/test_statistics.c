@@ -10,8 +10,8 @@
 #include "check.h"
 #include "comm/team.h"
 #include "cpu/cpu_backend.h"
+#include "exchange/strategy.h"
 #include "nn/graph.h"
-#include "strategy/strategy.h"
 
 enum { RANKS = 4, STEPS = 24, LAYERS = 3, WIDTH = 21 };
 #define MOMENTUM 0.1f
@@ -69,16 +69,16 @@ static gg_status train_rank(void *context, int rank) {
     gg_state state = {.count = count, .owned = count};
     const float share[RANKS] = {0.25f, 0.25f, 0.25f, 0.25f};
     const int64_t batch[RANKS] = {1, 1, 1, 1};
-    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &device));
-    GG_TRY(gg_updater_create(gg_graph_layout(s->graph), &s->optimizer, &updater));
-    GG_TRY(gg_strategy_create(&s->options,
-                              &(gg_strategy_env){.transport = transport,
-                                                 .device = device,
-                                                 .updater = &updater,
-                                                 .state = &state,
-                                                 .layout = gg_graph_layout(s->graph),
-                                                 .seed = 5},
-                              &strategy));
+    GG_TRY_CLEANUP(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &device));
+    GG_TRY_CLEANUP(gg_updater_create(gg_graph_layout(s->graph), &s->optimizer, &updater));
+    GG_TRY_CLEANUP(gg_strategy_create(&s->options,
+                                      &(gg_strategy_env){.transport = transport,
+                                                         .device = device,
+                                                         .updater = &updater,
+                                                         .state = &state,
+                                                         .layout = gg_graph_layout(s->graph),
+                                                         .seed = 5},
+                                      &strategy));
     for (size_t i = 0; i < count; ++i) gg_state_weights(&state)[i] = 0;
     for (int i = 0; i < gg_graph_parameters(s->graph); ++i) {
         const gg_parameter *p = gg_graph_parameter(s->graph, i);
@@ -89,22 +89,23 @@ static gg_status train_rank(void *context, int rank) {
         strategy->step = state.step = step;
         strategy->share = share;
         strategy->batch = batch;
-        GG_TRY(strategy->table->begin(strategy));
+        GG_TRY_CLEANUP(strategy->table->begin(strategy));
         if (rank < gg_strategy_workers(&s->options, RANKS)) {
-            for (int layer = 0; layer < LAYERS; ++layer) GG_TRY(strategy->table->need(strategy, layer));
-            GG_TRY(gg_transport_compute(transport, 1));
+            for (int layer = 0; layer < LAYERS; ++layer) GG_TRY_CLEANUP(strategy->table->need(strategy, layer));
+            GG_TRY_CLEANUP(gg_transport_compute(transport, 1));
             write_gradients(s->graph, &state, rank, step);
             for (int layer = LAYERS - 1; layer >= 0; --layer) {
-                GG_TRY(strategy->table->ready(strategy, layer));
-                GG_TRY(strategy->table->poll(strategy));
+                GG_TRY_CLEANUP(strategy->table->ready(strategy, layer));
+                GG_TRY_CLEANUP(strategy->table->poll(strategy));
             }
         }
-        GG_TRY(strategy->table->end(strategy));
+        GG_TRY_CLEANUP(strategy->table->end(strategy));
     }
-    GG_TRY(strategy->table->settle(strategy));
-    GG_TRY(gg_strategy_gather(strategy, GG_WEIGHTS, s->weights[rank]));
-    if (gg_state_moments(&state) > 0) GG_TRY(gg_strategy_gather(strategy, GG_MOMENTS, s->moments[rank]));
-    if (strategy->model != NULL && strategy->model->read != NULL) GG_TRY(strategy->model->read(strategy, s->model));
+    GG_TRY_CLEANUP(strategy->table->settle(strategy));
+    GG_TRY_CLEANUP(gg_strategy_gather(strategy, GG_WEIGHTS, s->weights[rank]));
+    if (gg_state_moments(&state) > 0) GG_TRY_CLEANUP(gg_strategy_gather(strategy, GG_MOMENTS, s->moments[rank]));
+    if (strategy->model != NULL && strategy->model->read != NULL)
+        GG_TRY_CLEANUP(strategy->model->read(strategy, s->model));
 cleanup:
     gg_strategy_destroy(strategy);
     gg_updater_destroy(&updater);

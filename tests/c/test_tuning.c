@@ -3,8 +3,8 @@
 
 #include "base/memory.h"
 #include "check.h"
+#include "exchange/parts/tuning.h"
 #include "nn/graph.h"
-#include "strategy/tuning.h"
 
 enum { LAYERS = 12 };
 

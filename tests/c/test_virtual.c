@@ -392,11 +392,11 @@ static gg_status run_nothing(void *context, int rank) {
     gg_request request = {0};
     gg_status status = GG_OK;
     char data = 0;
-    GG_TRY(gg_receive_exact(t, &data, 1, (rank + 1) % 3, 64, &request));
-    if (rank == 2) GG_TRY(gg_wait(t, &request));
+    GG_TRY_CLEANUP(gg_receive_exact(t, &data, 1, (rank + 1) % 3, 64, &request));
+    if (rank == 2) GG_TRY_CLEANUP(gg_wait(t, &request));
     for (bool done = false; !done;) {
-        GG_TRY(gg_test(t, &request, &done));
-        if (!done) GG_TRY(gg_pause(t, 0, -1));
+        GG_TRY_CLEANUP(gg_test(t, &request, &done));
+        if (!done) GG_TRY_CLEANUP(gg_pause(t, 0, -1));
     }
 cleanup:
     CHECK(status == GG_ERROR_COMM);

@@ -21,9 +21,9 @@ static gg_status run_deadlock(void *context, int rank) {
     char data[8] = {0};
     gg_status status = GG_OK;
     if (rank == 0) return GG_OK;
-    if (rank == 1) GG_TRY(gg_receive_exact(t, data, 7, 2, 77, &request));
-    else GG_TRY(gg_send(t, data, 8, 1, 78, &request));
-    GG_TRY(gg_wait(t, &request));
+    if (rank == 1) GG_TRY_CLEANUP(gg_receive_exact(t, data, 7, 2, 77, &request));
+    else GG_TRY_CLEANUP(gg_send(t, data, 8, 1, 78, &request));
+    GG_TRY_CLEANUP(gg_wait(t, &request));
 cleanup:
     s->order[rank] = (int)status;
     gg_cancel(t, &request);
@@ -94,16 +94,16 @@ static gg_status run_failure(void *context, int rank) {
     gg_status status = GG_OK;
     if (rank == 2) {
         if (s->number < 2) MUST(gg_transport_compute(t, 5));
-        GG_TRY(gg_progress(t));
+        GG_TRY_CLEANUP(gg_progress(t));
         return gg_fail(GG_ERROR_NUMERIC, "loss is NaN");
     }
-    if (s->number == 2) GG_TRY(gg_transport_compute(t, 1));
-    GG_TRY(gg_receive_exact(t, &data, 1, 2, 64, &request));
+    if (s->number == 2) GG_TRY_CLEANUP(gg_transport_compute(t, 1));
+    GG_TRY_CLEANUP(gg_receive_exact(t, &data, 1, 2, 64, &request));
     while (s->number == 1 && !done) {
-        GG_TRY(gg_test(t, &request, &done));
-        GG_TRY(gg_transport_compute(t, 0.5));
+        GG_TRY_CLEANUP(gg_test(t, &request, &done));
+        GG_TRY_CLEANUP(gg_transport_compute(t, 0.5));
     }
-    GG_TRY(gg_wait(t, &request));
+    GG_TRY_CLEANUP(gg_wait(t, &request));
 cleanup:
     s->order[rank] = (int)status;
     gg_cancel(t, &request);
@@ -129,14 +129,14 @@ static gg_status run_timeout(void *context, int rank) {
     gg_status status = GG_OK;
     if (rank == 1) {
         MUST(gg_transport_compute(t, 10));
-        GG_TRY(gg_progress(t));
-        GG_TRY(gg_send(t, data, 3, 0, 64, &request));
+        GG_TRY_CLEANUP(gg_progress(t));
+        GG_TRY_CLEANUP(gg_send(t, data, 3, 0, 64, &request));
     } else {
         t->timeout = s->number;
-        GG_TRY(gg_receive_exact(t, data, 3, 1, 64, &request));
+        GG_TRY_CLEANUP(gg_receive_exact(t, data, 3, 1, 64, &request));
     }
-    GG_TRY(gg_wait(t, &request));
-    GG_TRY(gg_release(t, &request));
+    GG_TRY_CLEANUP(gg_wait(t, &request));
+    GG_TRY_CLEANUP(gg_release(t, &request));
 cleanup:
     s->clock[rank] = gg_transport_now(t);
     gg_cancel(t, &request);
@@ -161,11 +161,11 @@ static gg_status run_size_mismatch(void *context, int rank) {
     gg_request request = {0};
     char data[8] = {0};
     gg_status status = GG_OK;
-    if (rank == 1) GG_TRY(gg_send(at(s, 1), data, 5, 0, 64, &request));
-    else if (s->number == 8) GG_TRY(gg_receive_exact(at(s, 0), data, 8, 1, 64, &request));
-    else GG_TRY(gg_receive(at(s, 0), data, (size_t)s->number, 1, 64, &request));
-    GG_TRY(gg_wait(at(s, rank), &request));
-    GG_TRY(gg_release(at(s, rank), &request));
+    if (rank == 1) GG_TRY_CLEANUP(gg_send(at(s, 1), data, 5, 0, 64, &request));
+    else if (s->number == 8) GG_TRY_CLEANUP(gg_receive_exact(at(s, 0), data, 8, 1, 64, &request));
+    else GG_TRY_CLEANUP(gg_receive(at(s, 0), data, (size_t)s->number, 1, 64, &request));
+    GG_TRY_CLEANUP(gg_wait(at(s, rank), &request));
+    GG_TRY_CLEANUP(gg_release(at(s, rank), &request));
 cleanup:
     gg_cancel(at(s, rank), &request);
     return status;
@@ -194,16 +194,16 @@ static gg_status run_epochs(void *context, int rank) {
     const int peer = viewed ? (sends ? 1 : 0) : (sends ? 0 : 2);
     if (rank == 1) return GG_OK;
     if (viewed) {
-        GG_TRY(gg_subgroup_create(t, members, 2, &view));
+        GG_TRY_CLEANUP(gg_subgroup_create(t, members, 2, &view));
         t = view;
     }
     for (int epoch = 5; epoch < 7; ++epoch) {
         const bool stays = epoch == 6 && sends != behind;
         if (!stays) gg_transport_set_epoch(t, epoch);
-        if (sends) GG_TRY(gg_send(t, data, 5, peer, 70, &request));
-        else GG_TRY(gg_receive(t, data, 8, peer, 70, &request));
-        GG_TRY(gg_wait(t, &request));
-        GG_TRY(gg_release(t, &request));
+        if (sends) GG_TRY_CLEANUP(gg_send(t, data, 5, peer, 70, &request));
+        else GG_TRY_CLEANUP(gg_receive(t, data, 8, peer, 70, &request));
+        GG_TRY_CLEANUP(gg_wait(t, &request));
+        GG_TRY_CLEANUP(gg_release(t, &request));
     }
 cleanup:
     gg_cancel(t, &request);

@@ -7,8 +7,8 @@
 #include "check.h"
 #include "comm/team.h"
 #include "cpu/cpu_backend.h"
+#include "exchange/exchange.h"
 #include "one_layer.h"
-#include "train/exchange.h"
 
 enum { RANKS = 3, WIDTH = 261, COUNT = WIDTH * WIDTH, STEPS = 5, FIRST_LEFT = 2, WARMUP = 1 };
 
@@ -28,21 +28,18 @@ typedef struct setup {
 } setup;
 
 static gg_status create(void *context, int rank) {
-    gg_status status = GG_OK;
     setup *s = context;
     gg_strategy_options options = {.kind = s->kind, .bucket_bytes = 1, .chunk_bytes = 1 << 20};
     options.compression = (gg_compression){.active = true, .mode = GG_COMPRESSION_STRICT, .warmup = WARMUP};
     for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.compression.bin[family] = 50;
     for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.compression.factor[family] = 2;
     GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &s->device[rank]));
-    GG_TRY(gg_exchange_create(&(gg_exchange_options){.layout = gg_graph_layout(s->graph),
+    return gg_exchange_create(&(gg_exchange_options){.layout = gg_graph_layout(s->graph),
                                                      .transport = gg_team_transport(s->team, rank),
                                                      .device = s->device[rank],
                                                      .optimizer = &s->optimizer,
                                                      .strategy = options},
-                              &s->exchange[rank]));
-cleanup:
-    return status;
+                              &s->exchange[rank]);
 }
 
 /* Makes the rows one by one: each changes when its turn has come, and not before. */
@@ -61,7 +58,6 @@ static void make_each(const gg_weight_rows *rows, int used, const float *weights
 }
 
 static gg_status need(setup *s, gg_exchange *x, int rank, int step) {
-    gg_status status = GG_OK;
     gg_weight_rows rows = {.make = NULL};
     const char *names[GG_MOST_MOMENTS];
     const int moments = gg_optimizer_moments(&s->optimizer, names);
@@ -71,8 +67,7 @@ static gg_status need(setup *s, gg_exchange *x, int rank, int step) {
     CHECK((rows.make != NULL) == (s->how == BY_ROWS && step >= FIRST_LEFT));
     if (rows.make != NULL && rank == 0) ++s->left;
     if (rows.make != NULL) make_each(&rows, 1 + moments, weights);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* From -1 to 1, and seldom as large: of a bin few elements are chosen. */
@@ -83,7 +78,6 @@ static float drawn(uint32_t i) {
 
 /* The rate changes from step to step, so that an update with another step's shows. */
 static gg_status train(void *context, int rank) {
-    gg_status status = GG_OK;
     setup *s = context;
     gg_exchange *x = s->exchange[rank];
     gg_state *state = gg_exchange_state(x);
@@ -99,8 +93,7 @@ static gg_status train(void *context, int rank) {
     }
     GG_TRY(gg_exchange_settle(x));
     memcpy(s->weights[rank], gg_state_weights(state), sizeof s->weights[rank]);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void run(setup *s) {

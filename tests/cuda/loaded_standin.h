@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/library.h"
 #include "check.h"
+#include "ops/library.h"
 
 static void (*standin_begin)(uint64_t seed);
 static void (*standin_plant)(const char *function, int nth, int code, bool lost, bool late);

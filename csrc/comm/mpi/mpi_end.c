@@ -39,11 +39,11 @@ static gg_status is_part(MPI_Comm comm, const questions *q, bool *part) {
     gg_status status = GG_OK;
     MPI_Group mine = MPI_GROUP_NULL, all = MPI_GROUP_NULL, both = MPI_GROUP_NULL;
     int size = 0, common = 0;
-    GG_TRY_MPI(MPI_Comm_group, comm, &mine);
-    GG_TRY_MPI(MPI_Comm_group, q->comm, &all);
-    GG_TRY_MPI(MPI_Group_intersection, mine, all, &both);
-    GG_TRY_MPI(MPI_Group_size, mine, &size);
-    GG_TRY_MPI(MPI_Group_size, both, &common);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_group, comm, &mine);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_group, q->comm, &all);
+    GG_TRY_MPI_CLEANUP(MPI_Group_intersection, mine, all, &both);
+    GG_TRY_MPI_CLEANUP(MPI_Group_size, mine, &size);
+    GG_TRY_MPI_CLEANUP(MPI_Group_size, both, &common);
     *part = size == common;
 cleanup:
     if (mine != MPI_GROUP_NULL) (void)MPI_Group_free(&mine);
@@ -57,13 +57,13 @@ gg_status gg_mpi_questions_open(MPI_Comm comm) {
     questions *made = NULL;
     int size = 0;
     bool part = false;
-    for (const questions *q = first; q != NULL && !part; q = q->next) GG_TRY(is_part(comm, q, &part));
+    for (const questions *q = first; q != NULL && !part; q = q->next) GG_TRY_CLEANUP(is_part(comm, q, &part));
     if (part) goto cleanup;
-    GG_TRY_MPI(MPI_Comm_size, comm, &size);
-    GG_TRY(gg_calloc(1, sizeof *made, "questions", &made));
-    GG_TRY(gg_calloc((size_t)size, 1, "what is known of each rank", &made->known));
-    GG_TRY_MPI(MPI_Comm_dup, comm, &made->comm);
-    GG_TRY_MPI(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_size, comm, &size);
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "questions", &made));
+    GG_TRY_CLEANUP(gg_calloc((size_t)size, 1, "what is known of each rank", &made->known));
+    GG_TRY_MPI_CLEANUP(MPI_Comm_dup, comm, &made->comm);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
     made->all = MPI_REQUEST_NULL;
     made->next = first;
     first = made;
@@ -76,34 +76,30 @@ cleanup:
 
 /* Sends an empty message, which MPI buffers. */
 static gg_status question_send(const questions *q, int rank, int tag) {
-    gg_status status = GG_OK;
     MPI_Request request = MPI_REQUEST_NULL;
     GG_TRY_MPI(MPI_Isend, &empty, 0, MPI_BYTE, rank, tag, q->comm, &request);
     GG_TRY_MPI(MPI_Request_free, &request);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Receives such a message, if there is one. *rank: its sender; unchanged if there is none. */
 static gg_status question_receive(const questions *q, int from, int tag, int *rank) {
-    gg_status status = GG_OK;
     MPI_Status found;
     int flag = 0;
     GG_TRY_MPI(MPI_Iprobe, from, tag, q->comm, &flag, &found);
-    if (!flag) goto cleanup;
+    if (!flag) return GG_OK;
     GG_TRY_MPI(MPI_Recv, &empty, 0, MPI_BYTE, found.MPI_SOURCE, tag, q->comm, MPI_STATUS_IGNORE);
     *rank = found.MPI_SOURCE;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The rank in `q` of rank `peer` of `comm`; MPI_UNDEFINED: it is none. */
 static gg_status rank_in(const questions *q, MPI_Comm comm, int peer, int *rank) {
     gg_status status = GG_OK;
     MPI_Group ours = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
-    GG_TRY_MPI(MPI_Comm_group, comm, &ours);
-    GG_TRY_MPI(MPI_Comm_group, q->comm, &all);
-    GG_TRY_MPI(MPI_Group_translate_ranks, ours, 1, &peer, all, rank);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_group, comm, &ours);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_group, q->comm, &all);
+    GG_TRY_MPI_CLEANUP(MPI_Group_translate_ranks, ours, 1, &peer, all, rank);
 cleanup:
     if (ours != MPI_GROUP_NULL) (void)MPI_Group_free(&ours);
     if (all != MPI_GROUP_NULL) (void)MPI_Group_free(&all);
@@ -115,12 +111,12 @@ gg_status gg_mpi_check_rank(MPI_Comm comm, int peer) {
     int rank = MPI_UNDEFINED, answered = -1, own = 0;
     const questions *q = first;
     GG_TRY_MPI(MPI_Comm_rank, comm, &own);
-    if (peer == own) goto cleanup;
+    if (peer == own) return status;
     for (; q != NULL; q = q->next) {
         GG_TRY(rank_in(q, comm, peer, &rank));
         if (rank != MPI_UNDEFINED) break;
     }
-    if (q == NULL) goto cleanup;
+    if (q == NULL) return status;
     if (q->known[rank] == ENDED) {
         /* Its answer arrived some time ago, and all that it had sent before has arrived since. */
         status =
@@ -133,22 +129,18 @@ gg_status gg_mpi_check_rank(MPI_Comm comm, int peer) {
         GG_TRY(question_receive(q, rank, TAG_ANSWER, &answered));
         if (answered >= 0) q->known[rank] = ENDED;
     }
-cleanup:
     return status;
 }
 
 gg_status gg_mpi_check_ranks(MPI_Comm comm) {
-    gg_status status = GG_OK;
     int size = 0;
     GG_TRY_MPI(MPI_Comm_size, comm, &size);
     for (int peer = 0; peer < size; ++peer) GG_TRY(gg_mpi_check_rank(comm, peer));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Answers what others ask, and tests whether all of them have ended as well. */
 static gg_status answer_all(bool *ended) {
-    gg_status status = GG_OK;
     int rank, come;
     *ended = true;
     for (questions *q = first; q != NULL; q = q->next) {
@@ -158,8 +150,7 @@ static gg_status answer_all(bool *ended) {
         GG_TRY_MPI(MPI_Test, &q->all, &come, MPI_STATUS_IGNORE);
         *ended = *ended && come;
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 int gg_mpi_world_rank(void) {
@@ -174,9 +165,9 @@ gg_status gg_mpi_wait_for_ends(double timeout) {
          speaks = false; /* of the ranks of a host that have ended, one reports that it waits */
     const double begin = gg_clock_now();
     double next_report = timeout > 0 ? timeout : gg_stall_seconds();
-    for (questions *q = first; q != NULL; q = q->next) GG_TRY_MPI(MPI_Ibarrier, q->comm, &q->all);
+    for (questions *q = first; q != NULL; q = q->next) GG_TRY_MPI_CLEANUP(MPI_Ibarrier, q->comm, &q->all);
     for (;;) {
-        GG_TRY(answer_all(&ended));
+        GG_TRY_CLEANUP(answer_all(&ended));
         if (ended) break;
         const double waited = gg_clock_now() - begin;
         if (next_report > 0 && waited >= next_report) {

@@ -27,13 +27,13 @@ gg_status gg_mpi_halt_create(MPI_Comm comm, gg_mpi_halt **out) {
     gg_status status = GG_OK;
     gg_mpi_halt *made = NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *made, "where ranks stop", &made));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "where ranks stop", &made));
     made->comm = MPI_COMM_NULL;
-    GG_TRY_MPI(MPI_Comm_dup, comm, &made->comm);
-    GG_TRY_MPI(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
-    GG_TRY_MPI(MPI_Comm_rank, made->comm, &made->rank);
-    GG_TRY_MPI(MPI_Comm_size, made->comm, &made->size);
-    GG_TRY(gg_alloc((size_t)made->size * sizeof(MPI_Request), "where ranks stop", &made->sent));
+    GG_TRY_MPI_CLEANUP(MPI_Comm_dup, comm, &made->comm);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_rank, made->comm, &made->rank);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_size, made->comm, &made->size);
+    GG_TRY_CLEANUP(gg_alloc((size_t)made->size * sizeof(MPI_Request), "where ranks stop", &made->sent));
     for (int rank = 0; rank < made->size; ++rank) made->sent[rank] = MPI_REQUEST_NULL;
     *out = made;
     made = NULL;
@@ -75,7 +75,6 @@ static void learn(gg_mpi_halt *halt, int64_t step) {
 }
 
 static gg_status tell(gg_mpi_halt *halt) {
-    gg_status status = GG_OK;
     halt->told = true;
     halt->own = (limit){.round = halt->round, .step = halt->next};
     learn(halt, halt->next);
@@ -83,15 +82,13 @@ static gg_status tell(gg_mpi_halt *halt) {
         if (rank != halt->rank)
             GG_TRY_MPI(MPI_Isend, &halt->own, (int)sizeof halt->own, MPI_BYTE, rank, TAG_LIMIT, halt->comm,
                        &halt->sent[rank]);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_mpi_halt_listen(gg_mpi_halt *halt) {
-    gg_status status = GG_OK;
     MPI_Status found;
     int flag = 0;
-    if (halt == NULL) goto cleanup;
+    if (halt == NULL) return GG_OK;
     for (;;) {
         limit other;
         GG_TRY_MPI(MPI_Iprobe, MPI_ANY_SOURCE, TAG_LIMIT, halt->comm, &flag, &found);
@@ -101,27 +98,22 @@ gg_status gg_mpi_halt_listen(gg_mpi_halt *halt) {
         if (halt->begun && other.round == halt->round) learn(halt, other.step);
     }
     if (halt->begun && halt->known > 0 && !halt->told) GG_TRY(tell(halt));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_mpi_halt_idle(gg_mpi_halt *halt, bool *idle) {
-    gg_status status = GG_OK;
     int flag = 0;
     GG_TRY(gg_mpi_halt_listen(halt));
     GG_TRY_MPI(MPI_Testall, halt->size, halt->sent, &flag, MPI_STATUSES_IGNORE);
     *idle = flag;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_mpi_halt_look(gg_mpi_halt *halt, int64_t next, bool want) {
-    gg_status status = GG_OK;
     if (!halt->told) halt->next = next;
     GG_TRY(gg_mpi_halt_listen(halt));
     if (want && halt->begun && !halt->told) GG_TRY(tell(halt));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 bool gg_mpi_halt_waits(const gg_mpi_halt *halt, int64_t step) {

@@ -43,5 +43,6 @@ gg_status gg_mpi_halt_create(MPI_Comm comm, gg_mpi_halt **out);
 void gg_mpi_set_stop_timeout(double seconds);
 
 #define GG_TRY_MPI(function, ...) GG_TRY(gg_mpi_check(function(__VA_ARGS__), #function))
+#define GG_TRY_MPI_CLEANUP(function, ...) GG_TRY_CLEANUP(gg_mpi_check(function(__VA_ARGS__), #function))
 
 #endif

@@ -70,12 +70,10 @@ static bool mpi_shared_reserve(int file, off_t offset, size_t bytes) {
 }
 
 static gg_status all_agree(gg_shared *shared, bool mine, bool *all) {
-    gg_status status = GG_OK;
     int value = mine, result = 0;
     GG_TRY_MPI(MPI_Allreduce, &value, &result, 1, MPI_INT, MPI_MIN, shared->node);
     *all = result != 0;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Collective over the node. *out NULL: some rank could not. Each rank reserves its own part, near its own cores. */
@@ -100,13 +98,13 @@ static gg_status segment_create(gg_shared *shared, size_t bytes, segment **out) 
         file = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
         good = file >= 0 && enough_room(file, whole, shared->ranks) && ftruncate(file, (off_t)whole) == 0;
     }
-    GG_TRY(all_agree(shared, good, &all));
+    GG_TRY_CLEANUP(all_agree(shared, good, &all));
     if (!all) goto cleanup;
-    GG_TRY_MPI(MPI_Bcast, name, (int)sizeof name, MPI_CHAR, 0, shared->node);
+    GG_TRY_MPI_CLEANUP(MPI_Bcast, name, (int)sizeof name, MPI_CHAR, 0, shared->node);
     if (!first && good) file = shm_open(name, O_RDWR, 0);
     good = good && file >= 0 && mpi_shared_reserve(file, (off_t)(part * (size_t)shared->place), part);
     if (good) base = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    GG_TRY(all_agree(shared, base != MAP_FAILED, &all));
+    GG_TRY_CLEANUP(all_agree(shared, base != MAP_FAILED, &all));
     if (!all) goto cleanup;
     (void)madvise(base, whole, MADV_HUGEPAGE); /* only a hint: a failure has no effect */
     *made = (segment){.id = shared->next_id, .base = base, .part = part, .bytes = whole};
@@ -134,11 +132,11 @@ static gg_status find_places(gg_shared *shared, MPI_Comm comm) {
     gg_status status = GG_OK;
     int rank = 0, size = 0;
     int *ranks = NULL;
-    GG_TRY_MPI(MPI_Comm_rank, comm, &rank);
-    GG_TRY_MPI(MPI_Comm_size, comm, &size);
-    GG_TRY(gg_alloc((size_t)size * sizeof(int), "places of ranks", &shared->place_of));
-    GG_TRY(gg_alloc((size_t)shared->ranks * sizeof(int), "ranks of a node", &ranks));
-    GG_TRY_MPI(MPI_Allgather, &rank, 1, MPI_INT, ranks, 1, MPI_INT, shared->node);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_rank, comm, &rank);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_size, comm, &size);
+    GG_TRY_CLEANUP(gg_alloc((size_t)size * sizeof(int), "places of ranks", &shared->place_of));
+    GG_TRY_CLEANUP(gg_alloc((size_t)shared->ranks * sizeof(int), "ranks of a node", &ranks));
+    GG_TRY_MPI_CLEANUP(MPI_Allgather, &rank, 1, MPI_INT, ranks, 1, MPI_INT, shared->node);
     for (int r = 0; r < size; ++r) shared->place_of[r] = -1;
     for (int i = 0; i < shared->ranks; ++i) shared->place_of[ranks[i]] = i;
 cleanup:
@@ -152,8 +150,8 @@ static gg_status mpi_shared_divide(MPI_Comm comm, int ranks_per_node, MPI_Comm *
     MPI_Comm whole = *node;
     int rank = 0;
     *node = MPI_COMM_NULL;
-    GG_TRY_MPI(MPI_Comm_rank, comm, &rank);
-    GG_TRY_MPI(MPI_Comm_split, whole, rank / ranks_per_node, 0, node);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_rank, comm, &rank);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_split, whole, rank / ranks_per_node, 0, node);
 cleanup:
     (void)MPI_Comm_free(&whole);
     return status;
@@ -162,7 +160,6 @@ cleanup:
 /* The value of GOSSIPGRAD_RANKS_PER_NODE, or 0 if it is not set. All ranks fail if one does, or the others would wait.
  */
 static gg_status read_ranks_per_node(MPI_Comm comm, int *out) {
-    gg_status status = GG_OK;
     const char *text = getenv("GOSSIPGRAD_RANKS_PER_NODE");
     char *end = NULL;
     int rank = 0, wrong = -1;
@@ -171,12 +168,13 @@ static gg_status read_ranks_per_node(MPI_Comm comm, int *out) {
     const bool good = text == NULL || (*text != '\0' && *end == '\0' && errno == 0 && value >= 1 && value <= INT_MAX);
     GG_TRY_MPI(MPI_Comm_rank, comm, &rank);
     GG_TRY_MPI(MPI_Allreduce, &(int){good ? -1 : rank}, &wrong, 1, MPI_INT, MPI_MAX, comm);
-    if (!good) GG_FAIL(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: '%s'; must be a whole number, at least 1", text);
+    if (!good)
+        return gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: '%s'; must be a whole number, at least 1", text);
     if (wrong >= 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: rank %d has no whole number, at least 1, there", wrong);
+        return gg_fail(GG_ERROR_ARGUMENT, "GOSSIPGRAD_RANKS_PER_NODE: rank %d has no whole number, at least 1, there",
+                       wrong);
     *out = (int)value;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_shared_create(MPI_Comm comm, gg_mpi_halt *halt, gg_shared **out) {
@@ -186,18 +184,18 @@ gg_status gg_shared_create(MPI_Comm comm, gg_mpi_halt *halt, gg_shared **out) {
     int ranks_per_node = 0;
     bool wanted = !(choice && strcmp(choice, "0") == 0), all = false;
     *out = NULL;
-    GG_TRY(read_ranks_per_node(comm, &ranks_per_node));
-    GG_TRY(gg_calloc(1, sizeof *made, "shared memory", &made));
+    GG_TRY_CLEANUP(read_ranks_per_node(comm, &ranks_per_node));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "shared memory", &made));
     made->node = MPI_COMM_NULL;
     made->halt = halt;
-    GG_TRY_MPI(MPI_Comm_split_type, comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made->node);
-    if (ranks_per_node > 0) GG_TRY(mpi_shared_divide(comm, ranks_per_node, &made->node));
-    GG_TRY_MPI(MPI_Comm_set_errhandler, made->node, MPI_ERRORS_RETURN);
-    GG_TRY_MPI(MPI_Comm_rank, made->node, &made->place);
-    GG_TRY_MPI(MPI_Comm_size, made->node, &made->ranks);
-    GG_TRY(find_places(made, comm));
-    GG_TRY(all_agree(made, wanted, &all));
-    if (all && made->ranks > 1) GG_TRY(segment_create(made, copy_begin(SLOTS), &made->control));
+    GG_TRY_MPI_CLEANUP(MPI_Comm_split_type, comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made->node);
+    if (ranks_per_node > 0) GG_TRY_CLEANUP(mpi_shared_divide(comm, ranks_per_node, &made->node));
+    GG_TRY_MPI_CLEANUP(MPI_Comm_set_errhandler, made->node, MPI_ERRORS_RETURN);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_rank, made->node, &made->place);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_size, made->node, &made->ranks);
+    GG_TRY_CLEANUP(find_places(made, comm));
+    GG_TRY_CLEANUP(all_agree(made, wanted, &all));
+    if (all && made->ranks > 1) GG_TRY_CLEANUP(segment_create(made, copy_begin(SLOTS), &made->control));
     for (uint32_t i = 0; i < SLOTS; ++i) made->free[made->free_count++] = SLOTS - 1 - i;
     *out = made;
     made = NULL;
@@ -253,8 +251,8 @@ gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, dou
     long long own[4] = {(long long)bytes, -(long long)bytes, id, -id}, most[4] = {0};
     *out = NULL;
     if (!shared->control) goto cleanup;
-    GG_TRY(gg_mpi_meet(shared->node, timeout, "message memory", shared->halt));
-    GG_TRY_MPI(MPI_Allreduce, own, most, 4, MPI_LONG_LONG, MPI_MAX, shared->node);
+    GG_TRY_CLEANUP(gg_mpi_meet(shared->node, timeout, "message memory", shared->halt));
+    GG_TRY_MPI_CLEANUP(MPI_Allreduce, own, most, 4, MPI_LONG_LONG, MPI_MAX, shared->node);
     if (most[0] != -most[1]) {
         status = gg_fail(GG_ERROR_ARGUMENT, "%s: the ranks of this node ask for %lld to %lld bytes, expected one size",
                          what, -most[1], most[0]);
@@ -266,7 +264,7 @@ gg_status gg_shared_alloc(gg_shared *shared, size_t bytes, const char *what, dou
         *spare = made->next;
         memset(made->base + (size_t)shared->place * made->part, 0, bytes);
     } else {
-        GG_TRY(segment_create(shared, bytes, &made));
+        GG_TRY_CLEANUP(segment_create(shared, bytes, &made));
     }
     if (!made) goto cleanup;
     made->next = shared->blocks;
@@ -313,24 +311,24 @@ static const segment *block_around(const gg_shared *shared, const void *data, si
 
 gg_status gg_shared_describe(gg_shared *shared, int peer, const void *data, size_t bytes, bool *described,
                              gg_shared_descriptor *out) {
-    gg_status status = GG_OK;
     size_t offset = 0;
     const bool marked = gg_shared_is_descriptor(shared, peer, data, bytes);
     const segment *block = NULL;
     *described = false;
     if (marked) {
         if (shared->free_count == 0)
-            GG_FAIL(GG_ERROR_COMM,
-                    "more than %d messages of %zu bytes that begin with 0x%x are in flight to ranks of this node",
-                    GG_SHARED_MARKED, bytes, GG_SHARED_MARK);
+            return gg_fail(
+                GG_ERROR_COMM,
+                "more than %d messages of %zu bytes that begin with 0x%x are in flight to ranks of this node",
+                GG_SHARED_MARKED, bytes, GG_SHARED_MARK);
         block = shared->control;
         offset = copy_begin(shared->free[shared->free_count - 1]);
         memcpy(block->base + (size_t)shared->place * block->part + offset, data, bytes);
     } else {
-        if (bytes < GG_SHARED_MIN_BYTES || !shared->control || shared->place_of[peer] < 0) goto cleanup;
-        if (shared->free_count <= GG_SHARED_MARKED) goto cleanup;
+        if (bytes < GG_SHARED_MIN_BYTES || !shared->control || shared->place_of[peer] < 0) return GG_OK;
+        if (shared->free_count <= GG_SHARED_MARKED) return GG_OK;
         block = block_around(shared, data, bytes, &offset);
-        if (!block) goto cleanup;
+        if (!block) return GG_OK;
     }
     uint32_t slot = shared->free[--shared->free_count];
     atomic_store_explicit(slot_of(shared, (uint32_t)shared->place, slot), 0, memory_order_relaxed);
@@ -341,8 +339,7 @@ gg_status gg_shared_describe(gg_shared *shared, int peer, const void *data, size
                                   .slot = slot,
                                   .place = (uint32_t)shared->place};
     *described = true;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 bool gg_shared_acknowledged(gg_shared *shared, uint32_t slot) {
@@ -358,16 +355,14 @@ static const segment *find_block(const gg_shared *shared, uint32_t id) {
 }
 
 gg_status gg_shared_locate(gg_shared *shared, int peer, const gg_shared_descriptor *descriptor, const void **data) {
-    gg_status status = GG_OK;
     const size_t place = (size_t)shared->place_of[peer];
     const segment *block = find_block(shared, descriptor->block);
     if (!block || descriptor->place != place || descriptor->slot >= SLOTS || descriptor->offset > block->part ||
         block->part - descriptor->offset < descriptor->bytes)
-        GG_FAIL(GG_ERROR_COMM, "rank %d refers to shared memory that is not mapped here (block %u, offset %llu)", peer,
-                descriptor->block, (unsigned long long)descriptor->offset);
+        return gg_fail(GG_ERROR_COMM, "rank %d refers to shared memory that is not mapped here (block %u, offset %llu)",
+                       peer, descriptor->block, (unsigned long long)descriptor->offset);
     *data = block->base + place * block->part + descriptor->offset;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_shared_acknowledge(gg_shared *shared, const gg_shared_descriptor *descriptor) {

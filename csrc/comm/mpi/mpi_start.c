@@ -73,18 +73,15 @@ static gg_status library_version(char *out, size_t bytes) {
 }
 
 static gg_status check_library(void) {
-    gg_status status = GG_OK;
     char library[256], expected[256];
     GG_TRY(library_version(library, sizeof library));
     one_line(BUILT_AGAINST, expected, sizeof expected);
     size_t length = strlen(expected);
     /* "5.0.1" is not "5.0.11" */
     if (strncmp(library, expected, length) == 0 && !(length > 0 && isdigit((unsigned char)library[length])))
-        goto cleanup;
-    status = gg_fail(GG_ERROR_UNSUPPORTED, "the MPI library found is '%.200s', but this package was built against '%s'",
-                     library, expected);
-cleanup:
-    return status;
+        return GG_OK;
+    return gg_fail(GG_ERROR_UNSUPPORTED, "the MPI library found is '%.200s', but this package was built against '%s'",
+                   library, expected);
 }
 
 static bool folder_has_entries(const char *path) {
@@ -126,14 +123,12 @@ bool gg_mpi_reads_devices(void) {
 }
 
 static gg_status mpi_alive(bool *initialised, bool *finalised) {
-    gg_status status = GG_OK;
     int flag = 0;
     GG_TRY_MPI(MPI_Initialized, &flag);
     *initialised = flag != 0;
     GG_TRY_MPI(MPI_Finalized, &flag);
     *finalised = flag != 0;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static pid_t user; /* the thread that uses MPI */
@@ -148,20 +143,19 @@ static bool thread_runs(pid_t thread) {
 }
 
 gg_status gg_mpi_check_use(void) {
-    gg_status status = GG_OK;
     bool initialised = false, finalised = false;
     const pid_t self = (pid_t)syscall(SYS_gettid);
     GG_TRY(check_process());
     GG_TRY(mpi_alive(&initialised, &finalised));
-    if (finalised) GG_FAIL(GG_ERROR_STATE, "MPI has been finalised in this process");
+    if (finalised) return gg_fail(GG_ERROR_STATE, "MPI has been finalised in this process");
     if (user != self && user != 0 && user != getpid() && thread_runs(user))
-        GG_FAIL(GG_ERROR_STATE,
-                "thread %ld of this process uses MPI, which thread %ld cannot use before that one has ended; allowed: "
-                "calls of one thread, or comm=gossipgrad.VirtualCluster(p) in each",
-                (long)user, (long)self);
+        return gg_fail(
+            GG_ERROR_STATE,
+            "thread %ld of this process uses MPI, which thread %ld cannot use before that one has ended; allowed: "
+            "calls of one thread, or comm=gossipgrad.VirtualCluster(p) in each",
+            (long)user, (long)self);
     user = self;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Seconds that a rank which need not report waits for the reporting rank to end it. */
@@ -189,13 +183,11 @@ static int at_finalize(MPI_Comm comm, int key, void *value, void *extra) {
 }
 
 static gg_status hook_finalize(void) {
-    gg_status status = GG_OK;
     int key = MPI_KEYVAL_INVALID;
     GG_TRY_MPI(MPI_Comm_create_keyval, MPI_COMM_NULL_COPY_FN, at_finalize, &key, NULL);
     GG_TRY_MPI(MPI_Comm_set_attr, MPI_COMM_SELF, key, NULL);
     GG_TRY_MPI(MPI_Comm_free_keyval, &key);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* From now on the end of the process stops MPI; with an exit code other than 0 it ends all ranks. */
@@ -223,11 +215,11 @@ gg_status gg_mpi_start(int launched) {
     gg_status status = GG_OK;
     bool initialised = false, finalised = false, locked = false;
     int size = 0, level = 0;
-    GG_TRY(check_process()); /* in a forked process the lock may be held for ever */
+    GG_TRY_CLEANUP(check_process()); /* in a forked process the lock may be held for ever */
     locked = pthread_mutex_lock(&starting) == 0;
     gg_mpi_keep_launcher();
-    GG_TRY(check_library());
-    GG_TRY(mpi_alive(&initialised, &finalised));
+    GG_TRY_CLEANUP(check_library());
+    GG_TRY_CLEANUP(mpi_alive(&initialised, &finalised));
     if (finalised) {
         status = gg_fail(GG_ERROR_STATE, "MPI has been finalised in this process and cannot be started again");
         goto cleanup;
@@ -235,7 +227,7 @@ gg_status gg_mpi_start(int launched) {
     if (!initialised) {
         set_defaults();
         double begin = gg_clock_now();
-        GG_TRY_MPI(MPI_Init_thread, NULL, NULL, MPI_THREAD_FUNNELED, &level);
+        GG_TRY_MPI_CLEANUP(MPI_Init_thread, NULL, NULL, MPI_THREAD_FUNNELED, &level);
         init_seconds = gg_clock_now() - begin;
         ours = true;
         process = getpid();
@@ -248,10 +240,10 @@ gg_status gg_mpi_start(int launched) {
     process = getpid();
     if (!hooked) {
         hooked = true;
-        GG_TRY(hook_finalize());
-        GG_TRY(stop_at_exit());
+        GG_TRY_CLEANUP(hook_finalize());
+        GG_TRY_CLEANUP(stop_at_exit());
     }
-    GG_TRY_MPI(MPI_Comm_size, MPI_COMM_WORLD, &size);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_size, MPI_COMM_WORLD, &size);
     if (launched > 0 && launched != size) {
         status = gg_fail(
             GG_ERROR_COMM,
@@ -260,7 +252,7 @@ gg_status gg_mpi_start(int launched) {
             launched, size, launched);
         goto cleanup;
     }
-    if (!initialised) GG_TRY(gg_mpi_questions_open(MPI_COMM_WORLD));
+    if (!initialised) GG_TRY_CLEANUP(gg_mpi_questions_open(MPI_COMM_WORLD));
 cleanup:
     if (locked) pthread_mutex_unlock(&starting);
     return status;
@@ -274,7 +266,6 @@ static int portable_level(int level) {
 }
 
 gg_status gg_mpi_query(gg_mpi_info *info) {
-    gg_status status = GG_OK;
     bool finalised = false;
     int level = 0;
     *info = (gg_mpi_info){.size = 1, .init_seconds = init_seconds, .ours = ours};
@@ -284,14 +275,13 @@ gg_status gg_mpi_query(gg_mpi_info *info) {
 #endif
     GG_TRY(library_version(info->library, sizeof info->library));
     GG_TRY(mpi_alive(&info->initialised, &finalised));
-    if (!info->initialised || finalised) goto cleanup;
+    if (!info->initialised || finalised) return GG_OK;
     GG_TRY_MPI(MPI_Comm_rank, MPI_COMM_WORLD, &info->rank);
     GG_TRY_MPI(MPI_Comm_size, MPI_COMM_WORLD, &info->size);
     GG_TRY_MPI(MPI_Query_thread, &level);
     info->thread_level = portable_level(level);
     info->cuda = gg_mpi_reads_devices();
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_mpi_set_stop_timeout(double seconds) { stop_timeout = seconds; }

@@ -28,19 +28,19 @@ gg_status gg_mpi_sums_create(MPI_Comm comm, const int *members, int count, gg_su
     mpi_sums *made = NULL;
     MPI_Group all = MPI_GROUP_NULL, some = MPI_GROUP_NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *made, "sums of MPI", &made));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "sums of MPI", &made));
     made->comm = MPI_COMM_NULL;
     made->block = MPI_DATATYPE_NULL;
     made->add = MPI_OP_NULL;
     if (members == NULL) {
-        GG_TRY_MPI(MPI_Comm_dup, comm, &made->comm);
+        GG_TRY_MPI_CLEANUP(MPI_Comm_dup, comm, &made->comm);
     } else {
-        GG_TRY_MPI(MPI_Comm_group, comm, &all);
-        GG_TRY_MPI(MPI_Group_incl, all, count, members, &some);
-        GG_TRY_MPI(MPI_Comm_create_group, comm, some, TAG_SUMS, &made->comm);
+        GG_TRY_MPI_CLEANUP(MPI_Comm_group, comm, &all);
+        GG_TRY_MPI_CLEANUP(MPI_Group_incl, all, count, members, &some);
+        GG_TRY_MPI_CLEANUP(MPI_Comm_create_group, comm, some, TAG_SUMS, &made->comm);
     }
-    GG_TRY_MPI(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
-    GG_TRY_MPI(MPI_Comm_size, made->comm, &made->sums.ranks);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_size, made->comm, &made->sums.ranks);
     *out = &made->sums;
     made = NULL;
 cleanup:

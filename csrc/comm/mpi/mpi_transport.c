@@ -81,9 +81,9 @@ static gg_status extent_make(gg_transport *transport, size_t bytes, extent *out)
     const int count[2] = {(int)pieces, (int)rest};
     const MPI_Aint begin[2] = {0, (MPI_Aint)(bytes - rest)};
     *out = (extent){MPI_DATATYPE_NULL, 1};
-    GG_TRY_MPI(MPI_Type_contiguous, (int)most, MPI_BYTE, &parts[0]);
-    GG_TRY_MPI(MPI_Type_create_struct, rest > 0 ? 2 : 1, count, begin, parts, &out->type);
-    GG_TRY_MPI(MPI_Type_commit, &out->type);
+    GG_TRY_MPI_CLEANUP(MPI_Type_contiguous, (int)most, MPI_BYTE, &parts[0]);
+    GG_TRY_MPI_CLEANUP(MPI_Type_create_struct, rest > 0 ? 2 : 1, count, begin, parts, &out->type);
+    GG_TRY_MPI_CLEANUP(MPI_Type_commit, &out->type);
 cleanup:
     if (status != GG_OK) extent_free(out);
     if (parts[0] != MPI_DATATYPE_NULL) (void)MPI_Type_free(&parts[0]);
@@ -104,8 +104,8 @@ static void mpi_destroy(gg_transport *transport) {
 static gg_status mpi_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
     gg_status status = gg_shared_alloc(mpi_of(transport)->shared, bytes, what, transport->timeout, out);
     if (status == GG_ERROR_COMM) mpi_of(transport)->broken = true;
-    if (status == GG_OK && !*out) status = gg_calloc(1, bytes, what, out);
-    return status;
+    if (status != GG_OK || *out) return status;
+    return gg_calloc(1, bytes, what, out);
 }
 
 static void mpi_free_block(gg_transport *transport, void *block) {
@@ -137,7 +137,6 @@ static gg_status mpi_send(gg_transport *transport, const void *data, size_t byte
     status = mpi_check(transport, MPI_Isend(data, e.count, e.type, peer, wire_tag(own, request), own->comm, &link->mpi),
                        "MPI_Isend", request);
     extent_free(&e);
-cleanup:
     return status;
 }
 
@@ -154,7 +153,6 @@ static gg_status mpi_receive(gg_transport *transport, void *landing, size_t capa
         mpi_check(transport, MPI_Irecv(landing, e.count, e.type, peer, wire_tag(own, request), own->comm, &link->mpi),
                   "MPI_Irecv", request);
     extent_free(&e);
-cleanup:
     return status;
 }
 
@@ -172,14 +170,13 @@ static gg_status mpi_arrived(gg_transport *transport, gg_request *request, const
     request_link *link = link_of(request);
     MPI_Count count = 0; /* of bytes; MPI_Get_count's is an int */
     status = mpi_check(transport, MPI_Get_elements_x(result, MPI_BYTE, &count), "MPI_Get_elements_x", request);
-    if (status != GG_OK) goto cleanup;
+    if (status != GG_OK) return status;
     request->data = request->landing;
     if (!link->as_it_is && gg_shared_is_descriptor(own->shared, request->peer, request->landing, (size_t)count)) {
         memcpy(&link->descriptor, request->landing, sizeof link->descriptor);
         GG_TRY(gg_shared_locate(own->shared, request->peer, &link->descriptor, &request->data));
         if (link->descriptor.bytes > request->capacity) {
-            status = too_long(transport, request, link->descriptor.bytes, false);
-            goto cleanup;
+            return too_long(transport, request, link->descriptor.bytes, false);
         }
         link->described = true;
         count = (MPI_Count)link->descriptor.bytes;
@@ -187,7 +184,6 @@ static gg_status mpi_arrived(gg_transport *transport, gg_request *request, const
     request->bytes = (size_t)count;
     request->when = gg_clock_now();
     request->state = GG_REQUEST_ARRIVED;
-cleanup:
     return status;
 }
 
@@ -214,22 +210,21 @@ static gg_status mpi_test(gg_transport *transport, gg_request *request, bool *do
             MPI_Error_class(code, &class) == MPI_SUCCESS && class == MPI_ERR_TRUNCATE) {
             status = too_long(transport, request, request->capacity, true);
             own->broken = true;
-            goto cleanup;
+            return status;
         }
         GG_TRY(mpi_check(transport, code, "MPI_Test", request));
     }
-    if (!flag) goto cleanup;
+    if (!flag) return status;
     if (request->state == GG_REQUEST_RECEIVING) {
         GG_TRY(mpi_arrived(transport, request, &result));
     } else {
         if (link->described && !gg_shared_acknowledged(own->shared, link->descriptor.slot)) {
             if (!pending) GG_TRY(mpi_progress(transport)); /* needed: peers may wait for other messages of this rank */
-            goto cleanup;
+            return status;
         }
         request->state = GG_REQUEST_IDLE;
     }
     *done = true;
-cleanup:
     return status;
 }
 
@@ -265,7 +260,8 @@ static void mpi_cancel(gg_transport *transport, gg_request *request) {
 static gg_status mpi_pause_round(gg_transport *transport, int round, gg_request *request) {
     gg_status status = GG_OK;
     (void)request;
-    if (round % GG_MPI_LISTEN_ROUNDS == GG_MPI_LISTEN_ROUNDS - 1) GG_TRY(gg_mpi_halt_listen(mpi_of(transport)->halt));
+    if (round % GG_MPI_LISTEN_ROUNDS == GG_MPI_LISTEN_ROUNDS - 1)
+        GG_TRY_CLEANUP(gg_mpi_halt_listen(mpi_of(transport)->halt));
     gg_mpi_pause(round);
 cleanup:
     if (status != GG_OK) mpi_of(transport)->broken = true;
@@ -274,12 +270,11 @@ cleanup:
 
 /* Whether the next message that nobody has received, of this peer (-1: of any rank), is one of another epoch. */
 static gg_status check_epoch(gg_transport *transport, int peer) {
-    gg_status status = GG_OK;
     mpi_transport *own = mpi_of(transport);
     const int64_t epoch = transport->epoch;
     int flag = 0;
     MPI_Status found;
-    if (own->epochs < 2) goto cleanup;
+    if (own->epochs < 2) return GG_OK;
     GG_TRY_MPI(MPI_Iprobe, peer >= 0 ? peer : MPI_ANY_SOURCE, MPI_ANY_TAG, own->comm, &flag, &found);
     const bool ours = flag && found.MPI_TAG % TAG_STEP < GG_TAG_LIMIT; /* not of MPI's or mpi_sums.c's own */
     const int ahead = ours ? (int)((found.MPI_TAG / TAG_STEP - epoch % own->epochs + own->epochs) % own->epochs) : 0;
@@ -290,8 +285,7 @@ static gg_status check_epoch(gg_transport *transport, int peer) {
         GG_TRY(gg_transport_other_epoch(transport, epoch,
                                         epoch + (ahead < own->epochs / 2 ? ahead : ahead - own->epochs),
                                         found.MPI_SOURCE, found.MPI_TAG % TAG_STEP));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status mpi_check_peer(gg_transport *transport, int peer) {
@@ -359,13 +353,11 @@ static const gg_transport_table table = {
 
 /* Which ranks share memory, for all ranks. Collective. */
 static gg_status find_nodes(mpi_transport *own) {
-    gg_status status = GG_OK;
     int first = gg_shared_first(own->shared);
     GG_TRY(gg_alloc((size_t)own->transport.size * sizeof(int), "nodes of ranks", &own->node_of));
     GG_TRY_MPI(MPI_Allgather, &first, 1, MPI_INT, own->node_of, 1, MPI_INT, own->comm);
     own->transport.node_of = own->node_of;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status mpi_transport_create(bool use_world, int fortran_handle, double timeout, gg_transport **out) {
@@ -374,8 +366,8 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     int initialised = 0, finalised = 0, flag = 0;
     int *limit = NULL;
     *out = NULL;
-    GG_TRY_MPI(MPI_Initialized, &initialised);
-    GG_TRY_MPI(MPI_Finalized, &finalised);
+    GG_TRY_MPI_CLEANUP(MPI_Initialized, &initialised);
+    GG_TRY_MPI_CLEANUP(MPI_Finalized, &finalised);
     if (!initialised || finalised) {
         status = gg_fail(GG_ERROR_STATE, "MPI does not run (%s)", finalised ? "finalised" : "not started");
         goto cleanup;
@@ -387,13 +379,13 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
                          "process makes no trainer");
         goto cleanup;
     }
-    GG_TRY_MPI(MPI_Comm_test_inter, given, &flag);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_test_inter, given, &flag);
     if (flag) {
         status = gg_fail(GG_ERROR_ARGUMENT, "comm: an intercommunicator; allowed: a communicator of one group, as "
                                             "comm.Merge() makes of it");
         goto cleanup;
     }
-    GG_TRY(gg_calloc(1, sizeof *made, "MPI transport", &made));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "MPI transport", &made));
     made->transport.table = &table;
     made->transport.timeout = timeout;
     made->most = INT_MAX;
@@ -401,23 +393,23 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     made->comm = MPI_COMM_NULL;
     made->transport.reads_devices = gg_mpi_reads_devices();
     made->transport.may_read_devices = true;
-    GG_TRY(gg_mpi_meet(given, timeout, "making the group", NULL));
-    GG_TRY(gg_mpi_questions_open(given));
+    GG_TRY_CLEANUP(gg_mpi_meet(given, timeout, "making the group", NULL));
+    GG_TRY_CLEANUP(gg_mpi_questions_open(given));
     gg_mpi_set_stop_timeout(timeout);
-    GG_TRY_MPI(MPI_Comm_dup, given, &made->comm);
-    GG_TRY_MPI(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
-    GG_TRY_MPI(MPI_Comm_rank, made->comm, &made->transport.rank);
-    GG_TRY_MPI(MPI_Comm_size, made->comm, &made->transport.size);
-    GG_TRY_MPI(MPI_Comm_get_attr, made->comm, MPI_TAG_UB, &limit, &flag);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_dup, given, &made->comm);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_rank, made->comm, &made->transport.rank);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_size, made->comm, &made->transport.size);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_get_attr, made->comm, MPI_TAG_UB, &limit, &flag);
     if (flag && limit && *limit < TAG_NOBODY) {
         status = gg_fail(GG_ERROR_UNSUPPORTED, "this MPI library has tags up to %d, %d are needed", *limit, TAG_NOBODY);
         goto cleanup;
     }
     const int64_t tags = flag && limit ? (int64_t)*limit + 1 : TAG_STEP;
     made->epochs = tags / TAG_STEP < 1 ? 1 : tags / TAG_STEP > MOST_EPOCHS ? MOST_EPOCHS : (int)(tags / TAG_STEP);
-    if (made->transport.size > 1) GG_TRY(gg_mpi_halt_create(made->comm, &made->halt));
-    GG_TRY(gg_shared_create(made->comm, made->halt, &made->shared));
-    GG_TRY(find_nodes(made));
+    if (made->transport.size > 1) GG_TRY_CLEANUP(gg_mpi_halt_create(made->comm, &made->halt));
+    GG_TRY_CLEANUP(gg_shared_create(made->comm, made->halt, &made->shared));
+    GG_TRY_CLEANUP(find_nodes(made));
     *out = &made->transport;
     made = NULL;
 cleanup:

@@ -27,14 +27,14 @@ gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_ha
     gg_stall_facts facts = {.peer = -1, .step = -1, .what = what};
     int come = 0;
     const double begin = gg_clock_now();
-    GG_TRY_MPI(MPI_Comm_rank, comm, &facts.rank);
-    GG_TRY_MPI(MPI_Comm_size, comm, &facts.size);
-    GG_TRY_MPI(MPI_Ibarrier, comm, &all);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_rank, comm, &facts.rank);
+    GG_TRY_MPI_CLEANUP(MPI_Comm_size, comm, &facts.size);
+    GG_TRY_MPI_CLEANUP(MPI_Ibarrier, comm, &all);
     for (int round = 0;; ++round) {
-        GG_TRY_MPI(MPI_Test, &all, &come, MPI_STATUS_IGNORE);
+        GG_TRY_MPI_CLEANUP(MPI_Test, &all, &come, MPI_STATUS_IGNORE);
         if (come) break;
-        if (round % GG_MPI_LISTEN_ROUNDS == 0) GG_TRY(gg_mpi_halt_listen(halt));
-        if (round % GG_CHECK_ROUNDS == GG_CHECK_ROUNDS - 1) GG_TRY(gg_mpi_check_ranks(comm));
+        if (round % GG_MPI_LISTEN_ROUNDS == 0) GG_TRY_CLEANUP(gg_mpi_halt_listen(halt));
+        if (round % GG_CHECK_ROUNDS == GG_CHECK_ROUNDS - 1) GG_TRY_CLEANUP(gg_mpi_check_ranks(comm));
         const double waited = gg_clock_now() - begin;
         if (timeout > 0 && waited >= timeout) {
             status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for all of %d ranks to come to the same place: %s",

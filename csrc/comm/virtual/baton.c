@@ -4,8 +4,7 @@
 #include <time.h>
 
 gg_status gg_baton_create(gg_baton *b) {
-    gg_status status = GG_OK;
-    if (pthread_mutex_init(&b->mutex, NULL) != 0) GG_FAIL(GG_ERROR_MEMORY, "the system gave no mutex");
+    if (pthread_mutex_init(&b->mutex, NULL) != 0) return gg_fail(GG_ERROR_MEMORY, "the system gave no mutex");
     pthread_condattr_t attributes;
     bool made = pthread_condattr_init(&attributes) == 0;
     if (made) {
@@ -15,11 +14,10 @@ gg_status gg_baton_create(gg_baton *b) {
     }
     if (!made) {
         pthread_mutex_destroy(&b->mutex);
-        GG_FAIL(GG_ERROR_MEMORY, "the system gave no condition variable");
+        return gg_fail(GG_ERROR_MEMORY, "the system gave no condition variable");
     }
     b->made = true;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_baton_destroy(gg_baton *b) {

@@ -42,44 +42,40 @@ void gg_virtual_hand_on(gg_virtual *cluster, gg_virtual_rank *self) {
 }
 
 gg_status gg_virtual_still_good(const gg_virtual_rank *rank) {
-    gg_status status = GG_OK;
     const gg_virtual *cluster = rank->cluster;
-    if (cluster->deadlock) GG_FAIL(GG_ERROR_COMM, "%s", cluster->deadlock_text);
+    if (cluster->deadlock) return gg_fail(GG_ERROR_COMM, "%s", cluster->deadlock_text);
     if (cluster->failed)
-        GG_FAIL(GG_ERROR_CANCELLED, "stopped, because rank %d of the virtual cluster failed", cluster->failed_rank);
+        return gg_fail(GG_ERROR_CANCELLED, "stopped, because rank %d of the virtual cluster failed",
+                       cluster->failed_rank);
     if (!cluster->running)
-        GG_FAIL(GG_ERROR_STATE, "rank %d of the virtual cluster does not run: messages move inside of a run only",
-                rank->transport.rank);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_STATE,
+                       "rank %d of the virtual cluster does not run: messages move inside of a run only",
+                       rank->transport.rank);
+    return GG_OK;
 }
 
 gg_status gg_virtual_let_others_catch_up(gg_virtual_rank *rank) {
-    gg_status status = GG_OK;
     gg_virtual *cluster = rank->cluster;
     GG_TRY(gg_virtual_still_good(rank));
     gg_virtual_deliver(cluster, rank->clock);
     rank->due.key = rank->clock;
     bool behind = cluster->due.size > 0 && gg_heap_earlier(cluster->due.entries[0], &rank->due);
-    if (!behind && !atomic_load_explicit(&cluster->watch_due, memory_order_relaxed)) goto cleanup;
+    if (!behind && !atomic_load_explicit(&cluster->watch_due, memory_order_relaxed)) return GG_OK;
     gg_virtual_make_due(cluster, rank, rank->clock, false);
     gg_virtual_hand_on(cluster, rank);
-    status = gg_virtual_still_good(rank);
-cleanup:
-    return status;
+    return gg_virtual_still_good(rank);
 }
 
 gg_status gg_virtual_found_nothing(gg_virtual_rank *rank, gg_request *request) {
-    gg_status status = GG_OK;
     gg_virtual *cluster = rank->cluster;
     if (gg_link_of(request)->known && gg_link_of(request)->time < rank->next_known)
         rank->next_known = gg_link_of(request)->time;
-    if (++rank->empty_tests < POLL_LIMIT) goto cleanup;
+    if (++rank->empty_tests < POLL_LIMIT) return GG_OK;
     bool knows = rank->next_known < INFINITY;
     if (cluster->able == 0 && cluster->wire.size == 0 && !knows) {
-        if (rank->empty_tests < POLL_HOPELESS) goto cleanup;
-        GG_FAIL(GG_ERROR_COMM, "rank %d polls for ever (peer %d, tag %d): all other ranks have returned or wait",
-                rank->transport.rank, request->peer, request->tag);
+        if (rank->empty_tests < POLL_HOPELESS) return GG_OK;
+        return gg_fail(GG_ERROR_COMM, "rank %d polls for ever (peer %d, tag %d): all other ranks have returned or wait",
+                       rank->transport.rank, request->peer, request->tag);
     }
     if (cluster->able > 0) rank->empty_tests = POLL_LIMIT - POLL_AGAIN;
     rank->polling = true;
@@ -87,13 +83,10 @@ gg_status gg_virtual_found_nothing(gg_virtual_rank *rank, gg_request *request) {
     gg_virtual_hand_on(cluster, rank);
     rank->polling = false;
     rank->next_known = INFINITY;
-    status = gg_virtual_still_good(rank);
-cleanup:
-    return status;
+    return gg_virtual_still_good(rank);
 }
 
 gg_status gg_virtual_wait_for_any(gg_virtual_rank *rank) {
-    gg_status status = GG_OK;
     gg_virtual *cluster = rank->cluster;
     GG_TRY(gg_virtual_still_good(rank));
     if (!rank->has_event) {
@@ -105,7 +98,5 @@ gg_status gg_virtual_wait_for_any(gg_virtual_rank *rank) {
     rank->has_event = false;
     rank->empty_tests = 0;
     rank->next_known = INFINITY;
-    status = gg_virtual_still_good(rank);
-cleanup:
-    return status;
+    return gg_virtual_still_good(rank);
 }

@@ -49,8 +49,9 @@ static gg_status cluster_linger(gg_virtual_rank *rank) {
     rank->lingers = true;
     while (cluster->working > 0 && !cluster->failed && service->serve != NULL) {
         bool busy = false;
-        GG_TRY(service->serve(service->context, &busy));
-        if (!busy && cluster->working > 0) GG_TRY(gg_virtual_wait_for_any(rank)); /* a test may let others run */
+        GG_TRY_CLEANUP(service->serve(service->context, &busy));
+        if (!busy && cluster->working > 0)
+            GG_TRY_CLEANUP(gg_virtual_wait_for_any(rank)); /* a test may let others run */
     }
 cleanup:
     rank->lingers = false;
@@ -73,14 +74,13 @@ static void *thread_main(void *context) {
 }
 
 static gg_status cluster_check_options(const gg_virtual_options *options) {
-    gg_status status = GG_OK;
     if (options->size < 1 || options->size > MAX_SIZE)
-        GG_FAIL(GG_ERROR_ARGUMENT, "virtual cluster: size is %d, expected 1 to %d", options->size, MAX_SIZE);
+        return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: size is %d, expected 1 to %d", options->size, MAX_SIZE);
     GG_TRY(gg_error_prefix(gg_network_check(&options->network), "virtual cluster: "));
     if (!(options->compute_rate >= 0 && options->compute_rate < INFINITY))
-        GG_FAIL(GG_ERROR_ARGUMENT, "virtual cluster: compute_rate is %g, expected at least 0", options->compute_rate);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: compute_rate is %g, expected at least 0",
+                       options->compute_rate);
+    return GG_OK;
 }
 
 static gg_status start_threads(gg_virtual *cluster) {
@@ -88,7 +88,7 @@ static gg_status start_threads(gg_virtual *cluster) {
     pthread_attr_t attributes;
     /* Untouched pages of a stack cost no memory, but the stacks of many ranks could exhaust the address space. */
     size_t stack = (size_t)(cluster->options.size <= 256 ? 8 : 1) << 20;
-    if (pthread_attr_init(&attributes) != 0) GG_FAIL(GG_ERROR_MEMORY, "virtual cluster: no thread attributes");
+    if (pthread_attr_init(&attributes) != 0) return gg_fail(GG_ERROR_MEMORY, "virtual cluster: no thread attributes");
     int code = pthread_attr_setstacksize(&attributes, stack);
     for (int r = 0; r < cluster->options.size && code == 0; ++r) {
         code = pthread_create(&cluster->ranks[r].thread, &attributes, thread_main, &cluster->ranks[r]);
@@ -100,7 +100,6 @@ static gg_status start_threads(gg_virtual *cluster) {
     if (code != 0 && status == GG_OK)
         status = gg_fail(GG_ERROR_MEMORY, "virtual cluster: no stack of %zu bytes", stack);
     pthread_attr_destroy(&attributes);
-cleanup:
     return status;
 }
 
@@ -108,23 +107,23 @@ gg_status gg_virtual_create(const gg_virtual_options *options, gg_virtual **out)
     gg_status status = GG_OK;
     gg_virtual *made = NULL;
     *out = NULL;
-    GG_TRY(cluster_check_options(options));
-    GG_TRY(gg_calloc(1, sizeof *made, "virtual cluster", &made));
+    GG_TRY_CLEANUP(cluster_check_options(options));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "virtual cluster", &made));
     made->options = *options;
     size_t size = (size_t)options->size;
-    GG_TRY(gg_calloc(size, sizeof(gg_heap_entry *), "virtual cluster's heap", &made->due.entries));
-    GG_TRY(gg_calloc(size, sizeof(gg_heap_entry *), "virtual cluster's heap", &made->wire.entries));
-    GG_TRY(gg_calloc(size, sizeof *made->ranks, "virtual ranks", &made->ranks));
-    GG_TRY(gg_baton_create(&made->caller));
+    GG_TRY_CLEANUP(gg_calloc(size, sizeof(gg_heap_entry *), "virtual cluster's heap", &made->due.entries));
+    GG_TRY_CLEANUP(gg_calloc(size, sizeof(gg_heap_entry *), "virtual cluster's heap", &made->wire.entries));
+    GG_TRY_CLEANUP(gg_calloc(size, sizeof *made->ranks, "virtual ranks", &made->ranks));
+    GG_TRY_CLEANUP(gg_baton_create(&made->caller));
     for (int r = 0; r < options->size; ++r) {
         gg_virtual_rank *rank = &made->ranks[r];
         rank->transport = (gg_transport){.table = &gg_virtual_table, .rank = r, .size = options->size};
         rank->cluster = made;
         rank->due = rank->wire = (gg_heap_entry){.place = -1, .rank = r};
         rank->next_known = INFINITY;
-        GG_TRY(gg_baton_create(&rank->baton));
+        GG_TRY_CLEANUP(gg_baton_create(&rank->baton));
     }
-    GG_TRY(start_threads(made));
+    GG_TRY_CLEANUP(start_threads(made));
     *out = made;
     made = NULL;
 cleanup:
@@ -199,7 +198,7 @@ static void restore_state(gg_virtual *cluster, int rank, const aside *saved) {
 gg_status gg_virtual_run_aside(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context) {
     gg_status status = GG_OK;
     aside *saved = NULL;
-    GG_TRY(gg_alloc((size_t)cluster->options.size * sizeof *saved, "clocks", &saved));
+    GG_TRY_CLEANUP(gg_alloc((size_t)cluster->options.size * sizeof *saved, "clocks", &saved));
     for (int r = 0; r < cluster->options.size; ++r) save_state(cluster, r, &saved[r]);
     status = gg_virtual_run(cluster, fn, context);
     for (int r = 0; r < cluster->options.size; ++r) restore_state(cluster, r, &saved[r]);
@@ -211,9 +210,10 @@ cleanup:
 gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context,
                                  const gg_watch *watch) {
     gg_status status = GG_OK;
-    if (cluster->running) GG_FAIL(GG_ERROR_STATE, "virtual cluster: it runs already");
+    if (cluster->running) return gg_fail(GG_ERROR_STATE, "virtual cluster: it runs already");
     if (cluster->recorded)
-        GG_FAIL(GG_ERROR_STATE, "virtual cluster: an earlier run failed, create a new one (%.900s)", cluster->text);
+        return gg_fail(GG_ERROR_STATE, "virtual cluster: an earlier run failed, create a new one (%.900s)",
+                       cluster->text);
     cluster->fn = fn;
     cluster->context = context;
     cluster->unfinished = cluster->working = cluster->options.size;
@@ -237,6 +237,5 @@ gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *cont
     /* A deadlock is a failure of the run even if every function ignored it. */
     if (cluster->deadlock && !cluster->recorded) cluster_record(cluster, 0, GG_ERROR_COMM, cluster->deadlock_text);
     status = cluster->recorded ? gg_fail(cluster->status, "%s", cluster->text) : GG_OK;
-cleanup:
     return status;
 }

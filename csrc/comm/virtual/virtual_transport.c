@@ -51,7 +51,6 @@ static void virtual_free_block(gg_transport *transport, void *block) {
 
 static gg_status virtual_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
                               gg_request *request) {
-    gg_status status = GG_OK;
     (void)bytes; /* the request's */
     gg_virtual_rank *rank = gg_rank_of(transport), *to = &rank->cluster->ranks[peer];
     GG_TRY(gg_virtual_still_good(rank));
@@ -61,16 +60,14 @@ static gg_status virtual_send(gg_transport *transport, const void *data, size_t 
         if (r->peer != transport->rank || r->tag != tag) continue;
         queue_remove(&to->receives[bucket], r);
         virtual_match(rank->cluster, request, r);
-        goto cleanup;
+        return GG_OK;
     }
     queue_append(&to->sends[bucket], request);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status virtual_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag,
                                  gg_request *request) {
-    gg_status status = GG_OK;
     (void)landing, (void)capacity; /* the request's */
     gg_virtual_rank *rank = gg_rank_of(transport);
     GG_TRY(gg_virtual_still_good(rank));
@@ -80,36 +77,33 @@ static gg_status virtual_receive(gg_transport *transport, void *landing, size_t 
         if (gg_link_of(s)->owner != peer || s->tag != tag) continue;
         queue_remove(&rank->sends[bucket], s);
         virtual_match(rank->cluster, s, request);
-        goto cleanup;
+        return GG_OK;
     }
     queue_append(&rank->receives[bucket], request);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status virtual_test(gg_transport *transport, gg_request *request, bool *done) {
-    gg_status status = GG_OK;
     gg_virtual_rank *rank = gg_rank_of(transport);
     gg_virtual_request *own = gg_link_of(request);
     *done = false;
     GG_TRY(gg_virtual_let_others_catch_up(rank));
     if (own->broken) {
-        status = gg_fail(GG_ERROR_COMM, "rank %d: rank %d gave up the message of %zu bytes with tag %d",
-                         transport->rank, request->peer, request->bytes, request->tag);
-        goto cleanup;
+        return gg_fail(GG_ERROR_COMM, "rank %d: rank %d gave up the message of %zu bytes with tag %d", transport->rank,
+                       request->peer, request->bytes, request->tag);
     }
     if (!own->known || own->time > rank->clock) {
-        status = gg_virtual_found_nothing(rank, request);
-        goto cleanup;
+        return gg_virtual_found_nothing(rank, request);
     }
     if (request->state == GG_REQUEST_RECEIVING) {
         if (own->partner->epoch != request->epoch)
             GG_TRY(
                 gg_transport_other_epoch(transport, request->epoch, own->partner->epoch, request->peer, request->tag));
         if (own->partner->bytes > request->capacity)
-            GG_FAIL(GG_ERROR_COMM, "rank %d: message from rank %d with tag %d: expected %s%zu bytes, received %zu",
-                    transport->rank, request->peer, request->tag, request->exact ? "" : "at most ", request->capacity,
-                    own->partner->bytes);
+            return gg_fail(GG_ERROR_COMM,
+                           "rank %d: message from rank %d with tag %d: expected %s%zu bytes, received %zu",
+                           transport->rank, request->peer, request->tag, request->exact ? "" : "at most ",
+                           request->capacity, own->partner->bytes);
         request->bytes = own->partner->bytes;
         request->data = gg_link_of(own->partner)->data;
         request->when = own->time;
@@ -121,8 +115,7 @@ static gg_status virtual_test(gg_transport *transport, gg_request *request, bool
     /* Events of requests tested before this one are retained: the rank may sleep next. */
     if (rank->next_known <= rank->clock) rank->next_known = INFINITY;
     *done = true;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The sender of a matched receive may write its memory from this rank's clock on. */
@@ -165,11 +158,9 @@ static void virtual_cancel(gg_transport *transport, gg_request *request) {
 }
 
 static gg_status virtual_pause_round(gg_transport *transport, int round, gg_request *request) {
-    gg_status status = GG_OK;
     gg_virtual_rank *rank = gg_rank_of(transport);
     if (request == NULL) {
-        status = gg_virtual_wait_for_any(rank);
-        goto cleanup;
+        return gg_virtual_wait_for_any(rank);
     }
     gg_virtual *cluster = rank->cluster;
     const gg_virtual_request *own = gg_link_of(request);
@@ -194,9 +185,7 @@ static gg_status virtual_pause_round(gg_transport *transport, int round, gg_requ
     }
     gg_virtual_hand_on(cluster, rank);
     rank->waiting = NULL;
-    status = gg_virtual_still_good(rank);
-cleanup:
-    return status;
+    return gg_virtual_still_good(rank);
 }
 
 static gg_status virtual_progress(gg_transport *transport) {
@@ -206,18 +195,15 @@ static gg_status virtual_progress(gg_transport *transport) {
 static double virtual_now(gg_transport *transport) { return gg_rank_of(transport)->clock; }
 
 static gg_status virtual_idle(gg_transport *transport, double seconds) {
-    gg_status status = GG_OK;
     gg_virtual_rank *rank = gg_rank_of(transport);
     double after = rank->clock + seconds;
-    if (!(after < INFINITY)) GG_FAIL(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds);
+    if (!(after < INFINITY)) return gg_fail(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds);
     if (after > rank->clock) {
         rank->empty_tests = 0;
         rank->next_known = INFINITY;
     }
     rank->clock = after;
-    status = rank->cluster->failed ? gg_virtual_still_good(rank) : GG_OK;
-cleanup:
-    return status;
+    return rank->cluster->failed ? gg_virtual_still_good(rank) : GG_OK;
 }
 
 static gg_status virtual_compute(gg_transport *transport, double seconds) {

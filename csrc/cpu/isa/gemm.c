@@ -4,7 +4,7 @@
 #if defined(__AVX2__)
 #include "cpu/isa/turn.h"
 #endif
-#include "tensor/tensor.h"
+#include "ops/tensor.h"
 
 #ifdef GG_VECTOR
 #define VECTOR GG_VECTOR

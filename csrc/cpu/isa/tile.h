@@ -8,7 +8,7 @@
 #define GG_CPU_ISA_TILE_H
 
 #include "cpu/gemm_kernels.h"
-#include "tensor/tensor.h"
+#include "ops/tensor.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>

@@ -13,7 +13,7 @@
 
 #include "cpu/isa/lanes.h"
 #include "cpu/isa/tile.h"
-#include "tensor/tensor.h"
+#include "ops/tensor.h"
 
 #define P 0.625f
 #define Q 1.5f

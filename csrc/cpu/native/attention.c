@@ -239,13 +239,11 @@ static void attention_backward_part(void *context, int thread, int threads) {
 /* ------------------------------------------------------------------------------------------ the operation */
 
 static gg_status check_lengths(const attention_op *op, const int32_t *length) {
-    gg_status status = GG_OK;
     for (int64_t n = 0; n < op->batch; ++n)
         if (length[n] < 1 || length[n] > op->positions)
-            GG_FAIL(GG_ERROR_ARGUMENT, "the length of sample %lld of the batch is %d; allowed: 1 to %lld", (long long)n,
-                    length[n], (long long)op->positions);
-cleanup:
-    return status;
+            return gg_fail(GG_ERROR_ARGUMENT, "the length of sample %lld of the batch is %d; allowed: 1 to %lld",
+                           (long long)n, length[n], (long long)op->positions);
+    return GG_OK;
 }
 
 static attention_job job_of(const attention_op *op, const gg_op_args *args) {
@@ -254,13 +252,11 @@ static attention_job job_of(const attention_op *op, const gg_op_args *args) {
 }
 
 static gg_status attention_forward(gg_op *head, const gg_op_args *args) {
-    gg_status status = GG_OK;
     const attention_op *op = (attention_op *)head;
     attention_job j = job_of(op, args);
     if (head->desc.inputs > 1) GG_TRY(check_lengths(op, args->input[1]));
     gg_parallel_run(op->device->threads, attention_forward_part, &j);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status attention_backward(gg_op *head, const gg_op_args *args) {
@@ -273,14 +269,13 @@ static const gg_op_class attention_class = {
     .forward = attention_forward, .backward_data = attention_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head = NULL;
     gg_op_desc floats = *desc;
     *out = NULL;
     GG_TRY(gg_op_check_attention(desc));
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "no attention for the instruction set %s here", gg_isa_name(device->isa));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "no attention for the instruction set %s here", gg_isa_name(device->isa));
     floats.inputs = 1; /* that native operations compute in */
     GG_TRY(gg_native_op_create(&floats, &attention_class, sizeof(attention_op), &head));
     attention_op *op = (attention_op *)head;
@@ -307,6 +302,5 @@ gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, 
     head->scratch_bytes = (size_t)device->threads * op->thread_floats * sizeof(float);
     if (desc->training) head->saved_bytes = (size_t)(2 * op->batch * op->heads * op->groups * GG_LANES) * sizeof(float);
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }

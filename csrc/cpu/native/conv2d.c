@@ -1,11 +1,11 @@
 /* Convolution on BATCH_LAST activations: the plain sums, blocked for the cache. */
 #include <string.h>
 
-#include "backend/backend.h"
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
+#include "ops/backend.h"
 
 /* Bytes of a source that stay in the second-level cache: at most half of it on every CPU with these vectors. */
 #define SOURCE_BYTES (512 * 1024)
@@ -107,7 +107,6 @@ static gg_status walk_create(const conv_op *conv, bool forward, conv_walk *walk)
     const gg_op_desc *desc = &conv->op.desc;
     const gg_window *window = &desc->window;
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
-    gg_status status = GG_OK;
     for (int axis = 0; axis < 2; ++axis) {
         walk->source[axis] = forward ? in[1 + axis] : out[1 + axis];
         walk->target[axis] = forward ? out[1 + axis] : in[1 + axis];
@@ -152,8 +151,7 @@ static gg_status walk_create(const conv_op *conv, bool forward, conv_walk *walk)
     const int64_t per_column = at_least_one(walk->source[1] / at_least_one(walk->target[1]));
     walk->strip = at_least_one(SOURCE_BYTES / (column * part * per_column));
     if (walk->strip < 4) walk->strip = 4;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void walk_destroy(conv_walk *walk) {
@@ -165,7 +163,6 @@ static void walk_destroy(conv_walk *walk) {
 }
 
 static gg_status slab_create(conv_op *conv) {
-    gg_status status = GG_OK;
     const gg_op_desc *desc = &conv->op.desc;
     const gg_window *w = &desc->window;
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
@@ -191,8 +188,7 @@ static gg_status slab_create(conv_op *conv) {
         for (int64_t i = 0; i < w->kernel[0]; ++i)
             for (int64_t j = 0; j < w->kernel[1]; ++j)
                 *at++ = c * plane + (i * w->dilation[0] * width + j * w->dilation[1]) * conv->lanes;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------- forward, backward data */
@@ -429,39 +425,40 @@ static const gg_op_class conv_class = {.prepare = native_conv2d_pack,
                                        .destroy = native_conv2d_destroy};
 
 static gg_status native_conv2d_check(const gg_op_desc *desc) {
-    gg_status status = GG_OK;
     const gg_window *w = &desc->window;
     char text[GG_SHAPE_TEXT];
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
-        GG_FAIL(GG_ERROR_SHAPE, "a convolution has one image (C, H, W), not %s", gg_shape_text(&desc->input[0], text));
-    if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "batch is %lld; at least 1 is needed", (long long)desc->batch);
+        return gg_fail(GG_ERROR_SHAPE, "a convolution has one image (C, H, W), not %s",
+                       gg_shape_text(&desc->input[0], text));
+    if (desc->batch < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "batch is %lld; at least 1 is needed", (long long)desc->batch);
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
     if (desc->groups < 1 || in[0] % desc->groups != 0 || out[0] % desc->groups != 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "groups is %lld; it must divide %lld input and %lld output channels",
-                (long long)desc->groups, (long long)in[0], (long long)out[0]);
+        return gg_fail(GG_ERROR_ARGUMENT, "groups is %lld; it must divide %lld input and %lld output channels",
+                       (long long)desc->groups, (long long)in[0], (long long)out[0]);
     for (int a = 0; a < 2; ++a) {
         if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0)
-            GG_FAIL(GG_ERROR_ARGUMENT,
-                    "kernel %lld, stride %lld, dilation %lld must be at least 1 and padding %lld at least 0",
-                    (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
-                    (long long)w->padding[a]);
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "kernel %lld, stride %lld, dilation %lld must be at least 1 and padding %lld at least 0",
+                           (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
+                           (long long)w->padding[a]);
         const int64_t room = in[1 + a] + 2 * w->padding[a] - w->dilation[a] * (w->kernel[a] - 1) - 1;
         const int64_t size = room < 0 ? 0 : room / w->stride[a] + 1;
         if (size < 1 || size != out[1 + a])
-            GG_FAIL(GG_ERROR_SHAPE, "output size is %lld; this window gives %lld", (long long)out[1 + a],
-                    (long long)size);
+            return gg_fail(GG_ERROR_SHAPE, "output size is %lld; this window gives %lld", (long long)out[1 + a],
+                           (long long)size);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     gg_op *op = NULL;
     *out = NULL;
-    GG_TRY(native_conv2d_check(desc));
+    GG_TRY_CLEANUP(native_conv2d_check(desc));
     if (desc->algorithm == GG_ALGORITHM_WIDENED || gg_conv_unturned(desc->algorithm) != GG_ALGORITHM_COUNT)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "the direct convolution here lies %s", gg_layout_name(GG_LAYOUT_BATCH_LAST));
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "the direct convolution here lies %s",
+                        gg_layout_name(GG_LAYOUT_BATCH_LAST));
     if (desc->algorithm == GG_ALGORITHM_TILED) {
         status = gg_native_image_conv_create(device, desc, out);
         goto cleanup;
@@ -480,8 +477,9 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     status = GG_OK;
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "no convolution for the instruction set %s here", gg_isa_name(device->isa));
-    GG_TRY(gg_native_op_create(desc, &conv_class, sizeof(conv_op), &op));
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "no convolution for the instruction set %s here",
+                        gg_isa_name(device->isa));
+    GG_TRY_CLEANUP(gg_native_op_create(desc, &conv_class, sizeof(conv_op), &op));
     conv_op *conv = (conv_op *)op;
     conv->op.backward_needs_input = gg_op_has_pass(desc, GG_PASS_WEIGHTS);
     conv->op.backward_needs_output = gg_op_has_pass(desc, GG_PASS_WEIGHTS) && desc->activation == GG_ACTIVATION_RELU;
@@ -492,12 +490,12 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     conv->taps = desc->window.kernel[0] * desc->window.kernel[1];
     conv->in_channels = desc->input[0].size[0] / desc->groups;
     conv->out_channels = desc->output.size[0] / desc->groups;
-    GG_TRY(walk_create(conv, true, &conv->forward));
+    GG_TRY_CLEANUP(walk_create(conv, true, &conv->forward));
     if (desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) {
-        GG_TRY(slab_create(conv));
+        GG_TRY_CLEANUP(slab_create(conv));
         conv->op.scratch_bytes = (size_t)(conv->slab_bytes * conv->threads);
     }
-    if (has_data_pass(desc)) GG_TRY(walk_create(conv, false, &conv->backward));
+    if (has_data_pass(desc)) GG_TRY_CLEANUP(walk_create(conv, false, &conv->backward));
     conv->op.prepared_bytes =
         (size_t)(conv->groups * conv->in_channels * conv->out_channels * conv->taps) * sizeof(float);
     *out = op;

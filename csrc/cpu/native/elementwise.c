@@ -47,7 +47,6 @@ static void native_elementwise_run(const element_op *op, gg_parallel_fn fn, elem
 
 static gg_status native_elementwise_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type,
                                            gg_layout layout, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head;
     *out = NULL;
     GG_TRY(gg_native_op_create(desc, type, sizeof(element_op), &head));
@@ -60,8 +59,8 @@ static gg_status native_elementwise_create(gg_device *device, const gg_op_desc *
         if (!gg_shape_equal(&desc->input[i], &desc->output)) {
             char given[GG_SHAPE_TEXT], wanted[GG_SHAPE_TEXT];
             gg_native_op_free(head);
-            GG_FAIL(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
-                    gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted));
+            return gg_fail(GG_ERROR_SHAPE, "%s: input %d is %s, the output %s", gg_op_kind_name(desc->kind), i,
+                           gg_shape_text(&desc->input[i], given), gg_shape_text(&desc->output, wanted));
         }
         head->input[i] = (gg_format){op->dtype, layout};
     }
@@ -70,8 +69,7 @@ static gg_status native_elementwise_create(gg_device *device, const gg_op_desc *
     op->device = device;
     op->n = gg_format_bytes(head->output, &desc->output, desc->batch) / gg_dtype_size(op->dtype);
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ activations */
@@ -182,7 +180,6 @@ static const gg_op_class activation_class = {
     .forward = activation_forward, .backward_data = activation_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_layout layout = desc->offered[0].layout;
     /* sigmoid(0) = 1/2: padding of the channels would not stay zero. */
     const int64_t block = layout == GG_LAYOUT_CHANNELS16 ? 16 : layout == GG_LAYOUT_CHANNELS8 ? 8 : 1;
@@ -190,8 +187,7 @@ gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc,
     GG_TRY(native_elementwise_create(device, desc, &activation_class, layout, out));
     (*out)->backward_needs_output = desc->kind == GG_OP_LEAKY_RELU ? desc->slope >= 0 : desc->kind != GG_OP_GELU;
     (*out)->backward_needs_input = !(*out)->backward_needs_output;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ sum */
@@ -268,14 +264,12 @@ static const gg_op_class add_class = {.forward = native_elementwise_add_forward,
                                       .destroy = gg_native_op_free};
 
 gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     *out = NULL;
-    if (desc->inputs < 2) GG_FAIL(GG_ERROR_ARGUMENT, "add has at least 2 inputs, not %d", desc->inputs);
+    if (desc->inputs < 2) return gg_fail(GG_ERROR_ARGUMENT, "add has at least 2 inputs, not %d", desc->inputs);
     GG_TRY(native_elementwise_create(device, desc, &add_class, desc->offered[0].layout, out));
     (*out)->backward_needs_output = desc->activation == GG_ACTIVATION_RELU;
     if ((*out)->backward_needs_output && desc->inputs == 2) (*out)->over_output = 1u << 1;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ dropout */
@@ -376,15 +370,14 @@ static const gg_op_class dropout_class = {
     .forward = dropout_forward, .backward_data = dropout_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     const bool plain = desc->offered[0].layout == GG_LAYOUT_PLAIN;
     const double p = (double)desc->probability;
     *out = NULL;
-    if (!(p >= 0 && p <= 1)) GG_FAIL(GG_ERROR_ARGUMENT, "dropout: the probability must be in 0..1, not %g", p);
+    if (!(p >= 0 && p <= 1)) return gg_fail(GG_ERROR_ARGUMENT, "dropout: the probability must be in 0..1, not %g", p);
     const int64_t features = gg_shape_count(&desc->output), blocks = (desc->batch + 3) / 4;
     if (features > (INT64_C(1) << 32) / (blocks > 0 ? blocks : 1))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "dropout: %lld x %lld elements are more than a stream has numbers",
-                (long long)features, (long long)desc->batch);
+        return gg_fail(GG_ERROR_UNSUPPORTED, "dropout: %lld x %lld elements are more than a stream has numbers",
+                       (long long)features, (long long)desc->batch);
     GG_TRY(
         native_elementwise_create(device, desc, &dropout_class, plain ? GG_LAYOUT_PLAIN : GG_LAYOUT_BATCH_LAST, out));
     element_op *op = (element_op *)*out;
@@ -393,6 +386,5 @@ gg_status gg_native_dropout_create(gg_device *device, const gg_op_desc *desc, gg
     op->threshold = p < 1 ? (uint32_t)(p * 0x1p32) : 0;
     op->scale = p < 1 ? (float)(1.0 / (1.0 - p)) : 0.0f;
     op->head.saved_bytes = native_elementwise_copies(&op->head) || p >= 1 ? 0 : op->n;
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -29,13 +29,12 @@ static void table_run(const table_op *op, gg_parallel_fn fn, const gg_op_args *a
 /* ------------------------------------------------------------------------------------------ tokens */
 
 gg_status gg_native_check_tokens(int64_t batch, int64_t positions, int64_t numbers, const int32_t *token) {
-    gg_status status = GG_OK;
     for (int64_t i = 0; i < batch * positions; ++i)
         if (token[i] < 0 || token[i] >= numbers)
-            GG_FAIL(GG_ERROR_ARGUMENT, "token %d at position %lld of sample %lld of the batch; allowed: 0 to %lld",
-                    token[i], (long long)(i % positions), (long long)(i / positions), (long long)numbers - 1);
-cleanup:
-    return status;
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "token %d at position %lld of sample %lld of the batch; allowed: 0 to %lld", token[i],
+                           (long long)(i % positions), (long long)(i / positions), (long long)numbers - 1);
+    return GG_OK;
 }
 
 static void look_up_part(void *context, int thread, int threads) {
@@ -94,12 +93,10 @@ static void table_gradient_part(void *context, int thread, int threads) {
 }
 
 static gg_status embedding_forward(gg_op *head, const gg_op_args *args) {
-    gg_status status = GG_OK;
     const table_op *op = (table_op *)head;
     GG_TRY(gg_native_check_tokens(head->desc.batch, op->positions, head->desc.numbers, args->input[0]));
     table_run(op, look_up_part, args);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status embedding_backward_weights(gg_op *head, const gg_op_args *args) {
@@ -113,13 +110,13 @@ static const gg_op_class embedding_class = {
     .forward = embedding_forward, .backward_weights = embedding_backward_weights, .destroy = gg_native_op_free};
 
 gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head = NULL;
     gg_op_desc plain = *desc;
     *out = NULL;
     if (desc->inputs != 1 || desc->offered[0].dtype != GG_INT32 || desc->numbers < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "an embedding has one int32 input and at least one row, not %d of %s and %lld",
-                desc->inputs, gg_dtype_name(desc->offered[0].dtype), (long long)desc->numbers);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "an embedding has one int32 input and at least one row, not %d of %s and %lld", desc->inputs,
+                       gg_dtype_name(desc->offered[0].dtype), (long long)desc->numbers);
     plain.offered[0].dtype = GG_FLOAT32; /* what native operations compute in */
     GG_TRY(gg_native_op_create(&plain, &embedding_class, sizeof(table_op), &head));
     table_op *op = (table_op *)head;
@@ -133,8 +130,7 @@ gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, 
     op->tokens = desc->batch * op->positions;
     if (desc->training) head->scratch_bytes = gg_native_order_size(desc->numbers, op->tokens) * sizeof(int32_t);
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ positions */
@@ -189,12 +185,12 @@ static const gg_op_class position_embedding_class = {.forward = position_embeddi
                                                      .destroy = gg_native_op_free};
 
 gg_status gg_native_position_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
     if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->numbers < desc->input[0].size[0])
-        GG_FAIL(GG_ERROR_SHAPE, "positions are added to one input (positions, features) of at most %lld positions",
-                (long long)desc->numbers);
+        return gg_fail(GG_ERROR_SHAPE,
+                       "positions are added to one input (positions, features) of at most %lld positions",
+                       (long long)desc->numbers);
     GG_TRY(gg_native_op_create(desc, &position_embedding_class, sizeof(table_op), &head));
     table_op *op = (table_op *)head;
     head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
@@ -204,6 +200,5 @@ gg_status gg_native_position_embedding_create(gg_device *device, const gg_op_des
     op->features = desc->input[0].size[1];
     op->tokens = desc->batch * op->positions;
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -184,11 +184,12 @@ gg_status gg_native_image_conv_create(gg_device *device, const gg_op_desc *desc,
     const gg_window *w = &desc->window;
     if (kernels == NULL || desc->dtype != GG_BFLOAT16 || desc->passes != 1u << GG_PASS_WEIGHTS ||
         desc->offered[0].dtype != GG_BFLOAT16 || !gg_conv_has_form(desc, desc->offered[0].layout, GG_ALGORITHM_TILED))
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "own convolutions of few channels are for the gradient of the weights in bfloat16 alone, on AMX, "
-                "without dilation and groups, of at most %d channels that lie plain or nhwc",
-                GG_CONV_FEW_CHANNELS);
-    GG_TRY(gg_native_op_create(desc, &image_conv_class, sizeof(image_conv), &head));
+        GG_FAIL_CLEANUP(
+            GG_ERROR_UNSUPPORTED,
+            "own convolutions of few channels are for the gradient of the weights in bfloat16 alone, on AMX, "
+            "without dilation and groups, of at most %d channels that lie plain or nhwc",
+            GG_CONV_FEW_CHANNELS);
+    GG_TRY_CLEANUP(gg_native_op_create(desc, &image_conv_class, sizeof(image_conv), &head));
     image_conv *conv = (image_conv *)head;
     head->input[0] = desc->offered[0];
     head->output = (gg_format){GG_BFLOAT16, GG_LAYOUT_NHWC};
@@ -208,10 +209,11 @@ gg_status gg_native_image_conv_create(gg_device *device, const gg_op_desc *desc,
     conv->filter_groups = gg_block_count(conv->filters, GG_IMAGE_SIDE);
     const size_t sums = sums_of_part(conv) * sizeof(float);
     if (sums > GG_NATIVE_SUM_BYTES)
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "the gradient of %lld x %lld weights by own kernels needs %zu bytes of sums for each part of a batch: "
-                "more than %d",
-                (long long)conv->filters, (long long)conv->taps, sums, GG_NATIVE_SUM_BYTES);
+        GG_FAIL_CLEANUP(
+            GG_ERROR_UNSUPPORTED,
+            "the gradient of %lld x %lld weights by own kernels needs %zu bytes of sums for each part of a batch: "
+            "more than %d",
+            (long long)conv->filters, (long long)conv->taps, sums, GG_NATIVE_SUM_BYTES);
     conv->parts = gg_native_parts(desc->batch, (int64_t)sums);
     const size_t tiles = (size_t)(conv->rows * conv->runs) * GG_IMAGE_TILE * sizeof(uint16_t);
     const int64_t spread = (2 + conv->channels * conv->phases * desc->input[0].size[1]) * conv->pitch;

@@ -5,12 +5,12 @@
  * are matrix products that read weights and activations in place. dW = dy x^T sums over lanes, so x is packed first. Of
  * batches that gg_sgemm sums in parts, both are transposed instead, since any part of dW must have the bits that
  * gg_cpu_weight_gradient gives it. Where packed products are faster, their operands are packed as they lie. */
-#include "backend/backend.h"
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/linear_private.h"
 #include "cpu/native/native.h"
 #include "cpu/packed_products.h"
+#include "ops/backend.h"
 
 typedef struct linear_op {
     gg_op op;
@@ -319,20 +319,19 @@ static void choose_products(linear_op *linear) {
 }
 
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     *out = NULL;
     if (desc->inputs == 1 && desc->input[0].dims > 1) {
-        status = gg_native_linear_rows_create(device, desc, out);
-        goto cleanup;
+        return gg_native_linear_rows_create(device, desc, out);
     }
     if (desc->inputs != 1 || desc->batch < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "a linear layer has one input and a batch of at least 1, not %d and %lld",
-                desc->inputs, (long long)desc->batch);
+        return gg_fail(GG_ERROR_ARGUMENT, "a linear layer has one input and a batch of at least 1, not %d and %lld",
+                       desc->inputs, (long long)desc->batch);
     if (desc->activation == GG_ACTIVATION_GELU)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "a linear layer has a GELU only over positions");
+        return gg_fail(GG_ERROR_UNSUPPORTED, "a linear layer has a GELU only over positions");
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here", gg_isa_name(device->isa));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here",
+                       gg_isa_name(device->isa));
     gg_op *op;
     GG_TRY(gg_native_op_create(desc, &linear_class, sizeof(linear_op), &op));
     linear_op *linear = (linear_op *)op;
@@ -354,6 +353,5 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
     if (linear->out_padded % 256 == 0) linear->out_padded += 16;
     choose_products(linear);
     *out = &linear->op;
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -3,8 +3,8 @@
 #ifndef GG_CPU_NATIVE_LINEAR_PRIVATE_H
 #define GG_CPU_NATIVE_LINEAR_PRIVATE_H
 
-#include "backend/backend.h"
 #include "cpu/gemm_kernels.h"
+#include "ops/backend.h"
 
 typedef struct gg_native_features {
     int64_t in, out;

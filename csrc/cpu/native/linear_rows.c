@@ -139,11 +139,11 @@ static const gg_op_class rows_class = {.forward = rows_forward,
                                        .destroy = gg_native_op_free};
 
 gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
     if (gg_gemm_kernels_for(device->isa) == NULL)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here", gg_isa_name(device->isa));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here",
+                       gg_isa_name(device->isa));
     GG_TRY(gg_native_op_create(desc, &rows_class, sizeof(rows_op), &head));
     rows_op *op = (rows_op *)head;
     op->device = device;
@@ -162,6 +162,5 @@ gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc
         if (bytes > head->scratch_bytes) head->scratch_bytes = bytes;
     }
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }

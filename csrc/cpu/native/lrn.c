@@ -55,15 +55,15 @@ static const gg_op_class lrn_class = {
     .forward = lrn_forward, .backward_data = lrn_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_lrn_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head;
     char in[GG_SHAPE_TEXT], given[GG_SHAPE_TEXT];
     *out = NULL;
     if (desc->inputs != 1 || !gg_shape_equal(&desc->input[0], &desc->output))
-        GG_FAIL(GG_ERROR_SHAPE, "local_response_norm has one input of its output's shape, not %d of %s for %s",
-                desc->inputs, gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, given));
+        return gg_fail(GG_ERROR_SHAPE, "local_response_norm has one input of its output's shape, not %d of %s for %s",
+                       desc->inputs, gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, given));
     if (desc->size < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "local_response_norm: size must be at least 1, not %lld", (long long)desc->size);
+        return gg_fail(GG_ERROR_ARGUMENT, "local_response_norm: size must be at least 1, not %lld",
+                       (long long)desc->size);
     GG_TRY(gg_native_op_create(desc, &lrn_class, sizeof(lrn_op), &head));
     lrn_op *op = (lrn_op *)head;
     const bool plain = desc->offered[0].layout == GG_LAYOUT_PLAIN;
@@ -87,6 +87,5 @@ gg_status gg_native_lrn_create(gg_device *device, const gg_op_desc *desc, gg_op 
         head->scratch_bytes = (size_t)(op->threads * channels * GG_LRN_STRIP) * sizeof(float);
     }
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }

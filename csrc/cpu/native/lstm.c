@@ -202,7 +202,6 @@ static void run_positions(gg_lstm_layer *l, gg_parallel_fn part, bool forward) {
 }
 
 static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
-    gg_status status = GG_OK;
     gg_lstm_op *op = (gg_lstm_op *)head;
     if (op->numbers > 0) GG_TRY(gg_native_check_tokens(op->batch, op->positions, op->numbers, args->input[0]));
     for (int64_t number = 0; number < op->layers; ++number) {
@@ -216,8 +215,7 @@ static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
         if (l.drops) gg_parallel_run(op->device->threads, lstm_drop_part, &l);
         leave_layer(&l);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ backward */
@@ -439,17 +437,16 @@ static gg_op_desc over_rows(const gg_op_desc *desc) {
 }
 
 gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
     const gg_op_desc plain = over_rows(desc);
     GG_TRY(gg_op_check_lstm(&plain));
     if (desc->numbers > 0 && (desc->dtype != GG_FLOAT32 || 2 * desc->numbers > desc->batch * desc->input[0].size[0]))
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "an LSTM of tokens is for float32, and for twice as many tokens as its table has rows");
+        return gg_fail(GG_ERROR_UNSUPPORTED,
+                       "an LSTM of tokens is for float32, and for twice as many tokens as its table has rows");
     const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
     if (kernels == NULL)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "no LSTM for the instruction set %s here", gg_isa_name(device->isa));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "no LSTM for the instruction set %s here", gg_isa_name(device->isa));
     GG_TRY(gg_native_op_create(&plain, &lstm_class, sizeof(gg_lstm_op), &head));
     gg_lstm_op *op = (gg_lstm_op *)head;
     head->desc = *desc;
@@ -475,6 +472,5 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     lay_out(op);
     lstm_scratch(op);
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -443,21 +443,22 @@ static const gg_op_class norm_class = {
     .forward = norm_forward, .backward_data = norm_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head;
     char in[GG_SHAPE_TEXT], given[GG_SHAPE_TEXT];
     *out = NULL;
     for (int i = 0; i < desc->inputs || i == 0; ++i)
         if (desc->inputs < 1 || desc->inputs > 2 || !gg_shape_equal(&desc->input[i], &desc->output))
-            GG_FAIL(GG_ERROR_SHAPE, "batch_norm has one or two inputs of its output's shape, not %d, of %s for %s",
-                    desc->inputs, gg_shape_text(&desc->input[i], in), gg_shape_text(&desc->output, given));
+            return gg_fail(GG_ERROR_SHAPE,
+                           "batch_norm has one or two inputs of its output's shape, not %d, of %s for %s", desc->inputs,
+                           gg_shape_text(&desc->input[i], in), gg_shape_text(&desc->output, given));
     const int64_t channels = desc->input[0].size[0], values = gg_shape_count(&desc->input[0]) / channels * desc->batch;
     if (values < 2 && (desc->training || !desc->track_statistics))
-        GG_FAIL(GG_ERROR_SHAPE,
-                "in training a channel must have more than one value in a batch, but a batch of %lld sample of shape "
-                "%s has %lld; choose another batch_size, or drop_last=True of fit, which leaves a last batch out that "
-                "is not full",
-                (long long)desc->batch, gg_shape_text(&desc->input[0], in), (long long)values);
+        return gg_fail(
+            GG_ERROR_SHAPE,
+            "in training a channel must have more than one value in a batch, but a batch of %lld sample of shape "
+            "%s has %lld; choose another batch_size, or drop_last=True of fit, which leaves a last batch out that "
+            "is not full",
+            (long long)desc->batch, gg_shape_text(&desc->input[0], in), (long long)values);
     GG_TRY(gg_native_op_create(desc, &norm_class, sizeof(norm_op), &head));
     norm_op *op = (norm_op *)head;
     op->device = device;
@@ -478,6 +479,5 @@ gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc,
     head->scratch_bytes =
         (size_t)(op->blocks * op->groups) * sizeof(norm_pair) + (size_t)(op->groups * 2 * GG_LANES) * sizeof(float);
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -3,16 +3,16 @@
 #include "cpu/native/native.h"
 
 gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, size_t bytes, gg_op **out) {
-    gg_status status = GG_OK;
     *out = NULL;
     if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
-        GG_FAIL(GG_ERROR_ARGUMENT, "%s has 1 to %d inputs, not %d", gg_op_kind_name(desc->kind), GG_MAX_INPUTS,
-                desc->inputs);
-    if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
+        return gg_fail(GG_ERROR_ARGUMENT, "%s has 1 to %d inputs, not %d", gg_op_kind_name(desc->kind), GG_MAX_INPUTS,
+                       desc->inputs);
+    if (desc->batch < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
     for (int i = 0; i < desc->inputs; ++i)
         if (desc->offered[i].dtype != GG_FLOAT32 && desc->offered[i].dtype != GG_BFLOAT16)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "native %s reads float32 or bfloat16, not %s", gg_op_kind_name(desc->kind),
-                    gg_dtype_name(desc->offered[i].dtype));
+            return gg_fail(GG_ERROR_UNSUPPORTED, "native %s reads float32 or bfloat16, not %s",
+                           gg_op_kind_name(desc->kind), gg_dtype_name(desc->offered[i].dtype));
     gg_op *op;
     GG_TRY(gg_calloc(1, bytes, "an operation", &op));
     const gg_format lanes = {GG_FLOAT32, GG_LAYOUT_BATCH_LAST};
@@ -22,8 +22,7 @@ gg_status gg_native_op_create(const gg_op_desc *desc, const gg_op_class *type, s
     for (int i = 0; i < desc->inputs; ++i) op->input[i] = lanes;
     op->output = lanes;
     *out = op;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_native_op_free(gg_op *op) { gg_free(op); }

@@ -69,7 +69,6 @@ static bool is_pointwise(const gg_op_desc *desc) {
 }
 
 gg_status gg_native_pointwise_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
     const int64_t *size = desc->output.size, pixels = size[1] * size[2] * gg_lanes_padded(desc->batch);
     pointwise_op shape = {.isa = device->isa,
@@ -82,14 +81,15 @@ gg_status gg_native_pointwise_create(gg_device *device, const gg_op_desc *desc, 
                           .kernels = gg_gemm_kernels_for(device->isa)};
     size_t scratch = 0;
     *out = NULL;
-    if (!is_pointwise(desc)) GG_FAIL(GG_ERROR_UNSUPPORTED, "packed products are of windows of 1 x 1 with stride 1");
+    if (!is_pointwise(desc))
+        return gg_fail(GG_ERROR_UNSUPPORTED, "packed products are of windows of 1 x 1 with stride 1");
     for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {
         const gg_sgemm product = gg_native_linear_product(&shape.features, (gg_pass)pass, &none);
         shape.packed[pass] = gg_packed_products_for(device->isa, &product);
         if (shape.packed[pass] == NULL || shape.packed[pass]->convolution != desc->algorithm)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "no %s packed products pay for %lld to %lld channels, %lld pixels",
-                    gg_algorithm_name(desc->algorithm), (long long)shape.features.in, (long long)size[0],
-                    (long long)pixels);
+            return gg_fail(GG_ERROR_UNSUPPORTED, "no %s packed products pay for %lld to %lld channels, %lld pixels",
+                           gg_algorithm_name(desc->algorithm), (long long)shape.features.in, (long long)size[0],
+                           (long long)pixels);
         const size_t bytes = shape.packed[pass]->scratch(&product, device->threads);
         if (gg_op_has_pass(desc, (gg_pass)pass) && (pass == GG_PASS_FORWARD || desc->training) && bytes > scratch)
             scratch = bytes;
@@ -100,6 +100,5 @@ gg_status gg_native_pointwise_create(gg_device *device, const gg_op_desc *desc, 
     shape.op.backward_needs_input = gg_op_has_pass(desc, GG_PASS_WEIGHTS);
     shape.op.backward_needs_output = gg_op_has_pass(desc, GG_PASS_WEIGHTS) && desc->activation == GG_ACTIVATION_RELU;
     *(pointwise_op *)*out = shape;
-cleanup:
-    return status;
+    return GG_OK;
 }

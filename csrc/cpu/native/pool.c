@@ -67,40 +67,39 @@ static const gg_op_class pool_class = {
     .forward = pool_forward, .backward_data = pool_backward, .destroy = pool_destroy};
 
 static gg_status native_pool_check(const gg_op_desc *desc) {
-    gg_status status = GG_OK;
     const gg_window *w = &desc->window;
     const char *name = gg_op_kind_name(desc->kind);
     static const char *const axes[2] = {"height", "width"};
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
         desc->input[0].size[0] != desc->output.size[0])
-        GG_FAIL(GG_ERROR_SHAPE, "%s maps one image (C, H, W) to another of as many channels", name);
+        return gg_fail(GG_ERROR_SHAPE, "%s maps one image (C, H, W) to another of as many channels", name);
     for (int a = 0; a < 2; ++a)
         if (desc->input[0].size[1 + a] > INT32_MAX / 2 || desc->output.size[1 + a] > INT32_MAX / 2)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements for %lld windows are too many", name, axes[a],
-                    (long long)desc->input[0].size[1 + a], (long long)desc->output.size[1 + a]);
-    if (desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D) goto cleanup;
+            return gg_fail(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements for %lld windows are too many", name, axes[a],
+                           (long long)desc->input[0].size[1 + a], (long long)desc->output.size[1 + a]);
+    if (desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D) return GG_OK;
     for (int a = 0; a < 2; ++a) {
         if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0)
-            GG_FAIL(GG_ERROR_ARGUMENT, "%s, %s: kernel %lld, stride %lld, dilation %lld, padding %lld are out of range",
-                    name, axes[a], (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
-                    (long long)w->padding[a]);
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "%s, %s: kernel %lld, stride %lld, dilation %lld, padding %lld are out of range", name,
+                           axes[a], (long long)w->kernel[a], (long long)w->stride[a], (long long)w->dilation[a],
+                           (long long)w->padding[a]);
         if (desc->kind == GG_OP_AVG_POOL2D && w->dilation[a] != 1)
-            GG_FAIL(GG_ERROR_ARGUMENT, "%s: dilation is %lld, allowed is 1", name, (long long)w->dilation[a]);
+            return gg_fail(GG_ERROR_ARGUMENT, "%s: dilation is %lld, allowed is 1", name, (long long)w->dilation[a]);
         if (w->padding[a] > (w->dilation[a] * (w->kernel[a] - 1) + 1) / 2)
-            GG_FAIL(GG_ERROR_ARGUMENT, "%s, %s: padding %lld is more than half of the window", name, axes[a],
-                    (long long)w->padding[a]);
+            return gg_fail(GG_ERROR_ARGUMENT, "%s, %s: padding %lld is more than half of the window", name, axes[a],
+                           (long long)w->padding[a]);
         const int64_t in = desc->input[0].size[1 + a], out = gg_window_output(w, a, in, w->ceil_mode);
         if (out < 1 || out != desc->output.size[1 + a])
-            GG_FAIL(GG_ERROR_SHAPE, "%s, %s: windows over %lld elements give %lld outputs, not %lld", name, axes[a],
-                    (long long)in, (long long)out, (long long)desc->output.size[1 + a]);
+            return gg_fail(GG_ERROR_SHAPE, "%s, %s: windows over %lld elements give %lld outputs, not %lld", name,
+                           axes[a], (long long)in, (long long)out, (long long)desc->output.size[1 + a]);
         if (!gg_window_covers(w, a, in, out))
-            GG_FAIL(GG_ERROR_SHAPE, "%s, %s: a window holds no element of the image", name, axes[a]);
+            return gg_fail(GG_ERROR_SHAPE, "%s, %s: a window holds no element of the image", name, axes[a]);
         if (w->kernel[a] > 32768)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements in windows of %lld are too many", name, axes[a],
-                    (long long)in, (long long)w->kernel[a]);
+            return gg_fail(GG_ERROR_UNSUPPORTED, "%s, %s: %lld elements in windows of %lld are too many", name, axes[a],
+                           (long long)in, (long long)w->kernel[a]);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The first element of the image in window o along an axis, its place in the window, and how many are inside. */
@@ -192,9 +191,9 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
     gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
-    GG_TRY(native_pool_check(desc));
+    GG_TRY_CLEANUP(native_pool_check(desc));
     void *block;
-    GG_TRY(gg_native_op_create(desc, &pool_class, sizeof(pool_op), &head));
+    GG_TRY_CLEANUP(gg_native_op_create(desc, &pool_class, sizeof(pool_op), &head));
     pool_op *op = (pool_op *)head;
     const gg_window *w = &desc->window;
     const bool adaptive = desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D;
@@ -213,7 +212,8 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
         shape->kernel[a] = largest_window(desc, a);
         shape->dilation[a] = adaptive ? 1 : w->dilation[a];
     }
-    GG_TRY(gg_alloc((axis_entries(shape, 0) + axis_entries(shape, 1)) * sizeof(int32_t), "a pooling's tables", &block));
+    GG_TRY_CLEANUP(
+        gg_alloc((axis_entries(shape, 0) + axis_entries(shape, 1)) * sizeof(int32_t), "a pooling's tables", &block));
     op->tables = block;
     int32_t *at = op->tables;
     for (int a = 0; a < 2; ++a) {
@@ -224,7 +224,7 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
         }
     }
     if (desc->kind != GG_OP_MAX_POOL2D) {
-        GG_TRY(gg_alloc((size_t)(shape->out[0] * shape->out[1]) * sizeof(float), "a pooling's tables", &block));
+        GG_TRY_CLEANUP(gg_alloc((size_t)(shape->out[0] * shape->out[1]) * sizeof(float), "a pooling's tables", &block));
         op->scale = block;
         shape->scale = op->scale;
         fill_scale(shape, desc, op->scale);

@@ -114,18 +114,16 @@ static void make_view(rearrange_op *op, const gg_op_desc *desc, bool lanes) {
 }
 
 gg_status gg_native_rearrange_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head = NULL;
     const bool lanes = desc->offered[0].layout == GG_LAYOUT_BATCH_LAST;
     *out = NULL;
     if (desc->inputs != 1 || desc->input[0].dims != desc->output.dims)
-        GG_FAIL(GG_ERROR_SHAPE, "%s: one input with as many axes as the output", gg_op_kind_name(desc->kind));
+        return gg_fail(GG_ERROR_SHAPE, "%s: one input with as many axes as the output", gg_op_kind_name(desc->kind));
     GG_TRY(gg_native_op_create(desc, &rearrange_class, sizeof(rearrange_op), &head));
     rearrange_op *op = (rearrange_op *)head;
     if (!lanes) head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
     op->device = device;
     make_view(op, desc, lanes);
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }

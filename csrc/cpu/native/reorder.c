@@ -37,19 +37,17 @@ static bool native_reorder_known(gg_layout layout) {
 }
 
 gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     const gg_format from = desc->offered[0], to = desc->wanted_output;
     *out = NULL;
     if (from.dtype != GG_FLOAT32 || to.dtype != GG_FLOAT32 ||
         (from.layout != to.layout && !(native_reorder_known(from.layout) && native_reorder_known(to.layout))))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "native reorder: not from %s %s to %s %s", gg_dtype_name(from.dtype),
-                gg_layout_name(from.layout), gg_dtype_name(to.dtype), gg_layout_name(to.layout));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "native reorder: not from %s %s to %s %s", gg_dtype_name(from.dtype),
+                       gg_layout_name(from.layout), gg_dtype_name(to.dtype), gg_layout_name(to.layout));
     GG_TRY(gg_native_op_create(desc, &reorder_class, sizeof(move_op), out));
     ((move_op *)*out)->device = device;
     (*out)->input[0] = from;
     (*out)->output = to;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ concatenation */
@@ -81,7 +79,6 @@ static const gg_op_class concat_class = {
     .forward = concat_forward, .backward_data = concat_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     GG_TRY(gg_native_op_create(desc, &concat_class, sizeof(move_op), out));
     ((move_op *)*out)->device = device;
     int64_t rows = 0;
@@ -95,9 +92,8 @@ gg_status gg_native_concat_create(gg_device *device, const gg_op_desc *desc, gg_
     if (!fits || rows != desc->output.size[0]) {
         gg_native_op_free(*out);
         *out = NULL;
-        GG_FAIL(GG_ERROR_SHAPE, "concat: the inputs' first axes sum to %lld of %lld, or other axes differ",
-                (long long)rows, (long long)desc->output.size[0]);
+        return gg_fail(GG_ERROR_SHAPE, "concat: the inputs' first axes sum to %lld of %lld, or other axes differ",
+                       (long long)rows, (long long)desc->output.size[0]);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -24,21 +24,18 @@ typedef struct rows_job {
 static const gg_cpu_rows *kernels_of(const rows_op *op) { return gg_cpu_device_kernels(op->device)->rows; }
 
 static gg_status check_rows(const gg_op_desc *desc) {
-    gg_status status = GG_OK;
     char in[GG_SHAPE_TEXT], given[GG_SHAPE_TEXT];
     if (desc->inputs != 1 || !gg_shape_equal(&desc->input[0], &desc->output))
-        GG_FAIL(GG_ERROR_SHAPE, "%s has one input of its output's shape, not %d of %s for %s",
-                gg_op_kind_name(desc->kind), desc->inputs, gg_shape_text(&desc->input[0], in),
-                gg_shape_text(&desc->output, given));
+        return gg_fail(GG_ERROR_SHAPE, "%s has one input of its output's shape, not %d of %s for %s",
+                       gg_op_kind_name(desc->kind), desc->inputs, gg_shape_text(&desc->input[0], in),
+                       gg_shape_text(&desc->output, given));
     if (desc->axis < 0 || desc->axis >= desc->output.dims)
-        GG_FAIL(GG_ERROR_ARGUMENT, "%s: axis %lld of a sample of %d axes", gg_op_kind_name(desc->kind),
-                (long long)desc->axis, desc->output.dims);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "%s: axis %lld of a sample of %d axes", gg_op_kind_name(desc->kind),
+                       (long long)desc->axis, desc->output.dims);
+    return GG_OK;
 }
 
 static gg_status rows_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head;
     *out = NULL;
     GG_TRY(check_rows(desc));
@@ -47,8 +44,7 @@ static gg_status rows_create(gg_device *device, const gg_op_desc *desc, const gg
     head->in_place = true;
     ((rows_op *)head)->device = device;
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Fills the geometry: `length` values a row, `inner` values of the sample between two of them. */
@@ -214,7 +210,6 @@ static const gg_op_class layer_norm_class = {
     .forward = layer_norm_forward, .backward_data = layer_norm_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head;
     int64_t length = 1;
     *out = NULL;
@@ -226,8 +221,7 @@ gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc,
     head->saved_bytes = (size_t)(op->units * 2 * (op->side_by_side ? GG_LANES : 1)) * sizeof(float);
     if (desc->training && desc->affine) head->scratch_bytes = (size_t)(op->threads * 3 * length) * sizeof(double);
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------- softmax */
@@ -274,7 +268,6 @@ static const gg_op_class softmax_class = {
     .forward = softmax_forward, .backward_data = softmax_backward, .destroy = gg_native_op_free};
 
 gg_status gg_native_softmax_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head;
     int64_t inner = 1;
     *out = NULL;
@@ -283,6 +276,5 @@ gg_status gg_native_softmax_create(gg_device *device, const gg_op_desc *desc, gg
     rows_place((rows_op *)head, desc->output.size[desc->axis], inner);
     head->backward_needs_output = true;
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }

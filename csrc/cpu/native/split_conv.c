@@ -11,12 +11,12 @@
  * points in the padding are zeros; it is summed in parts of the batch, so that its bits do not depend on threads. */
 #include <string.h>
 
-#include "backend/backend.h"
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/native/native.h"
 #include "cpu/split_conv_kernels.h"
+#include "ops/backend.h"
 
 /* Bytes of a band's points, and turned gradients: they stay in the second-level cache. */
 #define BAND_BYTES (256 * 1024)
@@ -409,7 +409,6 @@ static void make_axis(const gg_op_desc *desc, bool forward, int axis, split_walk
 /* The targets of one phase, and the places of the window that they read. */
 static gg_status make_phase(const split_conv *conv, bool forward, const int64_t remainder[2], split_walk *w,
                             const int64_t reach[2], split_phase *phase) {
-    gg_status status = GG_OK;
     const gg_window *window = &conv->op.desc.window;
     const int64_t plane = plane_points(w, w->band);
     for (int axis = 0; axis < 2; ++axis) {
@@ -440,13 +439,11 @@ static gg_status make_phase(const split_conv *conv, bool forward, const int64_t 
             phase->step[phase->steps++] = (gg_split_step){.points = point * GG_SPLIT_POINT,
                                                           .weights = (term * conv->taps + tap) * GG_SPLIT_FACTOR};
         }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* others: floats of a grid point besides the points themselves. */
 static gg_status make_split_walk(const split_conv *conv, bool forward, int64_t others, split_walk *w) {
-    gg_status status = GG_OK;
     int64_t reach[2], size[2];
     for (int axis = 0; axis < 2; ++axis) make_axis(&conv->op.desc, forward, axis, w, &reach[axis], &size[axis]);
     w->terms = blocks_of(forward ? conv->in : conv->out);
@@ -466,8 +463,7 @@ static gg_status make_split_walk(const split_conv *conv, bool forward, int64_t o
             const int64_t remainder[2] = {a, b};
             GG_TRY(make_phase(conv, forward, remainder, w, reach, &w->phase[w->phases++]));
         }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static size_t points_floats(const split_walk *w) {
@@ -475,14 +471,13 @@ static size_t points_floats(const split_walk *w) {
 }
 
 static gg_status make_split_gradient(split_conv *conv) {
-    gg_status status = GG_OK;
     const int64_t out = blocks_of(conv->out), bytes = sum_tiles(conv) * TILE_FLOATS * (int64_t)sizeof(float);
     if (bytes > GG_NATIVE_SUM_BYTES)
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "the gradient of %lld x %lld x %lld weights by products of split numbers needs %lld bytes of sums for "
-                "each part of a batch: more than %d",
-                (long long)conv->out, (long long)conv->in, (long long)conv->taps, (long long)bytes,
-                GG_NATIVE_SUM_BYTES);
+        return gg_fail(
+            GG_ERROR_UNSUPPORTED,
+            "the gradient of %lld x %lld x %lld weights by products of split numbers needs %lld bytes of sums for "
+            "each part of a batch: more than %d",
+            (long long)conv->out, (long long)conv->in, (long long)conv->taps, (long long)bytes, GG_NATIVE_SUM_BYTES);
     GG_TRY(make_split_walk(conv, true, CHANNELS + out * GG_SPLIT_FACTOR / (2 * GG_SPLIT_POINTS), &conv->gradient));
     const split_walk *w = &conv->gradient;
     const size_t tiles = (size_t)gradient_tiles(w, w->band);
@@ -491,8 +486,7 @@ static gg_status make_split_gradient(split_conv *conv) {
     conv->turned_at = conv->dy_at + tiles * TILE_FLOATS;
     const size_t floats = conv->turned_at + tiles * (size_t)out * GG_SPLIT_FACTOR / 2;
     if (floats > conv->thread_floats) conv->thread_floats = floats;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_native_split_conv_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
@@ -501,10 +495,11 @@ gg_status gg_native_split_conv_create(gg_device *device, const gg_op_desc *desc,
     *out = NULL;
     const gg_split_conv_kernels *kernels = gg_split_conv_kernels_for(device->isa);
     if (kernels == NULL || !gg_conv_has_form(desc, desc->offered[0].layout, GG_ALGORITHM_SPLIT))
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "convolutions by products of split numbers need the instruction set amx, blocks of sixteen channels, "
-                "strides of 1 or 2, padding less than the window, dilation 1 and one group");
-    GG_TRY(gg_native_op_create(desc, &split_conv_class, sizeof(split_conv), &head));
+        GG_FAIL_CLEANUP(
+            GG_ERROR_UNSUPPORTED,
+            "convolutions by products of split numbers need the instruction set amx, blocks of sixteen channels, "
+            "strides of 1 or 2, padding less than the window, dilation 1 and one group");
+    GG_TRY_CLEANUP(gg_native_op_create(desc, &split_conv_class, sizeof(split_conv), &head));
     split_conv *conv = (split_conv *)head;
     conv->device = device;
     conv->kernels = kernels;
@@ -516,11 +511,11 @@ gg_status gg_native_split_conv_create(gg_device *device, const gg_op_desc *desc,
     head->input[0].layout = head->output.layout = GG_LAYOUT_CHANNELS16;
     const bool data = desc->training && desc->input_grad && gg_op_has_pass(desc, GG_PASS_DATA);
     const bool weights = desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS);
-    if (gg_op_has_pass(desc, GG_PASS_FORWARD)) GG_TRY(make_split_walk(conv, true, 0, &conv->forward));
-    if (data) GG_TRY(make_split_walk(conv, false, 0, &conv->data));
+    if (gg_op_has_pass(desc, GG_PASS_FORWARD)) GG_TRY_CLEANUP(make_split_walk(conv, true, 0, &conv->forward));
+    if (data) GG_TRY_CLEANUP(make_split_walk(conv, false, 0, &conv->data));
     if (conv->forward.phases > 0) conv->thread_floats = points_floats(&conv->forward);
     if (data && points_floats(&conv->data) > conv->thread_floats) conv->thread_floats = points_floats(&conv->data);
-    if (weights) GG_TRY(make_split_gradient(conv));
+    if (weights) GG_TRY_CLEANUP(make_split_gradient(conv));
     conv->bias = (size_t)sum_tiles(conv) * GG_SPLIT_FACTOR * sizeof(uint16_t) / sizeof(float);
     if (conv->forward.phases > 0 || data)
         head->prepared_bytes = (conv->bias + (size_t)up_to(conv->out, CHANNELS)) * sizeof(float);

@@ -15,13 +15,13 @@
  * Errors are larger than those of direct sums: tests/test_winograd.py has their bounds. */
 #include <string.h>
 
-#include "backend/backend.h"
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/kernels.h"
 #include "cpu/native/native.h"
 #include "cpu/winograd_kernels.h"
+#include "ops/backend.h"
 
 /* Bytes of the places of a block of units: small, because transforms write to all places in turn, each on a page of its
  * own if the block is large. Many channels have more, since a block fills the rows of a product. */
@@ -671,7 +671,6 @@ static void make_gradient(winograd_op *op, size_t *scratch) {
 }
 
 gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     gg_op *head = NULL;
     size_t scratch = 0;
     *out = NULL;
@@ -679,10 +678,11 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     const bool channels = desc->offered[0].layout == GG_LAYOUT_CHANNELS16;
     const gg_layout layout = channels ? GG_LAYOUT_CHANNELS16 : GG_LAYOUT_BATCH_LAST;
     if (kernels == NULL || !gg_conv_has_form(desc, layout, desc->algorithm))
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "Winograd's convolution is for windows of 3 x 3 and padding up to 2, or of 5 x 5, padding up to 4 and "
-                "tiles of up to 4 x 4 outputs, "
-                "stride 1, dilation 1 and one group");
+        return gg_fail(
+            GG_ERROR_UNSUPPORTED,
+            "Winograd's convolution is for windows of 3 x 3 and padding up to 2, or of 5 x 5, padding up to 4 and "
+            "tiles of up to 4 x 4 outputs, "
+            "stride 1, dilation 1 and one group");
     GG_TRY(gg_native_op_create(desc, &winograd_class, sizeof(winograd_op), &head));
     winograd_op *op = (winograd_op *)head;
     op->device = device;
@@ -715,6 +715,5 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     head->backward_needs_input = weights;
     head->backward_needs_output = weights && desc->activation == GG_ACTIVATION_RELU;
     *out = head;
-cleanup:
-    return status;
+    return GG_OK;
 }

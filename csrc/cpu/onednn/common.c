@@ -48,8 +48,8 @@ static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pas
             /* oneDNN's memory has no const. It does not write what it only reads. */
             void *data = (void *)(uintptr_t)onednn_pointer(args, &op->place[k]);
             if (data == NULL)
-                GG_FAIL(GG_ERROR_STATE, "%s: argument %d of '%s' has no memory", gg_op_kind_name(head->desc.kind),
-                        op->argument[k].arg, step->what);
+                return gg_fail(GG_ERROR_STATE, "%s: argument %d of '%s' has no memory",
+                               gg_op_kind_name(head->desc.kind), op->argument[k].arg, step->what);
             GG_DNN_TRY(dnnl_memory_set_data_handle, op->argument[k].memory, data);
         }
         status = gg_dnn_check(
@@ -59,7 +59,6 @@ static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pas
     }
     GG_DNN_TRY(dnnl_stream_wait, op->stream);
     if (op->behind[pass] != NULL) op->behind[pass](op->device, op, args);
-cleanup:
     return status;
 }
 
@@ -70,13 +69,10 @@ static gg_status onednn_prepare(gg_op *head, const gg_op_args *args, gg_pass pas
 static gg_status onednn_forward(gg_op *head, const gg_op_args *args) { return onednn_run(head, args, GG_DNN_FORWARD); }
 
 static gg_status run_backward(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
-    gg_status status = GG_OK;
     if (!head->desc.training)
-        GG_FAIL(GG_ERROR_STATE, "%s was created without training and has no backward pass",
-                gg_op_kind_name(head->desc.kind));
-    status = onednn_run(head, args, pass);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_STATE, "%s was created without training and has no backward pass",
+                       gg_op_kind_name(head->desc.kind));
+    return onednn_run(head, args, pass);
 }
 
 static gg_status onednn_backward_weights(gg_op *head, const gg_op_args *args) {
@@ -116,12 +112,10 @@ static const gg_op_class op_class = {.prepare = onednn_prepare,
 /* ------------------------------------------------------------------------------------------ creating */
 
 static gg_status make_attributes(gg_dnn_op *op) {
-    gg_status status = GG_OK;
     GG_DNN_TRY(dnnl_primitive_attr_create, &op->plain_attr);
     GG_DNN_TRY(dnnl_primitive_attr_set_scratchpad_mode, op->plain_attr, dnnl_scratchpad_mode_user);
     GG_DNN_TRY(dnnl_primitive_attr_set_fpmath_mode, op->plain_attr, dnnl_fpmath_mode_strict);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Of a linear layer with few rows and more weights than caches hold, float32 is faster: bfloat16 weights are prepared
@@ -152,13 +146,14 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     void *block = NULL;
     *out = NULL;
     if (desc->inputs < 1 || desc->inputs > GG_MAX_INPUTS)
-        GG_FAIL(GG_ERROR_ARGUMENT, "%s has 1 to %d inputs, not %d", name, GG_MAX_INPUTS, desc->inputs);
-    if (desc->batch < 1) GG_FAIL(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "%s has 1 to %d inputs, not %d", name, GG_MAX_INPUTS, desc->inputs);
+    if (desc->batch < 1)
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "the batch must be at least 1, not %lld", (long long)desc->batch);
     for (int i = 0; i < desc->inputs; i++)
         if (desc->offered[i].dtype != GG_FLOAT32 && desc->offered[i].dtype != GG_BFLOAT16)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN %s is for float32 or bfloat16 here, not %s", name,
-                    gg_dtype_name(desc->offered[i].dtype));
-    GG_TRY(gg_calloc(1, sizeof(gg_dnn_op), "an operation", &block));
+            GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "oneDNN %s is for float32 or bfloat16 here, not %s", name,
+                            gg_dtype_name(desc->offered[i].dtype));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof(gg_dnn_op), "an operation", &block));
     op = block;
     op->head.type = &op_class;
     op->head.backend = GG_DNN_NAME;
@@ -171,8 +166,8 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     op->threads = device->threads;
     /* A primitive splits its work by the number of threads at its creation. */
     gg_parallel_set_threads(op->threads);
-    GG_DNN_TRY(dnnl_stream_create, &op->stream, op->engine, dnnl_stream_default_flags);
-    GG_TRY(make_attributes(op));
+    GG_DNN_TRY_CLEANUP(dnnl_stream_create, &op->stream, op->engine, dnnl_stream_default_flags);
+    GG_TRY_CLEANUP(make_attributes(op));
     *out = op;
     op = NULL;
 cleanup:
@@ -200,32 +195,28 @@ cleanup:
 }
 
 static gg_status own_md(gg_dnn_op *op, dnnl_memory_desc_t md, const_dnnl_memory_desc_t *out) {
-    gg_status status = GG_OK;
     if (op->mds == GG_DNN_MAX_DESCS) {
         dnnl_memory_desc_destroy(md);
-        GG_FAIL(GG_ERROR_BACKEND, "more than %d descriptors", GG_DNN_MAX_DESCS);
+        return gg_fail(GG_ERROR_BACKEND, "more than %d descriptors", GG_DNN_MAX_DESCS);
     }
     op->md[op->mds++] = md;
     *out = md;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_dnn_md(gg_dnn_op *op, int dims, const int64_t *size, gg_dtype dtype, dnnl_format_tag_t tag,
                     const_dnnl_memory_desc_t *out) {
-    gg_status status = GG_OK;
     dnnl_memory_desc_t md = NULL;
     dnnl_dims_t all = {0};
     if (dtype != GG_FLOAT32 && dtype != GG_BFLOAT16)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN operations are for float32 or bfloat16, not %s", gg_dtype_name(dtype));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN operations are for float32 or bfloat16, not %s",
+                       gg_dtype_name(dtype));
     for (int i = 0; i < dims; i++) {
-        if (size[i] < 1) GG_FAIL(GG_ERROR_SHAPE, "a size must be at least 1, not %lld", (long long)size[i]);
+        if (size[i] < 1) return gg_fail(GG_ERROR_SHAPE, "a size must be at least 1, not %lld", (long long)size[i]);
         all[i] = size[i];
     }
     GG_DNN_TRY(dnnl_memory_desc_create_with_tag, &md, dims, all, dtype == GG_FLOAT32 ? dnnl_f32 : dnnl_bf16, tag);
-    GG_TRY(own_md(op, md, out));
-cleanup:
-    return status;
+    return own_md(op, md, out);
 }
 
 static dnnl_format_tag_t image_tag(gg_layout layout) {
@@ -241,25 +232,23 @@ static dnnl_format_tag_t image_tag(gg_layout layout) {
 gg_status gg_dnn_batch_md(gg_dnn_op *op, gg_format format, const gg_shape *sample, const_dnnl_memory_desc_t *out) {
     static const dnnl_format_tag_t plain[GG_MAX_DIMS + 1] = {dnnl_a,    dnnl_ab,    dnnl_abc,
                                                              dnnl_abcd, dnnl_abcde, dnnl_abcdef};
-    gg_status status = GG_OK;
     int64_t size[GG_MAX_DIMS + 1];
     if (sample->dims < 1 || sample->dims > GG_MAX_DIMS)
-        GG_FAIL(GG_ERROR_SHAPE, "a sample must have 1 to %d axes, not %d", GG_MAX_DIMS, sample->dims);
+        return gg_fail(GG_ERROR_SHAPE, "a sample must have 1 to %d axes, not %d", GG_MAX_DIMS, sample->dims);
     dnnl_format_tag_t tag = sample->dims == 3 ? image_tag(format.layout) : dnnl_format_tag_undef;
     if (format.layout == GG_LAYOUT_PLAIN) tag = plain[sample->dims];
     if (tag == dnnl_format_tag_undef) {
         char text[GG_SHAPE_TEXT];
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN has no format for samples of shape %s in layout %s",
-                gg_shape_text(sample, text), gg_layout_name(format.layout));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN has no format for samples of shape %s in layout %s",
+                       gg_shape_text(sample, text), gg_layout_name(format.layout));
     }
     size[0] = op->head.desc.batch;
     for (int i = 0; i < sample->dims; i++) size[i + 1] = sample->size[i];
     GG_TRY(gg_dnn_md(op, sample->dims + 1, size, format.dtype, tag, out));
     if (dnnl_memory_desc_get_size(*out) != gg_format_bytes(format, sample, op->head.desc.batch))
-        status = gg_fail(GG_ERROR_BACKEND, "oneDNN wants %zu bytes for a batch of %zu", dnnl_memory_desc_get_size(*out),
-                         gg_format_bytes(format, sample, op->head.desc.batch));
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_BACKEND, "oneDNN wants %zu bytes for a batch of %zu", dnnl_memory_desc_get_size(*out),
+                       gg_format_bytes(format, sample, op->head.desc.batch));
+    return GG_OK;
 }
 
 gg_status gg_dnn_any_md(gg_dnn_op *op, const gg_shape *sample, const_dnnl_memory_desc_t *out) {
@@ -274,14 +263,11 @@ gg_status gg_dnn_flat_md(gg_dnn_op *op, size_t bytes, const_dnnl_memory_desc_t *
 
 gg_status gg_dnn_part_md(gg_dnn_op *op, const_dnnl_memory_desc_t whole, const gg_shape *sample,
                          const dnnl_dims_t offset, const_dnnl_memory_desc_t *out) {
-    gg_status status = GG_OK;
     dnnl_memory_desc_t md = NULL;
     dnnl_dims_t size = {op->head.desc.batch};
     for (int i = 0; i < sample->dims; i++) size[i + 1] = sample->size[i];
     GG_DNN_TRY(dnnl_memory_desc_create_submemory, &md, whole, size, offset);
-    GG_TRY(own_md(op, md, out));
-cleanup:
-    return status;
+    return own_md(op, md, out);
 }
 
 bool gg_dnn_layout_of(const_dnnl_memory_desc_t md, gg_layout *out) {
@@ -307,17 +293,15 @@ bool gg_dnn_layout_of(const_dnnl_memory_desc_t md, gg_layout *out) {
 
 gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_primitive_desc_t pd,
                     dnnl_primitive_desc_t *out) {
-    gg_status status = GG_OK;
     *out = NULL;
     GG_TRY(gg_dnn_check(made, call));
     if (op->pds == GG_DNN_MAX_DESCS) {
         dnnl_primitive_desc_destroy(pd);
-        GG_FAIL(GG_ERROR_BACKEND, "more than %d primitive descriptors", GG_DNN_MAX_DESCS);
+        return gg_fail(GG_ERROR_BACKEND, "more than %d primitive descriptors", GG_DNN_MAX_DESCS);
     }
     op->pd[op->pds++] = pd;
     *out = pd;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 bool gg_dnn_is_slow(const_dnnl_primitive_desc_t pd) {
@@ -336,11 +320,10 @@ gg_dnn_place gg_dnn_temporary(gg_dnn_op *op, gg_dnn_pass pass, const_dnnl_memory
 
 gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
                      const_dnnl_primitive_desc_t pd, int binds, const gg_dnn_bind *bind) {
-    gg_status status = GG_OK;
     const_dnnl_memory_desc_t scratchpad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
     const size_t scratchpad_bytes = scratchpad == NULL ? 0 : dnnl_memory_desc_get_size(scratchpad);
     if (op->steps[pass] == GG_DNN_MAX_STEPS || op->arguments + binds + 1 > GG_DNN_MAX_ARGUMENTS)
-        GG_FAIL(GG_ERROR_BACKEND, "no room for the step '%s'", what);
+        return gg_fail(GG_ERROR_BACKEND, "no room for the step '%s'", what);
     gg_dnn_step *step = &op->step[pass][op->steps[pass]];
     *step = (gg_dnn_step){.what = what, .needs = needs, .first = op->arguments};
     GG_DNN_TRY(dnnl_primitive_create, &step->primitive, pd);
@@ -357,21 +340,18 @@ gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_p
         step->arguments++;
     }
     if (scratchpad_bytes > op->scratchpad[pass]) op->scratchpad[pass] = scratchpad_bytes;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_dnn_add_reorder(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
                              const_dnnl_memory_desc_t from, gg_dnn_place from_place, const_dnnl_memory_desc_t to,
                              gg_dnn_place to_place) {
-    gg_status status = GG_OK;
     dnnl_primitive_desc_t pd = NULL;
     GG_DNN_PD(op, &pd, dnnl_reorder_primitive_desc_create, from, op->engine, to, op->engine, op->plain_attr);
     const gg_dnn_bind bind[2] = {{DNNL_ARG_FROM, from, from_place}, {DNNL_ARG_TO, to, to_place}};
     GG_TRY(gg_dnn_add(op, pass, what, needs, pd, 2, bind));
     op->step[pass][op->steps[pass] - 1].copy = dnnl_memory_desc_equal(from, to) != 0;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_dnn_read_as(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
@@ -421,9 +401,8 @@ static void relu_output(gg_device *device, const gg_dnn_op *op, const gg_op_args
 }
 
 gg_status gg_dnn_add_relu(gg_dnn_op *op) {
-    gg_status status = GG_OK;
     if (gg_op_has_pass(&op->head.desc, GG_PASS_FORWARD)) op->behind[GG_DNN_FORWARD] = relu_output;
-    if (!op->head.desc.training || !gg_op_has_pass(&op->head.desc, GG_PASS_WEIGHTS)) goto cleanup;
+    if (!op->head.desc.training || !gg_op_has_pass(&op->head.desc, GG_PASS_WEIGHTS)) return GG_OK;
     const_dnnl_memory_desc_t flat = NULL;
     dnnl_primitive_desc_t hint = NULL, pd = NULL;
     const size_t bytes = gg_format_bytes(op->head.output, &op->head.desc.output, op->head.desc.batch);
@@ -438,30 +417,27 @@ gg_status gg_dnn_add_relu(gg_dnn_op *op) {
                                  {DNNL_ARG_DIFF_SRC, flat, gg_dnn_at(GG_DNN_GRAD_OUTPUT)}};
     GG_TRY(gg_dnn_add(op, GG_DNN_WEIGHTS, "relu backward", gg_dnn_at(GG_DNN_ALWAYS), pd, 3, bind));
     op->head.backward_needs_output = true;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* -------------------------------------------------------------------------------------------- windows */
 
 gg_status gg_dnn_window(const gg_op_desc *desc, int axis, int64_t *right_padding) {
-    gg_status status = GG_OK;
     static const char *const names[2] = {"height", "width"};
     const gg_window *window = &desc->window;
     const int64_t kernel = window->kernel[axis], stride = window->stride[axis], padding = window->padding[axis];
     const int64_t dilation = window->dilation[axis];
     const bool ceil_mode = desc->kind != GG_OP_CONV2D && window->ceil_mode;
     if (kernel < 1 || stride < 1 || padding < 0 || dilation < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "%s: kernel %lld, stride %lld, padding %lld, dilation %lld along the %s",
-                gg_op_kind_name(desc->kind), (long long)kernel, (long long)stride, (long long)padding,
-                (long long)dilation, names[axis]);
+        return gg_fail(GG_ERROR_ARGUMENT, "%s: kernel %lld, stride %lld, padding %lld, dilation %lld along the %s",
+                       gg_op_kind_name(desc->kind), (long long)kernel, (long long)stride, (long long)padding,
+                       (long long)dilation, names[axis]);
     const int64_t in = desc->input[0].size[axis + 1], out = desc->output.size[axis + 1];
     const int64_t wanted = gg_window_output(window, axis, in, ceil_mode);
     if (wanted < 1 || wanted != out)
-        GG_FAIL(GG_ERROR_SHAPE, "%s: a %s of %lld gives %lld, not %lld", gg_op_kind_name(desc->kind), names[axis],
-                (long long)in, (long long)wanted, (long long)out);
+        return gg_fail(GG_ERROR_SHAPE, "%s: a %s of %lld gives %lld, not %lld", gg_op_kind_name(desc->kind),
+                       names[axis], (long long)in, (long long)wanted, (long long)out);
     const int64_t covered = (out - 1) * stride + dilation * (kernel - 1) + 1 - in - padding;
     *right_padding = covered > padding ? covered : padding;
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -24,6 +24,7 @@ typedef struct gg_dnn_device {
  * GG_ERROR_UNSUPPORTED. */
 gg_status gg_dnn_check(dnnl_status_t status, const char *call);
 #define GG_DNN_TRY(function, ...) GG_TRY(gg_dnn_check(function(__VA_ARGS__), #function))
+#define GG_DNN_TRY_CLEANUP(function, ...) GG_TRY_CLEANUP(gg_dnn_check(function(__VA_ARGS__), #function))
 
 /* The buffers that a pointer can come from. */
 typedef enum gg_dnn_slot {
@@ -127,12 +128,14 @@ bool gg_dnn_layout_of(const_dnnl_memory_desc_t md, gg_layout *out);
 /* Adds a primitive descriptor to the operation, which owns it. `call` names the function that made it. */
 gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_primitive_desc_t pd,
                     dnnl_primitive_desc_t *out);
-#define GG_DNN_PD(op, out, function, ...)                                                                              \
+#define GG_DNN_PD_OR(leave, op, out, function, ...)                                                                    \
     do {                                                                                                               \
         dnnl_primitive_desc_t made_ = NULL;                                                                            \
         dnnl_status_t made_status_ = function(&made_, __VA_ARGS__);                                                    \
-        GG_TRY(gg_dnn_pd(op, made_status_, #function, made_, out));                                                    \
+        leave(gg_dnn_pd(op, made_status_, #function, made_, out));                                                     \
     } while (0)
+#define GG_DNN_PD(...) GG_DNN_PD_OR(GG_TRY, __VA_ARGS__)
+#define GG_DNN_PD_CLEANUP(...) GG_DNN_PD_OR(GG_TRY_CLEANUP, __VA_ARGS__)
 /* Whether it is a plain loop or a matrix product instead of a kernel for the layout. */
 bool gg_dnn_is_slow(const_dnnl_primitive_desc_t pd);
 

@@ -15,30 +15,27 @@ typedef struct conv {
 } conv;
 
 static gg_status onednn_conv2d_check(const gg_op_desc *desc) {
-    gg_status status = GG_OK;
     char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
     if (desc->algorithm != GG_ALGORITHM_DIRECT)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN's convolution is direct, not %s", gg_algorithm_name(desc->algorithm));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "oneDNN's convolution is direct, not %s",
+                       gg_algorithm_name(desc->algorithm));
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
-        GG_FAIL(GG_ERROR_SHAPE, "conv2d has one image, not %d of shape %s to %s", desc->inputs,
-                gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, out));
+        return gg_fail(GG_ERROR_SHAPE, "conv2d has one image, not %d of shape %s to %s", desc->inputs,
+                       gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, out));
     if (desc->groups < 1 || desc->input[0].size[0] % desc->groups != 0 || desc->output.size[0] % desc->groups != 0)
-        GG_FAIL(GG_ERROR_SHAPE, "conv2d: %lld groups do not divide %lld and %lld channels", (long long)desc->groups,
-                (long long)desc->input[0].size[0], (long long)desc->output.size[0]);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_SHAPE, "conv2d: %lld groups do not divide %lld and %lld channels",
+                       (long long)desc->groups, (long long)desc->input[0].size[0], (long long)desc->output.size[0]);
+    return GG_OK;
 }
 
 static gg_status forward_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl_memory_desc_t output,
                             dnnl_primitive_desc_t *out) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     const gg_op_desc *desc = &op->head.desc;
     GG_DNN_PD(op, out, dnnl_convolution_forward_primitive_desc_create, op->engine,
               desc->training ? dnnl_forward_training : dnnl_forward_inference, dnnl_convolution_direct, input,
               it->weight_any, it->bias, output, it->stride, it->dilation, it->left, it->right, op->plain_attr);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static int64_t onednn_conv2d_rounded(int64_t n, int64_t block) { return (n + block - 1) / block * block; }
@@ -55,44 +52,37 @@ static bool prefer_nhwc(const gg_op_desc *desc, gg_isa isa) {
 }
 
 static gg_status in_layouts(conv *it, gg_layout input, gg_layout output) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     op->head.input[0].layout = input;
     op->head.output.layout = output;
     GG_TRY(gg_dnn_batch_md(op, op->head.input[0], &op->head.desc.input[0], &it->input));
     GG_TRY(gg_dnn_batch_md(op, op->head.output, &op->head.desc.output, &it->output));
-    GG_TRY(forward_pd(it, it->input, it->output, &it->forward));
-cleanup:
-    return status;
+    return forward_pd(it, it->input, it->output, &it->forward);
 }
 
 /* Chooses the operation's formats: NHWC where that is faster, else what oneDNN prefers if gg_layout has it, else NHWC
  * or PLAIN. */
 static gg_status choose_layouts(conv *it, gg_isa isa) {
-    gg_status status = GG_OK;
     const gg_op_desc *desc = &it->op->head.desc;
     const_dnnl_memory_desc_t any_input = NULL, any_output = NULL;
     dnnl_primitive_desc_t any = NULL;
     gg_layout input, output;
     if (it->op->dtype == GG_FLOAT32 && prefer_nhwc(desc, isa) &&
         in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK && !gg_dnn_is_slow(it->forward))
-        goto cleanup;
+        return GG_OK;
     GG_TRY(gg_dnn_any_md(it->op, &desc->input[0], &any_input));
     GG_TRY(gg_dnn_any_md(it->op, &desc->output, &any_output));
     GG_TRY(forward_pd(it, any_input, any_output, &any));
     if (gg_dnn_layout_of(dnnl_primitive_desc_query_md(any, dnnl_query_src_md, 0), &input) &&
         gg_dnn_layout_of(dnnl_primitive_desc_query_md(any, dnnl_query_dst_md, 0), &output) &&
         in_layouts(it, input, output) == GG_OK && !gg_dnn_is_slow(it->forward))
-        goto cleanup;
+        return GG_OK;
     /* An image of one channel is both PLAIN and NHWC, and kernels may be for the latter alone. */
-    if (in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK && !gg_dnn_is_slow(it->forward)) goto cleanup;
-    GG_TRY(in_layouts(it, GG_LAYOUT_PLAIN, GG_LAYOUT_PLAIN));
-cleanup:
-    return status;
+    if (in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK && !gg_dnn_is_slow(it->forward)) return GG_OK;
+    return in_layouts(it, GG_LAYOUT_PLAIN, GG_LAYOUT_PLAIN);
 }
 
 static gg_status onednn_conv2d_add_forward(conv *it) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     const_dnnl_memory_desc_t weight = dnnl_primitive_desc_query_md(it->forward, dnnl_query_weights_md, 0);
     gg_dnn_place place;
@@ -102,30 +92,24 @@ static gg_status onednn_conv2d_add_forward(conv *it) {
                                  {DNNL_ARG_WEIGHTS, weight, place},
                                  {DNNL_ARG_BIAS, it->bias, gg_dnn_parameter(GG_PARAMETER_BIAS)},
                                  {DNNL_ARG_DST, it->output, gg_dnn_at(GG_DNN_OUTPUT)}};
-    GG_TRY(gg_dnn_add(op, GG_DNN_FORWARD, "conv2d", gg_dnn_at(GG_DNN_ALWAYS), it->forward, 4, bind));
-cleanup:
-    return status;
+    return gg_dnn_add(op, GG_DNN_FORWARD, "conv2d", gg_dnn_at(GG_DNN_ALWAYS), it->forward, 4, bind);
 }
 
 static gg_status data_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl_memory_desc_t output,
                          dnnl_primitive_desc_t *out) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     GG_DNN_PD(op, out, dnnl_convolution_backward_data_primitive_desc_create, op->engine, dnnl_convolution_direct, input,
               it->weight_any, output, it->stride, it->dilation, it->left, it->right, it->forward, op->plain_attr);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status weights_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl_memory_desc_t output,
                             dnnl_primitive_desc_t *out) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     GG_DNN_PD(op, out, dnnl_convolution_backward_weights_primitive_desc_create, op->engine, dnnl_convolution_direct,
               input, it->gradient_any, it->bias, output, it->stride, it->dilation, it->left, it->right, it->forward,
               op->plain_attr);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* A backward pass in the forward's layouts, or if that is only a plain loop, in those that oneDNN prefers. */
@@ -136,8 +120,8 @@ static gg_status best_pd(conv *it,
     dnnl_primitive_desc_t own = NULL, any = NULL;
     const_dnnl_memory_desc_t any_input = NULL, any_output = NULL;
     gg_status status = make(it, it->input, it->output, out);
-    if (status == GG_OK && !gg_dnn_is_slow(*out)) goto cleanup;
-    if (status != GG_OK && status != GG_ERROR_UNSUPPORTED) goto cleanup;
+    if (status == GG_OK && !gg_dnn_is_slow(*out)) return status;
+    if (status != GG_OK && status != GG_ERROR_UNSUPPORTED) return status;
     own = *out;
     GG_TRY(gg_dnn_any_md(it->op, &it->op->head.desc.input[0], &any_input));
     GG_TRY(gg_dnn_any_md(it->op, &it->op->head.desc.output, &any_output));
@@ -147,7 +131,6 @@ static gg_status best_pd(conv *it,
         *out = own;
         status = GG_OK;
     }
-cleanup:
     return status;
 }
 
@@ -158,7 +141,6 @@ typedef struct conv_error {
 } conv_error;
 
 static gg_status onednn_conv2d_add_weights(conv *it, conv_error *error) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     const gg_dnn_place always = gg_dnn_at(GG_DNN_ALWAYS);
     gg_dnn_place x, place;
@@ -183,14 +165,12 @@ static gg_status onednn_conv2d_add_weights(conv *it, conv_error *error) {
         GG_TRY(gg_dnn_add_reorder(op, GG_DNN_WEIGHTS, "conv2d weight gradient", always, dw_md, place, it->weight,
                                   gg_dnn_gradient(GG_PARAMETER_WEIGHT)));
     op->head.backward_needs_input = 1;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Both backward passes read grad_output; where both need it in the same other layout it is reordered once, and lies in
  * scratch until then. */
 static gg_status onednn_conv2d_add_data(conv *it, const conv_error *error) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     const gg_dnn_place wanted = gg_dnn_at(GG_DNN_GRAD_INPUT);
     gg_dnn_place w, place;
@@ -213,8 +193,7 @@ static gg_status onednn_conv2d_add_data(conv *it, const conv_error *error) {
     GG_TRY(gg_dnn_add(op, GG_DNN_DATA, "conv2d backward data", wanted, data, 3, bind2));
     if (!direct)
         GG_TRY(gg_dnn_add_reorder(op, GG_DNN_DATA, "conv2d input gradient", wanted, dx_md, place, it->input, wanted));
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* *slow, unless it is NULL, becomes what gg_dnn_is_slow says of any pass. */
@@ -223,10 +202,10 @@ static gg_status create_direct(gg_device *device, const gg_op_desc *desc, gg_op 
     conv it = {0};
     conv_error error = {.md = NULL};
     *out = NULL;
-    GG_TRY(onednn_conv2d_check(desc));
-    GG_TRY(gg_dnn_op_create(device, desc, &it.op));
+    GG_TRY_CLEANUP(onednn_conv2d_check(desc));
+    GG_TRY_CLEANUP(gg_dnn_op_create(device, desc, &it.op));
     for (int i = 0; i < 2; i++) {
-        GG_TRY(gg_dnn_window(desc, i, &it.right[i]));
+        GG_TRY_CLEANUP(gg_dnn_window(desc, i, &it.right[i]));
         it.stride[i] = desc->window.stride[i];
         it.dilation[i] = desc->window.dilation[i] - 1;
         it.left[i] = desc->window.padding[i];
@@ -235,16 +214,16 @@ static gg_status create_direct(gg_device *device, const gg_op_desc *desc, gg_op 
     const int64_t weight[5] = {groups, outputs / groups, desc->input[0].size[0] / groups, desc->window.kernel[0],
                                desc->window.kernel[1]};
     const int skip = groups == 1 ? 1 : 0; /* the axis of groups is there only if there are some */
-    GG_TRY(gg_dnn_md(it.op, 5 - skip, weight + skip, GG_FLOAT32, skip ? dnnl_abcd : dnnl_abcde, &it.weight));
-    GG_TRY(gg_dnn_md(it.op, 5 - skip, weight + skip, it.op->dtype, dnnl_format_tag_any, &it.weight_any));
-    GG_TRY(gg_dnn_md(it.op, 5 - skip, weight + skip, GG_FLOAT32, dnnl_format_tag_any, &it.gradient_any));
-    if (desc->bias) GG_TRY(gg_dnn_md(it.op, 1, &outputs, GG_FLOAT32, dnnl_a, &it.bias));
-    GG_TRY(choose_layouts(&it, device->isa));
-    if (gg_op_has_pass(desc, GG_PASS_FORWARD)) GG_TRY(onednn_conv2d_add_forward(&it));
-    if (desc->activation == GG_ACTIVATION_RELU) GG_TRY(gg_dnn_add_relu(it.op));
-    if (desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) GG_TRY(onednn_conv2d_add_weights(&it, &error));
+    GG_TRY_CLEANUP(gg_dnn_md(it.op, 5 - skip, weight + skip, GG_FLOAT32, skip ? dnnl_abcd : dnnl_abcde, &it.weight));
+    GG_TRY_CLEANUP(gg_dnn_md(it.op, 5 - skip, weight + skip, it.op->dtype, dnnl_format_tag_any, &it.weight_any));
+    GG_TRY_CLEANUP(gg_dnn_md(it.op, 5 - skip, weight + skip, GG_FLOAT32, dnnl_format_tag_any, &it.gradient_any));
+    if (desc->bias) GG_TRY_CLEANUP(gg_dnn_md(it.op, 1, &outputs, GG_FLOAT32, dnnl_a, &it.bias));
+    GG_TRY_CLEANUP(choose_layouts(&it, device->isa));
+    if (gg_op_has_pass(desc, GG_PASS_FORWARD)) GG_TRY_CLEANUP(onednn_conv2d_add_forward(&it));
+    if (desc->activation == GG_ACTIVATION_RELU) GG_TRY_CLEANUP(gg_dnn_add_relu(it.op));
+    if (desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) GG_TRY_CLEANUP(onednn_conv2d_add_weights(&it, &error));
     if (desc->training && desc->input_grad && gg_op_has_pass(desc, GG_PASS_DATA))
-        GG_TRY(onednn_conv2d_add_data(&it, &error));
+        GG_TRY_CLEANUP(onednn_conv2d_add_data(&it, &error));
     if (slow != NULL) *slow = it.slow;
 cleanup:
     return gg_dnn_op_finish(status, it.op, out);
@@ -262,12 +241,13 @@ static gg_status create_turned(gg_device *device, const gg_op_desc *desc, gg_op 
     own.algorithm = gg_bfloat16_algorithm();
     own.passes = 0;
     if (desc->dtype != GG_BFLOAT16 || !gg_conv_has_form(desc, desc->offered[0].layout, desc->algorithm))
-        GG_FAIL(GG_ERROR_UNSUPPORTED,
-                "images are turned for convolutions in bfloat16 without groups and dilation, of channels that fill "
-                "vectors of %d less than samples do",
-                GG_LANES);
-    GG_TRY(gg_dnn_conv2d_create(device, &own, &here));
-    GG_TRY(
+        GG_FAIL_CLEANUP(
+            GG_ERROR_UNSUPPORTED,
+            "images are turned for convolutions in bfloat16 without groups and dilation, of channels that fill "
+            "vectors of %d less than samples do",
+            GG_LANES);
+    GG_TRY_CLEANUP(gg_dnn_conv2d_create(device, &own, &here));
+    GG_TRY_CLEANUP(
         gg_cpu_turned_create(device, desc, here->input[0].layout, here->output.layout, gg_native_conv2d_create, out));
 cleanup:
     gg_op_destroy(here);
@@ -277,18 +257,14 @@ cleanup:
 /* Where oneDNN has no fast kernel for a pass in bfloat16 (the gradient of the weights of an image of one channel,
  * without AMX), all that the operation has are computed in float32: in evaluation the others are not. */
 gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_OK;
     const bool widened = desc->algorithm == GG_ALGORITHM_WIDENED;
     bool slow = false;
     *out = NULL;
     if (gg_conv_unturned(desc->algorithm) != GG_ALGORITHM_COUNT) {
-        status = create_turned(device, desc, out);
-        goto cleanup;
+        return create_turned(device, desc, out);
     }
     if (!widened) GG_TRY(create_direct(device, desc, out, &slow));
-    if (!widened && (!slow || desc->dtype != GG_BFLOAT16)) goto cleanup;
+    if (!widened && (!slow || desc->dtype != GG_BFLOAT16)) return GG_OK;
     gg_op_destroy(*out);
-    GG_TRY(gg_cpu_widened_create(device, desc, onednn_conv2d_direct, out));
-cleanup:
-    return status;
+    return gg_cpu_widened_create(device, desc, onednn_conv2d_direct, out);
 }

@@ -26,15 +26,14 @@ typedef struct linear {
 static gg_status onednn_linear_product(linear *it, dnnl_primitive_desc_t *out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
-    GG_DNN_PD(op, out, dnnl_matmul_primitive_desc_create, op->engine, it->input, it->weight_transposed, it->bias_row,
-              it->output, op->plain_attr);
+    GG_DNN_PD_CLEANUP(op, out, dnnl_matmul_primitive_desc_create, op->engine, it->input, it->weight_transposed,
+                      it->bias_row, it->output, op->plain_attr);
     if (gg_dnn_is_slow(*out)) *out = NULL;
 cleanup:
     return status == GG_ERROR_UNSUPPORTED ? GG_OK : status;
 }
 
 static gg_status onednn_linear_add_forward(linear *it) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     const gg_op_desc *desc = &op->head.desc;
     dnnl_primitive_desc_t fast = NULL;
@@ -48,10 +47,8 @@ static gg_status onednn_linear_add_forward(linear *it) {
         {DNNL_ARG_WEIGHTS, fast != NULL ? it->weight_transposed : it->weight, gg_dnn_parameter(GG_PARAMETER_WEIGHT)},
         {DNNL_ARG_BIAS, fast != NULL ? it->bias_row : it->bias, gg_dnn_parameter(GG_PARAMETER_BIAS)},
         {DNNL_ARG_DST, it->output, gg_dnn_at(GG_DNN_OUTPUT)}};
-    GG_TRY(
-        gg_dnn_add(op, GG_DNN_FORWARD, "linear", gg_dnn_at(GG_DNN_ALWAYS), fast != NULL ? fast : it->forward, 4, bind));
-cleanup:
-    return status;
+    return gg_dnn_add(op, GG_DNN_FORWARD, "linear", gg_dnn_at(GG_DNN_ALWAYS), fast != NULL ? fast : it->forward, 4,
+                      bind);
 }
 
 /* The gradient of the weights of a layer over positions: (out, rows) times (rows, in). */
@@ -96,7 +93,6 @@ static void parameter_gradients(gg_device *device, const gg_dnn_op *op, const gg
 }
 
 static gg_status onednn_linear_add_backward(linear *it) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     const gg_dnn_place grad_input = gg_dnn_at(GG_DNN_GRAD_INPUT);
     dnnl_primitive_desc_t data = NULL;
@@ -109,16 +105,14 @@ static gg_status onednn_linear_add_backward(linear *it) {
         if (bytes > op->head.scratch_bytes) op->head.scratch_bytes = bytes;
     }
     op->head.backward_needs_input = 1;
-    if (!op->head.desc.input_grad) goto cleanup;
+    if (!op->head.desc.input_grad) return GG_OK;
 
     GG_DNN_PD(op, &data, dnnl_inner_product_backward_data_primitive_desc_create, op->engine, it->input, it->weight,
               it->output, it->forward, op->plain_attr);
     const gg_dnn_bind bind[3] = {{DNNL_ARG_DIFF_SRC, it->input, grad_input},
                                  {DNNL_ARG_WEIGHTS, it->weight, gg_dnn_parameter(GG_PARAMETER_WEIGHT)},
                                  {DNNL_ARG_DIFF_DST, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT)}};
-    GG_TRY(gg_dnn_add(op, GG_DNN_DATA, "linear backward data", grad_input, data, 3, bind));
-cleanup:
-    return status;
+    return gg_dnn_add(op, GG_DNN_DATA, "linear backward data", grad_input, data, 3, bind);
 }
 
 /* Layers over positions: where oneDNN has AVX2 alone, as its products have other bits with another number of threads;
@@ -141,31 +135,33 @@ static gg_status onednn_linear_direct(gg_device *device, const gg_op_desc *desc,
         rows *= in->size[i];
     }
     if (!fits)
-        GG_FAIL(GG_ERROR_SHAPE, "linear has one input, of which it changes the last axis, not %d of shape %s to %s",
-                desc->inputs, gg_shape_text(in, in_text), gg_shape_text(made, out_text));
+        GG_FAIL_CLEANUP(GG_ERROR_SHAPE,
+                        "linear has one input, of which it changes the last axis, not %d of shape %s to %s",
+                        desc->inputs, gg_shape_text(in, in_text), gg_shape_text(made, out_text));
     const int64_t inputs = in->size[in->dims - 1], outputs = made->size[made->dims - 1];
     if (desc->dtype == GG_FLOAT32 && in->dims > 1 && is_left_to_native(device->isa, rows, outputs, inputs))
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "linear over %lld positions of %lld to %lld: left to the table '%s'",
-                (long long)rows, (long long)inputs, (long long)outputs, gg_backend_native.name);
-    if (desc->activation == GG_ACTIVATION_GELU) GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN's linear layer has no GELU here");
-    GG_TRY(gg_dnn_op_create(device, desc, &it.op));
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "linear over %lld positions of %lld to %lld: left to the table '%s'",
+                        (long long)rows, (long long)inputs, (long long)outputs, gg_backend_native.name);
+    if (desc->activation == GG_ACTIVATION_GELU)
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "oneDNN's linear layer has no GELU here");
+    GG_TRY_CLEANUP(gg_dnn_op_create(device, desc, &it.op));
     if (it.op->dtype == GG_BFLOAT16) {
         status = gg_dnn_linear_narrow(it.op, rows);
         goto cleanup;
     }
     const int64_t input[2] = {rows, inputs}, output[2] = {rows, outputs}, weight[2] = {outputs, inputs};
     const int64_t transposed[2] = {inputs, outputs}, row[2] = {1, outputs};
-    GG_TRY(gg_dnn_md(it.op, 2, input, GG_FLOAT32, dnnl_ab, &it.input));
-    GG_TRY(gg_dnn_md(it.op, 2, output, GG_FLOAT32, dnnl_ab, &it.output));
-    GG_TRY(gg_dnn_md(it.op, 2, weight, GG_FLOAT32, dnnl_ab, &it.weight));
-    GG_TRY(gg_dnn_md(it.op, 2, transposed, GG_FLOAT32, dnnl_ba, &it.weight_transposed));
+    GG_TRY_CLEANUP(gg_dnn_md(it.op, 2, input, GG_FLOAT32, dnnl_ab, &it.input));
+    GG_TRY_CLEANUP(gg_dnn_md(it.op, 2, output, GG_FLOAT32, dnnl_ab, &it.output));
+    GG_TRY_CLEANUP(gg_dnn_md(it.op, 2, weight, GG_FLOAT32, dnnl_ab, &it.weight));
+    GG_TRY_CLEANUP(gg_dnn_md(it.op, 2, transposed, GG_FLOAT32, dnnl_ba, &it.weight_transposed));
     if (desc->bias) {
-        GG_TRY(gg_dnn_md(it.op, 1, &outputs, GG_FLOAT32, dnnl_a, &it.bias));
-        GG_TRY(gg_dnn_md(it.op, 2, row, GG_FLOAT32, dnnl_ab, &it.bias_row));
+        GG_TRY_CLEANUP(gg_dnn_md(it.op, 1, &outputs, GG_FLOAT32, dnnl_a, &it.bias));
+        GG_TRY_CLEANUP(gg_dnn_md(it.op, 2, row, GG_FLOAT32, dnnl_ab, &it.bias_row));
     }
-    GG_TRY(onednn_linear_add_forward(&it));
-    if (desc->activation == GG_ACTIVATION_RELU) GG_TRY(gg_dnn_add_relu(it.op));
-    if (desc->training) GG_TRY(onednn_linear_add_backward(&it));
+    GG_TRY_CLEANUP(onednn_linear_add_forward(&it));
+    if (desc->activation == GG_ACTIVATION_RELU) GG_TRY_CLEANUP(gg_dnn_add_relu(it.op));
+    if (desc->training) GG_TRY_CLEANUP(onednn_linear_add_backward(&it));
 cleanup:
     return gg_dnn_op_finish(status, it.op, out);
 }

@@ -13,7 +13,6 @@ typedef struct linear {
 } linear;
 
 static gg_status narrow_linear_forward(linear *it) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     gg_dnn_place weight;
     GG_DNN_PD(op, &it->forward, dnnl_inner_product_forward_primitive_desc_create, op->engine,
@@ -25,9 +24,7 @@ static gg_status narrow_linear_forward(linear *it) {
                                  {DNNL_ARG_WEIGHTS, md, weight},
                                  {DNNL_ARG_BIAS, it->bias, gg_dnn_parameter(GG_PARAMETER_BIAS)},
                                  {DNNL_ARG_DST, it->output, gg_dnn_at(GG_DNN_OUTPUT)}};
-    GG_TRY(gg_dnn_add(op, GG_DNN_FORWARD, "linear", gg_dnn_at(GG_DNN_ALWAYS), it->forward, 4, bind));
-cleanup:
-    return status;
+    return gg_dnn_add(op, GG_DNN_FORWARD, "linear", gg_dnn_at(GG_DNN_ALWAYS), it->forward, 4, bind);
 }
 
 /* The bias's gradient where somebody else computes the weight's. */
@@ -51,7 +48,6 @@ static void bias_alone(gg_device *device, const gg_dnn_op *op, const gg_op_args 
 }
 
 static gg_status narrow_linear_weights(linear *it) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     const gg_dnn_place wanted = gg_dnn_gradient(GG_PARAMETER_WEIGHT);
     dnnl_primitive_desc_t pd = NULL;
@@ -64,12 +60,10 @@ static gg_status narrow_linear_weights(linear *it) {
     GG_TRY(gg_dnn_add(op, GG_DNN_WEIGHTS, "linear backward weights", wanted, pd, 4, bind));
     op->behind[GG_DNN_WEIGHTS] = bias_alone;
     op->head.backward_needs_input = 1;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status narrow_linear_data(linear *it) {
-    gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
     gg_dnn_place weight;
     dnnl_primitive_desc_t pd = NULL;
@@ -80,13 +74,10 @@ static gg_status narrow_linear_data(linear *it) {
     const gg_dnn_bind bind[3] = {{DNNL_ARG_DIFF_SRC, it->input, gg_dnn_at(GG_DNN_GRAD_INPUT)},
                                  {DNNL_ARG_WEIGHTS, md, weight},
                                  {DNNL_ARG_DIFF_DST, it->output, gg_dnn_at(GG_DNN_GRAD_OUTPUT)}};
-    GG_TRY(gg_dnn_add(op, GG_DNN_DATA, "linear backward data", gg_dnn_at(GG_DNN_GRAD_INPUT), pd, 3, bind));
-cleanup:
-    return status;
+    return gg_dnn_add(op, GG_DNN_DATA, "linear backward data", gg_dnn_at(GG_DNN_GRAD_INPUT), pd, 3, bind);
 }
 
 gg_status gg_dnn_linear_narrow(gg_dnn_op *op, int64_t rows) {
-    gg_status status = GG_OK;
     const gg_op_desc *desc = &op->head.desc;
     const int64_t inputs = desc->input[0].size[desc->input[0].dims - 1];
     const int64_t outputs = desc->output.size[desc->output.dims - 1];
@@ -99,9 +90,8 @@ gg_status gg_dnn_linear_narrow(gg_dnn_op *op, int64_t rows) {
     if (desc->bias) GG_TRY(gg_dnn_md(op, 1, &outputs, GG_FLOAT32, dnnl_a, &it.bias));
     GG_TRY(narrow_linear_forward(&it));
     if (desc->activation == GG_ACTIVATION_RELU) GG_TRY(gg_dnn_add_relu(op));
-    if (!desc->training) goto cleanup;
+    if (!desc->training) return GG_OK;
     GG_TRY(narrow_linear_weights(&it));
     if (desc->input_grad) GG_TRY(narrow_linear_data(&it));
-cleanup:
-    return status;
+    return GG_OK;
 }

@@ -111,7 +111,6 @@ static lstm_layer layer_of(const narrow_lstm *op, const gg_op_args *args, int64_
 /* data: of each argument but the scratchpad. */
 static gg_status run_primitive(const narrow_lstm *op, const lstm_primitive *it, const gg_op_args *args,
                                const void *const *data) {
-    gg_status status = GG_OK;
     for (int i = 0; i < it->arguments; i++) {
         const bool scratchpad = it->scratchpad && i == it->arguments - 1;
         /* oneDNN's memory has no const. It does not write what it only reads. */
@@ -120,8 +119,7 @@ static gg_status run_primitive(const narrow_lstm *op, const lstm_primitive *it, 
     }
     GG_DNN_TRY(dnnl_primitive_execute, it->primitive, op->stream, it->arguments, it->argument);
     GG_DNN_TRY(dnnl_stream_wait, op->stream);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status multiply(const lstm_layer *l, lstm_product_kind kind, const void *a, const void *b, const void *out,
@@ -141,7 +139,6 @@ static const void *packed_weights(const narrow_lstm *op, const gg_op_args *args,
 }
 
 static gg_status narrow_lstm_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
-    gg_status status = GG_OK;
     const narrow_lstm *op = (narrow_lstm *)head;
     const lstm_product *products = op->product + (pass == GG_PASS_FORWARD ? FORWARD_FIRST : DATA_FIRST);
     gg_parallel_set_threads(op->device->threads);
@@ -154,8 +151,7 @@ static gg_status narrow_lstm_prepare(gg_op *head, const gg_op_args *args, gg_pas
         if (pack->primitive != NULL) GG_TRY(run_primitive(op, pack, args, inputs));
         GG_TRY(run_primitive(op, &products[2].pack, args, states));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------- forward */
@@ -246,7 +242,6 @@ static int threads_of(const narrow_lstm *op) {
 }
 
 static gg_status narrow_lstm_forward(gg_op *head, const gg_op_args *args) {
-    gg_status status = GG_OK;
     const narrow_lstm *op = (narrow_lstm *)head;
     float *bias = head->desc.bias ? at(args->scratch, op->bias_at) : NULL;
     gg_parallel_set_threads(op->device->threads);
@@ -266,8 +261,7 @@ static gg_status narrow_lstm_forward(gg_op *head, const gg_op_args *args) {
         }
         leave_layer(&l);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ------------------------------------------------------------------------------------------ backward */
@@ -312,7 +306,6 @@ static void lstm_return_part(void *context, int thread, int threads) {
 }
 
 static gg_status weight_gradients(const lstm_layer *l) {
-    gg_status status = GG_OK;
     const narrow_lstm *op = l->op;
     GG_TRY(multiply(l, l->first ? WEIGHTS_FIRST : WEIGHTS_LATER, l->in, l->errors,
                     gg_lstm_gradient(&op->head, l->args, l->number, GG_LSTM_WEIGHT_IH), NULL));
@@ -321,12 +314,10 @@ static gg_status weight_gradients(const lstm_layer *l) {
     if (op->head.desc.bias)
         gg_lstm_bias_gradients(op->device, &op->head, l->args, l->number, op->batch * op->positions, l->gates,
                                4 * op->hidden);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status narrow_lstm_backward(gg_op *head, const gg_op_args *args) {
-    gg_status status = GG_OK;
     const narrow_lstm *op = (narrow_lstm *)head;
     gg_parallel_set_threads(op->device->threads);
     for (int64_t number = op->layers - 1; number >= 0; --number) {
@@ -345,8 +336,7 @@ static gg_status narrow_lstm_backward(gg_op *head, const gg_op_args *args) {
                         l.first ? at(args->scratch, op->data_at) : l.error, NULL));
         if (l.first) gg_parallel_run(threads_of(op), lstm_return_part, &l);
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void drop_attributes(narrow_lstm *op) {
@@ -382,17 +372,14 @@ static const gg_op_class narrow_lstm_class = {.prepare = narrow_lstm_prepare,
 
 static gg_status matrix(int64_t rows, int64_t cols, dnnl_data_type_t type, dnnl_format_tag_t tag,
                         dnnl_memory_desc_t *out) {
-    gg_status status = GG_OK;
     dnnl_dims_t size = {rows, cols};
     GG_DNN_TRY(dnnl_memory_desc_create_with_tag, out, 2, size, type, tag);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Its arguments are of md[0], ..., and a scratchpad, for which there is room behind all else. */
 static gg_status make_primitive(narrow_lstm *op, const_dnnl_primitive_desc_t pd, int arguments, const int *argument,
                                 const const_dnnl_memory_desc_t *md, lstm_primitive *out) {
-    gg_status status = GG_OK;
     const_dnnl_memory_desc_t scratchpad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
     const size_t bytes = scratchpad != NULL ? dnnl_memory_desc_get_size(scratchpad) : 0;
     GG_DNN_TRY(dnnl_primitive_create, &out->primitive, pd);
@@ -404,8 +391,7 @@ static gg_status make_primitive(narrow_lstm *op, const_dnnl_primitive_desc_t pd,
     }
     out->scratchpad = bytes > 0;
     if (bytes > op->head.scratch_bytes) op->head.scratch_bytes = bytes;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* A product of `m` rows with weights whose parameter, (4H, columns), is read as it is or transposed, and their packing.
@@ -420,21 +406,21 @@ static gg_status make_product(narrow_lstm *op, lstm_product_kind kind, int64_t m
     dnnl_memory_desc_t md[COUNT] = {NULL};
     dnnl_primitive_desc_t pd = NULL, pack = NULL;
     lstm_product *product = &op->product[kind];
-    GG_TRY(matrix(m, k, dnnl_bf16, dnnl_ab, &md[SOURCE]));
-    GG_TRY(matrix(k, n, dnnl_bf16, dnnl_format_tag_any, &md[WEIGHTS]));
-    GG_TRY(matrix(m, n, out, dnnl_ab, &md[TARGET]));
-    GG_TRY(matrix(1, n, dnnl_f32, dnnl_ab, &md[BIAS]));
-    GG_TRY(matrix(k, n, dnnl_f32, transposed ? dnnl_ba : dnnl_ab, &md[PARAMETER]));
-    GG_DNN_TRY(dnnl_matmul_primitive_desc_create, &pd, op->engine, md[SOURCE], md[WEIGHTS], bias ? md[BIAS] : NULL,
-               md[TARGET], op->attributes[add]);
-    if (gg_dnn_is_slow(pd)) GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN has no kernels for an LSTM in bfloat16 here");
+    GG_TRY_CLEANUP(matrix(m, k, dnnl_bf16, dnnl_ab, &md[SOURCE]));
+    GG_TRY_CLEANUP(matrix(k, n, dnnl_bf16, dnnl_format_tag_any, &md[WEIGHTS]));
+    GG_TRY_CLEANUP(matrix(m, n, out, dnnl_ab, &md[TARGET]));
+    GG_TRY_CLEANUP(matrix(1, n, dnnl_f32, dnnl_ab, &md[BIAS]));
+    GG_TRY_CLEANUP(matrix(k, n, dnnl_f32, transposed ? dnnl_ba : dnnl_ab, &md[PARAMETER]));
+    GG_DNN_TRY_CLEANUP(dnnl_matmul_primitive_desc_create, &pd, op->engine, md[SOURCE], md[WEIGHTS],
+                       bias ? md[BIAS] : NULL, md[TARGET], op->attributes[add]);
+    if (gg_dnn_is_slow(pd)) GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "oneDNN has no kernels for an LSTM in bfloat16 here");
     const_dnnl_memory_desc_t packed = dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0);
     const const_dnnl_memory_desc_t places[4] = {md[SOURCE], packed, md[TARGET], md[BIAS]};
-    GG_TRY(make_primitive(op, pd, bias ? 4 : 3, arguments, places, &product->run));
-    GG_DNN_TRY(dnnl_reorder_primitive_desc_create, &pack, md[PARAMETER], op->engine, packed, op->engine,
-               op->attributes[0]);
+    GG_TRY_CLEANUP(make_primitive(op, pd, bias ? 4 : 3, arguments, places, &product->run));
+    GG_DNN_TRY_CLEANUP(dnnl_reorder_primitive_desc_create, &pack, md[PARAMETER], op->engine, packed, op->engine,
+                       op->attributes[0]);
     const const_dnnl_memory_desc_t copies[2] = {md[PARAMETER], packed};
-    GG_TRY(make_primitive(op, pack, 2, copied, copies, &product->pack));
+    GG_TRY_CLEANUP(make_primitive(op, pack, 2, copied, copies, &product->pack));
     product->packed_bytes = gg_aligned(dnnl_memory_desc_get_size(packed));
 cleanup:
     for (int i = 0; i < COUNT; i++)
@@ -452,16 +438,16 @@ static gg_status make_weights_product(narrow_lstm *op, lstm_product_kind kind, i
     enum { SOURCE, ERROR, GRADIENT, WEIGHTS, COUNT };
     dnnl_memory_desc_t md[COUNT] = {NULL};
     dnnl_primitive_desc_t hint = NULL, pd = NULL;
-    GG_TRY(matrix(rows, columns, dnnl_bf16, dnnl_ab, &md[SOURCE]));
-    GG_TRY(matrix(rows, gates, dnnl_bf16, dnnl_ab, &md[ERROR]));
-    GG_TRY(matrix(gates, columns, dnnl_f32, dnnl_ab, &md[GRADIENT]));
-    GG_TRY(matrix(gates, columns, dnnl_bf16, dnnl_format_tag_any, &md[WEIGHTS]));
-    GG_DNN_TRY(dnnl_inner_product_forward_primitive_desc_create, &hint, op->engine, dnnl_forward_training, md[SOURCE],
-               md[WEIGHTS], NULL, md[ERROR], op->attributes[0]);
-    GG_DNN_TRY(dnnl_inner_product_backward_weights_primitive_desc_create, &pd, op->engine, md[SOURCE], md[GRADIENT],
-               NULL, md[ERROR], hint, op->attributes[0]);
+    GG_TRY_CLEANUP(matrix(rows, columns, dnnl_bf16, dnnl_ab, &md[SOURCE]));
+    GG_TRY_CLEANUP(matrix(rows, gates, dnnl_bf16, dnnl_ab, &md[ERROR]));
+    GG_TRY_CLEANUP(matrix(gates, columns, dnnl_f32, dnnl_ab, &md[GRADIENT]));
+    GG_TRY_CLEANUP(matrix(gates, columns, dnnl_bf16, dnnl_format_tag_any, &md[WEIGHTS]));
+    GG_DNN_TRY_CLEANUP(dnnl_inner_product_forward_primitive_desc_create, &hint, op->engine, dnnl_forward_training,
+                       md[SOURCE], md[WEIGHTS], NULL, md[ERROR], op->attributes[0]);
+    GG_DNN_TRY_CLEANUP(dnnl_inner_product_backward_weights_primitive_desc_create, &pd, op->engine, md[SOURCE],
+                       md[GRADIENT], NULL, md[ERROR], hint, op->attributes[0]);
     const const_dnnl_memory_desc_t places[3] = {md[SOURCE], md[ERROR], md[GRADIENT]};
-    GG_TRY(make_primitive(op, pd, 3, arguments, places, &op->product[kind].run));
+    GG_TRY_CLEANUP(make_primitive(op, pd, 3, arguments, places, &op->product[kind].run));
 cleanup:
     for (int i = 0; i < COUNT; i++)
         if (md[i] != NULL) dnnl_memory_desc_destroy(md[i]);
@@ -474,12 +460,12 @@ static gg_status make_attributes(narrow_lstm *op) {
     gg_status status = GG_OK;
     dnnl_post_ops_t sum = NULL;
     for (int i = 0; i < 2; i++) {
-        GG_DNN_TRY(dnnl_primitive_attr_create, &op->attributes[i]);
-        GG_DNN_TRY(dnnl_primitive_attr_set_scratchpad_mode, op->attributes[i], dnnl_scratchpad_mode_user);
+        GG_DNN_TRY_CLEANUP(dnnl_primitive_attr_create, &op->attributes[i]);
+        GG_DNN_TRY_CLEANUP(dnnl_primitive_attr_set_scratchpad_mode, op->attributes[i], dnnl_scratchpad_mode_user);
     }
-    GG_DNN_TRY(dnnl_post_ops_create, &sum);
-    GG_DNN_TRY(dnnl_post_ops_append_sum, sum, 1, 0, dnnl_data_type_undef);
-    GG_DNN_TRY(dnnl_primitive_attr_set_post_ops, op->attributes[1], sum);
+    GG_DNN_TRY_CLEANUP(dnnl_post_ops_create, &sum);
+    GG_DNN_TRY_CLEANUP(dnnl_post_ops_append_sum, sum, 1, 0, dnnl_data_type_undef);
+    GG_DNN_TRY_CLEANUP(dnnl_primitive_attr_set_post_ops, op->attributes[1], sum);
 cleanup:
     if (sum != NULL) dnnl_post_ops_destroy(sum);
     return status;
@@ -490,16 +476,17 @@ static gg_status make_products(narrow_lstm *op) {
     const gg_op_desc *desc = &op->head.desc;
     const int64_t rows = op->batch * op->positions, hidden = op->hidden;
     const bool later = op->layers > 1;
-    GG_TRY(make_attributes(op));
-    GG_TRY(make_product(op, FORWARD_FIRST, rows, op->inputs, true, false, desc->bias, dnnl_f32));
-    if (later) GG_TRY(make_product(op, FORWARD_LATER, rows, hidden, true, false, desc->bias, dnnl_f32));
-    GG_TRY(make_product(op, FORWARD_STATES, op->batch, hidden, true, true, false, dnnl_f32));
+    GG_TRY_CLEANUP(make_attributes(op));
+    GG_TRY_CLEANUP(make_product(op, FORWARD_FIRST, rows, op->inputs, true, false, desc->bias, dnnl_f32));
+    if (later) GG_TRY_CLEANUP(make_product(op, FORWARD_LATER, rows, hidden, true, false, desc->bias, dnnl_f32));
+    GG_TRY_CLEANUP(make_product(op, FORWARD_STATES, op->batch, hidden, true, true, false, dnnl_f32));
     if (!desc->training) goto cleanup;
-    if (desc->input_grad) GG_TRY(make_product(op, DATA_FIRST, rows, op->inputs, false, false, false, dnnl_bf16));
-    if (later) GG_TRY(make_product(op, DATA_LATER, rows, hidden, false, false, false, dnnl_f32));
-    GG_TRY(make_product(op, DATA_STATES, op->batch, hidden, false, false, false, dnnl_f32));
-    GG_TRY(make_weights_product(op, WEIGHTS_FIRST, op->inputs));
-    GG_TRY(make_weights_product(op, WEIGHTS_LATER, hidden));
+    if (desc->input_grad)
+        GG_TRY_CLEANUP(make_product(op, DATA_FIRST, rows, op->inputs, false, false, false, dnnl_bf16));
+    if (later) GG_TRY_CLEANUP(make_product(op, DATA_LATER, rows, hidden, false, false, false, dnnl_f32));
+    GG_TRY_CLEANUP(make_product(op, DATA_STATES, op->batch, hidden, false, false, false, dnnl_f32));
+    GG_TRY_CLEANUP(make_weights_product(op, WEIGHTS_FIRST, op->inputs));
+    GG_TRY_CLEANUP(make_weights_product(op, WEIGHTS_LATER, hidden));
 cleanup:
     drop_attributes(op);
     return status;
@@ -556,12 +543,12 @@ static gg_status onednn_lstm_direct(gg_device *device, const gg_op_desc *desc, g
     void *block = NULL;
     *out = NULL;
     if (desc->dtype != GG_BFLOAT16 || device->isa < GG_ISA_AVX512)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN's LSTM is for bfloat16 and AVX-512");
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "oneDNN's LSTM is for bfloat16 and AVX-512");
     if (desc->offered[0].dtype != GG_FLOAT32 && desc->offered[0].dtype != GG_BFLOAT16)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "oneDNN's LSTM reads float32 or bfloat16, not %s",
-                gg_dtype_name(desc->offered[0].dtype));
-    GG_TRY(gg_op_check_lstm(desc));
-    GG_TRY(gg_calloc(1, sizeof(narrow_lstm), "an operation", &block));
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "oneDNN's LSTM reads float32 or bfloat16, not %s",
+                        gg_dtype_name(desc->offered[0].dtype));
+    GG_TRY_CLEANUP(gg_op_check_lstm(desc));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof(narrow_lstm), "an operation", &block));
     narrow_lstm *op = block;
     op->head.type = &narrow_lstm_class;
     op->head.backend = GG_DNN_NAME;
@@ -577,8 +564,8 @@ static gg_status onednn_lstm_direct(gg_device *device, const gg_op_desc *desc, g
     op->dropout = gg_lstm_dropout_of(desc);
     /* A primitive splits its work by the number of threads at its creation. */
     gg_parallel_set_threads(device->threads);
-    GG_DNN_TRY(dnnl_stream_create, &op->stream, op->engine, dnnl_stream_default_flags);
-    GG_TRY(make_products(op));
+    GG_DNN_TRY_CLEANUP(dnnl_stream_create, &op->stream, op->engine, dnnl_stream_default_flags);
+    GG_TRY_CLEANUP(make_products(op));
     lay_out(op);
     const size_t forward = prepared_bytes(op, FORWARD_FIRST), back = prepared_bytes(op, DATA_FIRST);
     op->head.prepared_bytes = forward > back ? forward : back;

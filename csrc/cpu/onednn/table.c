@@ -29,7 +29,7 @@ static gg_status open_device(const gg_device_options *options, gg_device **out) 
     gg_status status = GG_OK;
     gg_device *device = NULL;
     *out = NULL;
-    GG_TRY(gg_cpu_device_open(&gg_backend_onednn, sizeof(gg_dnn_device), options, &device));
+    GG_TRY_CLEANUP(gg_cpu_device_open(&gg_backend_onednn, sizeof(gg_dnn_device), options, &device));
     pthread_mutex_lock(&once);
     if (!limited) {
         limit_isa(options->isa);
@@ -37,7 +37,7 @@ static gg_status open_device(const gg_device_options *options, gg_device **out) 
     }
     pthread_mutex_unlock(&once);
     gg_parallel_set_threads(options->threads);
-    GG_DNN_TRY(dnnl_engine_create, &((gg_dnn_device *)device)->engine, dnnl_cpu, 0);
+    GG_DNN_TRY_CLEANUP(dnnl_engine_create, &((gg_dnn_device *)device)->engine, dnnl_cpu, 0);
     *out = device;
     device = NULL;
 cleanup:

@@ -55,7 +55,6 @@ const void *gg_strict_in(gg_strict *device, const void *pointer) {
 }
 
 static gg_status add_block(gg_strict_block **list, int *count, int *room, gg_strict_block block) {
-    gg_status status = GG_OK;
     gg_strict_block *grown = NULL;
     if (*count == *room) {
         GG_TRY(gg_calloc((size_t)*room * 2 + 16, sizeof *grown, "list of memory", &grown));
@@ -65,8 +64,7 @@ static gg_status add_block(gg_strict_block **list, int *count, int *room, gg_str
         *room = *room * 2 + 16;
     }
     (*list)[(*count)++] = block;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void remove_block(gg_strict_block *list, int *count, const void *host) {
@@ -169,17 +167,15 @@ static void refuse_in_capture(gg_strict *device, const char *what) {
 }
 
 static gg_status make_room(gg_device_graph *graph) {
-    gg_status status = GG_OK;
     gg_strict_work *grown = NULL;
     const int room = 2 * graph->room + 16;
-    if (graph->works < graph->room) goto cleanup;
+    if (graph->works < graph->room) return GG_OK;
     GG_TRY(gg_alloc((size_t)room * sizeof *grown, "captured work", &grown));
     if (graph->works > 0) memcpy(grown, graph->work, (size_t)graph->works * sizeof *grown);
     gg_free(graph->work);
     graph->work = grown;
     graph->room = room;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_strict_work *captured_work(gg_strict *device) {
@@ -277,8 +273,8 @@ static gg_status strict_alloc(gg_device *head, size_t bytes, const char *what, v
         block.work = map_file(file, block.bytes, PROT_READ | PROT_WRITE);
     }
     if (block.host == NULL || block.work == NULL)
-        GG_FAIL(GG_ERROR_MEMORY, "no memory for %s: %zu bytes wanted on the strict device", what, bytes);
-    GG_TRY(add_block(&device->block, &device->blocks, &device->block_room, block));
+        GG_FAIL_CLEANUP(GG_ERROR_MEMORY, "no memory for %s: %zu bytes wanted on the strict device", what, bytes);
+    GG_TRY_CLEANUP(add_block(&device->block, &device->blocks, &device->block_room, block));
     gg_memory_count((int64_t)block.bytes, 1);
     *out = block.host;
     block = (gg_strict_block){0};
@@ -316,8 +312,8 @@ static gg_status strict_alloc_host(gg_device *head, size_t bytes, const char *wh
     gg_status status = GG_OK;
     void *made = NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, bytes, what, &made));
-    GG_TRY(strict_share(head, made, bytes));
+    GG_TRY_CLEANUP(gg_calloc(1, bytes, what, &made));
+    GG_TRY_CLEANUP(strict_share(head, made, bytes));
     *out = made;
     made = NULL;
 cleanup:
@@ -426,7 +422,6 @@ static double strict_read_time(gg_device *head, int64_t time) {
 static gg_mark strict_report(gg_device *head) { return strict_mark(head, GG_QUEUE_COMPUTE); }
 
 static gg_status strict_check(gg_device *head, gg_mark report) {
-    gg_status status = GG_OK;
     char message[sizeof strict_of(head)->message];
     gg_strict *device = strict_of(head);
     pthread_mutex_lock(&device->mutex);
@@ -435,9 +430,8 @@ static gg_status strict_check(gg_device *head, gg_mark report) {
     const gg_status failure = later ? GG_OK : device->failure;
     memcpy(message, device->message, sizeof message);
     pthread_mutex_unlock(&device->mutex);
-    if (failure != GG_OK) GG_FAIL(failure, "%s", message);
-cleanup:
-    return status;
+    if (failure != GG_OK) return gg_fail(failure, "%s", message);
+    return GG_OK;
 }
 
 static void *strict_library_address(gg_device *device, void *at) { return strict_address(strict_of(device), at); }
@@ -446,11 +440,8 @@ static void *strict_library_address(gg_device *device, void *at) { return strict
 
 static gg_status strict_capture_begin(gg_device *head) {
     gg_strict *device = strict_of(head);
-    gg_status status = GG_OK;
-    if (device->capture != NULL) GG_FAIL(GG_ERROR_BACKEND, "strict device: work is captured already");
-    GG_TRY(gg_calloc(1, sizeof *device->capture, "captured work", &device->capture));
-cleanup:
-    return status;
+    if (device->capture != NULL) return gg_fail(GG_ERROR_BACKEND, "strict device: work is captured already");
+    return gg_calloc(1, sizeof *device->capture, "captured work", &device->capture);
 }
 
 static gg_status strict_capture_end(gg_device *head, gg_device_graph **out) {
@@ -505,16 +496,16 @@ gg_status gg_strict_open(const gg_backend *table, const gg_device_options *optio
     gg_status status = GG_OK;
     gg_strict *device = NULL;
     *out = NULL;
-    GG_TRY(gg_calloc(1, sizeof *device, "strict device", &device));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *device, "strict device", &device));
     (void)pthread_mutex_init(&device->mutex, NULL);
     (void)pthread_cond_init(&device->given, NULL);
     (void)pthread_cond_init(&device->done, NULL);
     device->head = (gg_device){.table = table, .isa = options->isa, .threads = options->threads};
     device->seed = (uint64_t)options->number;
-    GG_TRY(gg_calloc(GG_QUEUE_COUNT, sizeof *device->queue, "queues of the strict device", &device->queue));
-    GG_TRY(gg_backend_native.open(options, &device->native));
+    GG_TRY_CLEANUP(gg_calloc(GG_QUEUE_COUNT, sizeof *device->queue, "queues of the strict device", &device->queue));
+    GG_TRY_CLEANUP(gg_backend_native.open(options, &device->native));
     if (pthread_create(&device->thread, NULL, strict_thread, device) != 0)
-        GG_FAIL(GG_ERROR_MEMORY, "no thread for the strict device");
+        GG_FAIL_CLEANUP(GG_ERROR_MEMORY, "no thread for the strict device");
     device->started = true;
     *out = &device->head;
     device = NULL;

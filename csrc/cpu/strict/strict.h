@@ -1,4 +1,4 @@
-/* The strict device: the native table behind the rules of backend/device.h, for tests of all code that works with any
+/* The strict device: the native table behind the rules of ops/device.h, for tests of all code that works with any
  * device.
  *
  * Its memory lies at two addresses. The host's has no access: reading or writing there ends the process. What the table

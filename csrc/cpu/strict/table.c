@@ -124,11 +124,11 @@ static gg_status strict_create(gg_device *device, const gg_op_desc *desc, gg_op 
     gg_strict *own = table_device(device);
     *out = NULL;
     if (parameters_of(desc) > GG_STRICT_MOST_PARAMETERS)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "the strict device has operations of at most %d parameters, not %d",
-                GG_STRICT_MOST_PARAMETERS, parameters_of(desc));
-    GG_TRY(gg_calloc(1, sizeof *op, "an operation of the strict device", &op));
+        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "the strict device has operations of at most %d parameters, not %d",
+                        GG_STRICT_MOST_PARAMETERS, parameters_of(desc));
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *op, "an operation of the strict device", &op));
     op->device = own;
-    GG_TRY(native_of(own)->create[desc->kind](own->native, desc, &op->native));
+    GG_TRY_CLEANUP(native_of(own)->create[desc->kind](own->native, desc, &op->native));
     const gg_op_class *type = op->native->type;
     op->head = *op->native;
     op->head.type = &op->class;
@@ -541,16 +541,15 @@ static gg_status strict_count(int *out) {
 }
 
 static gg_status strict_kind_open(const gg_devices_options *options, gg_devices *out) {
-    gg_status status = GG_OK;
     if (strcmp(options->backend, "auto") != 0 && strcmp(options->backend, "native") != 0)
-        GG_FAIL(GG_ERROR_ARGUMENT, "backend: '%s'; allowed with device 'strict' are auto, native", options->backend);
+        return gg_fail(GG_ERROR_ARGUMENT, "backend: '%s'; allowed with device 'strict' are auto, native",
+                       options->backend);
     if (options->dtype != GG_FLOAT32)
-        GG_FAIL(GG_ERROR_UNSUPPORTED, "dtype: '%s'; allowed with device 'strict' is float32",
-                gg_dtype_name(options->dtype));
+        return gg_fail(GG_ERROR_UNSUPPORTED, "dtype: '%s'; allowed with device 'strict' is float32",
+                       gg_dtype_name(options->dtype));
     GG_TRY(gg_backend_strict.open(&options->device, &out->device));
     out->first = out->device;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 const gg_device_kind gg_strict_kind = {.name = "strict", .count = strict_count, .open = strict_kind_open};

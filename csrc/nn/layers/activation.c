@@ -20,11 +20,8 @@ const gg_layer_type gg_layer_sigmoid = {
     .name = "sigmoid", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_SIGMOID, .infer = activation_infer};
 
 static gg_status leaky_relu_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
-    if (!isfinite(desc->slope)) GG_FAIL(GG_ERROR_ARGUMENT, "negative_slope must be finite, got %g", desc->slope);
-    GG_TRY(activation_infer(desc, inputs, input, out));
-cleanup:
-    return status;
+    if (!isfinite(desc->slope)) return gg_fail(GG_ERROR_ARGUMENT, "negative_slope must be finite, got %g", desc->slope);
+    return activation_infer(desc, inputs, input, out);
 }
 
 static void leaky_relu_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->slope = desc->slope; }

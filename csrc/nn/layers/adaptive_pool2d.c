@@ -3,21 +3,19 @@
 
 static gg_status adaptive_pool2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input,
                                        gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     (void)inputs;
     if (input[0]->shape.dims != 3)
-        GG_FAIL(GG_ERROR_SHAPE, "input must be (channels, height, width), got %s from '%s'",
-                gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
+        return gg_fail(GG_ERROR_SHAPE, "input must be (channels, height, width), got %s from '%s'",
+                       gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
     *out = input[0]->shape;
     for (int i = 0; i < 2; i++) {
         if (desc->output_size[i] < 0 || desc->output_size[i] > GG_MAX_WINDOW)
-            GG_FAIL(GG_ERROR_ARGUMENT, "output_size must be 1 to %lld, got %lld (%s)", (long long)GG_MAX_WINDOW,
-                    (long long)desc->output_size[i], i == 0 ? "height" : "width");
+            return gg_fail(GG_ERROR_ARGUMENT, "output_size must be 1 to %lld, got %lld (%s)", (long long)GG_MAX_WINDOW,
+                           (long long)desc->output_size[i], i == 0 ? "height" : "width");
         if (desc->output_size[i] > 0) out->size[1 + i] = desc->output_size[i];
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Where all windows have one size and follow each other, it is the plain average pooling, which more tables have. */

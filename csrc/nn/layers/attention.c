@@ -2,24 +2,23 @@
 #include "nn/layer.h"
 
 static gg_status attention_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     const gg_shape *shape = &input[0]->shape;
-    if (desc->heads < 1) GG_FAIL(GG_ERROR_ARGUMENT, "heads must be at least 1, got %lld", (long long)desc->heads);
+    if (desc->heads < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "heads must be at least 1, got %lld", (long long)desc->heads);
     if (!(desc->probability >= 0 && desc->probability < 1))
-        GG_FAIL(GG_ERROR_ARGUMENT, "probability must be at least 0 and less than 1, got %g", desc->probability);
+        return gg_fail(GG_ERROR_ARGUMENT, "probability must be at least 0 and less than 1, got %g", desc->probability);
     if (shape->dims != 2 || desc->heads > shape->size[1] || shape->size[1] % (3 * desc->heads) != 0)
-        GG_FAIL(
+        return gg_fail(
             GG_ERROR_SHAPE,
             "input must be (positions, features), with queries, keys and values side by side, each divisible by the "
             "%lld heads, got %s from '%s'",
             (long long)desc->heads, gg_shape_text(shape, text), input[0]->desc.name);
     if (inputs == 2 && gg_shape_count(&input[1]->shape) != 1)
-        GG_FAIL(GG_ERROR_SHAPE, "lengths must be one number a sample, got %s from '%s'",
-                gg_shape_text(&input[1]->shape, text), input[1]->desc.name);
+        return gg_fail(GG_ERROR_SHAPE, "lengths must be one number a sample, got %s from '%s'",
+                       gg_shape_text(&input[1]->shape, text), input[1]->desc.name);
     *out = (gg_shape){2, {shape->size[0], shape->size[1] / 3}};
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* Of all heads. */
@@ -28,27 +27,27 @@ static int64_t inner_features(const gg_layer_desc *desc) {
 }
 
 static gg_status multi_head_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     gg_node packed = *input[0];
     const gg_node *const inner[2] = {&packed, inputs == 2 ? input[1] : NULL};
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     if (packed.shape.dims != 2 || packed.shape.size[1] != desc->outputs)
-        GG_FAIL(GG_ERROR_SHAPE, "input must be (positions, %lld), got %s from '%s'", (long long)desc->outputs,
-                gg_shape_text(&packed.shape, text), packed.desc.name);
-    if (desc->heads < 1) GG_FAIL(GG_ERROR_ARGUMENT, "heads must be at least 1, got %lld", (long long)desc->heads);
+        return gg_fail(GG_ERROR_SHAPE, "input must be (positions, %lld), got %s from '%s'", (long long)desc->outputs,
+                       gg_shape_text(&packed.shape, text), packed.desc.name);
+    if (desc->heads < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "heads must be at least 1, got %lld", (long long)desc->heads);
     if (desc->head_size < 0 || desc->head_size > GG_MAX_WINDOW)
-        GG_FAIL(GG_ERROR_ARGUMENT, "head_size must be 1 to %lld, or 0 for the features divided by the heads, got %lld",
-                (long long)GG_MAX_WINDOW, (long long)desc->head_size);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "head_size must be 1 to %lld, or 0 for the features divided by the heads, got %lld",
+                       (long long)GG_MAX_WINDOW, (long long)desc->head_size);
     if (desc->outputs > GG_MAX_SAMPLE / 3 / desc->outputs || desc->heads > GG_MAX_WINDOW ||
         inner_features(desc) > GG_MAX_SAMPLE / 3 / desc->outputs)
-        GG_FAIL(GG_ERROR_SHAPE, "%lld features make a weight of too many values (at most %lld)",
-                (long long)desc->outputs, (long long)GG_MAX_SAMPLE);
+        return gg_fail(GG_ERROR_SHAPE, "%lld features make a weight of too many values (at most %lld)",
+                       (long long)desc->outputs, (long long)GG_MAX_SAMPLE);
     packed.shape.size[1] = 3 * inner_features(desc);
     GG_TRY(attention_infer(desc, inputs, inner, out));
     *out = input[0]->shape;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* PyTorch's, and what they begin with. */

@@ -5,23 +5,21 @@
 #include "nn/layer.h"
 
 static gg_status batch_norm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     const gg_shape *shape = &input[0]->shape;
     (void)inputs;
     if (desc->kind == GG_LAYER_BATCH_NORM2D && shape->dims != 3)
-        GG_FAIL(GG_ERROR_SHAPE, "input must be (channels, height, width), got %s from '%s'", gg_shape_text(shape, text),
-                input[0]->desc.name);
+        return gg_fail(GG_ERROR_SHAPE, "input must be (channels, height, width), got %s from '%s'",
+                       gg_shape_text(shape, text), input[0]->desc.name);
     if (desc->kind == GG_LAYER_BATCH_NORM1D && shape->dims != 1 && shape->dims != 2)
-        GG_FAIL(GG_ERROR_SHAPE, "input must be (channels) or (channels, length), got %s from '%s'",
-                gg_shape_text(shape, text), input[0]->desc.name);
+        return gg_fail(GG_ERROR_SHAPE, "input must be (channels) or (channels, length), got %s from '%s'",
+                       gg_shape_text(shape, text), input[0]->desc.name);
     if (!(desc->epsilon >= 0) || !isfinite(desc->epsilon))
-        GG_FAIL(GG_ERROR_ARGUMENT, "eps must be at least 0, got %g", desc->epsilon);
+        return gg_fail(GG_ERROR_ARGUMENT, "eps must be at least 0, got %g", desc->epsilon);
     if (!(desc->momentum >= 0 && desc->momentum <= 1))
-        GG_FAIL(GG_ERROR_ARGUMENT, "momentum must be 0 to 1, got %g", desc->momentum);
+        return gg_fail(GG_ERROR_ARGUMENT, "momentum must be 0 to 1, got %g", desc->momentum);
     *out = *shape;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_tensor_desc batch_norm_parameter(const char *name, gg_role role, int64_t channels, float value) {

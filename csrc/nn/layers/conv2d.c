@@ -2,28 +2,28 @@
 #include "nn/layer.h"
 
 static gg_status conv2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     (void)inputs;
     GG_TRY(gg_window_check(&desc->window));
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
     if (desc->outputs < 1 || desc->outputs > GG_MAX_SAMPLE)
-        GG_FAIL(GG_ERROR_ARGUMENT, "output channels must be 1 to %lld, got %lld", (long long)GG_MAX_SAMPLE,
-                (long long)desc->outputs);
+        return gg_fail(GG_ERROR_ARGUMENT, "output channels must be 1 to %lld, got %lld", (long long)GG_MAX_SAMPLE,
+                       (long long)desc->outputs);
     GG_TRY(gg_window_infer(&desc->window, false, input[0], out));
     int64_t channels = input[0]->shape.size[0];
-    if (desc->groups < 1) GG_FAIL(GG_ERROR_ARGUMENT, "groups must be at least 1, got %lld", (long long)desc->groups);
+    if (desc->groups < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "groups must be at least 1, got %lld", (long long)desc->groups);
     if (channels % desc->groups != 0 || desc->outputs % desc->groups != 0)
-        GG_FAIL(GG_ERROR_SHAPE,
-                "groups = %lld must divide the %lld output channels and the %lld channels of the input %s from '%s'",
-                (long long)desc->groups, (long long)desc->outputs, (long long)channels,
-                gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
+        return gg_fail(
+            GG_ERROR_SHAPE,
+            "groups = %lld must divide the %lld output channels and the %lld channels of the input %s from '%s'",
+            (long long)desc->groups, (long long)desc->outputs, (long long)channels,
+            gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
     if (desc->window.kernel[0] * desc->window.kernel[1] > GG_MAX_SAMPLE / desc->outputs / channels)
-        GG_FAIL(GG_ERROR_SHAPE, "the weight has too many values (at most %lld)", (long long)GG_MAX_SAMPLE);
+        return gg_fail(GG_ERROR_SHAPE, "the weight has too many values (at most %lld)", (long long)GG_MAX_SAMPLE);
     out->size[0] = desc->outputs;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static int conv2d_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {

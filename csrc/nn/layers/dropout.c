@@ -2,13 +2,11 @@
 #include "nn/layer.h"
 
 static gg_status dropout_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     (void)inputs;
     if (!(desc->probability >= 0 && desc->probability < 1))
-        GG_FAIL(GG_ERROR_ARGUMENT, "probability must be at least 0 and less than 1, got %g", desc->probability);
+        return gg_fail(GG_ERROR_ARGUMENT, "probability must be at least 0 and less than 1, got %g", desc->probability);
     *out = input[0]->shape;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void dropout_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->probability = desc->probability; }

@@ -5,16 +5,15 @@
 #include "nn/layer.h"
 
 static gg_status check_table(const gg_init *init, int64_t numbers, int64_t features) {
-    gg_status status = GG_OK;
     GG_TRY(gg_init_check(init, "weight_init"));
     if (numbers < 1 || numbers > INT32_MAX)
-        GG_FAIL(GG_ERROR_ARGUMENT, "numbers must be 1 to %d, got %lld", INT32_MAX, (long long)numbers);
-    if (features < 1) GG_FAIL(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)features);
+        return gg_fail(GG_ERROR_ARGUMENT, "numbers must be 1 to %d, got %lld", INT32_MAX, (long long)numbers);
+    if (features < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)features);
     if (features > GG_MAX_SAMPLE / numbers)
-        GG_FAIL(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)", (long long)numbers,
-                (long long)features, (long long)GG_MAX_SAMPLE);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)", (long long)numbers,
+                       (long long)features, (long long)GG_MAX_SAMPLE);
+    return GG_OK;
 }
 
 /* The table; the default is PyTorch's for embeddings, normal numbers of deviation 1. */
@@ -28,17 +27,15 @@ static int table_of(const gg_layer_desc *desc, int64_t numbers, int64_t features
 }
 
 static gg_status embedding_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     (void)inputs;
     GG_TRY(check_table(&desc->weight_init, desc->numbers, desc->outputs));
     *out = input[0]->shape;
     if (out->dims == GG_MAX_DIMS)
-        GG_FAIL(GG_ERROR_SHAPE, "input must have at most %d axes, got %s from '%s'", GG_MAX_DIMS - 1,
-                gg_shape_text(out, text), input[0]->desc.name);
+        return gg_fail(GG_ERROR_SHAPE, "input must have at most %d axes, got %s from '%s'", GG_MAX_DIMS - 1,
+                       gg_shape_text(out, text), input[0]->desc.name);
     out->size[out->dims++] = desc->outputs;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static int embedding_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
@@ -59,20 +56,18 @@ static int64_t rows_of_positions(const gg_layer_desc *desc, const gg_shape *inpu
 
 static gg_status position_embedding_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input,
                                           gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     (void)inputs;
     *out = input[0]->shape;
     if (out->dims != 2)
-        GG_FAIL(GG_ERROR_SHAPE, "input must be (positions, features), got %s from '%s'", gg_shape_text(out, text),
-                input[0]->desc.name);
+        return gg_fail(GG_ERROR_SHAPE, "input must be (positions, features), got %s from '%s'",
+                       gg_shape_text(out, text), input[0]->desc.name);
     const int64_t numbers = rows_of_positions(desc, out);
     GG_TRY(check_table(&desc->weight_init, numbers, out->size[1]));
     if (numbers < out->size[0])
-        GG_FAIL(GG_ERROR_SHAPE, "the table has %lld positions, the input %s from '%s' has %lld", (long long)numbers,
-                gg_shape_text(out, text), input[0]->desc.name, (long long)out->size[0]);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_SHAPE, "the table has %lld positions, the input %s from '%s' has %lld",
+                       (long long)numbers, gg_shape_text(out, text), input[0]->desc.name, (long long)out->size[0]);
+    return GG_OK;
 }
 
 static int position_embedding_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {

@@ -2,22 +2,19 @@
 #include "nn/layer.h"
 
 static gg_status infer_add(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char first[GG_SHAPE_TEXT], other[GG_SHAPE_TEXT];
     (void)desc;
     for (int i = 1; i < inputs; i++) {
         if (!gg_shape_equal(&input[0]->shape, &input[i]->shape))
-            GG_FAIL(GG_ERROR_SHAPE, "inputs must have one shape, got %s from '%s' and %s from '%s'",
-                    gg_shape_text(&input[0]->shape, first), input[0]->desc.name, gg_shape_text(&input[i]->shape, other),
-                    input[i]->desc.name);
+            return gg_fail(GG_ERROR_SHAPE, "inputs must have one shape, got %s from '%s' and %s from '%s'",
+                           gg_shape_text(&input[0]->shape, first), input[0]->desc.name,
+                           gg_shape_text(&input[i]->shape, other), input[i]->desc.name);
     }
     *out = input[0]->shape;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status infer_concat(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char first[GG_SHAPE_TEXT], other[GG_SHAPE_TEXT];
     (void)desc;
     *out = input[0]->shape;
@@ -25,13 +22,13 @@ static gg_status infer_concat(const gg_layer_desc *desc, int inputs, const gg_no
         gg_shape shape = input[i]->shape;
         shape.size[0] = input[0]->shape.size[0];
         if (!gg_shape_equal(&input[0]->shape, &shape))
-            GG_FAIL(GG_ERROR_SHAPE, "inputs may differ in their first axis only, got %s from '%s' and %s from '%s'",
-                    gg_shape_text(&input[0]->shape, first), input[0]->desc.name, gg_shape_text(&input[i]->shape, other),
-                    input[i]->desc.name);
+            return gg_fail(GG_ERROR_SHAPE,
+                           "inputs may differ in their first axis only, got %s from '%s' and %s from '%s'",
+                           gg_shape_text(&input[0]->shape, first), input[0]->desc.name,
+                           gg_shape_text(&input[i]->shape, other), input[i]->desc.name);
         out->size[0] += input[i]->shape.size[0];
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 const gg_layer_type gg_layer_add = {

@@ -10,7 +10,6 @@ static int first_axis(const gg_layer_desc *desc, const gg_shape *input) {
 }
 
 static gg_status layer_norm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT], wanted[GG_SHAPE_TEXT];
     const gg_shape *shape = &input[0]->shape;
     const int first = first_axis(desc, shape);
@@ -18,13 +17,12 @@ static gg_status layer_norm_infer(const gg_layer_desc *desc, int inputs, const g
     bool fits = first >= 0;
     for (int i = 0; fits && i < desc->shape.dims; i++) fits = desc->shape.size[i] == shape->size[first + i];
     if (!fits)
-        GG_FAIL(GG_ERROR_SHAPE, "normalized_shape is %s, which are not the last axes of %s from '%s'",
-                gg_shape_text(&desc->shape, wanted), gg_shape_text(shape, text), input[0]->desc.name);
+        return gg_fail(GG_ERROR_SHAPE, "normalized_shape is %s, which are not the last axes of %s from '%s'",
+                       gg_shape_text(&desc->shape, wanted), gg_shape_text(shape, text), input[0]->desc.name);
     if (!(desc->epsilon >= 0) || !isfinite(desc->epsilon))
-        GG_FAIL(GG_ERROR_ARGUMENT, "eps must be at least 0, got %g", desc->epsilon);
+        return gg_fail(GG_ERROR_ARGUMENT, "eps must be at least 0, got %g", desc->epsilon);
     *out = *shape;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static int layer_norm_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
@@ -66,17 +64,16 @@ static int64_t softmax_axis(const gg_layer_desc *desc, const gg_shape *input) {
 }
 
 static gg_status softmax_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     const gg_shape *shape = &input[0]->shape;
     const int64_t axis = softmax_axis(desc, shape);
     (void)inputs;
     if (axis < 0 || axis >= shape->dims)
-        GG_FAIL(GG_ERROR_ARGUMENT, "dim is %lld; allowed for %s from '%s': 1 to %d (0 is the batch), or -%d to -1",
-                (long long)desc->range.axis, gg_shape_text(shape, text), input[0]->desc.name, shape->dims, shape->dims);
+        return gg_fail(
+            GG_ERROR_ARGUMENT, "dim is %lld; allowed for %s from '%s': 1 to %d (0 is the batch), or -%d to -1",
+            (long long)desc->range.axis, gg_shape_text(shape, text), input[0]->desc.name, shape->dims, shape->dims);
     *out = *shape;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void softmax_describe(const gg_layer_desc *desc, gg_op_desc *out) {

@@ -4,20 +4,18 @@
 static int64_t last_size(const gg_shape *shape) { return shape->size[shape->dims - 1]; }
 
 static gg_status linear_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     (void)inputs;
     const int64_t features = last_size(&input[0]->shape);
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
     if (desc->outputs < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)desc->outputs);
+        return gg_fail(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)desc->outputs);
     if (desc->outputs > GG_MAX_SAMPLE / features)
-        GG_FAIL(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)", (long long)desc->outputs,
-                (long long)features, (long long)GG_MAX_SAMPLE);
+        return gg_fail(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)",
+                       (long long)desc->outputs, (long long)features, (long long)GG_MAX_SAMPLE);
     *out = input[0]->shape;
     out->size[out->dims - 1] = desc->outputs;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static int linear_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {

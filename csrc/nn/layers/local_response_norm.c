@@ -4,20 +4,19 @@
 #include "nn/layer.h"
 
 static gg_status lrn_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     (void)inputs;
     if (input[0]->shape.dims < 2)
-        GG_FAIL(GG_ERROR_SHAPE, "input must be (channels, ...), got %s from '%s'",
-                gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
+        return gg_fail(GG_ERROR_SHAPE, "input must be (channels, ...), got %s from '%s'",
+                       gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
     if (desc->size < 1 || desc->size > GG_MAX_WINDOW)
-        GG_FAIL(GG_ERROR_ARGUMENT, "size must be 1 to %lld, got %lld", (long long)GG_MAX_WINDOW, (long long)desc->size);
+        return gg_fail(GG_ERROR_ARGUMENT, "size must be 1 to %lld, got %lld", (long long)GG_MAX_WINDOW,
+                       (long long)desc->size);
     if (!isfinite(desc->alpha) || !isfinite(desc->beta) || !isfinite(desc->k))
-        GG_FAIL(GG_ERROR_ARGUMENT, "alpha, beta and k must be finite, got %g, %g and %g", desc->alpha, desc->beta,
-                desc->k);
+        return gg_fail(GG_ERROR_ARGUMENT, "alpha, beta and k must be finite, got %g, %g and %g", desc->alpha,
+                       desc->beta, desc->k);
     *out = input[0]->shape;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void lrn_describe(const gg_layer_desc *desc, gg_op_desc *out) {

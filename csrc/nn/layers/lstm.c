@@ -7,28 +7,26 @@
 #define MOST_LAYERS 64
 
 static gg_status lstm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     const gg_shape *shape = &input[0]->shape;
     (void)inputs;
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
     if (desc->layers < 1 || desc->layers > MOST_LAYERS)
-        GG_FAIL(GG_ERROR_ARGUMENT, "layers must be 1 to %d, got %lld", MOST_LAYERS, (long long)desc->layers);
+        return gg_fail(GG_ERROR_ARGUMENT, "layers must be 1 to %d, got %lld", MOST_LAYERS, (long long)desc->layers);
     if (desc->outputs < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "hidden units must be at least 1, got %lld", (long long)desc->outputs);
+        return gg_fail(GG_ERROR_ARGUMENT, "hidden units must be at least 1, got %lld", (long long)desc->outputs);
     if (!(desc->probability >= 0 && desc->probability < 1))
-        GG_FAIL(GG_ERROR_ARGUMENT, "probability must be at least 0 and less than 1, got %g", desc->probability);
+        return gg_fail(GG_ERROR_ARGUMENT, "probability must be at least 0 and less than 1, got %g", desc->probability);
     if (shape->dims != 2)
-        GG_FAIL(GG_ERROR_SHAPE, "input must be (positions, features), got %s from '%s'", gg_shape_text(shape, text),
-                input[0]->desc.name);
+        return gg_fail(GG_ERROR_SHAPE, "input must be (positions, features), got %s from '%s'",
+                       gg_shape_text(shape, text), input[0]->desc.name);
     const int64_t widest = shape->size[1] > desc->outputs ? shape->size[1] : desc->outputs;
     if (desc->outputs > GG_MAX_SAMPLE / 4 / widest)
-        GG_FAIL(GG_ERROR_SHAPE, "the weight (4 * %lld, %lld) has too many values (at most %lld)",
-                (long long)desc->outputs, (long long)widest, (long long)GG_MAX_SAMPLE);
+        return gg_fail(GG_ERROR_SHAPE, "the weight (4 * %lld, %lld) has too many values (at most %lld)",
+                       (long long)desc->outputs, (long long)widest, (long long)GG_MAX_SAMPLE);
     *out = (gg_shape){2, {shape->size[0], desc->outputs}};
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static int lstm_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {

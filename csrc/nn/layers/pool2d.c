@@ -2,7 +2,6 @@
 #include "nn/layer.h"
 
 static gg_status pool2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     const gg_window *window = &desc->window;
     char text[GG_SHAPE_TEXT];
     (void)inputs;
@@ -10,23 +9,23 @@ static gg_status pool2d_infer(const gg_layer_desc *desc, int inputs, const gg_no
     for (int i = 0; i < 2; i++) {
         /* PyTorch's rule; without dilation every window then holds an element of the input. */
         if (2 * window->padding[i] > window->kernel[i])
-            GG_FAIL(GG_ERROR_ARGUMENT, "padding must be at most half of the kernel, %lld, got %lld (%s)",
-                    (long long)(window->kernel[i] / 2), (long long)window->padding[i], i == 0 ? "height" : "width");
+            return gg_fail(GG_ERROR_ARGUMENT, "padding must be at most half of the kernel, %lld, got %lld (%s)",
+                           (long long)(window->kernel[i] / 2), (long long)window->padding[i],
+                           i == 0 ? "height" : "width");
         if (desc->kind == GG_LAYER_AVG_POOL2D && window->dilation[i] != 1)
-            GG_FAIL(GG_ERROR_UNSUPPORTED, "average pooling has no dilation, got %lld (%s)",
-                    (long long)window->dilation[i], i == 0 ? "height" : "width");
+            return gg_fail(GG_ERROR_UNSUPPORTED, "average pooling has no dilation, got %lld (%s)",
+                           (long long)window->dilation[i], i == 0 ? "height" : "width");
     }
     GG_TRY(gg_window_infer(window, window->ceil_mode, input[0], out));
     for (int i = 0; i < 2; i++)
         if (!gg_window_covers(window, i, input[0]->shape.size[1 + i], out->size[1 + i]))
-            GG_FAIL(GG_ERROR_ARGUMENT,
-                    "dilation %lld with kernel %lld and padding %lld (%s) puts a window wholly outside of the "
-                    "input %s from '%s'",
-                    (long long)window->dilation[i], (long long)window->kernel[i], (long long)window->padding[i],
-                    i == 0 ? "height" : "width", gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "dilation %lld with kernel %lld and padding %lld (%s) puts a window wholly outside of the "
+                           "input %s from '%s'",
+                           (long long)window->dilation[i], (long long)window->kernel[i], (long long)window->padding[i],
+                           i == 0 ? "height" : "width", gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
     out->size[0] = input[0]->shape.size[0];
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void pool2d_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->window = desc->window; }

@@ -2,7 +2,6 @@
 #include "nn/layer.h"
 
 static gg_status reshape_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
     const int64_t count = gg_shape_count(&input[0]->shape);
     int64_t known = 1;
@@ -20,14 +19,13 @@ static gg_status reshape_infer(const gg_layer_desc *desc, int inputs, const gg_n
         known = count;
     }
     if (out->dims < 1 || known != count)
-        GG_FAIL(GG_ERROR_SHAPE, "the %lld values of the input %s from '%s' do not have the shape %s", (long long)count,
-                gg_shape_text(&input[0]->shape, have), input[0]->desc.name, gg_shape_text(&desc->shape, want));
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_SHAPE, "the %lld values of the input %s from '%s' do not have the shape %s",
+                       (long long)count, gg_shape_text(&input[0]->shape, have), input[0]->desc.name,
+                       gg_shape_text(&desc->shape, want));
+    return GG_OK;
 }
 
 static gg_status permute_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
     const gg_shape *shape = &input[0]->shape;
     unsigned seen = 0;
@@ -40,11 +38,10 @@ static gg_status permute_infer(const gg_layer_desc *desc, int inputs, const gg_n
         out->size[i] = shape->size[axis];
     }
     if (seen != (1u << shape->dims) - 1)
-        GG_FAIL(GG_ERROR_ARGUMENT,
-                "the order must name each of the axes 0 to %d of the input %s from '%s' once, got %s", shape->dims - 1,
-                gg_shape_text(shape, have), input[0]->desc.name, gg_shape_text(&desc->order, want));
-cleanup:
-    return status;
+        return gg_fail(
+            GG_ERROR_ARGUMENT, "the order must name each of the axes 0 to %d of the input %s from '%s' once, got %s",
+            shape->dims - 1, gg_shape_text(shape, have), input[0]->desc.name, gg_shape_text(&desc->order, want));
+    return GG_OK;
 }
 
 static void permute_describe(const gg_layer_desc *desc, gg_op_desc *out) {
@@ -52,14 +49,13 @@ static void permute_describe(const gg_layer_desc *desc, gg_op_desc *out) {
 }
 
 static gg_status check_axis(const gg_layer_desc *desc, const gg_node *input) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     const int64_t dims = input->shape.dims;
     if (desc->range.axis < -dims || desc->range.axis >= dims)
-        GG_FAIL(GG_ERROR_ARGUMENT, "axis must be %lld to %lld for the input %s from '%s', got %lld", (long long)-dims,
-                (long long)dims - 1, gg_shape_text(&input->shape, text), input->desc.name, (long long)desc->range.axis);
-cleanup:
-    return status;
+        return gg_fail(GG_ERROR_ARGUMENT, "axis must be %lld to %lld for the input %s from '%s', got %lld",
+                       (long long)-dims, (long long)dims - 1, gg_shape_text(&input->shape, text), input->desc.name,
+                       (long long)desc->range.axis);
+    return GG_OK;
 }
 
 static int64_t place_in(int64_t at, int64_t size) {
@@ -77,21 +73,19 @@ gg_range gg_slice_range(const gg_layer_desc *desc, const gg_shape *shape) {
 }
 
 static gg_status slice_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     char text[GG_SHAPE_TEXT];
     (void)inputs;
     GG_TRY(check_axis(desc, input[0]));
     if (desc->range.step < 1)
-        GG_FAIL(GG_ERROR_ARGUMENT, "step must be at least 1, got %lld", (long long)desc->range.step);
+        return gg_fail(GG_ERROR_ARGUMENT, "step must be at least 1, got %lld", (long long)desc->range.step);
     const gg_range range = gg_slice_range(desc, &input[0]->shape);
     if (range.begin >= range.end)
-        GG_FAIL(GG_ERROR_SHAPE, "nothing of axis %lld of the input %s from '%s' is between %lld and %lld",
-                (long long)range.axis, gg_shape_text(&input[0]->shape, text), input[0]->desc.name,
-                (long long)desc->range.begin, (long long)desc->range.end);
+        return gg_fail(GG_ERROR_SHAPE, "nothing of axis %lld of the input %s from '%s' is between %lld and %lld",
+                       (long long)range.axis, gg_shape_text(&input[0]->shape, text), input[0]->desc.name,
+                       (long long)desc->range.begin, (long long)desc->range.end);
     *out = input[0]->shape;
     out->size[range.axis] = (range.end - range.begin - 1) / range.step + 1;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void slice_describe(const gg_layer_desc *desc, gg_op_desc *out) {
@@ -99,17 +93,15 @@ static void slice_describe(const gg_layer_desc *desc, gg_op_desc *out) {
 }
 
 static gg_status pad_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    gg_status status = GG_OK;
     (void)inputs;
     GG_TRY(check_axis(desc, input[0]));
     for (int i = 0; i < 2; i++)
         if (desc->pads[i] < 0 || desc->pads[i] > GG_MAX_WINDOW)
-            GG_FAIL(GG_ERROR_ARGUMENT, "zeros %s must be 0 to %lld, got %lld", i == 0 ? "before" : "behind",
-                    (long long)GG_MAX_WINDOW, (long long)desc->pads[i]);
+            return gg_fail(GG_ERROR_ARGUMENT, "zeros %s must be 0 to %lld, got %lld", i == 0 ? "before" : "behind",
+                           (long long)GG_MAX_WINDOW, (long long)desc->pads[i]);
     *out = input[0]->shape;
     out->size[desc->range.axis < 0 ? desc->range.axis + out->dims : desc->range.axis] += desc->pads[0] + desc->pads[1];
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void pad_describe(const gg_layer_desc *desc, gg_op_desc *out) {

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/library.h"
 #include "base/memory.h"
+#include "ops/library.h"
 
 #define GUARD 256
 #define GUARD_BYTE 0xA5
@@ -14,14 +14,12 @@ const gg_format gg_test_plain = {GG_FLOAT32, GG_LAYOUT_PLAIN};
 /* ---- guarded memory ---- */
 
 gg_status gg_test_guarded_make(gg_test_guarded *g, size_t bytes) {
-    gg_status status = GG_OK;
     GG_TRY(gg_alloc(bytes + 2 * GUARD, "guarded buffer", &g->block));
     g->bytes = bytes;
     g->data = g->block + GUARD;
     memset(g->block, GUARD_BYTE, bytes + 2 * GUARD);
     memset(g->data, 0xFF, bytes); /* NaN as float32 */
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_test_guarded_check(const gg_test_guarded *g, const char *what) {
@@ -33,7 +31,6 @@ gg_status gg_test_guarded_check(const gg_test_guarded *g, const char *what) {
 }
 
 gg_status gg_test_guarded_send(gg_test_guarded *g, gg_device *device, void *at) {
-    gg_status status = GG_OK;
     void *where = g->data;
     if (gg_device_is_separate(device) && g->block != NULL) {
         if (g->there == NULL) GG_TRY(gg_device_alloc(device, g->bytes + 2 * GUARD, "copy of a buffer", &g->there));
@@ -42,8 +39,7 @@ gg_status gg_test_guarded_send(gg_test_guarded *g, gg_device *device, void *at) 
         where = g->there + GUARD;
     }
     memcpy(at, &where, sizeof where);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 gg_status gg_test_guarded_fetch(gg_test_guarded *g) {
@@ -57,18 +53,15 @@ void gg_test_guarded_free(gg_test_guarded *g) {
 }
 
 gg_status gg_test_guarded_copy(gg_test_guarded *g, const void *data, size_t bytes) {
-    gg_status status = GG_OK;
     if (data == NULL) return GG_OK;
     GG_TRY(gg_test_guarded_make(g, bytes));
     memcpy(g->data, data, bytes);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* ---- tables ---- */
 
 gg_status gg_test_devices_open(const char *backend, gg_isa isa, int threads, gg_test_devices *out) {
-    gg_status status = GG_OK;
     const gg_backend *table = strcmp(backend, "onednn") == 0 ? gg_cpu_onednn() : &gg_backend_native;
     const bool fast = strcmp(backend, "cuda-fast") == 0;
     if (fast || strcmp(backend, "cuda") == 0) {
@@ -80,8 +73,7 @@ gg_status gg_test_devices_open(const char *backend, gg_isa isa, int threads, gg_
     GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = threads, .isa = isa}, &out->native));
     GG_TRY(table->open(&(gg_device_options){.threads = threads, .isa = isa, .fast = fast}, &out->wanted));
     out->wanted->table = table;
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 void gg_test_devices_close(gg_test_devices *d) {
@@ -109,18 +101,16 @@ static int64_t place_of(gg_layout layout, const gg_shape *shape, int64_t batch, 
 
 gg_status gg_test_padding_check(const gg_shape *shape, int64_t batch, gg_format format, const void *data, bool zeros,
                                 const char *what) {
-    gg_status status = GG_OK;
     const int64_t lanes = gg_lanes_padded(batch);
     if (format.layout != GG_LAYOUT_BATCH_LAST || format.dtype != GG_FLOAT32) return GG_OK;
     for (int64_t i = 0; i < gg_shape_count(shape); ++i)
         for (int64_t n = batch; n < lanes; ++n) {
             const float value = ((const float *)data)[i * lanes + n];
             if (zeros ? value != 0 : !isfinite(value))
-                GG_FAIL(GG_ERROR_BACKEND, "%s: padding lane %lld of value %lld is %g, not %s", what, (long long)n,
-                        (long long)i, (double)value, zeros ? "zero" : "finite");
+                return gg_fail(GG_ERROR_BACKEND, "%s: padding lane %lld of value %lld is %g, not %s", what,
+                               (long long)n, (long long)i, (double)value, zeros ? "zero" : "finite");
         }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 /* The same for what no table reorders: elements of four bytes. */
@@ -155,13 +145,13 @@ static gg_status convert_narrow(gg_test_devices *d, const gg_shape *shape, int64
     void *between = NULL;
     const gg_format wide = {GG_FLOAT32, from.dtype == GG_FLOAT32 ? to.layout : from.layout};
     const size_t bytes = gg_format_bytes(wide, shape, batch), n = bytes / sizeof(float);
-    GG_TRY(gg_calloc(bytes, 1, "values", &between));
+    GG_TRY_CLEANUP(gg_calloc(bytes, 1, "values", &between));
     if (from.dtype == GG_FLOAT32) {
-        GG_TRY(gg_test_convert(d, shape, batch, from, wide, in, between));
+        GG_TRY_CLEANUP(gg_test_convert(d, shape, batch, from, wide, in, between));
         convert_elements(n, GG_FLOAT32, between, out);
     } else {
         convert_elements(n, GG_BFLOAT16, in, between);
-        GG_TRY(gg_test_convert(d, shape, batch, wide, to, between, out));
+        GG_TRY_CLEANUP(gg_test_convert(d, shape, batch, wide, to, between, out));
     }
 cleanup:
     gg_free(between);
@@ -191,9 +181,9 @@ gg_status gg_test_convert(gg_test_devices *d, const gg_shape *shape, int64_t bat
         convert_slowly(shape, batch, from, to, in, out);
         return GG_OK;
     }
-    GG_TRY(gg_alloc(op->scratch_bytes, "scratch", &scratch));
-    GG_TRY(gg_alloc(op->saved_bytes, "saved", &saved));
-    GG_TRY(gg_op_forward(op, &(gg_op_args){.input = {in}, .output = out, .scratch = scratch, .saved = saved}));
+    GG_TRY_CLEANUP(gg_alloc(op->scratch_bytes, "scratch", &scratch));
+    GG_TRY_CLEANUP(gg_alloc(op->saved_bytes, "saved", &saved));
+    GG_TRY_CLEANUP(gg_op_forward(op, &(gg_op_args){.input = {in}, .output = out, .scratch = scratch, .saved = saved}));
 cleanup:
     gg_op_destroy(op);
     gg_free(scratch);

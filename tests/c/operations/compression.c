@@ -1,10 +1,10 @@
-/* pack and unpack: compress/packed.h on plain arrays. Segments are rows (offset, elements, bin, family); a segment's
- * layer is its number. */
+/* pack and unpack: exchange/codec/packed.h on plain arrays. Segments are rows (offset, elements, bin, family); a
+ * segment's layer is its number. */
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/parallel.h"
-#include "compress/packed.h"
+#include "exchange/codec/packed.h"
 #include "operations/operations.h"
 
 /* The segments of an int64 array (n, 4). NULL with an exception. */
@@ -108,10 +108,10 @@ PyObject *gg_test_pack(PyObject *module, PyObject *args, PyObject *kwargs) {
     gg_compression options = {
         .active = true, .mode = (gg_compression_mode)mode, .values = narrow ? GG_BFLOAT16 : GG_FLOAT32};
     for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.factor[family] = factor;
-    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = threads, .isa = isa}, &device));
-    GG_TRY(gg_test_guarded_make(&message, gg_packed_capacity(segment, count, &options)));
+    GG_TRY_CLEANUP(gg_backend_native.open(&(gg_device_options){.threads = threads, .isa = isa}, &device));
+    GG_TRY_CLEANUP(gg_test_guarded_make(&message, gg_packed_capacity(segment, count, &options)));
     gg_pack_sizes_add(&sizes, device, segment, count);
-    GG_TRY(gg_pack_room_create(device, &sizes, &room));
+    GG_TRY_CLEANUP(gg_pack_room_create(device, &sizes, &room));
     const gg_packing packing = {.compression = &options,
                                 .device = device,
                                 .segment = segment,
@@ -127,10 +127,10 @@ PyObject *gg_test_pack(PyObject *module, PyObject *args, PyObject *kwargs) {
         status = gg_pack_choice(&packing, scale, arrays[0].data, arrays[1].data, message.data, &bytes);
     else status = gg_pack_accumulate(&packing, scale, arrays[0].data, arrays[1].data);
     gg_parallel_leave(former);
-    GG_TRY(status);
-    GG_TRY(gg_test_guarded_check(&arrays[0], "first"));
-    GG_TRY(gg_test_guarded_check(&arrays[1], "second"));
-    GG_TRY(gg_test_guarded_check(&message, "message"));
+    GG_TRY_CLEANUP(status);
+    GG_TRY_CLEANUP(gg_test_guarded_check(&arrays[0], "first"));
+    GG_TRY_CLEANUP(gg_test_guarded_check(&arrays[1], "second"));
+    GG_TRY_CLEANUP(gg_test_guarded_check(&message, "message"));
     result =
         Py_BuildValue("y#NN", (const char *)message.data, (Py_ssize_t)bytes, array_of(&arrays[1]), counts_of(&counts));
 cleanup:
@@ -146,14 +146,11 @@ cleanup:
 
 /* What reads messages of these segments, on a device of its own. */
 static gg_status reader_make(const gg_segment *segment, int count, gg_compression_counts *counts, gg_packing *out) {
-    gg_status status = GG_OK;
     gg_pack_sizes sizes = {0};
     *out = (gg_packing){.segment = segment, .segments = count, .counts = counts};
     GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &out->device));
     gg_pack_sizes_add(&sizes, out->device, segment, count);
-    GG_TRY(gg_pack_room_create(out->device, &sizes, &out->room));
-cleanup:
-    return status;
+    return gg_pack_room_create(out->device, &sizes, &out->room);
 }
 
 static void reader_free(gg_packing *reader) {
@@ -186,11 +183,11 @@ PyObject *gg_test_pack_marked(PyObject *module, PyObject *args) {
     if (floats_of(second, "residue", extent, &residue) < 0 || (messages = PyList_New(0)) == NULL) goto cleanup;
     gg_compression options = {.active = true, .mode = (gg_compression_mode)mode, .values = GG_FLOAT32};
     for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.factor[family] = factor;
-    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = isa}, &device));
-    GG_TRY(gg_test_guarded_make(&message, gg_packed_capacity(segment, count, &options)));
+    GG_TRY_CLEANUP(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = isa}, &device));
+    GG_TRY_CLEANUP(gg_test_guarded_make(&message, gg_packed_capacity(segment, count, &options)));
     gg_pack_sizes_add(&sizes, device, segment, count);
-    GG_TRY(gg_pack_room_create(device, &sizes, &room));
-    GG_TRY(gg_pack_marks_create(segment, count, &marks));
+    GG_TRY_CLEANUP(gg_pack_room_create(device, &sizes, &room));
+    GG_TRY_CLEANUP(gg_pack_marks_create(segment, count, &marks));
     const gg_packing packing = {
         .compression = &options, .device = device, .segment = segment, .segments = count, .room = room, .marks = marks};
     const Py_ssize_t steps = PyList_GET_SIZE(gradients);
@@ -202,8 +199,8 @@ PyObject *gg_test_pack_marked(PyObject *module, PyObject *args) {
         else status = gg_pack(&packing, scale, gradient.data, residue.data, message.data, &bytes);
         if (settled || step == steps - 1) gg_pack_complete(&packing, residue.data);
         gg_parallel_leave(former);
-        GG_TRY(status);
-        GG_TRY(gg_test_guarded_check(&gradient, "gradient"));
+        GG_TRY_CLEANUP(status);
+        GG_TRY_CLEANUP(gg_test_guarded_check(&gradient, "gradient"));
         gg_test_guarded_free(&gradient);
         gradient = (gg_test_guarded){0};
         PyObject *made = PyBytes_FromStringAndSize((const char *)message.data, (Py_ssize_t)bytes);
@@ -211,8 +208,8 @@ PyObject *gg_test_pack_marked(PyObject *module, PyObject *args) {
         Py_XDECREF(made);
         if (failed < 0) goto cleanup;
     }
-    GG_TRY(gg_test_guarded_check(&residue, "residue"));
-    GG_TRY(gg_test_guarded_check(&message, "message"));
+    GG_TRY_CLEANUP(gg_test_guarded_check(&residue, "residue"));
+    GG_TRY_CLEANUP(gg_test_guarded_check(&message, "message"));
     result = Py_BuildValue("ON", messages, array_of(&residue));
 cleanup:
     if (status != GG_OK) gg_py_raise(status);
@@ -241,15 +238,16 @@ PyObject *gg_test_unpack(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "Oy*fO:unpack", &rows, &given, &factor, &into)) return NULL;
     if ((segment = segments_of(rows, &count)) == NULL || floats_of(into, "out", extent_of(segment, count), &out) < 0)
         goto cleanup;
-    GG_TRY(gg_test_guarded_copy(&message, given.buf, (size_t)given.len));
-    GG_TRY(reader_make(segment, count, NULL, &reader));
+    GG_TRY_CLEANUP(gg_test_guarded_copy(&message, given.buf, (size_t)given.len));
+    GG_TRY_CLEANUP(reader_make(segment, count, NULL, &reader));
     const gg_float_mode former = gg_parallel_enter();
     const gg_status checked = gg_packed_check(&reader, message.data, (size_t)given.len);
     status = gg_unpack_add(&reader, message.data, (size_t)given.len, factor, out.data);
     gg_parallel_leave(former);
-    if (checked != status) GG_FAIL(GG_ERROR_STATE, "gg_packed_check gives %d, gg_unpack_add %d", checked, status);
-    GG_TRY(status);
-    GG_TRY(gg_test_guarded_check(&out, "out"));
+    if (checked != status)
+        GG_FAIL_CLEANUP(GG_ERROR_STATE, "gg_packed_check gives %d, gg_unpack_add %d", checked, status);
+    GG_TRY_CLEANUP(status);
+    GG_TRY_CLEANUP(gg_test_guarded_check(&out, "out"));
     result = array_of(&out);
 cleanup:
     if (status != GG_OK) gg_py_raise(status);
@@ -280,17 +278,17 @@ PyObject *gg_test_choice(PyObject *module, PyObject *args) {
     if ((segment = segments_of(rows, &count)) == NULL) goto cleanup;
     const size_t extent = extent_of(segment, count);
     if (floats_of(from, "residue", extent, &residue) < 0 || floats_of(into, "out", extent, &out) < 0) goto cleanup;
-    GG_TRY(gg_test_guarded_copy(&choice, given.buf, (size_t)given.len));
-    GG_TRY(gg_choice_values(segment, count, choice.data, (size_t)given.len, &values));
-    GG_TRY(gg_test_guarded_make(&moved, values * gg_dtype_size(dtype)));
-    GG_TRY(reader_make(segment, count, &counts, &reader));
+    GG_TRY_CLEANUP(gg_test_guarded_copy(&choice, given.buf, (size_t)given.len));
+    GG_TRY_CLEANUP(gg_choice_values(segment, count, choice.data, (size_t)given.len, &values));
+    GG_TRY_CLEANUP(gg_test_guarded_make(&moved, values * gg_dtype_size(dtype)));
+    GG_TRY_CLEANUP(reader_make(segment, count, &counts, &reader));
     const gg_float_mode former = gg_parallel_enter();
     gg_pack_values(&reader, choice.data, dtype, residue.data, moved.data);
     gg_unpack_values_add(&reader, choice.data, dtype, moved.data, factor, out.data);
     gg_parallel_leave(former);
-    GG_TRY(gg_test_guarded_check(&residue, "residue"));
-    GG_TRY(gg_test_guarded_check(&out, "out"));
-    GG_TRY(gg_test_guarded_check(&moved, "values"));
+    GG_TRY_CLEANUP(gg_test_guarded_check(&residue, "residue"));
+    GG_TRY_CLEANUP(gg_test_guarded_check(&out, "out"));
+    GG_TRY_CLEANUP(gg_test_guarded_check(&moved, "values"));
     result = Py_BuildValue("ny#NNN", (Py_ssize_t)values, (const char *)moved.data, (Py_ssize_t)moved.bytes,
                            array_of(&residue), array_of(&out), counts_of(&counts));
 cleanup:

@@ -11,22 +11,22 @@ static gg_status guarded_loss(gg_test_devices *d, gg_loss_args *args, float *gra
     gg_shape shape = {2, {args->positions, args->features}};
     gg_format format = {GG_FLOAT32, args->layout};
     size_t bytes = gg_format_bytes(format, &shape, args->batch);
-    GG_TRY(gg_test_guarded_make(&prediction, bytes));
-    GG_TRY(gg_test_guarded_make(&grad, bytes));
+    GG_TRY_CLEANUP(gg_test_guarded_make(&prediction, bytes));
+    GG_TRY_CLEANUP(gg_test_guarded_make(&grad, bytes));
     memset(prediction.data, 0, bytes);
-    GG_TRY(gg_test_convert(d, &shape, args->batch, gg_test_plain, format, args->prediction, prediction.data));
+    GG_TRY_CLEANUP(gg_test_convert(d, &shape, args->batch, gg_test_plain, format, args->prediction, prediction.data));
     args->prediction = prediction.data;
     args->gradient = grad.data;
     d->native->table->loss(d->native, args);
-    GG_TRY(gg_test_guarded_check(&prediction, "prediction"));
-    GG_TRY(gg_test_guarded_check(&grad, "gradient"));
+    GG_TRY_CLEANUP(gg_test_guarded_check(&prediction, "prediction"));
+    GG_TRY_CLEANUP(gg_test_guarded_check(&grad, "gradient"));
     if (args->layout == GG_LAYOUT_BATCH_LAST)
         for (int64_t f = 0, lanes = gg_lanes_padded(args->batch); f < args->positions * args->features; ++f)
             for (int64_t n = args->batch; n < lanes; ++n)
                 if (((float *)grad.data)[f * lanes + n] != 0.0f)
-                    GG_TRY(gg_fail(GG_ERROR_BACKEND, "gradient: padding lane %lld of value %lld is not zero",
-                                   (long long)n, (long long)f));
-    GG_TRY(gg_test_convert(d, &shape, args->batch, format, gg_test_plain, grad.data, gradient));
+                    GG_TRY_CLEANUP(gg_fail(GG_ERROR_BACKEND, "gradient: padding lane %lld of value %lld is not zero",
+                                           (long long)n, (long long)f));
+    GG_TRY_CLEANUP(gg_test_convert(d, &shape, args->batch, format, gg_test_plain, grad.data, gradient));
 cleanup:
     gg_test_guarded_free(&prediction);
     gg_test_guarded_free(&grad);

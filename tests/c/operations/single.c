@@ -35,19 +35,15 @@ typedef struct op_buffers {
 } op_buffers;
 
 static gg_status make_input(gg_test_devices *d, const op_run *run, const gg_op *op, int i, gg_test_guarded *out) {
-    gg_status status = GG_OK;
     const gg_op_desc *desc = &op->desc;
     const bool integers = desc->offered[i].dtype == GG_INT32;
     const gg_format from = {integers ? GG_INT32 : GG_FLOAT32, GG_LAYOUT_PLAIN}, to = op->input[i];
     GG_TRY(gg_test_guarded_make(out, gg_format_bytes(to, &desc->input[i], desc->batch)));
     memset(out->data, 0, out->bytes);
-    GG_TRY(gg_test_convert(d, &desc->input[i], desc->batch, from, to, run->input[i], out->data));
-cleanup:
-    return status;
+    return gg_test_convert(d, &desc->input[i], desc->batch, from, to, run->input[i], out->data);
 }
 
 static gg_status run_forward(gg_test_devices *d, op_run *run, gg_op *op, op_buffers *b, gg_op_args *args) {
-    gg_status status = GG_OK;
     const gg_op_desc *desc = &run->desc;
     GG_TRY(gg_test_guarded_make(&b->prepared, op->prepared_bytes));
     GG_TRY(gg_test_guarded_make(&b->saved, op->saved_bytes));
@@ -84,13 +80,10 @@ static gg_status run_forward(gg_test_devices *d, op_run *run, gg_op *op, op_buff
     GG_TRY(gg_test_guarded_fetch(&b->output));
     if (run->carried != NULL) memcpy(run->carried, b->carried.data, b->carried.bytes);
     args->carried = NULL;
-    GG_TRY(gg_test_convert(d, &desc->output, desc->batch, op->output, gg_test_plain, b->output.data, run->output));
-cleanup:
-    return status;
+    return gg_test_convert(d, &desc->output, desc->batch, op->output, gg_test_plain, b->output.data, run->output);
 }
 
 static gg_status fetch_all(op_buffers *b) {
-    gg_status status = GG_OK;
     gg_test_guarded *const single[] = {&b->output, &b->grad_output, &b->prepared, &b->saved, &b->scratch, &b->carried};
     for (size_t i = 0; i < sizeof single / sizeof *single; ++i) GG_TRY(gg_test_guarded_fetch(single[i]));
     for (int i = 0; i < GG_MAX_INPUTS; ++i) {
@@ -101,12 +94,10 @@ static gg_status fetch_all(op_buffers *b) {
         GG_TRY(gg_test_guarded_fetch(&b->parameter[i]));
         GG_TRY(gg_test_guarded_fetch(&b->gradient[i]));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status run_backward(gg_test_devices *d, op_run *run, gg_op *op, op_buffers *b, gg_op_args *args) {
-    gg_status status = GG_OK;
     const gg_op_desc *desc = &run->desc;
     GG_TRY(gg_test_guarded_make(&b->grad_output, b->output.bytes));
     memset(b->grad_output.data, 0, b->grad_output.bytes);
@@ -141,12 +132,10 @@ static gg_status run_backward(gg_test_devices *d, op_run *run, gg_op *op, op_buf
     }
     for (int i = 0; i < run->parameters; ++i)
         if (run->parameter_count[i] > 0) memcpy(run->gradient[i], b->gradient[i].data, b->gradient[i].bytes);
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static gg_status check_guards(const op_run *run, const op_buffers *b) {
-    gg_status status = GG_OK;
     GG_TRY(gg_test_guarded_check(&b->output, "output"));
     GG_TRY(gg_test_guarded_check(&b->grad_output, "grad_output"));
     GG_TRY(gg_test_guarded_check(&b->prepared, "prepared"));
@@ -161,8 +150,7 @@ static gg_status check_guards(const op_run *run, const op_buffers *b) {
         GG_TRY(gg_test_guarded_check(&b->input[i], "input"));
         GG_TRY(gg_test_guarded_check(&b->grad_input[i], "grad_input"));
     }
-cleanup:
-    return status;
+    return GG_OK;
 }
 
 static void op_buffers_free(op_buffers *b) {
@@ -184,12 +172,12 @@ static gg_status run_guarded(gg_test_devices *d, op_run *run) {
     gg_op *op = NULL;
     op_buffers buffers = {.output = {0}};
     gg_op_args args = {.rank = run->rank, .step = &run->step};
-    GG_TRY(gg_test_op_create(d->wanted, &run->desc, &op));
+    GG_TRY_CLEANUP(gg_test_op_create(d->wanted, &run->desc, &op));
     run->chosen[0] = op->input[0];
     run->chosen[1] = op->output;
-    GG_TRY(run_forward(d, run, op, &buffers, &args));
-    if (run->grad_output != NULL) GG_TRY(run_backward(d, run, op, &buffers, &args));
-    GG_TRY(check_guards(run, &buffers));
+    GG_TRY_CLEANUP(run_forward(d, run, op, &buffers, &args));
+    if (run->grad_output != NULL) GG_TRY_CLEANUP(run_backward(d, run, op, &buffers, &args));
+    GG_TRY_CLEANUP(check_guards(run, &buffers));
 cleanup:
     gg_op_destroy(op);
     op_buffers_free(&buffers);

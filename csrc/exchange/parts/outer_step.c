@@ -1,0 +1,202 @@
+#include "exchange/parts/outer_step.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/parallel.h"
+
+/* ---- the outer step ---- */
+
+static void outer_update(gg_outer *s, size_t at, size_t n, bool statistic) {
+    gg_device *device = s->head.env.device;
+    float *phi = s->phi + at, *m = s->m + at;
+    const float *moved = s->moved + at;
+    if (statistic) {
+        device->table->weighted_sum(device, n, 2, (const float *const[]){phi, moved}, (float[]){1, s->statistic_lr},
+                                    phi);
+        return;
+    }
+    device->table->weighted_sum(device, n, 2, (const float *const[]){m, moved}, (float[]){s->momentum, s->lr}, m);
+    if (s->nesterov)
+        device->table->weighted_sum(device, n, 3, (const float *const[]){phi, m, moved},
+                                    (float[]){1, s->momentum, s->lr}, phi);
+    else device->table->weighted_sum(device, n, 2, (const float *const[]){phi, m}, (float[]){1, 1}, phi);
+}
+
+/* s->moved holds mean - phi. Where w has not changed since it was sent, it becomes phi exactly. */
+static void outer_apply(gg_outer *s, const gg_fragment *fragment) {
+    const gg_strategy_env *env = &s->head.env;
+    gg_device *device = env->device;
+    const size_t end = fragment->offset + fragment->count;
+    float *w = gg_state_weights(env->state) + fragment->offset;
+    const float *phi = s->phi + fragment->offset;
+    for (size_t at = fragment->offset; at < end;) {
+        const gg_group *group = gg_updater_group(env->updater, at);
+        const size_t stop = group->end < end ? group->end : end;
+        outer_update(s, at, stop - at, group->statistic);
+        at = stop;
+    }
+    if (s->sent == NULL) gg_device_copy(device, GG_QUEUE_COMPUTE, w, phi, fragment->count * sizeof *w);
+    else
+        device->table->weighted_sum(device, fragment->count, 3,
+                                    (const float *const[]){w, s->sent + fragment->offset, phi}, (float[]){1, -1, 1}, w);
+}
+
+/* ---- turns ---- */
+
+static gg_status outer_at(const gg_outer *s, int f, gg_status status) {
+    return gg_strategy_at(&s->head, s->fragment[f].first_layer, s->fragment[f].last_layer,
+                          gg_error_prefix(status, "outer step: "));
+}
+
+static gg_status outer_start(gg_outer *s, int f) {
+    gg_status status = GG_OK;
+    gg_fragment *fragment = &s->fragment[f];
+    GG_TRY_CLEANUP(s->rule->finish(s, f));
+    if (s->sent != NULL)
+        gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->sent + fragment->offset,
+                       gg_state_weights(s->head.env.state) + fragment->offset, fragment->count * sizeof(float));
+    gg_flight_begin(&fragment->flight, &s->head, -1);
+    GG_TRY_CLEANUP(s->rule->start(s, f));
+    fragment->begun = s->head.step;
+    s->in_flight[s->flying++] = f;
+cleanup:
+    return outer_at(s, f, status);
+}
+
+/* Of the fragment that has been in flight the longest. */
+static gg_status outer_complete(gg_outer *s) {
+    gg_status status = GG_OK;
+    const int f = s->in_flight[0];
+    gg_fragment *fragment = &s->fragment[f];
+    size_t bytes = 0;
+    double when = 0;
+    GG_TRY_CLEANUP(s->rule->receive(s, f, &bytes, &when));
+    gg_flight_arrived(&fragment->flight, when, bytes);
+    outer_apply(s, fragment);
+    if (bytes > 0)
+        gg_flight_end(&fragment->flight, &s->head, "outer step", fragment->first_layer, fragment->last_layer);
+    s->flying--;
+    memmove(s->in_flight, s->in_flight + 1, (size_t)s->flying * sizeof *s->in_flight);
+cleanup:
+    return outer_at(s, f, status);
+}
+
+static bool outer_has_turn(const gg_outer *s, int f) {
+    const int64_t turns = f + 1, whole = s->period / s->fragments, rest = s->period % s->fragments;
+    const int64_t turn = turns * whole + turns * rest / s->fragments; /* turns * period / fragments, without overflow */
+    return s->fragment[f].count > 0 && (s->head.step + 1) % s->period == turn % s->period;
+}
+
+static gg_status outer_complete_due(gg_outer *s) {
+    while (s->flying > 0 && s->fragment[s->in_flight[0]].begun + s->delay <= s->head.step) GG_TRY(outer_complete(s));
+    return GG_OK;
+}
+
+static gg_status outer_end(gg_strategy *strategy) {
+    gg_outer *s = (gg_outer *)strategy;
+    GG_TRY(outer_complete_due(s));
+    for (int f = 0; f < s->fragments; ++f)
+        if (outer_has_turn(s, f)) GG_TRY(outer_start(s, f));
+    GG_TRY(outer_complete_due(s)); /* those that no step hides */
+    return GG_OK;
+}
+
+static gg_status outer_poll(gg_strategy *strategy) {
+    gg_outer *s = (gg_outer *)strategy;
+    GG_TRY(gg_progress(strategy->env.transport));
+    for (int i = 0; i < s->flying; ++i) GG_TRY(outer_at(s, s->in_flight[i], s->rule->poll(s, s->in_flight[i])));
+    return GG_OK;
+}
+
+static gg_status outer_settle(gg_strategy *strategy) {
+    gg_outer *s = (gg_outer *)strategy;
+    while (s->flying > 0) GG_TRY(outer_complete(s));
+    for (int f = 0; f < s->fragments; ++f) GG_TRY(outer_at(s, f, s->rule->finish(s, f)));
+    return GG_OK;
+}
+
+/* The model of all ranks has been set. */
+static void outer_write(gg_strategy *strategy, const float *weights) {
+    (void)gg_device_write(strategy->env.device, ((gg_outer *)strategy)->phi, weights,
+                          strategy->env.state->count * sizeof(float));
+}
+
+static const gg_strategy_model model = {.write = outer_write};
+
+/* ---- creation ---- */
+
+static bool finite_in(double value, double low, double above) { return value >= low && value < above; }
+
+gg_status gg_outer_check(const gg_strategy_options *options) {
+    const double most = 1e6;
+    if (options->period < 1)
+        return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
+    if (!(options->outer_lr > 0 && options->outer_lr <= most))
+        return gg_fail(GG_ERROR_ARGUMENT, "outer_lr: %g; must be above 0 and at most %g", options->outer_lr, most);
+    if (!finite_in(options->outer_momentum, 0, 1))
+        return gg_fail(GG_ERROR_ARGUMENT, "outer_momentum: %g; must be at least 0 and below 1",
+                       options->outer_momentum);
+    if (options->fragments < 1 || options->fragments > GG_MOST_FRAGMENTS)
+        return gg_fail(GG_ERROR_ARGUMENT, "fragments: %d; must be 1 to %d", options->fragments, GG_MOST_FRAGMENTS);
+    if (options->delay > options->period)
+        return gg_fail(GG_ERROR_ARGUMENT, "delay: %lld with period=%lld; must be at least 0 and at most the period",
+                       (long long)options->delay, (long long)options->period);
+    return GG_OK;
+}
+
+static void cut_fragments(gg_outer *s, const gg_arena_layout *layout) {
+    for (int f = 0; f < s->fragments; ++f) {
+        gg_fragment *fragment = &s->fragment[f];
+        size_t end = 0;
+        gg_parallel_split(s->head.env.state->count, GG_LANES, f, s->fragments, &fragment->offset, &end);
+        fragment->count = end - fragment->offset;
+        for (int layer = 0; layer < layout->layers && fragment->count > 0; ++layer) {
+            const gg_slice *slice = gg_arena_layout_slice(layout, layer);
+            if (slice->offset <= fragment->offset) fragment->first_layer = layer;
+            if (slice->offset < end) fragment->last_layer = layer;
+        }
+    }
+}
+
+gg_status gg_outer_init(gg_outer *s, const gg_outer_rule *rule, const gg_strategy_options *options,
+                        const gg_strategy_env *env) {
+    const float unit =
+        gg_codec_of(options->wire)->exact ? 0x1p-24f : 0x1p-8f; /* the greatest relative error of rounding */
+    s->head.env = *env;
+    s->head.table = &s->table;
+    s->head.only_applies_gradients = true;
+    s->head.model = &model;
+    s->table = (gg_strategy_table){.begin = gg_strategy_nothing,
+                                   .need = gg_strategy_no_layer,
+                                   .ready = gg_strategy_update_layer,
+                                   .poll = outer_poll,
+                                   .end = outer_end,
+                                   .settle = outer_settle,
+                                   .destroy = rule->destroy};
+    s->rule = rule;
+    s->period = options->period;
+    s->fragments = options->fragments;
+    s->delay = options->delay;
+    if (s->delay < 0) s->delay = s->fragments == 1 ? 0 : s->period / s->fragments;
+    s->lr = (float)options->outer_lr;
+    s->momentum = (float)options->outer_momentum;
+    s->nesterov = options->outer_nesterov;
+    s->statistic_lr = 1 - 4 * unit;
+    GG_TRY(gg_state_create(env, GG_WITH_OUTER));
+    s->phi = env->state->arena[gg_state_find(env->state, "outer")].data;
+    s->m = env->state->arena[gg_state_find(env->state, "outer_momentum")].data;
+    GG_TRY(gg_calloc((size_t)s->fragments, sizeof *s->fragment, "fragments", &s->fragment));
+    GG_TRY(gg_calloc((size_t)s->fragments, sizeof *s->in_flight, "fragments in flight", &s->in_flight));
+    if (s->delay > 0)
+        GG_TRY(gg_device_alloc(env->device, env->state->count * sizeof *s->sent, "weights that were sent", &s->sent));
+    cut_fragments(s, env->layout);
+    return GG_OK;
+}
+
+void gg_outer_deinit(gg_outer *s) {
+    gg_state_destroy(&s->head.env);
+    gg_free(s->fragment);
+    gg_free(s->in_flight);
+    gg_device_free(s->head.env.device, s->sent);
+}

@@ -1,0 +1,166 @@
+/* AllReduce: synchronous SGD. One blocking reduction of all gradients after the backward pass, weighted by the samples
+ * that each rank contributed, so that p ranks of batch b do what one rank of batch p*b does, ragged last batches
+ * included.
+ *
+ * Compressed gradients travel in several messages where there are many: one is chosen from and packed while those
+ * before it travel, and of those that have arrived the weights are updated while the others do, unless the update
+ * needs norms, which are those of all gradients. The first layers' go first, and a sum that can wait is waited for
+ * where the next forward pass needs its layers: so the last ones travel beside the computation of the first layers. */
+#include "base/memory.h"
+#include "exchange/parts/flight.h"
+#include "exchange/parts/reductions.h"
+#include "exchange/types.h"
+
+/* Bytes of gradients at least, before they are compressed, that are worth a message; and messages at most. */
+#define MESSAGE_BYTES ((size_t)4 << 20)
+#define MOST_MESSAGES 64
+
+typedef struct allreduce {
+    gg_strategy head;
+    gg_buckets buckets; /* each of one chunk */
+    gg_reductions reductions;
+    gg_compression_counts counts;
+    gg_flight flight; /* of the sums that have been started last */
+} allreduce;
+
+static gg_status start_all(allreduce *s) {
+    gg_status status = GG_OK;
+    for (int i = 0; i < s->buckets.chunk_count; ++i) {
+        status = gg_reductions_start(&s->reductions, i, s->head.share);
+        if (status == GG_OK) status = gg_progress(s->head.env.transport);
+        GG_TRY(gg_reductions_at(&s->reductions, i, status));
+    }
+    return status;
+}
+
+static gg_status update(allreduce *s, int i) {
+    return gg_reductions_at(&s->reductions, i, gg_reductions_update(&s->reductions, i));
+}
+
+/* Until the peers have read; but, unless it is `all`, what there is time for. */
+static gg_status finish(allreduce *s, bool all) {
+    for (int i = 0; i < s->buckets.chunk_count; ++i)
+        if (all || !gg_reduction_can_wait(s->reductions.of_chunk[i])) GG_TRY(gg_reductions_finish(&s->reductions, i));
+    return GG_OK;
+}
+
+/* Some of what has been left may have arrived: with all of it the exchange is over. */
+static gg_status after_need(allreduce *s, gg_status status) {
+    if (s->reductions.left > 0 || s->flight.begin == 0) return status;
+    gg_flight_arrived(&s->flight, gg_transport_now(s->head.env.transport), 0);
+    gg_flight_end_all(&s->flight, &s->head, "gradients");
+    s->flight.begin = 0;
+    return status;
+}
+
+static gg_status need_all(allreduce *s) { return after_need(s, gg_reductions_need_all(&s->reductions)); }
+
+/* Where norms are needed no weight is updated before the last sum is there. */
+static gg_status reduce_and_update(allreduce *s) {
+    gg_status status = GG_OK;
+    gg_strategy *strategy = &s->head;
+    const bool measures = gg_updater_measures(strategy->env.updater), across = strategy->env.across_steps;
+    const int count = s->buckets.chunk_count;
+    GG_TRY_CLEANUP(need_all(s)); /* a rank without samples has needed no layer */
+    GG_TRY_CLEANUP(finish(s, true));
+    gg_flight_begin(&s->flight, strategy, -1);
+    GG_TRY_CLEANUP(start_all(s));
+    for (int i = 0; i < count; ++i) {
+        bool left = false;
+        if (across && !measures) GG_TRY_CLEANUP(gg_reductions_leave(&s->reductions, i, &left));
+        if (!left) GG_TRY_CLEANUP(gg_reductions_at(&s->reductions, i, gg_reduction_wait(s->reductions.of_chunk[i])));
+        if (i + 1 == count) gg_flight_complete(&s->flight, strategy);
+        if (!left && !measures) GG_TRY_CLEANUP(update(s, i));
+    }
+    gg_strategy_measure(strategy, gg_state_gradients(strategy->env.state));
+    for (int i = 0; measures && i < count; ++i) GG_TRY_CLEANUP(update(s, i));
+    GG_TRY_CLEANUP(finish(s, !across));
+cleanup:
+    return after_need(s, status);
+}
+
+static gg_status allreduce_end(gg_strategy *strategy) {
+    const gg_strategy_env *env = &strategy->env;
+    float *gradients = gg_state_gradients(env->state);
+    if (env->transport->size > 1) return reduce_and_update((allreduce *)strategy);
+    gg_strategy_measure(strategy, gradients);
+    gg_strategy_update(strategy, 0, env->state->count, gradients);
+    return GG_OK;
+}
+
+static gg_status allreduce_offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken) {
+    return gg_reductions_input(&((const allreduce *)strategy)->reductions, layer, input, taken);
+}
+
+static gg_status allreduce_offer_error(gg_strategy *strategy, int layer, const gg_vectors *error) {
+    return gg_reductions_error(&((const allreduce *)strategy)->reductions, layer, error);
+}
+
+static const gg_strategy_fc_hooks fc_hooks = {allreduce_offer_input, allreduce_offer_error};
+
+static void complete_residue(gg_strategy *strategy) {
+    gg_reductions_complete(&((const allreduce *)strategy)->reductions);
+}
+
+static gg_status allreduce_settle(gg_strategy *strategy) {
+    allreduce *s = (allreduce *)strategy;
+    GG_TRY(need_all(s));
+    GG_TRY(finish(s, true));
+    gg_reductions_settle(&s->reductions);
+    return GG_OK;
+}
+
+static gg_status allreduce_need_rows(gg_strategy *strategy, int layer, gg_weight_rows *rows) {
+    allreduce *s = (allreduce *)strategy;
+    return after_need(s, gg_reductions_need(&s->reductions, layer, rows));
+}
+
+static gg_status allreduce_need(gg_strategy *strategy, int layer) { return allreduce_need_rows(strategy, layer, NULL); }
+
+static void allreduce_destroy(gg_strategy *strategy) {
+    allreduce *s = (allreduce *)strategy;
+    gg_reductions_destroy(&s->reductions);
+    gg_buckets_destroy(&s->buckets);
+    gg_state_destroy(&strategy->env);
+    gg_free(strategy);
+}
+
+static const gg_strategy_table table = {gg_strategy_nothing,  allreduce_need, gg_strategy_no_layer,
+                                        gg_strategy_progress, allreduce_end,  allreduce_settle,
+                                        allreduce_destroy};
+
+static gg_status allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    gg_status status = GG_OK;
+    allreduce *made = NULL;
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "strategy", &made));
+    made->head.table = &table;
+    made->head.env = *env;
+    made->head.averages_gradients = true;
+    made->head.current_at_end = true;
+    made->head.need_rows = allreduce_need_rows;
+    made->head.complete_residue = complete_residue;
+    bool accumulates;
+    GG_TRY_CLEANUP(gg_strategy_accumulate(options, env, &accumulates));
+    GG_TRY_CLEANUP(gg_state_create(env, GG_SHARED_GRADIENT | gg_residue_wanted(options, env)));
+    float *residue = gg_state_residue(env->state);
+    const size_t all = env->state->count * sizeof(float);
+    const size_t least = all / MOST_MESSAGES > MESSAGE_BYTES ? all / MOST_MESSAGES : MESSAGE_BYTES;
+    if (residue != NULL) made->head.compression_counts = &made->counts;
+    GG_TRY_CLEANUP(gg_buckets_create(env->layout, residue != NULL ? least : all, all, &made->buckets));
+    const gg_reduction_run run = {.group = env->transport,
+                                  .tag = GG_TAG_USER,
+                                  .residue = residue,
+                                  .in_pieces = !gg_updater_measures(env->updater),
+                                  .marks = true,
+                                  .accumulates = accumulates,
+                                  .counts = &made->counts};
+    GG_TRY_CLEANUP(gg_reductions_create(&made->head, options, &made->buckets, &run, &made->reductions));
+    if (made->reductions.takes) made->head.fc_hooks = &fc_hooks;
+cleanup:
+    if (status != GG_OK && made != NULL) allreduce_destroy(&made->head), made = NULL;
+    *out = made ? &made->head : NULL;
+    return status;
+}
+
+const gg_strategy_type gg_strategy_allreduce = {
+    .name = "allreduce", .create = allreduce_create, .local_momentum = true, .keeps_equal = GG_EQUAL_REPLICAS};

@@ -1,0 +1,183 @@
+/* PeriodicAllReduce: local SGD. Every rank trains alone; after each step t with (t + 1) % period == 0 the weights, and
+ * the moments of the optimiser, become the mean over the ranks, each counting 1/p. Nothing is in flight between
+ * steps.
+ *
+ * With compression what a rank sends is how far its weights have moved since the last mean, the base, with error
+ * feedback, and all ranks continue from the base plus the mean of what was sent. Moments remain each rank's own. The
+ * base is an arena of its own, so that a run may be resumed between two means. Where a rank does not know it, because
+ * weights have been loaded, the next mean is one of whole weights, as are those of the first steps. */
+#include "base/memory.h"
+#include "comm/collective.h"
+#include "exchange/codec/packed.h"
+#include "exchange/parts/flight.h"
+#include "exchange/parts/reduction.h"
+#include "exchange/types.h"
+
+/* Of the base: it is what the weights are when training begins; it has to be found by a mean of whole weights; it is
+ * there. */
+typedef enum base_state { BASE_AT_BEGIN = 0, BASE_UNKNOWN, BASE_KNOWN } base_state;
+
+typedef struct periodic_allreduce {
+    gg_strategy head;
+    gg_reduction *averaging;
+    float *equal_share; /* 1/p for each rank */
+    int64_t period;
+    /* With compression only: */
+    gg_reduction *moving; /* NULL: none */
+    float *moved;         /* the weights without the base, then the mean of what was sent of it */
+    float *base;          /* an arena of the state */
+    base_state base_state;
+    bool agreed; /* nothing has been loaded since the ranks last agreed that all know the base */
+    int64_t warmup;
+    gg_segments segments;
+    gg_compression_counts counts;
+} periodic_allreduce;
+
+static gg_status average_all(periodic_allreduce *s) {
+    const gg_state *state = s->head.env.state;
+    for (int i = 0; i < state->arenas; ++i)
+        if (state->arena[i].kind == GG_ARENA_WEIGHT || state->arena[i].kind == GG_ARENA_MOMENT)
+            GG_TRY(gg_reduction_run_all(s->averaging, state->arena[i].data, s->equal_share));
+    if (s->moving == NULL) return GG_OK;
+    gg_compression_count_dense(s->segments.segment, s->segments.count, &s->counts);
+    gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->base, gg_state_weights(state),
+                   state->count * sizeof *s->base);
+    s->base_state = BASE_KNOWN;
+    return GG_OK;
+}
+
+/* Weights are loaded at rest only, and all ranks come to rest together. */
+static gg_status all_know_base(periodic_allreduce *s, bool *known) {
+    double unknown = s->base_state != BASE_KNOWN;
+    if (!s->agreed) GG_TRY(gg_allreduce_doubles(s->head.env.transport, &unknown, 1));
+    s->agreed = true;
+    *known = unknown == 0;
+    return GG_OK;
+}
+
+/* All ranks have one base and get one mean, so they have the same weights afterwards. */
+static gg_status average_moves(periodic_allreduce *s) {
+    static const float difference[2] = {1, -1}, sum[2] = {1, 1};
+    const gg_strategy_env *env = &s->head.env;
+    const size_t count = env->state->count;
+    float *weights = gg_state_weights(env->state);
+    env->device->table->weighted_sum(env->device, count, 2, (const float *const[]){weights, s->base}, difference,
+                                     s->moved);
+    GG_TRY(gg_reduction_run_all(s->moving, s->moved, s->equal_share));
+    env->device->table->weighted_sum(env->device, count, 2, (const float *const[]){s->base, s->moved}, sum, weights);
+    gg_device_copy(env->device, GG_QUEUE_COMPUTE, s->base, weights, count * sizeof *s->base);
+    return GG_OK;
+}
+
+static gg_status periodic_end(gg_strategy *strategy) {
+    gg_status status = GG_OK;
+    periodic_allreduce *s = (periodic_allreduce *)strategy;
+    gg_flight flight = {0};
+    bool packed = false;
+    if (strategy->env.transport->size == 1 || (strategy->step + 1) % s->period != 0) goto cleanup;
+    gg_flight_begin(&flight, strategy, -1);
+    if (s->moving != NULL) GG_TRY_CLEANUP(all_know_base(s, &packed));
+    GG_TRY_CLEANUP(packed && strategy->step >= s->warmup ? average_moves(s) : average_all(s));
+    gg_flight_complete(&flight, strategy);
+    gg_flight_end_all(&flight, strategy, "weights");
+cleanup:
+    return gg_strategy_at_all(strategy, gg_error_prefix(status, "mean of the replicas: "));
+}
+
+static gg_status periodic_begin(gg_strategy *strategy) {
+    periodic_allreduce *s = (periodic_allreduce *)strategy;
+    const gg_state *state = strategy->env.state;
+    if (s->moving == NULL || s->base_state != BASE_AT_BEGIN) return GG_OK;
+    gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->base, gg_state_weights(state),
+                   state->count * sizeof *s->base);
+    s->base_state = BASE_KNOWN;
+    return GG_OK;
+}
+
+static gg_status periodic_settle(gg_strategy *strategy) {
+    ((periodic_allreduce *)strategy)->agreed = false;
+    return GG_OK;
+}
+
+/* A checkpoint loads the weights first; one that has no base gives zeros for it. */
+static void periodic_loaded(gg_strategy *strategy, int arena) {
+    periodic_allreduce *s = (periodic_allreduce *)strategy;
+    const gg_state *state = strategy->env.state;
+    if (arena == GG_WEIGHTS) s->base_state = BASE_UNKNOWN;
+    if (state->arena[arena].data == s->base && !gg_strategy_all_zero(strategy, arena)) s->base_state = BASE_KNOWN;
+}
+
+static void periodic_destroy(gg_strategy *strategy) {
+    periodic_allreduce *s = (periodic_allreduce *)strategy;
+    gg_reduction_destroy(s->moving);
+    gg_reduction_destroy(s->averaging);
+    gg_segments_destroy(&s->segments);
+    gg_state_destroy(&strategy->env);
+    gg_device_free(strategy->env.device, s->moved);
+    gg_free(s->equal_share);
+    gg_free(s);
+}
+
+static const gg_strategy_table table = {periodic_begin,       gg_strategy_no_layer, gg_strategy_update_layer,
+                                        gg_strategy_progress, periodic_end,         periodic_settle,
+                                        periodic_destroy};
+
+static gg_status periodic_check(const gg_strategy_options *options, int ranks) {
+    (void)ranks;
+    if (options->period >= 0) return GG_OK;
+    return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'", (long long)options->period);
+}
+
+static gg_status create_moving(periodic_allreduce *s, const gg_strategy_options *options) {
+    const gg_strategy_env *env = &s->head.env;
+    const gg_state *state = env->state;
+    gg_strategy_options always = *options; /* the first steps do not come here */
+    always.compression.warmup = 0;
+    s->warmup = options->compression.warmup;
+    s->base = state->arena[gg_state_find(state, "base")].data;
+    s->head.compression_counts = &s->counts;
+    s->head.loaded = periodic_loaded;
+    GG_TRY(gg_segments_create(env->layout, &options->compression, &s->segments));
+    GG_TRY(gg_device_alloc(env->device, state->count * sizeof *s->moved, "moves of the weights", &s->moved));
+    return gg_reduction_create(&s->head, &always,
+                               &(gg_reduction_run){.group = env->transport,
+                                                   .count = state->count,
+                                                   .tag = GG_TAG_ALLREDUCE,
+                                                   .period = s->period,
+                                                   .residue = gg_state_residue(state),
+                                                   .counts = &s->counts},
+                               &s->moving);
+}
+
+static gg_status periodic_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    gg_status status = GG_OK;
+    periodic_allreduce *made = NULL;
+    int p = env->transport->size;
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "strategy", &made));
+    made->head.table = &table;
+    made->head.only_applies_gradients = true;
+    made->head.env = *env;
+    made->period = options->period;
+    if (made->period == 0) {
+        for (int64_t reached = 1; reached < p; reached *= 2) made->period++;
+        if (made->period == 0) made->period = 1;
+    }
+    GG_TRY_CLEANUP(gg_calloc((size_t)p, sizeof(float), "shares", &made->equal_share));
+    for (int i = 0; i < p; ++i) made->equal_share[i] = 1.0f / (float)p;
+    const unsigned residue = gg_residue_wanted(options, env);
+    GG_TRY_CLEANUP(
+        gg_state_create(env, GG_SHARED_WEIGHT | GG_SHARED_MOMENTS | residue | (residue != 0 ? GG_WITH_BASE : 0)));
+    GG_TRY_CLEANUP(gg_reduction_create(
+        &made->head, options,
+        &(gg_reduction_run){
+            .group = env->transport, .count = env->state->count, .tag = GG_TAG_ALLREDUCE, .displaces = true},
+        &made->averaging));
+    if (residue != 0) GG_TRY_CLEANUP(create_moving(made, options));
+cleanup:
+    if (status != GG_OK && made != NULL) periodic_destroy(&made->head), made = NULL;
+    *out = made ? &made->head : NULL;
+    return status;
+}
+
+const gg_strategy_type gg_strategy_periodic_allreduce = {
+    .name = "periodic-allreduce", .check = periodic_check, .create = periodic_create};

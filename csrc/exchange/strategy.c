@@ -1,0 +1,72 @@
+#include "exchange/strategy.h"
+
+#include "exchange/types.h"
+
+static const gg_strategy_type *const types[GG_STRATEGY_COUNT] = {
+    [GG_STRATEGY_GOSSIPGRAD] = &gg_strategy_gossipgrad,
+    [GG_STRATEGY_ALLREDUCE] = &gg_strategy_allreduce,
+    [GG_STRATEGY_NO_EXCHANGE] = &gg_strategy_no_exchange,
+    [GG_STRATEGY_LAYERWISE_ALLREDUCE] = &gg_strategy_layerwise_allreduce,
+    [GG_STRATEGY_PERIODIC_ALLREDUCE] = &gg_strategy_periodic_allreduce,
+    [GG_STRATEGY_PULL_GOSSIP] = &gg_strategy_pull_gossip,
+    [GG_STRATEGY_PUSH_GOSSIP] = &gg_strategy_push_gossip,
+    [GG_STRATEGY_OVERLAPPED_AVERAGING] = &gg_strategy_overlapped_averaging,
+    [GG_STRATEGY_ELASTIC_AVERAGING] = &gg_strategy_elastic_averaging,
+    [GG_STRATEGY_PARAMETER_SERVER] = &gg_strategy_parameter_server,
+    [GG_STRATEGY_DILOCO] = &gg_strategy_diloco,
+    [GG_STRATEGY_NOLOCO] = &gg_strategy_noloco,
+};
+
+const gg_strategy_type *gg_strategy_type_of(gg_strategy_kind kind) { return types[kind]; }
+
+const char *gg_strategy_name(gg_strategy_kind kind) { return types[kind]->name; }
+
+/* What a strategy does not compress would travel dense without a word. */
+static gg_status check_compressed(const gg_strategy_options *options, const gg_strategy *made) {
+    if (gg_residue_wanted(options, &made->env) != 0 && made->compression_counts == NULL)
+        return gg_fail(GG_ERROR_ARGUMENT, "compression: the strategy %s does not compress what it sends",
+                       gg_strategy_name(options->kind));
+    return GG_OK;
+}
+
+gg_status gg_strategy_check(const gg_strategy_options *options, int ranks) {
+    if ((int)options->kind < 0 || options->kind >= GG_STRATEGY_COUNT)
+        return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind,
+                       GG_STRATEGY_COUNT);
+    GG_TRY(gg_compression_check(&options->compression));
+    if (options->compression.local_momentum && !types[options->kind]->local_momentum)
+        return gg_fail(
+            GG_ERROR_ARGUMENT,
+            "local_momentum=True with the strategy %s: allowed with allreduce and layerwise-allreduce, which send "
+            "gradients",
+            types[options->kind]->name);
+    if (types[options->kind]->check != NULL) GG_TRY(types[options->kind]->check(options, ranks));
+    return GG_OK;
+}
+
+gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
+    gg_status status = GG_OK;
+    *out = NULL;
+    GG_TRY_CLEANUP(gg_strategy_check(options, env->transport->size));
+    GG_TRY_CLEANUP(types[options->kind]->create(options, env, out));
+    if ((*out)->table->need == gg_strategy_no_layer) (*out)->current_at_end = true;
+    GG_TRY_CLEANUP(check_compressed(options, *out));
+cleanup:
+    if (status != GG_OK && *out != NULL) {
+        gg_strategy_destroy(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+int gg_strategy_keeps_equal(const gg_strategy_options *options, int size, gg_arena_kind arena) {
+    const gg_strategy_type *type = types[options->kind];
+    if (arena == GG_ARENA_MOMENT && options->compression.local_momentum) return 1;
+    if (type->keeps_equal & 1u << arena) return size;
+    return options->hierarchical && type->keeps_nodes_equal & 1u << arena ? options->ranks_per_node : 1;
+}
+
+int gg_strategy_workers(const gg_strategy_options *options, int size) {
+    const gg_strategy_type *type = types[options->kind];
+    return type->workers != NULL ? type->workers(options, size) : size;
+}

@@ -1,0 +1,49 @@
+/* Private to the room: what the factory, the tuning and the options of Python know of each strategy: one constant
+ * gg_strategy_type a strategy, in the strategy's file. */
+#ifndef GG_EXCHANGE_TYPES_H
+#define GG_EXCHANGE_TYPES_H
+
+#include "exchange/parts/common.h"
+
+/* What the exchange of a bucket costs, as tuning.h models it. */
+typedef struct gg_exchange_cost {
+    double copies;   /* bytes on the wire for a byte of the arena */
+    double messages; /* of a rank for a chunk */
+    double hops;     /* one after the other */
+    bool at_end;     /* the backward pass ends when all buckets are there; else a layer waits for its own */
+    bool hidden;     /* no layer waits */
+} gg_exchange_cost;
+
+typedef struct gg_strategy_type {
+    const char *name; /* on the command line, in reports and checkpoints */
+    /* Checks the options for so many ranks: errors name the keyword and what is allowed. NULL: nothing to check. */
+    gg_status (*check)(const gg_strategy_options *options, int ranks);
+    /* Collective; allocates the state's arenas. The options are checked. *out is NULL after a failure. */
+    gg_status (*create)(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
+    /* Of an optimiser with so many moments. NULL: no buckets and chunks that may be tuned. */
+    gg_exchange_cost (*cost)(const gg_strategy_options *options, int ranks, int moments);
+    /* How many of `ranks` train, the first ones. Any options. NULL: all. */
+    int (*workers)(const gg_strategy_options *options, int ranks);
+    /* A set of arenas' kinds, 1u << kind, that are the same on all ranks after each step if they were before the first.
+     * Weights and moments: the ranks update with the same gradients, or each its own slices, which the others copy. */
+    unsigned keeps_equal;
+    /* The same of the ranks of a node, where options are hierarchical. */
+    unsigned keeps_nodes_equal;
+    bool local_momentum; /* it sums gradients, which may have each rank's own momentum where they are compressed */
+} gg_strategy_type;
+
+extern const gg_strategy_type gg_strategy_gossipgrad, gg_strategy_allreduce, gg_strategy_no_exchange,
+    gg_strategy_layerwise_allreduce, gg_strategy_periodic_allreduce, gg_strategy_pull_gossip, gg_strategy_push_gossip,
+    gg_strategy_overlapped_averaging, gg_strategy_elastic_averaging, gg_strategy_parameter_server, gg_strategy_diloco,
+    gg_strategy_noloco;
+
+#define GG_EQUAL_REPLICAS (1u << GG_ARENA_WEIGHT | 1u << GG_ARENA_MOMENT)
+
+const gg_strategy_type *gg_strategy_type_of(gg_strategy_kind kind);
+
+/* The bytes of a value on the wire, as a part of float32's. */
+static inline double gg_wire_part(const gg_strategy_options *options) {
+    return (double)gg_codec_of(options->wire)->size / sizeof(float);
+}
+
+#endif
