@@ -70,7 +70,8 @@ GG_INLINE void request(const gg_choose_args *a, choose_source source, size_t i) 
         return;
     }
     __builtin_prefetch(a->residue + i + AHEAD, 1);
-    if (has_gradient(source)) __builtin_prefetch(a->gradient + i + AHEAD, source == FROM_CLEARED);
+    if (source == FROM_CLEARED) __builtin_prefetch(a->gradient + i + AHEAD, 1);
+    else if (has_gradient(source)) __builtin_prefetch(a->gradient + i + AHEAD);
 }
 
 #endif
