@@ -35,7 +35,7 @@ from records import Record, Results, table
 
 import gossipgrad as gg
 from gossipgrad import strategies
-from gossipgrad._launch import launcher_rank, launcher_world_size
+from gossipgrad.launch.start import launcher_rank, launcher_world_size
 
 MODES = ("dense", "strict", "safe", "exact")
 KINDS = ("conv2d", "linear", "recurrent", "other")

@@ -27,7 +27,7 @@ from compression import TASKS, figure
 from records import Record, Results, table
 
 import gossipgrad as gg
-from gossipgrad import environment
+from gossipgrad.launch import environment
 
 EPOCHS = {"lenet": 2, "cifar_quick": 4, "char_lstm": 2, "resnet20": 2, "higgs": 10}
 CONVOLUTIONS = ("lenet", "cifar_quick", "resnet20")

@@ -21,7 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gossipgrad import _core, _preload
+from gossipgrad import _core
+from gossipgrad.launch import preload
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        objects = ROOT / _preload.build_facts().OBJECTS
+        objects = ROOT / preload.build_facts().OBJECTS
         program = cbuild.build(objects, ROOT / "benchmarks" / "pack_speed.c", Path(folder))
         for width in arguments.bin or (50, 500):
             for elements in arguments.elements or SIZES:

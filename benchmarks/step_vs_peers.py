@@ -482,7 +482,7 @@ def write(path: Path, result: dict[str, Any], arguments: argparse.Namespace) -> 
         cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
     about = {"what": "memory" if arguments.memory else "evaluate" if arguments.evaluate else "step"}
     if arguments.device != "cpu":
-        from gossipgrad import environment
+        from gossipgrad.launch import environment
 
         about["gpu"] = environment.devices().get("gpu")
     about |= {"cpu": cpu or platform.machine(), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}

@@ -17,7 +17,8 @@ import time
 import numpy as np
 
 import gossipgrad as gg
-from gossipgrad import _failure, bench, strategies
+from gossipgrad import bench, strategies
+from gossipgrad.launch import failure
 
 
 def cpu_seconds() -> float:
@@ -53,7 +54,7 @@ def main() -> None:
         shares = share(strategies.by_name(name), arguments.seconds, arguments.steps)
         result = {"strategy": name, "ranks": len(shares) + 1, "seconds": arguments.seconds}
         result |= {"median_share": round(statistics.median(shares), 4), "most_share": round(max(shares), 4)}
-        if _failure.launched_rank() == 0:
+        if failure.launched_rank() == 0:
             print(json.dumps(result), flush=True)
 
 

@@ -12,14 +12,16 @@ The method: Daily et al., "GossipGraD" (2018), arXiv 1803.05880. Under mpiexec t
 import importlib
 from typing import TYPE_CHECKING
 
-from gossipgrad import _starting
+from gossipgrad.launch import starting as _starting
 
 _starting.begin()  # before all that takes time
 
-from gossipgrad import _launch, _launched, _preload  # noqa: E402
+from gossipgrad.launch import origin as _origin  # noqa: E402
+from gossipgrad.launch import preload as _preload  # noqa: E402
+from gossipgrad.launch import start as _start  # noqa: E402
 
-_launch.wait_passively()  # before anything that loads OpenMP
-_launched.claim()  # before this process starts others
+_start.wait_passively()  # before anything that loads OpenMP
+_origin.claim()  # before this process starts others
 _preload.load()  # before anything that imports the compiled core
 
 from gossipgrad import callbacks, data, metrics, models, plots, schedules  # noqa: E402
@@ -36,7 +38,6 @@ from gossipgrad.callbacks import (  # noqa: E402
 from gossipgrad.cluster import Network, Straggler, VirtualCluster  # noqa: E402
 from gossipgrad.compression import AdaComp  # noqa: E402
 from gossipgrad.data import Dataset  # noqa: E402
-from gossipgrad.environment import VERSION as __version__  # noqa: E402
 from gossipgrad.errors import (  # noqa: E402
     Cancelled,
     CheckpointError,
@@ -47,6 +48,7 @@ from gossipgrad.errors import (  # noqa: E402
 )
 from gossipgrad.exchange import Exchange  # noqa: E402
 from gossipgrad.history import History  # noqa: E402
+from gossipgrad.launch.environment import VERSION as __version__  # noqa: E402
 from gossipgrad.layers import (  # noqa: E402
     GELU,
     AdaptiveAvgPool2d,
@@ -73,7 +75,6 @@ from gossipgrad.layers import (  # noqa: E402
 from gossipgrad.losses import CrossEntropy  # noqa: E402
 from gossipgrad.model import Input, Model, Sequential  # noqa: E402
 from gossipgrad.optim import LARS, SGD, Adam, Optimizer  # noqa: E402
-from gossipgrad.progress import ProgressBar  # noqa: E402
 from gossipgrad.sequences import (  # noqa: E402
     LSTM,
     Attention,
@@ -101,8 +102,9 @@ from gossipgrad.strategies import (  # noqa: E402
     Strategy,
 )
 from gossipgrad.team import Team  # noqa: E402
-from gossipgrad.tensorboard import TensorBoard  # noqa: E402
 from gossipgrad.trainer import Trainer  # noqa: E402
+from gossipgrad.training.progress import ProgressBar  # noqa: E402
+from gossipgrad.training.tensorboard import TensorBoard  # noqa: E402
 from gossipgrad.weights import read as read_weights  # noqa: E402
 
 __all__ = [

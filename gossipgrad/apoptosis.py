@@ -1,6 +1,6 @@
 """Apoptosis: networks that shrink while they train. What is wanted of it, and the rule that says how much may leave.
 
-Pure: nothing here knows ranks, files or the core. events.py does what is decided here.
+Pure: nothing here knows ranks, files or the core. training/events.py does what is decided here.
 """
 
 from __future__ import annotations

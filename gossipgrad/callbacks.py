@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from gossipgrad import agreement, checkpoint_files
 from gossipgrad.errors import LARGEST, choice, counted, did_you_mean, flag, integer, number, warn
-from gossipgrad.files import json_text
 from gossipgrad.history import Record, flat, lookup
-from gossipgrad.outputs import Output, best_path, fixed_path
+from gossipgrad.launch import agreement
+from gossipgrad.state import checkpoint_files
+from gossipgrad.state.files import json_text
+from gossipgrad.state.outputs import Output, best_path, fixed_path
 
 if TYPE_CHECKING:
     from gossipgrad.trainer import Trainer

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NoReturn
 
-from gossipgrad import _core, _failure, _launched, _preload, _stall, agreement
+from gossipgrad import _core
 from gossipgrad.errors import CommunicationError, integer, named_keywords, number, store, warn
+from gossipgrad.launch import agreement, failure, origin, preload, stall
 
 MOST_VIRTUAL_RANKS = 4096
 
@@ -161,15 +162,15 @@ def machines(team: _core.Team, network: Network | None) -> int:
 
 def by_mpi(comm: Any) -> bool:
     """Will the ranks of `comm`, as given to make_team, be MPI's?"""
-    if _launched.parent_rank() is not None:
+    if origin.parent_rank() is not None:
         return False
-    return _launched.is_launched() if comm is None else not isinstance(comm, VirtualCluster)
+    return origin.is_launched() if comm is None else not isinstance(comm, VirtualCluster)
 
 
 def refuse(comm: Any, call: str, error: Exception) -> NoReturn:
     """Raise this error, met before there was a group, on all ranks of `comm` that come to `call`."""
     is_group = comm is None or callable(getattr(comm, "py2f", None))
-    if by_mpi(comm) and is_group and (comm is not None or _failure.launched_size() > 1):
+    if by_mpi(comm) and is_group and (comm is not None or failure.launched_size() > 1):
         try:
             team = make_team(comm, agreement.error_patience(), error=error)
         except CommunicationError:  # the others do not come to where the groups are made
@@ -189,11 +190,11 @@ def make_team(
     RuntimeError but for a VirtualCluster: a rank started this process, or a launcher without MPI did.
     """
     links: dict[str, Any] = {key: float(value) for key, value in asdict(network or Network()).items()}
-    _stall.start()
+    stall.start()
     if isinstance(comm, VirtualCluster):
         alone = not _core.info()["mpi"]["initialised"]  # else it has trained with the others, too
-        processes = _failure.launched_size()
-        if alone and processes > 1 and _failure.launched_rank() == 0:
+        processes = failure.launched_size()
+        if alone and processes > 1 and failure.launched_rank() == 0:
             warn(
                 f"comm=VirtualCluster({comm.p}): each of the {processes} processes that were started "
                 "trains a virtual cluster of its own, all the same; without comm they train together"
@@ -206,28 +207,28 @@ def make_team(
             compute_rate=float(comm.compute_rate),
             timeout=timeout,
         )
-    _launched.check()
-    launched = _launched.launcher_world_size() or 0
+    origin.check()
+    launched = origin.launcher_world_size() or 0
     handle: dict[str, int] = {}
     if comm is None:
-        if not _launched.is_launched():
+        if not origin.is_launched():
             return _core.Team("single")
     elif callable(getattr(comm, "py2f", None)):
         handle = {"fortran_handle": comm.py2f()}
     else:
         raise TypeError(f"comm={comm!r}: allowed: None, a gossipgrad.VirtualCluster, an mpi4py communicator")
-    _preload.mpi_environment()
-    _failure.guard()
+    preload.mpi_environment()
+    failure.guard()
     if comm is None:
-        with _failure.starting(timeout, error), _stall.watch("MPI_Init"):
+        with failure.starting(timeout, error), stall.watch("MPI_Init"):
             _core.mpi_start(launched)
     try:
         team = _core.Team("mpi", launched=launched, timeout=timeout, **handle, **links)
     finally:
-        _launched.let_go()
-    rank, size = _launched.launcher_rank() or 0, _core.info()["mpi"]["size"]
+        origin.let_go()
+    rank, size = origin.launcher_rank() or 0, _core.info()["mpi"]["size"]
     if rank >= size:
         raise RuntimeError(
-            f"the launcher started this process as rank {rank}, but MPI sees {size}: {_launched.OTHER_LAUNCHER}"
+            f"the launcher started this process as rank {rank}, but MPI sees {size}: {origin.OTHER_LAUNCHER}"
         )
     return team

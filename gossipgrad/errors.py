@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad._core import Cancelled, CommunicationError
-from gossipgrad._interrupts import SAVED
+from gossipgrad.launch.interrupts import SAVED
 
 __all__ = ["Cancelled", "CheckpointError", "CommunicationError", "DataError", "SavedOnSignal"]
 

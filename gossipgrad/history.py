@@ -9,7 +9,7 @@ from typing import Any
 
 from gossipgrad import show
 from gossipgrad.errors import counted, did_you_mean
-from gossipgrad.files import json_text, write_atomically
+from gossipgrad.state.files import json_text, write_atomically
 
 SCHEMA = 1
 Record = dict[str, Any]

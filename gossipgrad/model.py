@@ -17,12 +17,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, heads, safetensors, show, summary
+from gossipgrad import _core, heads, show, summary
 from gossipgrad import weights as weights_of_others
 from gossipgrad.errors import HIGHEST, CheckpointError, choice, did_you_mean, flag, integer, named_keywords, warn
 from gossipgrad.layers import Factor, Layer, Node, Trained, factor_pair
 from gossipgrad.literals import INPUT_TYPES, InputType
 from gossipgrad.sequences import KINDS, Embedding
+from gossipgrad.state import safetensors
 
 Arrays = dict[str, NDArray[np.float32]]
 Size = int | tuple[int | None, ...]  # units of a layer; before and behind of a Pad; begin and end of a Slice

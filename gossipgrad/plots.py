@@ -13,8 +13,8 @@ from typing import Any
 
 from gossipgrad import _core
 from gossipgrad.errors import flag, integer
-from gossipgrad.files import write_atomically
 from gossipgrad.history import History, flat
+from gossipgrad.state.files import write_atomically
 from gossipgrad.strategies import Topology, check_permutations, check_topology, core_topology
 
 Path = str | os.PathLike[str]

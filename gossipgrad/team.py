@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, _launched, agreement
+from gossipgrad import _core
 from gossipgrad.cluster import Network, VirtualCluster, make_team, with_circumstances
 from gossipgrad.errors import (
     CommunicationError,
@@ -23,6 +23,7 @@ from gossipgrad.errors import (
     one_line,
     plain_array,
 )
+from gossipgrad.launch import agreement, origin
 from gossipgrad.strategies import Topology, check_permutations, check_topology, core_topology
 
 Array = NDArray[Any]
@@ -68,7 +69,7 @@ class Team:
         seconds = number("timeout", timeout, 0.0)
         given = with_circumstances(comm, None, network)
         self._failure = ""  # of a message: others may be on their way yet
-        parent = _launched.parent_rank()
+        parent = origin.parent_rank()
         # While a child imports its script again it has its name, but no parent_process() yet.
         worker = parent is not None and multiprocessing.current_process().name != "MainProcess"
         if parent is not None and worker and not isinstance(given, VirtualCluster):
@@ -423,7 +424,7 @@ class _Elsewhere:
         self.rank, self.size = rank, size
 
     def __getattr__(self, name: str) -> NoReturn:
-        _launched.check()
+        origin.check()
         raise AttributeError(name)
 
 

@@ -14,28 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import (
-    _core,
-    agreement,
-    checkpoint,
-    checkpoint_files,
-    cluster,
-    compression,
-    evaluation,
-    events,
-    fingerprint,
-    heads,
-    loop,
-    mixing,
-    notices,
-    optim,
-    outputs,
-    strategies,
-    summary,
-    trace,
-)
-from gossipgrad._interrupts import Noted
-from gossipgrad._launched import launcher_world_size
+from gossipgrad import _core, cluster, compression, heads, optim, strategies, summary
 from gossipgrad.apoptosis import Apoptosis, Least, chosen, least_units, leasts
 from gossipgrad.apoptosis import from_settings as apoptosis_from
 from gossipgrad.callbacks import Callback, Checkpoint
@@ -44,13 +23,18 @@ from gossipgrad.data.arrays import Dataset, as_dataset
 from gossipgrad.data.checks import samples_array, shape_hint, targets_array
 from gossipgrad.data.classes import check_alike
 from gossipgrad.errors import CheckpointError, flag, integer, named_keywords, not_finite, number, warn
-from gossipgrad.fitting import HINTS, Fit
 from gossipgrad.history import History, Record
+from gossipgrad.launch import agreement
+from gossipgrad.launch.interrupts import Noted
+from gossipgrad.launch.origin import launcher_world_size
 from gossipgrad.literals import Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
-from gossipgrad.progress import ProgressBar
-from gossipgrad.replicas import CARRIED, Arrays, Replicas, collective
+from gossipgrad.state import checkpoint_files, mixing, outputs, trace
+from gossipgrad.training import checkpoint, evaluation, events, fingerprint, loop, notices
+from gossipgrad.training.fitting import HINTS, Fit
+from gossipgrad.training.progress import ProgressBar
+from gossipgrad.training.replicas import CARRIED, Arrays, Replicas, collective
 from gossipgrad.weights import opened
 
 
@@ -749,7 +733,7 @@ class Trainer(Replicas):
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what the ranks did and when (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
 
-        See gossipgrad.trace for what it shows. A rank with more spans than trace= stores the newest; a warning
+        See gossipgrad.state.trace for what it shows. A rank with more spans than trace= stores the newest; a warning
         says so, and the file ("spans_lost", by rank).
         """
         with self.agreed() as one:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import safetensors, torch_file
 from gossipgrad.errors import CheckpointError, listed, plain_array
+from gossipgrad.state import safetensors, torch_file
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 SHOWN = 20  # names that a message lists

@@ -151,9 +151,9 @@ def run_group(command: list[str], timeout: float = DEADLINE, **options) -> subpr
 
 @pytest.fixture(scope="session")
 def mpiexec() -> str:
-    from gossipgrad import _launch
+    from gossipgrad.launch import start
 
-    return _launch.find_mpiexec()
+    return start.find_mpiexec()
 
 
 # What mpiexec says where it could not open its own socket, once in some thousand starts on a busy machine: no rank has
@@ -213,9 +213,9 @@ def objects() -> Path:
 
 
 def built_objects() -> Path:
-    from gossipgrad import _preload
+    from gossipgrad.launch import preload
 
-    folder = ROOT / _preload.build_facts().OBJECTS
+    folder = ROOT / preload.build_facts().OBJECTS
     assert (folder / "libgossipgrad.a").exists(), f"{folder}: build the core in this tree: pip install -e ."
     return folder
 
@@ -228,9 +228,9 @@ def scratch_project(tmp_path_factory) -> Path:
     for name in ("setup.py", "tools/toolchain.py", "pyproject.toml", "MANIFEST.in", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "README.md").write_text("scratch\n")
-    for name in ("_preload.py", "_launch.py"):
-        (folder / "gossipgrad").mkdir(exist_ok=True)
-        shutil.copy(ROOT / "gossipgrad" / name, folder / "gossipgrad")
+    (folder / "gossipgrad" / "launch").mkdir(parents=True)
+    for name in ("__init__.py", "preload.py", "start.py"):
+        shutil.copy(ROOT / "gossipgrad" / "launch" / name, folder / "gossipgrad" / "launch")
     (folder / "gossipgrad" / "__init__.py").write_text("")
     for name, text in SCRATCH_SOURCES.items():
         path = folder / "csrc" / name

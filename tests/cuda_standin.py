@@ -156,9 +156,9 @@ class Standin:
 
 
 if __name__ == "__main__":
-    from gossipgrad import _preload
+    from gossipgrad.launch import preload
 
-    folder = ROOT / _preload.build_facts().OBJECTS
+    folder = ROOT / preload.build_facts().OBJECTS
     library(folder)
     for variant in cuda_build.VARIANTS:
         cuda_build.build(folder, variant)

@@ -55,7 +55,7 @@ emulated() { # CPU, command...
     fi
 }
 
-objects=$("$python" -c 'from gossipgrad import _preload; print(_preload.build_facts().OBJECTS)')
+objects=$("$python" -c 'from gossipgrad.launch import preload; print(preload.build_facts().OBJECTS)')
 "$python" tests/cbuild.py "$objects" "$scratch/c" >"$scratch/programs"
 
 training='

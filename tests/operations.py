@@ -14,11 +14,12 @@ import cbuild
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, _preload  # loads the core's libraries
+from gossipgrad import _core
+from gossipgrad.launch import preload  # loads the core's libraries
 
 
 def _load() -> Any:
-    path = cbuild.build_module(cbuild.ROOT / _preload.build_facts().OBJECTS)
+    path = cbuild.build_module(cbuild.ROOT / preload.build_facts().OBJECTS)
     spec = importlib.util.spec_from_file_location("core_operations", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

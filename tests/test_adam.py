@@ -11,7 +11,8 @@ from gossip_reference import Gradients, Simulation, randomise, small_batches, sm
 from test_strategies import CUTS, EXCHANGES, trainer_of
 
 import gossipgrad as gg
-from gossipgrad import _core, checkpoint, optim
+from gossipgrad import _core, optim
+from gossipgrad.training import checkpoint
 
 OPTIMIZERS = {
     "adam": gg.Adam(lr=0.05, weight_decay=0.1, eps=0.1),

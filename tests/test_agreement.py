@@ -12,7 +12,8 @@ from conftest import ROOT, own_lines
 from gossip_reference import small_net
 
 import gossipgrad as gg
-from gossipgrad import _stall, agreement, fingerprint
+from gossipgrad.launch import agreement, stall
+from gossipgrad.training import fingerprint
 
 HEAD = f"""import sys, os, time; sys.path[:0] = [{str(ROOT / "tests")!r}]
 import numpy as np
@@ -86,7 +87,7 @@ def test_a_value_that_is_not_equal_to_itself_is_no_difference():
     ],
 )
 def test_lists_of_ranks(ranks, text):
-    assert _stall.ranks_text(ranks) == text
+    assert stall.ranks_text(ranks) == text
 
 
 def test_an_error_of_one_rank_is_raised_by_all():
@@ -520,45 +521,45 @@ except ValueError as error: print("range", str(error).startswith("rank 1: "), fl
 
 
 def wait(rank, call="Trainer.fit", peer=1, seconds=10.0, size=4, place="x.py, line 3", own=""):
-    return _stall.Wait(rank, size, peer, call, place, 100.0 - seconds, own)
+    return stall.Wait(rank, size, peer, call, place, 100.0 - seconds, own)
 
 
 def test_a_line_names_who_waits_where_and_for_whom():
-    assert _stall.line([wait(0), wait(2, seconds=9.0)], 100.0, False) == (
+    assert stall.line([wait(0), wait(2, seconds=9.0)], 100.0, False) == (
         "gossipgrad: ranks 0 and 2 have waited for 10 s in Trainer.fit (x.py, line 3) for rank 1. Waiting goes on"
     )
-    both = _stall.line([wait(0, "Trainer.evaluate", 1), wait(1, "Trainer.fit", 0, place="")], 100.0, True)
+    both = stall.line([wait(0, "Trainer.evaluate", 1), wait(1, "Trainer.fit", 0, place="")], 100.0, True)
     assert "rank 0 has waited for 10 s in Trainer.evaluate (x.py, line 3) for rank 1; " in both
     assert "rank 1 has waited for 10 s in Trainer.fit for rank 0; " in both
     assert "ranks 2 and 3 do not wait so long: they compute, or do not make this call" in both
-    assert "for other ranks" in _stall.line([wait(0, peer=-1)], 100.0, False)
-    assert "line 3) for its device. Waiting" in _stall.line([wait(2, peer=2, own="its device")], 100.0, False)
+    assert "for other ranks" in stall.line([wait(0, peer=-1)], 100.0, False)
+    assert "line 3) for its device. Waiting" in stall.line([wait(2, peer=2, own="its device")], 100.0, False)
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "soon", "inf"])
 def test_seconds_that_are_none(text, monkeypatch):
-    monkeypatch.setenv(_stall.VARIABLE, text)
-    with pytest.raises(ValueError, match=f"{_stall.VARIABLE}='{text}': allowed"):
-        _stall.patience()
+    monkeypatch.setenv(stall.VARIABLE, text)
+    with pytest.raises(ValueError, match=f"{stall.VARIABLE}='{text}': allowed"):
+        stall.patience()
 
 
 def test_seconds_until_a_wait_is_said(monkeypatch):
     for text, value in (("", 10.0), ("0", 0.0), ("2.5", 2.5)):
-        monkeypatch.setenv(_stall.VARIABLE, text)
-        assert _stall.patience() == value
+        monkeypatch.setenv(stall.VARIABLE, text)
+        assert stall.patience() == value
 
 
 STALLS = (
     HEAD.replace("import numpy", "late = os.environ['OMPI_COMM_WORLD_RANK'] == '1'\nimport numpy")
-    + "import pathlib, re\nfrom gossipgrad import _stall, loop\n"
+    + "import pathlib, re\nfrom gossipgrad.launch import stall; from gossipgrad.training import loop\n"
     + """
 def pause(place):  # rank 1 comes when all others have waited at this place so long that it was said
     said = not late
     while not said:
         time.sleep(0.02)
-        there = [one for one in _stall._waits_here() if re.search(place, one.call)]
-        written = [_stall._modified(f"rank-{one.rank}") for one in there]
-        said = len(there) == 3 and _stall._modified("said") >= max(written)
+        there = [one for one in stall._waits_here() if re.search(place, one.call)]
+        written = [stall._modified(f"rank-{one.rank}") for one in there]
+        said = len(there) == 3 and stall._modified("said") >= max(written)
 pause("MPI_Init")
 trainer = gg.Trainer(small_net())
 class Late(gg.Callback):
@@ -569,7 +570,7 @@ def train_late(self, done):
     train(self, done)
 loop.Loop._train = train_late
 trainer.fit(data, batch_size=5, progress=False, callbacks=[Late()])
-while late and not list(pathlib.Path(gg._launched.variable("PMIX_SERVER_TMPDIR")).glob("*waits-at-end*")):
+while late and not list(pathlib.Path(gg.launch.origin.variable("PMIX_SERVER_TMPDIR")).glob("*waits-at-end*")):
     time.sleep(0.02)
 """
 )
@@ -606,8 +607,8 @@ def test_one_rank_of_a_host_speaks_for_all(others, tmp_path, monkeypatch, capsys
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
     ):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(_stall.time, "sleep", lambda seconds: _stall._write("said", "") if others else None)
-    _stall._say(wait(0, size=2), 0.5)
+    monkeypatch.setattr(stall.time, "sleep", lambda seconds: stall._write("said", "") if others else None)
+    stall._say(wait(0, size=2), 0.5)
     said = capsys.readouterr().err
     assert (said == "") if others else ("rank 0 has waited for" in said and "rank 1 does not wait so long" in said)
 

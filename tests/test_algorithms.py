@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import _core, algorithms, bench
+from gossipgrad import _core, bench
+from gossipgrad.training import algorithms
 
 PASSES = algorithms.PASSES
 CANDIDATES = {"direct", "winograd4", "winograd2", "winograd6"}

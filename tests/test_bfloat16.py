@@ -11,7 +11,8 @@ import reference as ref
 import test_sequences as sequences
 
 import gossipgrad as gg
-from gossipgrad import _core, algorithms
+from gossipgrad import _core
+from gossipgrad.training import algorithms
 
 pytestmark = [
     pytest.mark.skipif(

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import checkpoint_files
 from gossipgrad.callbacks import Progress
 from gossipgrad.history import History, flat
+from gossipgrad.state import checkpoint_files
 
 
 def trainer(lr=0.05, p=2):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import checkpoint_files, safetensors
+from gossipgrad.state import checkpoint_files, safetensors
 
 
 def net(width=8, activation=None, rate=0.2):

@@ -21,8 +21,9 @@ from network_cases import all_near, near, trainer_of
 from test_cli import cli_run
 
 import gossipgrad as gg
-from gossipgrad import files, models
+from gossipgrad import models
 from gossipgrad.data import cache, cifar10
+from gossipgrad.state import files
 
 KINDS = [f"kind{letter}" for letter in "jbcdefghia"]  # not in alphabetical order
 

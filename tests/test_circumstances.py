@@ -297,8 +297,8 @@ def test_more_threads_than_cpus_are_warned_of(monkeypatch):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_of_several_processes_has_a_virtual_cluster_of_its_own(rank, monkeypatch):
-    monkeypatch.setattr("gossipgrad._failure.launched_size", lambda: 2)
-    monkeypatch.setattr("gossipgrad._failure.launched_rank", lambda: rank)
+    monkeypatch.setattr("gossipgrad.launch.failure.launched_size", lambda: 2)
+    monkeypatch.setattr("gossipgrad.launch.failure.launched_rank", lambda: rank)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         gg.Trainer(one_layer(), comm=gg.VirtualCluster(3)).close()

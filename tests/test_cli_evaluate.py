@@ -11,7 +11,8 @@ import pytest
 from test_cli import QUICK, cli_run
 
 import gossipgrad as gg
-from gossipgrad import _launch, safetensors
+from gossipgrad.launch import start
+from gossipgrad.state import safetensors
 
 
 def evaluated(capsys, *words):
@@ -331,9 +332,9 @@ def test_what_it_reads_is_no_last_checkpoint(saved, capsys, monkeypatch):
         signal.signal(signal.SIGINT, before)
     assert found == (130, "", "gossipgrad: interrupted\n")
     words = ["-n", "1", "--threads", "2"]
-    plan = _launch.plan([*words, "evaluate", "--checkpoint", str(saved[0])])
+    plan = start.plan([*words, "evaluate", "--checkpoint", str(saved[0])])
     assert plan.checkpoint is None and plan.command[-2:] == ["--threads", "2"]
-    assert _launch.plan([*words, "train", "--checkpoint", "c"]).checkpoint == "c"
+    assert start.plan([*words, "train", "--checkpoint", "c"]).checkpoint == "c"
 
 
 def test_a_network_that_shrank(capsys, tmp_path):

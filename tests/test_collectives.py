@@ -176,7 +176,7 @@ def test_a_rank_that_does_not_come(mpirun):
     """All others say for which sum they waited, in which step, and end."""
     text = HEAD + (
         "import time, numpy as np\n"
-        "from gossipgrad import loop\n"
+        "from gossipgrad.training import loop\n"
         "train = loop.Loop._train\n"
         "def late(self, done):\n"  # after the ranks have agreed to begin an epoch
         "    if self.trainer.rank == 1 and self.trainer.epoch == 1: time.sleep(1000)\n"

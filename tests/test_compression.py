@@ -14,7 +14,8 @@ from conftest import ROOT
 from gossip_reference import flat, small_net
 
 import gossipgrad as gg
-from gossipgrad import _core, checkpoint, cli, compare, compression, notices
+from gossipgrad import _core, cli, compare, compression
+from gossipgrad.training import checkpoint, notices
 
 # Bins of few elements, so that the small network's parameters have several, with a rest.
 SMALL = gg.AdaComp(bin_size={"conv": 7, "linear": 30}, dense_below=0, dense=("bias", "norm"))

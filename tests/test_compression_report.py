@@ -9,7 +9,7 @@ import pytest
 
 import gossipgrad as gg
 from gossipgrad.history import History, compressed, flat, number_names
-from gossipgrad.progress import epoch_line
+from gossipgrad.training.progress import epoch_line
 
 BINS = [4, 6, *[0] * 14, 2]
 COUNTS = {

@@ -17,7 +17,8 @@ import pytest
 from test_packaging import compiled, setup_py
 
 import gossipgrad as gg
-from gossipgrad import _build, _core, _cuda_build, environment
+from gossipgrad import _build, _core
+from gossipgrad.launch import cuda_build, environment
 
 pytestmark = pytest.mark.full
 
@@ -382,21 +383,21 @@ def source_tree(tmp_path, monkeypatch):
     (tmp_path / "csrc" / "cuda").mkdir(parents=True)
     (tmp_path / _build.OBJECTS).mkdir(parents=True)
     (tmp_path / "setup.py").write_text(FAKE_SETUP)
-    monkeypatch.setattr(_cuda_build, "FOLDER", str(tmp_path / "gossipgrad"))
-    monkeypatch.setattr(_cuda_build, "has_gpu", lambda: True)
+    monkeypatch.setattr(cuda_build, "FOLDER", str(tmp_path / "gossipgrad"))
+    monkeypatch.setattr(cuda_build, "has_gpu", lambda: True)
     for name in ("GOSSIPGRAD_CUDA", "GOSSIPGRAD_CUDA_LIBRARY"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
 def test_who_first_asks_builds_it_and_others_wait(source_tree, capfd):
-    ranks = [threading.Thread(target=_cuda_build.build) for _ in range(3)]
+    ranks = [threading.Thread(target=cuda_build.build) for _ in range(3)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join()
     assert (source_tree / "gossipgrad" / "_cuda.so").exists()
-    _cuda_build.build()
+    cuda_build.build()
     assert (source_tree / "log").read_text() == "built\n"
     assert capfd.readouterr().err.count("gossipgrad: building the library of CUDA") == 1
 
@@ -405,12 +406,12 @@ def test_it_is_not_built_where_it_is_of_no_use(source_tree, monkeypatch):
     for name, value in (("GOSSIPGRAD_CUDA", "off"), ("GOSSIPGRAD_CUDA_LIBRARY", "/other.so")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            _cuda_build.build()
+            cuda_build.build()
     with monkeypatch.context() as patch:
-        patch.setattr(_cuda_build, "has_gpu", lambda: False)
-        _cuda_build.build()
+        patch.setattr(cuda_build, "has_gpu", lambda: False)
+        cuda_build.build()
     (source_tree / "setup.py").rename(source_tree / "gone.py")  # as beside an installed wheel
-    _cuda_build.build()
+    cuda_build.build()
     assert not (source_tree / "log").exists()
 
 
@@ -424,12 +425,12 @@ def test_a_build_that_fails_says_why_and_what_to_do(source_tree, monkeypatch):
     assert (source_tree / "log").read_text() == "built\n"
     shutil.rmtree(source_tree / "build")
     with pytest.raises(NotImplementedError, match="cannot be written.*GOSSIPGRAD_CUDA=on pip install -e ."):
-        _cuda_build.build()
+        cuda_build.build()
 
 
 def test_auto_builds_it_where_a_gpu_is(scratch_project, tmp_path):
     """The compiler is not even asked for on a machine without a GPU."""
-    if _cuda_build.has_gpu():
+    if cuda_build.has_gpu():
         pytest.skip("this machine has a GPU")
     folder = scratch_project / "csrc" / "cuda"
     folder.mkdir()

@@ -16,7 +16,7 @@ import pytest
 from conftest import run_group
 
 import gossipgrad as gg
-from gossipgrad import algorithms
+from gossipgrad.training import algorithms
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(shutil.which(cuda_build.CXX) is None, reason="no g++ here")]
 

@@ -465,7 +465,7 @@ def test_a_memory_map_with_nan(tmp_path):
 
 
 def test_a_bar_while_a_large_array_is_checked(monkeypatch, capsys):
-    from gossipgrad import progress
+    from gossipgrad.training import progress
 
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     x = np.zeros((5000, 100), np.float32)

@@ -137,7 +137,7 @@ def test_all_ranks_that_end_with_a_code_say_it_once(mpirun):
 
 
 def test_a_rank_that_ended_before_mpi_is_noticed():
-    from gossipgrad._failure import lost_ranks
+    from gossipgrad.launch.failure import lost_ranks
 
     assert lost_ranks({0, 1, 2}, {0, 1, 2}, 3, True, True) == set()
     assert lost_ranks({0, 2}, {0}, 3, True, False) == {1}, "started in order: 1 was there before 2"
@@ -286,8 +286,8 @@ def test_a_group_that_not_all_ranks_make(mpirun):
     rank that fails first waits longer than usual for the other's report.
     """
     text = HEAD + (
-        "from gossipgrad import _failure\n"
-        "_failure.OTHER_REPORTS = 60.0\n"
+        "from gossipgrad.launch import failure\n"
+        "failure.OTHER_REPORTS = 60.0\n"
         "trainer = gg.Trainer(small_net())\n"
         "if trainer.rank == 1: time.sleep(1000)\n"
         "trainer.team.timeout = 1.0\n"
@@ -517,7 +517,7 @@ def test_one_line_says_it_under_mpi(options, words, mpirun):
 @pytest.mark.parametrize("arguments", [["train", "--speed", "9"], ["train", "--resume", "nowhere"]])
 def test_one_line_says_it_however_the_ranks_are_scheduled(arguments, mpirun):
     """All at the same moment, without the time that rank 0 has for being the first."""
-    text = "import sys\nfrom gossipgrad import _failure, cli\n_failure.HEAD_START = 0\n"
+    text = "import sys\nfrom gossipgrad import cli; from gossipgrad.launch import failure\nfailure.HEAD_START = 0\n"
     done = mpirun(4, text + f"sys.exit(cli.main({arguments}))\n", check=False)
     assert done.returncode in (1, 2) and len(messages(done)) == 1, done.stderr
     assert arguments[-1] in messages(done)[0] or "--speed" in messages(done)[0]
@@ -525,7 +525,7 @@ def test_one_line_says_it_however_the_ranks_are_scheduled(arguments, mpirun):
 
 def test_who_tells(monkeypatch, tmp_path):
     """The first of a job; all where the launcher says nothing of a folder, or it is not to be written to."""
-    from gossipgrad._failure import first_to_report
+    from gossipgrad.launch.failure import first_to_report
 
     monkeypatch.setenv("PMIX_NAMESPACE", "a/job@1")
     monkeypatch.setenv("PMIX_SERVER_TMPDIR", str(tmp_path))
@@ -661,7 +661,7 @@ def test_interrupting_a_virtual_cluster(tmp_path):
 # Rank 1 interrupts rank 0, itself or both, in the middle of an epoch or behind the end of one.
 INTERRUPTED = """
 import os, pathlib, signal
-from gossipgrad import loop
+from gossipgrad.training import loop
 loop.CHUNK = 0.02  # short pieces: they end in the middle of an epoch
 folder, path = pathlib.Path({folder!r}), {folder!r} + "/run.safetensors"
 trainer = gg.Trainer(small_net(), strategy=gg.{strategy}(), optimizer=gg.SGD(lr=0.001))
@@ -732,8 +732,8 @@ def test_one_interrupt_that_reaches_a_rank_late(mpirun, tmp_path):
     """SIGINT of a rank that has left fit for that of another is the same one, and only the next one is another."""
     text = HEAD + (
         "import os, signal\n"
-        "from gossipgrad import _interrupts\n"
-        "_interrupts.LATE = 1e6\n"
+        "from gossipgrad.launch import interrupts\n"
+        "interrupts.LATE = 1e6\n"
         "trainer = gg.Trainer(small_net())\n"
         "def interrupt(): os.kill(os.getpid(), signal.SIGINT)\n"
         "class Once(gg.Callback):\n"

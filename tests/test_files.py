@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import files, safetensors
 from gossipgrad.errors import warn
+from gossipgrad.state import files, safetensors
 
 
 def test_a_link_is_followed(tmp_path):

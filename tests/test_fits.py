@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import fingerprint
+from gossipgrad.training import fingerprint
 
 
 def trainer(lr=0.0):

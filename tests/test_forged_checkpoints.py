@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import checkpoint, checkpoint_files, safetensors
+from gossipgrad.state import checkpoint_files, safetensors
+from gossipgrad.training import checkpoint
 
 VALUES = [None, True, -1, 1e308, 2**70, "", "x", [], [None], [[]], {}, {"a": 1}, [{}], float("nan")]
 

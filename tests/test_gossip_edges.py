@@ -8,7 +8,8 @@ from conftest import ROOT
 from gossip_reference import flat, randomise, small_net
 
 import gossipgrad as gg
-from gossipgrad import _core, notices
+from gossipgrad import _core
+from gossipgrad.training import notices
 
 pytestmark = pytest.mark.filterwarnings("ignore:topology='cube'")
 

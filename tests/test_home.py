@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 
-from gossipgrad import _launch, _preload, algorithms, files
 from gossipgrad.data import cache
+from gossipgrad.launch import preload, start
+from gossipgrad.state import files
+from gossipgrad.training import algorithms
 
 
 @pytest.fixture(params=["unset", "empty"])
@@ -29,9 +31,9 @@ def shared(request, monkeypatch, tmp_path):
     for name in ("XDG_CACHE_HOME", "GOSSIPGRAD_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(_preload, "_fresh_home", None)
+    monkeypatch.setattr(preload, "_fresh_home", None)
     yield folder
-    _preload.remove_home()
+    preload.remove_home()
     assert not list(folder.iterdir()), "a fresh home goes"
 
 
@@ -46,10 +48,10 @@ def of_passwd(monkeypatch, folder):
 
 def homes():
     """Of all that wants one."""
-    made = _launch.home()["HOME"]
+    made = start.home()["HOME"]
     assert files.cache_folder() == str(cache.root()) == os.path.join(made, ".cache", "gossipgrad")
     assert os.path.dirname(algorithms.cache_path()) == files.cache_folder()
-    assert _preload.mpi_environment()["HOME"] == os.environ["HOME"] == made
+    assert preload.mpi_environment()["HOME"] == os.environ["HOME"] == made
     return Path(made)
 
 
@@ -78,21 +80,21 @@ def test_else_a_fresh_folder(what, shared, monkeypatch, tmp_path):
 def test_open_mpi_wants_one_in_any_case(shared, monkeypatch):
     monkeypatch.setenv("GOSSIPGRAD_MPI_DEFAULTS", "0")
     of_passwd(monkeypatch, None)
-    assert _preload.mpi_environment() == {"HOME": os.environ["HOME"]}
+    assert preload.mpi_environment() == {"HOME": os.environ["HOME"]}
 
 
 def test_a_forked_child_leaves_its_parents(shared, monkeypatch):
     of_passwd(monkeypatch, None)
-    made = _preload.home()
+    made = preload.home()
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
-        _preload.remove_home()
+        preload.remove_home()
     assert os.path.isdir(made)
 
 
 def test_one_place_looks_for_it():
-    """All others ask gossipgrad/_preload.py."""
+    """All others ask gossipgrad/launch/preload.py."""
     wanted = re.compile(r"""["']HOME["']|expanduser|Path\.home""")
     sources = [*(ROOT / "gossipgrad").rglob("*.py"), *(ROOT / "csrc").rglob("*.[ch]")]
     found = {path.name for path in sources if wanted.search(path.read_text())}
-    assert found == {"_preload.py", "_launch.py"}
+    assert found == {"preload.py", "start.py"}

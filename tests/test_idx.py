@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import files
 from gossipgrad.data import idx, mnist
+from gossipgrad.state import files
 
 
 def images(n=5, side=28):

@@ -498,7 +498,7 @@ def test_a_cache_that_cannot_be_written(folder, tmp_path):
 
 
 def test_a_bar_while_images_are_decoded(folder, monkeypatch, capsys):
-    from gossipgrad import progress
+    from gossipgrad.training import progress
 
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     gg.data.image_folder(folder, 24, cache=True)

@@ -385,7 +385,7 @@ def test_ranks_whose_passes_differ_are_an_error():
 
 
 def test_the_first_batches_of_all_processes_are_compared():
-    from gossipgrad import fingerprint
+    from gossipgrad.training import fingerprint
 
     one, other = (gg.data.from_iterable(_shuffled(), stream=True) for _ in range(2))
     again = gg.data.from_iterable(one.source.iterable, stream=True)
@@ -395,8 +395,8 @@ def test_the_first_batches_of_all_processes_are_compared():
 
 def test_processes_compare_what_they_have_passed():
     """After each epoch, up to the last batch that all have read."""
-    from gossipgrad import same_streams
     from gossipgrad.data.given import Given
+    from gossipgrad.training import same_streams
 
     own = gg.data.from_iterable(_shuffled(), stream=True)
     (callback,) = same_streams.compared([], Given((own,), False), 2)

@@ -13,7 +13,8 @@ from conftest import ROOT
 from fixtures import make
 
 import gossipgrad as gg
-from gossipgrad import checkpoint_files, plots, safetensors
+from gossipgrad import plots
+from gossipgrad.state import checkpoint_files, safetensors
 
 ARCHIVES = sorted(path.stem for path in (ROOT / "tests" / "fixtures").glob("*.zip"))
 

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group, run_group
 
-from gossipgrad import _launch, _leftovers, _preload, _supervisor, cli, environment
+from gossipgrad import cli
 from gossipgrad.compare import processes
+from gossipgrad.launch import environment, leftovers, preload, start, supervisor
 
-RUN = [sys.executable, "-c", "import sys; from gossipgrad import _launch; sys.exit(_launch.main(sys.argv[1:]))"]
+RUN = [sys.executable, "-c", "import sys; from gossipgrad.launch import start; sys.exit(start.main(sys.argv[1:]))"]
 
 
 @pytest.fixture
@@ -28,11 +29,11 @@ def bare(monkeypatch):
     """An environment in which nobody has set anything."""
     for name in [*ENVIRONMENT, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "GOSSIPGRAD_MPIEXEC", "SLURM_NNODES"]:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(_launch, "usable_cores", lambda: 4)
-    monkeypatch.setattr(_launch, "_narrowed", lambda: False)
-    monkeypatch.setattr(_launch, "flavour", lambda mpiexec: "openmpi5")
-    monkeypatch.setattr(_launch, "find_mpiexec", lambda: "mpiexec")
-    monkeypatch.setattr(_preload, "fast_fabric", lambda: False)
+    monkeypatch.setattr(start, "usable_cores", lambda: 4)
+    monkeypatch.setattr(start, "_narrowed", lambda: False)
+    monkeypatch.setattr(start, "flavour", lambda mpiexec: "openmpi5")
+    monkeypatch.setattr(start, "find_mpiexec", lambda: "mpiexec")
+    monkeypatch.setattr(preload, "fast_fabric", lambda: False)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return monkeypatch
 
@@ -41,7 +42,7 @@ SCRIPT = os.path.join(os.path.dirname(sys.executable), "gossipgrad")  # of the c
 
 
 def words(*argv):
-    plan = _launch.plan(list(argv))
+    plan = start.plan(list(argv))
     place = next(i for i, word in enumerate(plan.command) if word in (sys.executable, SCRIPT))
     line = " ".join(plan.command[:place])
     assert (" --stdin none" in line) == plan.openmpi
@@ -67,7 +68,7 @@ def test_nothing_of_the_current_folder_is_run(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if not script:
         monkeypatch.setattr(os.path, "exists", lambda path: path != SCRIPT)
-    done = subprocess.run([*_launch.rank_command(["train", "--epochs", "x"])], capture_output=True, text=True)
+    done = subprocess.run([*start.rank_command(["train", "--epochs", "x"])], capture_output=True, text=True)
     assert done.returncode == 2 and "--epochs" in done.stderr, done
     done = subprocess.run(processes.worker_command(), input="", capture_output=True, text=True)
     assert "EOFError" in done.stderr, done
@@ -86,8 +87,8 @@ def test_a_folder_without_room_for_the_launcher(tmp_path, monkeypatch, capsys):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(_launch.tempfile, "TemporaryFile", Full)
-    assert _launch.main(["-n", "2", "train"]) == 2
+    monkeypatch.setattr(start.tempfile, "TemporaryFile", Full)
+    assert start.main(["-n", "2", "train"]) == 2
     assert (
         f"run: mpiexec keeps its files in {tmp_path}, which cannot be written to: No space" in capsys.readouterr().err
     )
@@ -96,7 +97,7 @@ def test_a_folder_without_room_for_the_launcher(tmp_path, monkeypatch, capsys):
 def test_a_folder_for_the_launcher_that_cannot_be_made(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "file" / "folder"))
-    assert _launch.main(["-n", "2", "train"]) == 2
+    assert start.main(["-n", "2", "train"]) == 2
     assert f"run: mpiexec keeps its files in {tmp_path}/file/folder, which cannot be" in capsys.readouterr().err
 
 
@@ -104,7 +105,7 @@ def test_more_ranks_than_cores(bare):
     line, made, _ = words("-n", "5", "train")
     assert line == "mpiexec -n 5 --bind-to none"
     assert made["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe" and made["OMP_WAIT_POLICY"] == "passive"
-    bare.setattr(_launch, "flavour", lambda mpiexec: "openmpi4")
+    bare.setattr(start, "flavour", lambda mpiexec: "openmpi4")
     made = words("-n", "5", "train")[1]
     assert made["OMPI_MCA_rmaps_base_oversubscribe"] == "1" and made["OMPI_MCA_btl"] == "self,vader"
 
@@ -128,9 +129,9 @@ def test_threads(bare):
     bare.setenv("OMP_NUM_THREADS", "2,3")  # OpenMP's: the second number is for nested regions
     assert "slot:PE=2" in words("-n", "2", "train")[0]
     bare.setenv("OMP_NUM_THREADS", "none")
-    with pytest.raises(_launch.LaunchError, match="OMP_NUM_THREADS is 'none'; allowed: 1 to"):
+    with pytest.raises(start.LaunchError, match="OMP_NUM_THREADS is 'none'; allowed: 1 to"):
         words("-n", "2", "train")
-    with pytest.raises(_launch.LaunchError, match="contradict"):
+    with pytest.raises(start.LaunchError, match="contradict"):
         words("-n", "2", "--threads", "2", "train", "--threads", "1")
 
 
@@ -153,16 +154,16 @@ def test_threads(bare):
 def test_how_ranks_of_mpiexec_wait(ranks, threads, narrowed, passive, yields, bare):
     environ = {} if ranks is None else {"OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)}
     environ |= {} if threads is None else {"OMP_NUM_THREADS": threads}
-    bare.setattr(_launch, "_narrowed", lambda: narrowed)
+    bare.setattr(start, "_narrowed", lambda: narrowed)
     before = dict(environ)
-    _launch.wait_passively(environ)
+    start.wait_passively(environ)
     made = {"OMP_WAIT_POLICY": "passive"} if passive else {}
     made |= {"OMPI_MCA_mpi_yield_when_idle": "1"} if yields else {}
     assert environ == before | made
     for own in ({"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}):
         environ = before | own | {"OMPI_MCA_mpi_yield_when_idle": "0"}
         kept = dict(environ)
-        _launch.wait_passively(environ)
+        start.wait_passively(environ)
         assert environ == kept
 
 
@@ -201,18 +202,18 @@ def test_options_for_mpiexec_and_hosts(bare):
 
 
 def test_other_mpi(bare):
-    bare.setattr(_launch, "flavour", lambda mpiexec: "other")
+    bare.setattr(start, "flavour", lambda mpiexec: "other")
     line, made, _ = words("-n", "2", "train")
     assert line == "mpiexec -n 2 -bind-to core" and not any(name.startswith("OMPI") for name in made)
 
 
 def test_a_confined_process_is_not_bound(bare):
-    bare.setattr(_launch, "_narrowed", lambda: True)  # mpiexec would bind outside of the allowed CPUs
+    bare.setattr(start, "_narrowed", lambda: True)  # mpiexec would bind outside of the allowed CPUs
     assert words("-n", "1", "train")[0] == "mpiexec -n 1 --bind-to none"
 
 
 def test_full_dev_shm(bare):
-    bare.setattr(_launch, "_shared_memory_for", lambda ranks: False)
+    bare.setattr(start, "_shared_memory_for", lambda ranks: False)
     assert os.path.isdir(words("-n", "2", "train")[1]["OMPI_MCA_btl_sm_backing_directory"])
 
 
@@ -242,7 +243,7 @@ def test_scripts(bare, tmp_path):
     ],
 )
 def test_errors(bare, capfd, argv, text):
-    assert _launch.main(argv) == 2
+    assert start.main(argv) == 2
     err = capfd.readouterr().err
     assert text in err and err.startswith("gossipgrad: ") and len(err.splitlines()) == 1
 
@@ -256,7 +257,7 @@ def test_errors(bare, capfd, argv, text):
     ],
 )
 def test_outputs_are_checked_before_ranks_start(bare, capfd, tmp_path, words, text):
-    bare.setattr(_supervisor, "Supervisor", None)
+    bare.setattr(supervisor, "Supervisor", None)
     given = [word.format(folder=tmp_path) for word in words]
     assert cli.main(["run", "-n", "2", "train", *given]) == 2
     assert text in capfd.readouterr().err
@@ -266,16 +267,16 @@ def test_no_mpiexec(monkeypatch, tmp_path):
     monkeypatch.delenv("GOSSIPGRAD_MPIEXEC", raising=False)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(_preload, "build_facts", lambda: (_ for _ in ()).throw(ImportError()))
-    with pytest.raises(_launch.LaunchError, match="no mpiexec found"):
-        _launch.find_mpiexec()
+    monkeypatch.setattr(preload, "build_facts", lambda: (_ for _ in ()).throw(ImportError()))
+    with pytest.raises(start.LaunchError, match="no mpiexec found"):
+        start.find_mpiexec()
     found = tmp_path / "mpiexec"
     found.write_text("#!/bin/sh\n")
     found.chmod(found.stat().st_mode | stat.S_IXUSR)
-    assert _launch.find_mpiexec() == str(found)
+    assert start.find_mpiexec() == str(found)
     monkeypatch.setenv("GOSSIPGRAD_MPIEXEC", "/nowhere/mpiexec")
-    with pytest.raises(_launch.LaunchError, match="/nowhere"):
-        _launch.find_mpiexec()
+    with pytest.raises(start.LaunchError, match="/nowhere"):
+        start.find_mpiexec()
 
 
 @pytest.mark.parametrize(
@@ -291,23 +292,23 @@ def test_an_mpiexec_that_cannot_serve(text, words, monkeypatch, tmp_path, capfd)
     other.chmod(0o755)
     monkeypatch.setenv("GOSSIPGRAD_MPIEXEC", str(other))
     facts = type("facts", (), {"MPI_FAMILY": "Open MPI", "MPI_VERSION": "5", "MPI_BINDIR": None})
-    monkeypatch.setattr(_preload, "build_facts", lambda: facts)
-    assert _launch.main(["-n", "2", "train"]) == 2
+    monkeypatch.setattr(preload, "build_facts", lambda: facts)
+    assert start.main(["-n", "2", "train"]) == 2
     assert words in capfd.readouterr().err
 
 
 def test_world_size():
-    assert _launch.launcher_world_size({}) is None
-    assert _launch.launcher_world_size({"OMPI_COMM_WORLD_SIZE": "4"}) == 4
-    assert _launch.launcher_world_size({"PMI_SIZE": "3", "PMI_RANK": "1"}) == 3
-    assert _launch.launcher_world_size({"SLURM_STEP_NUM_TASKS": "8"}) is None  # a shell in a batch job
-    assert _launch.launcher_world_size({"SLURM_STEP_NUM_TASKS": "8", "PMIX_RANK": "0"}) == 8
-    assert _launch.launcher_rank({"OMPI_COMM_WORLD_RANK": "2"}) == 2
+    assert start.launcher_world_size({}) is None
+    assert start.launcher_world_size({"OMPI_COMM_WORLD_SIZE": "4"}) == 4
+    assert start.launcher_world_size({"PMI_SIZE": "3", "PMI_RANK": "1"}) == 3
+    assert start.launcher_world_size({"SLURM_STEP_NUM_TASKS": "8"}) is None  # a shell in a batch job
+    assert start.launcher_world_size({"SLURM_STEP_NUM_TASKS": "8", "PMIX_RANK": "0"}) == 8
+    assert start.launcher_rank({"OMPI_COMM_WORLD_RANK": "2"}) == 2
 
 
 def test_inside_a_rank(bare, capfd):
     bare.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    assert _launch.main(["-n", "2", "train"]) == 2
+    assert start.main(["-n", "2", "train"]) == 2
     assert "itself a rank" in capfd.readouterr().err
 
 
@@ -333,7 +334,7 @@ def test_it_runs(ranks, tmp_path):
     script = tmp_path / "own.py"
     script.write_text(
         "import os, sys\n"
-        "from gossipgrad._launch import launcher_rank, launcher_world_size\n"
+        "from gossipgrad.launch.start import launcher_rank, launcher_world_size\n"
         "cpus = ','.join(map(str, sorted(os.sched_getaffinity(0))))\n"
         "assert not os.stat(os.environ['HOME']).st_mode & 0o022, 'a folder of others'\n"
         "line = f'rank {launcher_rank()} of {launcher_world_size()} cpus {cpus} '\n"
@@ -347,13 +348,13 @@ def test_it_runs(ranks, tmp_path):
     assert process.returncode == 0, err
     found = re.findall(r"rank (\d+) of (\d+) cpus (\S+) 1 an argument", out)
     assert sorted(int(r) for r, _, _ in found) == list(range(ranks)) and {s for _, s, _ in found} == {str(ranks)}
-    cores = _launch.usable_cores()
-    if ranks <= cores and not _launch._narrowed():
+    cores = start.usable_cores()
+    if ranks <= cores and not start._narrowed():
         assert len({c for _, _, c in found}) == ranks, "each rank on a core of its own"
     assert re.search(rf"mpiexec -n {ranks} .*{re.escape(str(script))} 'an argument'$", err.strip(), re.M)
 
 
-@pytest.mark.skipif(_preload.fast_fabric(), reason="its library decides")
+@pytest.mark.skipif(preload.fast_fabric(), reason="its library decides")
 def test_ranks_of_one_host_listen_on_no_network(tmp_path):
     """Nobody on the network can disturb them. Inodes of sockets that listen are in /proc/net."""
     script = tmp_path / "own.py"
@@ -406,7 +407,7 @@ def test_signals_reach_the_ranks(sign, tmp_path):
     try:
         wait_until(lambda: sum(bool(p.read_text()) for p in tmp_path.glob("*.pid")) == 2, "the ranks never started")
         pids = [int(p.read_text()) for p in tmp_path.glob("*.pid")]
-        launcher = [pid for pid, parent in _supervisor.parents().items() if parent == process.pid]
+        launcher = [pid for pid, parent in supervisor.parents().items() if parent == process.pid]
         if sign == "mpiexec":
             os.kill(launcher[0], signal.SIGKILL)
         elif sign == "run":
@@ -451,9 +452,9 @@ def test_standard_streams(tmp_path):
 
 SUPERVISE = """
 import os, sys
-from gossipgrad import _supervisor
-_supervisor._LOOK = _supervisor._HUNG = 0.2
-sys.exit(_supervisor.Supervisor([sys.executable, "-c", sys.argv[1]], os.environ, True, script=True).run())
+from gossipgrad.launch import supervisor
+supervisor._LOOK = supervisor._HUNG = 0.2
+sys.exit(supervisor.Supervisor([sys.executable, "-c", sys.argv[1]], os.environ, True, script=True).run())
 """
 
 
@@ -544,7 +545,7 @@ class Terminal:
     def states(self):
         """Of all processes that the shell started, by number."""
         found = {}
-        for pid in _supervisor.descendants(self.pid, _supervisor.parents()):
+        for pid in supervisor.descendants(self.pid, supervisor.parents()):
             try:
                 found[pid] = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
@@ -621,7 +622,7 @@ def test_leftovers(tmp_path):
     import mmap
 
     with open(shared / f"sm_segment.{host}.0.69730001.8", "r+b") as file, mmap.mmap(file.fileno(), 4096):
-        _leftovers.remove_leftovers(str(shared), str(temporary), age)
+        leftovers.remove_leftovers(str(shared), str(temporary), age)
     assert {p.name for p in shared.iterdir()} == {name for name, goes in files.items() if not goes}
     left = {p.name for p in temporary.iterdir()}
     assert left == {name for name, (_, goes) in folders.items() if not goes} | {"ompi.1234567"}
@@ -632,13 +633,13 @@ def test_the_last_checkpoint(tmp_path):
 
     import gossipgrad as gg
 
-    assert _supervisor.last_checkpoint(None) == ""
+    assert supervisor.last_checkpoint(None) == ""
     path = tmp_path / "c.safetensors"
-    assert _supervisor.last_checkpoint(str(path)) == "; no checkpoint was written"
+    assert supervisor.last_checkpoint(str(path)) == "; no checkpoint was written"
     net = gg.Sequential([gg.Flatten(), gg.Linear(2)], input=(1, 2, 2))
     trainer = gg.Trainer(net, comm=gg.VirtualCluster(2))
     trainer.save(path)
-    assert _supervisor.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (epoch 0)"
+    assert supervisor.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (epoch 0)"
 
     class Save(gg.Callback):
         every = 3
@@ -648,9 +649,9 @@ def test_the_last_checkpoint(tmp_path):
 
     x, y = np.zeros((10, 1, 2, 2), "f4"), np.zeros(10, "i4")
     trainer.fit(x, y, epochs=2, batch_size=1, callbacks=Save(), progress=False)  # of 5 steps each
-    assert _supervisor.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (step 9, in epoch 2)"
+    assert supervisor.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (step 9, in epoch 2)"
     path.write_bytes(b"damaged")
-    assert _supervisor.last_checkpoint(str(path)) == f"; see {path}"
+    assert supervisor.last_checkpoint(str(path)) == f"; see {path}"
 
 
 @pytest.mark.full

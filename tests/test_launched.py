@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import _launched, cli
+from gossipgrad import cli
+from gossipgrad.launch import origin
 
 CHILD = "was started by rank 1 of 4, process 1, and has no part in its MPI; allowed here: comm=gossipgrad.Virtual"
 LAUNCHER = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "job@1", "PMIX_RANK": "1"}
@@ -20,11 +21,11 @@ LAUNCHER = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "PMIX_NAME
 @pytest.fixture
 def environment(monkeypatch):
     """As of a process that nobody has started."""
-    monkeypatch.setenv(_launched.MARK, "")  # so that it is gone after the test, whoever sets it
+    monkeypatch.setenv(origin.MARK, "")  # so that it is gone after the test, whoever sets it
     for name in [*os.environ]:
-        if re.match("OMPI_COMM|PMI|SLURM|WORLD_SIZE|LOCAL_RANK|TORCHELASTIC|HOROVOD", name) or name == _launched.MARK:
+        if re.match("OMPI_COMM|PMI|SLURM|WORLD_SIZE|LOCAL_RANK|TORCHELASTIC|HOROVOD", name) or name == origin.MARK:
             monkeypatch.delenv(name)
-    monkeypatch.setattr(_launched, "_taken", {})
+    monkeypatch.setattr(origin, "_taken", {})
     return monkeypatch
 
 
@@ -88,22 +89,22 @@ def test_one_process_trains_alone(variables, environment):
 
 def test_what_a_rank_has_started_is_refused_everywhere(environment, capsys):
     set_all(environment, **LAUNCHER)
-    environment.setenv(_launched.MARK, f"1 1 4 {_launched._checksum(os.environ)}")
+    environment.setenv(origin.MARK, f"1 1 4 {origin._checksum(os.environ)}")
     refused(CHILD, capsys)  # it has inherited the connection
     for name in ("PMIX_NAMESPACE", "PMIX_RANK"):
         environment.delenv(name)
     refused(CHILD, capsys)  # it has been taken out
-    assert _launched.launcher_world_size() is None and _launched.launcher_rank() is None
+    assert origin.launcher_world_size() is None and origin.launcher_rank() is None
     gg.Team(gg.VirtualCluster(2)).close()
 
 
 def test_a_job_that_a_rank_has_started_is_one_of_its_own(environment):
     set_all(environment, **LAUNCHER)
-    environment.setenv(_launched.MARK, f"1 1 4 {_launched._checksum(os.environ)}")
+    environment.setenv(origin.MARK, f"1 1 4 {origin._checksum(os.environ)}")
     set_all(environment, PMIX_NAMESPACE="job@2", OMPI_COMM_WORLD_SIZE="2")
-    assert _launched.parent_rank() is None and _launched.launcher_world_size() == 2
-    _launched.claim()
-    assert os.environ[_launched.MARK].startswith(f"{os.getpid()} 1 2 ")
+    assert origin.parent_rank() is None and origin.launcher_world_size() == 2
+    origin.claim()
+    assert os.environ[origin.MARK].startswith(f"{os.getpid()} 1 2 ")
 
 
 def test_children_do_not_inherit_the_connection(environment):
@@ -113,13 +114,13 @@ def test_children_do_not_inherit_the_connection(environment):
     goes |= {name: stays.pop(name) for name in ("PMIX_NAMESPACE", "PMIX_RANK")}
     goes |= {"OMPI_MCA_orte_hnp_uri": "y"}
     set_all(environment, **stays, **goes)
-    _launched.claim()
-    assert os.environ[_launched.MARK].startswith(f"{os.getpid()} 1 4 ") and _launched.parent_rank() is None
-    _launched.let_go()
+    origin.claim()
+    assert os.environ[origin.MARK].startswith(f"{os.getpid()} 1 4 ") and origin.parent_rank() is None
+    origin.let_go()
     code = "import os; print(*os.environ)"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not set(goes) & set(seen) and set(stays) <= set(seen)
-    assert _launched.variable("PMIX_SERVER_TMPDIR") == "/t" and _launched.launcher_world_size() == 4
+    assert origin.variable("PMIX_SERVER_TMPDIR") == "/t" and origin.launcher_world_size() == 4
 
 
 def test_a_rank_that_mpi_does_not_know(environment):

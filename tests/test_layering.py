@@ -330,7 +330,7 @@ def test_forbidden_instructions_are_seen(body, flags, tmp_path):
 PACKAGE = ROOT / "gossipgrad"
 
 # A callback's methods are given the trainer, which calls them: its type alone closes these circles.
-BY_TYPE_ALONE = {("gossipgrad.callbacks", "gossipgrad.trainer"), ("gossipgrad.progress", "gossipgrad.trainer")}
+BY_TYPE_ALONE = {("gossipgrad.callbacks", "gossipgrad.trainer"), ("gossipgrad.training.progress", "gossipgrad.trainer")}
 
 
 def modules_of(root: Path) -> dict[str, str]:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import evaluation
 from gossipgrad.history import flat
+from gossipgrad.training import evaluation
 
 CLASSES = 7
 
@@ -225,7 +225,7 @@ def test_under_mpi_as_in_a_virtual_cluster(mpirun):
     """The same numbers, an error of one rank on both, uneven parts, and none for a rank."""
     program = """
 import numpy as np, gossipgrad as gg, json
-from gossipgrad import evaluation
+from gossipgrad.training import evaluation
 evaluation.ROWS = 8
 rng = np.random.default_rng(1)
 x, y = rng.normal(size=(61, 5)).astype("f4"), rng.integers(0, 7, 61)

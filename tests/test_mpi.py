@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 import gossipgrad as gg
-from gossipgrad._launch import launcher_world_size
+from gossipgrad.launch.start import launcher_world_size
 
 # The trainer says that a cube of another size than 2^k has ranks without a partner; test_strategies looks at that.
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{what}") for what in ("topology='cube'", "hierarchical=True")]

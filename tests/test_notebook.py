@@ -68,7 +68,7 @@ def test_apoptosis(data_dir, tmp_path):
 def test_ranks_as_engines(tmp_path, monkeypatch):
     pytest.importorskip("ipyparallel")
     pytest.importorskip("mpi4py")
-    from gossipgrad._launch import find_mpiexec
+    from gossipgrad.launch.start import find_mpiexec
 
     monkeypatch.setenv("PATH", str(Path(find_mpiexec()).parent), prepend=os.pathsep)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import checkpoint_files
+from gossipgrad.state import checkpoint_files
 from gossipgrad.strategies import Strategy
 
 COMPRESSION = gg.AdaComp(bin_size=20, dense_below=1, warmup=0)

@@ -10,8 +10,8 @@ import pytest
 from test_cli import QUICK, cli_run
 
 import gossipgrad as gg
-from gossipgrad import outputs
-from gossipgrad.outputs import Output
+from gossipgrad.state import outputs
+from gossipgrad.state.outputs import Output
 
 
 @pytest.mark.parametrize(

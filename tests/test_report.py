@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import environment
 from gossipgrad.history import History, flat, lookup
+from gossipgrad.launch import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 EPOCH = (

@@ -189,7 +189,7 @@ def test_a_checkpoint_has_the_classes_that_a_set_is_compared_with(tmp_path):
 
 
 def test_processes_compare_their_classes():
-    from gossipgrad import fingerprint
+    from gossipgrad.training import fingerprint
 
     one, other = _named(["ant", "bee"]), _named(["ant", "cat"])
     for sharded in (False, True):

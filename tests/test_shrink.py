@@ -12,7 +12,7 @@ from conftest import ROOT
 
 import gossipgrad as gg
 from gossipgrad import _core, apoptosis
-from gossipgrad.events import say
+from gossipgrad.training.events import say
 
 TIMES = ("seconds", "step_seconds_before", "step_seconds_after")
 
@@ -581,7 +581,7 @@ def test_mpi(mpirun):
     script = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\nimport json\nimport test_shrink\n"
         "found = test_shrink.run_all()\nsaid = test_shrink.planted_difference()\n"
-        "from gossipgrad import _launch\nimport os\n"
+        "from gossipgrad.launch import start\nimport os\n"
         "print(json.dumps([found, said]), flush=True)\n"
     )
     done = mpirun(3, script)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import checkpoint
+from gossipgrad.training import checkpoint
 
 SHAPES = {"w": (9, 8), "b": (5,)}
 PACKED = gg.AdaComp(bin_size=8, dense_below=1, warmup=0)

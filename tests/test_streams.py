@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import evaluation
+from gossipgrad.training import evaluation
 
 LENGTH, SYMBOLS = 4, 7
 

@@ -490,7 +490,7 @@ def test_npz_of_every_type_and_order(tmp_path, dtype):
 
 
 def test_a_progress_bar_on_a_large_npz(tmp_path, monkeypatch, capsys):
-    from gossipgrad import progress
+    from gossipgrad.training import progress
 
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     x = np.random.default_rng(0).random((3000, 100))
@@ -531,7 +531,7 @@ def test_npz_files_that_cannot_be_read(tmp_path):
 
 
 def test_a_progress_bar_on_what_takes_long(file, monkeypatch, capsys):
-    from gossipgrad import progress
+    from gossipgrad.training import progress
 
     monkeypatch.setattr(tables, "FIELDS", 90)
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)

@@ -687,9 +687,9 @@ for step in range(3):
 
 def test_a_wait_is_placed_in_the_users_file():
     """Not in torch's, which calls hooks."""
-    from gossipgrad import _stall
+    from gossipgrad.launch import stall
 
-    found = torch.no_grad()(_stall._users_line)()  # called by a function of torch's
+    found = torch.no_grad()(stall._users_line)()  # called by a function of torch's
     assert found.startswith("test_torch_misuse.py, line "), found
 
 

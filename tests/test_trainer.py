@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad.environment import openmp_runtimes
+from gossipgrad.launch.environment import openmp_runtimes
 
 
 def net(name="n"):

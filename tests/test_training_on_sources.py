@@ -176,7 +176,7 @@ RUN = """
 import json, sys
 import numpy as np
 import gossipgrad as gg
-from gossipgrad._launch import launcher_world_size
+from gossipgrad.launch.start import launcher_world_size
 sys.path.insert(0, "tests")
 from test_training_on_sources import TEXT, image_network, text_network, trained_on
 comm = None if launcher_world_size() else gg.VirtualCluster(2)
@@ -216,7 +216,7 @@ def test_ranks_of_mpi_have_the_same_bits(mpirun, folder, tmp_path):
 
 def test_what_ranks_compare_of_a_set_reads_little():
     """Of a stream nothing, since that would be a pass through it; of other sources some of the samples."""
-    from gossipgrad import fingerprint
+    from gossipgrad.training import fingerprint
 
     rows: list[int] = []
     for ordered in (False, True):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import pickled, safetensors, torch_file
+from gossipgrad.state import pickled, safetensors, torch_file
 
 
 def net():

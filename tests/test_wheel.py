@@ -87,7 +87,7 @@ def test_it_trains_under_mpiexec(prefix, tmp_path):
 
 def test_without_sources_cuda_is_an_error_with_the_remedy(prefix, tmp_path):
     code = (
-        "import gossipgrad as gg; from gossipgrad import _cuda_build; _cuda_build.has_gpu = lambda: True\n"
+        "import gossipgrad as gg; from gossipgrad.launch import cuda_build; cuda_build.has_gpu = lambda: True\n"
         "try:\n    gg.Trainer(gg.Sequential([gg.Linear(2)], input=(3,)), device='cuda')\n"
         "except Exception as error:\n    print(error)\n"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from gossipgrad import _failure, _launch, bench, environment, outputs, plots, profile, strategies
+from gossipgrad import bench, plots, profile, strategies
 from gossipgrad.cli.options import (
     CIRCUMSTANCES,
     UsageError,
@@ -26,7 +26,9 @@ from gossipgrad.cli.options import (
     strategy_keys,
 )
 from gossipgrad.errors import HIGHEST
-from gossipgrad.files import json_text
+from gossipgrad.launch import environment, failure, start
+from gossipgrad.state import outputs
+from gossipgrad.state.files import json_text
 
 _STEPS, _PROFILED = 60, 20
 _BLOCKS = 5  # of --exchange
@@ -39,7 +41,7 @@ def add_info_options(parser: argparse.ArgumentParser) -> None:
 
 def info(arguments: argparse.Namespace) -> int:
     facts = environment.environment() | environment.devices()
-    if _failure.launched_rank() == 0:
+    if failure.launched_rank() == 0:
         print(json_text(facts, indent=1) if arguments.json else environment.table(facts), flush=True)
     return 0
 
@@ -80,7 +82,7 @@ def _profile(arguments: argparse.Namespace, common: dict[str, Any]) -> None:
     without_use = [option_of(key) for key in given(arguments, ("exchange", *_OF_EXCHANGE))]
     if without_use:
         raise UsageError(f"{', '.join(without_use)}: not with --profile, of a rank's step that sends nothing")
-    if (_launch.launcher_world_size() or 1) > 1:
+    if (start.launcher_world_size() or 1) > 1:
         raise UsageError("--profile: of one process; allowed without gossipgrad run and mpiexec")
     if arguments.profile_plot is not None:
         checked(lambda: outputs.check([outputs.Output("--profile-plot", arguments.profile_plot)]))
@@ -118,12 +120,12 @@ def time_it(arguments: argparse.Namespace) -> int:
                 f"{without_use}: only with --exchange; without it one rank's step is timed, which sends nothing"
             )
         result: dict[str, Any] | None = bench.step(**common)
-        if _failure.launched_rank() != 0:
+        if failure.launched_rank() != 0:
             result = None
     else:
         strategy = make_strategy(arguments, exchange=arguments.exchange or None)
         compression = make_compression(arguments, strategy)
-        if (_launch.launcher_world_size() or 1) < 2:
+        if (start.launcher_world_size() or 1) < 2:
             raise UsageError("--exchange: one rank has nobody to exchange with; allowed: gossipgrad run -n P, P > 1")
         blocks = _BLOCKS if arguments.blocks is None else arguments.blocks
         circumstanced: dict[str, Any] = {"straggler": straggler, "network": network, **common}

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from gossipgrad import _failure, _launch, _launched, _starting, _supervisor, environment
-from gossipgrad._interrupts import SAVED
 from gossipgrad.cli import bench, compare, evaluate, train
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, Parser, UsageError
 from gossipgrad.errors import SavedOnSignal, one_line
+from gossipgrad.launch import environment, failure, origin, start, starting, supervisor
+from gossipgrad.launch.interrupts import SAVED
 
 
 class _Terminated(KeyboardInterrupt):
@@ -66,7 +66,7 @@ def _say(text: str) -> Callable[[str], None]:
 
 def _quietly(text: str) -> Callable[[str], None]:
     """_say, where no `gossipgrad run` says it when all ranks have ended."""
-    return (lambda who: None) if os.environ.get(_supervisor.VARIABLE) else _say(text)
+    return (lambda who: None) if os.environ.get(supervisor.VARIABLE) else _say(text)
 
 
 def _check(words: list[str], here: bool) -> None:
@@ -79,7 +79,7 @@ def _check(words: list[str], here: bool) -> None:
         if here and arguments.command == "train":
             train.check_outputs(arguments)
     except UsageError as error:
-        raise _launch.LaunchError(str(error)) from None
+        raise start.LaunchError(str(error)) from None
 
 
 def _to_nobody() -> None:
@@ -104,7 +104,7 @@ def _text(error: Exception) -> str:
 def _run(words: list[str]) -> int:
     """gossipgrad run; what it prints itself may have no reader, or no room."""
     try:
-        return _launch.main(words, _check)
+        return start.main(words, _check)
     except BrokenPipeError:
         _to_nobody()
     except OSError as error:
@@ -125,42 +125,42 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     checkpoint: str | None = None  # what is named when a signal ends the command
     try:
-        _starting.end()
+        starting.end()
         arguments = parser().parse_args(argv)
         checkpoint = arguments.checkpoint if arguments.command == "train" else None
         if arguments.command != "info" and getattr(arguments, "virtual_ranks", None) is None:
-            _launched.check()
+            origin.check()
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             return _COMMANDS[arguments.command][1](arguments)
     except UsageError as error:
         code = USAGE
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _failure.end_all_ranks(_say(f"error: {error}"), code)
+        failure.end_all_ranks(_say(f"error: {error}"), code)
     except BrokenPipeError:  # the reader of our output has gone
         code = FAILURE
         _to_nobody()
-        _failure.end_all_ranks(lambda who: None, code)
+        failure.end_all_ranks(lambda who: None, code)
     except SavedOnSignal:
         code = SAVED
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the scheduler's, which comes once more
-        last = _supervisor.last_checkpoint(checkpoint)
-        _failure.end_all_ranks(_quietly(f"stopped by a signal, to be resumed (exit code {SAVED}){last}"), code)
+        last = supervisor.last_checkpoint(checkpoint)
+        failure.end_all_ranks(_quietly(f"stopped by a signal, to be resumed (exit code {SAVED}){last}"), code)
     except _Terminated:
         code = 128 + signal.SIGTERM
-        if _failure.launched_rank() == 0 and _failure.first_to_report():
-            _quietly(f"terminated{_supervisor.last_checkpoint(checkpoint)}")("")
-        if _failure.launched_size() > 1:  # the launcher is ending the other ranks as well
+        if failure.launched_rank() == 0 and failure.first_to_report():
+            _quietly(f"terminated{supervisor.last_checkpoint(checkpoint)}")("")
+        if failure.launched_size() > 1:  # the launcher is ending the other ranks as well
             sys.stdout.flush()
             os._exit(code)
     except KeyboardInterrupt:
         code = INTERRUPTED
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends this process at once
-        _failure.end_all_ranks(_quietly(f"interrupted{_supervisor.last_checkpoint(checkpoint)}"), code)
+        failure.end_all_ranks(_quietly(f"interrupted{supervisor.last_checkpoint(checkpoint)}"), code)
     except Exception as error:
         code = FAILURE
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one
         if _is_of_output(error):
             _to_nobody()
-        _failure.end_all_ranks(_say(f"error: {_text(error)}"), code, error)
+        failure.end_all_ranks(_say(f"error: {_text(error)}"), code, error)
     return code

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from gossipgrad import _launch, compare
+from gossipgrad import compare
 from gossipgrad.cli.options import (
     FAILURE,
     UsageError,
@@ -31,7 +31,8 @@ from gossipgrad.cli.options import (
     reader,
 )
 from gossipgrad.errors import HIGHEST, counted, one_line
-from gossipgrad.files import locked_folder
+from gossipgrad.launch import start
+from gossipgrad.state.files import locked_folder
 
 _NUMBERS = reader(
     lambda text: tuple(int(one) for one in text.split(",")), "integers of at least 1 with commas, as 2,4,8"
@@ -119,7 +120,7 @@ def plan_of(arguments: argparse.Namespace) -> compare.Comparison:
 
 def side_by_side(arguments: argparse.Namespace) -> int:
     """0 if every configuration has been trained to its end."""
-    if (_launch.launcher_world_size() or 1) > 1:
+    if (start.launcher_world_size() or 1) > 1:
         raise UsageError("compare: not under mpiexec; it has virtual ranks")
     check_limits(arguments, {"epochs": (1, 2**31 - 1), "jobs": (1, HIGHEST)})
     comparison = plan_of(arguments)

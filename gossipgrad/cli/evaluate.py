@@ -6,8 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from gossipgrad import checkpoint_files, data, heads, models
-from gossipgrad.checkpoint import Saved
+from gossipgrad import data, heads, models
 from gossipgrad.cli.options import (
     DATASETS,
     WITH_FILES,
@@ -25,14 +24,16 @@ from gossipgrad.cli.options import (
 )
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import HIGHEST, CheckpointError, DataError, counted, warn
-from gossipgrad.files import json_text
 from gossipgrad.history import Record
 from gossipgrad.metrics import named
 from gossipgrad.model import Model
 from gossipgrad.optim import SGD
-from gossipgrad.progress import measured
+from gossipgrad.state import checkpoint_files
+from gossipgrad.state.files import json_text
 from gossipgrad.strategies import NoExchange
 from gossipgrad.trainer import Trainer
+from gossipgrad.training.checkpoint import Saved
+from gossipgrad.training.progress import measured
 
 # What counts where neither an option nor a checkpoint says it.
 _USUAL: Record = {"batch_size": 256, "seed": 0, "dtype": "float32", "conv_algorithm": "auto", "metrics": ()}

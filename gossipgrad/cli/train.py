@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gossipgrad import _failure, _launch, models, outputs
-from gossipgrad.batches import check_batch
+from gossipgrad import models
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cli.options import (
     FAILURE,
@@ -45,11 +44,14 @@ from gossipgrad.data.given import SHARDS, held_out, shard_sizes
 from gossipgrad.errors import HIGHEST, CheckpointError, counted, number, warn
 from gossipgrad.history import History
 from gossipgrad.keywords import keywords
+from gossipgrad.launch import failure, start
 from gossipgrad.literals import LOSSES, Loss
 from gossipgrad.losses import CrossEntropy, numbers
 from gossipgrad.model import Model
-from gossipgrad.progress import on_terminal, simulated
+from gossipgrad.state import outputs
 from gossipgrad.trainer import Trainer
+from gossipgrad.training.batches import check_batch
+from gossipgrad.training.progress import on_terminal, simulated
 
 TRACE_SPANS = 200_000  # stored by each rank
 SILENCE = 1.0  # seconds before training is described that need no word
@@ -195,7 +197,7 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     """A path that cannot be written, or that another output goes to, is an error before training."""
     if arguments.save_on_signal and not arguments.checkpoint:
         raise UsageError("--save-on-signal: goes with --checkpoint")
-    if _failure.launched_rank() != 0:  # which alone writes most of them
+    if failure.launched_rank() != 0:  # which alone writes most of them
         return
     wanted = [
         outputs.Output(option_of(key), path, checkpoint=key == "checkpoint")
@@ -210,7 +212,7 @@ def _load_weights(net: Model, path: str) -> None:
         misfit = net.load_weights(path, strict=False)
     except CheckpointError as error:
         raise CheckpointError(f"--weights: {error}") from error
-    if misfit and _failure.launched_rank() == 0:
+    if misfit and failure.launched_rank() == 0:
         warn(f"--weights {path}: what does not fit begins anew: {misfit}")
 
 
@@ -225,7 +227,7 @@ def _preparing(arguments: argparse.Namespace) -> Iterator[Callable[[], None]]:
 
     soon = threading.Timer(SILENCE, say)
     soon.daemon = True
-    if _failure.launched_rank() == 0 and not arguments.quiet:
+    if failure.launched_rank() == 0 and not arguments.quiet:
         soon.start()
     try:
         yield soon.cancel
@@ -244,7 +246,7 @@ def _train(arguments: argparse.Namespace, described: Callable[[], None]) -> int:
     compression = make_compression(arguments, strategy)
     apoptosis = make_apoptosis(arguments)
     optimizer = checked(lambda: make_optimizer(arguments))
-    launched = _launch.launcher_world_size()
+    launched = start.launcher_world_size()
     comm = None
     if arguments.virtual_ranks is not None:
         if launched is not None and launched > 1:

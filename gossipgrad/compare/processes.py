@@ -18,13 +18,15 @@ from typing import IO, Any
 
 import numpy as np
 
-from gossipgrad import environment, files, models
+from gossipgrad import models
 from gossipgrad.cluster import VirtualCluster
 from gossipgrad.compare.plan import Comparison, Entry, Record
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import counted, integer, one_line
-from gossipgrad.progress import Bar
+from gossipgrad.launch import environment
+from gossipgrad.state import files
 from gossipgrad.trainer import Trainer
+from gossipgrad.training.progress import Bar
 
 # Of a point: after so many samples of all ranks; sums since the start.
 SUMS = (

@@ -10,10 +10,11 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gossipgrad import environment, plots
+from gossipgrad import plots
 from gossipgrad.compare.plan import Comparison, Record
 from gossipgrad.compare.processes import POINT, final_loss
-from gossipgrad.files import json_text, write_atomically
+from gossipgrad.launch import environment
+from gossipgrad.state.files import json_text, write_atomically
 
 SCHEMA = 1
 

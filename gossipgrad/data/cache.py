@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gossipgrad import files
 from gossipgrad.errors import DataError
+from gossipgrad.state import files
 
 WAIT = 0.1  # seconds between two looks at a lock
 

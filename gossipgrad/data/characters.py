@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gossipgrad import files
 from gossipgrad.data import cache, draws
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.source import Source
 from gossipgrad.errors import DataError, choice, integer, number
+from gossipgrad.state import files
 
 Windows = Literal["random", "consecutive", "streams"]
 WINDOWS = ("random", "consecutive", "streams")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gossipgrad.errors import number, plain_array
 
 if TYPE_CHECKING:
-    from gossipgrad.progress import Bar
+    from gossipgrad.training.progress import Bar
 
 CLASS_LOSSES = ("cross_entropy",)
 PIECE = 1 << 20  # bytes that are looked at together
@@ -63,7 +63,7 @@ def check_finite(array: NDArray[Any], what: str) -> None:
     """
     if array.dtype.kind != "f" or not array.size:
         return
-    from gossipgrad.progress import Bar
+    from gossipgrad.training.progress import Bar
 
     bar = Bar(what, array.nbytes >= LARGE)
     try:

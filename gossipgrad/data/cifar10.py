@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import files
 from gossipgrad.data import cache, images, pickled_arrays
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import DataError
+from gossipgrad.state import files
 
 SHAPE = (3, 32, 32)
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -331,7 +331,7 @@ def _once(key: str, make: Callable[[Report], Arrays], progress: bool) -> Arrays:
     The others wait for the file, and on rank 0 show how far the maker is. A cache that cannot be written to costs a
     warning and the work in each process.
     """
-    from gossipgrad.progress import Bar
+    from gossipgrad.training.progress import Bar
 
     folder = cache_folder()
     path = folder / f"decoded-{key}.npz"

@@ -15,8 +15,8 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import files
 from gossipgrad.errors import DataError
+from gossipgrad.state import files
 
 UBYTE = 8
 _TYPES = {8: "uint8", 9: "int8", 11: "int16", 12: "int32", 13: "float32", 14: "float64"}

@@ -28,8 +28,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import environment, files
-from gossipgrad._launched import launcher_world_size
 from gossipgrad.data import cache as cache_files
 from gossipgrad.data import draws
 from gossipgrad.data.arrays import Dataset
@@ -37,6 +35,9 @@ from gossipgrad.data.classes import names_of
 from gossipgrad.data.image_cache import FORMAT, Decoded, Pixels, decoded
 from gossipgrad.data.source import Source
 from gossipgrad.errors import DataError, counted, flag, integer, listed, number, one_line, pair, warn
+from gossipgrad.launch import environment
+from gossipgrad.launch.origin import launcher_world_size
+from gossipgrad.state import files
 
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
@@ -136,7 +137,7 @@ def list_images(folder: str | os.PathLike[str], classes: Sequence[str] | None = 
 
     DataError: no such folder, one that cannot be read, no class, a class without an image.
     """
-    from gossipgrad.progress import Bar
+    from gossipgrad.training.progress import Bar
 
     root = Path(folder)
     if not root.is_dir():
@@ -623,7 +624,7 @@ def unpacked(path: str | os.PathLike[str], progress: bool = True) -> Path:
     path = Path(path)
     if not path.name.lower().endswith(ARCHIVES) or path.is_dir():
         return path
-    from gossipgrad.progress import Bar
+    from gossipgrad.training.progress import Bar
 
     try:
         facts = path.stat()

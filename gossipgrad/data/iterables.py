@@ -74,7 +74,7 @@ class _Growing:
 
 
 def _gather(iterable: Iterable[Any], name: str, progress: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-    from gossipgrad.progress import Bar
+    from gossipgrad.training.progress import Bar
 
     x, y = _Growing("samples"), _Growing("targets")
     length = _length(iterable)

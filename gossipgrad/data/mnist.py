@@ -14,10 +14,10 @@ import urllib.request
 import zlib
 from pathlib import Path
 
-from gossipgrad import files
 from gossipgrad.data import cache, idx
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import DataError
+from gossipgrad.state import files
 
 # name -> md5 of the uncompressed file
 FILES = {

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import pickled
 from gossipgrad.errors import DataError
+from gossipgrad.state import pickled
 
 _KINDS = "biuf"  # bools, integers, floats
 

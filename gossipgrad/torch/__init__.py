@@ -23,11 +23,11 @@ except ImportError as _missing:
 if not hasattr(_Tensor, "register_post_accumulate_grad_hook"):
     raise ImportError("gossipgrad.torch wants PyTorch, 2.1 or newer: pip install --upgrade torch")
 
-from gossipgrad import _stall  # noqa: E402
+from gossipgrad.launch import stall  # noqa: E402
 from gossipgrad.torch.replicas import Replicas, replicas  # noqa: E402
 from gossipgrad.torch.wrapped import Wrapped, wrap  # noqa: E402
 
-_stall.leave_out(os.path.dirname(_torch_file))
+stall.leave_out(os.path.dirname(_torch_file))
 
 __all__ = ["Replicas", "Wrapped", "replicas", "wrap"]
 

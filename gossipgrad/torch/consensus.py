@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossipgrad import agreement
+from gossipgrad.launch import agreement
 from gossipgrad.torch.group import Arrays, Group
 from gossipgrad.torch.training_state import COMMON
 

@@ -12,14 +12,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossipgrad import _core, agreement, arenas, environment, fingerprint, notices, optim, strategies
-from gossipgrad._launched import check as check_launcher
-from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy, exchanged, strategy_options
+from gossipgrad import _core, optim, strategies
 from gossipgrad.cluster import Network, VirtualCluster, links, make_team, refuse, with_circumstances
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
+from gossipgrad.launch import agreement, environment
+from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.schedules import Constant, Function
 from gossipgrad.torch.modules import Layer, check_synchronised, forms_of, tensors_of, write
+from gossipgrad.training import arenas, fingerprint, notices
+from gossipgrad.training.chosen import (
+    checked_compression,
+    checked_optimizer,
+    checked_strategy,
+    exchanged,
+    strategy_options,
+)
 
 Arrays = dict[str, NDArray[np.float32]]
 # A function of the step is asked for so many learning rates at a time.

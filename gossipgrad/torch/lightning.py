@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from gossipgrad import _stall
-from gossipgrad._launched import check as check_launcher
 from gossipgrad.cluster import Network, VirtualCluster
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import named_keywords, warn
+from gossipgrad.launch import stall
+from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.optim import Optimizer
 from gossipgrad.strategies import Strategy
 from gossipgrad.team import Operation, Team
@@ -46,7 +46,7 @@ except ImportError:
             "gossipgrad.torch.lightning wants Lightning, 2.1 or newer: pip install lightning"
         ) from _missing
 
-_stall.leave_out(os.path.dirname(_lightning_file))
+stall.leave_out(os.path.dirname(_lightning_file))
 
 _STATE = "gossipgrad_state"  # the key of the training states within the optimizer's, in a checkpoint
 _LEAVING = 3.0  # seconds that what is left of a training that failed waits for other ranks where it ends

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from gossipgrad.chosen import checked_optimizer
 from gossipgrad.errors import LARGEST, did_you_mean, number
 from gossipgrad.torch.modules import Layer, original
+from gossipgrad.training.chosen import checked_optimizer
 
 # What a group may set; the momentum is that of SGD and LARS.
 _KEYS = ("lr", "momentum", "weight_decay")

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from gossipgrad import arenas
 from gossipgrad.errors import LARGEST, integer, number, warn
+from gossipgrad.training import arenas
 
 Shapes = Mapping[str, tuple[int, ...]]
 _MADE = "allowed: what training_state() gave"

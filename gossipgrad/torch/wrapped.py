@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from gossipgrad import _stall, agreement, mixing, outputs, trace
 from gossipgrad.cluster import Network, VirtualCluster, refuse
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import LARGEST, CommunicationError, flag, named_keywords, number, warn
+from gossipgrad.launch import agreement, stall
+from gossipgrad.state import mixing, outputs, trace
 from gossipgrad.strategies import Strategy
 from gossipgrad.team import Team
 from gossipgrad.torch import device
@@ -93,7 +94,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self._handles += [part.register_forward_pre_hook(one) for part, one in hooked.items()]
         watch(self)
         if group.team.kind == "mpi" and group.team.size > 1:
-            _stall.advise("Ranks whose loaders have unequal lengths make unequal numbers of steps")
+            stall.advise("Ranks whose loaders have unequal lengths make unequal numbers of steps")
             watch_samplers(ranks_of_processes)
         if optimizer is not None:
             self._handles += mark_states(self, optimizer)
@@ -386,7 +387,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
                 each._end_unused_step(f"{call}()")
                 each._step.check_unwritten()
             one.facts, one.hints = {"steps": self._done}, {"steps": _UNEQUAL}
-        with _stall.within(call) if group.virtual is None else contextlib.nullcontext(), _reason():
+        with stall.within(call) if group.virtual is None else contextlib.nullcontext(), _reason():
             group.settle(self._local)
         for each in together:
             each._step.settled()
@@ -588,9 +589,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what the ranks did and when (trace= of wrap) for chrome://tracing or Perfetto. Collective.
 
-        Between two steps; of replicas outside of run, for all of them. See gossipgrad.trace for what it shows. A rank
-        with more spans than trace= stores the newest; the file says how many are lost ("spans_lost", by rank). What was
-        recorded before the arenas last got another order of layers, in the first steps as a rule, is not in it.
+        Between two steps; of replicas outside of run, for all of them. See gossipgrad.state.trace for what it shows. A
+        rank with more spans than trace= stores the newest; the file says how many are lost ("spans_lost", by rank).
+        What was recorded before the arenas last got another order of layers, in the first steps as a rule, is not in
+        it.
         RuntimeError after close().
         """
         self._settle("write_trace")

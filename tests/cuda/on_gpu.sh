@@ -140,7 +140,7 @@ if [ "${BUILD:-1}" = 1 ]; then
     part build 200 env GOSSIPGRAD_CUDA=on "$python" -m pip install --no-build-isolation ${PIP_ARGS-} -e '.[test]'
 fi
 part info 30 "$python" -m gossipgrad info
-if ! "$python" -c 'from gossipgrad import environment as e; raise SystemExit("cuda" not in e.devices()["devices"])'; then
+if ! "$python" -c 'from gossipgrad.launch import environment as e; raise SystemExit("cuda" not in e.devices()["devices"])'; then
     cat "$out/info.log"
     echo "no GPU can be used here: nothing else is run"
     [ -z "$compiling" ] || kill "$compiling" 2>/dev/null

@@ -8,7 +8,7 @@ from gossipgrad.callbacks import Callback
 from gossipgrad.data.given import Given
 from gossipgrad.data.iterables import Stream, differs
 from gossipgrad.errors import DataError
-from gossipgrad.replicas import Replicas
+from gossipgrad.training.replicas import Replicas
 
 
 class _Compared(Callback):

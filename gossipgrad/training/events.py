@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import _core, agreement, apoptosis
+from gossipgrad import _core, apoptosis
 from gossipgrad.apoptosis import Apoptosis, Record
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.given import Given
-from gossipgrad.replicas import Replicas
+from gossipgrad.launch import agreement
+from gossipgrad.training.replicas import Replicas
 
 BATCH = 256  # samples of the probe that are evaluated together, at most
 

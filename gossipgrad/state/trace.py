@@ -17,8 +17,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gossipgrad import _core, _stall, agreement
-from gossipgrad.files import write_atomically
+from gossipgrad import _core
+from gossipgrad.launch import agreement, stall
+from gossipgrad.state.files import write_atomically
 
 LANES = ("compute", "exchange", "data", "GPU compute", "GPU copy")
 _GPU = 3  # the first of those that only a device with times of its own has
@@ -94,7 +95,7 @@ def write(
     lost = [number for one in facts for number in one["lost"]]
     all_events = (events(team.rank + local, one, nodes, layers, zero) for local, one in enumerate(spans))
     texts = team.gather(encoded(itertools.chain.from_iterable(all_events)))
-    with agreement.agreed(team, _stall.current("writing"), where):
+    with agreement.agreed(team, stall.current("writing"), where):
         if texts is not None:
             write_atomically(path, *parts(texts, lost))
     return lost

@@ -9,26 +9,22 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gossipgrad import (
-    _core,
-    agreement,
-    cluster,
-    environment,
-    exchange_arrays,
-    exchange_state,
-    files,
-    fingerprint,
-    mixing,
-    notices,
-    optim,
-    outputs,
-    strategies,
-    trace,
-)
-from gossipgrad.chosen import checked_compression, checked_optimizer, checked_strategy, exchanged, strategy_options
+from gossipgrad import _core, cluster, optim, strategies
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import LARGEST, did_you_mean, integer, named_keywords, number
-from gossipgrad.exchange_arrays import Array, Arrays, Shapes
+from gossipgrad.exchange import arrays as given_arrays
+from gossipgrad.exchange import state as saved_state
+from gossipgrad.exchange.arrays import Array, Arrays, Shapes
+from gossipgrad.launch import agreement, environment
+from gossipgrad.state import files, mixing, outputs, trace
+from gossipgrad.training import fingerprint, notices
+from gossipgrad.training.chosen import (
+    checked_compression,
+    checked_optimizer,
+    checked_strategy,
+    exchanged,
+    strategy_options,
+)
 
 _RATES = 1000  # steps of a run whose rates a schedule that is a function gives beforehand
 _MOST_SAMPLES = 2**31 - 1  # of a rank in a step, in the core
@@ -48,7 +44,7 @@ class Gradients(Mapping[str, Array]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         to = self._arrays[self._known(name)]
-        given = exchange_arrays.floats(f"the gradient of {name!r}", value)
+        given = given_arrays.floats(f"the gradient of {name!r}", value)
         if given.shape != to.shape:
             raise ValueError(f"the gradient of {name!r} has shape {given.shape}; the array's is {to.shape}")
         to[...] = given
@@ -150,7 +146,7 @@ class Replica:
 
     def _write(self, gradients: Mapping[str, Any] | None) -> None:
         if gradients is not None:
-            for name, value in exchange_arrays.named("gradients", gradients, list(self._gradients)).items():
+            for name, value in given_arrays.named("gradients", gradients, list(self._gradients)).items():
                 self._gradients[name] = value
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -233,7 +229,7 @@ class Exchange:
         trace: int = 0,
     ) -> None:
         try:
-            start = exchange_arrays.copies(arrays)
+            start = given_arrays.copies(arrays)
             self._shapes = Shapes({name: array.shape for name, array in start.items()})
             self.strategy = checked_strategy(strategy)
             if getattr(self.strategy, "shuffle_samples", False):
@@ -249,7 +245,7 @@ class Exchange:
                 )
             self.compression = checked_compression(compression, self.strategy)
             self.seed = integer("seed", seed, 0, 2**64 - 1)
-            listed = exchange_arrays.described(start, layers, roles, families)
+            listed = given_arrays.described(start, layers, roles, families)
             self._numbers = {name: number for number, (name, _) in enumerate(listed)}
             threads = environment.default_threads() if threads is None else integer("threads", threads, 1, 4096)
             spans = integer("trace", trace, 0)
@@ -293,7 +289,7 @@ class Exchange:
             compute_time=virtual.step_seconds() if virtual else None,
         )
         self._replicas = tuple(Replica(self, local) for local in range(self._team.local))
-        self._load("weight", exchange_arrays.of_root(self._team, start))
+        self._load("weight", given_arrays.of_root(self._team, start))
 
     # ---- who and where
 
@@ -440,7 +436,7 @@ class Exchange:
         """
         with agreement.agreed(self._team, "Exchange.load_weights"):
             given = self._shapes.fitting_all("weights", weights)
-        self._load("weight", exchange_arrays.of_root(self._team, given))
+        self._load("weight", given_arrays.of_root(self._team, given))
         mixing.forget(self.core)
 
     def state_dict(self) -> dict[str, Any]:
@@ -448,7 +444,7 @@ class Exchange:
 
         Settles. Collective. load_state_dict goes on with the same bits as without it, from here on.
         """
-        made = exchange_state.gathered(self.core, self._team, self._shapes, self.seed)
+        made = saved_state.gathered(self.core, self._team, self._shapes, self.seed)
         compression = None if self.compression is None else self.compression.settings()
         settings = {"strategy": self.strategy.settings(), "optimizer": self.optimizer.settings()}
         return {**made, **settings, "compression": compression, "learning_rate": self._rate}
@@ -469,14 +465,14 @@ class Exchange:
             here = {**self.strategy.settings(), **self.optimizer.settings()}
             here["compression"] = None if self.compression is None else self.compression.settings()
             how = self.size, self.workers, self.seed, here, self.core.arenas()
-            parts, consensus, times = exchange_state.checked(state, self._shapes, *how)
-            rate = exchange_state.set_rate(state, self.optimizer)
+            parts, consensus, times = saved_state.checked(state, self._shapes, *how)
+            rate = saved_state.set_rate(state, self.optimizer)
             one.facts = {
                 "step": int(state["step"]),
                 "consensus": lambda: fingerprint.weights(consensus),
                 "learning_rate": rate,
             }
-        exchange_state.resume(self.core, self._team, self._shapes, state, parts, consensus, times, here)
+        saved_state.resume(self.core, self._team, self._shapes, state, parts, consensus, times, here)
         self._rate = rate
         self.core.set_schedule(self._schedule(self.steps, 1))
         self._prepare_rates(1)
@@ -490,7 +486,7 @@ class Exchange:
 
         def write() -> None:
             if self.rank == 0:
-                files.write_atomically(path, exchange_state.packed(state))
+                files.write_atomically(path, saved_state.packed(state))
 
         agreement.together(self._team, f"{os.fspath(path)}", write, f"step {self.steps}")
 
@@ -503,7 +499,7 @@ class Exchange:
 
         def read() -> None:
             with open(path, "rb") as stream:
-                found.append(exchange_state.unpacked(stream.read()))
+                found.append(saved_state.unpacked(stream.read()))
 
         agreement.together(self._team, f"{os.fspath(path)}", read, f"step {self.steps}")
         self.load_state_dict(found[0])
@@ -511,8 +507,8 @@ class Exchange:
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what the ranks did and when (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
 
-        See gossipgrad.trace for what it shows. A rank with more spans than trace= stores the newest; the file says how
-        many are lost ("spans_lost", by rank).
+        See gossipgrad.state.trace for what it shows. A rank with more spans than trace= stores the newest; the file
+        says how many are lost ("spans_lost", by rank).
         """
         with agreement.agreed(self._team, "Exchange.write_trace", f"step {self.steps}") as one:
             one.facts = {"path": outputs.check_path("path", path)}

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from gossipgrad import _core
-from gossipgrad._failure import launched_rank, launched_size
-from gossipgrad._launched import variable
+from gossipgrad.launch import FOLDER
+from gossipgrad.launch.failure import launched_rank, launched_size
+from gossipgrad.launch.origin import variable
 
 SECONDS = 10.0
 REPEAT = 6  # as GG_STALL_REPEAT
@@ -28,7 +29,7 @@ VARIABLE = "GOSSIPGRAD_STALL_SECONDS"
 _calls: list[str] = []  # the collective calls that this process is in, the innermost last
 _advice = ""  # what to look for where ranks wait in different calls
 _allowance = 0.0  # seconds that simulated stragglers and links may need beside
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_HERE = FOLDER + os.sep
 _not_the_users: tuple[str, ...] = (_HERE, os.path.abspath(contextlib.__file__))
 
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING
 
-from gossipgrad._launched import launcher_rank, launcher_world_size
 from gossipgrad.callbacks import Callback, Progress
 from gossipgrad.history import Record
+from gossipgrad.launch.origin import launcher_rank, launcher_world_size
 
 if TYPE_CHECKING:
     from gossipgrad.trainer import Trainer

@@ -13,7 +13,7 @@ from gossipgrad.data import given
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.checks import CLASS_LOSSES, targets_array
 from gossipgrad.metrics import Metric, numbers
-from gossipgrad.replicas import Replicas
+from gossipgrad.training.replicas import Replicas
 
 ROWS = 65536  # samples whose outputs are in memory at a time, at most
 BYTES = 2**26  # of outputs, about

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, _stall, agreement
+from gossipgrad import _core
 from gossipgrad.errors import did_you_mean, not_finite, plain_array, unreadable
+from gossipgrad.launch import agreement, stall
 
 Array = NDArray[np.float32]
 Arrays = dict[str, Array]
@@ -174,7 +175,7 @@ def of_root(team: _core.Team, arrays: Mapping[str, Array]) -> Mapping[str, Array
     """Rank 0's, which all ranks begin with."""
     if agreement.alone(team):
         return arrays
-    with _stall.within("Exchange"):
+    with stall.within("Exchange"):
         data = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays.values())
         flat = np.frombuffer(team.broadcast(data, 0), np.float32)
     ends = np.cumsum([array.size for array in arrays.values()])

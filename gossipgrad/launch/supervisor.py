@@ -18,8 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from gossipgrad import _leftovers, checkpoint_files
-from gossipgrad._interrupts import SAVED
+from gossipgrad.launch import leftovers
+from gossipgrad.launch.interrupts import SAVED
+from gossipgrad.state import checkpoint_files
 
 # prctl's
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -321,7 +322,7 @@ class Supervisor:
     def _kill(self) -> None:
         """Ends mpiexec and all that it and its ranks started on this host. Daemons on others end when it does."""
         left = descendants(os.getpid(), parents())
-        leftovers = _leftovers.of_processes(left)
+        files = leftovers.of_processes(left)
         for _ in range(50):
             if not left:
                 break
@@ -329,7 +330,7 @@ class Supervisor:
             self.process.poll()
             time.sleep(0.02)
             left = descendants(os.getpid(), parents())
-        _leftovers.remove(leftovers)
+        leftovers.remove(files)
         self.deadline = None
 
     def _stop(self) -> None:

@@ -19,27 +19,21 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import (
-    _core,
-    _cuda_build,
-    _stall,
-    agreement,
-    algorithms,
-    apoptosis,
-    cluster,
-    environment,
-    fingerprint,
-    heads,
-    mixing,
-    notices,
-    optim,
-    show,
-    strategies,
-)
-from gossipgrad._interrupts import uninterrupted
+from gossipgrad import _core, apoptosis, cluster, heads, optim, show, strategies
 from gossipgrad.apoptosis import Apoptosis, Course
-from gossipgrad.batches import Batches
-from gossipgrad.chosen import (
+from gossipgrad.compression import AdaComp
+from gossipgrad.data.arrays import Dataset
+from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, integer, is_of, number
+from gossipgrad.history import History, Record
+from gossipgrad.launch import agreement, cuda_build, environment, stall
+from gossipgrad.launch.interrupts import uninterrupted
+from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, PRECISIONS, Backend, ConvAlgorithm, DType, Precision
+from gossipgrad.metrics import Metrics, parse
+from gossipgrad.model import Model
+from gossipgrad.state import mixing
+from gossipgrad.training import algorithms, fingerprint, notices
+from gossipgrad.training.batches import Batches
+from gossipgrad.training.chosen import (
     checked_compression,
     checked_optimizer,
     checked_strategy,
@@ -48,14 +42,7 @@ from gossipgrad.chosen import (
     named,
     strategy_options,
 )
-from gossipgrad.compression import AdaComp
-from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, integer, is_of, number
-from gossipgrad.history import History, Record
-from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, PRECISIONS, Backend, ConvAlgorithm, DType, Precision
-from gossipgrad.metrics import Metrics, parse
-from gossipgrad.model import Model
-from gossipgrad.progress import Bar
+from gossipgrad.training.progress import Bar
 
 Arrays = dict[str, NDArray[np.float32]]
 CARRIED = "carried"  # of rank_state: no arena, and no parameters
@@ -76,7 +63,7 @@ def _checked_device(device: str | None, backend: Backend | None) -> str:
     if not isinstance(device, str):
         raise TypeError(f"device: a {type(device).__name__}; wanted a str, such as 'cpu'")
     if re.fullmatch(r"cuda(:\d+)?", device):
-        _cuda_build.build()
+        cuda_build.build()
     if device.startswith("cuda"):
         environment.find_cuda_wheels()
     _core.find_device(device)
@@ -118,7 +105,7 @@ def collective(method: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(method)
     def named(*args: P.args, **kwargs: P.kwargs) -> R:
         check_keywords(name, kwargs, keywords)
-        with _stall.within(name):
+        with stall.within(name):
             try:
                 return method(*args, **kwargs)
             except SystemExit:
@@ -201,7 +188,7 @@ class Replicas:
         self.team = cluster.make_team(self.comm, self.timeout, network)
         with agreement.agreed(self.team, "Trainer") as one:
             one.facts = self._fingerprint(network) | {"dtype": dtype}
-        _stall.allow(self._simulated_seconds())
+        stall.allow(self._simulated_seconds())
         self.exchange = exchanged(self.strategy, self.compression, self.team, self.network)
         if isinstance(self.strategy, strategies.GossipGraD):
             notices.missing_partners(self.team, self.strategy)
@@ -666,7 +653,7 @@ class Replicas:
     def agreed(self, place: str = "") -> Iterator[agreement.Agreement]:
         """agreement.agreed of the collective call that this is in, or of a place in it. A call begins with it."""
         self.team.check_collectives()
-        with agreement.agreed(self.team, _stall.current(place), f"step {self.step}") as one:
+        with agreement.agreed(self.team, stall.current(place), f"step {self.step}") as one:
             yield one
 
     def choose_algorithms(

@@ -17,9 +17,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gossipgrad import _stall, errors
+from gossipgrad import errors
 from gossipgrad._core import Team
 from gossipgrad.errors import CheckpointError, CommunicationError, one_line
+from gossipgrad.launch import stall
 
 _DIGEST = 32
 _ABSENT = "absent"
@@ -71,7 +72,7 @@ def _groups(values: Sequence[str]) -> list[tuple[str, list[int]]]:
 def _listed(values: Sequence[str]) -> str:
     """ "32 on ranks 0 and 2; 64 on rank 1" """
     groups = _groups(values)
-    parts = [f"{value} on {_stall.ranks_text(ranks)}" for value, ranks in groups[:_VALUES]]
+    parts = [f"{value} on {stall.ranks_text(ranks)}" for value, ranks in groups[:_VALUES]]
     if len(groups) > _VALUES:
         parts.append(f"and {len(groups) - _VALUES} more values")
     return "; ".join(parts)
@@ -182,7 +183,7 @@ def agreed(team: Team, call: str, where: str = "") -> Iterator[Agreement]:
     one = Agreement()
     error: Exception | None = None
     before = _agreements
-    with _stall.within(call):
+    with stall.within(call):
         report: Report = {}
         try:
             yield one
@@ -222,7 +223,7 @@ def _compare(team: Team, one: Agreement, own: Report, error: Exception | None, w
 def _report(team: Team, data: bytes, error: Exception, where: str) -> list[bytes]:
     """As _equal, of a rank that has failed, whose error must not wait for ever: others may wait for this rank."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    with _stall.within(f"{where}, with an error to be raised by all ranks, {text},"):
+    with stall.within(f"{where}, with an error to be raised by all ranks, {text},"):
         try:
             return _equal(team, data, where, error_patience())
         except CommunicationError as missing:
@@ -231,7 +232,7 @@ def _report(team: Team, data: bytes, error: Exception, where: str) -> list[bytes
 
 def error_patience() -> float:
     """Seconds that an error waits for the other ranks before it is raised on its own rank alone."""
-    return _stall.REPEAT * (_stall.patience() or _stall.SECONDS)
+    return stall.REPEAT * (stall.patience() or stall.SECONDS)
 
 
 def refuse(team: Team, call: str, error: Exception) -> None:

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import safetensors
 from gossipgrad.errors import CheckpointError
-from gossipgrad.files import locked_folder, sync_folder
+from gossipgrad.state import safetensors
+from gossipgrad.state.files import locked_folder, sync_folder
 
 FORMAT = "gossipgrad-checkpoint-2"
 Arrays = dict[str, NDArray[np.float32]]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gossipgrad.callbacks import Callback, CSVLogger, JSONLLogger, StopOnNaN
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.model import Model
-from gossipgrad.progress import ProgressBar
+from gossipgrad.training.progress import ProgressBar
 
 # Of the samples of a set at most so many rows and bytes are compared; of the targets all.
 ROWS, BYTES = 64, 1 << 20

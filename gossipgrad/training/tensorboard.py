@@ -9,11 +9,11 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from gossipgrad import agreement
 from gossipgrad.callbacks import Callback, Progress
 from gossipgrad.errors import flag, named_keywords, warn
 from gossipgrad.history import Record, flat
-from gossipgrad.outputs import fixed_path
+from gossipgrad.launch import agreement
+from gossipgrad.state.outputs import fixed_path
 
 if TYPE_CHECKING:
     from gossipgrad.trainer import Trainer

@@ -16,9 +16,9 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import elements, pickled
 from gossipgrad.errors import CheckpointError
-from gossipgrad.pickled import Unreadable
+from gossipgrad.state import elements, pickled
+from gossipgrad.state.pickled import Unreadable
 
 ZIP = b"PK\x03\x04"
 STREAM = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # the older format's first pickle: its magic number

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
-from gossipgrad import _core, agreement, events, heads
-from gossipgrad._interrupts import Noted
+from gossipgrad import _core, heads
 from gossipgrad.callbacks import (
     Callback,
     Checkpoint,
@@ -25,10 +24,13 @@ from gossipgrad.callbacks import (
 )
 from gossipgrad.errors import SavedOnSignal, one_line, warn
 from gossipgrad.history import Record, compressed, number_names, ordered
-from gossipgrad.progress import ProgressBar
-from gossipgrad.replicas import Replicas
+from gossipgrad.launch import agreement
+from gossipgrad.launch.interrupts import Noted
 from gossipgrad.schedules import Plateau, Schedule
 from gossipgrad.strategies import Strategy
+from gossipgrad.training import events
+from gossipgrad.training.progress import ProgressBar
+from gossipgrad.training.replicas import Replicas
 
 CHUNK = 0.2  # seconds of training between looks at signals and progress
 # Seconds of training between steps at which all ranks ask whether a callback of one has failed, and the first such

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from gossipgrad import _core
 from gossipgrad._core import first_to_report as first_to_report
-from gossipgrad._launched import launcher_rank, launcher_world_size, variable
+from gossipgrad.launch.origin import launcher_rank, launcher_world_size, variable
 
 # Seconds. An error that all ranks meet alike is reported by rank 0 if it comes within this time, else by the first rank
 # of a host that can.

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gossipgrad import _core, fingerprint, loop, notices, outputs, same_streams
-from gossipgrad.batches import Batches, check_batch
+from gossipgrad import _core
 from gossipgrad.callbacks import Callback
 from gossipgrad.data import given
 from gossipgrad.errors import choice, flag, integer
 from gossipgrad.history import Record
-from gossipgrad.replicas import Replicas
+from gossipgrad.state import outputs
+from gossipgrad.training import fingerprint, loop, notices, same_streams
+from gossipgrad.training.batches import Batches, check_batch
+from gossipgrad.training.replicas import Replicas
 
 CoreSet = _core.Dataset | list[_core.Dataset]
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import elements, files
 from gossipgrad.errors import CheckpointError
+from gossipgrad.state import elements, files
 
 _DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2",

@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import _core, agreement, arenas, clocks, mixing, strategies
+from gossipgrad import _core, strategies
 from gossipgrad.errors import LARGEST, CheckpointError, choice, integer, number
-from gossipgrad.exchange_arrays import Array, Arrays, Shapes
+from gossipgrad.exchange.arrays import Array, Arrays, Shapes
+from gossipgrad.launch import agreement
 from gossipgrad.optim import Optimizer
+from gossipgrad.state import clocks, mixing
+from gossipgrad.training import arenas
 
 _FORMAT = 1  # of state_dict
 _STATE = {"step", "seed", "workers", "moments_since", "ranks", "consensus"}  # what it goes on from

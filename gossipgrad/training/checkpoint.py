@@ -1,6 +1,6 @@
 """Saving and restoring a trainer: what of it goes into a checkpoint, and what fits here. Every function is collective.
 
-checkpoint_files.py knows the files.
+state/checkpoint_files.py knows the files.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gossipgrad import agreement, algorithms, arenas, clocks, fingerprint, heads, mixing, notices, optim, strategies
-from gossipgrad import checkpoint_files as files
+from gossipgrad import heads, optim, strategies
 from gossipgrad.apoptosis import Apoptosis, Course
-from gossipgrad.arenas import RESIDUE
 from gossipgrad.errors import LARGEST, CheckpointError, choice, counted, integer, not_finite, number
 from gossipgrad.history import Record
+from gossipgrad.launch import agreement
 from gossipgrad.literals import CONV_ALGORITHMS, DTYPES
 from gossipgrad.model import Model
-from gossipgrad.replicas import CARRIED, Arrays, Replicas
+from gossipgrad.state import checkpoint_files as files
+from gossipgrad.state import clocks, mixing
+from gossipgrad.training import algorithms, arenas, fingerprint, notices
+from gossipgrad.training.arenas import RESIDUE
+from gossipgrad.training.replicas import CARRIED, Arrays, Replicas
 
 
 def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
