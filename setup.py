@@ -43,8 +43,8 @@ import toolchain  # noqa: E402
 
 CSRC = "csrc"
 
-# A file in csrc/cpu/isa is compiled once for each of these, with -DGG_ISA=<name>. "avx512f" is what a Knights Landing
-# has: no BW, DQ or VL (a test disassembles the objects).
+# In csrc/cpu a file *_kernels.c is compiled once for each of these, with -DGG_ISA=<name>, and onednn_*.c sees oneDNN.
+# "avx512f": a Knights Landing has no BW, DQ or VL (a test disassembles the objects).
 ISA_FLAGS = {
     "scalar": [],
     "avx2": ["-mavx2", "-mfma", "-mbmi", "-mbmi2"],
@@ -56,7 +56,9 @@ ISA_FLAGS = {
 }
 # These have loops over values, and files that ask for each level's kernels.
 HOT_ROOMS = ("base/", "cpu/", "data/", "exchange/codec/", "ops/codec", "ops/tensor")
-DISPATCH = re.compile(r"base/cpu\.c|cpu/(\w+_)?kernels\.c")
+DISPATCH = re.compile(r"base/cpu\.c|cpu/(kernels|\w+/\w+_table)\.c")
+KERNELS = re.compile(r"cpu/.*_kernels\.c")
+ONEDNN = re.compile(r"cpu/(.*/)?onednn_\w+\.c")
 
 WARNINGS = [
     *["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion"],
@@ -216,12 +218,12 @@ class Build:
                 yield "nvcc", source, source[:-3] + ".cu.o", command, "cuda"
             else:
                 yield "cc", source, source[:-2] + ".o", [*self.cc, *self.flags("cuda/")], ""
-        for source in sorted(sources(), key=lambda source: "cpu/isa/" not in source):
+        for source in sorted(sources(), key=lambda source: not source.endswith("_kernels.c")):
             room = os.path.relpath(source, CSRC).replace(os.sep, "/")
             own, needs = [], ""
             if room.startswith("comm/mpi/"):
                 own, needs = self.mpi.include, "mpi"
-            elif room.startswith("cpu/onednn/"):
+            elif ONEDNN.fullmatch(room):
                 if self.onednn.mode == "none":
                     continue
                 own, needs = self.onednn.include, "onednn"
@@ -229,10 +231,10 @@ class Build:
                 own, needs = ["-Wno-missing-prototypes", *python], "python"  # PyInit__core has none
             elif room == "base/parallel.c":
                 own = ["-fopenmp"]
-            elif room.startswith(("exchange/codec/", "ops/codec", "cpu/isa/choose.", "cpu/pack.")):
+            elif room.startswith(("exchange/codec/", "ops/codec", "cpu/arena/choose_kernels.", "cpu/arena/pack.")):
                 own = ["-ffp-contract=off"]  # with fused products machines would choose different elements
             command = [*self.cc, *self.flags(room)]
-            if not room.startswith("cpu/isa/"):
+            if not KERNELS.fullmatch(room):
                 yield "cc", source, source[:-2] + ".o", [*command, *own], needs
                 continue
             for isa in self.isas:

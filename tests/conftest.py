@@ -245,7 +245,7 @@ SCRATCH_SOURCES = {
     "base/alone.c": "int gg_alone;\n",
     "comm/mpi/m.c": "#include <mpi.h>\nint gg_mpi(char *text);\nint gg_mpi(char *text)\n{\n    int n = 0;\n"
     "    return MPI_Get_library_version(text, &n);\n}\n",
-    "cpu/isa/k.c": "#define JOIN2(a, b) a##_##b\n#define JOIN(a, b) JOIN2(a, b)\n"
+    "cpu/rows/k_kernels.c": "#define JOIN2(a, b) a##_##b\n#define JOIN(a, b) JOIN2(a, b)\n"
     "void JOIN(gg_add, GG_ISA)(float *restrict x, const float *restrict y, int n);\n"
     "void JOIN(gg_add, GG_ISA)(float *restrict x, const float *restrict y, int n)\n{\n"
     "    for (int i = 0; i < n; i++)\n        x[i] += 2.0f * y[i];\n}\n",

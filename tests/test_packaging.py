@@ -98,7 +98,7 @@ def test_runpath_leads_to_the_environment():
 def test_incremental(scratch_project):
     shutil.rmtree(scratch_project / "build", ignore_errors=True)  # of other tests
     first = setup_py(scratch_project, "build_ext", "-i")
-    isas = {f"cpu/isa/k.{isa}.o" for isa in isas_built(scratch_project)}
+    isas = {f"cpu/rows/k_kernels.{isa}.o" for isa in isas_built(scratch_project)}
     assert compiled(first) == {"base/a.o", "base/alone.o", "comm/mpi/m.o", "python/module.o"} | isas
     done = run_python(scratch_project, IMPORT)
     assert done.stdout.startswith("(42, "), done.stderr
@@ -158,7 +158,7 @@ def test_isas(scratch_project):
 
     def built(wanted):
         made = compiled(setup_py(scratch_project, "build_ext", "-i", GOSSIPGRAD_ISAS=wanted))
-        return {name.split(".")[1] for name in made if "isa/" in name}, isas_built(scratch_project)
+        return {name.split(".")[1] for name in made if "_kernels." in name}, isas_built(scratch_project)
 
     assert built("all") == (set(everything), everything)
     assert built("avx512f, avx2") == (set(), [isa for isa in everything if isa not in ("avx512",)])

@@ -22,7 +22,7 @@ CSRC = ROOT / "csrc"
 SOURCES = [
     ROOT / "tools/fuzz_packed.c",
     *[CSRC / "exchange/codec" / name for name in ("packed.c", "unpacked.c", "packed_room.c", "pieces.c")],
-    *[CSRC / "cpu" / name for name in ("pack.c", "isa/choose.c", "isa/entries.c")],
+    *[CSRC / "cpu/arena" / name for name in ("pack.c", "choose_kernels.c", "entries_kernels.c")],
     *[CSRC / "ops/tensor.c", CSRC / "ops/device.c"],
     *[CSRC / "base" / name for name in ("status.c", "memory.c", "parallel.c", "cpu.c")],
 ]

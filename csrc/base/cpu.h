@@ -17,7 +17,7 @@
 #endif
 
 /* One build of every kernel a level. AVX512F is the Knights Landing subset (F and CD only). AMX has the kernels of
- * AVX512, and products of matrices in addition (cpu/split_kernels.h). */
+ * AVX512, and products of matrices in addition (cpu/gemm/split_kernels.h). */
 typedef enum gg_isa { GG_ISA_SCALAR = 0, GG_ISA_AVX2, GG_ISA_AVX512F, GG_ISA_AVX512, GG_ISA_AMX, GG_ISA_COUNT } gg_isa;
 
 /* True if this CPU, operating system and build run kernels of that level. For AMX the process asks the system once. */
@@ -35,7 +35,7 @@ const char *gg_cpu_bfloat16(void);
 /* Whether products of bfloat16 are faster than those of float32: with AMX, and with AMD's AVX512_BF16. With Intel's
  * convolutions took two to three times as long as in float32. */
 bool gg_cpu_bfloat16_is_fast(void);
-/* Whether products of float32 matrices are paired at levels that have such kernels (cpu/paired_kernels.h):
+/* Whether products of float32 matrices are paired at levels that have such kernels (cpu/gemm/paired_kernels.h):
  * $GOSSIPGRAD_PAIRED, 0 or 1; where that is not set, on processors on which they are faster. Asked once a process. */
 bool gg_cpu_pairs_products(void);
 /* GG_ERROR_ARGUMENT where $GOSSIPGRAD_PAIRED is something else. */

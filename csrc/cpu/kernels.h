@@ -1,7 +1,7 @@
 /* The CPU kernels: one set for each instruction-set level, chosen at run time.
  *
  * Kernels are single-threaded and compute the part of the problem that the caller gives them. They allocate nothing and
- * have no state. Sources are in cpu/isa/, each compiled once a level. */
+ * have no state. Sources are the files *_kernels.c, each compiled once a level. */
 #ifndef GG_CPU_KERNELS_H
 #define GG_CPU_KERNELS_H
 

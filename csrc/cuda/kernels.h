@@ -4,7 +4,7 @@
  * Failures of a launch are those of the stream: cudaGetLastError.
  *
  * The sums have an order that depends on sizes alone, so results do not depend on timing. "The CPU's bits" are those
- * of its scalar kernels (cpu/isa, level "scalar"), which round each product and each sum. */
+ * of its scalar kernels (level "scalar"), which round each product and each sum. */
 #ifndef GG_CUDA_KERNELS_H
 #define GG_CUDA_KERNELS_H
 

@@ -1,6 +1,6 @@
 /* Own CUDA kernels of network operations. Each function gives one or a few kernels to a stream and returns; arrays are
  * in memory that kernels may use, structs and arrays of pointers in them are read before it returns. What an operation
- * means is said in ops/backend.h; the CPU's operations in cpu/native are the reference.
+ * means is said in ops/backend.h; the CPU's native operations are the reference.
  *
  * Activations and their gradients are of the type `dtype`, float32 or bfloat16, and float32 where there is none; all
  * that is computed and all parameters are float32. Unless a function says otherwise they may lie in any layout without

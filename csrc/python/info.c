@@ -3,7 +3,7 @@
 #include "base/random.h"
 #include "comm/mpi/mpi_transport.h"
 #include "cpu/cpu_backend.h"
-#include "cpu/paired_kernels.h"
+#include "cpu/gemm/paired_kernels.h"
 #include "nn/cost.h"
 #include "ops/library.h"
 #include "python/python.h"

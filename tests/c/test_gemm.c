@@ -8,10 +8,10 @@
 #include <unistd.h>
 
 #include "cpu/cpu_backend.h"
-#include "cpu/gemm_kernels.h"
-#include "cpu/native/native.h"
-#include "cpu/packed_products.h"
-#include "cpu/paired_kernels.h"
+#include "cpu/gemm/gemm_kernels.h"
+#include "cpu/gemm/packed_products.h"
+#include "cpu/gemm/paired_kernels.h"
+#include "cpu/native.h"
 #include "guarded.h"
 
 /* Whether this process tests paired products alone: what else there is, the other one does. */

@@ -3,7 +3,7 @@
 #include <stdint.h>
 
 #include "check.h"
-#include "cpu/image_kernels.h"
+#include "cpu/conv/image_kernels.h"
 #include "guarded.h"
 
 static uint32_t random_state = 1;

@@ -1,9 +1,9 @@
 /* Products in which pairs of terms share a multiplication: every level of this CPU and the scalar kernels against sums
- * in double, with the error bound of cpu/paired_kernels.h; what is exact, and what the bits depend on. */
+ * in double, with the error bound of cpu/gemm/paired_kernels.h; what is exact, and what the bits depend on. */
 #include <float.h>
 #include <stdlib.h>
 
-#include "cpu/sgemm_paired.h"
+#include "cpu/gemm/sgemm_paired.h"
 #include "guarded.h"
 
 static buffer buffer_random(size_t count) { return buffer_uniform(13, count, -1, 1); }

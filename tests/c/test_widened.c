@@ -1,7 +1,7 @@
 /* Operations of bfloat16 that are computed in float32: an activation that they do not have is refused, not left out. */
 #include "check.h"
 #include "cpu/cpu_backend.h"
-#include "cpu/native/native.h"
+#include "cpu/native.h"
 
 int main(void) {
     gg_isa isa;

@@ -88,7 +88,7 @@ template <int threads> __device__ __forceinline__ int row_min(int v) {
     return v;
 }
 
-/* The formula is that of cpu/isa/loss.c:
+/* The formula is that of cpu/rows/loss_kernels.c:
  *   loss = one*(log p of the target, negated) + even*sum over c of class weight[c]*(log p[c], negated)
  * and the gradient p[c]*all - even*class weight[c], less `one` at the target, over the divisor; 0 where that is 0. */
 template <int threads> __device__ void cross_entropy_row(const loss_work &w, const weighed &known, int64_t row, int t) {

@@ -3,13 +3,13 @@
  * have AMX's bits, and of few channels, and for all else those of the best level that is here. So what packs operands,
  * meets edges and orders sums is tested on every machine. */
 #include "base/cpu.h"
-#include "cpu/gemm_kernels.h"
-#include "cpu/image_kernels.h"
+#include "cpu/conv/image_kernels.h"
+#include "cpu/conv/split_conv_kernels.h"
+#include "cpu/conv/winograd_kernels.h"
+#include "cpu/gemm/gemm_kernels.h"
+#include "cpu/gemm/paired_kernels.h"
+#include "cpu/gemm/split_kernels.h"
 #include "cpu/kernels.h"
-#include "cpu/paired_kernels.h"
-#include "cpu/split_conv_kernels.h"
-#include "cpu/split_kernels.h"
-#include "cpu/winograd_kernels.h"
 
 #include <string.h>
 

@@ -1,0 +1,132 @@
+/* The optimisers' updates: one pass over arenas, bound by memory, fused with what gossip needs. */
+#include <math.h>
+
+#include "cpu/simd/isa.h"
+#include "cpu/simd/vectors.h"
+
+/* `now` and half of what a partner is ahead of `sent`, the value that it was sent for. */
+GG_INLINE value update_mixed(bool narrow, value now, value sent, const void *received, size_t i) {
+    if (received == NULL) return now;
+    if (narrow) return now + (load_narrow((const uint16_t *)received + i) - rounded(sent)) * 0.5f;
+    return now + (load((const float *)received + i) - sent) * 0.5f;
+}
+
+GG_INLINE void update_publish(bool narrow, void *copy, size_t i, value v) {
+    if (copy == NULL) return;
+    if (narrow) stream_narrow((uint16_t *)copy + i, narrowed(rounded_words(v)));
+    else stream((float *)copy + i, v);
+}
+
+/* rule, receives and narrow are constants in every call, so each combination becomes a loop without their branches. */
+GG_INLINE void update_run(const gg_update_args *args, gg_update_rule rule, bool receives, bool narrow) {
+    const size_t n = whole_lanes(args->n);
+    const bool stateful = rule != GG_UPDATE_PLAIN;
+    const float *grad = args->grad;
+    float *weight = args->weight, *momentum = args->momentum, *square = args->square;
+    void *weight_copy = args->weight_copy, *momentum_copy = args->momentum_copy, *square_copy = args->square_copy;
+    const void *weight_after = receives ? args->weight_after : NULL;
+    const void *momentum_before = receives ? args->momentum_before : NULL,
+               *square_before = receives ? args->square_before : NULL;
+    const float grad_scale = args->grad_scale, lr = args->lr, mu = args->mu, decay = args->weight_decay;
+    const float d_share = args->d_share, beta2 = args->beta2, square_share = args->square_share;
+    const float weight_factor = args->weight_factor, root_scale = args->root_scale, eps = args->eps;
+    for (size_t i = 0; i < n; i += FLOATS) {
+        const value w = load(weight + i), d = grad_scale * load(grad + i) + decay * w;
+        value w_new, m = {0}, m_new = {0};
+        if (stateful) {
+            const value sent = load(momentum + i);
+            m = update_mixed(narrow, sent, sent, momentum_before, i);
+        }
+        if (rule == GG_UPDATE_PLAIN) {
+            w_new = w - lr * d;
+        } else if (rule == GG_UPDATE_ADAM) {
+            const value sent = load(square + i), s = update_mixed(narrow, sent, sent, square_before, i);
+            const value s_sum = beta2 * s + square_share * (d * d);
+            const value s_new = (value)((words)s_sum & ~(words)(s_sum < 0.0f)); /* NaN stays NaN */
+            m_new = mu * m + d_share * d;
+            w_new = weight_factor * w - lr * m_new / (square_root(s_new) * root_scale + eps);
+            *(floats *)(square + i) = s_new;
+            update_publish(narrow, square_copy, i, s_new);
+        } else {
+            m_new = mu * m + d;
+            w_new = w - lr * (rule == GG_UPDATE_NESTEROV ? d + mu * m_new : m_new);
+        }
+        w_new = update_mixed(narrow, w_new, w, weight_after, i);
+        *(floats *)(weight + i) = w_new;
+        update_publish(narrow, weight_copy, i, w_new);
+        if (!stateful) continue;
+        *(floats *)(momentum + i) = m_new;
+        update_publish(narrow, momentum_copy, i, m_new);
+    }
+    fence();
+}
+
+/* Whether a weight whose gradient is 0 stays as it is. */
+static bool keeps_where_zero(const gg_update_args *args) {
+    return args->rule == GG_UPDATE_PLAIN && args->weight_decay == 0 && args->weight_after == NULL &&
+           args->weight_copy == NULL && isfinite(args->grad_scale) && isfinite(args->lr);
+}
+
+/* Elements of a line whose gradient is not 0. */
+GG_INLINE void update_line(const float *grad, float *weight, float grad_scale, float lr) {
+    for (size_t i = 0; i < GG_LANES; i += FLOATS) {
+        const value g = load(grad + i), w = load(weight + i), w_new = w - lr * (grad_scale * g);
+        const words changed = (words)(g != 0.0f);
+        *(floats *)(weight + i) = (value)(((words)w_new & changed) | ((words)w & ~changed));
+    }
+}
+
+GG_INLINE bool any_in_line(const float *p) {
+    words any = {0};
+    for (size_t i = 0; i < GG_LANES; i += FLOATS) any |= (words)(load(p + i) != 0.0f);
+    return any_bit(any);
+}
+
+/* The lines from `line` on, 64 at most, where the gradient may not be 0: a bit each. */
+GG_INLINE uint64_t lines_to_update(const gg_update_args *args, size_t line, size_t lines) {
+    uint64_t word = 0;
+    if (args->filled.bits != NULL) return gg_lines_word(args->filled, line) & UINT64_MAX >> (64 - lines);
+    for (size_t i = 0; i < lines; ++i) word |= (uint64_t)any_in_line(args->grad + (line + i) * GG_LANES) << i;
+    return word;
+}
+
+/* The sum of packed messages is 0 nearly everywhere, and in cache: weights there are not read, nor written back. First
+ * the lines where it is not are found, without a branch that nobody could predict; then their weights are fetched side
+ * by side. */
+static void update_where_not_zero(const gg_update_args *args) {
+    const size_t lines = whole_lanes(args->n) / GG_LANES;
+    const float grad_scale = args->grad_scale, lr = args->lr;
+    for (size_t begin = 0; begin < lines; begin += 64) {
+        uint64_t word = lines_to_update(args, begin, lines - begin < 64 ? lines - begin : 64);
+        for (; word != 0; word &= word - 1) {
+            const size_t at = (begin + (size_t)__builtin_ctzll(word)) * GG_LANES;
+            update_line(args->grad + at, args->weight + at, grad_scale, lr);
+        }
+    }
+}
+
+void GG_VARIANT(gg_cpu_update)(const gg_update_args *args) {
+    if (keeps_where_zero(args)) {
+        update_where_not_zero(args);
+        return;
+    }
+    const bool receives = args->weight_after != NULL || args->momentum_before != NULL || args->square_before != NULL;
+    switch ((int)args->rule << 2 | (int)receives << 1 | (args->wire == GG_BFLOAT16)) {
+#define CASE(rule, receives, narrow)                                                                                   \
+    case (rule) << 2 | (receives) << 1 | (narrow):                                                                     \
+        update_run(args, rule, receives, narrow);                                                                      \
+        break
+#define CASES(rule)                                                                                                    \
+    CASE(rule, false, false);                                                                                          \
+    CASE(rule, false, true);                                                                                           \
+    CASE(rule, true, false);                                                                                           \
+    CASE(rule, true, true)
+        CASES(GG_UPDATE_PLAIN);
+        CASES(GG_UPDATE_MOMENTUM);
+        CASES(GG_UPDATE_NESTEROV);
+        CASES(GG_UPDATE_ADAM);
+#undef CASES
+#undef CASE
+    default: break;
+    }
+}

@@ -1,0 +1,136 @@
+/* Gradient of convolution weights on BATCH_LAST activations: sums of products over all lanes and positions. */
+#include "cpu/simd/tile.h"
+
+#ifndef GG_VECTOR
+
+void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end) {
+    for (int64_t m = block_begin; m < block_end; ++m) { /* a block is one row here */
+        for (int64_t k = 0; k < dot->cols; ++k) {
+            /* One partial sum a lane, as the vector kernels have: a single long sum would lose digits. */
+            float sum[16] = {0};
+            for (int64_t r = 0; r < dot->height; ++r) {
+                for (int64_t c = 0; c < dot->width; ++c) {
+                    const float *dy = dot->dy + m * dot->dy_plane + r * dot->dy_row + c * dot->lanes;
+                    const float *x = dot->x + dot->col_x[k] + r * dot->x_row + c * dot->x_col;
+                    for (int64_t n = 0; n < dot->lanes; n += 16)
+                        for (int64_t i = 0; i < 16; ++i) sum[i] += dy[n + i] * x[n + i];
+                }
+            }
+            float *dw = &dot->dw[m * dot->dw_row + k], total = 0;
+            for (int64_t i = 0; i < 16; ++i) total += sum[i];
+            *dw = dot->add ? *dw + total : total;
+        }
+    }
+}
+
+#else
+
+/* The sums over the lanes of four vectors. */
+GG_INLINE __m128 sum4(gg_vec a, gg_vec b, gg_vec c, gg_vec d) {
+#if GG_VECTOR == 16
+#define GG_HALF(v)                                                                                                     \
+    _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1)))
+#else
+#define GG_HALF(v) ((__m256)v)
+#endif
+    const __m256 ab = _mm256_hadd_ps(GG_HALF(a), GG_HALF(b)), cd = _mm256_hadd_ps(GG_HALF(c), GG_HALF(d));
+    const __m256 abcd = _mm256_hadd_ps(ab, cd);
+    return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
+#undef GG_HALF
+}
+
+typedef struct dot_tile {
+    int64_t height, width, vectors; /* vectors follow each other in both operands */
+    const float *dy;
+    int64_t dy_plane, dy_row, dy_col;
+    const float *x[GG_DOT_COLS];
+    int64_t x_row, x_col;
+    float *dw;
+    int64_t dw_row;
+    bool add;
+} dot_tile;
+
+GG_INLINE void dot_run(const dot_tile *t, const int R, const int C) {
+    gg_vec sum[GG_DOT_ROWS * GG_DOT_COLS + 3];
+#pragma GCC unroll 28
+    for (int i = 0; i < GG_DOT_ROWS * GG_DOT_COLS + 3; ++i) sum[i] = (gg_vec){0};
+    const int64_t plane = t->dy_plane;
+    for (int64_t r = 0; r < t->height; ++r) {
+        for (int64_t c = 0; c < t->width; ++c) {
+            const float *dy = t->dy + r * t->dy_row + c * t->dy_col;
+            const float *x[GG_DOT_COLS];
+#pragma GCC unroll 8
+            for (int j = 0; j < C; ++j) x[j] = t->x[j] + r * t->x_row + c * t->x_col;
+            for (int64_t n = 0; n < t->vectors; ++n) {
+                gg_vec a[GG_DOT_ROWS];
+#pragma GCC unroll 8
+                for (int i = 0; i < R; ++i) a[i] = *(const gg_vec *)(dy + i * plane + n * GG_VECTOR);
+#pragma GCC unroll 8
+                for (int j = 0; j < C; ++j) {
+                    const gg_vec b = *(const gg_vec *)(x[j] + n * GG_VECTOR);
+#pragma GCC unroll 8
+                    for (int i = 0; i < R; ++i) sum[i * C + j] += a[i] * b;
+                }
+            }
+        }
+    }
+    float total[GG_DOT_ROWS * GG_DOT_COLS + 3];
+#pragma GCC unroll 8
+    for (int i = 0; i < R * C; i += 4) _mm_storeu_ps(total + i, sum4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]));
+    for (int i = 0; i < R; ++i) {
+        for (int j = 0; j < C; ++j) {
+            float *dw = t->dw + i * t->dw_row + j;
+            *dw = t->add ? *dw + total[i * C + j] : total[i * C + j];
+        }
+    }
+}
+
+#if GG_VECTOR == 16
+#define ROWS(X, C) X(1, C) X(2, C) X(3, C) X(4, C) X(5, C)
+#define ALL(X) ROWS(X, 1) ROWS(X, 2) ROWS(X, 3) ROWS(X, 4) ROWS(X, 5)
+#else
+#define ROWS(X, C) X(1, C) X(2, C) X(3, C)
+#define ALL(X) ROWS(X, 1) ROWS(X, 2) ROWS(X, 3) ROWS(X, 4)
+#endif
+#define TILE(R, C)                                                                                                     \
+    static __attribute__((noinline)) void dot_##R##x##C(const dot_tile *t) { dot_run(t, R, C); }
+ALL(TILE)
+#undef TILE
+#define TILE(R, C) [R][C] = dot_##R##x##C,
+static void (*const tiles[GG_DOT_ROWS + 1][GG_DOT_COLS + 1])(const dot_tile *t) = {ALL(TILE)};
+#undef TILE
+
+void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end) {
+    const int64_t blocks = gg_block_count(dot->rows, GG_DOT_ROWS), parts = gg_block_count(dot->cols, GG_DOT_COLS);
+    dot_tile t = {.height = dot->height,
+                  .width = dot->width,
+                  .vectors = dot->lanes / GG_VECTOR,
+                  .dy_plane = dot->dy_plane,
+                  .dy_row = dot->dy_row,
+                  .dy_col = dot->lanes,
+                  .x_row = dot->x_row,
+                  .x_col = dot->x_col,
+                  .dw_row = dot->dw_row,
+                  .add = dot->add};
+    /* Where positions follow each other in both operands, a row is one run of vectors, or the whole plane is. */
+    if (t.x_col == dot->lanes) {
+        t.vectors *= t.width;
+        t.width = 1;
+        if (t.x_row == t.dy_row && t.dy_row == dot->width * dot->lanes) {
+            t.vectors *= t.height;
+            t.height = 1;
+        }
+    }
+    for (int64_t b = block_begin; b < block_end; ++b) {
+        const int64_t m = gg_block_begin(dot->rows, blocks, b), rows = gg_block_begin(dot->rows, blocks, b + 1) - m;
+        t.dy = dot->dy + m * dot->dy_plane;
+        for (int64_t p = 0; p < parts; ++p) {
+            const int64_t k = gg_block_begin(dot->cols, parts, p), cols = gg_block_begin(dot->cols, parts, p + 1) - k;
+            for (int64_t j = 0; j < cols; ++j) t.x[j] = dot->x + dot->col_x[k + j];
+            t.dw = dot->dw + m * dot->dw_row + k;
+            tiles[rows][cols](&t);
+        }
+    }
+}
+
+#endif

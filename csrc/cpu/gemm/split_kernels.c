@@ -1,0 +1,476 @@
+/* The split product: the scalar kernels, which document it, and those on AMX: blocks of two by two tiles of the result,
+ * which stay in four of the eight tile registers. Both compute the same bits where denormal numbers count as 0. */
+#include <string.h>
+
+#include "cpu/gemm/split_kernels.h"
+#include "cpu/simd/parts.h"
+
+#if defined(GG_PARTS_AMX)
+
+#pragma GCC push_options
+#pragma GCC target("amx-tile,amx-bf16")
+
+#define STEP ((int64_t)GG_SPLIT_PARTS * GG_SPLIT_TILE)
+#define ROW_BYTES 64
+
+/* ------------------------------------------------------------------------------------------- packing */
+
+/* Row `row` of the three tiles. */
+INLINE void store_parts(__m512 x, __m512 y, uint16_t *tile, int64_t row) {
+    const __m512 x_high = upper_half(x), y_high = upper_half(y);
+    const __m512 x_left = _mm512_sub_ps(x, x_high), y_left = _mm512_sub_ps(y, y_high);
+    const __m512 x_middle = upper_half(x_left), y_middle = upper_half(y_left);
+    uint16_t *out = tile + row * GG_SPLIT_TERMS;
+    _mm512_store_si512(out, pairs(x_high, y_high));
+    _mm512_store_si512(out + GG_SPLIT_TILE, pairs(x_middle, y_middle));
+    _mm512_store_si512(out + 2 * GG_SPLIT_TILE,
+                       pairs(_mm512_sub_ps(x_left, x_middle), _mm512_sub_ps(y_left, y_middle)));
+}
+
+INLINE __mmask16 first_lanes(int64_t n) { return n >= 16 ? 0xffffu : n <= 0 ? 0 : (__mmask16)((1u << n) - 1u); }
+
+/* Vectors from memory become rows of the tiles: `vectors` of them, of `lanes` numbers, then zeros. second: how far the
+ * other of a pair is, and how many vectors and lanes of it there are. */
+typedef struct source {
+    const float *from;
+    int64_t step, second;
+    int64_t vectors[2], lanes[2];
+} source;
+
+INLINE __m512 load_row(const source *s, int which, int64_t row) {
+    const __mmask16 mask = row < s->vectors[which] ? first_lanes(s->lanes[which]) : 0;
+    return _mm512_maskz_loadu_ps(mask, s->from + (which ? s->second : 0) + row * s->step);
+}
+
+/* A row of whole numbers: those of the first terms, then those of the second ones. */
+INLINE void store_whole(__m512 x, __m512 y, float *tile, int64_t row) {
+    _mm512_store_ps(tile + row * GG_SPLIT_TERMS, x);
+    _mm512_store_ps(tile + row * GG_SPLIT_TERMS + GG_SPLIT_SIDE, y);
+}
+
+/* Where a row goes: to the parts' tiles, or, whole, to `ordered`. */
+typedef struct target {
+    uint16_t *tile;
+    float *ordered;
+} target;
+
+INLINE void store_row(__m512 x, __m512 y, const target *to, bool whole, int64_t row) {
+    if (whole) store_whole(x, y, to->ordered, row);
+    else store_parts(x, y, to->tile, row);
+}
+
+INLINE void pack_straight(const source *s, const target *to, bool whole) {
+    if (s->vectors[0] >= 16 && s->vectors[1] >= 16 && s->lanes[0] >= 16 && s->lanes[1] >= 16) {
+        for (int64_t row = 0; row < 16; ++row)
+            store_row(_mm512_loadu_ps(s->from + row * s->step), _mm512_loadu_ps(s->from + s->second + row * s->step),
+                      to, whole, row);
+        return;
+    }
+    for (int64_t row = 0; row < 16; ++row) store_row(load_row(s, 0, row), load_row(s, 1, row), to, whole, row);
+}
+
+INLINE void pack_turned(const source *s, const target *to, bool whole) {
+    float turned[2][16][16] __attribute__((aligned(64)));
+    for (int which = 0; which < 2; ++which) {
+        __m512 a[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) a[i] = load_row(s, which, i);
+        turn(a);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) _mm512_store_ps(turned[which][i], a[i]);
+    }
+    for (int64_t row = 0; row < 16; ++row)
+        store_row(_mm512_load_ps(turned[0][row]), _mm512_load_ps(turned[1][row]), to, whole, row);
+}
+
+/* Sixteen rows or columns from `i`, terms from `l`. straight: vectors as they lie in memory are rows of tiles. */
+INLINE void pack_tile(const gg_split_pack *p, int64_t i, int64_t l, bool straight, bool whole) {
+    const int64_t steps = gg_split_group(p->terms) / STEP, step = l / GG_SPLIT_TERMS, group = i / GG_SPLIT_SIDE;
+    target to = {NULL, NULL};
+    if (whole) to.ordered = p->ordered + ((group / 2 * steps + step) * 2 + group % 2) * GG_SPLIT_TILE;
+    else to.tile = p->out + (group * steps + step) * STEP;
+    const int64_t count = p->count - i, first = p->terms - l, second = first - GG_SPLIT_SIDE;
+    const source s = {
+        .from = p->from + (p->across ? l * p->step + i : i * p->step + l),
+        .step = p->step,
+        .second = p->across ? GG_SPLIT_SIDE * p->step : GG_SPLIT_SIDE,
+        .vectors = {p->across ? first : count, p->across ? second : count},
+        .lanes = {p->across ? count : first, p->across ? count : second},
+    };
+    if (straight) pack_straight(&s, &to, whole);
+    else pack_turned(&s, &to, whole);
+}
+
+/* In the order in which the numbers lie in memory, so that they are prefetched. */
+INLINE void pack_tiles(const gg_split_pack *p, bool straight, bool whole) {
+    if (p->across) {
+        for (int64_t l = 0; l < p->terms; l += GG_SPLIT_TERMS)
+            for (int64_t i = 0; i < p->count; i += GG_SPLIT_SIDE) pack_tile(p, i, l, straight, whole);
+    } else {
+        for (int64_t i = 0; i < p->count; i += GG_SPLIT_SIDE)
+            for (int64_t l = 0; l < p->terms; l += GG_SPLIT_TERMS) pack_tile(p, i, l, straight, whole);
+    }
+}
+
+static void pack_rows_amx(const gg_split_pack *p) {
+    if (p->across) pack_tiles(p, false, false);
+    else pack_tiles(p, true, false);
+}
+
+static void pack_cols_amx(const gg_split_pack *p) {
+    if (p->across) pack_tiles(p, true, false);
+    else pack_tiles(p, false, false);
+}
+
+static void order_cols_amx(const gg_split_pack *p) {
+    if (p->across) pack_tiles(p, true, true);
+    else pack_tiles(p, false, true);
+}
+
+/* ------------------------------------------------------------------------------------------ products */
+
+/* A block of up to two by two tiles. Registers 0 to 3 are the result, 4 and 5 of a, 6 and 7 of b. */
+typedef struct block {
+    const uint16_t *a, *b;
+    const float *ordered;            /* in place of b */
+    int64_t a_group, b_group, tiles; /* tiles: steps of 32 terms */
+    int64_t rows, cols;              /* of the result that exist */
+    float *c;
+    int64_t c_row;
+    const float *bias, *row_bias;
+    bool add, relu;
+} block;
+
+#define LOAD_A(part)                                                                                                   \
+    do {                                                                                                               \
+        _tile_loadd(4, a + (part)*GG_SPLIT_TILE, ROW_BYTES);                                                           \
+        if (tall) _tile_loadd(5, a_below + (part)*GG_SPLIT_TILE, ROW_BYTES);                                           \
+    } while (0)
+#define LOAD_B(part)                                                                                                   \
+    do {                                                                                                               \
+        _tile_loadd(6, b + (part)*GG_SPLIT_TILE, ROW_BYTES);                                                           \
+        if (wide) _tile_loadd(7, b_beside + (part)*GG_SPLIT_TILE, ROW_BYTES);                                          \
+    } while (0)
+#define MULTIPLY                                                                                                       \
+    do {                                                                                                               \
+        _tile_dpbf16ps(0, 4, 6);                                                                                       \
+        if (wide) _tile_dpbf16ps(1, 4, 7);                                                                             \
+        if (tall) _tile_dpbf16ps(2, 5, 6);                                                                             \
+        if (tall && wide) _tile_dpbf16ps(3, 5, 7);                                                                     \
+    } while (0)
+
+/* The six products of parts, in an order in which each step changes one side only. */
+INLINE void add_products(const block *it, bool tall, bool wide) {
+    const uint16_t *a = it->a, *a_below = a + it->a_group, *b = it->b, *b_beside = b + it->b_group;
+    for (int64_t t = 0; t < it->tiles; ++t) {
+        LOAD_B(0);
+        LOAD_A(2);
+        MULTIPLY;
+        LOAD_A(1);
+        MULTIPLY;
+        LOAD_A(0);
+        MULTIPLY;
+        LOAD_B(1);
+        LOAD_A(1);
+        MULTIPLY;
+        LOAD_A(0);
+        MULTIPLY;
+        LOAD_B(2);
+        MULTIPLY;
+        a += STEP;
+        a_below += STEP;
+        b += STEP;
+        b_beside += STEP;
+    }
+}
+
+/* Rows [first, end) of ordered tiles, split. */
+INLINE void split_rows(const float *from, uint16_t *to, int64_t first, int64_t end, bool wide) {
+#pragma GCC unroll 3
+    for (int64_t row = first; row < end; ++row) {
+        const float *x = from + row * GG_SPLIT_TERMS, *y = x + GG_SPLIT_TILE;
+        store_parts(_mm512_load_ps(x), _mm512_load_ps(x + GG_SPLIT_SIDE), to, row);
+        if (wide) store_parts(_mm512_load_ps(y), _mm512_load_ps(y + GG_SPLIT_SIDE), to + STEP, row);
+    }
+}
+
+/* The same products; while those of a step are computed, the next one's tiles of b are split into a buffer that stays
+ * in the first-level cache. Behind the last step it splits that one again. */
+INLINE void add_ordered(const block *it, bool tall, bool wide) {
+    uint16_t buffer[2][2 * STEP] __attribute__((aligned(64)));
+    const uint16_t *a = it->a, *a_below = a + it->a_group;
+    const float *from = it->ordered;
+    split_rows(from, buffer[0], 0, GG_SPLIT_SIDE, wide);
+    for (int64_t t = 0; t < it->tiles; ++t) {
+        const uint16_t *b = buffer[t % 2], *b_beside = b + STEP;
+        uint16_t *next = buffer[(t + 1) % 2];
+        ORDER_TILES;
+        from += t + 1 < it->tiles ? 2 * GG_SPLIT_TILE : 0;
+        LOAD_B(0);
+        LOAD_A(2);
+        MULTIPLY;
+        split_rows(from, next, 0, 3, wide);
+        LOAD_A(1);
+        MULTIPLY;
+        split_rows(from, next, 3, 6, wide);
+        LOAD_A(0);
+        MULTIPLY;
+        split_rows(from, next, 6, 9, wide);
+        LOAD_B(1);
+        LOAD_A(1);
+        MULTIPLY;
+        split_rows(from, next, 9, 12, wide);
+        LOAD_A(0);
+        MULTIPLY;
+        split_rows(from, next, 12, 14, wide);
+        LOAD_B(2);
+        MULTIPLY;
+        split_rows(from, next, 14, 16, wide);
+        a += STEP;
+        a_below += STEP;
+    }
+}
+
+/* A tile of the result: rows and columns that exist, from `at` on. */
+typedef struct place {
+    float *at;
+    int64_t step, rows, cols;
+    bool direct; /* it is stored there, else in a buffer */
+} place;
+
+INLINE place place_tile(const block *it, int64_t row, int64_t col) {
+    place p = {.at = it->c + row * it->c_row + col, .step = it->c_row};
+    p.rows = it->rows - row < GG_SPLIT_SIDE ? it->rows - row : GG_SPLIT_SIDE;
+    p.cols = it->cols - col < GG_SPLIT_SIDE ? it->cols - col : GG_SPLIT_SIDE;
+    p.direct = p.rows == GG_SPLIT_SIDE && p.cols == GG_SPLIT_SIDE && !it->add;
+    return p;
+}
+
+/* The registers are named by constants, hence macros. */
+#define START(number, down, right)                                                                                     \
+    do {                                                                                                               \
+        const place p = place_tile(it, down, right);                                                                   \
+        if (it->add || (it->bias == NULL && it->row_bias == NULL)) {                                                   \
+            _tile_zero(number);                                                                                        \
+        } else if (it->bias != NULL) {                                                                                 \
+            _mm512_store_ps(buffer, _mm512_maskz_loadu_ps(first_lanes(p.cols), it->bias + (right)));                   \
+            ORDER_TILES;                                                                                               \
+            _tile_loadd(number, buffer, 0); /* every row */                                                            \
+        } else {                                                                                                       \
+            for (int64_t i = 0; i < GG_SPLIT_SIDE; ++i)                                                                \
+                _mm512_store_ps(buffer + i * GG_SPLIT_SIDE,                                                            \
+                                _mm512_set1_ps(i < p.rows ? it->row_bias[(down) + i] : 0));                            \
+            ORDER_TILES;                                                                                               \
+            _tile_loadd(number, buffer, ROW_BYTES);                                                                    \
+        }                                                                                                              \
+        ORDER_TILES;                                                                                                   \
+    } while (0)
+
+INLINE void finish_tile(const block *it, const place *p, const float *buffer) {
+    if (p->direct && !it->relu) return;
+    const __mmask16 mask = first_lanes(p->cols);
+    for (int64_t i = 0; i < p->rows; ++i) {
+        float *c = p->at + i * p->step;
+        __m512 x = p->direct ? _mm512_loadu_ps(c) : _mm512_load_ps(buffer + i * GG_SPLIT_SIDE);
+        if (it->add) x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, c), x);
+        /* NaN stays */
+        if (it->relu)
+            x = _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_setzero_ps());
+        _mm512_mask_storeu_ps(c, mask, x);
+    }
+}
+
+#define FINISH(number, down, right)                                                                                    \
+    do {                                                                                                               \
+        const place p = place_tile(it, down, right);                                                                   \
+        _tile_stored(number, p.direct ? p.at : buffer, p.direct ? p.step * 4 : ROW_BYTES);                             \
+        finish_tile(it, &p, buffer);                                                                                   \
+    } while (0)
+
+INLINE void run_sum(const block *it, bool tall, bool wide, bool ordered) {
+    float buffer[GG_SPLIT_SIDE * GG_SPLIT_SIDE] __attribute__((aligned(64)));
+    START(0, 0, 0);
+    if (wide) START(1, 0, GG_SPLIT_SIDE);
+    if (tall) START(2, GG_SPLIT_SIDE, 0);
+    if (tall && wide) START(3, GG_SPLIT_SIDE, GG_SPLIT_SIDE);
+    if (ordered) add_ordered(it, tall, wide);
+    else add_products(it, tall, wide);
+    FINISH(0, 0, 0);
+    if (wide) FINISH(1, 0, GG_SPLIT_SIDE);
+    if (tall) FINISH(2, GG_SPLIT_SIDE, 0);
+    if (tall && wide) FINISH(3, GG_SPLIT_SIDE, GG_SPLIT_SIDE);
+}
+
+/* Sum by sum: the first begins with the bias, all others are added to what is there. */
+INLINE void run_block(const block *whole, bool tall, bool wide, bool ordered) {
+    const int64_t most = GG_SPLIT_SUM / GG_SPLIT_TERMS;
+    block part = *whole;
+    for (int64_t t = 0; t < whole->tiles; t += most) {
+        part.tiles = whole->tiles - t < most ? whole->tiles - t : most;
+        part.add = whole->add || t > 0;
+        part.relu = whole->relu && t + part.tiles == whole->tiles;
+        run_sum(&part, tall, wide, ordered);
+        part.a += most * STEP;
+        if (ordered) part.ordered += most * 2 * GG_SPLIT_TILE;
+        else part.b += most * STEP;
+    }
+}
+
+#define RUN(name, tall, wide, ordered)                                                                                 \
+    static __attribute__((noinline)) void name(const block *it) { run_block(it, tall, wide, ordered); }
+RUN(run_1x1, false, false, false)
+RUN(run_1x2, false, true, false)
+RUN(run_2x1, true, false, false)
+RUN(run_2x2, true, true, false)
+RUN(run_ordered_1x1, false, false, true)
+RUN(run_ordered_1x2, false, true, true)
+RUN(run_ordered_2x1, true, false, true)
+RUN(run_ordered_2x2, true, true, true)
+
+static void multiply_amx(const gg_split_product *p) {
+    static void (*const runs[2][2][2])(const block *) = {
+        {{run_1x1, run_1x2}, {run_2x1, run_2x2}},
+        {{run_ordered_1x1, run_ordered_1x2}, {run_ordered_2x1, run_ordered_2x2}},
+    };
+    const int64_t side = 2 * GG_SPLIT_SIDE, blocks = (p->n + side - 1) / side;
+    block it = {.a_group = p->a_group,
+                .b_group = p->b_group,
+                .tiles = gg_split_group(p->terms) / STEP,
+                .c_row = p->c_row,
+                .add = p->add,
+                .relu = p->relu};
+    _tile_loadconfig(&whole_tiles);
+    ORDER_TILES;
+    for (int64_t k = 0; k < blocks; ++k) {
+        const int64_t j = (p->downwards ? blocks - 1 - k : k) * side;
+        if (p->ordered != NULL) it.ordered = p->ordered + j * it.tiles * GG_SPLIT_TERMS;
+        else it.b = p->b + j / GG_SPLIT_SIDE * p->b_group;
+        it.cols = p->n - j < side ? p->n - j : side;
+        it.bias = p->bias != NULL ? p->bias + j : NULL;
+        for (int64_t i = 0; i < p->m; i += side) {
+            it.a = p->a + i / GG_SPLIT_SIDE * p->a_group;
+            it.row_bias = p->row_bias != NULL ? p->row_bias + i : NULL;
+            it.rows = p->m - i < side ? p->m - i : side;
+            it.c = p->c + i * p->c_row + j;
+            runs[p->ordered != NULL][it.rows > GG_SPLIT_SIDE][it.cols > GG_SPLIT_SIDE](&it);
+        }
+    }
+    _tile_release();
+}
+
+const gg_split_kernels gg_split_kernels_amx = {pack_rows_amx, pack_cols_amx, order_cols_amx, multiply_amx};
+
+#pragma GCC pop_options
+
+#elif defined(GG_PARTS_SCALAR)
+
+/* Where element (i, l) of a group lies in a tile: terms l and l + 16 side by side, as a row of 32 for each i, or,
+ * turned, as a row of 16 pairs for each l. */
+static int64_t place_of(int64_t i, int64_t l, bool turned) {
+    const int64_t pair = l % GG_SPLIT_SIDE, second = l / GG_SPLIT_SIDE;
+    return turned ? (pair * GG_SPLIT_SIDE + i) * 2 + second : (i * GG_SPLIT_SIDE + pair) * 2 + second;
+}
+
+static void pack_scalar(const gg_split_pack *p, bool turned) {
+    memset(p->out, 0, (size_t)gg_split_packed(p->count, p->terms) * sizeof *p->out);
+    for (int64_t i = 0; i < p->count; ++i)
+        for (int64_t l = 0; l < p->terms; ++l) {
+            uint16_t *tile = p->out + i / GG_SPLIT_SIDE * gg_split_group(p->terms) +
+                             l / GG_SPLIT_TERMS * GG_SPLIT_PARTS * GG_SPLIT_TILE +
+                             place_of(i % GG_SPLIT_SIDE, l % GG_SPLIT_TERMS, turned);
+            float left = p->across ? p->from[l * p->step + i] : p->from[i * p->step + l];
+            for (int part = 0; part < GG_SPLIT_PARTS; ++part) {
+                const float taken = upper_half(left);
+                tile[part * GG_SPLIT_TILE] = narrow_exactly(taken);
+                left -= taken;
+            }
+        }
+}
+
+static void pack_rows_scalar(const gg_split_pack *pack) { pack_scalar(pack, false); }
+static void pack_cols_scalar(const gg_split_pack *pack) { pack_scalar(pack, true); }
+
+/* Where term l of column i lies when ordered. */
+static int64_t ordered_place(int64_t i, int64_t l, int64_t terms) {
+    const int64_t steps = (terms + GG_SPLIT_TERMS - 1) / GG_SPLIT_TERMS, side = GG_SPLIT_SIDE;
+    const int64_t tile = (i / (2 * side) * steps + l / GG_SPLIT_TERMS) * 2 + i / side % 2;
+    return tile * GG_SPLIT_TILE + l % side * GG_SPLIT_TERMS + l / side % 2 * side + i % side;
+}
+
+static void order_cols_scalar(const gg_split_pack *p) {
+    memset(p->ordered, 0, (size_t)gg_split_ordered(p->count, p->terms) * sizeof *p->ordered);
+    for (int64_t i = 0; i < p->count; ++i)
+        for (int64_t l = 0; l < p->terms; ++l)
+            p->ordered[ordered_place(i, l, p->terms)] = p->across ? p->from[l * p->step + i] : p->from[i * p->step + l];
+}
+
+static float part_of(float x, int part) {
+    for (int k = 0; k < part; ++k) x -= upper_half(x);
+    return upper_half(x);
+}
+
+/* Of term l of column j of b. */
+static float column_part(const gg_split_product *p, int64_t j, int64_t l, int part) {
+    if (p->ordered != NULL) return part_of(p->ordered[ordered_place(j, l, p->terms)], part);
+    return widen_exactly(p->b[j / GG_SPLIT_SIDE * p->b_group + l / GG_SPLIT_TERMS * GG_SPLIT_PARTS * GG_SPLIT_TILE +
+                              part * GG_SPLIT_TILE + place_of(j % GG_SPLIT_SIDE, l % GG_SPLIT_TERMS, true)]);
+}
+
+/* The products of parts in the order of the kernels. */
+static const int parts_a[6] = {2, 1, 0, 1, 0, 0}, parts_b[6] = {0, 0, 0, 1, 1, 2};
+
+/* Terms [begin, end) of a column, each part by itself. */
+typedef struct column_parts {
+    float part[GG_SPLIT_PARTS][GG_SPLIT_SUM];
+} column_parts;
+
+static void read_column(const gg_split_product *p, int64_t j, int64_t begin, int64_t end, column_parts *column) {
+    for (int part = 0; part < GG_SPLIT_PARTS; ++part)
+        for (int64_t l = begin; l < end; ++l) column->part[part][l - begin] = column_part(p, j, l, part);
+}
+
+/* Terms [begin, end) of an element of row i. */
+static float element(const gg_split_product *p, int64_t i, const column_parts *column, int64_t begin, int64_t end,
+                     float sum) {
+    for (int64_t step = begin; step < end; step += GG_SPLIT_TERMS)
+        for (int k = 0; k < 6; ++k) {
+            const uint16_t *a = p->a + i / GG_SPLIT_SIDE * p->a_group + step * GG_SPLIT_PARTS * GG_SPLIT_SIDE +
+                                parts_a[k] * GG_SPLIT_TILE;
+            const float *b = column->part[parts_b[k]] + step - begin;
+            float first = 0, second = 0; /* of the pairs; products of bfloat16 are exact */
+            for (int64_t l = 0; l < GG_SPLIT_SIDE; ++l) {
+                const uint16_t *x = a + place_of(i % GG_SPLIT_SIDE, l, false);
+                first += widen_exactly(x[0]) * b[l];
+                second += widen_exactly(x[1]) * b[l + GG_SPLIT_SIDE];
+            }
+            sum += first + second;
+        }
+    return sum;
+}
+
+static void multiply_scalar(const gg_split_product *p) {
+    const int64_t whole = (p->terms + GG_SPLIT_TERMS - 1) / GG_SPLIT_TERMS * GG_SPLIT_TERMS; /* behind: zeros */
+    for (int64_t j = 0; j < p->n; ++j)
+        for (int64_t first = 0, end; first < whole; first = end) {
+            column_parts column;
+            end = first + GG_SPLIT_SUM < whole ? first + GG_SPLIT_SUM : whole;
+            read_column(p, j, first, end, &column);
+            for (int64_t i = 0; i < p->m; ++i) {
+                float *c = p->c + i * p->c_row + j;
+                const float start = p->bias != NULL ? p->bias[j] : p->row_bias != NULL ? p->row_bias[i] : 0;
+                const bool add = p->add || first > 0;
+                const float sum = element(p, i, &column, first, end, add ? 0 : start);
+                *c = add ? *c + sum : sum;
+                if (p->relu && end == whole && *c < 0) *c = 0;
+            }
+        }
+}
+
+const gg_split_kernels gg_split_kernels_scalar = {pack_rows_scalar, pack_cols_scalar, order_cols_scalar,
+                                                  multiply_scalar};
+
+#else
+
+typedef int gg_split_nothing; /* other levels have none */
+
+#endif

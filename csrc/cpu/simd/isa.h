@@ -1,0 +1,43 @@
+/* Names of this compilation: every file *_kernels.c of cpu/ is built once for each level of gg_isa, with GG_ISA set to
+ * the level's name, and everything it exports carries that name. */
+#ifndef GG_CPU_SIMD_ISA_H
+#define GG_CPU_SIMD_ISA_H
+
+#include <string.h>
+
+#include "cpu/kernels.h"
+
+/* gcc's analyzer confuses the number of lanes of a vector with the number of its bits, and reports every shift of lanes
+ * as too large. */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#pragma GCC diagnostic ignored "-Wanalyzer-shift-count-overflow"
+#endif
+
+#ifndef GG_ISA
+#define GG_ISA scalar
+#endif
+#define GG_JOIN_(a, b) a##_##b
+#define GG_JOIN(a, b) GG_JOIN_(a, b)
+#define GG_VARIANT(name) GG_JOIN(name, GG_ISA)
+
+extern const gg_cpu_elementwise GG_VARIANT(gg_cpu_elementwise);
+extern const gg_cpu_pool GG_VARIANT(gg_cpu_pool);
+extern const gg_cpu_norm GG_VARIANT(gg_cpu_norm);
+extern const gg_cpu_rows GG_VARIANT(gg_cpu_rows);
+extern const gg_cpu_lrn GG_VARIANT(gg_cpu_lrn);
+extern const gg_cpu_loss_kernels GG_VARIANT(gg_cpu_loss_kernels);
+extern const gg_cpu_arena GG_VARIANT(gg_cpu_arena);
+void GG_VARIANT(gg_cpu_update)(const gg_update_args *args); /* the arena table's entry; a file of its own */
+size_t GG_VARIANT(gg_cpu_choose_bins)(const gg_choose_args *args);
+size_t GG_VARIANT(gg_cpu_read_entries)(gg_entries_args *args);
+extern const gg_cpu_layout GG_VARIANT(gg_cpu_layout);
+extern const gg_cpu_attention GG_VARIANT(gg_cpu_attention);
+extern const gg_cpu_lstm GG_VARIANT(gg_cpu_lstm);
+
+/* Iterations are independent although the compiler cannot see it: an output may be an input's own memory. */
+#define GG_INDEPENDENT _Pragma("GCC ivdep")
+
+/* Declares the alignment of arenas and activations to the compiler. */
+#define GG_ALIGNED(p) __builtin_assume_aligned((p), 64)
+
+#endif

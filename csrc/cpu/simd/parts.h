@@ -1,0 +1,77 @@
+/* Numbers as parts that are bfloat16: what the kernels for AMX share, in vectors, and what the scalar ones share. */
+#ifndef GG_CPU_SIMD_PARTS_H
+#define GG_CPU_SIMD_PARTS_H
+
+#include "cpu/simd/isa.h"
+
+/* AMX's kernels are in the build of avx512, those that document them in that of scalar; the others have none. By the
+ * level's name, since a compiler may be told to use more than a level has. */
+#define GG_PARTS_scalar 1
+#define GG_PARTS_avx512 2
+#if GG_JOIN(GG_PARTS, GG_ISA) == 1
+#define GG_PARTS_SCALAR 1
+#elif GG_JOIN(GG_PARTS, GG_ISA) == 2 && defined(GG_HAS_AMX)
+#define GG_PARTS_AMX 1
+#endif
+
+#ifdef GG_PARTS_AMX
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "cpu/simd/turn.h"
+
+/* All eight registers are tiles of sixteen rows of 64 bytes. */
+static const struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} whole_tiles = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+
+/* What was stored before is in memory before what follows reads it, and the other way round: the compiler does not know
+ * which memory a tile is loaded from. */
+#define ORDER_TILES __asm__ volatile("" ::: "memory")
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE __m512 upper_half(__m512 x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32((int)0xffff0000)));
+}
+
+/* Two numbers that are bfloat16 in each of sixteen words: `first` in the lower half. */
+INLINE __m512i pairs(__m512 first, __m512 second) {
+    return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(first), 16),
+                                   _mm512_castps_si512(second));
+}
+
+#elif defined(GG_PARTS_SCALAR)
+
+#include <stdint.h>
+#include <string.h>
+
+static inline float upper_half(float x) {
+    union {
+        float number;
+        uint32_t bits;
+    } upper = {.number = x};
+    upper.bits &= 0xffff0000u;
+    return upper.number;
+}
+
+/* Of a number whose lower half is 0; of others, the upper half. */
+static inline uint16_t narrow_exactly(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+static inline float widen_exactly(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+#endif
+
+#endif

@@ -1,0 +1,163 @@
+/* Register tiles of the matrix-like kernels, for one instruction set.
+ *
+ * A tile is R rows by V vectors of the output. It stays in registers for the whole sum: each term loads V vectors,
+ * broadcasts each of R scalars and multiplies it with them. R*V accumulators hide the latency of the multiply-adds, and
+ * R + V loads for R*V of them leave the load ports idle half of the time. The scalar build does not use tiles. Included
+ * by gemm.c, conv.c, dot.c, winograd.c and paired.c only. */
+#ifndef GG_CPU_SIMD_TILE_H
+#define GG_CPU_SIMD_TILE_H
+
+#include "cpu/gemm/gemm_kernels.h"
+#include "ops/tensor.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define GG_TILE_JOIN_(a, b) a##_##b
+#define GG_TILE_JOIN(a, b) GG_TILE_JOIN_(a, b)
+/* name_avx512, ... */
+#define GG_TILE_NAME(name) GG_TILE_JOIN(name, GG_ISA)
+#define GG_TILE_ISA_scalar GG_ISA_SCALAR
+#define GG_TILE_ISA_avx2 GG_ISA_AVX2
+#define GG_TILE_ISA_avx512f GG_ISA_AVX512F
+#define GG_TILE_ISA_avx512 GG_ISA_AVX512
+
+/* What the set of kernels is put together from, over files of one instruction set. */
+void GG_TILE_NAME(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin,
+                                  int64_t row_end);
+void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end);
+
+#if defined(__AVX512F__)
+#define GG_VECTOR 16
+#define GG_MAX(a, b) ((gg_vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
+#define GG_TILE_ROWS 14 /* rows of a tile two vectors wide: 28 accumulators, 2 vectors, 1 scalar of 32 registers */
+#define GG_TILE_WIDE 6  /* rows of a tile four vectors wide */
+#define GG_DOT_ROWS 5   /* a tile of dot products is this by GG_DOT_COLS */
+#define GG_DOT_COLS 5
+#elif defined(__AVX2__)
+#define GG_VECTOR 8
+#define GG_MAX(a, b) ((gg_vec)_mm256_max_ps((__m256)(a), (__m256)(b)))
+#define GG_TILE_ROWS 6
+#define GG_TILE_WIDE 2
+#define GG_DOT_ROWS 3
+#define GG_DOT_COLS 4
+#endif
+
+#ifdef GG_VECTOR
+
+#define GG_INLINE static inline __attribute__((always_inline))
+
+/* Unaligned loads, since rows of a gradient may begin anywhere. With aligned data they cost nothing. */
+typedef float gg_vec __attribute__((vector_size(4 * GG_VECTOR), aligned(4), may_alias));
+
+typedef struct gg_tile {
+    const gg_tap *row_taps, *col_taps; /* the sum runs over pairs of these... */
+    int row_count, col_count;
+    int64_t terms;  /* ...and for each pair over this many terms */
+    const float *x; /* a term's vectors: x + taps + term*x_step + v*x_delta */
+    int64_t x_step, x_delta;
+    const float *w; /* a term's scalars: w + taps*w_tap + term*w_step + r*w_row */
+    int64_t w_tap, w_step, w_row;
+    float *y; /* the result: y + r*y_row + v*y_delta */
+    int64_t y_row, y_delta;
+    const float *bias;  /* one a row, NULL: zeros */
+    const float *start; /* of the vectors of all rows, instead of a bias; NULL: none */
+    const float *ahead; /* PANEL: what is prefetched beside a term: ahead + term*ahead_step */
+    int64_t ahead_step;
+    bool add; /* to what y holds, instead of to the bias */
+    bool relu;
+} gg_tile;
+
+typedef void (*gg_tile_fn)(const gg_tile *tile);
+
+/* Where the scalars of a term lie. */
+enum {
+    GG_TILE_PACKED,     /* one behind the other, and so do the terms */
+    GG_TILE_PACKED_FAR, /* the same, with large distances between the vectors of the terms */
+    GG_TILE_DOWN,       /* one behind the other; terms have the distance w_step, in a matrix read in place */
+    GG_TILE_ACROSS,     /* at the distance w_row; terms follow each other */
+    GG_TILE_LANES,      /* the same at the distance GG_LANES, so that one register addresses all; results as they are */
+    GG_TILE_PANEL_PACKED, /* as PACKED and ACROSS, and something is prefetched into the second-level cache */
+    GG_TILE_PANEL_ACROSS,
+    GG_TILE_PANEL_NEAR /* as ACROSS, and a line a term is prefetched into the first */
+};
+
+GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int scalars) {
+    const bool near = scalars == GG_TILE_PANEL_NEAR;
+    const bool lanes = scalars == GG_TILE_LANES;
+    const bool across = scalars == GG_TILE_ACROSS || scalars == GG_TILE_PANEL_ACROSS || lanes || near;
+    const bool ahead = scalars == GG_TILE_PANEL_PACKED || scalars == GG_TILE_PANEL_ACROSS || near;
+    gg_vec sum[GG_TILE_ROWS][4];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sum[r][v] = (gg_vec){0};
+
+    const int64_t x_delta = t->x_delta, x_step = t->x_step, w_row = lanes ? GG_LANES : t->w_row, w_step = t->w_step;
+    const float *next = t->ahead;
+    if (ahead) /* and what is written, which may come from memory */
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v += 16 / GG_VECTOR) __builtin_prefetch(t->y + r * t->y_row + v * t->y_delta, 1);
+    for (int i = 0; i < t->row_count; ++i) {
+        for (int j = 0; j < t->col_count; ++j) {
+            const float *x = t->x + t->row_taps[i].x + t->col_taps[j].x;
+            const float *w = t->w + (t->row_taps[i].w + t->col_taps[j].w) * t->w_tap;
+            for (int64_t k = t->terms; k > 0; --k) {
+                /* No hardware prefetcher follows steps of whole rows or planes. What is prefetched here belongs to the
+                 * block of rows after the next, or to the vectors to the right of these. */
+                if (scalars == GG_TILE_DOWN) __builtin_prefetch(w + 2 * R);
+                if (scalars == GG_TILE_PACKED_FAR)
+#pragma GCC unroll 4
+                    for (int v = 0; v < V; v += 16 / GG_VECTOR) __builtin_prefetch(x + (V + v) * GG_VECTOR);
+                if (near) __builtin_prefetch(next);
+                else if (ahead)
+#pragma GCC unroll 4
+                    for (int v = 0; v < V; v += 16 / GG_VECTOR) __builtin_prefetch(next + v * GG_VECTOR, 0, 2);
+                if (ahead) next += t->ahead_step;
+                gg_vec value[4];
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v) value[v] = *(const gg_vec *)(x + v * x_delta);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) {
+                    const float scalar = across ? w[r * w_row] : w[r];
+#pragma GCC unroll 4
+                    for (int v = 0; v < V; ++v) sum[r][v] += scalar * value[v];
+                }
+                x += x_step;
+                w += across ? 1 : w_step;
+            }
+        }
+    }
+
+    /* One branch for all of a tile: one for each vector takes the compiler longer than the sums. */
+    const int64_t y_row = t->y_row, y_delta = t->y_delta;
+    float *const y = t->y;
+#define GG_TILE_EACH(statement)                                                                                        \
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r) _Pragma("GCC unroll 4") for (int v = 0; v < V; ++v) statement
+    if (t->add) {
+        GG_TILE_EACH(sum[r][v] += *(const gg_vec *)(y + r * y_row + v * y_delta));
+    } else if (!lanes && t->bias) {
+        GG_TILE_EACH(sum[r][v] += t->bias[r]);
+    } else if (!lanes && t->start) {
+        GG_TILE_EACH(sum[r][v] += *(const gg_vec *)(t->start + v * GG_VECTOR));
+    }
+    if (!lanes && t->relu) GG_TILE_EACH(sum[r][v] = GG_MAX((gg_vec){0}, sum[r][v])); /* in this order NaN stays NaN */
+    GG_TILE_EACH(*(gg_vec *)(y + r * y_row + v * y_delta) = sum[r][v]);
+#undef GG_TILE_EACH
+}
+
+/* The tiles there are, as X(rows, vectors). */
+#if GG_VECTOR == 16
+#define GG_TILE_LIST_NARROW(X, V)                                                                                      \
+    X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V) X(7, V) X(8, V) X(9, V) X(10, V) X(11, V) X(12, V) X(13, V) X(14, V)
+#define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4) X(3, 4) X(4, 4) X(5, 4) X(6, 4)
+#else
+#define GG_TILE_LIST_NARROW(X, V) X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V)
+#define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4)
+#endif
+
+#endif
+#endif
