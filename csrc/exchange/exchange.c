@@ -187,9 +187,9 @@ bool gg_exchange_updates_wait(const gg_exchange *x) {
 
 gg_status gg_exchange_check_ready(const gg_exchange *x, int layer) { return check_layer(x, "ready", layer); }
 
-gg_status gg_exchange_ready(gg_exchange *x, int layer) {
+/* `ready` of a layer that was checked. */
+static gg_status make_ready(gg_exchange *x, int layer) {
     gg_status status = GG_OK;
-    GG_TRY(gg_exchange_check_ready(x, layer));
     x->ready[layer] = true;
     if (x->readied++ == 0) x->strategy->sum_in_pieces = false;
     const bool only_counts = gg_exchange_updates_wait(x);
@@ -198,9 +198,12 @@ gg_status gg_exchange_ready(gg_exchange *x, int layer) {
     return status;
 }
 
-gg_status gg_exchange_ready_from(gg_exchange *x, int layer, const gg_lent *lent, int lents) {
-    gg_status status = GG_OK;
+gg_status gg_exchange_ready(gg_exchange *x, int layer) {
     GG_TRY(gg_exchange_check_ready(x, layer));
+    return make_ready(x, layer);
+}
+
+gg_status gg_exchange_ready_from(gg_exchange *x, int layer, const gg_lent *lent, int lents) {
     if (layer == x->next && x->strategy->only_applies_gradients && !gg_exchange_updates_wait(x)) {
         x->state.lent = lent;
         x->state.lents = lents;
@@ -209,7 +212,7 @@ gg_status gg_exchange_ready_from(gg_exchange *x, int layer, const gg_lent *lent,
             gg_device_copy(x->device, GG_QUEUE_COMPUTE, gg_state_gradients(&x->state) + lent[i].offset,
                            lent[i].gradient, lent[i].count * sizeof(float));
     }
-    status = gg_exchange_ready(x, layer);
+    const gg_status status = make_ready(x, layer);
     x->state.lent = NULL;
     x->state.lents = 0;
     return status;

@@ -62,11 +62,12 @@ gg_status gg_exchange_need(gg_exchange *x, int layer);
  * is not NULL then; rows NULL: need. */
 gg_status gg_exchange_need_rows(gg_exchange *x, int layer, gg_weight_rows *rows);
 gg_status gg_exchange_ready(gg_exchange *x, int layer);
-/* The same where gradients of these parameters of the layer lie elsewhere, as far as this call. They are read there if
- * the layer is the next one for the strategy and it allows that, else copied to the arena. */
-gg_status gg_exchange_ready_from(gg_exchange *x, int layer, const gg_lent *lent, int lents);
 /* Whether `ready` of this layer is allowed now. */
 gg_status gg_exchange_check_ready(const gg_exchange *x, int layer);
+/* `ready` after the caller's gg_exchange_check_ready, where gradients of these parameters of the layer lie elsewhere
+ * during this call. They are read there if the layer is the strategy's next one and the strategy allows that, else
+ * copied to the arena. */
+gg_status gg_exchange_ready_from(gg_exchange *x, int layer, const gg_lent *lent, int lents);
 gg_status gg_exchange_poll(gg_exchange *x);
 /* GG_ERROR_NUMERIC naming the first parameter whose gradient, in a whole arena, has a NaN or an infinity. */
 gg_status gg_exchange_check_gradients(gg_exchange *x, const float *gradients);

@@ -3,7 +3,7 @@
 #define GG_PYTHON_EXCHANGE_H
 
 #include "python/python.h"
-#include "train/peers.h"
+#include "exchange/peers.h"
 
 typedef struct gg_py_exchange {
     PyObject_HEAD gg_peers *peers;

@@ -2,7 +2,6 @@
 #include <math.h>
 
 #include "base/memory.h"
-#include "train/costs_private.h"
 #include "train/replica_private.h"
 
 /* Forward times of the layers that add up to `whole`. */

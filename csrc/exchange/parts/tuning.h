@@ -29,6 +29,13 @@
 #define GG_DEFAULT_BUCKET_BYTES ((size_t)1 << 20)
 #define GG_DEFAULT_CHUNK_BYTES ((size_t)2 << 20)
 
+/* What a step is thought to cost where nothing better is known. Rate of arithmetic: that of a modest core. */
+#define GG_MODEL_FLOPS_PER_SECOND 50e9
+/* Sizes of buckets and chunks are tuned before the batch size is known. It is assumed to be this, or so small that a
+ * step needs no more than this part of the time. */
+#define GG_USUAL_BATCH 64
+#define GG_LEAST_OF_USUAL (1.0 / 64)
+
 typedef struct gg_tuning {
     bool cuts;     /* the strategy has buckets and chunks that may be tuned; else the other fields have no meaning */
     bool measured; /* link is */

@@ -1,4 +1,4 @@
-#include "train/peers.h"
+#include "exchange/peers.h"
 
 #include <math.h>
 #include <string.h>
@@ -6,7 +6,6 @@
 #include "base/memory.h"
 #include "comm/collective.h"
 #include "ops/registry.h"
-#include "train/costs_private.h"
 
 /* Of the forward pass for a number of a layer, by which sizes are tuned: a multiply-add for each sample. */
 #define MODEL_SECONDS (2 * GG_USUAL_BATCH / GG_MODEL_FLOPS_PER_SECOND)
@@ -221,10 +220,10 @@ static void copy_written(gg_peers *p, peer *it, int layer, int lents) {
     }
 }
 
+/* The caller has checked that the layer may be ready. */
 static gg_status peers_ready(gg_peers *p, int local, int layer, int lents) {
     peer *it = &p->peer[local];
     gg_transport *transport = gg_team_transport(p->team, local);
-    GG_TRY(gg_exchange_check_ready(it->exchange, layer));
     if (it->seconds > 0)
         GG_TRY(gg_transport_compute(transport, 2 * forward_seconds(p->options.layout, layer, it->seconds)));
     const double begin = gg_transport_now(transport);
@@ -234,7 +233,10 @@ static gg_status peers_ready(gg_peers *p, int local, int layer, int lents) {
     return GG_OK;
 }
 
-gg_status gg_peers_ready(gg_peers *p, int local, int layer) { return peers_ready(p, local, layer, 0); }
+gg_status gg_peers_ready(gg_peers *p, int local, int layer) {
+    GG_TRY(gg_exchange_check_ready(p->peer[local].exchange, layer));
+    return peers_ready(p, local, layer, 0);
+}
 
 gg_status gg_peers_ready_from(gg_peers *p, int local, int layer, const float *const *gradient) {
     peer *it = &p->peer[local];

@@ -4,8 +4,8 @@
  * gg_team_run runs a function on each of them, on the rank's own thread where there are several; in it the caller
  * makes the calls of a step for that rank. Where the rank is the only one of its process, they may be made outside as
  * well. */
-#ifndef GG_TRAIN_PEERS_H
-#define GG_TRAIN_PEERS_H
+#ifndef GG_EXCHANGE_PEERS_H
+#define GG_EXCHANGE_PEERS_H
 
 #include "comm/team.h"
 #include "exchange/exchange.h"
