@@ -9,7 +9,7 @@ from typing import Any
 
 from gossipgrad import show
 from gossipgrad.errors import counted, did_you_mean
-from gossipgrad.state.files import json_text, write_atomically
+from gossipgrad.state.files import content, json_text, write_atomically
 
 SCHEMA = 1
 Record = dict[str, Any]
@@ -248,12 +248,11 @@ class History:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> History:
-        """The history in a report. ValueError if it is none."""
-        with open(path, encoding="utf-8") as file:
-            try:
-                report = json.load(file)
-            except ValueError as error:
-                raise ValueError(f"{os.fspath(path)}: no report: {error}") from error
+        """The history in a report. ValueError if it is none. OSError: no file, or none that is a regular one."""
+        try:
+            report = json.loads(content(path))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{os.fspath(path)}: no report: {error}") from error
         if not isinstance(report, dict) or report.get("schema") != SCHEMA:
             raise ValueError(f"{os.fspath(path)}: no report of schema {SCHEMA}")
         known = cls().to_dict()

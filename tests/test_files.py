@@ -211,6 +211,57 @@ def test_only_regular_files_are_read(tmp_path):
         safetensors.read(tmp_path / "pipe")
 
 
+def in_time(function, path):
+    """What it raises or gives, which a reader that waits for a writer of the pipe never does."""
+    found = []
+
+    def call():
+        try:
+            found.append(function(path))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(10)
+    return found[0] if found else "waits"
+
+
+@pytest.mark.parametrize("kind", ["report", "npy", "json", "txt", "exchange", "last checkpoint"])
+def test_a_named_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, kind):
+    from gossipgrad import _supervisor
+
+    path = str(tmp_path / f"pipe.{kind}")
+    os.mkfifo(path)
+    read = {"report": gg.History.read, "exchange": _loaded, "last checkpoint": _supervisor.last_checkpoint}
+    found = in_time(read.get(kind, gg.strategies.read_topology), path)
+    assert f"; see {path}" == found if kind == "last checkpoint" else "not a regular file" in str(found), found
+
+
+def _loaded(path):
+    return gg.Exchange({"w": np.zeros(3, np.float32)}, comm=gg.VirtualCluster(2)).load(path)
+
+
+def test_a_named_pipe_in_place_of_the_cache_of_times_is_replaced(tmp_path):
+    from gossipgrad import algorithms
+
+    path = str(tmp_path / "algorithms.json")
+    os.mkfifo(path)
+    assert in_time(algorithms._read, path) == {}
+    assert in_time(lambda one: algorithms._add(one, "here", {"a": 1}), path) is None
+    assert algorithms._read(path) == {"here": {"a": 1}}
+
+
+def test_deep_and_empty_files_are_damaged_ones(tmp_path):
+    """Readers raise the exception that they promise."""
+    for name, content in (("deep.json", b"[" * 100_000), ("empty.npy", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError):
+            gg.strategies.read_topology(str(tmp_path / name))
+    with pytest.raises(ValueError, match="no report"):
+        gg.History.read(tmp_path / "deep.json")
+
+
 def test_checksums_can_be_demanded(tmp_path):
     for metadata in (None, {"about": "x"}):
         safetensors.write(tmp_path / "f", ARRAYS, metadata)

@@ -498,8 +498,7 @@ class Exchange:
         found: list[dict[str, Any]] = []
 
         def read() -> None:
-            with open(path, "rb") as stream:
-                found.append(saved_state.unpacked(stream.read()))
+            found.append(saved_state.unpacked(files.content(path)))
 
         agreement.together(self._team, f"{os.fspath(path)}", read, f"step {self.steps}")
         self.load_state_dict(found[0])

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gossipgrad.launch import leftovers
 from gossipgrad.launch.interrupts import SAVED
-from gossipgrad.state import checkpoint_files
+from gossipgrad.state import checkpoint_files, files
 
 # prctl's
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -143,12 +143,12 @@ def last_checkpoint(path: str | None) -> str:
     if not path:
         return ""
     try:
-        with open(path, "rb") as file:
+        with files.opened(path) as file:
             head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         when = checkpoint_files.saved_at(json.loads(head["__metadata__"]["gossipgrad"]))
     except FileNotFoundError:
         return "; no checkpoint was written"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError, RecursionError):
         return f"; see {path}"
     return f"; the last checkpoint is {path} ({when})"
 

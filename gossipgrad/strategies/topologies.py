@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad.errors import choice, integer
+from gossipgrad.files import content, opened
 
 TopologyName = Literal["dissemination", "cube", "ring", "exponential", "random"]
 Topology = TopologyName | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
@@ -54,14 +55,17 @@ def read_topology(text: str) -> str | tuple[tuple[int, ...], ...]:
     if not text:
         raise ValueError(f"empty; allowed: {', '.join(TOPOLOGIES)}, or a file")
     kind = os.path.splitext(text)[1]
-    if kind == ".npy":
-        return check_topology(np.load(text))
-    if kind == ".json":
-        with open(text, encoding="utf-8") as file:
-            return check_topology(json.load(file))
-    if kind:
-        return check_topology(np.loadtxt(text, dtype=np.int64, ndmin=2))
-    return check_topology(text)
+    return check_topology(_table(text, kind) if kind else text)
+
+
+def _table(path: str, kind: str) -> Any:
+    try:
+        if kind == ".json":
+            return json.loads(content(path))
+        with opened(path) as file:
+            return np.load(file) if kind == ".npy" else np.loadtxt(file, dtype=np.int64, ndmin=2)
+    except (EOFError, RecursionError) as error:
+        raise ValueError(f"{path}: damaged: {error}") from error
 
 
 def core_topology(topology: Topology | str) -> str | NDArray[np.int64]:

@@ -35,7 +35,7 @@ from typing import Any
 
 from gossipgrad.launch import environment
 from gossipgrad.literals import BACKENDS
-from gossipgrad.state.files import cache_folder, locked_folder, write_atomically
+from gossipgrad.state.files import cache_folder, content, locked_folder, written
 
 Key = tuple[int, ...]
 Seconds = dict[str, dict[str, float]]  # by pass, then by algorithm
@@ -129,11 +129,9 @@ def _text(key: Key) -> str:
 def _read(path: str) -> dict[str, Any]:
     """The cache; empty where there is none, or none that can be read: it is measured again then."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        if os.path.isfile(path):
-            with open(path, encoding="utf-8") as file:
-                found = json.load(file)
-            if isinstance(found, dict):
-                return found
+        found = json.loads(content(path))
+        if isinstance(found, dict):
+            return found
     return {}
 
 
@@ -157,7 +155,8 @@ def _add(path: str, where: str, entries: dict[str, Any]) -> None:
         try:
             cache = _read(path)
             cache[where] = _entries(cache, where) | entries
-            write_atomically(path, json.dumps(cache, indent=0).encode())
+            with written(path) as file:  # in place of anything, a named pipe too
+                file.write(json.dumps(cache, indent=0).encode())
         finally:
             if lock is not None:
                 os.close(lock)
