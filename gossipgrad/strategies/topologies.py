@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad.errors import choice, integer
-from gossipgrad.files import content, opened
+from gossipgrad.state.files import content, opened
 
 TopologyName = Literal["dissemination", "cube", "ring", "exponential", "random"]
 Topology = TopologyName | Sequence[Sequence[int]] | NDArray[np.integer[Any]]
