@@ -229,11 +229,11 @@ def in_time(function, path):
 
 @pytest.mark.parametrize("kind", ["report", "npy", "json", "txt", "exchange", "last checkpoint"])
 def test_a_named_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, kind):
-    from gossipgrad import _supervisor
+    from gossipgrad.launch import supervisor
 
     path = str(tmp_path / f"pipe.{kind}")
     os.mkfifo(path)
-    read = {"report": gg.History.read, "exchange": _loaded, "last checkpoint": _supervisor.last_checkpoint}
+    read = {"report": gg.History.read, "exchange": _loaded, "last checkpoint": supervisor.last_checkpoint}
     found = in_time(read.get(kind, gg.strategies.read_topology), path)
     assert f"; see {path}" == found if kind == "last checkpoint" else "not a regular file" in str(found), found
 
@@ -243,7 +243,7 @@ def _loaded(path):
 
 
 def test_a_named_pipe_in_place_of_the_cache_of_times_is_replaced(tmp_path):
-    from gossipgrad import algorithms
+    from gossipgrad.training import algorithms
 
     path = str(tmp_path / "algorithms.json")
     os.mkfifo(path)

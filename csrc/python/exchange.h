@@ -2,8 +2,8 @@
 #ifndef GG_PYTHON_EXCHANGE_H
 #define GG_PYTHON_EXCHANGE_H
 
-#include "python/python.h"
 #include "exchange/peers.h"
+#include "python/python.h"
 
 typedef struct gg_py_exchange {
     PyObject_HEAD gg_peers *peers;
