@@ -16,7 +16,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "house_docstrings", "command_
 exclude_patterns = ["_build"]
 default_role = "code"
 nitpicky = True  # a type that the reference does not hold is an error, but for those of others
-_INNER = r"gossipgrad\.(_core|outputs|show|torch\.group)"
+_INNER = r"gossipgrad\.(_core|state\.outputs|show|torch\.group)"
 nitpick_ignore_regex = [("py:.*", rf"(os|pathlib|numpy|collections|{_INNER})\..*|Record")]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
