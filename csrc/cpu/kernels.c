@@ -2,22 +2,27 @@
 
 #include <pthread.h>
 
-const gg_cpu_kernels *gg_cpu_kernels_for(gg_isa isa) {
-    switch (isa) {
-    case GG_ISA_SCALAR: return &gg_cpu_kernels_scalar;
+/* Each is built by level_kernels.c. */
+extern const gg_cpu_kernels gg_cpu_kernels_scalar, gg_cpu_kernels_avx2, gg_cpu_kernels_avx512f, gg_cpu_kernels_avx512,
+    gg_cpu_kernels_amx;
+
+static const gg_cpu_kernels *const levels[GG_ISA_COUNT] = {
+    [GG_ISA_SCALAR] = &gg_cpu_kernels_scalar,
 #ifdef GG_HAS_AVX2
-    case GG_ISA_AVX2: return &gg_cpu_kernels_avx2;
+    [GG_ISA_AVX2] = &gg_cpu_kernels_avx2,
 #endif
 #ifdef GG_HAS_AVX512F
-    case GG_ISA_AVX512F: return &gg_cpu_kernels_avx512f;
+    [GG_ISA_AVX512F] = &gg_cpu_kernels_avx512f,
 #endif
 #ifdef GG_HAS_AVX512
-    case GG_ISA_AVX512:
-    case GG_ISA_AMX: return &gg_cpu_kernels_avx512;
+    [GG_ISA_AVX512] = &gg_cpu_kernels_avx512,
 #endif
-    default: return NULL;
-    }
-}
+#ifdef GG_HAS_AMX
+    [GG_ISA_AMX] = &gg_cpu_kernels_amx,
+#endif
+};
+
+const gg_cpu_kernels *gg_cpu_kernels_for(gg_isa isa) { return levels[isa]; }
 
 static const gg_cpu_kernels *host = &gg_cpu_kernels_scalar;
 static pthread_once_t host_once = PTHREAD_ONCE_INIT;

@@ -263,6 +263,15 @@ typedef struct gg_entries_args {
     uint32_t *element; /* out: n, with GG_ELEMENT_NEGATIVE; behind those that are given anything may be written */
 } gg_entries_args;
 
+/* Described in headers of their own, NAME_kernels.h. */
+typedef struct gg_gemm_kernels gg_gemm_kernels;
+typedef struct gg_winograd_kernels gg_winograd_kernels;
+typedef struct gg_paired_kernels gg_paired_kernels;
+typedef struct gg_split_kernels gg_split_kernels;
+typedef struct gg_split_conv_kernels gg_split_conv_kernels;
+typedef struct gg_image_kernels gg_image_kernels;
+
+/* The kernels of one level. */
 typedef struct gg_cpu_kernels {
     gg_isa isa;
     const gg_cpu_elementwise *elementwise;
@@ -279,12 +288,14 @@ typedef struct gg_cpu_kernels {
     const gg_cpu_layout *layout;
     const gg_cpu_attention *attention;
     const gg_cpu_lstm *lstm;
+    const gg_gemm_kernels *gemm;
+    const gg_winograd_kernels *winograd;
+    /* NULL where the level has none. */
+    const gg_paired_kernels *paired; /* AVX-512; gg_paired_kernels_for says whether they are used */
+    const gg_split_kernels *split;   /* AMX, as those that follow */
+    const gg_split_conv_kernels *split_conv;
+    const gg_image_kernels *image;
 } gg_cpu_kernels;
-
-extern const gg_cpu_kernels gg_cpu_kernels_scalar;
-extern const gg_cpu_kernels gg_cpu_kernels_avx2;
-extern const gg_cpu_kernels gg_cpu_kernels_avx512f;
-extern const gg_cpu_kernels gg_cpu_kernels_avx512;
 
 /* The kernels of a level; NULL if this build has none for it. Whether the CPU runs them is gg_cpu_supports. */
 const gg_cpu_kernels *gg_cpu_kernels_for(gg_isa isa);

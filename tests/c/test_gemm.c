@@ -11,6 +11,7 @@
 #include "cpu/gemm/gemm_kernels.h"
 #include "cpu/gemm/packed_products.h"
 #include "cpu/gemm/paired_kernels.h"
+#include "cpu/kernels.h"
 #include "cpu/native.h"
 #include "guarded.h"
 
@@ -22,7 +23,7 @@ static int64_t most_work = INT64_MAX;
 
 /* large: so much that the level amx, where it is a twin's plain loops, is left to the other process, too. */
 static bool is_tested(gg_isa isa, bool large) {
-    if (!gg_cpu_supports(isa) || gg_gemm_kernels_for(isa) == NULL) return false;
+    if (!gg_cpu_supports(isa)) return false;
     return !only_paired || (gg_paired_kernels_for(isa) != NULL && !(large && isa == GG_ISA_AMX));
 }
 
@@ -198,11 +199,11 @@ static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, con
                       const buffer *b, const buffer *dy_given, const reference *bias_grad) {
     char place[160];
     snprintf(place, sizeof place, "%s batch %d, %s, %d threads", c->name, c->batch, gg_isa_name(isa), threads);
-    gg_device device = {.isa = isa, .threads = threads};
+    gg_cpu_device device = {.head = {.isa = isa, .threads = threads}, .kernels = gg_cpu_kernels_for(isa)};
     const gg_op_desc d = describe(c);
     gg_op *op;
-    if (!CHECK_OK(c->kind == GG_OP_LINEAR ? gg_native_linear_create(&device, &d, &op)
-                                          : gg_native_conv2d_create(&device, &d, &op)))
+    if (!CHECK_OK(c->kind == GG_OP_LINEAR ? gg_native_linear_create(&device.head, &d, &op)
+                                          : gg_native_conv2d_create(&device.head, &d, &op)))
         return;
     const size_t outputs = (size_t)gg_shape_count(&d.output), channels = (size_t)d.output.size[0];
     buffer y = buffer_floats(outputs * s->lanes), dx = buffer_create(x->bytes), dw = buffer_create(w->bytes);
@@ -354,7 +355,7 @@ static void test_layers(void) {
 #pragma GCC diagnostic pop
 
 static void test_refusals(void) {
-    gg_device device = {.isa = GG_ISA_SCALAR, .threads = 1};
+    gg_cpu_device device = {.head = {.isa = GG_ISA_SCALAR, .threads = 1}, .kernels = gg_cpu_kernels_for(GG_ISA_SCALAR)};
     const layer_case c = {.kind = GG_OP_CONV2D,
                           .batch = 2,
                           .in = 4,
@@ -368,18 +369,18 @@ static void test_refusals(void) {
     gg_op *op;
     gg_op_desc d = describe(&c);
     d.offered[0].dtype = GG_BFLOAT16;
-    CHECK_OK(gg_native_conv2d_create(&device, &d, &op)); /* bfloat16 is converted before it */
+    CHECK_OK(gg_native_conv2d_create(&device.head, &d, &op)); /* bfloat16 is converted before it */
     CHECK_INT(op->input[0].dtype, GG_FLOAT32);
     gg_op_destroy(op);
     d = describe(&c);
     d.groups = 3;
-    CHECK_FAILS(gg_native_conv2d_create(&device, &d, &op), GG_ERROR_ARGUMENT, "groups is 3");
+    CHECK_FAILS(gg_native_conv2d_create(&device.head, &d, &op), GG_ERROR_ARGUMENT, "groups is 3");
     d = describe(&c);
     d.output.size[2] = 4;
-    CHECK_FAILS(gg_native_conv2d_create(&device, &d, &op), GG_ERROR_SHAPE, "output size is 4");
+    CHECK_FAILS(gg_native_conv2d_create(&device.head, &d, &op), GG_ERROR_SHAPE, "output size is 4");
     d = describe(&c);
     d.window.stride[1] = 0;
-    CHECK_FAILS(gg_native_conv2d_create(&device, &d, &op), GG_ERROR_ARGUMENT, "stride 0");
+    CHECK_FAILS(gg_native_conv2d_create(&device.head, &d, &op), GG_ERROR_ARGUMENT, "stride 0");
 }
 
 /* -------------------------------------------------------------------------------------------------- products */
@@ -469,8 +470,8 @@ static void test_products(void) {
 
 static void test_transpose(void) {
     for (int isa = 0; isa < GG_ISA_COUNT; ++isa) {
-        const gg_gemm_kernels *kernels = gg_gemm_kernels_for((gg_isa)isa);
-        if (!gg_cpu_supports((gg_isa)isa) || kernels == NULL) continue;
+        if (!gg_cpu_supports((gg_isa)isa)) continue;
+        const gg_gemm_kernels *kernels = gg_cpu_kernels_for((gg_isa)isa)->gemm;
         if (isa == GG_ISA_AMX) CHECK(kernels->isa < GG_ISA_AMX);
         else CHECK_INT(kernels->isa, isa);
         const int64_t rows = 37, cols = 21, in_row = 23, padded = 48, out_row = 50;

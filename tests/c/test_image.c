@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "cpu/conv/image_kernels.h"
+#include "cpu/kernels.h"
 #include "guarded.h"
 
 static uint32_t random_state = 1;
@@ -64,13 +65,14 @@ static void test_product(const gg_image_kernels *kernels, int64_t tap_groups, in
 }
 
 int main(void) {
-    const gg_image_kernels *kernels = gg_cpu_supports(GG_ISA_AMX) ? gg_image_kernels_for(GG_ISA_AMX) : NULL;
+    const gg_image_kernels *kernels = gg_cpu_supports(GG_ISA_AMX) ? gg_cpu_kernels_for(GG_ISA_AMX)->image : NULL;
     const gg_image_kernels *packing = kernels != NULL ? kernels : &gg_image_kernels_scalar; /* between guards */
     for (int64_t filters = 1; filters < 70; filters += 3)
         for (int64_t pixels = 1; pixels < 100; pixels += 7) test_errors(packing, pixels, filters);
     for (int64_t taps = 1; kernels != NULL && taps < 5; ++taps)
         for (int64_t filters = 1; filters < 5; ++filters)
             for (int64_t runs = 1; runs < 4; ++runs) test_product(kernels, taps, filters, runs);
-    CHECK(gg_image_kernels_for(GG_ISA_AVX512) == NULL && gg_image_kernels_for(GG_ISA_SCALAR) == NULL);
+    for (gg_isa isa = GG_ISA_SCALAR; isa < GG_ISA_AMX; ++isa)
+        CHECK(!gg_cpu_supports(isa) || gg_cpu_kernels_for(isa)->image == NULL);
     return CHECK_RESULT;
 }

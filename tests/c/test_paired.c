@@ -13,20 +13,17 @@ typedef struct level {
     const gg_paired_kernels *kernels;
 } level;
 
-static const level levels[] = {
-    {GG_ISA_SCALAR, &gg_paired_kernels_scalar},
-#ifdef GG_HAS_AVX512F
-    {GG_ISA_AVX512F, &gg_paired_kernels_avx512f},
-#endif
-#ifdef GG_HAS_AVX512
-    {GG_ISA_AVX512, &gg_paired_kernels_avx512},
-#endif
-};
+/* The scalar kernels, which document the others, and those of levels that this CPU has; behind them, NULL. */
+static level levels[GG_ISA_AMX + 1] = {{GG_ISA_SCALAR, &gg_paired_kernels_scalar}};
 
-/* NULL behind the last that this CPU has. */
-static const level *level_at(size_t i) {
-    return i < sizeof levels / sizeof *levels && gg_cpu_supports(levels[i].isa) ? &levels[i] : NULL;
+static void find_levels(void) {
+    level *next = &levels[1];
+    for (gg_isa isa = GG_ISA_SCALAR; isa < GG_ISA_AMX; ++isa)
+        if (gg_cpu_supports(isa) && gg_cpu_kernels_for(isa)->paired != NULL)
+            *next++ = (level){isa, gg_cpu_kernels_for(isa)->paired};
 }
+
+static const level *level_at(size_t i) { return levels[i].kernels != NULL ? &levels[i] : NULL; }
 
 /* ---------------------------------------------------------------------------------------------- one side */
 
@@ -440,6 +437,7 @@ static void test_parts(void) {
 }
 
 int main(void) {
+    find_levels();
     setenv("GOSSIPGRAD_PAIRED", "1", 1);
     test_parts();
     test_kernels();

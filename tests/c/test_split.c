@@ -9,6 +9,7 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/gemm/packed_products.h"
 #include "cpu/gemm/split_kernels.h"
+#include "cpu/kernels.h"
 #include "guarded.h"
 
 /* Between -1 and 1, of very different sizes. */
@@ -22,7 +23,7 @@ static buffer buffer_random(size_t count) {
 
 /* Those that are compared with the scalar ones; NULL: this CPU has none. */
 static const gg_split_kernels *fast_products(void) {
-    const gg_split_kernels *kernels = gg_split_kernels_for(GG_ISA_AMX);
+    const gg_split_kernels *kernels = gg_cpu_kernels_for(GG_ISA_AMX)->split;
     return kernels != &gg_split_kernels_scalar ? kernels : NULL;
 }
 
@@ -298,7 +299,7 @@ static const float special[] = {0.0f, -0.0f, 3.40282347e38f, -0x1.fffffep-100f, 
 typedef const gg_split_conv_kernels *conv_kernels;
 
 static conv_kernels fast_conv(void) {
-    const conv_kernels kernels = gg_split_conv_kernels_for(GG_ISA_AMX);
+    const conv_kernels kernels = gg_cpu_kernels_for(GG_ISA_AMX)->split_conv;
     return kernels != &gg_split_conv_kernels_scalar ? kernels : NULL;
 }
 

@@ -273,9 +273,7 @@ gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, 
     gg_op_desc floats = *desc;
     *out = NULL;
     GG_TRY(gg_op_check_attention(desc));
-    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
-    if (kernels == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "no attention for the instruction set %s here", gg_isa_name(device->isa));
+    const gg_gemm_kernels *kernels = gg_cpu_device_kernels(device)->gemm;
     floats.inputs = 1; /* that native operations compute in */
     GG_TRY(gg_native_op_create(&floats, &attention_class, sizeof(attention_op), &head));
     attention_op *op = (attention_op *)head;

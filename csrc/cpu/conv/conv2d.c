@@ -475,10 +475,7 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     status = gg_native_pointwise_create(device, desc, out);
     if (status != GG_ERROR_UNSUPPORTED) goto cleanup;
     status = GG_OK;
-    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
-    if (kernels == NULL)
-        GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "no convolution for the instruction set %s here",
-                        gg_isa_name(device->isa));
+    const gg_gemm_kernels *kernels = gg_cpu_device_kernels(device)->gemm;
     GG_TRY_CLEANUP(gg_native_op_create(desc, &conv_class, sizeof(conv_op), &op));
     conv_op *conv = (conv_op *)op;
     conv->op.backward_needs_input = gg_op_has_pass(desc, GG_PASS_WEIGHTS);

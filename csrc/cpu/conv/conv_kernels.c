@@ -3,8 +3,8 @@
 
 #ifndef GG_VECTOR
 
-void GG_TILE_NAME(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin,
-                                  int64_t row_end) {
+void GG_VARIANT(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin,
+                                int64_t row_end) {
     const int64_t lanes = pass->lanes;
     for (int64_t m = block_begin; m < block_end; ++m) { /* a block is one row here */
         const float *weights = pass->weights + m * pass->taps * pass->terms;
@@ -90,8 +90,8 @@ static void column(const gg_conv_pass *pass, const gg_column *column, gg_tile *t
     }
 }
 
-void GG_TILE_NAME(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin,
-                                  int64_t row_end) {
+void GG_VARIANT(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin,
+                                int64_t row_end) {
     const int64_t blocks = gg_block_count(pass->rows, GG_TILE_ROWS);
     gg_tile t = {.y_row = pass->target_plane, .add = pass->add, .relu = pass->relu};
     for (int64_t r = row_begin; r < row_end; ++r) {

@@ -3,7 +3,7 @@
 
 #ifndef GG_VECTOR
 
-void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end) {
+void GG_VARIANT(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end) {
     for (int64_t m = block_begin; m < block_end; ++m) { /* a block is one row here */
         for (int64_t k = 0; k < dot->cols; ++k) {
             /* One partial sum a lane, as the vector kernels have: a single long sum would lose digits. */
@@ -100,7 +100,7 @@ ALL(TILE)
 static void (*const tiles[GG_DOT_ROWS + 1][GG_DOT_COLS + 1])(const dot_tile *t) = {ALL(TILE)};
 #undef TILE
 
-void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end) {
+void GG_VARIANT(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end) {
     const int64_t blocks = gg_block_count(dot->rows, GG_DOT_ROWS), parts = gg_block_count(dot->cols, GG_DOT_COLS);
     dot_tile t = {.height = dot->height,
                   .width = dot->width,

@@ -180,7 +180,7 @@ gg_status gg_native_image_conv_create(gg_device *device, const gg_op_desc *desc,
     gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
-    const gg_image_kernels *kernels = gg_image_kernels_for(device->isa);
+    const gg_image_kernels *kernels = gg_cpu_device_kernels(device)->image;
     const gg_window *w = &desc->window;
     if (kernels == NULL || desc->dtype != GG_BFLOAT16 || desc->passes != 1u << GG_PASS_WEIGHTS ||
         desc->offered[0].dtype != GG_BFLOAT16 || !gg_conv_has_form(desc, desc->offered[0].layout, GG_ALGORITHM_TILED))

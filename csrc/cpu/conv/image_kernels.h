@@ -44,11 +44,5 @@ typedef struct gg_image_kernels {
 } gg_image_kernels;
 
 extern const gg_image_kernels gg_image_kernels_scalar; /* documents the others, and tests them */
-#ifdef GG_HAS_AMX
-extern const gg_image_kernels gg_image_kernels_amx;
-#endif
-
-/* The kernels of a level; NULL if it has none. */
-const gg_image_kernels *gg_image_kernels_for(gg_isa isa);
 
 #endif

@@ -78,7 +78,7 @@ gg_status gg_native_pointwise_create(gg_device *device, const gg_op_desc *desc, 
                                        .columns = pixels,
                                        .summed = pixels,
                                        .relu = desc->activation == GG_ACTIVATION_RELU},
-                          .kernels = gg_gemm_kernels_for(device->isa)};
+                          .kernels = gg_cpu_device_kernels(device)->gemm};
     size_t scratch = 0;
     *out = NULL;
     if (!is_pointwise(desc))

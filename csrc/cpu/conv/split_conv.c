@@ -493,7 +493,7 @@ gg_status gg_native_split_conv_create(gg_device *device, const gg_op_desc *desc,
     gg_status status = GG_OK;
     gg_op *head = NULL;
     *out = NULL;
-    const gg_split_conv_kernels *kernels = gg_split_conv_kernels_for(device->isa);
+    const gg_split_conv_kernels *kernels = gg_cpu_device_kernels(device)->split_conv;
     if (kernels == NULL || !gg_conv_has_form(desc, desc->offered[0].layout, GG_ALGORITHM_SPLIT))
         GG_FAIL_CLEANUP(
             GG_ERROR_UNSUPPORTED,

@@ -65,11 +65,5 @@ typedef struct gg_split_conv_kernels {
 } gg_split_conv_kernels;
 
 extern const gg_split_conv_kernels gg_split_conv_kernels_scalar; /* documents the others, and tests them */
-#ifdef GG_HAS_AMX
-extern const gg_split_conv_kernels gg_split_conv_kernels_amx;
-#endif
-
-/* The kernels of a level; NULL if it has none. */
-const gg_split_conv_kernels *gg_split_conv_kernels_for(gg_isa isa);
 
 #endif

@@ -674,10 +674,10 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     gg_op *head = NULL;
     size_t scratch = 0;
     *out = NULL;
-    const gg_winograd_kernels *kernels = gg_winograd_kernels_for(device->isa);
+    const gg_winograd_kernels *kernels = gg_cpu_device_kernels(device)->winograd;
     const bool channels = desc->offered[0].layout == GG_LAYOUT_CHANNELS16;
     const gg_layout layout = channels ? GG_LAYOUT_CHANNELS16 : GG_LAYOUT_BATCH_LAST;
-    if (kernels == NULL || !gg_conv_has_form(desc, layout, desc->algorithm))
+    if (!gg_conv_has_form(desc, layout, desc->algorithm))
         return gg_fail(
             GG_ERROR_UNSUPPORTED,
             "Winograd's convolution is for windows of 3 x 3 and padding up to 2, or of 5 x 5, padding up to 4 and "
@@ -687,8 +687,8 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     winograd_op *op = (winograd_op *)head;
     op->device = device;
     op->kernels = kernels;
-    op->gemm = gg_gemm_kernels_for(device->isa);
-    op->add = gg_cpu_kernels_for(device->isa)->elementwise->add;
+    op->gemm = gg_cpu_device_kernels(device)->gemm;
+    op->add = gg_cpu_device_kernels(device)->elementwise->add;
     op->threads = device->threads;
     op->outputs = outputs_of(desc->algorithm);
     op->taps = (int)desc->window.kernel[0];

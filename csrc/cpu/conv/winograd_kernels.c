@@ -662,7 +662,7 @@ static void winograd_product(const gg_winograd_product *p) {
 
 #endif
 
-const gg_winograd_kernels GG_TILE_NAME(gg_winograd_kernels) = {
+const gg_winograd_kernels GG_VARIANT(gg_winograd_kernels) = {
     .panel = PANEL,
     .rows = ROWS,
     .least = PART,

@@ -79,12 +79,4 @@ typedef struct gg_winograd_kernels {
     void (*product)(const gg_winograd_product *product);
 } gg_winograd_kernels;
 
-extern const gg_winograd_kernels gg_winograd_kernels_scalar;
-extern const gg_winograd_kernels gg_winograd_kernels_avx2;
-extern const gg_winograd_kernels gg_winograd_kernels_avx512f;
-extern const gg_winograd_kernels gg_winograd_kernels_avx512;
-
-/* The kernels of a level; NULL if this build has none for it. Whether the CPU runs them is gg_cpu_supports. */
-const gg_winograd_kernels *gg_winograd_kernels_for(gg_isa isa);
-
 #endif

@@ -373,14 +373,14 @@ static void gemm_pack_panels(int64_t n, int64_t k, const float *b, int64_t b_row
     }
 }
 
-const gg_gemm_kernels GG_TILE_NAME(gg_gemm_kernels) = {
-    .isa = GG_TILE_JOIN(GG_TILE_ISA, GG_ISA),
+const gg_gemm_kernels GG_VARIANT(gg_gemm_kernels) = {
+    .isa = GG_LEVEL,
     .vector = VECTOR,
     .panel = PANEL,
     .tile_rows = TILE_ROWS,
     .dot_rows = DOT_ROWS,
-    .conv = GG_TILE_NAME(gg_kernel_conv),
-    .dot = GG_TILE_NAME(gg_kernel_dot),
+    .conv = GG_VARIANT(gg_kernel_conv),
+    .dot = GG_VARIANT(gg_kernel_dot),
     .multiply = gemm_multiply,
     .panels = gemm_panels,
     .pack_panels = gemm_pack_panels,

@@ -141,14 +141,6 @@ typedef struct gg_gemm_kernels {
     float (*mask_sum)(int64_t n, const float *y, float *dy);
 } gg_gemm_kernels;
 
-extern const gg_gemm_kernels gg_gemm_kernels_scalar;
-extern const gg_gemm_kernels gg_gemm_kernels_avx2;
-extern const gg_gemm_kernels gg_gemm_kernels_avx512f;
-extern const gg_gemm_kernels gg_gemm_kernels_avx512;
-
-/* The kernels of a level; NULL if this build has none for it. Whether the CPU runs them is gg_cpu_supports. */
-const gg_gemm_kernels *gg_gemm_kernels_for(gg_isa isa);
-
 /* So many terms, and no fewer than half as many, are summed at a time where there are more. */
 #define GG_SGEMM_TERMS 256
 

@@ -100,7 +100,7 @@ PACK_INLINE void turn_along(int n, int64_t terms, const float *from, int64_t ste
 #else
 
 PACK_INLINE void turn_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
-    GG_TILE_NAME(gg_gemm_kernels).transpose(n, terms, from, step, LANES, out, LANES);
+    GG_VARIANT(gg_gemm_kernels).transpose(n, terms, from, step, LANES, out, LANES);
 }
 
 #endif
@@ -386,6 +386,6 @@ static void paired_multiply(const gg_paired_product *p) {
     }
 }
 
-const gg_paired_kernels GG_TILE_NAME(gg_paired_kernels) = {.pack = paired_pack, .multiply = paired_multiply};
+const gg_paired_kernels GG_VARIANT(gg_paired_kernels) = {.pack = paired_pack, .multiply = paired_multiply};
 
 #endif

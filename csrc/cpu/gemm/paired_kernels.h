@@ -25,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/cpu.h"
+#include "cpu/kernels.h"
 
 enum {
     GG_PAIRED_LANES = 16, /* vectors of a group */
@@ -78,10 +78,10 @@ typedef struct gg_paired_kernels {
 } gg_paired_kernels;
 
 extern const gg_paired_kernels gg_paired_kernels_scalar; /* documents the others, and tests them */
-extern const gg_paired_kernels gg_paired_kernels_avx512f;
-extern const gg_paired_kernels gg_paired_kernels_avx512;
 
 /* The kernels of a level where they are used (gg_cpu_pairs_products), behind split products. Else NULL. */
-const gg_paired_kernels *gg_paired_kernels_for(gg_isa isa);
+static inline const gg_paired_kernels *gg_paired_kernels_for(gg_isa isa) {
+    return gg_cpu_pairs_products() ? gg_cpu_kernels_for(isa)->paired : NULL;
+}
 
 #endif

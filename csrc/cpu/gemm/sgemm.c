@@ -8,6 +8,7 @@
 #include "base/parallel.h"
 #include "cpu/gemm/gemm_kernels.h"
 #include "cpu/gemm/packed_products.h"
+#include "cpu/kernels.h"
 
 /* Terms of a part: a panel of so many stays in the first-level cache. */
 #define PART_TERMS GG_SGEMM_TERMS
@@ -238,7 +239,7 @@ static int64_t strip_floats(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
 }
 
 size_t gg_sgemm_scratch(gg_isa isa, const gg_sgemm *p, int threads) {
-    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(isa);
+    const gg_gemm_kernels *kernels = gg_cpu_kernels_for(isa)->gemm;
     if (p->n < 1) return 0;
     const gg_packed_products *packed = gg_packed_products_for(isa, p);
     if (packed != NULL) return packed->scratch(p, threads);
@@ -250,7 +251,7 @@ size_t gg_sgemm_scratch(gg_isa isa, const gg_sgemm *p, int threads) {
 }
 
 void gg_sgemm_run(gg_isa isa, const gg_sgemm *p, int threads, void *scratch) {
-    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(isa);
+    const gg_gemm_kernels *kernels = gg_cpu_kernels_for(isa)->gemm;
     if (p->m < 1 || p->n < 1) return;
     const gg_packed_products *packed = gg_packed_products_for(isa, p);
     if (packed != NULL) {

@@ -4,6 +4,7 @@
 #include "base/parallel.h"
 #include "cpu/gemm/packed_products.h"
 #include "cpu/gemm/split_kernels.h"
+#include "cpu/kernels.h"
 
 /* Terms of a part: as many as the kernels sum at a time, or twice as many, so that no element's bits depend on where
  * parts end. Results that stay in the second-level cache have the shorter ones. */
@@ -137,12 +138,12 @@ static void columns_part(void *context, int thread, int threads) {
 
 static bool split_gradient_pays(gg_isa isa, int64_t batch, int64_t in) {
     enum { LEAST_BATCH = 64, LEAST_IN = 16 };
-    return gg_split_kernels_for(isa) != NULL && batch >= LEAST_BATCH && in >= LEAST_IN;
+    return gg_cpu_kernels_for(isa)->split != NULL && batch >= LEAST_BATCH && in >= LEAST_IN;
 }
 
 static bool split_pays(gg_isa isa, const gg_sgemm *p) {
     enum { LEAST_SIDE = 28, LEAST_WORK = 1 << 17 };
-    return gg_split_kernels_for(isa) != NULL && p->m >= LEAST_SIDE && p->n >= LEAST_SIDE && p->k >= LEAST_SIDE &&
+    return gg_cpu_kernels_for(isa)->split != NULL && p->m >= LEAST_SIDE && p->n >= LEAST_SIDE && p->k >= LEAST_SIDE &&
            p->m * p->n * p->k > LEAST_WORK;
 }
 
@@ -206,7 +207,7 @@ static void run_together(job *j, int threads) {
 }
 
 static void split_run(gg_isa isa, const gg_sgemm *p, const float *row_bias, int threads, void *scratch) {
-    job j = {.kernels = gg_split_kernels_for(isa),
+    job j = {.kernels = gg_cpu_kernels_for(isa)->split,
              .p = p,
              .row_bias = row_bias,
              .strip = scratch,
@@ -223,7 +224,7 @@ static size_t split_side_bytes(int64_t count, int64_t terms) {
 }
 
 static void split_pack(gg_isa isa, const gg_packed_side *s, int64_t begin, int64_t end) {
-    const gg_split_kernels *kernels = gg_split_kernels_for(isa);
+    const gg_split_kernels *kernels = gg_cpu_kernels_for(isa)->split;
     const gg_split_pack pack = {.count = end - begin,
                                 .terms = s->terms,
                                 .from = s->from + (s->across ? begin : begin * s->step),
@@ -246,7 +247,7 @@ static void split_multiply(gg_isa isa, const gg_packed_product *p) {
                                       .row_bias = p->row_bias,
                                       .add = p->add,
                                       .relu = p->relu};
-    gg_split_kernels_for(isa)->multiply(&product);
+    gg_cpu_kernels_for(isa)->split->multiply(&product);
 }
 
 static int64_t split_part_begin(int64_t terms, int64_t part) {

@@ -80,11 +80,5 @@ typedef struct gg_split_kernels {
 } gg_split_kernels;
 
 extern const gg_split_kernels gg_split_kernels_scalar; /* documents the others, and tests them */
-#ifdef GG_HAS_AMX
-extern const gg_split_kernels gg_split_kernels_amx;
-#endif
-
-/* The kernels of a level; NULL if it has none, because other products are faster there. */
-const gg_split_kernels *gg_split_kernels_for(gg_isa isa);
 
 #endif

@@ -328,10 +328,7 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
                        desc->inputs, (long long)desc->batch);
     if (desc->activation == GG_ACTIVATION_GELU)
         return gg_fail(GG_ERROR_UNSUPPORTED, "a linear layer has a GELU only over positions");
-    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
-    if (kernels == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here",
-                       gg_isa_name(device->isa));
+    const gg_gemm_kernels *kernels = gg_cpu_device_kernels(device)->gemm;
     gg_op *op;
     GG_TRY(gg_native_op_create(desc, &linear_class, sizeof(linear_op), &op));
     linear_op *linear = (linear_op *)op;

@@ -22,7 +22,7 @@ static const gg_packed_products *packed_of(const gg_device *device, const gg_gra
 }
 
 static int64_t panel_floats(const gg_device *device, const gg_gradient_factors *f) {
-    return gg_gemm_kernels_for(device->isa)->panel * f->batch;
+    return gg_cpu_device_kernels(device)->gemm->panel * f->batch;
 }
 
 /* Arrays for which three quarters of the second cache have room, beside all inputs and a thread's rows. A tile fetches
@@ -30,14 +30,14 @@ static int64_t panel_floats(const gg_device *device, const gg_gradient_factors *
 static int64_t fetched_beside(const gg_device *device, const gg_gradient_factors *f, int64_t rows) {
     const int64_t cache = (int64_t)((const gg_cpu_device *)device)->second_cache / (int64_t)sizeof(float);
     const int64_t room = cache * 3 / 4 - (f->batch + rows) * f->in, most = room / (rows * f->in);
-    const int64_t by_terms = f->batch / gg_gemm_kernels_for(device->isa)->tile_rows;
+    const int64_t by_terms = f->batch / gg_cpu_device_kernels(device)->gemm->tile_rows;
     return room < 0 ? 0 : most < by_terms ? most : by_terms;
 }
 
 /* Longer sums than a panel has terms are cut, with other bits. What is kept should be much less than the gradient that
  * it stands for. */
 bool gg_cpu_factors(const gg_device *device, gg_gradient_factors *f) {
-    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
+    const gg_gemm_kernels *kernels = gg_cpu_device_kernels(device)->gemm;
     const gg_packed_products *packed = packed_of(device, f);
     const int64_t step = packed != NULL ? packed->granule : kernels->tile_rows;
     const int64_t least = packed != NULL ? step : LEAST_ROWS, fit = ROWS_ELEMENTS / f->in;
@@ -89,7 +89,7 @@ static void keep_packed(void *context, int thread, int threads) {
 
 static void keep_panels(void *context, int thread, int threads) {
     const keep_job *j = context;
-    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(j->device->isa);
+    const gg_gemm_kernels *kernels = gg_cpu_device_kernels(j->device)->gemm;
     const int64_t panel = panel_floats(j->device, j->factors);
     size_t begin, end;
     bool lanes;
@@ -153,20 +153,19 @@ static void compute_rows(void *context, int thread, int threads) {
                                                                  .used_at = at,
                                                                  .used_count = m * f->in});
     else
-        gg_gemm_kernels_for(j->device->isa)
-            ->panels(&(gg_panels){.m = m,
-                                  .n = f->in,
-                                  .k = f->batch,
-                                  .a = (const float *)j->error + first * lanes,
-                                  .a_row = lanes,
-                                  .b = j->input,
-                                  .b_panel = panel_floats(j->device, f),
-                                  .c = out,
-                                  .c_row = f->in,
-                                  .far = true,
-                                  .used = used,
-                                  .used_next = j->rows->used_next,
-                                  .used_at = at});
+        gg_cpu_device_kernels(j->device)->gemm->panels(&(gg_panels){.m = m,
+                                                                    .n = f->in,
+                                                                    .k = f->batch,
+                                                                    .a = (const float *)j->error + first * lanes,
+                                                                    .a_row = lanes,
+                                                                    .b = j->input,
+                                                                    .b_panel = panel_floats(j->device, f),
+                                                                    .c = out,
+                                                                    .c_row = f->in,
+                                                                    .far = true,
+                                                                    .used = used,
+                                                                    .used_next = j->rows->used_next,
+                                                                    .used_at = at});
 }
 
 void gg_cpu_gradient_rows(gg_device *device, const gg_gradient_factors *f, const void *input, const void *error,

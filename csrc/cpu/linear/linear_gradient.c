@@ -76,7 +76,7 @@ static void weight_gradient_part(void *context, int thread, int threads) {
 }
 
 void gg_cpu_weight_gradient(gg_device *device, const gg_weight_gradient_args *args) {
-    job j = {.kernels = gg_gemm_kernels_for(device->isa),
+    job j = {.kernels = gg_cpu_device_kernels(device)->gemm,
              .packed = gg_packed_gradient_for(device->isa, args->batch, args->in),
              .isa = device->isa,
              .args = args};

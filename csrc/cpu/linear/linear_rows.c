@@ -141,9 +141,6 @@ static const gg_op_class rows_class = {.forward = rows_forward,
 gg_status gg_native_linear_rows_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_op *head = NULL;
     *out = NULL;
-    if (gg_gemm_kernels_for(device->isa) == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "no linear layer for the instruction set %s here",
-                       gg_isa_name(device->isa));
     GG_TRY(gg_native_op_create(desc, &rows_class, sizeof(rows_op), &head));
     rows_op *op = (rows_op *)head;
     op->device = device;

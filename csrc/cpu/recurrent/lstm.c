@@ -444,9 +444,7 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     if (desc->numbers > 0 && (desc->dtype != GG_FLOAT32 || 2 * desc->numbers > desc->batch * desc->input[0].size[0]))
         return gg_fail(GG_ERROR_UNSUPPORTED,
                        "an LSTM of tokens is for float32, and for twice as many tokens as its table has rows");
-    const gg_gemm_kernels *kernels = gg_gemm_kernels_for(device->isa);
-    if (kernels == NULL)
-        return gg_fail(GG_ERROR_UNSUPPORTED, "no LSTM for the instruction set %s here", gg_isa_name(device->isa));
+    const gg_gemm_kernels *kernels = gg_cpu_device_kernels(device)->gemm;
     GG_TRY(gg_native_op_create(&plain, &lstm_class, sizeof(gg_lstm_op), &head));
     gg_lstm_op *op = (gg_lstm_op *)head;
     head->desc = *desc;

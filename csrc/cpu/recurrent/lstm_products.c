@@ -384,7 +384,7 @@ static const gg_lstm_products by_pairs = {
 
 void gg_lstm_choose_products(gg_lstm_op *op) {
     const gg_isa isa = op->device->isa;
-    if (op->batch >= SPLIT_BATCH && op->hidden >= SPLIT_UNITS) op->split = gg_split_kernels_for(isa);
+    if (op->batch >= SPLIT_BATCH && op->hidden >= SPLIT_UNITS) op->split = gg_cpu_kernels_for(isa)->split;
     if (op->batch >= PAIRED_BATCH && op->hidden >= PAIRED_UNITS) op->paired = gg_paired_kernels_for(isa);
     op->products = op->split != NULL ? &by_split : op->paired != NULL ? &by_pairs : &by_panels;
 }

@@ -19,6 +19,11 @@
 #define GG_JOIN_(a, b) a##_##b
 #define GG_JOIN(a, b) GG_JOIN_(a, b)
 #define GG_VARIANT(name) GG_JOIN(name, GG_ISA)
+#define GG_LEVEL_scalar GG_ISA_SCALAR
+#define GG_LEVEL_avx2 GG_ISA_AVX2
+#define GG_LEVEL_avx512f GG_ISA_AVX512F
+#define GG_LEVEL_avx512 GG_ISA_AVX512
+#define GG_LEVEL GG_VARIANT(GG_LEVEL)
 
 extern const gg_cpu_elementwise GG_VARIANT(gg_cpu_elementwise);
 extern const gg_cpu_pool GG_VARIANT(gg_cpu_pool);
@@ -33,6 +38,12 @@ size_t GG_VARIANT(gg_cpu_read_entries)(gg_entries_args *args);
 extern const gg_cpu_layout GG_VARIANT(gg_cpu_layout);
 extern const gg_cpu_attention GG_VARIANT(gg_cpu_attention);
 extern const gg_cpu_lstm GG_VARIANT(gg_cpu_lstm);
+extern const gg_gemm_kernels GG_VARIANT(gg_gemm_kernels);
+extern const gg_winograd_kernels GG_VARIANT(gg_winograd_kernels);
+extern const gg_paired_kernels GG_VARIANT(gg_paired_kernels);
+extern const gg_split_kernels gg_split_kernels_amx;
+extern const gg_split_conv_kernels gg_split_conv_kernels_amx;
+extern const gg_image_kernels gg_image_kernels_amx;
 
 /* Iterations are independent although the compiler cannot see it: an output may be an input's own memory. */
 #define GG_INDEPENDENT _Pragma("GCC ivdep")

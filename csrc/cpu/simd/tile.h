@@ -8,25 +8,16 @@
 #define GG_CPU_SIMD_TILE_H
 
 #include "cpu/gemm/gemm_kernels.h"
-#include "ops/tensor.h"
+#include "cpu/simd/isa.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
-#define GG_TILE_JOIN_(a, b) a##_##b
-#define GG_TILE_JOIN(a, b) GG_TILE_JOIN_(a, b)
-/* name_avx512, ... */
-#define GG_TILE_NAME(name) GG_TILE_JOIN(name, GG_ISA)
-#define GG_TILE_ISA_scalar GG_ISA_SCALAR
-#define GG_TILE_ISA_avx2 GG_ISA_AVX2
-#define GG_TILE_ISA_avx512f GG_ISA_AVX512F
-#define GG_TILE_ISA_avx512 GG_ISA_AVX512
-
 /* What the set of kernels is put together from, over files of one instruction set. */
-void GG_TILE_NAME(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin,
-                                  int64_t row_end);
-void GG_TILE_NAME(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end);
+void GG_VARIANT(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin,
+                                int64_t row_end);
+void GG_VARIANT(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end);
 
 #if defined(__AVX512F__)
 #define GG_VECTOR 16
