@@ -189,7 +189,7 @@ class Trainer:
         | list[str | dict[str, Any]],  # one a head: loss weight target label_smoothing ignore_index class_weight
         optimizer: dict[
             str, Any
-        ],  # name lr weight_decay momentum nesterov beta1 beta2 eps decoupled schedule{kind final gamma power warmup_start every total warmup, first values of kind table}
+        ],  # name schedule, and options as describe() has them: schedule{kind final gamma power warmup_start every total warmup, first values of kind table}
         strategy: dict[
             str, Any
         ],  # name topology rotate permutations staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
@@ -519,6 +519,9 @@ def cuda() -> tuple[int, str, str]:
 
 def choices() -> dict[str, tuple[str, ...]]:
     """The names that the core knows, by keyword: "strategy", "exchange", "mix", ..."""
+
+def describe() -> dict[str, dict[str, dict[str, Any]]]:
+    """Options of each optimiser, by name: "type", "default", "bounds", "help", "unset" (the meaning of None), "names"."""
 
 def find_device(name: str, /) -> tuple[str, int]:
     """The kind and the number of a device; ValueError says which there are."""

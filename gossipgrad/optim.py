@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
 from gossipgrad import _core, schedules
-from gossipgrad.errors import LARGEST, choice, flag, integer, named_keywords, number, store
-from gossipgrad.keywords import about
+from gossipgrad.described import checked, field_of, metadata_of
+from gossipgrad.errors import choice, integer, named_keywords, store
 
 Part = Literal["bias", "norm"]
 
 # The roles of tensors that the optimisers' options name; "norm" is what normalisations multiply by and add.
-_ROLES: dict[str, tuple[str, ...]] = {"bias": ("bias",), "norm": ("scale", "shift")}
+_ROLES: dict[Part, tuple[str, ...]] = {"bias": ("bias",), "norm": ("scale", "shift")}
+_PARTS = ("no_decay", "no_adaptation")  # options that are parts
+_OPTIONS = _core.describe()
 
 
 def parts(argument: str, value: Any) -> tuple[Part, ...]:
@@ -39,14 +40,6 @@ def read_parts(argument: str) -> Callable[[str], tuple[Part, ...]]:
     return lambda text: parts(argument, [] if text == "none" else text.split(","))
 
 
-def _share(argument: str, value: Any) -> float:
-    """`value` as a number from 0 to below 1 that float32, in which the core computes, does not round to 1."""
-    made = number(argument, value, 0.0, below=1.0)
-    if np.float32(made) == 1:
-        raise ValueError(f"{argument}={value!r}: is 1 in float32; allowed: a finite number >= 0 and < 1 - 2**-25")
-    return made
-
-
 class Optimizer:
     """The base. `name` is the optimiser's on the command line and in reports; every one has an lr and a schedule."""
 
@@ -58,10 +51,10 @@ class Optimizer:
     _total = None  # steps of all training, where a trainer has said so
 
     def __post_init__(self) -> None:
-        no_decay = parts("no_decay", self.no_decay)
-        store(self, lr=number("lr", self.lr, 0.0, LARGEST), no_decay=no_decay, schedule=schedules.of(self.schedule))
-        if self.clip_norm is not None:
-            store(self, clip_norm=number("clip_norm", self.clip_norm, high=LARGEST, above=0.0))
+        store(self, schedule=schedules.of(self.schedule))
+        for key in keywords(type(self)):
+            read = parts if key in _PARTS else partial(checked, _OPTIONS[self.name][key])
+            store(self, **{key: read(key, getattr(self, key))})
 
     @property
     def timing(self) -> schedules.Schedule:
@@ -110,20 +103,20 @@ class Optimizer:
         return _core.rate(known.rates(step, 1), step)
 
 
-_LR = "learning rate; used as given, not multiplied by the ranks"
+def _option(optimizer: str, key: str) -> Any:
+    """A field that has default and help of the core's option."""
+    if key not in _PARTS:
+        return field_of(_OPTIONS[optimizer][key])
+    said = _OPTIONS[optimizer][key]
+    named = tuple(part for part, own in _ROLES.items() if set(own) <= set(said["default"]))
+    return field(default=named, metadata=metadata_of(said) | {"metavar": "PARTS", "read": read_parts(key)})
 
 
-def _weight_decay() -> Any:
-    return field(default=0.0, metadata=about("times the weights, added to the gradients"))
+def _rate(optimizer: str) -> Mapping[str, Any]:
+    return metadata_of(_OPTIONS[optimizer]["lr"])
 
 
-def _no_decay() -> Any:
-    help_ = "what does not decay: bias, norm (of normalisations), or bias,norm"
-    return field(default=(), metadata=about(help_, metavar="PARTS", read=read_parts("no_decay")))
-
-
-def _clip_norm() -> Any:
-    return field(default=None, metadata=about("largest norm of the gradients, else they are shortened", default="off"))
+_schedule = partial(field, default_factory=schedules.Constant)
 
 
 @named_keywords
@@ -151,22 +144,16 @@ class SGD(Optimizer):
     """
 
     name: ClassVar[str] = "sgd"
-    lr: float = field(metadata=about(_LR))
-    momentum: float = field(default=0.0, metadata=about("share of the last update that is added to the next"))
-    weight_decay: float = _weight_decay()
-    nesterov: bool = field(default=False, metadata=about("Nesterov's momentum"))
-    schedule: schedules.Schedule | Callable[[int], float] = field(default_factory=schedules.Constant)
-    no_decay: tuple[Part, ...] | Part = _no_decay()
-    clip_norm: float | None = _clip_norm()
+    lr: float = field(metadata=_rate("sgd"))
+    momentum: float = _option("sgd", "momentum")
+    weight_decay: float = _option("sgd", "weight_decay")
+    nesterov: bool = _option("sgd", "nesterov")
+    schedule: schedules.Schedule | Callable[[int], float] = _schedule()
+    no_decay: tuple[Part, ...] | Part = _option("sgd", "no_decay")
+    clip_norm: float | None = _option("sgd", "clip_norm")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        store(
-            self,
-            momentum=_share("momentum", self.momentum),
-            weight_decay=number("weight_decay", self.weight_decay, 0.0, LARGEST),
-            nesterov=flag("nesterov", self.nesterov),
-        )
         if self.nesterov and not self.momentum:
             raise ValueError(f"nesterov=True: allowed only with momentum > 0; momentum={self.momentum!r}")
 
@@ -191,26 +178,15 @@ class Adam(Optimizer):
     """
 
     name: ClassVar[str] = "adam"
-    lr: float = field(default=1e-3, metadata=about(_LR))
-    beta1: float = field(default=0.9, metadata=about("decay of the first moment"))
-    beta2: float = field(default=0.999, metadata=about("decay of the second moment"))
-    eps: float = field(default=1e-8, metadata=about("added to the root of the second moment"))
-    weight_decay: float = _weight_decay()
-    decoupled: bool = field(default=False, metadata=about("weight decay of the weights themselves: AdamW"))
-    schedule: schedules.Schedule | Callable[[int], float] = field(default_factory=schedules.Constant)
-    no_decay: tuple[Part, ...] | Part = _no_decay()
-    clip_norm: float | None = _clip_norm()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        store(
-            self,
-            beta1=_share("beta1", self.beta1),
-            beta2=_share("beta2", self.beta2),
-            eps=number("eps", self.eps, 2.0**-126, LARGEST),
-            weight_decay=number("weight_decay", self.weight_decay, 0.0, LARGEST),
-            decoupled=flag("decoupled", self.decoupled),
-        )
+    lr: float = _option("adam", "lr")
+    beta1: float = _option("adam", "beta1")
+    beta2: float = _option("adam", "beta2")
+    eps: float = _option("adam", "eps")
+    weight_decay: float = _option("adam", "weight_decay")
+    decoupled: bool = _option("adam", "decoupled")
+    schedule: schedules.Schedule | Callable[[int], float] = _schedule()
+    no_decay: tuple[Part, ...] | Part = _option("adam", "no_decay")
+    clip_norm: float | None = _option("adam", "clip_norm")
 
 
 @named_keywords
@@ -231,37 +207,20 @@ class LARS(Optimizer):
     """
 
     name: ClassVar[str] = "lars"
-    lr: float = field(metadata=about(_LR))
-    momentum: float = field(default=0.9, metadata=about("share of the last update that is added to the next"))
-    weight_decay: float = _weight_decay()
-    trust: float = field(default=0.001, metadata=about("the length of an update in terms of the parameter's"))
-    schedule: schedules.Schedule | Callable[[int], float] = field(default_factory=schedules.Constant)
-    no_decay: tuple[Part, ...] | Part = _no_decay()
-    no_adaptation: tuple[Part, ...] | Part = field(
-        default=("bias", "norm"),
-        metadata=about(
-            "what has the plain learning rate: bias, norm, bias,norm, or none",
-            metavar="PARTS",
-            read=read_parts("no_adaptation"),
-        ),
-    )
-    clip_norm: float | None = _clip_norm()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        store(
-            self,
-            momentum=_share("momentum", self.momentum),
-            weight_decay=number("weight_decay", self.weight_decay, 0.0, LARGEST),
-            trust=number("trust", self.trust, high=LARGEST, above=0.0),
-            no_adaptation=parts("no_adaptation", self.no_adaptation),
-        )
+    lr: float = field(metadata=_rate("lars"))
+    momentum: float = _option("lars", "momentum")
+    weight_decay: float = _option("lars", "weight_decay")
+    trust: float = _option("lars", "trust")
+    schedule: schedules.Schedule | Callable[[int], float] = _schedule()
+    no_decay: tuple[Part, ...] | Part = _option("lars", "no_decay")
+    no_adaptation: tuple[Part, ...] | Part = _option("lars", "no_adaptation")
+    clip_norm: float | None = _option("lars", "clip_norm")
 
 
-BY_NAME: dict[str, type[SGD] | type[Adam] | type[LARS]] = {"sgd": SGD, "adam": Adam, "lars": LARS}
+BY_NAME: dict[str, type[Any]] = {made.name: made for made in (SGD, Adam, LARS)}
 
 
-def keywords(made: type[SGD] | type[Adam] | type[LARS]) -> list[str]:
+def keywords(made: type[Any]) -> list[str]:
     """An optimiser's keywords but schedule."""
     return [one.name for one in fields(made) if one.name != "schedule"]
 
@@ -273,11 +232,13 @@ def by_name(name: str, schedule: schedules.Schedule | None = None, **options: An
     for key in options:
         if key not in allowed:
             raise ValueError(f"{key}: not an option of optimizer={name!r}; it has {', '.join(allowed)}")
-    return made(**options, schedule=schedules.Constant() if schedule is None else schedule)
+    found: Optimizer = made(**options, schedule=schedules.Constant() if schedule is None else schedule)
+    return found
 
 
 def from_settings(settings: Mapping[str, Any]) -> Optimizer:
     """The optimiser that settings() described; other keys are ignored."""
     made = BY_NAME[choice("optimizer", settings["optimizer"], BY_NAME)]
     own = {key: settings[key] for key in keywords(made) if key in settings}  # an older checkpoint has fewer
-    return made(**own, schedule=schedules.from_settings(settings))
+    found: Optimizer = made(**own, schedule=schedules.from_settings(settings))
+    return found

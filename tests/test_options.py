@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -28,6 +29,37 @@ def test_the_core_knows_the_same_names():
         "mode": set(compression.MODES),
         "selection": set(compression.SELECTIONS),
     }
+
+
+@pytest.mark.parametrize("name", optim.BY_NAME)
+def test_defaults_and_help_are_those_of_the_core(name):
+    described = _core.describe()[name]
+    for field in dataclasses.fields(optim.BY_NAME[name]):
+        if field.name == "schedule":
+            continue
+        said = described[field.name]
+        given = None if field.default is dataclasses.MISSING else field.default
+        default = [] if said["type"] == "set" and not said["default"] else said["default"]
+        assert (optim.roles(given) if said["type"] == "set" else given) == default
+        assert said["required"] == (field.default is dataclasses.MISSING)
+        assert field.metadata["help"] == said["help"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"lr": "fast"}, TypeError, "lr: 'fast' is no number"),
+        ({"momentum": None, "weight_decay": -1}, ValueError, "weight_decay=-1: must be finite and at least 0"),
+        ({"no_decay": ["edge"]}, ValueError, "no_decay: 'edge'; allowed are weight, bias"),
+        ({"moments_since": 2**70}, None, ""),
+        ({"moments_since": -(2**70)}, ValueError, "moments_since=-9.2.*: must be at least 0"),
+    ],
+)
+def test_the_core_reads_options_as_it_describes_them(change, error, words):
+    graph = gg.Sequential([gg.Linear(3)], input=(2,)).graph
+    options = {"name": "sgd", "lr": 0.1} | change
+    with pytest.raises(error, match=words) if error else contextlib.nullcontext():
+        _core.Trainer(graph, _core.Team("single"), loss="cross_entropy", optimizer=options, strategy={})
 
 
 @pytest.mark.core(99)

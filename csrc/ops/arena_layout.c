@@ -17,10 +17,9 @@ const char *gg_family_name(gg_family family) {
     return names[family];
 }
 
-const char *gg_role_name(gg_role role) {
-    static const char *const names[GG_ROLE_COUNT] = {"weight", "bias", "scale", "shift", "statistic"};
-    return names[role];
-}
+const char *const gg_role_names[GG_ROLE_COUNT] = {"weight", "bias", "scale", "shift", "statistic"};
+
+const char *gg_role_name(gg_role role) { return gg_role_names[role]; }
 
 /* The most elements of a parameter, so that no sum of sizes overflows. */
 #define MOST_ELEMENTS ((double)((int64_t)1 << 48))

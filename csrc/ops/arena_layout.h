@@ -36,7 +36,8 @@ typedef enum gg_role {
     GG_ROLE_COUNT
 } gg_role;
 
-const char *gg_role_name(gg_role role); /* "weight"; role < GG_ROLE_COUNT */
+extern const char *const gg_role_names[GG_ROLE_COUNT]; /* "weight", ... */
+const char *gg_role_name(gg_role role);                /* "weight"; role < GG_ROLE_COUNT */
 
 /* One tensor of a layer. Its place in an arena is in float32 elements. */
 typedef struct gg_parameter {

@@ -67,10 +67,16 @@ static const char *const wire_names[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16]
 static const char *const collectives_names[GG_COLLECTIVES_COUNT] = {"own", "mpi"};
 static const char *const mode_names[GG_COMPRESSION_MODES] = {"strict", "safe", "exact"};
 static const char *const selection_names[GG_SELECTION_COUNT] = {"local", "cyclic"};
-static const char *const optimizer_names[GG_OPTIMIZER_COUNT] = {"sgd", "adam", "lars"};
 
 static void strategy_names(const char *out[GG_STRATEGY_COUNT]) {
     for (int i = 0; i < GG_STRATEGY_COUNT; ++i) out[i] = gg_strategy_name((gg_strategy_kind)i);
+}
+
+/* Fills in the names of all optimisers and returns their number. */
+static int optimizer_names(const char *out[GG_OPTIMIZERS_COUNT]) {
+    int n = 0;
+    for (; gg_optimizer_types[n] != NULL; ++n) out[n] = gg_optimizer_types[n]->name;
+    return n;
 }
 
 /* Sets dict[key] to a tuple of n names; -1 with an exception. */
@@ -91,6 +97,8 @@ static PyObject *options_choices(PyObject *module, PyObject *unused) {
     PyObject *dict = PyDict_New();
     (void)module, (void)unused;
     strategy_names(names);
+    const char *optimizers[GG_OPTIMIZERS_COUNT];
+    const int known = optimizer_names(optimizers);
     for (int i = 0; i < GG_FAMILY_COUNT; ++i) families[i] = gg_family_name((gg_family)i);
     if (dict != NULL && add_names(dict, "strategy", names, GG_STRATEGY_COUNT) == 0 &&
         add_names(dict, "exchange", exchange_names, GG_EXCHANGE_COUNT) == 0 &&
@@ -100,29 +108,20 @@ static PyObject *options_choices(PyObject *module, PyObject *unused) {
         add_names(dict, "family", families, GG_FAMILY_COUNT) == 0 &&
         add_names(dict, "mode", mode_names, GG_COMPRESSION_MODES) == 0 &&
         add_names(dict, "selection", selection_names, GG_SELECTION_COUNT) == 0 &&
-        add_names(dict, "optimizer", optimizer_names, GG_OPTIMIZER_COUNT) == 0)
+        add_names(dict, "optimizer", optimizers, known) == 0)
         return dict;
     Py_XDECREF(dict);
     return NULL;
 }
 
-static PyMethodDef options_functions[] = {
-    {"choices", options_choices, METH_NOARGS, "The names that the core knows, by keyword."}, {NULL, NULL, 0, NULL}};
-
-int gg_py_add_options(PyObject *module) { return PyModule_AddFunctions(module, options_functions); }
-
-/* A set of roles, a bit each, from a sequence of names; -1 with an exception. */
-static int roles_of(PyObject *dict, const char *name, unsigned *out) {
-    PyObject *item = PyDict_GetItemString(dict, name);
-    const char *names[GG_ROLE_COUNT];
+/* A set of names, a bit each, from a sequence; -1 with an exception. */
+static int set_from(const char *argument, PyObject *item, const char *const *names, int n, unsigned *out) {
     *out = 0;
-    if (item == NULL) return 0;
-    for (int i = 0; i < GG_ROLE_COUNT; ++i) names[i] = gg_role_name((gg_role)i);
-    PyObject *fast = PySequence_Fast(item, "roles must be a sequence of names");
+    PyObject *fast = PySequence_Fast(item, "must be a sequence of names");
     for (Py_ssize_t i = 0; fast != NULL && i < PySequence_Fast_GET_SIZE(fast) && !PyErr_Occurred(); ++i) {
         const char *text = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(fast, i));
-        int role = text != NULL ? gg_py_choice(name, text, names, GG_ROLE_COUNT) : -1;
-        if (role >= 0) *out |= 1u << role;
+        int place = text != NULL ? gg_py_choice(argument, text, names, n) : -1;
+        if (place >= 0) *out |= 1u << place;
     }
     Py_XDECREF(fast);
     return PyErr_Occurred() ? -1 : 0;
@@ -189,7 +188,9 @@ int gg_py_compression(PyObject *dict, gg_compression *out, PyObject **packs) {
                             .warmup = py_options_whole_of(dict, "warmup", 0),
                             .selection = (gg_compression_selection)selection,
                             .local_momentum = flag_of(dict, "local_momentum")};
-    if (PyErr_Occurred() || roles_of(dict, "dense", &out->dense_roles) < 0) return -1;
+    if (PyErr_Occurred()) return -1;
+    PyObject *roles = PyDict_GetItemString(dict, "dense");
+    if (roles != NULL && set_from("dense", roles, gg_role_names, GG_ROLE_COUNT, &out->dense_roles) < 0) return -1;
     PyObject *names = PyDict_GetItemString(dict, "packs");
     if (names != NULL && names != Py_None && names_of(names, &out->packs, packs) < 0) return -1;
     return factors_of(dict, out->factor) < 0 ? -1 : bins_of(dict, out->bin);
@@ -273,33 +274,160 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_optio
     return topology ? gg_py_topology(topology, &out->schedule, &memory->table) : 0;
 }
 
-int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {
-    PyObject *schedule = PyDict_GetItemString(dict, "schedule");
-    int kind = choice_of(dict, "name", "sgd", optimizer_names, GG_OPTIMIZER_COUNT);
-    if (kind < 0) return -1;
-    *out = (gg_optimizer){.kind = (gg_optimizer_kind)kind,
-                          .rate = {.lr = number_of(dict, "lr", 0.01), .gamma = 0.1, .power = 1.0},
-                          .weight_decay = (float)number_of(dict, "weight_decay", 0.0),
-                          .momentum = (float)number_of(dict, "momentum", 0.0),
-                          .clip_norm = number_of(dict, "clip_norm", 0.0),
-                          .trust = number_of(dict, "trust", 0.001),
-                          .nesterov = flag_of(dict, "nesterov"),
-                          .beta1 = number_of(dict, "beta1", 0.9),
-                          .beta2 = number_of(dict, "beta2", 0.999),
-                          .eps = (float)number_of(dict, "eps", 1e-8),
-                          .decoupled = flag_of(dict, "decoupled"),
-                          .moments_since = py_options_whole_of(dict, "moments_since", 0)};
-    if (PyErr_Occurred() || roles_of(dict, "no_decay", &out->no_decay) < 0 ||
-        roles_of(dict, "no_adaptation", &out->no_adaptation) < 0)
+/* ---- options by description ---- */
+
+static int type_error(const gg_option *option, PyObject *item) {
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "%s: %R is no %s", option->name, item,
+                 option->type == GG_OPTION_NAME || option->type == GG_OPTION_SET ? "name" : "number");
+    return -1;
+}
+
+/* A number of any of the types; -1 with an exception. */
+static int number_from(const gg_option *option, PyObject *item, void *out, int i) {
+    const bool real = option->type == GG_OPTION_FLOAT || option->type == GG_OPTION_DOUBLE;
+    int overflow = 0;
+    const double value = real ? PyFloat_AsDouble(item) : (double)PyLong_AsLongLongAndOverflow(item, &overflow);
+    if (PyErr_Occurred()) return type_error(option, item);
+    gg_option_set(option, out, i, overflow != 0 ? overflow * 1e300 : value);
+    return 0;
+}
+
+static int numbers_from(const gg_option *option, PyObject *item, void *out) {
+    if (option->count == 0) return number_from(option, item, out, 0);
+    PyObject *fast = PySequence_Fast(item, "");
+    if (fast == NULL || PySequence_Fast_GET_SIZE(fast) != option->count) {
+        Py_XDECREF(fast);
+        PyErr_Format(PyExc_ValueError, "%s: %R; must be %d numbers", option->name, item, option->count);
         return -1;
-    if (schedule != NULL && schedule != Py_None) {
-        if (!PyDict_Check(schedule)) {
-            PyErr_SetString(PyExc_TypeError, "schedule: must be a dict");
-            return -1;
-        }
-        return gg_py_rate(schedule, &out->rate);
+    }
+    int result = 0;
+    for (int i = 0; result == 0 && i < option->count; ++i)
+        result = number_from(option, PySequence_Fast_GET_ITEM(fast, i), out, i);
+    Py_DECREF(fast);
+    return result;
+}
+
+static int option_from(const gg_option *option, PyObject *item, void *out) {
+    unsigned bits = 0;
+    int place;
+    switch (option->type) {
+    case GG_OPTION_FLAG:
+        place = PyObject_IsTrue(item);
+        if (place >= 0) gg_option_set(option, out, 0, place);
+        return place < 0 ? -1 : 0;
+    case GG_OPTION_NAME:
+        if (!PyUnicode_Check(item)) return type_error(option, item);
+        place = gg_py_choice(option->name, PyUnicode_AsUTF8(item), option->names, option->choices);
+        if (place >= 0) gg_option_set(option, out, 0, place);
+        return place < 0 ? -1 : 0;
+    case GG_OPTION_SET:
+        if (set_from(option->name, item, option->names, option->choices, &bits) < 0) return -1;
+        gg_option_set(option, out, 0, bits);
+        return 0;
+    default: return numbers_from(option, item, out);
+    }
+}
+
+/* Options that the dict has; the others keep their values. None counts as left out. */
+static int options_from(PyObject *dict, const gg_option *list, void *out) {
+    for (; list->name != NULL; ++list) {
+        PyObject *item = PyDict_GetItemString(dict, list->name);
+        if (item != NULL && item != Py_None && option_from(list, item, out) < 0) return -1;
     }
     return 0;
+}
+
+static PyObject *names_in(const gg_option *option) {
+    const unsigned bits = (unsigned)option->fallback[0];
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < option->choices; ++i) {
+        PyObject *name = bits & 1u << i ? PyUnicode_FromString(option->names[i]) : NULL;
+        if (name != NULL && PyList_Append(list, name) < 0) Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+/* A default as Python has it. */
+static PyObject *fallback_of(const gg_option *option) {
+    const double *value = option->fallback;
+    if (option->unset != NULL || option->required) return Py_NewRef(Py_None);
+    switch (option->type) {
+    case GG_OPTION_FLAG: return PyBool_FromLong(value[0] != 0);
+    case GG_OPTION_NAME: return PyUnicode_FromString(option->names[(int)value[0]]);
+    case GG_OPTION_SET: return names_in(option);
+    case GG_OPTION_FLOAT:
+    case GG_OPTION_DOUBLE:
+        return option->count > 0 ? Py_BuildValue("(dd)", value[0], value[1]) : PyFloat_FromDouble(value[0]);
+    default: return PyLong_FromDouble(value[0]);
+    }
+}
+
+static PyObject *bounds_of(const gg_option *option) {
+    const gg_bounds *b = &option->bounds;
+    PyObject *dict = PyDict_New(), *low = PyFloat_FromDouble(b->min), *high = PyFloat_FromDouble(b->max);
+    if (dict == NULL || low == NULL || high == NULL ||
+        PyDict_SetItemString(dict, b->above ? "above" : "low", low) < 0 ||
+        (b->max < INFINITY && PyDict_SetItemString(dict, b->below ? "below" : "high", high) < 0))
+        Py_CLEAR(dict);
+    Py_XDECREF(low);
+    Py_XDECREF(high);
+    return dict;
+}
+
+/* Adds to `dict`, by name, the description of each option. */
+static int describe(PyObject *dict, const gg_option *list) {
+    static const char *const types[] = {"flag", "integer", "integer", "integer", "number", "number", "name", "set"};
+    int result = 0;
+    for (; result == 0 && list->name != NULL; ++list) {
+        PyObject *one = Py_BuildValue("{ss ss sN sN si sO sz}", "type", types[list->type], "help", list->help,
+                                      "default", fallback_of(list), "bounds", bounds_of(list), "count", list->count,
+                                      "required", list->required ? Py_True : Py_False, "unset", list->unset);
+        if (one != NULL && list->names != NULL) result = add_names(one, "names", list->names, list->choices);
+        if (one == NULL || result < 0 || PyDict_SetItemString(dict, list->name, one) < 0) result = -1;
+        Py_XDECREF(one);
+    }
+    return result;
+}
+
+/* A new dict of the options of one optimiser. */
+static PyObject *describe_optimizer(const gg_optimizer_type *type) {
+    PyObject *dict = PyDict_New();
+    gg_option rate = gg_optimizer_common[0];
+    rate.fallback[0] = type->lr;
+    rate.required = type->lr == 0;
+    const gg_option rates[] = {rate, {.name = NULL}};
+    if (dict == NULL || describe(dict, gg_optimizer_common) < 0 || describe(dict, rates) < 0 ||
+        describe(dict, type->options) < 0)
+        Py_CLEAR(dict);
+    return dict;
+}
+
+static PyObject *options_describe(PyObject *module, PyObject *unused) {
+    PyObject *all = PyDict_New();
+    (void)module, (void)unused;
+    for (int i = 0; all != NULL && gg_optimizer_types[i] != NULL; ++i) {
+        PyObject *one = describe_optimizer(gg_optimizer_types[i]);
+        if (one == NULL || PyDict_SetItemString(all, gg_optimizer_types[i]->name, one) < 0) Py_CLEAR(all);
+        Py_XDECREF(one);
+    }
+    return all;
+}
+
+int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {
+    PyObject *schedule = PyDict_GetItemString(dict, "schedule");
+    const char *names[GG_OPTIMIZERS_COUNT];
+    const int kind = choice_of(dict, "name", "sgd", names, optimizer_names(names));
+    if (kind < 0) return -1;
+    *out = gg_optimizer_of(gg_optimizer_types[kind]);
+    if (options_from(dict, gg_optimizer_common, out) < 0 || options_from(dict, out->type->options, out) < 0) return -1;
+    if (schedule == NULL || schedule == Py_None) return 0;
+    if (!PyDict_Check(schedule)) {
+        PyErr_SetString(PyExc_TypeError, "schedule: must be a dict");
+        return -1;
+    }
+    return gg_py_rate(schedule, &out->rate);
 }
 
 const char *gg_py_backend_choice(const char *name) {
@@ -323,3 +451,10 @@ int gg_py_dtype(const char *name, gg_dtype *out) {
     if (choice >= 0) *out = choice == 0 ? GG_FLOAT32 : GG_BFLOAT16;
     return choice < 0 ? -1 : 0;
 }
+
+static PyMethodDef options_functions[] = {
+    {"choices", options_choices, METH_NOARGS, "The names that the core knows, by keyword."},
+    {"describe", options_describe, METH_NOARGS, "Options of each optimiser, by name: type, default, bounds, help."},
+    {NULL, NULL, 0, NULL}};
+
+int gg_py_add_options(PyObject *module) { return PyModule_AddFunctions(module, options_functions); }

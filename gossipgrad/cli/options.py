@@ -25,7 +25,6 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 DEFAULT_STRATEGY = strategies.GossipGraD.name
 OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
     "sgd": {"lr": 0.03, "momentum": 0.9},
-    "adam": {},
     "lars": {"lr": 2.0},
 }
 CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwidth")
@@ -339,7 +338,7 @@ def make_optimizer(arguments: argparse.Namespace) -> optim.Optimizer:
     schedule = schedules.by_name(arguments.schedule, **given(arguments, tuple(keywords(schedules.BY_NAME))))
     usual = models.by_name(arguments.model).optimizer
     name = arguments.optimizer or usual.name
-    how: dict[str, Any] = dict(OPTIMIZER_DEFAULTS[name])
+    how: dict[str, Any] = dict(OPTIMIZER_DEFAULTS.get(name, {}))
     if name == usual.name:
         how |= {key: getattr(usual, key) for key in optim.keywords(optim.BY_NAME[name])}
     how |= given(arguments, tuple(keywords(optim.BY_NAME, ("schedule",))))

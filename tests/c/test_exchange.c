@@ -27,7 +27,7 @@ static void close_setup(setup *s) {
 }
 
 static gg_status create(const setup *s, gg_exchange **out) {
-    const gg_optimizer optimizer = {.rate = {.lr = 0.5}};
+    const gg_optimizer optimizer = {.type = &gg_optimizer_sgd, .rate = {.lr = 0.5}};
     return gg_exchange_create(&(gg_exchange_options){.layout = gg_graph_layout(s->graph),
                                                      .transport = s->transport,
                                                      .device = s->device,

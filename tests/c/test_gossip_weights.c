@@ -33,7 +33,7 @@ static gg_status train_rank(void *context, int rank) {
     gg_device *device = NULL;
     gg_updater updater = {0};
     gg_strategy *strategy = NULL;
-    const gg_optimizer optimizer = {.rate = {.lr = LR}};
+    const gg_optimizer optimizer = {.type = &gg_optimizer_sgd, .rate = {.lr = LR}};
     const size_t count = gg_graph_arena_count(s->graph);
     gg_state state = {.count = count, .owned = count};
     const float share[RANKS] = {0.5f, 0.5f}, gradient[RANKS] = {1, 3};

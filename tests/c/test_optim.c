@@ -76,10 +76,10 @@ static void test_rate(void) {
 }
 
 static void test_optimizer(void) {
-    gg_optimizer optimizer = {.rate = {.lr = 0.5, .kind = GG_SCHEDULE_STEP, .gamma = 0.5, .every = 2},
-                              .momentum = 0.9f,
+    gg_optimizer optimizer = {.type = &gg_optimizer_sgd,
+                              .rate = {.lr = 0.5, .kind = GG_SCHEDULE_STEP, .gamma = 0.5, .every = 2},
                               .weight_decay = 1e-4f,
-                              .nesterov = true};
+                              .sgd = {.momentum = 0.9f, .nesterov = true}};
     CHECK_OK(gg_optimizer_check(&optimizer));
     const gg_group plain = {.lr_factor = 1, .decay_factor = 1, .momentum_factor = 1, .clip = 1, .ratio = 1},
                    caffe = {.lr_factor = 2, .decay_factor = 0.5f, .momentum_factor = 1, .clip = 1, .ratio = 1};
@@ -98,7 +98,8 @@ static void test_optimizer(void) {
     const char *names[GG_MOST_MOMENTS];
     CHECK_INT(gg_optimizer_moments(&optimizer, names), 1);
 
-    gg_optimizer adam = {.kind = GG_OPTIMIZER_ADAM, .rate = {.lr = 0.5}, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8f};
+    gg_optimizer adam = gg_optimizer_of(&gg_optimizer_adam);
+    adam.rate.lr = 0.5;
     adam.weight_decay = 0.1f;
     CHECK_OK(gg_optimizer_check(&adam));
     CHECK_INT(gg_optimizer_moments(&adam, names), 2);
@@ -108,7 +109,7 @@ static void test_optimizer(void) {
     CHECK_NEAR(args.root_scale, 31.6227766, 1e-5);    /* 1 / sqrt(1 - 0.999) */
     CHECK_NEAR(args.square_share / 0.001, 1.0, 1e-7); /* not 1 - 0.999f */
     CHECK(args.weight_decay == 0.1f && args.weight_factor == 1.0f);
-    adam.decoupled = true;
+    adam.adam.decoupled = true;
     gg_optimizer_rule(&adam, &plain, 0, &args);
     CHECK(args.weight_decay == 0.0f && args.weight_factor == 0.95f);
     gg_optimizer_rule(&adam, &caffe, 0, &args);
@@ -122,19 +123,18 @@ static void test_optimizer(void) {
         CHECK_FAILS(gg_optimizer_check(&bad), GG_ERROR_ARGUMENT, text);                                                \
     } while (0)
     BREAK(bad.rate.lr = -1, "lr=-1");
-    BREAK(bad.momentum = 1, "momentum=1: must be at least 0 and below 1");
-    BREAK(bad.momentum = -0.5f, "momentum=-0.5");
-    BREAK(bad.momentum = NAN, "momentum=nan");
+    BREAK(bad.sgd.momentum = 1, "momentum=1: must be at least 0 and below 1");
+    BREAK(bad.sgd.momentum = -0.5f, "momentum=-0.5");
+    BREAK(bad.sgd.momentum = NAN, "momentum=nan");
     BREAK(bad.weight_decay = -1, "weight_decay=-1");
     BREAK(bad.weight_decay = INFINITY, "weight_decay=inf");
-    BREAK(bad.momentum = 0, "nesterov=True with momentum=0");
-    BREAK(bad.kind = GG_OPTIMIZER_COUNT, "optimizer: number 3");
+    BREAK(bad.sgd.momentum = 0, "nesterov=True with momentum=0");
     optimizer = adam;
-    BREAK(bad.beta1 = 1, "beta1=1: must be at least 0 and below 1");
-    BREAK(bad.beta2 = -0.5, "beta2=-0.5");
-    BREAK(bad.beta2 = NAN, "beta2=nan");
-    BREAK(bad.beta2 = 1 - 1e-12, "beta2=1"); /* 1 in float32 */
-    BREAK(bad.eps = 0, "eps=0: must be finite and at least");
+    BREAK(bad.adam.beta1 = 1, "beta1=1: must be at least 0 and below 1");
+    BREAK(bad.adam.beta2 = -0.5, "beta2=-0.5");
+    BREAK(bad.adam.beta2 = NAN, "beta2=nan");
+    BREAK(bad.adam.beta2 = 1 - 1e-12, "beta2=1"); /* 1 in float32 */
+    BREAK(bad.adam.eps = 0, "eps=0: must be finite and at least");
 #undef BREAK
 }
 
@@ -158,7 +158,8 @@ static gg_graph *two_layers(gg_factors lr, gg_factors decay) {
 
 static void test_updater(void) {
     enum { COUNT = 112, AT = 16, END = 96 };
-    const gg_optimizer plain = {.rate = {.lr = 0.5}, .momentum = 0.5f, .weight_decay = 0.25f};
+    const gg_optimizer plain = {
+        .type = &gg_optimizer_sgd, .rate = {.lr = 0.5}, .weight_decay = 0.25f, .sgd = {.momentum = 0.5f}};
     gg_graph *graph = two_layers((gg_factors){1, 2}, (gg_factors){1, 0}),
              *alike = two_layers((gg_factors){1, 1}, (gg_factors){1, 1});
     gg_updater updater = {0}, one = {0};

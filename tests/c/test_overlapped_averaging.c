@@ -27,7 +27,7 @@ static void test_norms_are_no_wait(void) {
     gg_device *device = NULL;
     gg_updater updater = {0};
     gg_strategy *strategy = NULL;
-    const gg_optimizer optimizer = {.rate = {.lr = 0.5}, .clip_norm = 1};
+    const gg_optimizer optimizer = {.type = &gg_optimizer_sgd, .rate = {.lr = 0.5}, .clip_norm = 1};
     const size_t count = gg_graph_arena_count(graph);
     gg_state state = {.count = count, .owned = count};
     const float share[] = {1};

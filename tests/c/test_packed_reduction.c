@@ -50,13 +50,14 @@ static gg_status create(void *context, int rank) {
         GG_TRY(corrupting_create(transport, &s->corruption, &s->corrupting));
         transport = s->corrupting;
     }
-    gg_replica_options options = {.graph = s->graph,
-                                  .transport = transport,
-                                  .head = {{.weight = 1}},
-                                  .optimizer = {.rate = {.lr = 0.01}, .momentum = 0.9f},
-                                  .strategy = s->strategy,
-                                  .threads = 1,
-                                  .backend = "native"};
+    gg_replica_options options = {
+        .graph = s->graph,
+        .transport = transport,
+        .head = {{.weight = 1}},
+        .optimizer = {.type = &gg_optimizer_sgd, .rate = {.lr = 0.01}, .sgd = {.momentum = 0.9f}},
+        .strategy = s->strategy,
+        .threads = 1,
+        .backend = "native"};
     return gg_replica_create(&options, &s->replica[rank]);
 }
 

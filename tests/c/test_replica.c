@@ -39,13 +39,14 @@ static gg_graph *two_layers(void) {
 
 static gg_status create(void *context, int rank) {
     setup *s = context;
-    gg_replica_options options = {.graph = s->graph,
-                                  .transport = gg_team_transport(s->team, rank),
-                                  .head = {{.weight = 1}},
-                                  .optimizer = {.rate = {.lr = 0.01}, .momentum = 0.9f},
-                                  .strategy = s->strategy,
-                                  .threads = 1,
-                                  .backend = "native"};
+    gg_replica_options options = {
+        .graph = s->graph,
+        .transport = gg_team_transport(s->team, rank),
+        .head = {{.weight = 1}},
+        .optimizer = {.type = &gg_optimizer_sgd, .rate = {.lr = 0.01}, .sgd = {.momentum = 0.9f}},
+        .strategy = s->strategy,
+        .threads = 1,
+        .backend = "native"};
     return gg_replica_create(&options, &s->replica[rank]);
 }
 

@@ -119,10 +119,10 @@ cleanup:
 
 static void test_shrinking(gg_strategy_kind kind, const char *adam) {
     setup s = {.strategy = {.kind = kind, .bucket_bytes = 1, .chunk_bytes = 1 << 20, .period = 1, .overlap = true}};
-    s.optimizer = (gg_optimizer){.rate = {.lr = 0.01}, .momentum = 0.9f};
+    s.optimizer = (gg_optimizer){.type = &gg_optimizer_sgd, .rate = {.lr = 0.01}, .sgd = {.momentum = 0.9f}};
     if (adam != NULL)
         s.optimizer = (gg_optimizer){
-            .kind = GG_OPTIMIZER_ADAM, .rate = {.lr = 0.01}, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f};
+            .type = &gg_optimizer_adam, .rate = {.lr = 0.01}, .adam = {.beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f}};
     CHECK_OK(gg_team_create_virtual(&(gg_virtual_options){.size = RANKS, .compute_rate = 1}, &s.team));
     s.before = network(UNITS);
     s.after = network(LEFT);
@@ -208,7 +208,8 @@ int main(void) {
     test_shrinking(GG_STRATEGY_LAYERWISE_ALLREDUCE, "adam");
     test_shrinking(GG_STRATEGY_OVERLAPPED_AVERAGING, NULL);
     test_shrinking(GG_STRATEGY_OVERLAPPED_AVERAGING, "adam");
-    setup s = {.strategy = {.kind = GG_STRATEGY_ALLREDUCE}, .optimizer = {.rate = {.lr = 0.01}}};
+    setup s = {.strategy = {.kind = GG_STRATEGY_ALLREDUCE},
+               .optimizer = {.type = &gg_optimizer_sgd, .rate = {.lr = 0.01}}};
     CHECK_OK(gg_team_create_virtual(&(gg_virtual_options){.size = RANKS, .compute_rate = 1}, &s.team));
     s.before = network(UNITS);
     s.after = network(LEFT);

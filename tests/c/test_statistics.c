@@ -221,15 +221,15 @@ int main(void) {
         {"alone", {.kind = GG_STRATEGY_NO_EXCHANGE}, exact, none},
     };
     const gg_optimizer optimizers[] = {
-        {.rate = {.lr = 0.01}, .weight_decay = 0.5f},
-        {.rate = {.lr = 0.01}, .momentum = 0.9f, .nesterov = true, .weight_decay = 0.5f},
-        {.kind = GG_OPTIMIZER_ADAM,
+        {.type = &gg_optimizer_sgd, .rate = {.lr = 0.01}, .weight_decay = 0.5f},
+        {.type = &gg_optimizer_sgd,
          .rate = {.lr = 0.01},
-         .beta1 = 0.9,
-         .beta2 = 0.999,
-         .eps = 1e-8f,
+         .sgd = {.momentum = 0.9f, .nesterov = true},
+         .weight_decay = 0.5f},
+        {.type = &gg_optimizer_adam,
+         .rate = {.lr = 0.01},
          .weight_decay = 0.5f,
-         .decoupled = true},
+         .adam = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8f, .decoupled = true}},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; ++i)
         for (size_t k = 0; k < sizeof optimizers / sizeof *optimizers; ++k) test_strategy(&all[i], &optimizers[k]);

@@ -123,10 +123,12 @@ static void test_strategy(gg_strategy_kind kind, gg_optimizer optimizer) {
 int main(void) {
     const int64_t before = gg_memory_live_bytes();
     const gg_rate rate = {.kind = GG_SCHEDULE_STEP, .lr = 0.5, .gamma = 0.5, .every = 1};
-    const gg_optimizer momentum = {.rate = rate, .momentum = 0.9f, .weight_decay = 0.01f};
-    const gg_optimizer adam = {
-        .kind = GG_OPTIMIZER_ADAM, .rate = rate, .beta1 = 0.9, .beta2 = 0.99f, .eps = 1e-6f, .decoupled = true};
-    test_strategy(GG_STRATEGY_ALLREDUCE, (gg_optimizer){.rate = rate});
+    const gg_optimizer momentum = {
+        .type = &gg_optimizer_sgd, .rate = rate, .sgd = {.momentum = 0.9f}, .weight_decay = 0.01f};
+    const gg_optimizer adam = {.type = &gg_optimizer_adam,
+                               .rate = rate,
+                               .adam = {.beta1 = 0.9, .beta2 = 0.99f, .eps = 1e-6f, .decoupled = true}};
+    test_strategy(GG_STRATEGY_ALLREDUCE, (gg_optimizer){.type = &gg_optimizer_sgd, .rate = rate});
     test_strategy(GG_STRATEGY_ALLREDUCE, momentum);
     test_strategy(GG_STRATEGY_ALLREDUCE, adam);
     test_strategy(GG_STRATEGY_LAYERWISE_ALLREDUCE, momentum);

@@ -2,6 +2,7 @@
 #ifndef GG_EXCHANGE_OPTIM_OPTIM_H
 #define GG_EXCHANGE_OPTIM_OPTIM_H
 
+#include "base/options.h"
 #include "exchange/optim/state.h"
 #include "ops/arena_layout.h"
 #include "ops/backend.h"
@@ -32,49 +33,100 @@ double gg_rate_at(const gg_rate *rate, int64_t step);
 /* From `step` on it is another one. Updates of the step before may still be to come: they have the rate they had. */
 void gg_rate_change(gg_rate *rate, const gg_rate *to, int64_t step);
 
-typedef enum gg_optimizer_kind {
-    GG_OPTIMIZER_SGD = 0,
-    GG_OPTIMIZER_ADAM,
-    GG_OPTIMIZER_LARS, /* You, Gitman, Ginsburg 2017: SGD with momentum and a learning rate for each parameter */
-    GG_OPTIMIZER_COUNT
-} gg_optimizer_kind;
+struct gg_group;        /* exchange/optim/updater.h */
+struct gg_accumulation; /* exchange/optim/updater.h */
+
+/* Options of each optimiser. */
+typedef struct gg_sgd {
+    float momentum;
+    bool nesterov;
+} gg_sgd;
+
+typedef struct gg_adam {
+    double beta1, beta2;
+    float eps;
+    bool decoupled; /* decay of the weights themselves (AdamW), not of their gradient */
+} gg_adam;
+
+typedef struct gg_lars {
+    float momentum;
+    double trust;           /* length of an update in terms of the parameter's */
+    unsigned no_adaptation; /* bit 1 << role: parameters of this role have the plain learning rate */
+} gg_lars;
+
+/* All optimisers: each has a file NAME.c with its row, gg_optimizer_NAME, and a struct gg_NAME above. */
+#define GG_OPTIMIZERS(X) X(sgd) X(adam) X(lars)
+
+#define GG_OPTIMIZER_ONE(name) +1
+enum { GG_OPTIMIZERS_COUNT = 0 GG_OPTIMIZERS(GG_OPTIMIZER_ONE) };
 
 typedef struct gg_optimizer {
-    gg_optimizer_kind kind;
+    const struct gg_optimizer_type *type;
     gg_rate rate;
     float weight_decay;
-    unsigned no_decay;      /* bit 1 << role: parameters of this role do not decay */
-    double clip_norm;       /* gradients of a larger norm, over the whole model, are scaled down to it; 0: off */
-    float momentum;         /* SGD, LARS */
-    bool nesterov;          /* SGD */
-    double beta1, beta2;    /* ADAM */
-    float eps;              /* ADAM */
-    bool decoupled;         /* ADAM: decay of the weights themselves (AdamW), not of their gradient */
-    double trust;           /* LARS: the length of an update in terms of the parameter's */
-    unsigned no_adaptation; /* LARS: bit 1 << role: parameters of this role have the plain learning rate */
-    int64_t moments_since;  /* ADAM: the step in which the moments were zero; its bias correction counts from there */
+    unsigned no_decay;     /* bit 1 << role: parameters of this role do not decay */
+    double clip_norm;      /* gradients of a larger norm, over the whole model, are scaled down to it; 0: off */
+    int64_t moments_since; /* step in which the moments were zero; bias corrections count from there */
+    union {
+#define GG_OPTIMIZER_MEMBER(name) gg_##name name;
+        GG_OPTIMIZERS(GG_OPTIMIZER_MEMBER)
+#undef GG_OPTIMIZER_MEMBER
+    };
 } gg_optimizer;
 
+/* A row: what the rest of the core asks an optimiser for. `group` is a group of parameters that is trained; `lr` its
+ * learning rate with all factors, and `weight_decay` its decay. */
+typedef struct gg_optimizer_type {
+    const char *name;                    /* on the command line, in reports and checkpoints */
+    const char *moment[GG_MOST_MOMENTS]; /* names of the moments' arenas; NULL: fewer */
+    double lr;                           /* default learning rate; 0: it must be given */
+    const gg_option *options;            /* its own, of a gg_optimizer; gg_optimizer_common are those of all */
+    bool measures;                       /* updates need norms of all gradients */
+    /* Checks what options have to do with each other. NULL: nothing. */
+    gg_status (*check)(const gg_optimizer *optimizer);
+    /* Whether the options leave the moments out. NULL: never. */
+    bool (*stateless)(const gg_optimizer *optimizer);
+    /* Whether the weights themselves decay, not their gradient. NULL: never. */
+    bool (*decoupled)(const gg_optimizer *optimizer);
+    /* Whether a parameter of this role has a factor of its learning rate of its own, `ratio`. NULL: none has. */
+    bool (*adapts)(const gg_optimizer *optimizer, gg_role role);
+    double (*ratio)(const gg_optimizer *optimizer, double decay, double gradient_norm, double weight_norm);
+    /* Fills rule, learning rate, decay and all else but grad_scale, which is set, and addresses. */
+    void (*fill)(const gg_optimizer *optimizer, const struct gg_group *group, double lr, float weight_decay,
+                 int64_t step, gg_update_args *args);
+    /* Effect of a change d of the gradient that arrives after the update: *momentum += first * d, *weight += second *
+     * d. A rule that is not linear in d leaves the weight alone, and follows from the next step on. */
+    void (*late)(const gg_optimizer *optimizer, const struct gg_group *group, double lr, float *first, float *second);
+    /* The first half of an update, before gradients are summed (gg_updater_accumulate), of elements [at, at + count),
+     * all of one group. Returns where the result lies. NULL: there is none. */
+    const float *(*accumulate)(const gg_optimizer *optimizer, const struct gg_group *group, gg_device *device,
+                               const gg_state *state, const struct gg_accumulation *work, size_t at, size_t count);
+    /* Whether these options have it. NULL: all. */
+    bool (*accumulates)(const gg_optimizer *optimizer);
+} gg_optimizer_type;
+
+#define GG_OPTIMIZER_ROW(name) extern const gg_optimizer_type gg_optimizer_##name;
+GG_OPTIMIZERS(GG_OPTIMIZER_ROW)
+#undef GG_OPTIMIZER_ROW
+
+extern const gg_optimizer_type *const gg_optimizer_types[]; /* NULL ends them */
+/* Options that all have, of a gg_optimizer; `lr` has a default where the row says so. */
+extern const gg_option gg_optimizer_common[];
+/* An optimiser with the defaults of its options. */
+gg_optimizer gg_optimizer_of(const gg_optimizer_type *type);
+
 gg_status gg_optimizer_check(const gg_optimizer *optimizer); /* GG_ERROR_ARGUMENT naming the keyword */
-/* How many moments it has, and their arenas' names: "momentum" is SGD's or Adam's first moment, "second_moment" Adam's
- * second. */
+/* Number and names of its moments' arenas. */
 int gg_optimizer_moments(const gg_optimizer *optimizer, const char *names[GG_MOST_MOMENTS]);
+/* Whether the decay is a part of the gradient. */
+bool gg_optimizer_decays_gradients(const gg_optimizer *optimizer);
 
-/* What the updates of a group of parameters (exchange/optim/updater.h) are in step `step`, from 0: fills rule, learning
- * rate, decay and all else that is not an address. */
-struct gg_group;
+/* Arguments of a group's updates in step `step`, from 0: all that is not an address. */
 void gg_optimizer_rule(const gg_optimizer *optimizer, const struct gg_group *group, int64_t step, gg_update_args *args);
-
-/* The same where it works before gradients are summed over `ranks` ranks, each of which has moments of its own, in two
- * halves. `direction`, ADAM only: what the weight loses at the learning rate 1, of decayed gradients. The squares of a
- * rank's own gradient count 1/ranks each, since the mean of that many independent gradients varies so much less.
- * `sum`: the weight less the learning rate times the mean over ranks, and a decoupled decay. */
-void gg_optimizer_direction(const gg_optimizer *optimizer, int ranks, int64_t step, gg_update_args *args);
+/* The second half of an update whose first half, `accumulate`, came before the sum over ranks: the weight less the
+ * learning rate times the mean over ranks, and a decoupled decay. */
 void gg_optimizer_sum(const gg_optimizer *optimizer, const struct gg_group *group, int64_t step, gg_update_args *args);
-
-/* What a change d of the gradient of step `step` would have changed: *momentum += first * d, *weight += second * d.
- * Adam's division by the second moment is not linear in d: its weights are left alone, and follow from the next step
- * on. */
+/* `late` of a group of any kind. */
 void gg_optimizer_late(const gg_optimizer *optimizer, const struct gg_group *group, int64_t step, float *first,
                        float *second);
 

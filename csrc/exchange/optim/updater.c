@@ -11,6 +11,7 @@ static bool updated_alike(const gg_group *a, const gg_group *b) {
 }
 
 gg_status gg_updater_create(const gg_arena_layout *layout, const gg_optimizer *optimizer, gg_updater *out) {
+    const gg_optimizer_type *type = optimizer->type;
     const int parameters = layout->parameters;
     *out = (gg_updater){.optimizer = optimizer};
     GG_TRY(gg_calloc((size_t)parameters + 1, sizeof *out->group, "groups of parameters", &out->group));
@@ -20,7 +21,7 @@ gg_status gg_updater_create(const gg_arena_layout *layout, const gg_optimizer *o
         gg_group group = {.begin = p->offset, .statistic = p->role == GG_ROLE_STATISTIC, .clip = 1, .ratio = 1};
         group.end = i + 1 < parameters ? layout->parameter[i + 1].offset : layout->count;
         if (!group.statistic) {
-            group.adapts = optimizer->kind == GG_OPTIMIZER_LARS && !(optimizer->no_adaptation & 1u << p->role);
+            group.adapts = type->adapts != NULL && type->adapts(optimizer, p->role);
             group.lr_factor = p->lr_factor;
             group.momentum_factor = p->momentum_factor;
             group.decay_factor = optimizer->no_decay & 1u << p->role ? 0 : p->decay_factor;
@@ -28,7 +29,7 @@ gg_status gg_updater_create(const gg_arena_layout *layout, const gg_optimizer *o
         if (last != NULL && updated_alike(last, &group)) last->end = group.end;
         else out->group[out->groups++] = group;
     }
-    if (optimizer->clip_norm > 0 || optimizer->kind == GG_OPTIMIZER_LARS)
+    if (optimizer->clip_norm > 0 || type->measures)
         GG_TRY(gg_calloc(2 * (size_t)out->groups + 1, sizeof *out->squares, "norms of parameters", &out->squares));
     return GG_OK;
 }
@@ -188,44 +189,9 @@ void gg_updater_apply(const gg_updater *updater, gg_device *device, const gg_sta
     else apply_pieces(updater, device, state, update);
 }
 
-/* Adam's direction takes the gradient's place: an update of weights that are zero. */
-static void accumulate_adam(const gg_updater *updater, const gg_group *group, gg_device *device, const gg_state *state,
-                            const gg_accumulation *work, size_t at, size_t count) {
-    const gg_optimizer *optimizer = updater->optimizer;
-    const float decay = optimizer->decoupled ? 0.0f : optimizer->weight_decay * group->decay_factor;
-    const float factor[2] = {work->scale, decay};
-    gg_update_args args = {.grad = work->room};
-    gg_optimizer_direction(optimizer, work->ranks, work->step, &args);
-    args.lr = -args.lr;
-    for (const size_t end = at + count; at < end; at += args.n) {
-        float *own = work->gradient + (at - work->offset);
-        const float *const source[2] = {own, gg_state_weights(state) + at};
-        args.n = end - at < work->room_count ? end - at : work->room_count;
-        device->table->weighted_sum(device, args.n, decay != 0 ? 2 : 1, source, factor, work->room);
-        gg_device_zero(device, GG_QUEUE_COMPUTE, own, args.n * sizeof *own);
-        args.weight = own;
-        args.momentum = gg_state_moment(state, 0) + at;
-        args.square = gg_state_moment(state, 1) + at;
-        device->table->update(device, 1, &args);
-    }
-}
-
-/* All of a run is of one group: what is computed in the momentum is not copied where it may be read from there. */
-static const float *accumulate_sgd(const gg_updater *updater, const gg_group *group, gg_device *device,
-                                   const gg_state *state, const gg_accumulation *work, size_t at, size_t count) {
-    const gg_optimizer *optimizer = updater->optimizer;
-    float *own = work->gradient + (at - work->offset), *momentum = gg_state_moment(state, 0) + at;
-    const float *const source[3] = {momentum, own, gg_state_weights(state) + at};
-    const float factor[3] = {optimizer->momentum * group->momentum_factor, work->scale,
-                             optimizer->weight_decay * group->decay_factor};
-    device->table->weighted_sum(device, count, factor[2] != 0 ? 3 : 2, source, factor, momentum);
-    if (work->elsewhere && count == work->count) return momentum;
-    gg_device_copy(device, GG_QUEUE_COMPUTE, own, momentum, count * sizeof *own);
-    return work->gradient;
-}
-
 const float *gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state,
                                    const gg_accumulation *work) {
+    const gg_optimizer *optimizer = updater->optimizer;
     const float *result = work->gradient;
     const size_t end = work->offset + work->count;
     const gg_group *group = gg_updater_group(updater, work->offset);
@@ -234,9 +200,7 @@ const float *gg_updater_accumulate(const gg_updater *updater, gg_device *device,
         float *own = work->gradient + (at - work->offset);
         const float *const source = own;
         if (group->statistic) device->table->weighted_sum(device, next - at, 1, &source, &work->scale, own);
-        else if (updater->optimizer->kind == GG_OPTIMIZER_ADAM)
-            accumulate_adam(updater, group, device, state, work, at, next - at);
-        else result = accumulate_sgd(updater, group, device, state, work, at, next - at);
+        else result = optimizer->type->accumulate(optimizer, group, device, state, work, at, next - at);
     }
     return result;
 }
@@ -275,15 +239,10 @@ void gg_updater_measure(gg_updater *updater, gg_device *device, size_t offset, s
     }
 }
 
-/* The paper's, where both norms are above 0; parameters that are still 0 have the plain learning rate. */
-static double trust_ratio(const gg_optimizer *optimizer, const gg_group *group, double gradient, double weight) {
-    if (!(gradient > 0 && weight > 0)) return 1;
-    return optimizer->trust * weight / (gradient + (double)(optimizer->weight_decay * group->decay_factor) * weight);
-}
-
 void gg_updater_measured(gg_updater *updater) {
     const double *gradients = updater->squares, *weights = gradients + updater->groups;
-    const double clip_norm = updater->optimizer->clip_norm;
+    const gg_optimizer *optimizer = updater->optimizer;
+    const double clip_norm = optimizer->clip_norm;
     double all = 0, clip = 1;
     for (int i = 0; i < updater->groups; ++i) all += gradients[i];
     if (clip_norm > 0) {
@@ -295,6 +254,7 @@ void gg_updater_measured(gg_updater *updater) {
         if (group->statistic) continue;
         group->clip = (float)clip;
         if (group->adapts)
-            group->ratio = trust_ratio(updater->optimizer, group, clip * sqrt(gradients[i]), sqrt(weights[i]));
+            group->ratio = optimizer->type->ratio(optimizer, (double)(optimizer->weight_decay * group->decay_factor),
+                                                  clip * sqrt(gradients[i]), sqrt(weights[i]));
     }
 }

@@ -8,12 +8,12 @@
 typedef struct gg_group {
     size_t begin, end;
     bool statistic;                /* not trained: w -= gradient, whatever the optimiser, and its moments stay 0 */
-    bool adapts;                   /* LARS: one parameter, whose learning rate depends on its norms */
+    bool adapts;                   /* one parameter, whose learning rate depends on its norms */
     float lr_factor, decay_factor; /* multiply the optimiser's learning rate and weight decay */
     float momentum_factor;         /* the same of SGD's and LARS's momentum */
     /* Of the step under way, by gg_updater_measured; 1 where nothing is measured: */
     float clip;   /* multiplies gradients */
-    double ratio; /* multiplies the learning rate: LARS's trust ratio */
+    double ratio; /* multiplies the learning rate */
 } gg_group;
 
 /* The groups of a layout for one optimiser, in the order of the arenas; neighbours that are alike are one. */
@@ -66,7 +66,7 @@ typedef struct gg_accumulation {
 /* The first half of an update whose second half, gg_updater_apply, comes when the gradient has been summed over ranks.
  * With d = scale*gradient + weight_decay*weight, the decay only where it is not decoupled:
  *   SGD   gradient = momentum = mu*momentum + d
- *   ADAM  gradient = the direction of its step by this rank's moments of d (gg_optimizer_direction)
+ *   ADAM  gradient = the direction of its step by this rank's moments of d (adam.c)
  * The mean over ranks of what SGD gives is what one momentum of their weighted mean would be. Statistics are only
  * scaled. Returns where the run's result lies: work->gradient, or what is allowed with `elsewhere`. */
 const float *gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state,

@@ -48,8 +48,8 @@ gg_status gg_strategy_accumulate(const gg_strategy_options *options, const gg_st
     const gg_optimizer *optimizer = env->updater->optimizer;
     *accumulates = options->compression.local_momentum && gg_residue_wanted(options, env) != 0;
     if (!options->compression.local_momentum) return GG_OK;
-    if (optimizer->kind != GG_OPTIMIZER_ADAM &&
-        (optimizer->kind != GG_OPTIMIZER_SGD || !(optimizer->momentum > 0) || optimizer->nesterov))
+    const gg_optimizer_type *type = optimizer->type;
+    if (type->accumulate == NULL || (type->accumulates != NULL && !type->accumulates(optimizer)))
         return gg_fail(
             GG_ERROR_ARGUMENT,
             "local_momentum=True: allowed only with Adam, or with SGD, momentum above 0, and nesterov=False");

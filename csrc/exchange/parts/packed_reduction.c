@@ -498,8 +498,7 @@ static const gg_reduction_table table = {packed_start,  packed_poll,     packed_
 static bool is_used(const packed_reduction *s, const gg_arena *arena) {
     const bool accumulates = s->equal_share != NULL;
     const gg_optimizer *optimizer = s->owner->env.updater->optimizer;
-    const bool decays = optimizer->weight_decay > 0 && !(optimizer->kind == GG_OPTIMIZER_ADAM && optimizer->decoupled);
-    if (arena->kind == GG_ARENA_WEIGHT) return accumulates && decays;
+    if (arena->kind == GG_ARENA_WEIGHT) return accumulates && gg_optimizer_decays_gradients(optimizer);
     if (arena->kind == GG_ARENA_MOMENT) return accumulates;
     return arena->data == s->residue;
 }
