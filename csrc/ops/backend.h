@@ -16,6 +16,7 @@
 
 #include "ops/device.h"
 #include "ops/tensor.h"
+#include "ops/update_rules.h"
 
 typedef enum gg_op_kind {
     GG_OP_CONV2D = 0,
@@ -313,13 +314,6 @@ typedef struct gg_loss_args {
     float *gradient;             /* of the batch's mean loss; NULL: evaluation only. Padding lanes get zeros. */
     gg_loss_result *result;      /* out: host memory that the device shares */
 } gg_loss_args;
-
-typedef enum gg_update_rule {
-    GG_UPDATE_PLAIN = 0, /* SGD without momentum */
-    GG_UPDATE_MOMENTUM,
-    GG_UPDATE_NESTEROV,
-    GG_UPDATE_ADAM
-} gg_update_rule;
 
 /* Which lines, of GG_LANES elements each, of a run may hold anything but zeros: bit first + i is line i's. bits NULL:
  * every one may; else a word behind the last is readable. */

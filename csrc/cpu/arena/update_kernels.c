@@ -17,46 +17,51 @@ GG_INLINE void update_publish(bool narrow, void *copy, size_t i, value v) {
     else stream((float *)copy + i, v);
 }
 
+/* NaN stays NaN. */
+GG_INLINE value rule_not_negative(value v) { return (value)((words)v & ~(words)(v < 0.0f)); }
+
+GG_INLINE value rule_root(value v) { return square_root(v); }
+
+#define GG_RULE_INLINE GG_INLINE
+#define GG_RULE_VALUE value
+#define GG_RULE_FACTOR float
+#define GG_RULE_NUMBER(x) (x)
+#include "ops/update_rules.h"
+
 /* rule, receives and narrow are constants in every call, so each combination becomes a loop without their branches. */
 GG_INLINE void update_run(const gg_update_args *args, gg_update_rule rule, bool receives, bool narrow) {
     const size_t n = whole_lanes(args->n);
-    const bool stateful = rule != GG_UPDATE_PLAIN;
+    const int moments = GG_UPDATE_MOMENTS(rule);
     const float *grad = args->grad;
     float *weight = args->weight, *momentum = args->momentum, *square = args->square;
     void *weight_copy = args->weight_copy, *momentum_copy = args->momentum_copy, *square_copy = args->square_copy;
     const void *weight_after = receives ? args->weight_after : NULL;
     const void *momentum_before = receives ? args->momentum_before : NULL,
                *square_before = receives ? args->square_before : NULL;
-    const float grad_scale = args->grad_scale, lr = args->lr, mu = args->mu, decay = args->weight_decay;
-    const float d_share = args->d_share, beta2 = args->beta2, square_share = args->square_share;
-    const float weight_factor = args->weight_factor, root_scale = args->root_scale, eps = args->eps;
+    const update_factors factors = update_factors_of(args);
     for (size_t i = 0; i < n; i += FLOATS) {
-        const value w = load(weight + i), d = grad_scale * load(grad + i) + decay * w;
-        value w_new, m = {0}, m_new = {0};
-        if (stateful) {
+        const value w = load(weight + i);
+        updated now = {.weight = w};
+        if (moments > 0) {
             const value sent = load(momentum + i);
-            m = update_mixed(narrow, sent, sent, momentum_before, i);
+            now.momentum = update_mixed(narrow, sent, sent, momentum_before, i);
         }
-        if (rule == GG_UPDATE_PLAIN) {
-            w_new = w - lr * d;
-        } else if (rule == GG_UPDATE_ADAM) {
-            const value sent = load(square + i), s = update_mixed(narrow, sent, sent, square_before, i);
-            const value s_sum = beta2 * s + square_share * (d * d);
-            const value s_new = (value)((words)s_sum & ~(words)(s_sum < 0.0f)); /* NaN stays NaN */
-            m_new = mu * m + d_share * d;
-            w_new = weight_factor * w - lr * m_new / (square_root(s_new) * root_scale + eps);
-            *(floats *)(square + i) = s_new;
-            update_publish(narrow, square_copy, i, s_new);
-        } else {
-            m_new = mu * m + d;
-            w_new = w - lr * (rule == GG_UPDATE_NESTEROV ? d + mu * m_new : m_new);
+        if (moments > 1) {
+            const value sent = load(square + i);
+            now.square = update_mixed(narrow, sent, sent, square_before, i);
         }
-        w_new = update_mixed(narrow, w_new, w, weight_after, i);
-        *(floats *)(weight + i) = w_new;
-        update_publish(narrow, weight_copy, i, w_new);
-        if (!stateful) continue;
-        *(floats *)(momentum + i) = m_new;
-        update_publish(narrow, momentum_copy, i, m_new);
+        now = update_by_rule(rule, &factors, load(grad + i), now);
+        now.weight = update_mixed(narrow, now.weight, w, weight_after, i);
+        *(floats *)(weight + i) = now.weight;
+        update_publish(narrow, weight_copy, i, now.weight);
+        if (moments > 0) {
+            *(floats *)(momentum + i) = now.momentum;
+            update_publish(narrow, momentum_copy, i, now.momentum);
+        }
+        if (moments > 1) {
+            *(floats *)(square + i) = now.square;
+            update_publish(narrow, square_copy, i, now.square);
+        }
     }
     fence();
 }
@@ -116,15 +121,12 @@ void GG_VARIANT(gg_cpu_update)(const gg_update_args *args) {
     case (rule) << 2 | (receives) << 1 | (narrow):                                                                     \
         update_run(args, rule, receives, narrow);                                                                      \
         break
-#define CASES(rule)                                                                                                    \
-    CASE(rule, false, false);                                                                                          \
-    CASE(rule, false, true);                                                                                           \
-    CASE(rule, true, false);                                                                                           \
-    CASE(rule, true, true)
-        CASES(GG_UPDATE_PLAIN);
-        CASES(GG_UPDATE_MOMENTUM);
-        CASES(GG_UPDATE_NESTEROV);
-        CASES(GG_UPDATE_ADAM);
+#define CASES(name)                                                                                                    \
+    CASE(GG_UPDATE_##name, false, false);                                                                              \
+    CASE(GG_UPDATE_##name, false, true);                                                                               \
+    CASE(GG_UPDATE_##name, true, false);                                                                               \
+    CASE(GG_UPDATE_##name, true, true);
+        GG_UPDATE_RULES(CASES)
 #undef CASES
 #undef CASE
     default: break;

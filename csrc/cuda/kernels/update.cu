@@ -10,39 +10,29 @@ template <class Wire> __device__ __forceinline__ gg_exact update_mixed(gg_exact 
     return now + (gg_exact{received} - said) * gg_exact{0.5f};
 }
 
-/* What an element has and what becomes of it. */
-struct updated {
-    gg_exact weight, momentum, square;
-};
+__device__ __forceinline__ gg_exact rule_not_negative(gg_exact s) {
+    return {s.v < 0.0f ? 0.0f : s.v}; /* NaN stays NaN */
+}
+
+__device__ __forceinline__ gg_exact rule_root(gg_exact s) { return gg_sqrt(s); }
+
+#define GG_RULE_INLINE __device__ __forceinline__
+#define GG_RULE_VALUE gg_exact
+#define GG_RULE_FACTOR gg_exact
+#define GG_RULE_NUMBER(x) (gg_exact{x})
+#include "ops/update_rules.h"
 
 template <gg_update_rule rule, class Wire>
-__device__ __forceinline__ updated update_one(const gg_update_args &a, float grad, updated before,
+__device__ __forceinline__ updated update_one(const gg_update_args &a, float grad, updated now,
                                               const float *weight_after, const float *momentum_before,
                                               const float *square_before) {
-    const gg_exact w = before.weight, lr = {a.lr}, mu = {a.mu};
-    const gg_exact d = gg_exact{a.grad_scale} * gg_exact{grad} + gg_exact{a.weight_decay} * w;
-    updated after = before;
-    gg_exact m = before.momentum;
-    if (momentum_before != nullptr) m = update_mixed<Wire>(m, m, *momentum_before);
-    if (rule == GG_UPDATE_PLAIN) {
-        after.weight = w - lr * d;
-    } else if (rule == GG_UPDATE_ADAM) {
-        gg_exact s = before.square;
-        if (square_before != nullptr) s = update_mixed<Wire>(s, s, *square_before);
-        s = gg_exact{a.beta2} * s + gg_exact{a.square_share} * (d * d);
-        if (s.v < 0.0f) s.v = 0.0f; /* NaN stays NaN */
-        m = mu * m + gg_exact{a.d_share} * d;
-        const gg_exact root = gg_sqrt(s) * gg_exact{a.root_scale} + gg_exact{a.eps};
-        after.weight = gg_exact{a.weight_factor} * w - lr * m / root;
-        after.square = s;
-        after.momentum = m;
-    } else {
-        m = mu * m + d;
-        after.weight = w - lr * (rule == GG_UPDATE_NESTEROV ? d + mu * m : m);
-        after.momentum = m;
-    }
-    if (weight_after != nullptr) after.weight = update_mixed<Wire>(after.weight, w, *weight_after);
-    return after;
+    const gg_exact w = now.weight;
+    const update_factors factors = update_factors_of(&a);
+    if (momentum_before != nullptr) now.momentum = update_mixed<Wire>(now.momentum, now.momentum, *momentum_before);
+    if (square_before != nullptr) now.square = update_mixed<Wire>(now.square, now.square, *square_before);
+    now = update_by_rule(rule, &factors, gg_exact{grad}, now);
+    if (weight_after != nullptr) now.weight = update_mixed<Wire>(now.weight, w, *weight_after);
+    return now;
 }
 
 template <class Wire, int N> __device__ __forceinline__ gg_pack<N> update_received(const void *received, int64_t i) {
@@ -62,7 +52,7 @@ struct update_thread {
 /* N elements at a time. */
 template <gg_update_rule rule, class Wire, int N>
 __device__ __forceinline__ void update_all(const gg_update_args &a, update_thread t) {
-    const bool stateful = rule != GG_UPDATE_PLAIN, squares = rule == GG_UPDATE_ADAM;
+    constexpr bool stateful = GG_UPDATE_MOMENTS(rule) > 0, squares = GG_UPDATE_MOMENTS(rule) > 1;
     for (int64_t i = N * t.number; i < (int64_t)a.n; i += N * t.count) {
         const gg_pack<N> grad = gg_load_pack<N>(a.grad + i);
         gg_pack<N> weight = gg_load_pack<N>(a.weight + i), momentum = {}, square = {};
@@ -165,10 +155,11 @@ void gg_cuda_update(gg_cuda_stream stream, int count, const gg_update_args *args
         gg_update_rule rule;
         now = update_together(count - done, args + done, &rule);
         switch (rule) {
-        case GG_UPDATE_PLAIN: update_by_wire<GG_UPDATE_PLAIN>(stream, now, args + done); break;
-        case GG_UPDATE_MOMENTUM: update_by_wire<GG_UPDATE_MOMENTUM>(stream, now, args + done); break;
-        case GG_UPDATE_NESTEROV: update_by_wire<GG_UPDATE_NESTEROV>(stream, now, args + done); break;
-        case GG_UPDATE_ADAM: update_by_wire<GG_UPDATE_ADAM>(stream, now, args + done); break;
+#define CASE(name)                                                                                                     \
+    case GG_UPDATE_##name: update_by_wire<GG_UPDATE_##name>(stream, now, args + done); break;
+            GG_UPDATE_RULES(CASE)
+#undef CASE
+        default: break;
         }
     }
 }
