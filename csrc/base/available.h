@@ -6,12 +6,12 @@
 
 #include "base/status.h"
 
-/* Bytes that can be had without swapping: what /proc/meminfo says, and not more than the limits of the process's
- * control groups (versions 1 and 2) leave. SIZE_MAX where the system says nothing. Reads files and allocates nothing.
- * `root` stands before all paths, for tests; NULL: "". */
+/* Bytes available without swapping: /proc/meminfo's figure, limited by the process's control groups (versions 1 and 2).
+ * SIZE_MAX if the system gives no figure. Reads files and allocates nothing. `root` is put before all paths, for tests;
+ * NULL means "". */
 size_t gg_memory_available(const char *root);
 
-/* GG_ERROR_MEMORY if `bytes` are more than that. The message names `what`, both sizes, and `advice`. */
+/* GG_ERROR_MEMORY if `bytes` exceed gg_memory_available. The message names `what`, both sizes, and `advice`. */
 gg_status gg_memory_check(size_t bytes, const char *what, const char *advice);
 
 /* "3.1 GiB"; returns `text`. */

@@ -3,7 +3,7 @@
 #define GG_BASE_CLOCK_H
 
 double gg_clock_now(void);
-/* Sleeps about that many seconds; 0 yields the processor. */
+/* Sleeps for about `seconds`; 0 yields the processor. */
 void gg_clock_sleep(double seconds);
 
 #endif

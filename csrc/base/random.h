@@ -1,7 +1,7 @@
 /* Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011).
  *
- * A number is a function of (seed, purpose, rank, step, index), never of call order: resuming a run
- * equals never having stopped, and every rank can compute what another rank draws. Pure; any thread. */
+ * A number is a function of (seed, purpose, rank, step, index), never of call order: a resumed run equals an
+ * uninterrupted run, and every rank can compute another rank's draws. Pure; any thread. */
 #ifndef GG_BASE_RANDOM_H
 #define GG_BASE_RANDOM_H
 
@@ -15,14 +15,14 @@ typedef enum gg_random_purpose {
     GG_RANDOM_SCHEDULE,    /* step = cycle; rank = 0: all ranks draw the same */
     GG_RANDOM_STRAGGLER,
     GG_RANDOM_PARTNER,    /* step = training step, rank = rank */
-    GG_RANDOM_SHARD,      /* which rank has which sample; one word a round, all else 0 */
+    GG_RANDOM_SHARD,      /* interleaved shards; one word a round, all else 0 */
     GG_RANDOM_SPLIT,      /* the parts of a set */
     GG_RANDOM_ORDER,      /* a set in another order */
-    GG_RANDOM_VALIDATION, /* what fit sets aside to validate on */
+    GG_RANDOM_VALIDATION, /* the samples that fit sets aside for validation */
     GG_RANDOM_TEST,
     GG_RANDOM_AUGMENT, /* crops, flips and windows of samples: step = epoch, index = sample; drawn by
                           gossipgrad/data/draws.py */
-    GG_RANDOM_PROBE,   /* the samples on which a smaller network is compared with the one before */
+    GG_RANDOM_PROBE,   /* samples on which a smaller network is compared with its predecessor */
     GG_RANDOM_GROUPS   /* step = turn; rank = 0: all ranks draw the same */
 } gg_random_purpose;
 

@@ -10,7 +10,7 @@
 
 #include "base/status.h"
 
-/* GPU: what a device with times of its own does in its two queues, and when. */
+/* GPU lanes show the two queues of a device with times of its own. */
 typedef enum gg_trace_lane {
     GG_LANE_COMPUTE = 0,
     GG_LANE_EXCHANGE,
@@ -26,9 +26,9 @@ typedef struct gg_trace_span {
     int64_t step;
     int32_t lane;  /* a gg_trace_lane */
     int32_t index; /* compute: a node of the graph, or -1; exchange: the first layer of a run; data: -1 */
-    /* Of messages only: the exchange lane, and samples in that of data. There bytes > 0. */
+    /* Messages only (exchange lane; samples in the data lane), where bytes > 0: */
     int32_t last;   /* exchange: the last layer of the run */
-    int32_t peer;   /* whose message it was; -1: of all */
+    int32_t peer;   /* the sender; -1 means all ranks */
     double arrived; /* begin: send and receive were posted; arrived: all bytes have arrived; end: they are used */
     int64_t bytes;
 } gg_trace_span;
