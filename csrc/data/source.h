@@ -1,7 +1,7 @@
-/* Where samples come from that are not in memory: decoders, files, a program's own code.
+/* Sources of samples that are not in memory: decoders, files, a program's own code.
  *
- * Reading may be slow: threads of their own call it ahead of the network (data/prefetch.h), and never the thread that
- * computes. What is read depends on the rows and the epoch alone, so that it depends on no rank, thread or order. */
+ * Reading may be slow: prefetch threads call it (data/prefetch.h), never the compute thread. The result depends on rows
+ * and epoch alone, so on no rank, thread or order. */
 #ifndef GG_DATA_SOURCE_H
 #define GG_DATA_SOURCE_H
 
@@ -21,21 +21,21 @@ typedef struct gg_source gg_source;
 typedef struct gg_source_table {
     /* Writes n samples of every field f whose out[f] is not NULL, one after the other, as the set describes the field.
      * Called by any thread, and by several at once: the readers of a rank, and those of all ranks of a virtual cluster.
-     * A failure's message names the file or the sample; GG_ERROR_SOURCE where it is the source's own. */
+     * A failure's message names the file or the sample; GG_ERROR_SOURCE is the source's own failure. */
     gg_status (*read)(gg_source *source, const uint32_t *rows, int64_t n, int64_t epoch, void *const *out);
-    void (*destroy)(gg_source *source); /* by whichever thread released it last */
+    void (*destroy)(gg_source *source); /* called by the thread that releases it last */
 } gg_source_table;
 
-/* The head of every source; who makes one puts fields of its own behind it. */
+/* The head of every source; a source's own fields follow it. */
 struct gg_source {
     const gg_source_table *table;
     atomic_int references;
-    bool ordered; /* it can only go on: each rank asks for rows in ascending order in each epoch, by one thread */
+    bool ordered; /* reads forward only: in each epoch one thread of each rank asks for ascending rows */
     int readers;  /* threads of a rank that read at the same time; at least 1, and 1 if ordered */
     int ahead;    /* batches that a rank reads ahead of the network; at least 1 */
 };
 
-/* Of a new source: one reference. */
+/* Starts a new source with one reference. */
 void gg_source_init(gg_source *source, const gg_source_table *table);
 void gg_source_retain(gg_source *source);
 void gg_source_release(gg_source *source); /* NULL is fine */
