@@ -5,10 +5,10 @@
  *
  * - Added branches: one unit is an output of several layers. Concatenated branches: a layer reads units of several.
  * - An LSTM has one width: hidden unit k of all its layers is one unit. Heads of one attention have one width and leave
- * as a whole.
+ *   as a whole.
  * - The search follows activations, pooling, dropout, Flatten, Permute, Pad and Slice (of neighbouring units).
  * - Inputs of other layers that mix or move units (Reshape, normalisations over units, grouped convolutions, ...) must
- * stay.
+ *   stay.
  *
  * Pure functions of a finished graph. Results are constant; any thread may read them. */
 #ifndef GG_APOPTOSIS_UNITS_H

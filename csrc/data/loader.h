@@ -18,9 +18,9 @@ typedef struct gg_data_options {
  *
  * - All batches but the last are full.
  * - A rank with no sample left for the last step moves one from its last full batch. With batches of one it sees its
- * last sample a second time instead.
+ *   last sample a second time instead.
  * - A rank with too few samples for that (OWN only) divides them evenly among the steps. With fewer samples than steps
- * it repeats each as evenly as possible, in batches of one.
+ *   it repeats each as evenly as possible, in batches of one.
  *
  * With `drop_last` all batches are full, and every rank makes one step for each full batch of the smallest shard. The
  * remaining samples of an epoch's order are not read; with `shuffle` they differ from epoch to epoch.

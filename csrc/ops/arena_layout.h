@@ -1,8 +1,8 @@
-/* What lies where in the arenas: parameters by name, shape and role, joined to layers in the order of the forward pass.
+/* The layout of arenas: parameters by name, shape and role, joined to layers in forward order.
  *
- * This is all that optimisers, strategies and compression see of a network. A finished graph owns one
- * (gg_graph_layout); one that is made from a caller's list serves arrays that no graph computes with. Constant after
- * creation; many threads may read it. */
+ * Optimisers, strategies and compression see nothing else of a network. A finished graph owns a layout
+ * (gg_graph_layout); a caller's list makes one for arrays without a graph. Constant after creation; any thread may read
+ * it. */
 #ifndef GG_OPS_ARENA_LAYOUT_H
 #define GG_OPS_ARENA_LAYOUT_H
 
@@ -12,8 +12,8 @@
 #include "base/status.h"
 #include "ops/tensor.h"
 
-/* What the weights of a layer do, for options that differ by it: windows over a sample, products with whole vectors,
- * products that are repeated in time, anything else. */
+/* Families of layers, for options by family: windows over a sample (CONV), products with whole vectors (LINEAR),
+ * products repeated in time (RECURRENT), anything else. */
 typedef enum gg_family {
     GG_FAMILY_OTHER = 0,
     GG_FAMILY_CONV,
@@ -25,14 +25,14 @@ typedef enum gg_family {
 /* "other", "conv", "linear" or "recurrent"; family < GG_FAMILY_COUNT. */
 const char *gg_family_name(gg_family family);
 
-/* What a parameter is for. Optimisers treat roles in their own ways (exchange/optim/optim.h). */
+/* Purpose of a parameter. Optimisers treat roles differently (exchange/optim/optim.h). */
 typedef enum gg_role {
     GG_ROLE_WEIGHT = 0, /* multiplies inputs */
     GG_ROLE_BIAS,       /* is added to outputs */
     GG_ROLE_SCALE,      /* of a normalisation */
     GG_ROLE_SHIFT,      /* of a normalisation */
-    GG_ROLE_STATISTIC,  /* not trained: a running mean of what the batches show. Its layer's backward pass writes as its
-                           gradient what is to be subtracted from it */
+    GG_ROLE_STATISTIC,  /* not trained: a running mean over batches. Its layer's backward pass writes the value to
+                           subtract as its gradient */
     GG_ROLE_COUNT
 } gg_role;
 
@@ -48,7 +48,7 @@ typedef struct gg_parameter {
     float momentum_factor;         /* multiplies SGD's and LARS's momentum; 0 to 1 */
     gg_shape shape;
     int layer;
-    size_t offset, count; /* set by gg_arena_layout_create: so many elements, and padding behind them */
+    size_t offset, count; /* set by gg_arena_layout_create: place and number of elements; padding follows */
 } gg_parameter;
 
 /* The slice of every arena that belongs to one layer: begins and ends at multiples of GG_LANES elements;
@@ -60,28 +60,28 @@ typedef struct gg_slice {
 /* A layer: a run of parameters that become ready together. */
 typedef struct gg_layer_place {
     const char *name; /* unique */
-    /* Its first parameter is a weight (outputs, inputs) that each sample is multiplied with once; whoever runs the
-     * layer can offer its inputs and errors as vectors. Strategies may then exchange these in place of the gradient. */
+    /* The first parameter is a weight (outputs, inputs) that multiplies each sample once, and the layer's caller can
+     * offer its inputs and errors as vectors. Strategies may exchange these in place of the gradient. */
     bool partitionable;
     int first_parameter, parameters; /* set by gg_arena_layout_create */
-    gg_slice slice;                  /* likewise */
+    gg_slice slice;                  /* set by gg_arena_layout_create */
 } gg_layer_place;
 
 typedef struct gg_arena_layout {
     size_t count; /* elements of an arena, padding included */
     int parameters, layers;
-    gg_parameter *parameter; /* those of a layer adjacent, layers in forward order */
+    gg_parameter *parameter; /* a layer's are adjacent; layers in forward order */
     gg_layer_place *layer;
     char *names; /* memory of all names */
 } gg_arena_layout;
 
-/* Places the parameters one behind the other, and copies the lists and their names. Every layer has at least one
- * parameter, and those of a layer stand together, in the order of the layers. GG_ERROR_ARGUMENT: names that are empty
- * or there twice, numbers of layers in another order, factors that are not finite or below 0, and a partitionable layer
- * whose first parameter is no matrix; GG_ERROR_SHAPE: a shape without elements. Errors name the parameter. */
+/* Places the parameters one after another; copies the lists and their names. Every layer has at least one parameter;
+ * parameters are listed by layer, in the order of layers. GG_ERROR_ARGUMENT: empty or repeated names, layers in another
+ * order, factors below 0 or not finite, a partitionable layer whose first parameter is no matrix. GG_ERROR_SHAPE: a
+ * shape without elements. Errors name the parameter. */
 gg_status gg_arena_layout_create(const gg_layer_place *layer, int layers, const gg_parameter *parameter, int parameters,
                                  gg_arena_layout *out);
-/* Frees the lists; a zeroed layout may be given as well. */
+/* Frees the lists; accepts a zeroed layout. */
 void gg_arena_layout_destroy(gg_arena_layout *layout);
 
 static inline const gg_slice *gg_arena_layout_slice(const gg_arena_layout *layout, int layer) {

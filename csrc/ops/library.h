@@ -1,8 +1,8 @@
-/* Backends in libraries of their own, which are loaded when a device is asked for.
+/* Backends in libraries of their own, loaded when a device is opened.
  *
- * Such a library is built with the core, from the same headers, but it does not see the core's symbols (a Python module
- * has none): what it needs of the core is given to it as a table of services, over which it defines the same names.
- * Its one export is gg_backend_library_open. A library stays loaded until the process ends. */
+ * Such a library is built with the core, from its headers, but does not see the core's symbols (a Python module has
+ * none). The core passes a table of services, over which the library defines these names. Its one export is
+ * gg_backend_library_open. A library stays loaded until the process ends. */
 #ifndef GG_OPS_LIBRARY_H
 #define GG_OPS_LIBRARY_H
 
@@ -11,10 +11,10 @@
 
 #include "ops/registry.h"
 
-/* Raised where a function of the tables or an enumeration changes that core and library share. */
+/* Raised with each change of a function or enumeration that core and library share. */
 enum { GG_LIBRARY_INTERFACE = 1 };
 
-/* The interface, and sizes of the structs that core and library share: they differ where the two are not of one build.
+/* The interface, and sizes of shared structs: they differ if core and library are of different builds.
  */
 enum { GG_LIBRARY_SIZES = 10 };
 #define GG_LIBRARY_SIZES_OF                                                                                            \
@@ -41,10 +41,10 @@ typedef struct gg_library_services {
 typedef struct gg_backend_library {
     size_t sizes[GG_LIBRARY_SIZES];
     const gg_backend *backend;
-    /* How many devices can be opened; *out is 0 and the status says why where there are none. */
+    /* Number of devices that can be opened. If *out is 0, the status says why. */
     gg_status (*devices)(int *out);
-    /* Lines "name: value" on the devices, the driver and the libraries it uses, NUL-terminated and truncated to `room`
-     * bytes; also where no device can be opened. */
+    /* Writes lines "name: value" on devices, driver and libraries, NUL-terminated and truncated to `room` bytes; works
+     * without any device. */
     void (*describe)(char *text, size_t room);
 } gg_backend_library;
 
@@ -52,16 +52,15 @@ typedef struct gg_backend_library {
 typedef const gg_backend_library *gg_backend_library_open_function(const gg_library_services *services);
 #define GG_BACKEND_LIBRARY_OPEN "gg_backend_library_open"
 
-/* The library of the room cuda/, and the variable that names another one in its place. */
+/* The library of the room cuda/, and the variable that names a replacement. */
 #define GG_CUDA_LIBRARY "_cuda.so"
 #define GG_CUDA_LIBRARY_VARIABLE "GOSSIPGRAD_CUDA_LIBRARY"
 
-/* Loads the library `file`, which lies beside the core's own, or the one that the environment's `variable` names.
- * Loading it a second time gives the same. GG_ERROR_UNSUPPORTED: it is not there, cannot be loaded, or is of another
- * build. Any thread. */
+/* Loads the library `file` beside the core, or the library that the environment's `variable` names. A second load
+ * returns the first result. GG_ERROR_UNSUPPORTED: missing, not loadable, or of another build. Any thread. */
 gg_status gg_backend_library_load(const char *file, const char *variable, const gg_backend_library **out);
 
-/* Adds the kind "cuda" to the registry; its library is loaded when a device of it is asked for. */
+/* Adds the kind "cuda" to the registry; opening such a device loads its library. */
 void gg_cuda_register(void);
 
 #endif

@@ -27,10 +27,10 @@ bool gg_shape_equal(const gg_shape *a, const gg_shape *b);
 #define GG_SHAPE_TEXT 96
 const char *gg_shape_text(const gg_shape *shape, char text[GG_SHAPE_TEXT]);
 
-/* How the values of a batch lie in memory. A sample is (C, H, W), (F) or (T, F); N is the batch.
+/* Layouts of a batch in memory. A sample is (C, H, W), (F) or (T, F); N is the batch.
  *   PLAIN       N, then the sample row-major: what users see, NCHW for images, NC for features
  *   CHANNELS16  N, C/16, H, W, 16: images only, channels padded with zeros to a multiple of 16
- *   CHANNELS8   the same by 8
+ *   CHANNELS8   N, C/8, H, W, 8: images only, padded to a multiple of 8
  *   NHWC        N, H, W, C: images only
  *   BATCH_LAST  the sample row-major, then N padded with finite values to a multiple of GG_LANES: every value
  *               of a sample is a row of lanes, so any channel count, window and stride runs in full vectors,
@@ -64,7 +64,7 @@ size_t gg_format_bytes(gg_format format, const gg_shape *sample, int64_t n);
  * retain/release from any thread; the last release frees. */
 typedef struct gg_storage gg_storage;
 
-gg_status gg_storage_create(size_t bytes, const char *what, gg_storage **out); /* zeroed, one reference */
+gg_status gg_storage_create(size_t bytes, const char *what, gg_storage **out); /* zeroed, with one reference */
 /* Wraps memory owned elsewhere; `drop(owner)` is called with the last release. */
 gg_status gg_storage_wrap(void *data, size_t bytes, void *owner, void (*drop)(void *), gg_storage **out);
 void gg_storage_retain(gg_storage *storage);
