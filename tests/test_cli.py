@@ -49,6 +49,26 @@ def test_help_and_version(capsys):
     assert "RANKS" in cli_run(capsys, "run", "--help")[1]
 
 
+def test_no_command_is_help(capsys):
+    assert cli_run(capsys) == cli_run(capsys, "--help")
+    code, out, err = cli_run(capsys)
+    assert code == 0 and not err and "gossipgrad run -n 2 train" in out and "compare" in out
+
+
+@pytest.mark.parametrize("command", ["", "run", "train", "evaluate", "compare", "bench", "info"])
+def test_help_is_one_screen(command, capsys, monkeypatch):
+    """Of 40 lines of 80 columns; --help-all has every option, in 80 columns, too."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, short, _ = cli_run(capsys, *command.split(), "--help")
+    assert code == 0 and len(short.splitlines()) <= 40 and max(map(len, short.splitlines())) <= 80
+    code, whole, _ = cli_run(capsys, *command.split(), "--help-all" if command not in ("", "info") else "--help")
+    assert code == 0 and max(map(len, whole.splitlines())) <= 80
+    if command in ("train", "evaluate", "compare", "bench"):
+        names = [action.option_strings[0] for action in actions(command)]
+        assert f"all {len(names)} options" in short and all(f"\n  {name}" in whole for name in names if name != "-h")
+        assert set(re.findall(r"^  (--[\w-]+)", short, re.MULTILINE)) < set(names)
+
+
 def actions(command):
     return cli.parser()._subparsers._group_actions[0].choices[command]._actions
 
@@ -56,13 +76,13 @@ def actions(command):
 def test_help_shows_every_default(capsys):
     """Of every option with a value, in the words of the constructor's field where it feeds one."""
     for command in ("train", "evaluate", "bench", "compare"):
-        _, out, _ = cli_run(capsys, command, "--help")
+        _, out, _ = cli_run(capsys, command, "--help-all")
         blocks = re.split(r"\n  (?=-)", " ".join(out.split("\n\n")[1:]))
         for action in actions(command):
             block = next(one for one in blocks if re.match(re.escape(action.option_strings[0]) + r"(?![\w-])", one))
             switch = action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction)
             assert switch or action.required or "default:" in " ".join(block.split()), block
-    _, out, _ = cli_run(capsys, "train", "--help")
+    _, out, _ = cli_run(capsys, "train", "--help-all")
     out = " ".join(out.split())
     for words in (
         "default: log2 (periodic-allreduce); 10 (elastic-averaging); 1 (parameter-server); 50 (diloco, noloco)",
@@ -92,7 +112,7 @@ class Novel(gg.Strategy):
 def test_a_new_strategys_keywords_are_options(monkeypatch, capsys):
     monkeypatch.setitem(gg.strategies.BY_NAME, "novel", Novel)
     for command in ("train", "bench"):
-        _, out, _ = cli_run(capsys, command, "--help")
+        _, out, _ = cli_run(capsys, command, "--help-all")
         out = " ".join(out.split())
         for words in (
             "--colour {red,blue} a choice (novel); default: red",
@@ -374,7 +394,6 @@ def test_weights_begin_a_training_on_any_number_of_ranks(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        ("", 2, "COMMAND"),
         ("fly", 2, "invalid choice: 'fly'"),
         ("train --lr fast", 2, "--lr: invalid float value: 'fast'"),
         ("train --lr -1", 2, "lr=-1.0: allowed"),
@@ -464,7 +483,7 @@ def test_weights_begin_a_training_on_any_number_of_ranks(capsys, tmp_path):
         ("run train", 2, "-n RANKS"),
         ("run train -n 2", 2, "-n RANKS is missing: how many processes shall run? It stands before the command"),
         ("run -n 2 trian", 2, "did you mean 'train'?"),
-        ("run -n 2 train --lr fast", 2, "--lr: invalid float value: 'fast' (see gossipgrad train --help)"),
+        ("run -n 2 train --lr fast", 2, "--lr: invalid float value: 'fast' (see gossipgrad train --help-all)"),
     ],
 )
 def test_errors_are_one_line(words, code, text, capsys):

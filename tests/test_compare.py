@@ -5,6 +5,8 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
+import sys
 
 import pytest
 
@@ -179,6 +181,57 @@ def test_two_comparisons_in_one_folder(tmp_path, capsys):
         os.close(holder)
     assert f"--report-dir {tmp_path}: another comparison writes there; allowed: a folder" in capsys.readouterr().err
     assert (tmp_path / "finished").is_dir()  # the other one's
+
+
+TINY = "compare --dataset synthetic --model mlp --virtual-ranks 2 --samples 40 --points 1 --global-batch 4 --lr 0.03"
+
+
+@pytest.fixture
+def nothing_trained(monkeypatch):
+    """Configurations end at once, with the same result for each."""
+    point = dict.fromkeys(processes.POINT, 1.0)
+
+    def run(comparison, folder, *_):
+        os.makedirs(folder, exist_ok=True)
+        shared = {"batch_size": 2, "lr": 0.1, "seconds": 1.0, "points": [point], "report": {}}
+        return [{"strategy": e.label, "ranks": p, **shared} for e in comparison.entries for p in comparison.ranks]
+
+    monkeypatch.setattr(compare, "run", run)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # nor drawn
+
+
+def test_without_a_folder_each_gets_one_with_a_date(nothing_trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(TINY.split()) == 0 and cli.main(TINY.split()) == 0
+    first, second = sorted(path.name for path in tmp_path.iterdir())
+    assert re.fullmatch(r"compare-\d{4}-\d\d-\d\d", first) and second == f"{first}-2"
+    out = capsys.readouterr().out
+    assert f"files: {first}\n" in out and f"files: {second}\n" in out and (tmp_path / first / "compare.csv").exists()
+    assert cli.main([*TINY.split(), "--resume"]) == cli.USAGE and "--report-dir" in capsys.readouterr().err
+    assert cli.main([*TINY.split(), "--lr-scaling", "none", "--lr", "-1"]) == cli.USAGE
+    assert len(list(tmp_path.iterdir())) == 2  # a command that cannot be makes none
+
+
+def test_a_used_folder_is_refused(nothing_trained, tmp_path, capsys):
+    """Old and new are never in one folder; what is not compare's may be there."""
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "finished").mkdir()  # of an interrupted one that has finished nothing
+    words = [*TINY.split(), "--report-dir", str(tmp_path)]
+    assert cli.main([*words, "--strategies", "allreduce"]) == 0
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    capsys.readouterr()
+    assert cli.main([*words, "--strategies", "no-exchange"]) == cli.USAGE
+    err = capsys.readouterr().err
+    assert f"--report-dir {tmp_path}: has files of another comparison (compare.json, " in err and "empty folder" in err
+    assert "--resume" not in err and before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    (tmp_path / "finished").mkdir(exist_ok=True)
+    (tmp_path / "finished" / "one.json").write_text("{}")
+    assert cli.main([*words, "--strategies", "no-exchange"]) == cli.USAGE
+    assert "--resume goes on with" in capsys.readouterr().err
+    (tmp_path / "curves-p16.png").write_bytes(b"old")  # resumed: nothing older stays beside the new
+    assert cli.main([*words, "--strategies", "no-exchange", "--resume"]) == 0
+    assert [path.name for path in (tmp_path / "reports").iterdir()] == ["no-exchange-p2.json"]
+    assert not (tmp_path / "curves-p16.png").exists() and (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.full

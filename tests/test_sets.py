@@ -44,7 +44,7 @@ def test_options_that_a_set_does_not_have(table):
 
 
 def test_every_set_is_on_the_command_line(capsys):
-    words = " ".join(cli_run(capsys, "train", "--help")[1].split())
+    words = " ".join(cli_run(capsys, "train", "--help-all")[1].split())
     for name in (*sets.NAMES, "--label COLUMN", "--image-size N", "default: the model's, else 224"):
         assert name in words
 

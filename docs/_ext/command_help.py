@@ -1,4 +1,4 @@
-"""The directive `command-help`: what `gossipgrad COMMAND --help` prints, so that the page says what it does."""
+"""The directive `command-help`: what `gossipgrad COMMAND --help-all` prints, so that the page says what it does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CommandHelp(Directive):
     def run(self) -> list[nodes.Node]:
         words = [word for word in self.arguments if word != "gossipgrad"]
         environment = {**os.environ, "COLUMNS": "86", "NO_COLOR": "1"}
-        command = [sys.executable, "-m", "gossipgrad", *words, "--help"]
+        command = [sys.executable, "-m", "gossipgrad", *words, "--help-all" if words else "--help"]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode or not done.stdout:
             raise self.error(f"{' '.join(command)} failed: {done.stderr}")

@@ -25,6 +25,7 @@ from gossipgrad.cli.options import (
     path,
     strategy_keys,
 )
+from gossipgrad.cli.parsing import Parser
 from gossipgrad.errors import HIGHEST
 from gossipgrad.launch import environment, failure, start
 from gossipgrad.state import outputs
@@ -33,6 +34,27 @@ from gossipgrad.state.files import json_text
 _STEPS, _PROFILED = 60, 20
 _BLOCKS = 5  # of --exchange
 _OF_EXCHANGE = ("strategy", "blocks", *strategy_keys(), *compression_keys(), *CIRCUMSTANCES)
+
+_DESCRIPTION = """\
+Times a training step on synthetic data, and prints one line of JSON.
+With --exchange: the time without exchange over the time with it."""
+_SHORT = {
+    "model": "lenet, resnet20, char_gpt, ...; default: %(default)s",
+    "batch_size": "samples a rank and step; default: the model's",
+    "steps": f"steps that are timed; default: {_STEPS}, with --profile {_PROFILED}",
+    "threads": "cores of each rank; default: OMP_NUM_THREADS, else 1",
+    "device": "cpu, cuda, cuda:1; default: cpu",
+    "dtype": "of the computation; default: %(default)s",
+    "profile": "print each pass of each operation",
+    "profile_plot": "draw it (wants matplotlib)",
+    "exchange": "time the exchange; under gossipgrad run -n P",
+    "strategy": "of --exchange; default: gossipgrad",
+    "compression": "of what --exchange sends; default: none",
+}
+_EXAMPLES = """\
+gossipgrad bench --model resnet20
+gossipgrad bench --model cifar_quick --profile
+gossipgrad run -n 2 bench --exchange --strategy allreduce"""
 
 
 def add_info_options(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +68,7 @@ def info(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     add_model(parser)
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples a rank and step; default: the model's")
     help_ = f"that are timed, with --exchange in each block; default: {_STEPS}, with --profile {_PROFILED}"
@@ -60,6 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="with --profile: as JSON")
     _add_exchange(parser)
     add_circumstances(parser, virtual=False)
+    parser.shorten(_DESCRIPTION, _SHORT, _EXAMPLES)
 
 
 def _add_exchange(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,8 @@ from types import FrameType
 from typing import Any
 
 from gossipgrad.cli import bench, compare, evaluate, train
-from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, Parser, UsageError
+from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, UsageError
+from gossipgrad.cli.parsing import Parser
 from gossipgrad.errors import SavedOnSignal, one_line
 from gossipgrad.launch import environment, failure, origin, start, starting, supervisor
 from gossipgrad.launch.interrupts import SAVED
@@ -24,7 +25,14 @@ class _Terminated(KeyboardInterrupt):
     """SIGTERM: what a launcher sends to end a rank."""
 
 
-_COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int], str]] = {
+_FIRST = """\
+examples:
+  gossipgrad train                    LeNet on 10,000 digits, on one rank
+  gossipgrad run -n 2 train           on two ranks of MPI
+  gossipgrad train --virtual-ranks 8  on eight ranks in one process
+  gossipgrad compare                  strategies side by side
+  gossipgrad COMMAND --help           the options of a command"""
+_COMMANDS: dict[str, tuple[Callable[[Parser], None], Callable[[argparse.Namespace], int], str]] = {
     "train": (train.add_options, train.train, "train a network"),
     "evaluate": (evaluate.add_options, evaluate.evaluate, "loss and metrics of a saved network"),
     "info": (bench.add_info_options, bench.info, "versions, CPU, MPI, libraries"),
@@ -36,10 +44,10 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[
 def parser() -> argparse.ArgumentParser:
     """The parser of all sub-commands but run, whose words belong to the launcher."""
     how = {"prog": "gossipgrad", "usage": "%(prog)s COMMAND [options]"}
-    top = Parser(**how, description="Data-parallel training that communicates by gossip.")
-    top.add_argument("--version", action="version", version=f"gossipgrad {environment.VERSION}")
+    top = Parser(**how, description="Data-parallel training that communicates by gossip.", epilog=_FIRST)
+    top.add_argument("--version", action="version", version=f"gossipgrad {environment.VERSION}", help="print it")
     commands = top.add_subparsers(
-        dest="command", metavar="COMMAND", required=True, parser_class=Parser, prog="gossipgrad"
+        title="commands", dest="command", metavar="COMMAND", required=True, parser_class=Parser, prog="gossipgrad"
     )
     commands.add_parser("run", help="start ranks with mpiexec: gossipgrad run -n 4 train ...", add_help=False)
     for name, (add_options, _, help_) in _COMMANDS.items():
@@ -120,6 +128,7 @@ def main(argv: list[str]) -> int:
 
     An error is one line on stderr, with the traceback before it if GOSSIPGRAD_TRACEBACK=1. Under MPI it ends all ranks.
     """
+    argv = argv or ["--help"]
     if argv[:1] == ["run"]:
         return _run(argv[1:])
     signal.signal(signal.SIGTERM, _terminate)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -30,6 +33,7 @@ from gossipgrad.cli.options import (
     path,
     reader,
 )
+from gossipgrad.cli.parsing import Parser
 from gossipgrad.errors import HIGHEST, counted, one_line
 from gossipgrad.launch import start
 from gossipgrad.state.files import locked_folder
@@ -43,19 +47,47 @@ _RATES = reader(
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+_DESCRIPTION = """\
+Trains strategies side by side on virtual ranks, with equal samples for each.
+Writes tables, data and pictures into a folder."""
+_SHORT = {
+    "strategies": "all, or names with commas; default: %(default)s",
+    "virtual_ranks": "numbers of ranks; default: 2,4,8",
+    "report_dir": "a new or empty folder; default: compare-DATE",
+    "model": "lenet, mlp, resnet20, ...; default: %(default)s",
+    "dataset": "mnist-10k, cifar10, csv, ...; default: the model's",
+    "data": "its file or folder",
+    "samples": "trained on by each configuration; default: 10000",
+    "global_batch": "samples of all ranks in a step; default: 128",
+    "lr_grid": "rates to try, or auto; default: auto",
+    "points": "of each curve; default: %(default)s",
+    "seed": "default: %(default)s",
+    "latency": "of a message; default: %(default)s",
+    "bandwidth": f"of a link, a second; default: {compare.LINKS.bandwidth:g}",
+    "straggler_probability": "that a rank comes late to a step",
+    "straggler_delay": "by how much",
+    "jobs": "configurations at a time; default: one a core",
+    "resume": "train only what an interrupted command left out",
+    "quiet": "print errors only",
+}
+_EXAMPLES = """\
+gossipgrad compare
+gossipgrad compare --strategies gossipgrad,allreduce --virtual-ranks 4,16
+gossipgrad compare --straggler-probability 0.1 --straggler-delay 0.01"""
+
+
+def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--strategies",
         default="all",
         metavar="LIST",
-        help="all, or names with options: gossipgrad:staleness=1,allreduce:lr=0.02,allreduce:compression=adacomp,"
-        "allreduce:apoptosis=true",
+        help="all, or names with commas, each with options: gossipgrad:staleness=1, allreduce:lr=0.02, "
+        "allreduce:compression=adacomp, allreduce:apoptosis=true",
     )
     parser.add_argument("--virtual-ranks", type=_NUMBERS, default=(2, 4, 8), metavar="P,P,...", help="numbers of ranks")
     add_data(parser)
-    parser.add_argument(
-        "--report-dir", type=path, required=True, metavar="DIR", help="where the files go; made if need be (required)"
-    )
+    help_ = "where the files go, a new or empty folder; default: compare-DATE in the current one, made"
+    parser.add_argument("--report-dir", type=path, metavar="DIR", help=help_)
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument("--samples", type=int, metavar="N", help="trained on by each configuration; default: 10000")
     amount.add_argument("--epochs", type=int, metavar="N", help="the same, in whole sets")
@@ -84,6 +116,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help="configurations at a time; default: one a core")
     parser.add_argument("--resume", action="store_true", help="train only what the same command has not trained yet")
     parser.add_argument("--quiet", action="store_true", help="print errors only")
+    parser.shorten(_DESCRIPTION, _SHORT, _EXAMPLES)
 
 
 def plan_of(arguments: argparse.Namespace) -> compare.Comparison:
@@ -128,7 +161,11 @@ def side_by_side(arguments: argparse.Namespace) -> int:
     if arguments.epochs is not None:
         comparison = replace(comparison, samples=arguments.epochs * size)
     checked(lambda: comparison.check(size))
+    if arguments.resume and arguments.report_dir is None:
+        raise UsageError("--resume: goes with --report-dir, the folder of the comparison that was interrupted")
     try:
+        if arguments.report_dir is None:
+            arguments.report_dir = _dated_folder()
         lock = locked_folder(arguments.report_dir)
     except OSError as error:
         raise UsageError(f"--report-dir: {one_line(error)}") from error
@@ -137,18 +174,42 @@ def side_by_side(arguments: argparse.Namespace) -> int:
             f"--report-dir {arguments.report_dir}: another comparison writes there; allowed: a folder for each"
         )
     try:
+        _check_unused(arguments)
         return _compared(comparison, arguments)
     finally:
         os.close(lock)
 
 
+def _dated_folder() -> str:
+    """Makes a folder with the date as its name, "-2" and so on behind it where there is one."""
+    day = time.strftime("compare-%Y-%m-%d")
+    for number in itertools.count(1):
+        name = day if number == 1 else f"{day}-{number}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name)
+            break
+    return name
+
+
+def _check_unused(arguments: argparse.Namespace) -> None:
+    """UsageError: the folder has files of another comparison, whose pictures would lie beside this one's."""
+    found = compare.files_in(arguments.report_dir)
+    if found and not arguments.resume:
+        interrupted = compare.FINISHED in found
+        goes_on = f"--resume goes on with what {compare.FINISHED}/ has; " if interrupted else ""
+        raise UsageError(
+            f"--report-dir {arguments.report_dir}: has files of another comparison ({', '.join(found[:3])}"
+            f"{', ...' if found[3:] else ''}); {goes_on}allowed: a new or empty folder"
+        )
+
+
 def _compared(comparison: compare.Comparison, arguments: argparse.Namespace) -> int:
     speaks = not arguments.quiet
     say: Callable[[str], None] = (lambda line: print(line, flush=True)) if speaks else (lambda line: None)
-    finished = os.path.join(arguments.report_dir, "finished")
-    if not arguments.resume:
-        shutil.rmtree(finished, ignore_errors=True)
+    finished = os.path.join(arguments.report_dir, compare.FINISHED)
+    say(f"files: {arguments.report_dir}")
     results = compare.run(comparison, finished, arguments.jobs, say, speaks)
+    compare.remove_files(arguments.report_dir)  # of the same command, before it was resumed
     rows = compare.write(comparison, results, arguments.report_dir)
     say(f"\n{compare.table(rows, compare.target_of(comparison, results))}\nfiles: {arguments.report_dir}")
     if compare.complete(results):

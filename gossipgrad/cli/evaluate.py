@@ -22,6 +22,7 @@ from gossipgrad.cli.options import (
     machine_options,
     path,
 )
+from gossipgrad.cli.parsing import Parser
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import HIGHEST, CheckpointError, DataError, counted, warn
 from gossipgrad.history import Record
@@ -38,8 +39,26 @@ from gossipgrad.training.progress import measured
 # What counts where neither an option nor a checkpoint says it.
 _USUAL: Record = {"batch_size": 256, "seed": 0, "dtype": "float32", "conv_algorithm": "auto", "metrics": ()}
 
+_DESCRIPTION = """\
+Prints loss, accuracy and metrics of a saved network on validation samples."""
+_SHORT = {
+    "checkpoint": "what train --checkpoint wrote, or a file of weights (required)",
+    "model": "the network of a file of weights; default: the checkpoint's",
+    "dataset": "default: the checkpoint's, else the model's",
+    "data": "its file or folder",
+    "batch_size": "samples a rank and step; default: the checkpoint's",
+    "metrics": "auc, perplexity, ...; default: the checkpoint's",
+    "replicas": "evaluate the weights of every rank that saved as well",
+    "device": "cpu, cuda, cuda:1; default: cpu",
+    "threads": "cores of each rank; default: OMP_NUM_THREADS, else 1",
+    "json": "print one line of JSON",
+}
+_EXAMPLES = """\
+gossipgrad evaluate --checkpoint run.safetensors
+gossipgrad evaluate --checkpoint resnet18.pth --model resnet18 --data FOLDER"""
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+
+def add_options(parser: Parser) -> None:
     help_ = "what train --checkpoint wrote, or with --model a file of weights alone, .safetensors, .pt, .pth (required)"
     parser.add_argument("--checkpoint", type=path, required=True, metavar="FILE", help=help_)
     add_data(parser, saved=True)
@@ -53,6 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_machine(parser, saved=True)
     add_data_options(parser)
     parser.add_argument("--json", action="store_true", help="as one line of JSON")
+    parser.shorten(_DESCRIPTION, _SHORT, _EXAMPLES)
 
 
 def evaluate(arguments: argparse.Namespace) -> int:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from gossipgrad import compression, metrics, models, optim, schedules, strategies
 from gossipgrad import data as gg_data
 from gossipgrad.apoptosis import Apoptosis
+from gossipgrad.cli.parsing import UsageError as UsageError
 from gossipgrad.cluster import Network, Straggler
 from gossipgrad.data import sets
 from gossipgrad.data.arrays import Dataset
-from gossipgrad.errors import did_you_mean, integer, one_line
+from gossipgrad.errors import integer, one_line
 from gossipgrad.keywords import Keyword, keywords
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, PRECISIONS
 from gossipgrad.model import Model
@@ -31,62 +31,6 @@ CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwid
 
 
 _T = TypeVar("_T")
-
-
-class UsageError(Exception):
-    """Options that cannot be; exit code 2."""
-
-
-class _Help(argparse.HelpFormatter):
-    """Every option says its default, whether its help text does or not."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32)
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # names stay whole
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        text = action.help or ""
-        switch = action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction)
-        if not action.option_strings or switch or action.required or "default: " in text:
-            return text
-        value = action.default
-        if isinstance(value, (tuple, list)):
-            value = ",".join(map(str, value))
-        elif isinstance(value, bool):
-            value = "on" if value else "off"
-        shown = "none" if value is None else str(value).replace("%", "%%")
-        return f"{text}; default: {shown}" if text else f"default: {shown}"
-
-
-class Parser(argparse.ArgumentParser):
-    """Errors in one line, and through the same door as all others."""
-
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **how})
-        self.usage = how.get("usage", "%(prog)s [options]")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        try:
-            super()._check_value(action, value)
-        except argparse.ArgumentError as error:
-            raise argparse.ArgumentError(
-                action, f"{error.message}{did_you_mean(value, action.choices or ())}"
-            ) from None
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, rest = super().parse_known_args(args, namespace)
-        if rest:
-            name = str(rest[0]).partition("=")[0]
-            hint = did_you_mean(name, self._option_string_actions) if name.startswith("-") else ""
-            if name in ("-n", "-np", "--np", "--nproc-per-node", "--nproc_per_node"):
-                hint = "; several ranks are started by gossipgrad run -n N COMMAND"
-            self.error(f"unrecognized arguments: {' '.join(map(str, rest))}{hint}")
-        return found, rest
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
 
 
 # ---- values

@@ -39,6 +39,7 @@ from gossipgrad.cli.options import (
     path,
     reader,
 )
+from gossipgrad.cli.parsing import Parser
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, VirtualCluster
 from gossipgrad.data.given import SHARDS, held_out, shard_sizes
 from gossipgrad.errors import HIGHEST, CheckpointError, counted, number, warn
@@ -57,8 +58,40 @@ TRACE_SPANS = 200_000  # stored by each rank
 SILENCE = 1.0  # seconds before training is described that need no word
 _OUTPUTS = ("report", "trace", "checkpoint", "log_csv", "log_jsonl")
 
+_DESCRIPTION = """\
+Trains a network; the default is LeNet on 10,000 digits of the package.
+Several ranks: "gossipgrad run -n 4 train" (MPI), or --virtual-ranks 4."""
+_SHORT = {
+    "model": "lenet, resnet20, char_gpt, ...; default: %(default)s",
+    "dataset": "csv, imagefolder, ...; default: the model's",
+    "data": "its file or folder",
+    "epochs": "default: %(default)s",
+    "batch_size": "samples a rank and step; default: the model's",
+    "validation_split": "validate on a part of the training samples",
+    "optimizer": "default: the model's",
+    "lr": "learning rate; default: the model's",
+    "schedule": "how the rate changes: constant, cosine, step, ...",
+    "metrics": "beside loss and accuracy: auc, perplexity, ...",
+    "seed": "default: %(default)s",
+    "strategy": "allreduce, no-exchange, ...; default: gossipgrad",
+    "virtual_ranks": "train P ranks in this process",
+    "threads": "cores of each rank; default: OMP_NUM_THREADS, else 1",
+    "device": "cpu, cuda, cuda:1; default: cpu",
+    "checkpoint": "save after each epoch; the best beside it",
+    "resume": "go on from a checkpoint",
+    "weights": "begin with these weights",
+    "early_stopping": "stop after N epochs without a lower validation loss",
+    "report": "write the history as JSON",
+    "trace": "write a trace for Perfetto",
+    "quiet": "print errors only",
+}
+_EXAMPLES = """\
+gossipgrad train --virtual-ranks 4 --report run.json
+gossipgrad run -n 4 train --strategy allreduce --checkpoint run.safetensors
+gossipgrad train --model resnet18 --data FOLDER --validation-split 0.1"""
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+
+def add_options(parser: Parser) -> None:
     add_data(parser)
     parser.add_argument("--epochs", type=int, default=8, metavar="N", help="how often the samples are gone through")
     help_ = "samples a rank and step; default: the model's, or what a rank has where that is less"
@@ -145,6 +178,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--log-csv", type=path, metavar="FILE", help="one row an epoch")
     files.add_argument("--log-jsonl", type=path, metavar="FILE", help="one line of JSON an epoch")
     files.add_argument("--quiet", action="store_true", help="print errors only")
+    parser.shorten(_DESCRIPTION, _SHORT, _EXAMPLES)
 
 
 def _class_weight(text: str) -> str | tuple[float, ...]:

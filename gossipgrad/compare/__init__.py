@@ -6,9 +6,10 @@ strategy does with the samples (loss against samples) and what that costs (loss 
 
 from gossipgrad.compare.plan import LINKS, LR_SCALINGS, Comparison, Entry, entries
 from gossipgrad.compare.processes import Process, complete, run, train, worker
-from gossipgrad.compare.report import SCHEMA, row, table, target_of, time_to, write
+from gossipgrad.compare.report import FINISHED, SCHEMA, files_in, remove_files, row, table, target_of, time_to, write
 
 __all__ = [
+    "FINISHED",
     "LINKS",
     "LR_SCALINGS",
     "SCHEMA",
@@ -17,6 +18,8 @@ __all__ = [
     "Process",
     "complete",
     "entries",
+    "files_in",
+    "remove_files",
     "row",
     "run",
     "table",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import glob
 import hashlib
 import io
 import os
+import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +19,8 @@ from gossipgrad.launch import environment
 from gossipgrad.state.files import json_text, write_atomically
 
 SCHEMA = 1
+FINISHED = "finished"  # results of single configurations, until all have ended
+_WRITTEN = ("compare.json", "compare.csv", "points.csv", "reports", "curves-*.png", "scaling.png")
 
 _ROW = (
     *("strategy", "ranks", "batch_size", "lr", "samples", "steps", "loss", "accuracy", "consensus_distance"),
@@ -98,6 +102,22 @@ def _csv(keys: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
+
+
+def files_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Names of what comparisons have written into a folder; a `finished` without results does not count."""
+    found = [name for pattern in _WRITTEN for name in sorted(glob.glob(pattern, root_dir=folder))]
+    return [*found, FINISHED] if glob.glob(f"{FINISHED}/*", root_dir=folder) else found
+
+
+def remove_files(folder: str | os.PathLike[str]) -> None:
+    """Remove all that `write` has written into a folder."""
+    for name in files_in(folder):
+        path = os.path.join(folder, name)
+        if name == "reports":
+            shutil.rmtree(path)
+        elif name != FINISHED:
+            os.remove(path)
 
 
 def write(comparison: Comparison, results: Sequence[Mapping[str, Any]], folder: str | os.PathLike[str]) -> list[Record]:

@@ -23,26 +23,32 @@ from gossipgrad.launch.origin import launcher_world_size as launcher_world_size
 USAGE = """\
 usage: gossipgrad run -n RANKS [options] COMMAND ...
 
-Starts RANKS processes with mpiexec. COMMAND is a sub-command of gossipgrad (train, bench, ...) or a Python file:
+Starts RANKS processes with mpiexec. COMMAND is a sub-command of gossipgrad
+(train, evaluate, bench) or a Python file:
 
   gossipgrad run -n 4 train --model lenet --dataset mnist
   gossipgrad run -n 4 script.py --my-option
 
 options (before COMMAND):
   -n RANKS            how many processes
-  --threads N         threads (cores) of a rank; default: COMMAND's --threads, else OMP_NUM_THREADS, else 1
+  --threads N         threads (cores) of a rank; default: COMMAND's --threads,
+                      else OMP_NUM_THREADS, else 1
   --hosts A:4,B:4     machines, and how many ranks run on each
-  --bind core|none    core: each rank on cores of its own, where they suffice (default); none: wherever
-  --stdin             rank 0 reads the lines of this command's standard input (Open MPI 5.0 does not pass on its end);
-                      without this option all ranks read an empty one
-  --save-on-signal    TERM and USR1 let the ranks save and end by themselves, with exit code 75: "train" by its option
-                      of this name, a script by Checkpoint(save_on_signal=True); both are sent USR1
+  --bind core|none    core: each rank on cores of its own, where they suffice
+                      (default); none: wherever
+  --stdin             rank 0 reads the lines of this command's standard input
+                      (Open MPI 5.0 does not pass on its end); without this
+                      option all ranks read an empty one
+  --save-on-signal    on TERM and USR1 the ranks save and end by themselves,
+                      with exit code 75: "train" by its option of this name,
+                      a script by Checkpoint(save_on_signal=True)
   --mpi "OPTIONS"     more options for mpiexec
   --print             print the command line and stop
   -h, --help          this text
 
-Ctrl-C ends all ranks and names the last checkpoint (exit code 130); a second one ends them at once. The ranks of a
-script are interrupted, so that it may save, and have 30 s to end. Ctrl-Z stops them, and the shell's fg lets them go
+Ctrl-C ends all ranks and names the last checkpoint (exit code 130). A second
+Ctrl-C ends them at once. The ranks of a script are interrupted, so that it may
+save, and have 30 s to end. Ctrl-Z stops them, and the shell's fg lets them go
 on. USR1 and USR2 are passed on to the ranks.
 """
 
@@ -464,7 +470,7 @@ def main(argv: list[str], check: Callable[[list[str], bool], object] = lambda wo
     check: is given the words of a sub-command before ranks are started, each of which would find the same error, and
     whether all of them will be on this host.
     """
-    if any(word in ("-h", "--help") for word in _own_options(argv)):
+    if any(word in ("-h", "--help", "--help-all") for word in _own_options(argv)):
         print(USAGE, end="", flush=True)
         return 0
     from gossipgrad.launch import leftovers, supervisor
