@@ -315,13 +315,6 @@ typedef struct gg_loss_args {
     gg_loss_result *result;      /* out: host memory that the device shares */
 } gg_loss_args;
 
-typedef enum gg_update_rule {
-    GG_UPDATE_PLAIN = 0, /* SGD without momentum */
-    GG_UPDATE_MOMENTUM,
-    GG_UPDATE_NESTEROV,
-    GG_UPDATE_ADAM
-} gg_update_rule;
-
 /* Lines of a run, GG_LANES elements each, that may hold nonzero elements: bit first + i is line i's. bits NULL means
  * all lines. Otherwise one word past the last is readable. */
 typedef struct gg_lines {
