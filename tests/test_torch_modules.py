@@ -44,10 +44,13 @@ def synchronised():
     return nn.Sequential(nn.Linear(4, 5), nn.SyncBatchNorm(5), nn.Linear(5, 3))
 
 
-def test_statistics_over_ranks_are_refused_where_there_are_several():
-    """They would be each rank's own without a word."""
-    with pytest.raises(ValueError, match=r"^1: is a SyncBatchNorm, .* on 2 ranks. Allowed: BatchNorm, .*GroupNorm"):
-        gg.torch.replicas(synchronised, 2)
+def test_statistics_over_ranks_are_refused_in_a_virtual_cluster():
+    """In one process they would be each rank's own without a word."""
+    for strategy in (gg.AllReduce(), gg.GossipGraD()):
+        with pytest.raises(
+            ValueError, match=r"^1: is a SyncBatchNorm, .* on 2 ranks of a virtual .* BatchNorm, .*Group"
+        ):
+            gg.torch.replicas(synchronised, 2, strategy=strategy)
     module, net = synchronised(), synchronised()
     model = gg.torch.wrap(module, gg.SGD(0.1))  # one rank has the statistics of all
     for step in range(3):

@@ -19,7 +19,8 @@ from gossipgrad.errors import integer, number
 from gossipgrad.launch import agreement, environment
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.schedules import Constant, Function
-from gossipgrad.torch.modules import Layer, check_synchronised, forms_of, tensors_of, write
+from gossipgrad.torch.modules import Layer, forms_of, tensors_of, write
+from gossipgrad.torch.synchronised import check_synchronised
 from gossipgrad.training import arenas, fingerprint, notices
 from gossipgrad.training.chosen import (
     checked_compression,
@@ -83,7 +84,7 @@ class Group:
         with agreement.agreed(self.team, CALL) as one:
             if self.strategy.workers(self.team.size) != self.team.size:
                 raise ValueError("dedicated=True: allowed: False; every process trains a module")
-            check_synchronised(modules[0], self.team.size)
+            check_synchronised(modules[0], self.strategy, self.team.size, self.virtual is not None)
             one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout)
         if self.team.size > 1:
             self._share_first_weights(modules)

@@ -28,7 +28,9 @@ from gossipgrad.optim import Optimizer
 from gossipgrad.strategies import Strategy
 from gossipgrad.team import Operation, Team
 from gossipgrad.torch.modules import load_tensors
+from gossipgrad.torch.synchronised import strategies_that_synchronise
 from gossipgrad.torch.wrapped import Wrapped, wrap
+from gossipgrad.training.chosen import checked_strategy
 
 try:
     from lightning import __file__ as _lightning_file
@@ -82,8 +84,11 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
     under the same strategy; otherwise all ranks go on from the mean of weights and moments. From a checkpoint of plain
     Lightning a gossipgrad optimizer goes on at its step, with moments that begin at zero.
 
+    sync_batchnorm=True works with strategies that average gradients: AllReduce, LayerwiseAllReduce and
+    OverlappedAveraging.
+
     One optimizer; ValueError for several, for schedulers beside a gossipgrad optimizer, and for sync_batchnorm=True on
-    several ranks. RuntimeError under torchrun, where no MPI runs.
+    several ranks under another strategy. RuntimeError under torchrun, where no MPI runs.
     """
 
     is_distributed = True  # Lightning then gives each rank its part of the samples
@@ -154,8 +159,10 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
     # ---- training
 
     def setup(self, trainer: Any) -> None:
-        super().setup(trainer)
         self._failed = False
+        if trainer.state.fn == "fit":
+            self._synchronise()
+        super().setup(trainer)
         if trainer.state.fn != "fit":
             return
         if len(self.optimizers) != 1:
@@ -165,17 +172,25 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
                 f"configure_optimizers: a scheduler beside optimizer={self._fused.name!r} of gossipgrad, which it "
                 "would not change; allowed: schedule= of that optimizer"
             )
-        if self._layer_sync is not None and self.world_size > 1:
-            raise ValueError(
-                "sync_batchnorm=True: statistics of batches over all ranks; allowed: False. The running mean and "
-                "variance of BatchNorm are exchanged as weights; GroupNorm and LayerNorm need no other samples"
-            )
         # Between the backward pass and the step these change gradients.
         clips = bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", self.lightning_module)
         given = self.optimizers[0] if self._fused is None else self._fused
         self.wrapped = wrap(self.model, given, overlap=not clips, **self._options)
         self.model: Any = self.wrapped
         self._clips = clips
+
+    def _synchronise(self) -> None:
+        """sync_batchnorm=True: BatchNorm becomes SyncBatchNorm, whose parameters are the same objects."""
+        if self._layer_sync is None or self.world_size == 1:
+            return
+        strategy = checked_strategy(self._options["strategy"])
+        if strategy.replicas_differ:
+            raise ValueError(
+                f"sync_batchnorm=True: statistics over all ranks, which strategy={strategy.name!r} lets differ. "
+                f"Allowed: a strategy that averages gradients ({strategies_that_synchronise()}); or False: the "
+                "running mean and variance of BatchNorm are exchanged as weights"
+            )
+        self.model = self._layer_sync.apply(self.model)
 
     def model_to_device(self) -> None:
         self.model.to(self.root_device)
@@ -258,6 +273,8 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
                 wrapped.close()
                 load_tensors(wrapped.module, state)
             self.model = self.lightning_module
+            if self._layer_sync is not None and self.world_size > 1:
+                self.model = self._layer_sync.revert(self.model)
         super().teardown()
 
     # ---- messages of Lightning's

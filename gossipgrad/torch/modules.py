@@ -213,17 +213,6 @@ def _check(name: str, tensor: Any) -> None:
         raise ValueError(f"{name}: shape {tuple(tensor.shape)}; allowed: tensors with elements")
 
 
-def check_synchronised(module: Any, ranks: int) -> None:
-    """ValueError: statistics of batches that SyncBatchNorm would take over all ranks would be each rank's own."""
-    for path, part in original(module).named_modules():
-        if isinstance(part, torch.nn.SyncBatchNorm) and ranks > 1:
-            raise ValueError(
-                f"{path or 'module'}: is a SyncBatchNorm, whose statistics would be each rank's own on {ranks} ranks. "
-                "Allowed: BatchNorm, whose running statistics are exchanged as weights; or GroupNorm or LayerNorm, "
-                "which need no other samples"
-            )
-
-
 def check_optimizer(optimizer: Any, layers: Sequence[Layer]) -> None:
     """ValueError: an optimizer of torch's has none of these layers' parameters; TypeError: its step wants a closure."""
     if isinstance(optimizer, torch.optim.Optimizer):

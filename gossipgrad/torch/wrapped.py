@@ -41,6 +41,7 @@ from gossipgrad.torch.optimizers import mark_states, ranks_of_processes, unwatch
 from gossipgrad.torch.parameter_groups import with_groups
 from gossipgrad.torch.samplers import watch_samplers
 from gossipgrad.torch.step import Step, listed
+from gossipgrad.torch.synchronised import synchronise
 from gossipgrad.torch.training_state import check_owner, check_state, checksums_of, copies_of, order_of, rank_of
 
 # After so many steps, and after each power of two below, the order of layers is looked at again.
@@ -92,6 +93,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if not is_compiled(module):
             hooked = {part: one for part, one in self._announcements.items() if not is_scripted(part)}
             self._handles += [part.register_forward_pre_hook(one) for part, one in hooked.items()]
+        self._handles += synchronise(module, group.team)
         watch(self)
         if group.team.kind == "mpi" and group.team.size > 1:
             stall.advise("Ranks whose loaders have unequal lengths make unequal numbers of steps")
@@ -733,9 +735,9 @@ def wrap(
     want a number of steps here, and Plateau, in place of which model.learning_rate is set.
 
     The running mean and variance of batch normalisation are exchanged as the strategy exchanges weights; other buffers,
-    of all kinds, are each rank's own after the first. SyncBatchNorm is refused on several ranks. Collective;
-    ValueError, TypeError on all ranks for modules or options that are not allowed or differ, RuntimeError under
-    torchrun, where no MPI runs.
+    of all kinds, are each rank's own after the first. With strategies that average gradients SyncBatchNorm has the
+    statistics of all ranks' samples; with others it is refused. Collective; ValueError, TypeError on all ranks for
+    modules or options that are not allowed or differ, RuntimeError under torchrun, where no MPI runs.
     """
     try:
         if isinstance(comm, VirtualCluster):
