@@ -195,6 +195,10 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a checker of types would take any name for given
 
+    def __dir__() -> list[str]:
+        """The public names, and of the modules that are imported when they are asked for those that always can be."""
+        return sorted({*__all__, "bench", "profile"})
+
     def __getattr__(name: str) -> object:
         """gossipgrad.torch and gossipgrad.sklearn, imported when they are asked for, since they want these libraries.
 

@@ -21,7 +21,7 @@ try:
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as _missing:
     raise ImportError(
-        "gossipgrad.sklearn wants scikit-learn 1.6 or newer: pip install 'scikit-learn>=1.6'"
+        "gossipgrad.sklearn wants scikit-learn 1.6 or newer: pip install 'gossipgrad[sklearn]'"
     ) from _missing
 
 from gossipgrad import layers

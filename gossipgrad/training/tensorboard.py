@@ -28,7 +28,8 @@ def _writer_class() -> Any:
         with contextlib.suppress(ImportError):
             return importlib.import_module(module).SummaryWriter
     raise ImportError(
-        "TensorBoard's logs are written by tensorboardX, or by torch with tensorboard: pip install tensorboardX"
+        "TensorBoard's logs are written by tensorboardX, or by torch with tensorboard: "
+        "pip install 'gossipgrad[tensorboard]'"
     )
 
 
