@@ -28,14 +28,15 @@ static const gg_device_kind *named(const char *name, size_t length) {
     return NULL;
 }
 
-/* The names of the kinds that the machine has. */
+/* The names of all kinds, and which of them the machine has not. */
 static void allowed_names(char *text, size_t bytes) {
     size_t at = 0;
     text[0] = '\0';
     for (int i = 0; i < kind_count && at < bytes; ++i) {
         int count = 1;
-        if (kinds[i]->count != NULL && kinds[i]->count(&count) != GG_OK) continue;
-        if (count > 0) at += (size_t)snprintf(text + at, bytes - at, "%s%s", at > 0 ? ", " : "", kinds[i]->name);
+        if (kinds[i]->count != NULL && kinds[i]->count(&count) != GG_OK) count = 0;
+        at += (size_t)snprintf(text + at, bytes - at, "%s%s%s", at > 0 ? ", " : "", kinds[i]->name,
+                               count > 0 ? "" : " (not here)");
     }
 }
 
