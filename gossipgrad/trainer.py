@@ -140,7 +140,7 @@ class Trainer(Replicas):
         validation: Any = None,
         validation_split: float | int | None = None,
         epochs: int = 1,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         callbacks: Callback | Iterable[Callback] = (),
         validate_replicas: bool = False,
         shuffle: bool = True,
@@ -181,8 +181,9 @@ class Trainer(Replicas):
                            ranks make the steps that the largest part needs; a smaller one is divided evenly among
                            them, so every sample is seen once an epoch, or, where a rank has fewer samples than
                            steps, as evenly as can be. Not with shuffle_samples, nor with ranks that only serve.
-        batch_size         samples a rank and step. Every rank makes the steps that the largest shard needs; the last
-                           batch may be smaller, and one that would be empty has a sample of the batch before.
+        batch_size         samples a rank and step; None: 64, or all samples of a rank if it has fewer. Every rank makes
+                           the steps that the largest shard needs; the last batch may be smaller, and one that would be
+                           empty has a sample of the batch before.
         drop_last          True: full batches alone, as many on every rank as the smallest shard has. What is left over
                            is not trained on in this epoch; with `shuffle` these are other samples in each.
         shuffle            another order of each rank's samples in each epoch.

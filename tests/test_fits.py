@@ -127,3 +127,34 @@ def test_weights_of_samples_are_for_training_alone():
         for weight in ({}, {"sample_weight": [w[:10], w[10:]]})
     ]
     assert own[0] == own[1]
+
+
+@pytest.mark.parametrize(
+    ("samples", "ranks", "options", "size"),
+    [
+        (50, 1, {}, 50),
+        (50, 3, {}, 16),
+        (64, 1, {}, 64),
+        (300, 2, {}, 64),
+        ((10, 30), 2, {"sharded": True}, 30),
+        ((10, 30), 2, {"sharded": True, "drop_last": True}, 10),
+    ],
+)
+def test_the_usual_batch_is_what_a_rank_has_at_most(samples, ranks, options, size, recwarn):
+    """With a line that says so; a size that was given is never changed."""
+    parts = [np.ones((n, 3), np.float32) for n in (samples if isinstance(samples, tuple) else (samples,))]
+    data = [parts, [np.arange(len(x)) % 2 for x in parts]]
+    x, y = data if options else (data[0][0], data[1][0])
+
+    def trainer():
+        return gg.Trainer(gg.Sequential([gg.Linear(2)], input=(3,)), comm=gg.VirtualCluster(ranks))
+
+    with trainer() as one, trainer() as other:
+        one.fit(x, y, progress=False, **options)
+        said = [str(w.message) for w in recwarn if "batch_size" in str(w.message)]
+        assert said == ([] if size == 64 else [said[0]]) and one.fit_settings["batch_size"] == size
+        assert all(text.startswith(f"batch_size={size}, all samples of a rank, in place of the usual 64") for text in said)
+        other.fit(x, y, progress=False, batch_size=size, **options)
+        assert one.weights_sha256() == other.weights_sha256()
+        with pytest.raises(ValueError, match="batch_size=301: the .*; allowed: 1.."):
+            other.fit(x, y, progress=False, batch_size=301, **options)

@@ -51,7 +51,8 @@ from gossipgrad.losses import CrossEntropy, numbers
 from gossipgrad.model import Model
 from gossipgrad.state import outputs
 from gossipgrad.trainer import Trainer
-from gossipgrad.training.batches import check_batch
+from gossipgrad.training import notices
+from gossipgrad.training.batches import batch_for, check_batch
 from gossipgrad.training.progress import on_terminal, simulated
 
 TRACE_SPANS = 200_000  # stored by each rank
@@ -310,7 +311,7 @@ def _train(arguments: argparse.Namespace, described: Callable[[], None]) -> int:
     if split is not None:
         samples -= checked(lambda: held_out(split, samples))
     sizes = shard_sizes(samples, max(strategy.workers(ranks), 1))
-    batch_size = arguments.batch_size or max(1, min(entry.batch, *sizes))
+    batch_size = arguments.batch_size or batch_for(entry.batch, sizes)
     check_batch(sizes, batch_size)  # before all replicas are made
     trainer = Trainer(
         net,
@@ -328,6 +329,8 @@ def _train(arguments: argparse.Namespace, described: Callable[[], None]) -> int:
         straggler=straggler,
         network=network,
     )
+    if arguments.batch_size is None:
+        notices.smaller_batches(trainer.rank, batch_size, entry.batch)
     speaks = trainer.rank == 0 and not arguments.quiet
     if speaks:
         callbacks.append(_Headline(described))

@@ -7,6 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+USUAL = 64  # samples a rank and step, unless fit is told
+
+
+def _shard(sizes: Sequence[int], sharded: bool, drop_last: bool) -> tuple[str, int]:
+    """Which shard limits the size of batches, and its samples."""
+    return ("largest", max(sizes)) if sharded and not drop_last else ("smallest", min(sizes))
+
+
+def batch_for(usual: int, sizes: Sequence[int], sharded: bool = False, drop_last: bool = False) -> int:
+    """The usual size of batches, or that of the shard which limits it."""
+    return max(1, min(usual, _shard(sizes, sharded, drop_last)[1]))
+
+
 def check_batch(sizes: Sequence[int], batch_size: int, sharded: bool = False, drop_last: bool = False) -> None:
     """ValueError unless every rank's shard has a sample, and the smallest one a batch.
 
@@ -14,7 +27,7 @@ def check_batch(sizes: Sequence[int], batch_size: int, sharded: bool = False, dr
     """
     if min(sizes) < 1:
         raise ValueError(f"train has {sum(sizes)} samples for {len(sizes)} ranks; allowed: at least one a rank")
-    which, most = ("largest", max(sizes)) if sharded and not drop_last else ("smallest", min(sizes))
+    which, most = _shard(sizes, sharded, drop_last)
     if batch_size > most:
         reason = ", and with drop_last every rank wants a full batch" if sharded and drop_last else ""
         raise ValueError(

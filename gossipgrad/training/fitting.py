@@ -14,7 +14,7 @@ from gossipgrad.errors import choice, flag, integer
 from gossipgrad.history import Record
 from gossipgrad.state import outputs
 from gossipgrad.training import fingerprint, loop, notices, same_streams
-from gossipgrad.training.batches import Batches, check_batch
+from gossipgrad.training.batches import USUAL, Batches, batch_for, check_batch
 from gossipgrad.training.replicas import Replicas
 
 CoreSet = _core.Dataset | list[_core.Dataset]
@@ -35,7 +35,7 @@ class Fit:
     validation_split: float | int | None
     class_weight: Any
     epochs: int
-    batch_size: int
+    batch_size: int  # 0: `batches` chooses it
     callbacks: list[Callback]
     validate_replicas: bool
     shuffle: bool
@@ -91,7 +91,7 @@ class Fit:
             sharded=sharded,
         )
         loop.check_sharded(sharded, shard, trainer.strategy, trainer.size)
-        batch_size = integer("batch_size", batch_size, 1)
+        batch_size = 0 if batch_size is None else integer("batch_size", batch_size, 1)
         epochs = integer("epochs", epochs, 1, 2**31 - 1)
         validate_replicas = _check_validate_replicas(validate_replicas, validation_set is not None, sharded)
         shuffle, drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
@@ -100,7 +100,7 @@ class Fit:
         train_core = train_set.core(*ends)
         validation_core = None if validation_set is None else validation_set.core(*ends)
         if not sharded:
-            check_batch(train_set.sizes(trainer.workers, trainer.gather), batch_size)
+            check_batch(train_set.sizes(trainer.workers, trainer.gather), batch_size or 1)
         if class_weight is not None:
             train_set.check_class_weight(class_weight, trainer.loss, trainer.net.output_shape, trainer.heads[0].ignored)
         actors = loop.with_defaults(callbacks, progress, trainer.optimizer.timing)
@@ -148,6 +148,9 @@ class Fit:
     def batches(self, trainer: Replicas) -> Batches:
         """Those to train in; ValueError unless the ranks' samples make them. Collective."""
         sizes = self.train.sizes(trainer.workers, trainer.gather)
+        if self.batch_size == 0:
+            self.batch_size = batch_for(USUAL, sizes, self.sharded, self.drop_last)
+            notices.smaller_batches(trainer.rank, self.batch_size, USUAL)
         made = Batches(self.batch_size, sizes, self.sharded, self.drop_last, self.streams)
         made.check(self.batch_size)
         return made

@@ -29,6 +29,12 @@ _FREE = {
 }
 
 
+def smaller_batches(rank: int, size: int, usual: int) -> None:
+    """The usual size of batches does not fit the samples of a rank."""
+    if rank == 0 and size < usual:
+        warn(f"batch_size={size}, all samples of a rank, in place of the usual {usual}; a batch_size that is given stays")
+
+
 def missing_partners(team: Team, strategy: GossipGraD) -> None:
     """The cube of p ranks that are no power of two has gaps; nodes of unlike size may have no common divisor."""
     if team.rank != 0:
