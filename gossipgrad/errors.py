@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad._core import Cancelled, CommunicationError
-from gossipgrad.launch.interrupts import SAVED
 
 __all__ = ["Cancelled", "CheckpointError", "CommunicationError", "DataError", "SavedOnSignal"]
 
@@ -52,6 +51,10 @@ class _OfFile(ValueError):
 
 class DataError(_OfFile):
     """A data file is missing, damaged or not what it should be."""
+
+
+# The exit code of what a signal has let save, as sysexits' EX_TEMPFAIL: "try again".
+SAVED = 75
 
 
 class SavedOnSignal(SystemExit):

@@ -465,9 +465,9 @@ def test_a_memory_map_with_nan(tmp_path):
 
 
 def test_a_bar_while_a_large_array_is_checked(monkeypatch, capsys):
-    from gossipgrad.training import progress
+    from gossipgrad.launch import terminal
 
-    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(terminal, "LINE_EVERY", 0.0)
     x = np.zeros((5000, 100), np.float32)
     checks.check_finite(x, "mine")
     assert capsys.readouterr().out == ""

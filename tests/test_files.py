@@ -229,11 +229,11 @@ def in_time(function, path):
 
 @pytest.mark.parametrize("kind", ["report", "npy", "json", "txt", "exchange", "last checkpoint"])
 def test_a_named_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, kind):
-    from gossipgrad.launch import supervisor
+    from gossipgrad.state import checkpoint_files
 
     path = str(tmp_path / f"pipe.{kind}")
     os.mkfifo(path)
-    read = {"report": gg.History.read, "exchange": _loaded, "last checkpoint": supervisor.last_checkpoint}
+    read = {"report": gg.History.read, "exchange": _loaded, "last checkpoint": checkpoint_files.last_checkpoint}
     found = in_time(read.get(kind, gg.strategies.read_topology), path)
     assert f"; see {path}" == found if kind == "last checkpoint" else "not a regular file" in str(found), found
 

@@ -498,9 +498,9 @@ def test_a_cache_that_cannot_be_written(folder, tmp_path):
 
 
 def test_a_bar_while_images_are_decoded(folder, monkeypatch, capsys):
-    from gossipgrad.training import progress
+    from gossipgrad.launch import terminal
 
-    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(terminal, "LINE_EVERY", 0.0)
     gg.data.image_folder(folder, 24, cache=True)
     out = capsys.readouterr().out
     assert "pets: 4 files found, 100 %" in out and "pets: 4 images decoded, 100 %" in out

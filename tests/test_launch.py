@@ -632,14 +632,15 @@ def test_the_last_checkpoint(tmp_path):
     import numpy as np
 
     import gossipgrad as gg
+    from gossipgrad.state import checkpoint_files
 
-    assert supervisor.last_checkpoint(None) == ""
+    assert checkpoint_files.last_checkpoint(None) == ""
     path = tmp_path / "c.safetensors"
-    assert supervisor.last_checkpoint(str(path)) == "; no checkpoint was written"
+    assert checkpoint_files.last_checkpoint(str(path)) == "; no checkpoint was written"
     net = gg.Sequential([gg.Flatten(), gg.Linear(2)], input=(1, 2, 2))
     trainer = gg.Trainer(net, comm=gg.VirtualCluster(2))
     trainer.save(path)
-    assert supervisor.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (epoch 0)"
+    assert checkpoint_files.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (epoch 0)"
 
     class Save(gg.Callback):
         every = 3
@@ -649,9 +650,9 @@ def test_the_last_checkpoint(tmp_path):
 
     x, y = np.zeros((10, 1, 2, 2), "f4"), np.zeros(10, "i4")
     trainer.fit(x, y, epochs=2, batch_size=1, callbacks=Save(), progress=False)  # of 5 steps each
-    assert supervisor.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (step 9, in epoch 2)"
+    assert checkpoint_files.last_checkpoint(str(path)) == f"; the last checkpoint is {path} (step 9, in epoch 2)"
     path.write_bytes(b"damaged")
-    assert supervisor.last_checkpoint(str(path)) == f"; see {path}"
+    assert checkpoint_files.last_checkpoint(str(path)) == f"; see {path}"
 
 
 @pytest.mark.full

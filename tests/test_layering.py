@@ -330,8 +330,25 @@ def test_forbidden_instructions_are_seen(body, flags, tmp_path):
 
 PACKAGE = ROOT / "gossipgrad"
 
-# A callback's methods are given the trainer, which calls them: its type alone closes these circles.
-BY_TYPE_ALONE = {("gossipgrad.callbacks", "gossipgrad.trainer"), ("gossipgrad.training.progress", "gossipgrad.trainer")}
+# A module imports from modules and wings of its own line or of those before it.
+WINGS = """
+errors keywords literals show
+launch
+state
+losses schedules layers sequences heads summary weights model
+data
+metrics optim compression strategies cluster team apoptosis history plots models callbacks
+training
+trainer exchange
+bench profile sklearn torch
+compare
+cli
+__main__
+"""
+
+# A callback's methods are given the trainer, which calls them: its type alone is imported from a line below.
+CALLBACKS = ("callbacks", "training.progress", "training.tensorboard")
+BY_TYPE_ALONE = {(f"gossipgrad.{name}", "gossipgrad.trainer") for name in CALLBACKS}
 
 
 def modules_of(root: Path) -> dict[str, str]:
@@ -381,6 +398,43 @@ def test_the_package_imports_without_circles():
         assert other in imports_of(name, sources[name], sources), f"{name} does not import {other} any more"
         guarded = sources[name].split("if TYPE_CHECKING:")
         assert len(guarded) == 2 and f"from {other} import" not in guarded[0]
+
+
+def breaches_of_wings(sources: Mapping[str, str]) -> list[str]:
+    """Imports from a line of WINGS below that of the module; modules that have no line."""
+    line = {name: i for i, names in enumerate(WINGS.split("\n")) for name in names.split()}
+    found = []
+    for name, source in sources.items():
+        wing = name.split(".")[1:2]
+        if not wing or wing == ["_build"]:
+            continue
+        if wing[0] not in line:
+            found.append(f"{name} has no place in WINGS")
+            continue
+        for other in sorted({o for o in imports_of(name, source, sources) if "." in o}):
+            below = line.get(other.split(".")[1], 0) > line[wing[0]]
+            if below and (name, other) not in BY_TYPE_ALONE:
+                found.append(f"{name} imports {other}")
+    return found
+
+
+def test_wings_import_from_those_above_them():
+    assert breaches_of_wings(modules_of(PACKAGE)) == []
+    names = {f"gossipgrad.{name}" for name in WINGS.split()}
+    assert names <= set(modules_of(PACKAGE)), "a name of WINGS is no module"
+
+
+def test_breaches_of_wings_are_seen():
+    package = {"gossipgrad": "", "gossipgrad.state": "", "gossipgrad.data": "", "gossipgrad.data.a": ""}
+    package["gossipgrad.data.a"] = "from gossipgrad import state"
+    assert breaches_of_wings(package) == []
+    package["gossipgrad.state"] = "def f():\n    from gossipgrad.data import a"
+    package["gossipgrad.new"] = ""
+    assert breaches_of_wings(package) == [
+        "gossipgrad.state imports gossipgrad.data",
+        "gossipgrad.state imports gossipgrad.data.a",
+        "gossipgrad.new has no place in WINGS",
+    ]
 
 
 def test_circles_are_seen():

@@ -96,7 +96,7 @@ def lines_of(text):
 
 
 def test_a_bar_in_a_notebook(trained, monkeypatch):
-    monkeypatch.setattr("gossipgrad.training.progress.CELL_EVERY", 0.0)
+    monkeypatch.setattr("gossipgrad.launch.terminal.CELL_EVERY", 0.0)
     bar = ProgressBar(Cell())
     cell = bar.file
     progress = gg.callbacks.Progress(1, 2, 3, 10, 30, 1.5, 0.5, 1.0, 30.0)
@@ -109,7 +109,7 @@ def test_a_bar_in_a_notebook(trained, monkeypatch):
     bar.on_epoch_end(trained, trained.history.last)
     shown = lines_of(cell.getvalue())
     assert len(shown) == 2 and shown[0].startswith("epoch 2/2: loss ") and "#" not in shown[0] and shown[1] == ""
-    monkeypatch.setattr("gossipgrad.training.progress.CELL_EVERY", 1e9)  # seldom, but the end of an epoch
+    monkeypatch.setattr("gossipgrad.launch.terminal.CELL_EVERY", 1e9)  # seldom, but the end of an epoch
     rare = ProgressBar(Cell())
     rare.on_epoch_begin(trained, 1)
     rare.on_progress(trained, progress)

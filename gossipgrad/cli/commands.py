@@ -16,9 +16,9 @@ from typing import Any
 from gossipgrad.cli import bench, compare, evaluate, train
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, UsageError
 from gossipgrad.cli.parsing import Parser
-from gossipgrad.errors import SavedOnSignal, one_line
+from gossipgrad.errors import SAVED, SavedOnSignal, one_line
 from gossipgrad.launch import environment, failure, origin, start, starting, supervisor
-from gossipgrad.launch.interrupts import SAVED
+from gossipgrad.state import checkpoint_files
 
 
 class _Terminated(KeyboardInterrupt):
@@ -112,7 +112,7 @@ def _text(error: Exception) -> str:
 def _run(words: list[str]) -> int:
     """gossipgrad run; what it prints itself may have no reader, or no room."""
     try:
-        return start.main(words, _check)
+        return start.main(words, _check, checkpoint_files.last_checkpoint)
     except BrokenPipeError:
         _to_nobody()
     except OSError as error:
@@ -153,19 +153,19 @@ def main(argv: list[str]) -> int:
     except SavedOnSignal:
         code = SAVED
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the scheduler's, which comes once more
-        last = supervisor.last_checkpoint(checkpoint)
+        last = checkpoint_files.last_checkpoint(checkpoint)
         failure.end_all_ranks(_quietly(f"stopped by a signal, to be resumed (exit code {SAVED}){last}"), code)
     except _Terminated:
         code = 128 + signal.SIGTERM
         if failure.launched_rank() == 0 and failure.first_to_report():
-            _quietly(f"terminated{supervisor.last_checkpoint(checkpoint)}")("")
+            _quietly(f"terminated{checkpoint_files.last_checkpoint(checkpoint)}")("")
         if failure.launched_size() > 1:  # the launcher is ending the other ranks as well
             sys.stdout.flush()
             os._exit(code)
     except KeyboardInterrupt:
         code = INTERRUPTED
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends this process at once
-        failure.end_all_ranks(_quietly(f"interrupted{supervisor.last_checkpoint(checkpoint)}"), code)
+        failure.end_all_ranks(_quietly(f"interrupted{checkpoint_files.last_checkpoint(checkpoint)}"), code)
     except Exception as error:
         code = FAILURE
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one

@@ -46,6 +46,7 @@ from gossipgrad.errors import HIGHEST, CheckpointError, counted, number, warn
 from gossipgrad.history import History
 from gossipgrad.keywords import keywords
 from gossipgrad.launch import failure, start
+from gossipgrad.launch.terminal import on_terminal
 from gossipgrad.literals import LOSSES, Loss
 from gossipgrad.losses import CrossEntropy, numbers
 from gossipgrad.model import Model
@@ -53,7 +54,7 @@ from gossipgrad.state import outputs
 from gossipgrad.trainer import Trainer
 from gossipgrad.training import notices
 from gossipgrad.training.batches import batch_for, check_batch
-from gossipgrad.training.progress import on_terminal, simulated
+from gossipgrad.training.progress import simulated
 
 TRACE_SPANS = 200_000  # stored by each rank
 SILENCE = 1.0  # seconds before training is described that need no word

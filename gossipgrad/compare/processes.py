@@ -24,9 +24,9 @@ from gossipgrad.compare.plan import Comparison, Entry, Record
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import counted, integer, one_line
 from gossipgrad.launch import environment
+from gossipgrad.launch.terminal import Bar
 from gossipgrad.state import files
 from gossipgrad.trainer import Trainer
-from gossipgrad.training.progress import Bar
 
 # Of a point: after so many samples of all ranks; sums since the start.
 SUMS = (

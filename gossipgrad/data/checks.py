@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad.errors import number, plain_array
-
-if TYPE_CHECKING:
-    from gossipgrad.training.progress import Bar
+from gossipgrad.launch.terminal import Bar
 
 CLASS_LOSSES = ("cross_entropy",)
 PIECE = 1 << 20  # bytes that are looked at together
@@ -63,8 +61,6 @@ def check_finite(array: NDArray[Any], what: str) -> None:
     """
     if array.dtype.kind != "f" or not array.size:
         return
-    from gossipgrad.training.progress import Bar
-
     bar = Bar(what, array.nbytes >= LARGE)
     try:
         _check_pieces(array, what, bar)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from gossipgrad.data import cache, images, pickled_arrays
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import DataError
+from gossipgrad.launch.terminal import Bar
 from gossipgrad.state import files
 
 SHAPE = (3, 32, 32)
@@ -331,8 +332,6 @@ def _once(key: str, make: Callable[[Report], Arrays], progress: bool) -> Arrays:
     The others wait for the file, and on rank 0 show how far the maker is. A cache that cannot be written to costs a
     warning and the work in each process.
     """
-    from gossipgrad.training.progress import Bar
-
     folder = cache_folder()
     path = folder / f"decoded-{key}.npz"
     arrays = _kept(path)

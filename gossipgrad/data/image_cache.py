@@ -6,17 +6,14 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gossipgrad.data import cache as cache_files
 from gossipgrad.errors import DataError
+from gossipgrad.launch.terminal import Bar
 from gossipgrad.state import files
-
-if TYPE_CHECKING:
-    from gossipgrad.training.progress import Bar
 
 FORMAT = 1  # of the cache's files
 TOGETHER = 64  # images that are decoded between two writes to the cache
@@ -68,8 +65,6 @@ def decoded(
 
     decode: gives the pixels of these of `count` images, None for a broken one. name: of the set, for the bar.
     """
-    from gossipgrad.training.progress import Bar
-
     place, bar = path.parent, Bar(name, progress)
 
     def waiting(text: str) -> None:

@@ -37,6 +37,7 @@ from gossipgrad.data.source import Source
 from gossipgrad.errors import DataError, counted, flag, integer, listed, number, one_line, pair, warn
 from gossipgrad.launch import environment
 from gossipgrad.launch.origin import launcher_world_size
+from gossipgrad.launch.terminal import Bar
 from gossipgrad.state import files
 
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png")
@@ -137,8 +138,6 @@ def list_images(folder: str | os.PathLike[str], classes: Sequence[str] | None = 
 
     DataError: no such folder, one that cannot be read, no class, a class without an image.
     """
-    from gossipgrad.training.progress import Bar
-
     root = Path(folder)
     if not root.is_dir():
         raise DataError(f"{root}: {'not a folder' if root.exists() else 'no such folder'}")
@@ -624,8 +623,6 @@ def unpacked(path: str | os.PathLike[str], progress: bool = True) -> Path:
     path = Path(path)
     if not path.name.lower().endswith(ARCHIVES) or path.is_dir():
         return path
-    from gossipgrad.training.progress import Bar
-
     try:
         facts = path.stat()
         words = f"{FORMAT}\0{path.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}"

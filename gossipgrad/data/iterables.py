@@ -17,6 +17,7 @@ from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.checks import fits_int32, samples_array
 from gossipgrad.data.source import EVALUATION, Source
 from gossipgrad.errors import DataError, flag, integer, plain_array
+from gossipgrad.launch.terminal import Bar
 
 MOST_CURSORS = 64  # iterators of an epoch, or of evaluation, that a stream has open at a time
 
@@ -74,8 +75,6 @@ class _Growing:
 
 
 def _gather(iterable: Iterable[Any], name: str, progress: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-    from gossipgrad.training.progress import Bar
-
     x, y = _Growing("samples"), _Growing("targets")
     length = _length(iterable)
     bar = Bar(name, progress)

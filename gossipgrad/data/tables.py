@@ -24,6 +24,7 @@ from gossipgrad.data.arrays import Dataset
 from gossipgrad.data.checks import PIECE, check_finite
 from gossipgrad.data.classes import check_alike, names_of
 from gossipgrad.errors import LARGEST, DataError, counted, did_you_mean, flag, listed, number, warn
+from gossipgrad.launch.terminal import Bar
 from gossipgrad.state import files
 
 Path_ = str | os.PathLike[str]
@@ -353,8 +354,6 @@ def _read(
     classes: Sequence[str] | None,
     progress: bool,
 ) -> _Read:
-    from gossipgrad.training.progress import Bar
-
     if _is_frame(source):
         reader = _Reader(_of_frame(source), label, features, strict)
         reader.read()
@@ -592,8 +591,6 @@ def _read_npz(
     path: Path, samples: str | None, targets: str | None, progress: bool
 ) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
     """(names, arrays) of the samples and targets of each part."""
-    from gossipgrad.training.progress import Bar
-
     bar, done = Bar(path.name, progress), 0
 
     def show(count: int) -> None:

@@ -28,9 +28,6 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-# The exit code of what a signal has let save, as sysexits' EX_TEMPFAIL: "try again".
-SAVED = 75
-
 # What schedulers send before the time is over.
 TO_SAVE = (signal.SIGTERM, signal.SIGUSR1)
 

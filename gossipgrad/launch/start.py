@@ -467,11 +467,15 @@ def shown(command: list[str], made: Mapping[str, str]) -> str:
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in made.items()), shlex.join(command)])
 
 
-def main(argv: list[str], check: Callable[[list[str], bool], object] = lambda words, here: None) -> int:
+def main(
+    argv: list[str],
+    check: Callable[[list[str], bool], object] = lambda words, here: None,
+    last: Callable[[str | None], str] = lambda checkpoint: "",
+) -> int:
     """The sub-command 'run'; argv without the word itself. Returns the exit code.
 
     check: is given the words of a sub-command before ranks are started, each of which would find the same error, and
-    whether all of them will be on this host.
+    whether all of them will be on this host. last: what is said of a checkpoint where a signal has ended the ranks.
     """
     if any(word in ("-h", "--help", "--help-all") for word in _own_options(argv)):
         print(USAGE, end="", flush=True)
@@ -500,7 +504,7 @@ def main(argv: list[str], check: Callable[[list[str], bool], object] = lambda wo
         saves=asked.saves,
     )
     try:
-        return ranks.run(asked.stdin, asked.checkpoint)
+        return ranks.run(asked.stdin, lambda: last(asked.checkpoint))
     except OSError as error:
         print(f"gossipgrad: error: {asked.command[0]}: {error.strerror}", file=sys.stderr)
         return 2

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import stat
@@ -18,9 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from gossipgrad.errors import SAVED
 from gossipgrad.launch import leftovers
-from gossipgrad.launch.interrupts import SAVED
-from gossipgrad.state import checkpoint_files, files
 
 # prctl's
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -132,27 +130,6 @@ def _may_be_full(descriptor: int) -> bool:
     return not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor))
 
 
-# ------------------------------------------------------------------------------------ checkpoints
-
-
-def last_checkpoint(path: str | None) -> str:
-    """For a message: "; the last checkpoint is PATH (epoch 3)", or that there is none; "" where none was asked for.
-
-    One of the middle of an epoch is "PATH (step 1200, in epoch 4)".
-    """
-    if not path:
-        return ""
-    try:
-        with files.opened(path) as file:
-            head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        when = checkpoint_files.saved_at(json.loads(head["__metadata__"]["gossipgrad"]))
-    except FileNotFoundError:
-        return "; no checkpoint was written"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError, RecursionError):
-        return f"; see {path}"
-    return f"; the last checkpoint is {path} ({when})"
-
-
 # ------------------------------------------------------------------------------------ the supervisor
 
 
@@ -185,10 +162,11 @@ class Supervisor:
         self._alone: float | None = None  # since when it has no processes
         self._had = False  # has it had some?
 
-    def run(self, stdin: bool = False, checkpoint: str | None = None) -> int:
+    def run(self, stdin: bool = False, last: Callable[[], str] = str) -> int:
         """The exit code: the command's, or 128 + the number of the signal that ended it; 1 where output was lost.
 
-        stdin: the ranks' launcher reads this process's standard input. checkpoint: named when a signal ends the run.
+        stdin: the ranks' launcher reads this process's standard input. last: what is added when a signal ends the run,
+        such as the last checkpoint.
         """
         ignored = {number for number in WAITED_FOR if signal.getsignal(number) is signal.SIG_IGN}
         signal.signal(signal.SIGCHLD, lambda *_: None)  # where it was ignored, nobody could be waited for
@@ -204,7 +182,7 @@ class Supervisor:
         if self.output is not None:
             self.output.join(_LAST_OUTPUT)
         if self.ending is not None:
-            self._say(f"{ENDING[self.ending][0]}{last_checkpoint(checkpoint)}")
+            self._say(f"{ENDING[self.ending][0]}{last()}")
             return 128 + self.ending
         if self.hung:
             self._say(
@@ -213,7 +191,7 @@ class Supervisor:
             )
             return 1
         if self.saving and code == SAVED:
-            self._say(f"stopped by a signal, to be resumed (exit code {SAVED}){last_checkpoint(checkpoint)}")
+            self._say(f"stopped by a signal, to be resumed (exit code {SAVED}){last()}")
             return code
         if code < 0 and -code != signal.SIGPIPE:
             self._say(f"the launcher was ended by signal {-code} ({signal.Signals(-code).name}); so were the ranks")

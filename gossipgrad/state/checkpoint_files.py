@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from gossipgrad.errors import CheckpointError
 from gossipgrad.state import safetensors
-from gossipgrad.state.files import locked_folder, sync_folder
+from gossipgrad.state.files import locked_folder, opened, sync_folder
 
 FORMAT = "gossipgrad-checkpoint-2"
 Arrays = dict[str, NDArray[np.float32]]
@@ -176,6 +176,24 @@ def saved_at(description: Mapping[str, Any]) -> str:
     if description.get("position") is None:
         return f"epoch {description['epoch']}"
     return f"step {description['step']}, in epoch {description['epoch'] + 1}"
+
+
+def last_checkpoint(path: str | None) -> str:
+    """For a message: "; the last checkpoint is PATH (epoch 3)", or that there is none; "" where none was asked for.
+
+    One of the middle of an epoch is "PATH (step 1200, in epoch 4)".
+    """
+    if not path:
+        return ""
+    try:
+        with opened(path) as file:
+            head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        when = saved_at(json.loads(head["__metadata__"]["gossipgrad"]))
+    except FileNotFoundError:
+        return "; no checkpoint was written"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError, RecursionError):
+        return f"; see {path}"
+    return f"; the last checkpoint is {path} ({when})"
 
 
 def read_rank(path: str | os.PathLike[str], description: dict[str, Any], rank: int) -> dict[str, Arrays]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 USUAL = 64  # samples a rank and step, unless fit is told
 
 

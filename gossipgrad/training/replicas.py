@@ -27,6 +27,7 @@ from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, in
 from gossipgrad.history import History, Record
 from gossipgrad.launch import agreement, cuda_build, environment, stall
 from gossipgrad.launch.interrupts import uninterrupted
+from gossipgrad.launch.terminal import Bar
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, PRECISIONS, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
@@ -42,7 +43,6 @@ from gossipgrad.training.chosen import (
     named,
     strategy_options,
 )
-from gossipgrad.training.progress import Bar
 
 Arrays = dict[str, NDArray[np.float32]]
 CARRIED = "carried"  # of rank_state: no arena, and no parameters
