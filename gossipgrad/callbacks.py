@@ -536,6 +536,6 @@ def end(callbacks: list[Callback], trainer: Any) -> None:
         try:
             callback.on_fit_end(trainer)
         except BaseException as error:
-            problem, trainer.failed = error if problem is None else problem, True
+            problem, trainer.fit_state.error = error if problem is None else problem, True
     if problem is not None:
         raise problem

@@ -241,12 +241,12 @@ class Trainer(Replicas):
         call.warn(self)
         self.fit_settings = call.settings(self, batches.sizes)
         if call.resume is None:
-            notices.epoch_begins_anew(self.rank, self.epoch, self.position)
+            notices.epoch_begins_anew(self.rank, self.epoch, self.fit_state.position)
             self.fit_began = self.epoch
-        self.set_batch, self.batch_changes, self.position = None, [], None
+        self.set_batch, self.batch_changes, self.fit_state.position = None, [], None
         if call.resume is not None:
             checkpoint.restore(self, call.resume)
-            step = None if self.position is None else self.step
+            step = None if self.fit_state.position is None else self.step
             notices.nothing_to_train(self.rank, call.resume, self.epoch, call.epochs, step)
         notices.other_classes(self.rank, self.class_names, call.train.first)
         self.class_names = call.train.first.class_names
@@ -259,7 +259,7 @@ class Trainer(Replicas):
         self.choose_algorithms(batches.size, steps=self.steps_left(), shown=shown)
         self.describe()
         self.stop = False
-        self.resumed = call.resume is not None and self.position is None
+        self.resumed = call.resume is not None and self.fit_state.position is None
         self.validating = call.validation is not None
         self.core.begin(call.train_core, batches.size, call.shuffle, call.shard, call.drop_last)
         self.set_total(self.step + self.steps_left())
@@ -335,7 +335,7 @@ class Trainer(Replicas):
         ValueError: what layers mean cannot shrink, with the reason. Collective.
         """
         with self.agreed() as one:
-            if self.shrinking:
+            if self.fit_state.shrinking:
                 raise RuntimeError("shrink was called within an event, by on_shrink; allowed: between epochs")
             budget, kept = number("budget", budget, 0.0, 1.0), leasts("shrink", least_units(least), self.net)
             if probe is None and epsilon is not None:
@@ -349,8 +349,8 @@ class Trainer(Replicas):
         self.describe_apoptosis()
         wanted = events.Wanted(dict.fromkeys(names, budget), kept, core_set, epsilon, None, budget, by_hand=True)
         event, indices = events.make(self, wanted)
-        for watch in self.watchers:
-            watch(event)
+        if self.fit_state.watcher is not None:
+            self.fit_state.watcher.shrunk(event)
         return event | {"indices": indices}
 
     @collective
@@ -369,7 +369,8 @@ class Trainer(Replicas):
         middle of an epoch of pieces of sequences, whose rows go on from batch to batch.
         """
         with self.agreed() as one:
-            if self.rebatched is None or self.batches is None:
+            watcher = self.fit_state.watcher
+            if watcher is None or self.batches is None or not self.fit_state.more_batches:
                 raise RuntimeError(
                     "set_batch_size: there is no epoch to go on with; allowed: within fit, by callbacks, in "
                     "on_fit_begin, on_epoch_begin, on_step, on_shrink, on_epoch_end. fit(..., batch_size=) sets it "
@@ -377,7 +378,7 @@ class Trainer(Replicas):
                 )
             size = integer("batch_size", batch_size, 1)
             self.batches.check(size)
-            if self.batches.streams and self.within_epoch and size != self.batches.size:
+            if self.batches.streams and self.fit_state.within and size != self.batches.size:
                 raise ValueError(
                     f"batch_size={size}: in the middle of an epoch of pieces of sequences, whose rows go on from one "
                     f"batch to the next, it stays {self.batches.size}; allowed: between epochs"
@@ -389,7 +390,7 @@ class Trainer(Replicas):
         self.set_batch = self.batches.size = size
         self.batch_changes.append({"step": self.step, "batch_size": size})
         self.history.settings = self.settings()
-        self.rebatched()
+        watcher.rebatched()
 
     @collective
     def reset_state(self) -> None:

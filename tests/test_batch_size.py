@@ -295,7 +295,7 @@ def test_what_is_done_after_the_last_step_of_an_epoch(name, tmp_path):
             for key in (*COMPARED, *SENT):
                 assert before.get(key) == after.get(key), key
     trainer = gg.Trainer.load(own)
-    assert (trainer.epoch, trainer.step, trainer.position) == (3, 18, None)
+    assert (trainer.epoch, trainer.step, trainer.fit_state.position) == (3, 18, None)
     assert trainer.weights_sha256() == plain[1].weights_sha256
 
 

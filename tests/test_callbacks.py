@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -379,6 +380,45 @@ def test_nan_weights_stop_training_although_the_loss_is_finite() -> None:
     trainer = gg.Trainer(net, loss="binary_cross_entropy", backend="onednn")
     with pytest.raises(FloatingPointError, match="a weight is not finite|the loss is nan"):
         trainer.fit((x, y), batch_size=8, progress=False)
+
+
+# ---------------------------------------------------------------------------------- the stages of fit
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_stages_of_fit(data, fails):
+    class Stages(gg.Callback):
+        every = 3
+
+        def __init__(self):
+            self.seen = []
+
+        def see(self, t):
+            self.seen.append((t.fit_state.stage.name, t.fitting, t.failed))
+
+        def on_fit_begin(self, trainer):
+            self.see(trainer)
+
+        def on_step(self, trainer, step):
+            self.see(trainer)
+            if fails and step == 6:
+                raise KeyError("planted")
+
+        def on_epoch_end(self, trainer, record):
+            self.see(trainer)
+
+        def on_fit_end(self, trainer):
+            self.see(trainer)
+
+    t, stages = trainer(), Stages()
+    assert t.fit_state.stage.name == "REST"
+    with pytest.raises(KeyError, match="planted") if fails else contextlib.nullcontext():
+        t.fit(data[0], epochs=1, batch_size=8, callbacks=stages, progress=False)  # 6 steps
+    steps = [("BETWEEN", True, True), ("WITHIN", True, True), ("MADE", True, True)]
+    wanted = [("WITHIN", True, True)] if fails else [("BETWEEN", True, True), ("OVER", True, False)]
+    assert stages.seen == steps + wanted
+    assert (t.fit_state.stage.name, t.fitting, t.failed) == ("REST", False, fails)
+    assert t.fit_state.watcher is None and (t.fit_state.position is not None) == fails
 
 
 # ---------------------------------------------------------------------------------- what callbacks decide and say

@@ -397,7 +397,7 @@ def _check_position(name: str, saved: Saved, replicas: Replicas) -> None:
 
 def _restore_batches(replicas: Replicas, saved: Saved) -> None:
     """A size of batches that was set goes on, unless another batch_size is wanted from here on; and the position."""
-    replicas.position = saved.position
+    replicas.fit_state.position = saved.position
     replicas.batch_changes = saved.batch_changes
     if saved.settings.get("batch_size") == replicas.fit_settings.get("batch_size"):
         replicas.set_batch = saved.batch_size

@@ -29,6 +29,7 @@ from gossipgrad.launch.interrupts import Noted
 from gossipgrad.schedules import Plateau, Schedule
 from gossipgrad.strategies import Strategy
 from gossipgrad.training import events
+from gossipgrad.training.fit_state import Stage
 from gossipgrad.training.progress import ProgressBar
 from gossipgrad.training.replicas import Replicas
 
@@ -92,7 +93,6 @@ class Loop:
         self._pauses: list[int] = []  # after multiples of which steps a callback of some rank is called
         self._rate = 0.0  # of the epoch's last step
         self._counts: Any = None  # of an epoch whose steps have been made: what validates it sends more
-        self._ended = False  # have all steps of the epoch been made, and does its record come next?
         self._problem: Exception | None = None  # of on_progress, which comes at other steps on each rank
 
     def run(self, final_mix: bool = False) -> None:
@@ -101,10 +101,8 @@ class Loop:
         bar = next((one for one in self.callbacks if isinstance(one, ProgressBar)), None)
         trainer.speaker = None if bar is None else bar.say
         trainer.record_names = self._record_names()
-        trainer.fitting = trainer.failed = True
-        trainer.watchers = [self._shrunk]
-        trainer.rebatched = self._rebatched
-        ended = False
+        state = trainer.fit_state
+        state.begin(self)
         try:
             with trainer.agreed("begin") as one:
                 call(self.callbacks, "on_fit_begin", trainer)
@@ -115,15 +113,14 @@ class Loop:
             self._pauses = self._all_pauses(wanted)
             while trainer.epoch < trainer.last_epoch and not trainer.stop:
                 self._epoch()
-            trainer.mixes = final_mix and trainer.strategy.replicas_differ
-            if trainer.mixes:
+            mixes = final_mix and trainer.strategy.replicas_differ
+            if mixes:
                 trainer.core.adopt_consensus()
-            trainer.failed, ended = False, True
-            trainer.rebatched = None  # no batch follows
+            state.over(mixes)
             with trainer.agreed("end"):
                 end(self.callbacks, trainer)
         except BaseException as raised:
-            trainer.failed, trainer.rebatched = True, None
+            state.error, ended = True, state.stage is Stage.OVER
             saved = self._saved() if not ended and agreement.saves(raised) else None
             if not ended:
                 try:
@@ -135,28 +132,26 @@ class Loop:
             raise
         finally:
             trainer.team.halt_end()
-            trainer.fitting = trainer.within_epoch = trainer.mixes = False
-            trainer.watchers = []
-            trainer.rebatched = None
+            state.end()
 
-    def _shrunk(self, event: Record) -> None:
+    def shrunk(self, event: Record) -> None:
         """Tell of an event of apoptosis."""
         trainer = self.trainer
         text = events.say(event)
         if text:
             trainer.say(text)
-        trainer.shrinking = True
+        trainer.fit_state.shrinking = True
         try:
             with self._aside(), trainer.agreed(f"event before step {event['step']}"):
                 call(self.callbacks, "on_shrink", trainer, event)
         finally:
-            trainer.shrinking = False
+            trainer.fit_state.shrinking = False
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
         """What ranks send inside is no part of the epoch's counts."""
         trainer = self.trainer
-        if not (trainer.within_epoch or self._ended):
+        if trainer.fit_state.stage not in (Stage.WITHIN, Stage.MADE):
             yield
             return
         trainer.core.settle()
@@ -169,14 +164,14 @@ class Loop:
         found = [json.loads(one) for one in self.trainer.gather(json.dumps(own).encode())]
         return sorted({every for one in found for every in one})
 
-    def _rebatched(self) -> None:
+    def rebatched(self) -> None:
         """The trainer's batches have another size."""
-        trainer = self.trainer
-        if not self._ended:  # else it is the next epoch's
+        trainer, state = self.trainer, self.trainer.fit_state
+        if state.stage is not Stage.MADE:  # else it is the next epoch's
             self.steps = trainer.epoch_steps
         trainer.set_total(trainer.step + trainer.steps_left())
-        if trainer.within_epoch and trainer.step < trainer.epoch_begun + self.steps:
-            self._rate = trainer.prepare_rates(trainer.epoch_begun + self.steps - trainer.step)
+        if state.within and trainer.step < state.epoch_begun + self.steps:
+            self._rate = trainer.prepare_rates(state.epoch_begun + self.steps - trainer.step)
 
     def _record_names(self) -> list[str]:
         trainer = self.trainer
@@ -199,8 +194,8 @@ class Loop:
 
     def _begin_epoch(self) -> int:
         """Begin the epoch, or go on in the middle of it where a checkpoint has been saved; the steps done in it."""
-        trainer, number, position = self.trainer, self.trainer.epoch + 1, self.trainer.position
-        trainer.position = None
+        trainer, number, state = self.trainer, self.trainer.epoch + 1, self.trainer.fit_state
+        position, state.position = state.position, None
         done = 0
         if position is None:
             with trainer.agreed(f"begin of epoch {number}"):
@@ -208,7 +203,7 @@ class Loop:
             trainer.core.epoch(trainer.epoch)
         else:
             done = trainer.go_on(position)
-        trainer.within_epoch, trainer.epoch_begun = True, trainer.step - done
+        state.begin_epoch(trainer.step - done)
         if position is not None and position["left"] == 0:  # the epoch's record comes next
             self.steps, last = done, trainer.prepare_rates(0)
             self._rate = position.get("rate", last)
@@ -256,7 +251,7 @@ class Loop:
         goal: how far this rank would go, at most to the next step at which ranks meet anyway. It promises others no
         more, so on the way to the step that all stop after every rank makes the same calls.
         """
-        first, wanted = self.trainer.epoch_begun, self.interrupts.came or self.interrupts.saves
+        first, wanted = self.trainer.fit_state.epoch_begun, self.interrupts.came or self.interrupts.saves
         until = self.trainer.team.halt_until(first + done, first + goal, wanted) - first
         if wanted and agreement.alone(self.trainer.team):
             until = done
@@ -275,24 +270,24 @@ class Loop:
 
     def _keep_place(self, error: BaseException) -> None:
         """A save goes on from here: after an error at which all ranks are at one step of the epoch."""
-        trainer = self.trainer
-        trainer.position = None
+        trainer, state = self.trainer, self.trainer.fit_state
+        state.position = None
         if agreement.alone(trainer.team) or agreement.of_all(error):
             with contextlib.suppress(Exception):  # ranks of a cluster that failed are at no one step: a save says so
                 trainer.core.settle()
                 if self._counts is not None:
                     trainer.core.set_counts(self._counts)
-                trainer.within_epoch = True
-                trainer.position = trainer.where_in_epoch()
-            if trainer.position is not None and trainer.position["left"] == 0:
-                trainer.position["rate"] = self._rate
+                state.stage = Stage.WITHIN
+                state.position = trainer.where_in_epoch()
+            if state.position is not None and state.position["left"] == 0:
+                state.position["rate"] = self._rate
 
     def _record(self, number: int) -> Record:
         """Of the epoch, whose steps have been made."""
         trainer = self.trainer
         self._counts = trainer.core.counts()
         record: Record = {"epoch": number, "learning_rate": self._rate, **trainer.core.end_epoch()}
-        trainer.within_epoch = False
+        trainer.fit_state.stage = Stage.BETWEEN
         if self.apoptosis is not None:
             record |= self.apoptosis.end_epoch(record)
         trainer.history.partitioned_fc = trainer.core.partitioned_fc()
@@ -323,7 +318,7 @@ class Loop:
         meanwhile: what a rank has at hand when a piece ends must not depend on the wall clock. Events of apoptosis and
         on_step are between pieces, at steps that do not depend on it either, and may change the steps of the epoch.
         """
-        core, first = self.trainer.core, self.trainer.epoch_begun
+        core, first = self.trainer.core, self.trainer.fit_state.epoch_begun
         begin = shown = time.perf_counter()
         piece, point = 1, done + self._interval
         while done < self.steps:
@@ -357,21 +352,21 @@ class Loop:
 
     def _pause(self, step: int) -> int:
         """Do what is due before this step of the epoch; the step before which something is next."""
-        trainer = self.trainer
+        state = self.trainer.fit_state
         following = [step + every - step % every for every in self._pauses]
         if self.apoptosis is not None:
             if self.apoptosis.next(step) == step:
-                self._shrunk(self.apoptosis.make())
+                self.shrunk(self.apoptosis.make())
             due = self.apoptosis.next(step)
             following += [] if due is None else [due]
-        if trainer.epoch_begun < step and self._is_due(step):
-            trainer.paused_at = step
+        if state.epoch_begun < step and self._is_due(step):
+            state.paused_at = step
             self._call_on_step(step)
-        return min(following, default=trainer.epoch_begun + self.steps)
+        return min(following, default=state.epoch_begun + self.steps)
 
     def _is_due(self, step: int) -> bool:
         """Is on_step of some rank to be called after this step, and has not been?"""
-        return step != self.trainer.paused_at and any(step % every == 0 for every in self._pauses)
+        return step != self.trainer.fit_state.paused_at and any(step % every == 0 for every in self._pauses)
 
     def _call_on_step(self, step: int) -> None:
         trainer = self.trainer
@@ -387,19 +382,18 @@ class Loop:
         A batch size that is set there is the next epoch's. A checkpoint that is saved there is of this epoch with no
         step left: a resume goes on with its record.
         """
-        trainer, step = self.trainer, self.trainer.step
+        trainer, step, state = self.trainer, self.trainer.step, self.trainer.fit_state
         if not self._is_due(step):
             return
         trainer.core.settle()
-        trainer.paused_at = step
-        trainer.position = trainer.where_in_epoch()
-        assert trainer.position is not None
-        trainer.position |= {"left": 0, "rate": self._rate}
-        trainer.within_epoch, self._ended = False, True
+        state.paused_at = step
+        position = trainer.where_in_epoch()
+        assert position is not None
+        state.stage, state.position = Stage.MADE, position | {"left": 0, "rate": self._rate}
         try:
             self._call_on_step(step)
         finally:
-            trainer.position, self._ended = None, False
+            state.position = None
 
     def _meet(self, done: int, steps: int) -> None:
         """Raise on all ranks what a callback has raised on one. steps: those of this rank in MEET seconds."""

@@ -43,6 +43,7 @@ from gossipgrad.training.chosen import (
     named,
     strategy_options,
 )
+from gossipgrad.training.fit_state import FitState
 
 Arrays = dict[str, NDArray[np.float32]]
 CARRIED = "carried"  # of rank_state: no arena, and no parameters
@@ -200,9 +201,7 @@ class Replicas:
         notices.kernels_not_built(self.team.rank, environment.core_info())
         self.stop = False
         self.resumed = False  # did this fit go on from a checkpoint that was saved after an epoch?
-        self.fitting = False  # is fit at work?
-        self.mixes = False  # is fit at its end, where all replicas have become the consensus model?
-        self.failed = False  # has the last fit ended by an error? True while it is at work
+        self.fit_state = FitState()
         self.record_names: list[str] = []  # the numbers of an epoch's record in this fit, dotted
         self.speaker: Callable[[str], None] | None = None  # where say's lines go
         self.epoch = 0  # epochs done
@@ -211,17 +210,9 @@ class Replicas:
         self.validating = False
         self.history = History(ranks=self.size)
         self.course = None if self.apoptosis is None else Course.begun(self.apoptosis)
-        # Who learns of events of apoptosis, while fit is at work.
-        self.watchers: list[Callable[[Record], None]] = []
-        self.shrinking = False  # are they being told?
         self.batches: Batches | None = None  # of the last fit
         self.set_batch: int | None = None  # by set_batch_size; None: as fit was called with
         self.batch_changes: list[Record] = []  # in this training: {"step": ..., "batch_size": ...}
-        self.rebatched: Callable[[], None] | None = None  # who learns of a change, while fit is at work
-        self.within_epoch = False  # have steps of an epoch been made, or do they come next?
-        self.paused_at = -1  # the last step after which on_step has been called
-        self.epoch_begun = 0  # the step with which this epoch began
-        self.position: Record | None = None  # in the middle of an epoch, where a checkpoint is from; fit goes on there
         self.fit_settings: Record = {}  # what fit was last called with, in terms of JSON
         self.class_names: list[str] | None = None  # of the set that it was last called with, or the checkpoint's
         self.set_rate: float | None = None  # by learning_rate; None: the optimiser's schedule says
@@ -331,9 +322,19 @@ class Replicas:
         return None if self.batches is None else self.batches.size
 
     @property
+    def fitting(self) -> bool:
+        """Whether fit is at work."""
+        return self.fit_state.fitting
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last fit has ended by an error; true while it is at work."""
+        return self.fit_state.failed
+
+    @property
     def epoch_steps(self) -> int:
         """Of the epoch that training is in, or of a whole one."""
-        if self.within_epoch:
+        if self.fit_state.within:
             return int(self.core.position()["steps"])
         return 0 if self.batches is None else self.batches.steps
 
@@ -341,10 +342,11 @@ class Replicas:
         """Until fit ends, if nothing changes."""
         epochs, left, assumed = max(self.last_epoch - self.epoch, 0), 0, self.batches
         assert assumed is not None
-        if self.within_epoch:
-            epochs, left = epochs - 1, self.epoch_begun + self.epoch_steps - self.step
-        elif self.position is not None:
-            epochs, left = epochs - 1, self.position["left"]
+        state = self.fit_state
+        if state.within:
+            epochs, left = epochs - 1, state.epoch_begun + self.epoch_steps - self.step
+        elif state.position is not None:
+            epochs, left = epochs - 1, state.position["left"]
         return left + epochs * assumed.steps
 
     @property
@@ -465,7 +467,7 @@ class Replicas:
             mixing.forget(self.core)
             if getattr(self.strategy, "push_sum", False):
                 mixing.recentre(self.core, self.team.local, consensus)
-            if self.mixes:
+            if self.fit_state.mixed:
                 self.core.adopt_consensus()
 
     # ---- the middle of an epoch
@@ -477,11 +479,11 @@ class Replicas:
 
         At rest. Collective.
         """
-        if not self.within_epoch or self.batches is None:
-            return self.position
+        if not self.fit_state.within or self.batches is None:
+            return self.fit_state.position
         counts = [one for text in self.gather(json.dumps(self.core.counts()).encode()) for one in json.loads(text)]
         at = self.core.position()
-        at |= {"left": at["steps"] - at["step"], "batch_size": self.batches.size, "paused_at": self.paused_at}
+        at |= {"left": at["steps"] - at["step"], "batch_size": self.batches.size, "paused_at": self.fit_state.paused_at}
         return at | {"counts": counts}
 
     def go_on(self, position: Record) -> int:
@@ -497,7 +499,7 @@ class Replicas:
         core.set_counts(position["counts"][self.rank : self.rank + self.team.local])
         for local, state in enumerate(carried):
             core.load_carried(state, local)
-        self.paused_at = position["paused_at"]
+        self.fit_state.paused_at = position["paused_at"]
         return int(position["step"])
 
     # ---- another size
