@@ -1,21 +1,20 @@
-/* Measures what messages between the ranks of a group cost, by sending some. The same code serves shared memory, a
- * network, a simulated network and virtual time. */
+/* Measures the cost of messages between the ranks of a group by sending some: over shared memory, a network, a
+ * simulated network or in virtual time. */
 #ifndef GG_COMM_LINK_H
 #define GG_COMM_LINK_H
 
 #include "comm/transport.h"
 
 typedef struct gg_link {
-    double latency; /* seconds until a small message is there */
-    double message; /* seconds that each further message adds when several are in flight: work of the ranks */
-    double byte;    /* seconds that a byte of a large message adds; nearly 0 in shared memory */
-    double read;    /* and until the receiver has read it once */
+    double latency; /* seconds until a small message arrives */
+    double message; /* seconds of each further message in flight: work of the ranks */
+    double byte;    /* seconds a byte of a large message; nearly 0 in shared memory */
+    double read;    /* seconds a byte until the receiver has read it once */
 } gg_link;
 
-/* All ranks send around a ring at the same time, small messages and larger and larger ones, up to `bytes` (about; at
- * most a megabyte) or until that takes milliseconds: a few in all on one machine. The ring is one in which many
- * messages leave their node. Every rank gets the same figures, the worst of all ranks'. Zeroes for one rank.
- * Collective, with nothing in flight. */
+/* All ranks send around a ring at once: small messages, then growing ones, up to about `bytes` (at most a megabyte) or
+ * until one takes milliseconds. On one machine this takes a few milliseconds. In the ring many messages leave their
+ * node. All ranks get the worst rank's figures, one rank gets zeros. Collective, with nothing in flight. */
 gg_status gg_link_measure(gg_transport *transport, size_t bytes, gg_link *out);
 
 #endif

@@ -8,20 +8,18 @@
 
 #include "comm/transport.h"
 
-/* members: different ranks of `whole`, this rank among them, the same on all of them; copied. `whole` outlives the
- * view. Memory of the view is memory of the whole: gg_message_alloc stays collective over all its ranks. */
+/* members: distinct ranks of `whole`, this rank included, equal on all members; copied. `whole` outlives the view.
+ * Memory of the view belongs to the whole: gg_message_alloc stays collective over all ranks of `whole`. */
 gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count, gg_transport **out);
 
-/* How ranks are divided into nodes of one size: node n's ranks are member[n * size] to member[n * size + size - 1],
- * ascending. */
+/* Nodes of equal size: node n's ranks are member[n * size] to member[n * size + size - 1], ascending. */
 typedef struct gg_nodes {
-    int count, size; /* count * size: all ranks */
+    int count, size; /* count * size is the number of ranks */
     int *member;
 } gg_nodes;
 
-/* Nodes of ranks_per_node consecutive ranks, the last one what is left; 0: the ranks that share memory. Where that
- * makes nodes of unlike size, each is divided into nodes as large as the greatest common divisor of the sizes. Nothing
- * is sent. */
+/* Makes nodes of ranks_per_node consecutive ranks, the last perhaps smaller; 0 means ranks that share memory. Nodes of
+ * unequal size are divided into nodes of the sizes' greatest common divisor. Sends nothing. */
 gg_status gg_nodes_create(const gg_transport *transport, int ranks_per_node, gg_nodes *out);
 void gg_nodes_destroy(gg_nodes *nodes);
 

@@ -44,7 +44,7 @@ typedef struct gg_shard_copy {
 
 /* Sets the ids of `rank`'s shard and leaves the rows unfilled. The set is in memory; not with OWN. */
 gg_status gg_shard_copy_create(const gg_dataset *source, const gg_sharding *sharding, int rank, gg_shard_copy **out);
-void gg_shard_copy_destroy(gg_shard_copy *copy);                        /* NULL is fine */
+void gg_shard_copy_destroy(gg_shard_copy *copy);                        /* NULL is a no-op */
 void gg_shard_copy_fill(gg_shard_copy *copy, const gg_dataset *source); /* the row of every slot, by its id */
 /* Number of slots whose fields or weight differ in a bit from the source's row; *first receives the id in the first.
  */

@@ -38,6 +38,6 @@ struct gg_source {
 /* Starts a new source with one reference. */
 void gg_source_init(gg_source *source, const gg_source_table *table);
 void gg_source_retain(gg_source *source);
-void gg_source_release(gg_source *source); /* NULL is fine */
+void gg_source_release(gg_source *source); /* NULL is a no-op */
 
 #endif

@@ -68,7 +68,7 @@ gg_status gg_storage_create(size_t bytes, const char *what, gg_storage **out); /
 /* Wraps memory owned elsewhere; `drop(owner)` is called with the last release. */
 gg_status gg_storage_wrap(void *data, size_t bytes, void *owner, void (*drop)(void *), gg_storage **out);
 void gg_storage_retain(gg_storage *storage);
-void gg_storage_release(gg_storage *storage); /* NULL is fine */
+void gg_storage_release(gg_storage *storage); /* NULL is a no-op */
 void *gg_storage_data(const gg_storage *storage);
 size_t gg_storage_bytes(const gg_storage *storage);
 

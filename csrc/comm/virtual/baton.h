@@ -16,12 +16,12 @@ typedef struct gg_baton {
 } gg_baton;
 
 gg_status gg_baton_create(gg_baton *b);
-/* Of one that was not made: nothing. */
+/* A no-op if the baton was not made. */
 void gg_baton_destroy(gg_baton *b);
 
 void gg_baton_give(gg_baton *b);
 void gg_baton_await(gg_baton *b);
-/* False: it did not come within so many seconds of real time. */
+/* False means that the baton did not come within `seconds` of real time. */
 bool gg_baton_await_for(gg_baton *b, double seconds);
 
 #endif

@@ -1,12 +1,12 @@
 /* The virtual cluster: p ranks as threads of one process under one baton.
  *
- * Only the holder of the baton runs. Each rank has a virtual clock; computing adds modelled time, a message takes what
- * comm/network.h says, and the rank with the smallest clock (ties: the lowest rank) that can run runs next. Messages
- * come to a receiver's link in the order of their first bytes (ties: the lowest sender). So every run is deterministic,
- * asynchronous methods included. Messages are read in the sender's memory.
+ * Only the holder of the baton runs. Each rank has a virtual clock. Computing adds modelled time, messages take the
+ * time of comm/network.h's model. Of the ranks that can run, the rank with the smallest clock (ties: the lowest rank)
+ * runs next. Messages reach a receiver's link in the order of their first bytes (ties: the lowest sender). So every run
+ * is deterministic, asynchronous methods included. Messages are read in the sender's memory.
  *
  * A rank with a service (transport.h) continues to serve after it has returned from a run, until all ranks have. Its
- * clock advances to what it served last. */
+ * clock advances to its last answer. */
 #ifndef GG_COMM_VIRTUAL_VIRTUAL_H
 #define GG_COMM_VIRTUAL_VIRTUAL_H
 
@@ -15,7 +15,7 @@
 typedef struct gg_virtual_options {
     int size; /* ranks, 1 to 4096 */
     gg_network network;
-    double compute_rate; /* multiplies modelled seconds given to gg_transport_compute; 1: as they are */
+    double compute_rate; /* multiplies gg_transport_compute's modelled seconds; 1 leaves them unchanged */
 } gg_virtual_options;
 
 typedef struct gg_virtual gg_virtual;
@@ -26,12 +26,12 @@ void gg_virtual_destroy(gg_virtual *cluster);
 /* The transport of one rank, owned by the cluster. */
 gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank);
 
-/* A rank's clock, and when its links are idle again; in seconds. */
+/* A rank's clock, and the times at which its links become idle; in seconds. */
 typedef struct gg_virtual_clock {
     double now, out_free, in_free;
 } gg_virtual_clock;
 
-/* Between runs, with nothing in flight: what is in flight has times of its own. */
+/* Between runs, with nothing in flight: messages in flight have times of their own. */
 gg_virtual_clock gg_virtual_get_clock(const gg_virtual *cluster, int rank);
 void gg_virtual_set_clock(gg_virtual *cluster, int rank, gg_virtual_clock clock);
 
@@ -41,13 +41,13 @@ void gg_virtual_set_clock(gg_virtual *cluster, int rank, gg_virtual_clock clock)
  * waits for whom. Called by one thread at a time. After a failure the cluster can be used no more. */
 gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
 
-/* The same beside the clock, for measuring: afterwards clocks, links and counts of messages are what they were. No wait
- * ends by a timeout. Nothing may be in flight before it or after it. */
+/* Runs beside the clock, for measuring: clocks, links and message counts are restored afterwards. No wait ends by a
+ * timeout. Nothing may be in flight before or after. */
 gg_status gg_virtual_run_aside(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
 
-/* The same as gg_virtual_run, and every `seconds` of real time, when the baton next changes hands, watch(context) is
- * called on the caller's thread while all ranks stand still. It may read and write what they read and write; it may not
- * run the cluster. What it does not change goes on as if it had not been called. fn NULL: never. */
+/* Like gg_virtual_run. Every `seconds` of real time, when the baton next changes hands, fn(context) is called on the
+ * caller's thread while all ranks stand still. It may read and write the ranks' data, but not run the cluster. A call
+ * that changes nothing has no effect on the run. fn NULL means never. */
 typedef struct gg_watch {
     void (*fn)(void *context);
     void *context;

@@ -1,9 +1,9 @@
-/* What the files of this room share: a cluster, its ranks and the insides of their requests. Only the holder of the
- * baton touches them, but for gg_virtual.watch_due.
+/* Shared by the files of this folder: a cluster, its ranks and the insides of requests. Only the holder of the baton
+ * touches them, except for gg_virtual.watch_due.
  *
- * virtual.c: life of a cluster, runs, the ranks' threads. virtual_transport.c: the transport table, and which message a
- * receive gets. due.c: which ranks can run. wire.c: when messages arrive. deadlock.c: no rank can run. scheduler.c:
- * which rank runs next.
+ * virtual.c: life of a cluster, runs, the ranks' threads. virtual_transport.c: the transport table, matching of
+ * messages and receives. due.c: ranks that can run. wire.c: times of arrival. deadlock.c: no rank can run. scheduler.c:
+ * the next rank.
  *
  * Calls go one way: virtual.c and virtual_transport.c call scheduler.c, it calls deadlock.c and wire.c, and all of
  * these call due.c. */
@@ -19,15 +19,15 @@
 #define GG_VIRTUAL_BUCKETS 16
 #define GG_VIRTUAL_TEXT 1024
 
-/* What a request's private words hold. */
+/* A request's private words. */
 typedef struct __attribute__((may_alias)) gg_virtual_request {
     gg_request *next, *previous, *partner; /* partner: the matched request of the other side */
     gg_request *behind;                    /* send: the next one on the wire from this rank */
     const void *data;                      /* send: the message */
-    double time;                           /* if known: the clock at which this request completes */
-    int32_t owner;                         /* the rank whose request it is */
+    double time;                           /* if known: the clock of this request's completion */
+    int32_t owner;                         /* the request's rank */
     bool known, broken;                    /* broken: the other side cancelled */
-    bool arrived;                          /* send: `time` is that of its arrival; before, of its first byte's */
+    bool arrived;                          /* send: `time` is the message's arrival; before, its first byte's arrival */
 } gg_virtual_request;
 
 _Static_assert(sizeof(gg_virtual_request) <= sizeof((gg_request *)0)->private_, "gg_virtual_request must fit");
@@ -42,19 +42,19 @@ typedef struct gg_virtual_rank {
     gg_baton baton;
     pthread_t thread;
     bool started, finished;
-    double clock, out_free, in_free; /* the latter: when the links are idle again */
-    gg_heap_entry due;               /* in the heap of ranks that wait for the baton: the clock from which it can run */
-    bool only_deadline;              /* that clock is the timeout of a wait: the rank does not count as able to run */
-    gg_heap_entry wire; /* in the heap of ranks with messages on the wire: when the next first byte arrives */
+    double clock, out_free, in_free; /* *_free: when the links become idle */
+    gg_heap_entry due;  /* entry in the heap of ranks that wait for the baton: the clock from which the rank can run */
+    bool only_deadline; /* that clock is a wait's timeout: the rank does not count as able to run */
+    gg_heap_entry wire; /* entry in the heap of ranks with messages on the wire: the next first byte's arrival */
     gg_request *wire_first, *wire_last;
     gg_request *waiting; /* its completion time is not known yet */
     double wait_start;
     bool polling;       /* sleeps until one of its requests changes, or no other rank can run */
     bool waits_for_any; /* sleeps until one of its requests changes */
-    bool lingers;       /* its function has returned, and it serves those whose function has not */
-    bool has_event;     /* one of them has changed since it last waited for any */
-    int empty_tests;    /* tests in a row that found nothing */
-    double next_known;  /* the first clock at which one of the requests that they asked for completes */
+    bool lingers;       /* its function has returned, and it serves the other ranks */
+    bool has_event;     /* a request has changed since the rank last waited for any */
+    int empty_tests;    /* consecutive tests that found nothing */
+    double next_known;  /* the earliest completion among the requests of these tests */
     /* Messages and receives for which this rank is the destination, unmatched, by (source, tag). */
     gg_virtual_queue sends[GG_VIRTUAL_BUCKETS], receives[GG_VIRTUAL_BUCKETS];
 } gg_virtual_rank;
@@ -83,25 +83,25 @@ extern const gg_transport_table gg_virtual_table;
 
 /* ---- due.c ---- */
 
-/* Inserts a rank into the heap of those that can run, from clock `key` on, and removes it. */
+/* Insert a rank into the heap of ranks that can run, from clock `key` on, and remove it. */
 void gg_virtual_make_due(gg_virtual *cluster, gg_virtual_rank *rank, double key, bool only_deadline);
 void gg_virtual_make_undue(gg_virtual *cluster, gg_virtual_rank *rank);
 
-/* `request` will complete at `time`: if its rank waits for it, the rank can run from then on. */
+/* `request` will complete at `time`: if its rank waits for it, that rank can run from then on. */
 void gg_virtual_wake(gg_virtual *cluster, gg_request *request, double time);
 
 /* ---- scheduler.c ---- */
 
-/* Hands the baton to the rank that is due. self: the caller, who then sleeps until it is due itself; NULL: nobody. */
+/* Hands the baton to the due rank. self: the calling rank, which then sleeps until it is due; NULL means none. */
 void gg_virtual_hand_on(gg_virtual *cluster, gg_virtual_rank *self);
 
-/* Whether the cluster runs and nobody has failed. */
+/* GG_OK while the cluster runs and no rank has failed. */
 gg_status gg_virtual_still_good(const gg_virtual_rank *rank);
 
 /* Lets ranks that are behind run first, so that all messages sent before this rank's clock have been. */
 gg_status gg_virtual_let_others_catch_up(gg_virtual_rank *rank);
 
-/* A test found nothing. Puts a rank that only polls to sleep until there is something to find. */
+/* A test found nothing. Puts a rank that only polls to sleep until a test can succeed. */
 gg_status gg_virtual_found_nothing(gg_virtual_rank *rank, gg_request *request);
 
 /* Returns at once if a request changed while the rank was testing others: it must test all of them again. */
@@ -117,16 +117,15 @@ void gg_virtual_off_wire(gg_virtual *cluster, gg_virtual_rank *from, gg_request 
 /* The receive has its message, or will have it at `time`. */
 void gg_virtual_announce(gg_virtual *cluster, gg_request *receive, double time);
 
-/* Lets first bytes reach their receivers, in order, up to `until` and as long as no rank could still send one before
- * them. */
+/* Lets first bytes reach their receivers, in order, up to `until` and while no rank could still send an earlier one. */
 void gg_virtual_deliver(gg_virtual *cluster, double until);
 
 /* ---- deadlock.c ---- */
 
-/* Every rank that waits may run again, to find that it has failed. */
+/* Lets every waiting rank run, to find that it has failed. */
 void gg_virtual_fail_all(gg_virtual *cluster);
 
-/* Says who waits for whom, and fails all. */
+/* Reports who waits for whom, and fails all ranks. */
 void gg_virtual_declare_deadlock(gg_virtual *cluster);
 
 #endif
