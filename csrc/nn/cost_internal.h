@@ -1,4 +1,4 @@
-/* What cost models are made of. Their rows are in files that tools/fit_costs.py writes. */
+/* Insides of cost models. tools/fit_costs.py writes the files with their rows. */
 #ifndef GG_NN_COST_INTERNAL_H
 #define GG_NN_COST_INTERNAL_H
 

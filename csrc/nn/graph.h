@@ -1,7 +1,7 @@
 /* The graph of a network: layers as nodes, any DAG.
  *
- * A graph is built once, shapes inferred and checked as each layer is added, and is constant afterwards; many
- * plans and threads may read it then. It knows no batch size and no memory. */
+ * A graph is built once and is constant afterwards; many plans and threads may then read it. Shapes are inferred and
+ * checked as each layer is added. A graph knows no batch size and no memory. */
 #ifndef GG_NN_GRAPH_H
 #define GG_NN_GRAPH_H
 
@@ -64,27 +64,27 @@ typedef struct gg_init {
     float value; /* UNIFORM, NORMAL, CONSTANT */
 } gg_init;
 
-/* What a layer is; the fields that its kind does not use are zero. */
+/* Description of a layer. Fields that its kind does not use are zero. */
 typedef struct gg_layer_desc {
     gg_layer_kind kind;
     char name[GG_NAME_LENGTH]; /* unique in the graph */
     gg_window window;          /* CONV2D, pooling */
     int64_t outputs;           /* CONV2D: channels, LINEAR and EMBEDDING: features */
-    int64_t numbers;           /* EMBEDDING and POSITION_EMBEDDING: rows of the table; POSITION_EMBEDDING: 0: as many
-                                  as the input has */
-    gg_shape shape; /* RESHAPE: the output's; one size may be -1: what is left. LAYER_NORM: the last axes; no axes: the
-                       last one */
-    gg_shape order; /* PERMUTE: of the input's axes */
-    gg_range range; /* SLICE: axis, begin and end as Python counts, negative ones from the last; PAD: axis; SOFTMAX:
-                       axis, counted with the batch */
+    int64_t numbers; /* EMBEDDING, POSITION_EMBEDDING: rows of the table; 0 in POSITION_EMBEDDING means the input's
+                        positions */
+    gg_shape shape;  /* RESHAPE: the output's; a size of -1 means the remainder. LAYER_NORM: the last axes; no axes mean
+                        the last one */
+    gg_shape order;  /* PERMUTE: of the input's axes */
+    gg_range range; /* SLICE: axis, begin and end as in Python, negative from the end. PAD: axis. SOFTMAX: axis, counted
+                       with the batch */
     int64_t layers; /* LSTM */
     bool stateful;  /* LSTM */
     int64_t heads;  /* ATTENTION and MULTI_HEAD */
-    int64_t head_size;      /* MULTI_HEAD: features of one head; 0: outputs / heads */
+    int64_t head_size;      /* MULTI_HEAD: features of one head; 0 means outputs / heads */
     bool causal;            /* ATTENTION */
     int64_t pads[2];        /* PAD: zeros before and behind */
     int64_t groups;         /* CONV2D */
-    int64_t output_size[2]; /* ADAPTIVE_AVG_POOL2D: height and width; 0: the input's */
+    int64_t output_size[2]; /* ADAPTIVE_AVG_POOL2D: height and width; 0 means the input's */
     bool bias;              /* CONV2D, LINEAR */
     float probability;      /* DROPOUT, in [0, 1) */
     float slope;            /* LEAKY_RELU: of the negative side */
@@ -99,8 +99,8 @@ typedef struct gg_layer_desc {
     gg_dtype dtype; /* INPUT: FLOAT32, or INT32 for tokens */
 } gg_layer_desc;
 
-/* What multiplies an optimiser's learning rate or weight decay: of the roles that multiply, weight and scale, and of
- * those that are added, bias and shift. */
+/* Factors of an optimiser's learning rate or weight decay: `weight` for the roles weight and scale, `bias` for bias and
+ * shift. */
 typedef struct gg_factors {
     float weight, bias;
 } gg_factors;
@@ -111,15 +111,14 @@ typedef struct gg_node {
     int inputs;
     int input[GG_MAX_INPUTS]; /* node numbers, all smaller than this node's */
     gg_shape shape;           /* of one sample's output */
-    gg_dtype dtype; /* of its output, as the graph means it: FLOAT32 or INT32. Plans may store FLOAT32 narrower */
-    int layer;      /* number among the layers with parameters, in node order; -1: has none */
+    gg_dtype dtype;           /* of its output: FLOAT32 or INT32. Plans may store FLOAT32 narrower */
+    int layer;                /* number among layers with parameters, in node order; -1 means no parameters */
 } gg_node;
 
 /* An output that a loss may see. */
 typedef struct gg_head {
     int node;
-    bool training_only; /* it and the layers that lead to it alone fall away in evaluation; their parameters stay in the
-                           arenas */
+    bool training_only; /* evaluation omits it and layers that lead to it alone; their parameters stay in the arenas */
 } gg_head;
 
 typedef struct gg_graph gg_graph;
@@ -127,59 +126,61 @@ typedef struct gg_graph gg_graph;
 gg_status gg_graph_create(gg_graph **out);
 void gg_graph_destroy(gg_graph *graph);
 
-/* Adds a node and gives its number. Errors name the layer and the shapes. `inputs` is 0 for INPUT, whose sample
+/* Adds a node and sets *node to its number. Errors name the layer and the shapes. `inputs` is 0 for INPUT, whose sample
  * shape is `shape` (ignored for all other kinds). Any number of nodes up to GG_MAX_FIELDS may be INPUT. */
 gg_status gg_graph_add(gg_graph *graph, const gg_layer_desc *desc, const gg_shape *shape, int inputs, const int *input,
                        int *node);
 /* Sets the factors of a node's parameters, finite and at least 0, before finish; errors name the layer. */
 gg_status gg_graph_set_factors(gg_graph *graph, int node, gg_factors lr, gg_factors decay);
-/* Names the heads, 1 to GG_MAX_FIELDS, and closes the graph. The first is the main one, which is not for training only.
- * Every node must lead to a head, else an error names the first that does not. A node has one head at most; its output
- * is float32. */
+/* Sets the heads, 1 to GG_MAX_FIELDS, and closes the graph. The first is the main head, which is not training_only.
+ * Every node must lead to a head; an error names the first that does not. A node has at most one head; its output is
+ * float32. */
 gg_status gg_graph_finish(gg_graph *graph, int heads, const gg_head *head);
 
-/* Integers from `first` to `end` - 1; end 0: any. */
+/* Integers from `first` to `end` - 1; end 0 means any. */
 typedef struct gg_integers {
     int64_t first, end;
 } gg_integers;
 
-/* What int32 input i may have: what all its readers allow. */
+/* Integers of int32 input i that all its readers allow. */
 gg_integers gg_graph_integers(const gg_graph *graph, int i);
 
 int gg_graph_nodes(const gg_graph *graph);
 const gg_node *gg_graph_node(const gg_graph *graph, int node);
-int gg_graph_inputs(const gg_graph *graph);       /* how many nodes are INPUT */
-int gg_graph_input(const gg_graph *graph, int i); /* the i-th of them, in the order in which they were added */
+int gg_graph_inputs(const gg_graph *graph);       /* number of INPUT nodes */
+int gg_graph_input(const gg_graph *graph, int i); /* the i-th INPUT node, in order of addition */
 
 /* After finish: */
 int gg_graph_heads(const gg_graph *graph);
 const gg_head *gg_graph_head(const gg_graph *graph, int head);
-int gg_graph_output(const gg_graph *graph);                    /* the main head's node; -1: not finished */
+int gg_graph_output(const gg_graph *graph);                    /* the main head's node; -1 means not finished */
 const gg_arena_layout *gg_graph_layout(const gg_graph *graph); /* owned by the graph */
 /* Of the layout: */
 int gg_graph_parameters(const gg_graph *graph);
 const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter);
 int gg_graph_layers(const gg_graph *graph);
 const gg_slice *gg_graph_layer(const gg_graph *graph, int layer);
-/* The layer's parameters: so many from number *first on. */
+/* The layer's parameters: the returned number of them, from number *first on. */
 int gg_graph_layer_parameters(const gg_graph *graph, int layer, int *first);
 const char *gg_graph_layer_name(const gg_graph *graph, int layer);
 gg_family gg_graph_family(const gg_graph *graph, int layer);
 size_t gg_graph_arena_count(const gg_graph *graph); /* float32 elements of an arena, padding included */
 
-int64_t gg_graph_parameter_count(const gg_graph *graph);        /* numbers in all parameters, without padding */
-int64_t gg_graph_node_carried(const gg_graph *graph, int node); /* float32 numbers of state that its layer carries
-                                                                   from batch to batch for each sample; 0: none */
-int64_t gg_graph_node_macs(const gg_graph *graph, int node);    /* multiply-adds of one sample's forward pass */
+int64_t gg_graph_parameter_count(const gg_graph *graph); /* numbers in all parameters, without padding */
+int64_t gg_graph_node_carried(
+    const gg_graph *graph,
+    int node); /* float32 numbers of state that its layer carries from batch to batch for each sample; 0 means none */
+int64_t gg_graph_node_macs(const gg_graph *graph, int node); /* multiply-adds of one sample's forward pass */
 
-/* Whether both have the same inputs, heads and layers, which may have other sizes inside: the samples and targets of
- * the one are those of the other, and so are the numbers of nodes, layers and parameters. Finished. */
+/* True if two finished graphs have equal inputs, heads and layers, apart from inner sizes: equal samples and targets,
+ * and equal numbers of nodes, layers and parameters. */
 bool gg_graph_is_alike(const gg_graph *a, const gg_graph *b);
-/* Whether their arenas and what is computed of them are the same: nodes, shapes, parameters, factors, heads. Finished.
+/* True if two finished graphs have equal nodes, shapes, parameters, factors and heads, so equal arenas and
+ * computations.
  */
 bool gg_graph_same_layout(const gg_graph *a, const gg_graph *b);
 
-/* Fills an arena with initial weights: a function of the seed alone, the same on every rank. */
+/* Fills an arena with initial weights, a function of the seed alone, equal on every rank. */
 void gg_graph_initialise(const gg_graph *graph, uint64_t seed, float *weights);
 
 #endif

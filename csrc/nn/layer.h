@@ -1,15 +1,15 @@
-/* What the graph and the plan know of each layer kind: one constant gg_layer_type a kind. */
+/* The kinds of layers, for graph and plan: one constant gg_layer_type a kind. */
 #ifndef GG_NN_LAYER_H
 #define GG_NN_LAYER_H
 
 #include "nn/graph.h"
 
-/* No axis, window or sample is larger than these, so that no product of sizes overflows. */
+/* Limits of axes, windows and samples, so that no product of sizes overflows. */
 #define GG_MAX_SAMPLE ((int64_t)1 << 31)
 #define GG_MAX_WINDOW ((int64_t)1 << 24)
 #define GG_MAX_BATCH ((int64_t)1 << 24)
 
-/* The longest suffix of a parameter's name, as ".weight_ih_l0", with its closing zero. */
+/* Max length of a parameter name's suffix, such as ".weight_ih_l0", with its closing zero. */
 #define GG_SUFFIX_LENGTH 32
 
 /* One tensor of a layer, before it has a place in the arenas (gg_parameter). */
@@ -21,28 +21,29 @@ typedef struct gg_tensor_desc {
     gg_init init;
 } gg_tensor_desc;
 
-/* Of a finished graph's parameter. */
+/* The tensor of a finished graph's parameter. */
 const gg_tensor_desc *gg_graph_tensor(const gg_graph *graph, int parameter);
 
-/* Functions that fail leave the layer's name to their caller. NULL: nothing to check, have, count or describe. */
+/* Callers add the layer's name to errors. NULL functions mean nothing to check, have, count or describe. */
 typedef struct gg_layer_type {
     const char *name; /* "conv2d", for messages */
     gg_family family;
     int least_inputs, most_inputs;
-    gg_op_kind op; /* GG_OP_COUNT: no operation of its own */
-    bool view;     /* the values of its only input in the same order, whatever their type: another shape for the same
-                      memory; it has no operation */
-    gg_integers (*integers)(const gg_node *node, int input); /* NULL: any. What int32 input `input` may have */
-    unsigned integer_inputs;                                 /* bit i: input i is int32; the others are float32 */
-    /* Checks the description against the inputs and gives the shape of one output sample. */
+    gg_op_kind op; /* GG_OP_COUNT means none of its own */
+    bool view;     /* its only input's values in equal order, of any type: another shape for one memory, without an
+                      operation */
+    gg_integers (*integers)(const gg_node *node,
+                            int input); /* integers that int32 input `input` allows; NULL means any */
+    unsigned integer_inputs;            /* bit i: input i is int32, otherwise float32 */
+    /* Checks the description against the inputs and sets *out to the shape of one output sample. */
     gg_status (*infer)(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out);
-    /* Returns how many tensors the layer has, and writes them in order where `out` is not NULL: name (a suffix, as
-     * ".weight"), role, shape, fans and initialiser, into zeroed entries. */
+    /* Returns the number of tensors. If `out` is not NULL, writes them in order into zeroed entries: name (a suffix
+     * such as ".weight"), role, shape, fans and initialiser. */
     int (*parameters)(const gg_node *node, const gg_shape *input, gg_tensor_desc *out);
     int64_t (*macs)(const gg_node *node, const gg_shape *input);
-    /* NULL: 0. How many float32 numbers of state a sample carries from batch to batch. */
+    /* float32 numbers of state that a sample carries from batch to batch; NULL means 0. */
     int64_t (*carried)(const gg_node *node, const gg_shape *input);
-    /* Fills what an operation needs beyond shapes and batch. */
+    /* Fills the operation's fields other than shapes and batch. */
     void (*describe)(const gg_layer_desc *desc, gg_op_desc *out);
 } gg_layer_type;
 
@@ -57,13 +58,14 @@ extern const gg_layer_type gg_layer_conv2d, gg_layer_linear, gg_layer_max_pool2d
 
 /* Windows, for convolution and pooling: checks the four pairs. */
 gg_status gg_window_check(const gg_window *window);
-/* Wants (channels, height, width) and the window inside of it; fills out[1] and out[2] with the output's size. */
+/* Checks that the input is (channels, height, width) and holds the window; sets out[1] and out[2] to the output's size.
+ */
 gg_status gg_window_infer(const gg_window *window, bool ceil_mode, const gg_node *input, gg_shape *out);
 
-/* gg_layer_type.parameters of a layer with a weight (desc->outputs, ...), and a bias where desc->bias says so. */
+/* gg_layer_type.parameters of a layer with a weight (desc->outputs, ...) and, by desc->bias, a bias. */
 int gg_layer_weight_and_bias(const gg_layer_desc *desc, const gg_shape *shape, int64_t fan_out, gg_tensor_desc *out);
 
-/* What a SLICE has of an input of this shape: its axis and places counted from the first, no place outside. */
+/* SLICE's range on an input of this shape: axis and places counted from the first, none outside. */
 gg_range gg_slice_range(const gg_layer_desc *desc, const gg_shape *shape);
 
 /* Checks an initialiser; `what` is "weight_init" or "bias_init". */
