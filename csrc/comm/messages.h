@@ -17,7 +17,7 @@ typedef struct gg_message {
 } gg_message;
 
 /* Sends and receives all n messages; returns when sent memory may be written and received messages are in their
- * landings. After a failure nothing is in flight, and messages of the round are lost. It allocates. */
+ * landings. After a failure nothing is in flight, and messages of the round are lost. Allocates. */
 gg_status gg_messages_exchange(gg_transport *transport, const gg_message *messages, int n);
 
 #endif

@@ -3,9 +3,10 @@
  * The model, which also moves the clocks of the virtual cluster. Every rank has an outgoing and an incoming link of
  * `bandwidth` bytes a second; each carries one message at a time. For a message of b bytes:
  *
- * 1. It leaves after its sender's earlier messages, and takes b / bandwidth seconds to leave.
+ * 1. The message leaves after its sender's earlier ones, and takes b / bandwidth seconds to leave.
  * 2. Its first byte reaches the receiver `latency` seconds after it left.
- * 3. It has arrived b / bandwidth seconds later, or that long after the previous message on the receiver's link.
+ * 3. The message has arrived b / bandwidth seconds later, or that long after the previous message on the receiver's
+ * link.
  *
  * Alone it takes latency + b / bandwidth. Messages of many ranks to one wait for each other; those of a ring do not. */
 #ifndef GG_COMM_NETWORK_H

@@ -58,8 +58,8 @@ typedef struct gg_sums {
 } gg_sums;
 
 /* Answers other ranks while this one waits: every wait calls it between tests. The virtual cluster also calls it after
- * the rank's function has returned, until all have. It tests its own requests, sends and releases, and never waits.
- * Sets *busy if it found work. */
+ * the rank's function has returned, until all have. A service tests its own requests, sends and releases, and never
+ * waits. Sets *busy if it found work. */
 typedef struct gg_service {
     gg_status (*serve)(void *context, bool *busy); /* NULL: none */
     void *context;

@@ -155,7 +155,7 @@ int gg_graph_heads(const gg_graph *graph);
 const gg_head *gg_graph_head(const gg_graph *graph, int head);
 int gg_graph_output(const gg_graph *graph);                    /* the main head's node; -1 means not finished */
 const gg_arena_layout *gg_graph_layout(const gg_graph *graph); /* owned by the graph */
-/* Of the layout: */
+/* Parts of the layout: */
 int gg_graph_parameters(const gg_graph *graph);
 const gg_parameter *gg_graph_parameter(const gg_graph *graph, int parameter);
 int gg_graph_layers(const gg_graph *graph);

@@ -1,9 +1,9 @@
 /* The plan: a graph compiled for one batch size.
  *
- * For each node the plan chooses a table and a layout. It puts reorders between neighbours that differ, fuses nodes,
- * adds gradients that meet (the first writer writes, the next adds), and lets activations and gradients share memory by
- * lifetime. Built once, run many times; running allocates nothing. A plan belongs to one rank and is used by one thread
- * at a time. */
+ * For each node the plan chooses a table and a layout. The plan puts reorders between neighbours that differ, fuses
+ * nodes, adds gradients that meet (the first writer writes, the next adds), and lets activations and gradients share
+ * memory by lifetime. Built once, run many times; running allocates nothing. A plan belongs to one rank and is used by
+ * one thread at a time. */
 #ifndef GG_NN_PLAN_H
 #define GG_NN_PLAN_H
 

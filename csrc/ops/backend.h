@@ -357,7 +357,7 @@ static inline uint64_t gg_lines_word(gg_lines lines, size_t line) {
  *
  * Arrays do not overlap. Elements that are 0 in all arrays stay 0. An element's result does not depend on its place in
  * the call. On a CPU, PLAIN with finite lr and grad_scale and without weight decay, received weights and copies changes
- * no weight with gradient 0. It neither reads nor writes a line of GG_LANES weights whose gradients are all 0, and an
+ * no weight with gradient 0. Lines of GG_LANES weights whose gradients are all 0 are neither read nor written, and an
  * infinite weight stays infinite. */
 typedef struct gg_update_args {
     size_t n; /* multiple of GG_LANES */
@@ -441,9 +441,9 @@ typedef struct gg_pack_args {
     uint16_t *chosen; /* except for NONE and ALL: number of sent places of each bin */
     void *values;     /* ALL: n float32; VALUES: one an entry, room for n */
     /* NULL means none. Otherwise called on the calling thread, before `pack` returns, for successive runs of whole
-     * lanes that cover [offset, offset + n), each before its gradient is read. It may write the gradient, or start work
-     * that does, and return NULL. On a device without memory of its own, where runs are at most gg_pack_run, it may
-     * return the run's gradient, valid until the next call. */
+     * lanes that cover [offset, offset + n), each before its gradient is read. The function may write the gradient, or
+     * start work that does, and return NULL. On a device without memory of its own, where runs are at most gg_pack_run,
+     * it may return the run's gradient, valid until the next call. */
     const float *(*prepare)(void *context, size_t at, size_t count);
     void *context;
     size_t offset;

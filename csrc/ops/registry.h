@@ -37,7 +37,7 @@ typedef struct gg_device_kind {
 void gg_registry_add(const gg_device_kind *kind);
 int gg_registry_kinds(void);
 const gg_device_kind *gg_registry_kind(int i);
-/* The kind and the number of a device's name; GG_ERROR_ARGUMENT says what is allowed. */
+/* The kind and the number of a device's name; GG_ERROR_ARGUMENT names the allowed ones. */
 gg_status gg_registry_find(const char *name, const gg_device_kind **kind, int *number);
 
 gg_status gg_devices_open(const char *name, const gg_devices_options *options, gg_devices *out);

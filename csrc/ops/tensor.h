@@ -28,7 +28,7 @@ bool gg_shape_equal(const gg_shape *a, const gg_shape *b);
 const char *gg_shape_text(const gg_shape *shape, char text[GG_SHAPE_TEXT]);
 
 /* Layouts of a batch in memory. A sample is (C, H, W), (F) or (T, F); N is the batch.
- *   PLAIN       N, then the sample row-major: what users see, NCHW for images, NC for features
+ *   PLAIN       N, then the sample row-major: users' order, NCHW for images, NC for features
  *   CHANNELS16  N, C/16, H, W, 16: images only, channels padded with zeros to a multiple of 16
  *   CHANNELS8   N, C/8, H, W, 8: images only, padded to a multiple of 8
  *   NHWC        N, H, W, C: images only

@@ -1,9 +1,9 @@
 /* The virtual cluster: p ranks as threads of one process under one baton.
  *
  * Only the holder of the baton runs. Each rank has a virtual clock. Computing adds modelled time, messages take the
- * time of comm/network.h's model. Of the ranks that can run, the rank with the smallest clock (ties: the lowest rank)
- * runs next. Messages reach a receiver's link in the order of their first bytes (ties: the lowest sender). So every run
- * is deterministic, asynchronous methods included. Messages are read in the sender's memory.
+ * time of comm/network.h's model. The next to run is the rank with the smallest clock (ties: the lowest rank) among
+ * those that can. Messages reach a receiver's link in the order of their first bytes (ties: the lowest sender). So
+ * every run is deterministic, asynchronous methods included. Messages are read in the sender's memory.
  *
  * A rank with a service (transport.h) continues to serve after it has returned from a run, until all ranks have. Its
  * clock advances to its last answer. */
@@ -46,7 +46,7 @@ gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int
 gg_status gg_virtual_run_aside(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
 
 /* Like gg_virtual_run. Every `seconds` of real time, when the baton next changes hands, fn(context) is called on the
- * caller's thread while all ranks stand still. It may read and write the ranks' data, but not run the cluster. A call
+ * caller's thread while all ranks stand still. fn may read and write the ranks' data, but not run the cluster. A call
  * that changes nothing has no effect on the run. fn NULL means never. */
 typedef struct gg_watch {
     void (*fn)(void *context);
