@@ -35,7 +35,7 @@ def main() -> None:
             trainers[which].core.bench(x, y, 0, arguments.steps)
             if block:  # the first warms up
                 used[which].append((time.process_time() - begin) / arguments.steps)
-    spans = len(trainers[1].core.spans()) + trainers[1].core.spans_lost()
+    spans = len(trainers[1].core.exchange.spans()) + trainers[1].core.exchange.spans_lost()
     off, on = (statistics.median(one) for one in used)
     result = {"model": arguments.model, "ranks": trainers[0].size, "spans_a_step": round(spans / trainers[1].step, 1)}
     result |= {"cpu_ms_off": round(1e3 * off, 4), "cpu_ms_on": round(1e3 * on, 4)}
@@ -44,7 +44,7 @@ def main() -> None:
     if trainers[0].rank == 0:
         print(json.dumps(result))
     for trainer in trainers:
-        trainer.core.settle()
+        trainer.core.exchange.settle()
 
 
 if __name__ == "__main__":

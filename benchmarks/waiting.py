@@ -31,13 +31,13 @@ def share(strategy: strategies.Strategy, seconds: float, steps: int) -> list[flo
     trainer = gg.Trainer(gg.Sequential([gg.Linear(64), gg.Linear(4)], input=(32,)), strategy=strategy)
     x, y = bench.synthetic_batch(trainer.net, trainer.loss, 8)
     trainer.core.bench(x, y, 0, steps)
-    trainer.core.settle()
+    trainer.core.exchange.settle()
     trainer.team.barrier()
     begin, used = time.perf_counter(), cpu_seconds()
     if trainer.rank == 0:
         time.sleep(seconds)
     trainer.core.bench(x, y, 0, steps)
-    trainer.core.settle()
+    trainer.core.exchange.settle()
     own = np.float64((cpu_seconds() - used) / (time.perf_counter() - begin))
     shares = [float(np.frombuffer(one)[0]) for one in trainer.team.allgather(own.tobytes())]
     trainer.close()

@@ -214,6 +214,9 @@ class Trainer:
     def backend(self) -> str:
         """ "onednn", "native", or "onednn+native" where each operation comes from the faster table."""
     @property
+    def exchange(self) -> Exchange:
+        """The state of the ranks and what exchanges it, whose steps this trainer makes. It outlives the trainer."""
+    @property
     def graph(self) -> Graph:
         """What is trained: as given, or what a change of the network has made of it."""
     @property
@@ -253,9 +256,6 @@ class Trainer:
     def partitioned_fc(self) -> list[str]: ...
     def compressed_families(self) -> list[str]: ...
     def bytes(self) -> int: ...
-    def tuning(self) -> dict[str, float | None]:
-        """docs/report.md's "tuning"; empty for strategies without buckets, or whose sizes are not tuned."""
-
     # training
     def begin(
         self,
@@ -296,21 +296,10 @@ class Trainer:
         """One step, one batch a local rank (float32 or int32, plain layout); each rank's mean loss."""
     def reset_carried(self) -> None:
         """State that layers carry from batch to batch becomes zero."""
-    def settle(self) -> None: ...
     def audit_samples(self) -> dict[str, int | None]:
         """Collective. Settles. samples, missing, duplicate, altered; first_...: an id, or None."""
     def sample_ids(self, rank: int = 0) -> NDArray[np.int32]:
         """Which sample each slot of a local rank holds. Settles."""
-    @property
-    def step(self) -> int: ...
-    @step.setter
-    def step(self, value: int) -> None: ...
-    @property
-    def push_sum_since(self) -> int:
-        """The step before which all ranks' scalars of push-sum are 1; at rest."""
-    @push_sum_since.setter
-    def push_sum_since(self, value: int) -> None: ...
-
     # evaluation. Collective; replica: every rank's own weights on the whole set, one result a rank of the group;
     # else the consensus model, the set split over the ranks, one result.
     # A list of sets: the own part of each local rank, one result over all of them.
@@ -318,8 +307,6 @@ class Trainer:
         """loss and accuracy of the main head; with several that are evaluated `heads`: each one's by its number."""
     def predict(self, dataset: Dataset, batch: int) -> list[NDArray[np.float32]]:
         """By the consensus model, all on every rank of MPI: an array for each head that is evaluated."""
-    def consensus_distance(self) -> float: ...
-
     # state, at rest
     def reshape(self, *, strategy: dict[str, Any] = ..., batch: int = ...) -> None:
         """Completes what is in flight, and goes on with the next batch of the same epoch. Collective.
@@ -363,40 +350,10 @@ class Trainer:
 
         All arenas and carried state are zero afterwards: load them. The number of steps stays.
         """
-    def arenas(self) -> dict[str, str]:
-        """What a rank trains with: "weight", "gradient", "moment" (the optimiser's), "residue" or "copy" (compression's), "outer" or
-        "outer moment" (of outer steps)."""
-    def check_arena(self, name: str, /) -> None:
-        """RuntimeError for the gradients where the last step's sum was applied in pieces: the arena does not have it."""
-    def arena(self, name: str, rank: int = 0) -> dict[str, NDArray[np.float32]]:
-        """Copies, by the parameters' names; `rank` counts the local ranks."""
     def carried(self, rank: int = 0, /) -> dict[str, NDArray[np.float32]]:
         """State that layers carry from batch to batch: rows by the layers' names."""
     def load_carried(self, arrays: dict[str, NDArray[np.float32]], rank: int, /) -> None:
         """Sets what carried() gave; {}: to zero."""
-    def load_arena(self, name: str, arrays: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
-        """None: every local rank. All names and shapes must fit."""
-    def resume_arena(
-        self,
-        name: str,
-        arrays: list[dict[str, NDArray[np.float32]]],
-        consensus: dict[str, NDArray[np.float32]] | None,
-        trained: int,
-        /,
-    ) -> None:
-        """arrays: one dict a local rank, of settled ones. Where the strategy gives all ranks the same weights and
-        moments, and these differ among the ranks, all load `consensus`, or where that is None the mean over the
-        first `trained` ranks. Collective."""
-    def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
-    def adopt_consensus(self) -> None:
-        """All replicas become the consensus model, statistics included; moments stay each rank's. Collective."""
-    def load_consensus(self, weights: dict[str, NDArray[np.float32]], /) -> None:
-        """Sets the strategy's own model, where it has one (a centre)."""
-    def set_schedule(self, schedule: dict[str, Any], /) -> None:
-        """The learning rates of the steps from here on, at rest: schedule{kind ...} as in the optimizer's options."""
-    def set_moments_since(self, step: int, /) -> None:
-        """The optimiser's moments were zero in this step, from which on Adam counts its updates; at rest."""
-
     # measurement
     def bench(self, samples: _Fields, targets: _Fields, warmup: int, steps: int) -> list[float]:
         """Seconds of each of `steps` training steps on one batch in memory."""
@@ -408,10 +365,6 @@ class Trainer:
         are those of its operands, each moved once. with_update: the update computed the gradient of this weight in the
         last step, so seconds are of the bias alone."""
     def set_timing(self, on: bool, /) -> None: ...
-    def spans(self, rank: int = 0) -> list[tuple[float, float, str, int, int, int, int, int, float, int]]:
-        """begin, end, name, step, lane, index, last, peer, arrived, bytes: gg_trace_span, on rank 0's clock."""
-    def spans_lost(self, rank: int = 0) -> int:
-        """How many newer ones have overwritten."""
 
 @final
 class Exchange:
@@ -419,11 +372,12 @@ class Exchange:
 
     `rank` is a local rank. In a virtual cluster the calls of one rank are made by the function that `run` runs, on the
     rank's thread; elsewhere by any one thread at a time. Where rank may be None, the call acts for all local ranks,
-    outside of `run`. RuntimeError for a call at the wrong time or on the wrong thread, which changes nothing.
+    outside of `run`. RuntimeError for a call at the wrong time or on the wrong thread, which changes nothing. A
+    trainer's exchange has its state; the calls of a step, and weights and gradients, are the trainer's alone there.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         team: Team,
         layers: Sequence[tuple[str, Sequence[tuple[Any, ...]]]],  # lists
         # in the order of the forward pass: (name, parameters); a parameter: name, shape of at most 5 axes,
@@ -436,7 +390,7 @@ class Exchange:
         threads: int = 1,
         trace: int = 0,  # spans stored by a rank; 0: off
         compute_time: Sequence[float] | None = None,  # virtual seconds of a step, one a rank of the group
-    ) -> None: ...
+    ) -> Exchange: ...
 
     # a step of a rank
     def begin(self, rank: int, batches: Sequence[int] | None = None, /) -> None:
@@ -490,9 +444,15 @@ class Exchange:
     def push_sum_since(self, value: int) -> None: ...
     @property
     def workers(self) -> int: ...
-    def arenas(self) -> dict[str, str]: ...
-    def arena(self, name: str, rank: int = 0) -> dict[str, NDArray[np.float32]]: ...
-    def load_arena(self, name: str, arrays: dict[str, NDArray[np.float32]], rank: int | None = None) -> None: ...
+    def arenas(self) -> dict[str, str]:
+        """What a rank trains with: "weight", "gradient", "moment" (the optimiser's), "residue" or "copy" (compression's),
+        "outer" or "outer moment" (of outer steps)."""
+    def check_arena(self, name: str, /) -> None:
+        """RuntimeError for the gradients where the last step's sum was applied in pieces: the arena does not have it."""
+    def arena(self, name: str, rank: int = 0) -> dict[str, NDArray[np.float32]]:
+        """Copies, by the parameters' names; `rank` counts the local ranks."""
+    def load_arena(self, name: str, arrays: dict[str, NDArray[np.float32]], rank: int | None = None) -> None:
+        """None: every local rank. All names and shapes must fit."""
     def resume_arena(
         self,
         name: str,
@@ -500,15 +460,26 @@ class Exchange:
         consensus: dict[str, NDArray[np.float32]] | None,
         trained: int,
         /,
-    ) -> None: ...
+    ) -> None:
+        """arrays: one dict a local rank, of settled ones. Where the strategy gives all ranks the same weights and
+        moments, and these differ among the ranks, all load `consensus`, or where that is None the mean over the
+        first `trained` ranks. Collective."""
     def consensus_weights(self) -> dict[str, NDArray[np.float32]]: ...
-    def load_consensus(self, weights: dict[str, NDArray[np.float32]], /) -> None: ...
+    def adopt_consensus(self) -> None:
+        """All replicas become the consensus model, statistics included; moments stay each rank's. Collective."""
+    def load_consensus(self, weights: dict[str, NDArray[np.float32]], /) -> None:
+        """Sets the strategy's own model, where it has one (a centre)."""
     def consensus_distance(self) -> float: ...
-    def set_schedule(self, schedule: dict[str, Any], /) -> None: ...
+    def set_schedule(self, schedule: dict[str, Any], /) -> None:
+        """The learning rates of the steps from here on, at rest: schedule{kind ...} as in the optimizer's options."""
+    def tuning(self) -> dict[str, float | None]:
+        """docs/report.md's "tuning"; empty for strategies without buckets, or whose sizes are not tuned."""
     def counts(self, rank: int = 0, /) -> dict[str, float]:
         """Since creation: exposed_seconds, bytes_sent, messages_sent, skipped; clock_seconds; residue."""
-    def spans(self, rank: int = 0, /) -> list[tuple[float, float, str, int, int, int, int, int, float, int]]: ...
-    def spans_lost(self, rank: int = 0, /) -> int: ...
+    def spans(self, rank: int = 0, /) -> list[tuple[float, float, str, int, int, int, int, int, float, int]]:
+        """begin, end, name, step, lane, index, last, peer, arrived, bytes: gg_trace_span, on rank 0's clock."""
+    def spans_lost(self, rank: int = 0, /) -> int:
+        """How many newer ones have overwritten."""
 
 def info() -> dict[str, Any]:
     """compiler, cpu, isa, isas, bfloat16 (the CPU's instructions for it: "amx", "avx512_bf16" or ""), bfloat16_is_fast, paired

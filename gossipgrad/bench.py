@@ -153,7 +153,7 @@ def alternate(trainers: Sequence[Trainer], batch: int, steps: int, warmup: int, 
             team.barrier()
             start = time.perf_counter()
             trainer.core.bench(x, y, 0, max(warmup, 1) if block == 0 else steps)
-            trainer.core.settle()
+            trainer.core.exchange.settle()
             seconds = np.float64(time.perf_counter() - start)
             slowest = max(float(np.frombuffer(one)[0]) for one in team.allgather(seconds.tobytes()))
             if block:

@@ -128,7 +128,7 @@ def step(
             core.set_timing(True)
             runs.append((core.bench(x, y, 0, 1)[0], core.profile()))
         updates = [0.0] * steps
-        for begin, end, what, at, *_ in core.spans():
+        for begin, end, what, at, *_ in core.exchange.spans():
             if what == "update" and at >= begun:
                 updates[at - begun] += end - begin
         made = {"backend": core.backend, "isa": core.isa}

@@ -538,7 +538,7 @@ class Trainer(Replicas):
         """Complete and mix what is in flight. Collective."""
         with self.agreed():
             pass
-        self.core.settle()
+        self.core.exchange.settle()
 
     @collective
     def audit_samples(self) -> Record:
@@ -570,8 +570,8 @@ class Trainer(Replicas):
         """This rank's weights by name, copies. `rank`: which one, in a virtual cluster. Collective."""
         with self.agreed():
             local = self._local(rank)
-        self.core.settle()
-        return self.core.arena("weight", local)
+        self.core.exchange.settle()
+        return self.core.exchange.arena("weight", local)
 
     @collective
     def consensus_weights(self) -> Arrays:
@@ -581,7 +581,7 @@ class Trainer(Replicas):
         """
         with self.agreed():
             pass
-        return self.core.consensus_weights()
+        return self.core.exchange.consensus_weights()
 
     @collective
     def gradients(self, rank: int = 0) -> Arrays:
@@ -594,17 +594,18 @@ class Trainer(Replicas):
         """
         with self.agreed():
             local = self._local(rank)
-        self.core.settle()
-        self.core.check_arena("gradient")
-        return self._trained(self.core.arena("gradient", local))
+        self.core.exchange.settle()
+        self.core.exchange.check_arena("gradient")
+        return self._trained(self.core.exchange.arena("gradient", local))
 
     @collective
     def momentum(self, rank: int = 0) -> Arrays:
         """SGD's momentum or Adam's first moment by name, copies; empty without momentum. Collective."""
         with self.agreed():
             local = self._local(rank)
-        self.core.settle()
-        return self._trained(self.core.arena("momentum", local)) if "momentum" in self.core.arenas() else {}
+        exchange = self.core.exchange
+        exchange.settle()
+        return self._trained(exchange.arena("momentum", local)) if "momentum" in exchange.arenas() else {}
 
     @collective
     def optimizer_state(self, rank: int = 0) -> dict[str, Any]:
@@ -615,7 +616,7 @@ class Trainer(Replicas):
         """
         with self.agreed():
             local = self._local(rank)
-        self.core.settle()
+        self.core.exchange.settle()
         others = ("weight", CARRIED)
         moments = {key: self._trained(value) for key, value in self.rank_state(local).items() if key not in others}
         return {"step": self.step, "momentum": {}, "second_moment": {}, **moments}
@@ -625,7 +626,7 @@ class Trainer(Replicas):
         """The mean over ranks of |w_r - w_mean| / |w_mean|; statistics are left out. Collective."""
         with self.agreed():
             pass
-        return self.core.consensus_distance()
+        return self.core.exchange.consensus_distance()
 
     @collective
     def load_weights(self, weights: Any) -> None:
@@ -646,9 +647,9 @@ class Trainer(Replicas):
                         "float32. net.load_weights loads others, too"
                     )
             one.facts = {"weights": lambda: fingerprint.weights(checked)}
-        self.core.settle()
-        self.core.load_arena("weight", checked)
-        mixing.forget(self.core)
+        self.core.exchange.settle()
+        self.core.exchange.load_arena("weight", checked)
+        mixing.forget(self.core.exchange)
 
     # ---- checkpoints
 
@@ -742,7 +743,7 @@ class Trainer(Replicas):
             one.facts = {"path": outputs.check_path("path", path)}
         nodes = self.net.graph.nodes()
         layers = [node["name"] for node in nodes if node["parameters"]]
-        lost = trace.write(self.core, self.team, [node["name"] for node in nodes], layers, path)
+        lost = trace.write(self.core.exchange, self.team, [node["name"] for node in nodes], layers, path)
         if self.rank == 0 and any(lost):
             warn(
                 f"trace={self.trace} spans a rank: rank {lost.index(max(lost))} had {max(lost)} more; "

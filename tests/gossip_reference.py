@@ -62,9 +62,9 @@ def randomise(trainer, generator, scale=0.5):
     momentum = generator.standard_normal((trainer.size, size)) * scale
     keeps = bool(trainer.momentum(0))
     for rank in range(trainer.size):
-        trainer.core.load_arena("weight", unflat(weights[rank], like), rank)
+        trainer.core.exchange.load_arena("weight", unflat(weights[rank], like), rank)
         if keeps:
-            trainer.core.load_arena("momentum", unflat(momentum[rank], like), rank)
+            trainer.core.exchange.load_arena("momentum", unflat(momentum[rank], like), rank)
     momentum *= keeps
     return weights.astype(np.float32).astype(np.float64), momentum.astype(np.float32).astype(np.float64)
 
@@ -88,7 +88,7 @@ class Gradients:
         self.like = self.trainer.weights()
 
     def __call__(self, weights, x, y):
-        self.trainer.core.load_arena("weight", unflat(weights, self.like))
+        self.trainer.core.exchange.load_arena("weight", unflat(weights, self.like))
         self.trainer.train_step([x], [y])
         return flat(self.trainer.gradients())
 

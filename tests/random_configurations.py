@@ -293,7 +293,7 @@ def check_mixing(configuration: Configuration) -> None:
     like = trainer.weights(0)
     before = generator.standard_normal((p, flat(like).size)).astype(np.float32)
     for rank in range(p):
-        trainer.core.load_arena("weight", unflat(before[rank], like), rank)
+        trainer.core.exchange.load_arena("weight", unflat(before[rank], like), rank)
     centre = flat(trainer.consensus_weights()) if centred else 0.0
     x = [np.zeros((1, 1, 5, 4), np.float32)] * p
     y = [np.zeros(1, np.int64)] * p

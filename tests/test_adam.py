@@ -39,7 +39,7 @@ def compare(p, strategy, optimizer, gradients_of, steps=(3, 2), average=lambda s
     simulation = Simulation(*randomise(trainer, generator, 0.2), optimizer, simulated, trainer.seed)
     start = generator.uniform(0.5, 1, simulation.w.shape)
     for rank in range(p):
-        trainer.core.load_arena("second_moment", unflat(start[rank], trainer.weights(0)), rank)
+        trainer.core.exchange.load_arena("second_moment", unflat(start[rank], trainer.weights(0)), rank)
     simulation.s = start.astype(np.float32).astype(np.float64)
     for leg in steps:
         for _ in range(leg):

@@ -42,12 +42,14 @@ def weights(trainer):
 def unsent(trainer):
     """What each worker still has to send, at rest."""
     trainer.settle()
-    return np.array([flat(trainer.core.arena("residue", rank)) for rank in range(trainer.workers)], np.float64)
+    return np.array([flat(trainer.core.exchange.arena("residue", rank)) for rank in range(trainer.workers)], np.float64)
 
 
 def trained(trainer):
     """What the last step changed on each rank, by itself."""
-    return -LR * np.array([flat(trainer.core.arena("gradient", rank)) for rank in range(trainer.workers)], np.float64)
+    return -LR * np.array(
+        [flat(trainer.core.exchange.arena("gradient", rank)) for rank in range(trainer.workers)], np.float64
+    )
 
 
 def placements(p):
@@ -109,8 +111,8 @@ def test_a_worker_sends_what_the_definition_chooses(how):
         for _ in range(5):
             trainer.train_step(*batches(generator, 2, "small", (5, 3)))
             trainer.settle()
-            now, known = trainer.weights(0), trainer.core.arena("base", 0)
-            there, rest = trainer.consensus_weights(), trainer.core.arena("residue", 0)
+            now, known = trainer.weights(0), trainer.core.exchange.arena("base", 0)
+            there, rest = trainer.consensus_weights(), trainer.core.exchange.arena("residue", 0)
             for key, before in base.items():
                 size = bins[key][1] if key in bins else 0
                 sent, _ = sent_by(compression, size, 1, now[key] - before, np.zeros_like(before))
@@ -182,11 +184,11 @@ def test_resuming_is_never_having_stopped(name, how, tmp_path):
     strategy = SERVED.get(name, gg.ElasticAveraging(period=3))
 
     def state(trainer):
-        arenas = [a for a in ("weight", "base", "residue", "momentum") if a in trainer.core.arenas()]
+        arenas = [a for a in ("weight", "base", "residue", "momentum") if a in trainer.core.exchange.arenas()]
         return (
             trainer.weights_sha256(),
             centre(trainer).tobytes(),
-            [flat(trainer.core.arena(a, rank)).tobytes() for a in arenas for rank in range(3)],
+            [flat(trainer.core.exchange.arena(a, rank)).tobytes() for a in arenas for rank in range(3)],
         )
 
     half, _ = an_epoch(strategy, COMPRESSIONS[how])
@@ -225,7 +227,7 @@ def test_weights_that_are_loaded_are_a_new_beginning():
             trainer.settle()
             zeros = {key: 0 * array for key, array in trainer.weights().items()}
             for rank in range(3):
-                trainer.core.load_arena("residue", zeros, rank)
+                trainer.core.exchange.load_arena("residue", zeros, rank)
             loaded = {key: np.ones_like(array) for key, array in zeros.items()}
             trainer.load_weights(loaded)
             x = [np.zeros((2, 1, 8, 8), np.float32)] * 3
@@ -264,7 +266,7 @@ def test_a_weight_that_is_no_number_names_rank_and_layer():
             bad = trainer.weights(0)
             key = next(key for key in bad if key.startswith("fc"))
             bad[key] = np.full_like(bad[key], np.nan)
-            trainer.core.load_arena("weight", bad, 0)
+            trainer.core.exchange.load_arena("weight", bad, 0)
             with pytest.raises(FloatingPointError) as error:
                 for _ in range(3):
                     trainer.train_step(x, y)

@@ -489,7 +489,7 @@ def test_a_diverged_state_is_refused(data, tmp_path):
     trainer = make(2)
     weights = trainer.weights()
     weights["fc2.bias"][1] = np.nan
-    trainer.core.load_arena("weight", weights)
+    trainer.core.exchange.load_arena("weight", weights)
     trainer.save(tmp_path / "c")
     with pytest.raises(gg.CheckpointError, match=r"fc2.bias\[1\] is nan"):
         gg.Trainer.load(tmp_path / "c")

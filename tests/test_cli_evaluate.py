@@ -268,7 +268,9 @@ def test_what_is_no_number_is_null(capsys, tmp_path):
 def test_replicas_of_a_run_that_diverged(capsys, tmp_path):
     path, net = tmp_path / "c", gg.models.mlp()
     with gg.Trainer(net, loss="binary_cross_entropy", comm=gg.VirtualCluster(2), strategy=gg.NoExchange()) as trainer:
-        trainer.core.load_arena("weight", {key: np.full_like(one, np.nan) for key, one in net.weights().items()}, 1)
+        trainer.core.exchange.load_arena(
+            "weight", {key: np.full_like(one, np.nan) for key, one in net.weights().items()}, 1
+        )
         trainer.save(path)
     words = ["evaluate", "--checkpoint", path, "--dataset", "synthetic", "--replicas", "--json"]
     code, out, err = cli_run(capsys, *words)

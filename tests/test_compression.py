@@ -188,7 +188,7 @@ def test_it_stays_as_it_was_made():
         with pytest.raises(AttributeError, match="compression"):
             trainer.compression = None
         assert trainer.settings()["compression"] == {**gg.AdaComp(mode="strict").settings(), "name": "adacomp"}
-        assert "residue" not in trainer.core.arenas()  # one rank sends nothing
+        assert "residue" not in trainer.core.exchange.arenas()  # one rank sends nothing
 
 
 def test_entries_of_a_comparison():
@@ -235,7 +235,7 @@ def fit(one, epochs, **how):
 
 
 def residues(one):
-    return np.array([flat(one.core.arena("residue", rank)) for rank in range(one.size)])
+    return np.array([flat(one.core.exchange.arena("residue", rank)) for rank in range(one.size)])
 
 
 STRATEGIES = [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=200), gg.PeriodicAllReduce(period=3)]
@@ -281,8 +281,8 @@ def test_resuming_equals_never_having_stopped(strategy, how, tmp_path):
             assert rest.compression == strategy.compressed(packed)
             if forgets:
                 for rank in range(4):
-                    zeros = {key: 0 * array for key, array in rest.core.arena("residue", rank).items()}
-                    rest.core.load_arena("residue", zeros, rank)
+                    zeros = {key: 0 * array for key, array in rest.core.exchange.arena("residue", rank).items()}
+                    rest.core.exchange.load_arena("residue", zeros, rank)
             fit(rest, 1)
             assert (rest.history.weights_sha256 == whole.history.weights_sha256) == (not forgets)
             assert np.array_equal(residues(rest), residues_of_whole) == (not forgets)
@@ -300,7 +300,7 @@ def test_nothing_is_lost_where_a_rank_has_no_samples():
         with trainer(compression=packed, optimizer=optimizer) as one:
             last = one.fit(data(21), epochs=1, batch_size=5, progress=False).last
             assert last["steps"] == 2
-            second, momentum = flat(one.core.arena("gradient")), flat(one.core.arena("momentum"))
+            second, momentum = flat(one.core.exchange.arena("gradient")), flat(one.core.exchange.arena("momentum"))
             sums.append(2 * (momentum - second) + second + (0 if packed is None else residues(one).sum(axis=0)))
             assert packed is None or all(rest.any() for rest in residues(one))
     for one in sums[1:]:
@@ -324,7 +324,7 @@ def test_where_everything_is_sent_it_is_as_without():
         assert any(words) == (not packed.packed(one.net)) == (packed.warmup == 0)
         with one:
             assert fit(one, 2).weights_sha256 == plain
-            assert "residue" not in one.core.arenas() or not residues(one).any()
+            assert "residue" not in one.core.exchange.arenas() or not residues(one).any()
     exact = gg.AdaComp(bin_size=1, factor=1, mode="exact", values="float32", dense=(), dense_below=0)
     with trainer(compression=exact) as one:
         fit(one, 2)
@@ -402,10 +402,10 @@ def test_a_residue_of_what_travels_whole_here_travels_with_it(tmp_path, changes,
     with trainer(compression=packing) as one:
         fit(one, 1)
         one.save(path)
-        assert all(one.core.arena("residue", rank)["conv.weight"].any() for rank in range(4))
+        assert all(one.core.exchange.arena("residue", rank)["conv.weight"].any() for rank in range(4))
     with trainer(compression=dataclasses.replace(packing, **changes)) as other, pytest.warns(UserWarning):
         fit(other, 2, resume=path)
-        found = [other.core.arena("residue", rank) for rank in range(4)]
+        found = [other.core.exchange.arena("residue", rank) for rank in range(4)]
         assert not any(one["conv.weight"].any() for one in found) and found[0]["fc1.weight"].any()
 
 

@@ -138,7 +138,7 @@ def test_what_a_run_reports(trained):
         if not cyclic:  # each message goes to the two other ranks
             assert record["bytes_sent"] == 2 * one["packed_bytes"]
     residues, weights = (
-        [np.concatenate([a.ravel() for a in trained.core.arena(what, rank).values()]) for rank in range(3)]
+        [np.concatenate([a.ravel() for a in trained.core.exchange.arena(what, rank).values()]) for rank in range(3)]
         for what in ("residue", "weight")
     )
     norms = [np.linalg.norm(r) / np.linalg.norm(w) for r, w in zip(residues, weights, strict=True)]

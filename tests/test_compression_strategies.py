@@ -60,14 +60,14 @@ def trainer_of(p, strategy, compression, net="small", optimizer=MEASURED, **opti
 
 def residues(trainer):
     """At rest, of each rank."""
-    trainer.core.settle()
-    return [trainer.core.arena("residue", rank) for rank in range(trainer.size)]
+    trainer.core.exchange.settle()
+    return [trainer.core.exchange.arena("residue", rank) for rank in range(trainer.size)]
 
 
 def sum_of(trainer):
     """The sum of the gradients, those of statistics included, with an optimiser that measures it."""
-    trainer.core.settle()
-    return trainer.core.arena("gradient", trainer.size - 1)
+    trainer.core.exchange.settle()
+    return trainer.core.exchange.arena("gradient", trainer.size - 1)
 
 
 class Own(Gradients):
@@ -75,7 +75,7 @@ class Own(Gradients):
 
     def __call__(self, weights, x, y):
         super().__call__(weights, x, y)
-        return self.trainer.core.arena("gradient", 0)
+        return self.trainer.core.exchange.arena("gradient", 0)
 
 
 # ---------------------------------------------------------------------------------------- the definition again
@@ -329,9 +329,9 @@ def test_a_sum_that_is_no_array_has_its_bits(strategy, how, threads, adam):
         generator = np.random.default_rng(2)
         for _ in range(5):
             trainer.train_step(*small_batches(generator, 3, (5, 3, 8)))
-        trainer.core.settle()
+        trainer.core.exchange.settle()
         left = np.array([flat(one) for one in residues(trainer)])
-        moments = [trainer.core.arena(name, 1) for name in ("momentum", "second_moment")[: 1 + adam]]
+        moments = [trainer.core.exchange.arena(name, 1) for name in ("momentum", "second_moment")[: 1 + adam]]
         hashes.append((trainer.weights_sha256(), [flat(one).tobytes() for one in moments], left.tobytes()))
         trainer.close()
     assert len(set(hashes[0][0])) == 1
@@ -354,7 +354,7 @@ def test_a_sum_of_moments_that_is_no_array_is_what_the_messages_say(strategy, ad
             before, left = trainer.weights(), residues(trainer)
             trainer.train_step(*small_batches(generator, 3, (5, 3, 8)))
             after, found = trainer.weights(), residues(trainer)
-            own = [trainer.core.arena("gradient" if adam else "momentum", rank) for rank in range(3)]
+            own = [trainer.core.exchange.arena("gradient" if adam else "momentum", rank) for rank in range(3)]
             for name, (family, size) in packed.items():
                 total = np.zeros(before[name].size, np.float32)
                 for rank in range(3):
@@ -391,11 +391,13 @@ def test_gradients_that_are_no_arrays_have_their_bits(strategy, size, optimizer,
             compression=gg.AdaComp(bin_size=size, warmup=1, local_momentum="local" in optimizer),
         )
         trainer.fit(data, epochs=1, batch_size=8, progress=False)
-        before = trainer.core.arena("gradient", 0)
+        before = trainer.core.exchange.arena("gradient", 0)
         trainer.fit(data, epochs=3, batch_size=8, progress=False)
-        after = trainer.core.arena("gradient", 0)
+        after = trainer.core.exchange.arena("gradient", 0)
         left = np.array([flat(one) for one in residues(trainer)])
-        moments = [trainer.core.arena(name, 1) for name in ("momentum", "second_moment")[: 1 + ("adam" in optimizer)]]
+        moments = [
+            trainer.core.exchange.arena(name, 1) for name in ("momentum", "second_moment")[: 1 + ("adam" in optimizer)]
+        ]
         found.append((trainer.weights_sha256(), left.tobytes(), [flat(one).tobytes() for one in moments]))
         written = {name for name in before if not np.array_equal(before[name], after[name])}
         assert len({name for name in written if "weight" in name}) == (1 if threads == 1 else 3), written
@@ -419,7 +421,7 @@ def test_what_is_sent_leaves_the_residue_when_it_is_read_again(size, mode, optim
         for _ in range(6):
             trainer.train_step(*small_batches(generator, 2, (5, 3, 8)))
             if rests:
-                trainer.core.settle()
+                trainer.core.exchange.settle()
         left = np.array([flat(one) for one in residues(trainer)])
         found.append((trainer.weights_sha256(), left.tobytes()))
         trainer.close()
@@ -499,7 +501,7 @@ def test_one_rank_compresses_nothing(strategy):
     for one, compression in ((strategy, COMPRESSIONS["strict"]), (gg.NoExchange(), None)):
         trainer = trainer_of(1, one, compression)
         history = trainer.fit(data, epochs=2, batch_size=5, progress=False)
-        assert "residue" not in trainer.core.arenas()
+        assert "residue" not in trainer.core.exchange.arenas()
         found.append((history.weights_sha256, history["train_loss"]))
     assert found[0] == found[1]
 
@@ -556,7 +558,7 @@ def test_periodic_moves_by_the_mean_of_what_was_sent(p, how):
         left, base = now, there
         for rank in range(p):
             np.testing.assert_equal(trainer.momentum(rank), alone.momentum(rank))  # each rank's own
-            alone.core.load_arena("weight", trainer.weights(), rank)
+            alone.core.exchange.load_arena("weight", trainer.weights(), rank)
     trainer.close()
 
 
@@ -589,7 +591,7 @@ def test_ranks_choose_in_turns_whatever_the_period(strategy):
         if share > 0:
             left = residues(trainer)
         for rank in range(p):
-            alone.core.load_arena("weight", trainer.weights(rank), rank)
+            alone.core.exchange.load_arena("weight", trainer.weights(rank), rank)
     trainer.close()
 
 
@@ -600,7 +602,7 @@ def test_elastic_averaging_has_no_residue():
     trainer = trainer_of(3, gg.ElasticAveraging(period=2, alpha=0.2), COMPRESSIONS["strict"])
     record = trainer.fit(data, epochs=1, batch_size=4, progress=False).last["compression"]
     assert 0 < record["elements_sent"] < 1 and record["residue"] == 0.0
-    assert "residue" not in trainer.core.arenas() and "residue" not in trainer.optimizer_state()
+    assert "residue" not in trainer.core.exchange.arenas() and "residue" not in trainer.optimizer_state()
 
 
 def test_periodic_after_weights_were_loaded():
@@ -612,7 +614,7 @@ def test_periodic_after_weights_were_loaded():
         values = [flat(trainer.weights(rank)) for rank in range(3)]
         for rank in loaded:
             values[rank] = generator.standard_normal(values[rank].size).astype(np.float32).astype(np.float64)
-            trainer.core.load_arena("weight", unflat(values[rank], like), rank)
+            trainer.core.exchange.load_arena("weight", unflat(values[rank], like), rank)
         for _ in range(2):
             trainer.train_step(*small_batches(generator, 3))
         np.testing.assert_allclose(flat(trainer.weights()), np.mean(values, 0), rtol=1e-5, atol=1e-6)
@@ -687,7 +689,10 @@ def test_exposed_seconds_are_the_waits_of_the_trace(strategy, how):
     x = np.random.default_rng(0).standard_normal((56, 1, 8, 8)).astype(np.float32)
     history = trainer.fit((x, np.arange(56) % 4), epochs=2, batch_size=5, progress=False)
     waits = [
-        one[1] - one[0] for rank in range(3) for one in trainer.core.spans(rank) if one[2] == "wait" and one[4] == 0
+        one[1] - one[0]
+        for rank in range(3)
+        for one in trainer.core.exchange.spans(rank)
+        if one[2] == "wait" and one[4] == 0
     ]
     assert sum(waits) / 3 == pytest.approx(sum(history["exposed_communication_seconds"]), rel=1e-9)
     assert sum(waits) > 0

@@ -56,8 +56,10 @@ def trained(net, strategy, p, optimizer, backend=None, threads=1):
         trainer.train_step(x, y)
         if step in (1, 4):
             gradients += [trainer.gradients(rank) for rank in range(p)]
-    trainer.core.settle()
-    arenas = {name: [trainer.core.arena(name, rank) for rank in range(p)] for name in trainer.core.arenas()}
+    trainer.core.exchange.settle()
+    arenas = {
+        name: [trainer.core.exchange.arena(name, rank) for rank in range(p)] for name in trainer.core.exchange.arenas()
+    }
     trainer.close()
     return gradients, arenas
 

@@ -105,7 +105,10 @@ def step_of(make, batch, device, ranks=1, steps=1, **options):
         for _ in range(steps):
             pairs = [batch(rng) for _ in range(ranks)]
             losses.append(trainer.train_step([x for x, _ in pairs], [y for _, y in pairs]))
-        arenas = [{name: trainer.core.arena(name, rank) for name in trainer.core.arenas()} for rank in range(ranks)]
+        arenas = [
+            {name: trainer.core.exchange.arena(name, rank) for name in trainer.core.exchange.arenas()}
+            for rank in range(ranks)
+        ]
     return losses, arenas
 
 
@@ -427,7 +430,7 @@ def test_nan_in_weights_reaches_the_loss(cuda, name, how):
         weights = trainer.weights()
         first = next(key for key in weights if key.endswith("weight"))
         weights[first][:] = np.nan
-        trainer.core.load_arena("weight", weights)
+        trainer.core.exchange.load_arena("weight", weights)
         assert np.isnan(trainer.train_step([x], [y]))
         with pytest.raises(FloatingPointError):
             trainer.fit(x, y, epochs=1, batch_size=len(x), progress=False)

@@ -18,8 +18,8 @@ BACKENDS = ["native", *(["onednn"] if gg._core.info()["onednn"] else [])]
 
 
 def set_all(trainer: gg.Trainer, value: np.float32) -> None:
-    weights = {name: np.full_like(array, value) for name, array in trainer.core.arena("weight").items()}
-    trainer.core.load_arena("weight", weights)
+    weights = {name: np.full_like(array, value) for name, array in trainer.core.exchange.arena("weight").items()}
+    trainer.core.exchange.load_arena("weight", weights)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -34,12 +34,14 @@ def test_denormals_are_zero_in_every_thread(backend, threads, ranks):
     options = dict(loss="mean_squared_error", optimizer=gg.SGD(lr=0.0), threads=threads, backend=backend, comm=comm)
     with gg.Trainer(net, **options) as trainer:
         set_all(trainer, TINY)
-        assert all((array == TINY).all() for array in trainer.core.arena("weight").values())  # a copy computes nothing
+        assert all(
+            (array == TINY).all() for array in trainer.core.exchange.arena("weight").values()
+        )  # a copy computes nothing
         for _ in range(3):  # from the second time on the threads are there and were given back
             assert not trainer.predict(x).any()
             assert TINY * np.float32(2) != 0
         trainer.train_step(x if ranks == 1 else [x, x], y if ranks == 1 else [y, y])
-        assert not any(array.any() for array in trainer.core.arena("weight").values())
+        assert not any(array.any() for array in trainer.core.exchange.arena("weight").values())
 
 
 def test_the_caller_has_its_own_mode_back():
@@ -80,15 +82,16 @@ def weights_after(comm):
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((2, 5, 16, 30)).astype(np.float32), rng.integers(0, 10, (2, 5, 16)).astype(np.int32)
     with gg.Trainer(net, optimizer=gg.SGD(lr=1e-4, momentum=0.9), strategy=strategy, comm=comm) as trainer:
-        weights = {n: (a * np.float32(1e-38)).astype(np.float32) for n, a in trainer.core.arena("weight").items()}
+        weights = trainer.core.exchange.arena("weight")
+        weights = {n: (a * np.float32(1e-38)).astype(np.float32) for n, a in weights.items()}
         assert any(((a != 0) & (np.abs(a) < 2.0**-126)).any() for a in weights.values())
-        trainer.core.load_arena("weight", weights)
+        trainer.core.exchange.load_arena("weight", weights)
         ranks = range(2) if comm is not None else [trainer.rank]
         for step in range(5):
             batches = [[a[r, step] for r in ranks] for a in (x, y)]
             trainer.train_step(*(batches if comm is not None else [b[0] for b in batches]))
         return [
-            hashlib.sha256(b"".join(a.tobytes() for a in trainer.core.arena("weight", i).values())).hexdigest()
+            hashlib.sha256(b"".join(a.tobytes() for a in trainer.core.exchange.arena("weight", i).values())).hexdigest()
             for i in range(len(ranks))
         ]
 

@@ -100,7 +100,7 @@ class Network:
         self.start = self.trainer.weights()
 
     def gradients(self, weights: dict[str, Any], x: Any, y: Any) -> dict[str, Any]:
-        self.trainer.core.load_arena("weight", {name: array.copy() for name, array in weights.items()})
+        self.trainer.core.exchange.load_arena("weight", {name: array.copy() for name, array in weights.items()})
         self.trainer.train_step([x], [y])
         return self.trainer.gradients()
 
@@ -144,9 +144,9 @@ def test_the_same_bits_as_a_trainer(name: str, optimizer: str, batches: tuple[An
         by_step.whole_step()
         by_call.run(step_of(step))
     wanted.settle()
-    for arena in (name for name, kind in wanted.core.arenas().items() if kind != "gradient"):
+    for arena in (name for name, kind in wanted.core.exchange.arenas().items() if kind != "gradient"):
         for rank in range(P):
-            state = wanted.core.arena(arena, rank)
+            state = wanted.core.exchange.arena(arena, rank)
             for made in (by_step, by_call):
                 for key, array in made.arena(arena, rank).items():
                     np.testing.assert_array_equal(array, state[key], err_msg=f"{arena} of rank {rank}, {key}")
@@ -230,13 +230,6 @@ def test_arrays_are_the_same_for_life_and_current_after_a_step() -> None:
     assert np.all(w < before) and x.replicas[1].gradients["w"] is g
     with pytest.raises(ValueError, match="read-only"):
         w[...] = 0
-
-
-def test_it_is_initialised_once() -> None:
-    x = made(p=2)
-    with pytest.raises(RuntimeError, match="was initialised before"):
-        x.core.__init__(x._team, LAYERS, optimizer={}, strategy={})  # type: ignore[misc]
-    all_step(x, 1)
 
 
 def test_views_keep_their_memory() -> None:

@@ -104,13 +104,6 @@ def test_wrong_gradients_change_nothing() -> None:
     assert_same(x, y)
 
 
-@pytest.mark.parametrize("call", ["poll", "under_way", "settle", "need", "begin", "whole_step", "counts", "arena"])
-def test_calls_of_an_exchange_that_was_not_made(call: str) -> None:
-    arguments = {"need": (0, 0), "arena": ("weight", 0)}.get(call, (0,))
-    with pytest.raises(RuntimeError, match="this exchange was not initialised"):
-        getattr(_core.Exchange.__new__(_core.Exchange), call)(*arguments)
-
-
 def test_calls_at_the_wrong_time() -> None:
     x = made(p=2)
     for call in ("begin", "poll", "end", "wait", "settle"):

@@ -37,7 +37,7 @@ def fit(one, epochs=1, **how):
 
 
 def weights(one):
-    return np.array([flat(one.core.arena("weight", rank)) for rank in range(one.size)])
+    return np.array([flat(one.core.exchange.arena("weight", rank)) for rank in range(one.size)])
 
 
 def edges(p, rotate=False, topology="dissemination", permutations=None, steps=64, seed=4):
@@ -81,8 +81,8 @@ def check_copies(one, partners):
     """Both ends of every edge hold the same bits; returns how many edges there are."""
     for rank, others in enumerate(partners):
         for edge, peer in enumerate(others):
-            mine = one.core.arena(f"edge{edge}", rank)
-            theirs = one.core.arena(f"edge{partners[peer].index(rank)}", peer)
+            mine = one.core.exchange.arena(f"edge{edge}", rank)
+            theirs = one.core.exchange.arena(f"edge{partners[peer].index(rank)}", peer)
             assert flat(mine).any() and all(np.array_equal(mine[key], theirs[key]) for key in mine), (rank, peer)
 
 
@@ -93,10 +93,10 @@ def test_an_independent_reference(values):
     packed = gg.AdaComp(bin_size=11, dense_below=20, factor=factor, mode="exact", values=values, warmup=3)
     with trainer(p, lr=0.0, compression=packed, mix_gamma=gamma) as one:
         randomise(one, np.random.default_rng(1))
-        like = one.core.arena("weight")
+        like = one.core.exchange.arena("weight")
         bins = {name: size for name, (_, size) in packed.packed(one.net).items()}
         assert 1 <= len(bins) < len(like)
-        w = [{k: v.astype(np.float32) for k, v in one.core.arena("weight", r).items()} for r in range(p)]
+        w = [{k: v.astype(np.float32) for k, v in one.core.exchange.arena("weight", r).items()} for r in range(p)]
         copies: dict[frozenset[int], dict[str, np.ndarray]] = {}
         one.fit(data(p * 4 * steps), epochs=1, batch_size=4, progress=False)
         assert one.step == steps
@@ -119,7 +119,7 @@ def test_an_independent_reference(values):
                     both = part * sent[rank, peer, key] + part * sent[peer, rank, key]
                     copy[key] = copy.get(key, np.float32(0)) + both
         for rank in range(p):
-            np.testing.assert_allclose(flat(one.core.arena("weight", rank)), flat(w[rank]), rtol=0, atol=1e-5)
+            np.testing.assert_allclose(flat(one.core.exchange.arena("weight", rank)), flat(w[rank]), rtol=0, atol=1e-5)
 
 
 def chosen(rest, size, threshold, values):
@@ -172,7 +172,11 @@ def test_it_learns_and_replicas_stay_near():
                 assert history.last["compression"]["ratio"] > 7
                 rest = []
                 for rank, w in enumerate(weights(one)):
-                    copies = [flat(one.core.arena(k, rank)) for k, kind in one.core.arenas().items() if kind == "copy"]
+                    copies = [
+                        flat(one.core.exchange.arena(k, rank))
+                        for k, kind in one.core.exchange.arenas().items()
+                        if kind == "copy"
+                    ]
                     rest.append(np.sqrt(np.mean([((w - copy) ** 2).sum() for copy in copies]) / (w**2).sum()))
                 assert history.last["compression"]["residue"] == pytest.approx(np.mean(rest), rel=1e-4)
     assert found[False][0] < found[True][0] + 0.05 and found[True][0] < 0.3
@@ -189,9 +193,9 @@ def test_what_is_counted_is_what_travels(topology):
 
 def test_a_number_that_is_none_is_an_error():
     with trainer(3) as one:
-        bad = one.core.arena("weight", 1)
+        bad = one.core.exchange.arena("weight", 1)
         bad["fc2.bias"][2] = np.inf
-        one.core.load_arena("weight", bad, 1)
+        one.core.exchange.load_arena("weight", bad, 1)
         with pytest.raises(FloatingPointError) as caught:
             fit(one, 1)
         assert "rank 1" in str(caught.value)
@@ -207,14 +211,18 @@ def test_resuming_equals_never_having_stopped(how, tmp_path):
     for packed in (SMALL, gg.AdaComp(bin_size=20, dense_below=0, warmup=9)):
         with trainer(5, compression=packed, **how) as one:
             whole = fit(one, 3).weights_sha256
-            copies = [flat(one.core.arena(name, 3)) for name in one.core.arenas() if name.startswith("edge")]
+            copies = [
+                flat(one.core.exchange.arena(name, 3)) for name in one.core.exchange.arenas() if name.startswith("edge")
+            ]
         for epoch in (1, 2):
             with trainer(5, compression=packed, **how) as one:
                 fit(one, epoch, **({} if epoch == 1 else {"resume": path}))
                 one.save(path)
         with gg.Trainer.load(path) as one:
             assert fit(one, 1).weights_sha256 == whole
-            again = [flat(one.core.arena(name, 3)) for name in one.core.arenas() if name.startswith("edge")]
+            again = [
+                flat(one.core.exchange.arena(name, 3)) for name in one.core.exchange.arenas() if name.startswith("edge")
+            ]
             assert all(np.array_equal(a, b) for a, b in zip(copies, again, strict=True))
     with trainer(5, **how) as one:
         one.fit(data(20), epochs=1, batch_size=4, progress=False)  # one step
@@ -247,9 +255,9 @@ def test_copies_for_other_permutations_begin_anew(how, tmp_path):
         one.save(path)
     with trainer(8, **two | how) as one, pytest.warns(UserWarning, match="other settings.*(permutations|seed)"):
         one.fit(data(), epochs=2, batch_size=4, progress=False, resume=path)
-        copies = [name for name, kind in one.core.arenas().items() if kind == "copy"]
+        copies = [name for name, kind in one.core.exchange.arenas().items() if kind == "copy"]
         assert len(copies) >= 5
-        assert not any(flat(one.core.arena(name, rank)).any() for name in copies for rank in range(8))
+        assert not any(flat(one.core.exchange.arena(name, rank)).any() for name in copies for rank in range(8))
     with trainer(8, **two | how) as one, pytest.warns(UserWarning, match="other settings"):
         one.fit(data(4 * 40 * 8), epochs=3, batch_size=4, progress=False, resume=path)
         check_copies(one, edges(8, **two | how))
@@ -259,8 +267,8 @@ def test_copies_of_weights_that_were_loaded_begin_anew():
     """One rank alone gets other weights: its partners are sent all of them."""
     with trainer(4, lr=0.0) as one:
         fit(one, 1)
-        other = {key: array + 1 for key, array in one.core.arena("weight", 2).items()}
-        one.core.load_arena("weight", other, 2)
+        other = {key: array + 1 for key, array in one.core.exchange.arena("weight", 2).items()}
+        one.core.exchange.load_arena("weight", other, 2)
         mean = weights(one).mean(axis=0)
         one.fit(data(32), epochs=1, batch_size=4, progress=False)  # both stages
         np.testing.assert_allclose(weights(one).mean(axis=0), mean, rtol=0, atol=1e-5)
@@ -324,7 +332,7 @@ def test_the_share_of_a_mix_is_checked(value):
 def test_the_memory_of_copies_is_said(p, how, copies, recwarn, monkeypatch):
     monkeypatch.setattr(notices, "MUCH_MEMORY", 0 if copies else 1)
     with trainer(p, **how) as one:
-        kinds = list(one.core.arenas().values())
+        kinds = list(one.core.exchange.arenas().values())
         assert kinds.count("copy") == copies and "residue" not in kinds
     said = [str(w.message) for w in recwarn if "takes the memory of" in str(w.message)]
     assert len(said) == (copies > 0)
@@ -334,7 +342,7 @@ def test_the_memory_of_copies_is_said(p, how, copies, recwarn, monkeypatch):
 def test_a_network_of_small_tensors_has_no_copies():
     """Where nothing is compressed it is gossip of weights as without."""
     with trainer(4, compression=gg.AdaComp(dense_below=10**6)) as one:
-        assert "copy" not in one.core.arenas().values()
+        assert "copy" not in one.core.exchange.arenas().values()
         small = fit(one, 1).weights_sha256
     with trainer(4, compression=None) as one:
         assert fit(one, 1).weights_sha256 == small

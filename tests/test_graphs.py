@@ -47,7 +47,7 @@ def steps_of(trainer, batch, steps, ranks=2):
         if step == 3:
             found.append(trainer.evaluate(*batch(rng, 21), batch_size=6))
     for rank in range(ranks):
-        found += [trainer.core.arena(name, rank) for name in trainer.core.arenas()]
+        found += [trainer.core.exchange.arena(name, rank) for name in trainer.core.exchange.arenas()]
         found.append(trainer.core.carried(rank))
     return found
 
@@ -157,7 +157,7 @@ def calls_of_a_step(standin, net, shape, strategy, graphs):
         losses = [trainer.train_step([x, x], [y, y]) for _ in range(2)]
         counted = [(standin.count(name) - was) / 4 for name, was in zip(CALLS, before, strict=True)]
         assert _core.memory()[0] == allocated[0]
-        found = [losses, *(trainer.core.arena(name, 1) for name in trainer.core.arenas())]
+        found = [losses, *(trainer.core.exchange.arena(name, 1) for name in trainer.core.exchange.arenas())]
         how = trainer.core.graphs()
     return dict(zip(CALLS, counted, strict=True)), found, how
 

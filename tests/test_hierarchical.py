@@ -73,8 +73,8 @@ def test_nodes_gossip_with_their_mean_gradient(p, asked, size, options, gradient
     trainer = trainer_of(p, OPTIMIZERS["momentum"], strategy)
     weights, momentum = randomise(trainer, generator)
     for rank in range(p):  # ranks of a node start alike
-        trainer.core.load_arena("weight", unflat(weights[rank // size * size], trainer.weights(0)), rank)
-        trainer.core.load_arena("momentum", unflat(momentum[rank // size * size], trainer.weights(0)), rank)
+        trainer.core.exchange.load_arena("weight", unflat(weights[rank // size * size], trainer.weights(0)), rank)
+        trainer.core.exchange.load_arena("momentum", unflat(momentum[rank // size * size], trainer.weights(0)), rank)
     like = trainer.weights(0)
     simulation = Simulation(weights[::size], momentum[::size], OPTIMIZERS["momentum"], strategy, trainer.seed, like)
     for _ in range(7):

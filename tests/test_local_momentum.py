@@ -26,7 +26,7 @@ def optimizer(decay=0.01):
 
 
 def momenta(trainer):
-    return [trainer.core.arena("momentum", rank) for rank in range(trainer.size)]
+    return [trainer.core.exchange.arena("momentum", rank) for rank in range(trainer.size)]
 
 
 @pytest.mark.parametrize("how", EVERYTHING)
@@ -116,7 +116,9 @@ def test_adam_of_every_rank_where_everything_is_sent(p, decoupled):
                 np.testing.assert_allclose(flat(trainer.weights()), wanted, rtol=1e-4, atol=2e-5)
             for rank, one in enumerate(own):
                 for name, moment in (("momentum", one.mean), ("second_moment", one.square)):
-                    np.testing.assert_allclose(flat(trainer.core.arena(name, rank)), moment, rtol=1e-3, atol=1e-6)
+                    np.testing.assert_allclose(
+                        flat(trainer.core.exchange.arena(name, rank)), moment, rtol=1e-3, atol=1e-6
+                    )
 
 
 @pytest.mark.parametrize("how", SOME)

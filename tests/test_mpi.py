@@ -413,7 +413,7 @@ def test_what_a_late_rank_has_not_read_is_not_freed(mpirun):
         "    trainer = gg.Trainer(net, strategy=kind(period=1, delay=1), optimizer=gg.SGD(lr=0.01))\n"
         "    trainer.train_step(np.ones((4, 1000), np.float32), np.zeros(4, np.int64))\n"
         "    if trainer.rank == 1: time.sleep(0.3)\n"
-        "    trainer.core.settle()\n"
+        "    trainer.core.exchange.settle()\n"
         "    trainer.close()\n"
     )
     assert mpirun(2, text, env={"GOSSIPGRAD_SHARED": "0"}).stderr == ""

@@ -79,9 +79,9 @@ def test_lenet_three_steps(rng, backend, setting):
             weights[name], momentum[name] = ref.sgd(weights[name], grads[name], momentum[name], *sgd)
     all_near(trainer.weights(), weights, 3e-6)
     if "momentum" in options:
-        all_near(trainer.core.arena("momentum", 0), momentum, 1e-5)
+        all_near(trainer.core.exchange.arena("momentum", 0), momentum, 1e-5)
     else:
-        assert "momentum" not in trainer.core.arenas()
+        assert "momentum" not in trainer.core.exchange.arenas()
     assert trainer.step == 3
 
 
@@ -119,7 +119,7 @@ def test_lenet_is_torchs(rng, backend, setting):
     all_near(trainer.weights(), {name: p.detach().numpy() for name, p in theirs.named_parameters()}, 3e-6)
     if "momentum" in options:
         buffers = {name: optimizer.state[p]["momentum_buffer"].numpy() for name, p in theirs.named_parameters()}
-        all_near(trainer.core.arena("momentum", 0), buffers, 2e-5)
+        all_near(trainer.core.exchange.arena("momentum", 0), buffers, 2e-5)
 
 
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "auto"])

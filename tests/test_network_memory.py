@@ -58,7 +58,7 @@ def main():
     assert _core.memory() == (live, made), (live, made, _core.memory())
     core.evaluate(data, 32)
     trainer.predict(samples[:7].astype(np.float32))
-    core.arena("weight"), core.arena("gradient"), core.arena("momentum")
+    core.exchange.arena("weight"), core.exchange.arena("gradient"), core.exchange.arena("momentum")
 
 
 main()

@@ -22,7 +22,7 @@ OPTIMIZERS = {
 
 def arena(trainer, name):
     """An arena of all ranks at rest, (ranks, parameters)."""
-    return np.stack([flat(trainer.core.arena(name, rank)) for rank in range(trainer.size)])
+    return np.stack([flat(trainer.core.exchange.arena(name, rank)) for rank in range(trainer.size)])
 
 
 def compare(p, strategy, optimizer, steps=13, rests=(0, 4, 5, 9), tolerance=3e-5):
@@ -34,7 +34,7 @@ def compare(p, strategy, optimizer, steps=13, rests=(0, 4, 5, 9), tolerance=3e-5
     phi = np.stack([flat(like)] * p)
     weights, momentum = randomise(trainer, generator)
     if isinstance(optimizer, gg.Adam):  # a first moment without a second one would be divided by eps
-        trainer.core.load_arena("momentum", {name: np.zeros_like(one) for name, one in like.items()})
+        trainer.core.exchange.load_arena("momentum", {name: np.zeros_like(one) for name, one in like.items()})
         momentum[:] = 0
     simulation = OuterSteps(weights, momentum, optimizer, strategy, trainer.seed, like, phi)
     flew = 0
@@ -173,7 +173,7 @@ def test_fragments_lower_the_peak_and_steps_hide_the_exchange():
     def run(strategy):
         trainer = gg.Trainer(net, strategy=strategy, comm=gg.VirtualCluster(2, bandwidth=4e8), trace=10000)
         record = trainer.fit((x, y), batch_size=8, progress=False).last
-        spans = [s for s in trainer.core.spans(0) if s[4] == 1]
+        spans = [s for s in trainer.core.exchange.spans(0) if s[4] == 1]
         trainer.close()
         return record["exposed_communication_seconds"], max(s[9] for s in spans), sum(s[9] for s in spans)
 
@@ -246,7 +246,7 @@ def test_statistics_become_the_mean(kind, wire):
     mean = np.mean(there, axis=0, dtype=np.float64)
     for one in own:
         np.testing.assert_allclose(one, mean, rtol=0, atol=1e-6 if wire == "float32" else 0.02 * (1 + moved))
-    assert np.abs(statistics(trainer.core.arena("outer_momentum", 1))).max() == 0
+    assert np.abs(statistics(trainer.core.exchange.arena("outer_momentum", 1))).max() == 0
 
 
 @pytest.mark.parametrize("wire", gg.strategies.WIRES)
@@ -264,7 +264,7 @@ def test_a_variance_that_vanishes_does_not_fall_below_zero(kind, p, wire):
         large = generator.uniform(1, 1000, like[name].shape).astype(np.float32)
         trainer.load_weights({**like, name: large})
         for rank in range(p):
-            trainer.core.load_arena("weight", {**like, name: np.zeros_like(large)}, rank)
+            trainer.core.exchange.load_arena("weight", {**like, name: np.zeros_like(large)}, rank)
         trainer.train_step(x, y)
         for rank in range(p):
             assert np.all(trainer.weights(rank)[name] >= 0)
@@ -332,7 +332,7 @@ def test_from_noloco_to_diloco_all_ranks_get_one_phi():
         np.testing.assert_allclose(now[0], before[name].mean(0), rtol=1e-5, atol=1e-7)
     trainer.core.reshape(strategy=gg.NoLoCo(period=5).options())
     trainer.core.reshape(strategy=gg.AllReduce().options())
-    assert "outer" not in trainer.core.arenas()
+    assert "outer" not in trainer.core.exchange.arenas()
 
 
 @pytest.mark.filterwarnings("ignore:.*(other settings|nothing is trained)")
@@ -420,6 +420,6 @@ def test_turns_of_a_period_that_is_very_long():
     """(f + 1) * period // F has more than 63 bits on the way."""
     strategy = gg.DiLoCo(period=2**62, outer_lr=0.5, outer_momentum=0.0, fragments=4, delay=0)
     with gg.Exchange({"w": np.zeros(64)}, strategy=strategy, optimizer=gg.SGD(lr=1.0, momentum=0.0)) as x:
-        x.core.step = 2**61 - 1
+        x.core.exchange.step = 2**61 - 1
         x.step({"w": np.full(64, -1.0)})
         np.testing.assert_array_equal(x.weights["w"], np.repeat([1.0, 0.5, 1.0, 1.0], 16))

@@ -132,16 +132,16 @@ def test_momentum_is_shown_and_set_whole():
     assert whole(first, 0) == whole(first, 1) == whole(first, 2)
     assert set(whole(first, 0)) == set(first.weights())
     second = trainer_of(3, OPTIMIZERS["momentum"], gg.OverlappedAveraging(bucket_bytes=1, chunk_bytes=64))
-    second.core.load_arena("weight", first.weights(1))
-    second.core.load_arena("momentum", first.momentum(2))
-    second.core.step = first.step
+    second.core.exchange.load_arena("weight", first.weights(1))
+    second.core.exchange.load_arena("momentum", first.momentum(2))
+    second.core.exchange.step = first.step
     assert whole(second, 1) == whole(first, 1)
     for trainer in (first, second):
         train(trainer, slice(2, 4))
     assert whole(second, 0) == whole(first, 0) and second.weights_sha256() == first.weights_sha256()
     bad = {k: v for k, v in first.momentum().items() if k != "fc1.bias"}
     with pytest.raises(ValueError, match=r"momentum.*fc1\.bias"):
-        second.core.load_arena("momentum", bad)
+        second.core.exchange.load_arena("momentum", bad)
     assert whole(second, 0) == whole(first, 0)
 
 
@@ -366,7 +366,7 @@ def test_the_trace_shows_inputs_and_errors():
     strategy = gg.OverlappedAveraging(partition_fc=True)
     trainer = gg.Trainer(net, strategy=strategy, comm=gg.VirtualCluster(2, bandwidth=1e6), trace=1000)
     trainer.train_step([np.zeros((3, 30), np.float32)] * 2, [np.zeros(3, np.int64)] * 2)
-    spans = [s for s in trainer.core.spans(1) if s[2] in ("inputs", "errors")]
+    spans = [s for s in trainer.core.exchange.spans(1) if s[2] in ("inputs", "errors")]
     found = {(name, first, last): size for _, _, name, _, _, first, last, _, _, size in spans}
     # What came from the other rank: three samples of all inputs, and of the errors of the rows of the own slice.
     assert found == {
@@ -392,7 +392,7 @@ def test_no_span_is_shorter_than_the_wire_needs(bucket_bytes, options):
     trainer.evaluate((np.zeros((p, 256), np.float32), np.zeros(p, np.int64)))  # at rest
     buckets = 3 if bucket_bytes == 1 else 1
     for rank in range(p):
-        spans = [s for s in trainer.core.spans(rank) if s[2] in ("gradients", "weights")]
+        spans = [s for s in trainer.core.exchange.spans(rank) if s[2] in ("gradients", "weights")]
         assert len(spans) == 2 * 2 * buckets
         for begin, end, name, _, _, first, _, _, arrived, size in spans:
             need = size * (p - 1) / p / bandwidth  # what a rank gets of it: the slices are equal

@@ -124,7 +124,7 @@ def test_resuming_equals_never_having_stopped(tmp_path):
     _, resumed = fit(3, resume=tmp_path / "c.safetensors")
     # Settling at the end of an epoch is part of training: epochs, not legs, are compared.
     assert resumed.weights_sha256 == fit(3)[1].weights_sha256
-    half.core.step = 0  # an earlier step again: the scalars are found again
+    half.core.exchange.step = 0  # an earlier step again: the scalars are found again
     half.train_step(*small_batches(generator, 3))
 
 
@@ -139,16 +139,16 @@ def test_another_strategy_in_mid_run_begins_with_scalars_of_1():
         silent_step(trainer)
     mean = trainer.consensus_weights()
     trainer.core.reshape(strategy=options(irregular(3), chunk_bytes=256))
-    assert trainer.core.push_sum_since == 0
+    assert trainer.core.exchange.push_sum_since == 0
     for key, array in trainer.consensus_weights().items():
         np.testing.assert_allclose(array, mean[key], atol=1e-6)
     trainer.core.reshape(strategy=options([[1, 0, 0], [1, 2, 0]]))
-    assert trainer.core.push_sum_since == 4
+    assert trainer.core.exchange.push_sum_since == 4
     own = [trainer.weights(rank) for rank in range(3)]
     for key, array in trainer.consensus_weights().items():
         np.testing.assert_allclose(array, np.mean([one[key] for one in own], axis=0), atol=1e-6)
     with pytest.raises(ValueError, match="push_sum_since: -1; must be at least 0"):
-        trainer.core.push_sum_since = -1
+        trainer.core.exchange.push_sum_since = -1
 
 
 @pytest.mark.core(1)

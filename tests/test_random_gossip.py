@@ -132,7 +132,9 @@ def test_partners_are_drawn_uniformly():
     for seed in range(trials):
         trainer = trainer_of(p, STILL, gg.PushGossip(), seed=seed)
         for r in range(p):
-            trainer.core.load_arena("weight", {k: np.full_like(v, r == 1) for k, v in trainer.weights(r).items()}, r)
+            trainer.core.exchange.load_arena(
+                "weight", {k: np.full_like(v, r == 1) for k, v in trainer.weights(r).items()}, r
+            )
         trainer.train_step(*small_batches(np.random.default_rng(0), p))
         heard += [trainer.weights(r)["fc2.bias"][0] > 0 for r in range(p)]
         trainer.close()
@@ -213,7 +215,7 @@ def run(strategy):
     trainer = gg.Trainer(test_mpi.net(), optimizer=gg.SGD(lr=0.0), strategy=strategy, seed=1)
     generator = np.random.default_rng(trainer.rank)
     weights = {k: generator.standard_normal(v.shape).astype(np.float32) for k, v in trainer.weights().items()}
-    trainer.core.load_arena("weight", weights)
+    trainer.core.exchange.load_arena("weight", weights)
     before, distance = trainer.consensus_weights(), trainer.consensus_distance()
     x, y = np.zeros((4 * trainer.size * 40, 2, 26, 26), np.float32), np.zeros(4 * trainer.size * 40, np.int64)
     last = trainer.fit((x, y), batch_size=4, progress=False).last

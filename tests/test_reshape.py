@@ -82,7 +82,7 @@ def test_an_epoch_goes_on_at_any_step(ranks, shuffled, read):
         assert second.core.progress()["steps"] == steps - stop
         assert second.weights_sha256() == whole.weights_sha256()
         for one in (whole, second):
-            one.core.settle()
+            one.core.exchange.settle()
         assert [second.sample_ids(r).tolist() for r in range(ranks)] == [
             whole.sample_ids(r).tolist() for r in range(ranks)
         ]
@@ -168,7 +168,7 @@ def test_the_same_shape_is_no_change(name, ranks):
             for stop in (2, 5):
                 one.core.run(stop - one.core.progress()["steps"])
                 if one is settled:
-                    one.core.settle()
+                    one.core.exchange.settle()
                 if one is shaped:
                     one.core.reshape(**({"strategy": options_of(one)} if stop == 5 else {}))
                     assert one.core.progress()["steps"] == stop
@@ -199,7 +199,7 @@ def test_another_strategy_goes_on_as_a_trainer_that_is_given_the_state(before, a
     second.set_state(*state)
     second.core.epoch(0, 5)
     first.core.reshape(strategy=options_of(second))
-    assert first.core.arenas() == second.core.arenas()
+    assert first.core.exchange.arenas() == second.core.exchange.arenas()
     assert everything(first) == everything(second)
     for one in (first, second):
         assert one.core.run(steps) == steps
@@ -226,10 +226,10 @@ def test_what_compression_has_not_sent_is_not_lost(name):
         steps = begun(one)
         one.core.epoch(0)
         one.core.run(3)
-        one.core.reshape() if one is shaped else one.core.settle()
+        one.core.reshape() if one is shaped else one.core.exchange.settle()
         one.core.run(steps)
         summaries.append(one.core.end_epoch())
-    assert any(kind in ("residue", "copy") for kind in shaped.core.arenas().values())
+    assert any(kind in ("residue", "copy") for kind in shaped.core.exchange.arenas().values())
     assert everything(settled) == everything(shaped)
     if name != "server":
         assert summaries[0]["compression"] == summaries[1]["compression"]
@@ -351,8 +351,12 @@ def test_a_trainer_that_could_not_be_reshaped_says_so():
     with pytest.raises(ValueError, match="compression"):
         trainer.core.reshape(strategy=gg.PushGossip().options() | {"compression": compression})
     core = trainer.core
-    reads = (core.arenas, lambda: core.arena("weight"), lambda: core.resume_arena("weight", [{}], None, 1))
-    for call in (core.progress, core.settle, core.reshape, lambda: core.run(1), *reads):
+    reads = (
+        core.exchange.arenas,
+        lambda: core.exchange.arena("weight"),
+        lambda: core.exchange.resume_arena("weight", [{}], None, 1),
+    )
+    for call in (core.progress, core.exchange.settle, core.reshape, lambda: core.run(1), *reads):
         with pytest.raises(RuntimeError, match="this trainer could not be reshaped and has no state any more"):
             call()
     assert trainer.core.partitioned_fc() == []
@@ -369,16 +373,16 @@ def test_nothing_is_left_and_clock_and_trace_go_on():
         steps = begun(trainer)
         trainer.core.epoch(0)
         trainer.core.run(2)
-        spans = len(trainer.core.spans())
+        spans = len(trainer.core.exchange.spans())
         if reshapes:
             trainer.core.reshape(strategy=options_of(trainer))
-            assert len(trainer.core.spans()) >= spans > 0
+            assert len(trainer.core.exchange.spans()) >= spans > 0
         trainer.core.run(1)
         warm = _core.memory()[1]
         assert trainer.core.run(steps) == steps
         assert _core.memory()[1] == warm
         seconds.append(trainer.core.end_epoch()["virtual_seconds"])
-        assert len(trainer.core.spans()) > 2 * spans
+        assert len(trainer.core.exchange.spans()) > 2 * spans
         trainer.close()
     assert seconds[0] == pytest.approx(seconds[1], rel=0.01) and seconds[0] >= 3 * steps
     del trainer
@@ -439,7 +443,7 @@ def test_replicas_that_stay_equal_begin_from_one_state(before, optimizer):
     assert len(set(first.weights_sha256())) == 3
     moments = {
         name: {key: np.mean([part[name][key] for part in parts], 0, np.float64) for key in consensus}
-        for name, kind in first.core.arenas().items()
+        for name, kind in first.core.exchange.arenas().items()
         if kind == "moment"
     }
     first.close()
@@ -458,10 +462,10 @@ def test_replicas_that_stay_equal_begin_from_one_state(before, optimizer):
             loaded.core.epoch(0, 5)
             for one in (reshaped, loaded):
                 for rank in range(3):
-                    weights = one.core.arena("weight", rank)
+                    weights = one.core.exchange.arena("weight", rank)
                     assert all(np.array_equal(weights[key], consensus[key]) for key in consensus)
                     for name, mean in moments.items():
-                        arrays = one.core.arena(name, rank)
+                        arrays = one.core.exchange.arena(name, rank)
                         assert all(np.allclose(arrays[key], mean[key], 1e-5, 1e-7) for key in consensus)
                 assert one.core.run(steps) == steps
                 found.add(tuple(one.weights_sha256()))

@@ -300,20 +300,19 @@ def test_best_epochs_before_an_event(data, tmp_path):
             assert trainer.epoch == 4
 
 
-@pytest.mark.parametrize("place", ["_is_now", "set_moments_since"])
-def test_an_interrupt_while_the_larger_network_comes_back_waits_for_its_weights(data, place, monkeypatch):
+def test_an_interrupt_while_the_larger_network_comes_back_waits_for_its_weights(data, monkeypatch):
     trainer = trainer_of(mlp(), 2)
     fit(trainer, data, 1)
     kept, wanted = trainer.copy_weights(), trainer.weights_sha256()
     assert trainer.shrink(0.3)["left"]
 
-    inner = getattr(trainer, place)
+    inner = trainer._is_now
 
     def interrupted(*given):
         inner(*given)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(trainer, place, interrupted)
+    monkeypatch.setattr(trainer, "_is_now", interrupted)
     for _ in range(2):  # the second time nothing has to grow
         before = signal.getsignal(signal.SIGINT)
         if trainer.net.born:
@@ -509,7 +508,7 @@ def test_weights_that_are_no_numbers():
     trainer = trainer_of(mlp())
     w = trainer.weights()
     w["fc1.weight"][0, 0] = np.nan
-    trainer.core.load_arena("weight", w)
+    trainer.core.exchange.load_arena("weight", w)
     with pytest.raises(FloatingPointError):
         trainer.shrink(0.1)
     assert trainer.net.born == {} and trainer.weights().keys() == w.keys(), "nothing has changed"

@@ -104,7 +104,7 @@ def test_it_goes_on_as_one_that_was_born_small(name, ranks, optimizer):
     assert plan.outputs == {"conv": 3, "fc": 7} and plan.parameters == small.parameters
     assert all(set(gone) < set(TWINS[key]) for key, gone in plan.left.items())
     step, parts, smaller_consensus = first.state()
-    kinds = first.core.arenas()
+    kinds = first.core.exchange.arenas()
     for part, old in zip([*parts, {"weight": smaller_consensus}], [*before, {"weight": consensus}], strict=True):
         for arena, arrays in part.items():
             wanted = smaller(old[arena], plan.left, "moment" not in kinds[arena])
@@ -132,7 +132,7 @@ def test_a_plan_alone_changes_nothing(name):
         steps = begun(trainer)
         trainer.core.epoch(0)
         trainer.core.run(3)
-        trainer.core.settle()
+        trainer.core.exchange.settle()
         if plans:
             plan = trainer.core.plan_shrink({"conv": 0.5, "fc": 0.5}, probe=probe_of(trainer), epsilon=-1.0)
             assert not plan.accepted and plan.left and plan.loss_after is not None
@@ -180,16 +180,16 @@ def test_residues_of_parameters_that_become_small_are_sent(packing, strategy):
     trainer, x, y = one(net, 3, how)
     trainer.core.reshape(strategy=trainer._strategy_options() | packs)
     trainer.train_step(x, y)
-    trainer.core.settle()
-    trainer.core.load_arena("weight", weights)  # redundant again
-    before = [trainer.core.arena("residue", rank) for rank in range(3)]
+    trainer.core.exchange.settle()
+    trainer.core.exchange.load_arena("weight", weights)  # redundant again
+    before = [trainer.core.exchange.arena("residue", rank) for rank in range(3)]
     assert all(abs(one["out.weight"]).max() > 0 for one in before)
     plan, small = shrunk(trainer, {"fc": 0.0}, least=3)
     assert plan.outputs == {"fc": 3}
     assert 9 in plan.left["fc"]
     stays = [unit for unit in range(9) if unit not in plan.left["fc"]]
     for rank in range(3):
-        residue = trainer.core.arena("residue", rank)
+        residue = trainer.core.exchange.arena("residue", rank)
         folded = before[rank]["out.weight"][:, stays].astype(np.float64)
         for unit in set(plan.left["fc"]) - {9}:
             (into,) = (i for i, other in enumerate(stays) if other % 3 == unit % 3)
@@ -202,19 +202,19 @@ def test_residues_of_parameters_that_become_small_are_sent(packing, strategy):
     assert not small.graph.compressed(PACKED[packing].options())  # by their sizes both would travel whole
 
     for _ in range(8):
-        start = trainer.core.arena("weight")
-        residues = [trainer.core.arena("residue", rank) for rank in range(3)]
+        start = trainer.core.exchange.arena("weight")
+        residues = [trainer.core.exchange.arena("residue", rank) for rank in range(3)]
         gradients = []
         for rank in range(3):
             alone = gg.Trainer(small, optimizer=gg.SGD(lr=0.5), strategy=gg.NoExchange(), comm=gg.VirtualCluster(1))
-            alone.core.load_arena("weight", start)
+            alone.core.exchange.load_arena("weight", start)
             alone.train_step([x[rank]], [y[rank]])
-            gradients.append(alone.core.arena("gradient"))
+            gradients.append(alone.core.exchange.arena("gradient"))
             alone.close()
         trainer.train_step(x, y)
-        trainer.core.settle()
-        left = [trainer.core.arena("residue", rank) for rank in range(3)]
-        for key, array in trainer.core.arena("gradient", 2).items():
+        trainer.core.exchange.settle()
+        left = [trainer.core.exchange.arena("residue", rank) for rank in range(3)]
+        for key, array in trainer.core.exchange.arena("gradient", 2).items():
             found = array + sum(one[key].astype(np.float64) for one in left)
             wanted = sum(one[key].astype(np.float64) / 3 for one in gradients) + sum(one[key] for one in residues)
             np.testing.assert_allclose(found, wanted, 1e-4, 1e-6, err_msg=key)
@@ -233,13 +233,13 @@ def test_no_residue_of_gradients_goes_into_a_running_mean():
     how = {"strategy": gg.AllReduce(), "compression": PACKING, "comm": gg.VirtualCluster(2)}
     with gg.Trainer(net, optimizer=gg.SGD(lr=0.01), **how) as trainer:
         trainer.train_step(list(x), list(y))
-        trainer.core.settle()
-        trainer.core.load_arena("weight", weights)
+        trainer.core.exchange.settle()
+        trainer.core.exchange.load_arena("weight", weights)
         assert shrunk(trainer, {"fc": 0.0}, least=5)[0].left == {"fc": [2]}
         for rank in range(2):
-            residue = trainer.core.arena("residue", rank)
+            residue = trainer.core.exchange.arena("residue", rank)
             assert residue["behind.weight"].any() and not residue["norm.running_mean"].any()
-            mean = trainer.core.arena("weight", rank)["norm.running_mean"]
+            mean = trainer.core.exchange.arena("weight", rank)["norm.running_mean"]
             np.testing.assert_allclose(mean, -0.7 * weights["behind.weight"][:, 2], 1e-5, 1e-6)
 
 
@@ -297,7 +297,7 @@ def test_what_cannot_be_planned_or_applied_changes_nothing():
     steps = begun(trainer)
     trainer.core.epoch(0)
     trainer.core.run(2)
-    trainer.core.settle()
+    trainer.core.exchange.settle()
     core, state, probe = trainer.core, everything(trainer), probe_of(trainer)
     for budgets, options, text in [
         ({"conv": -0.1}, {}, "budget: -0.1; must be 0 to 1"),
@@ -352,12 +352,12 @@ def test_a_plan_is_of_the_weights_that_it_was_made_of(name):
     trainer.core.epoch(0)
     trainer.core.run(2)
     core = trainer.core
-    weights, moments = core.arena("weight", 0), core.arena("momentum", 0)
+    weights, moments = core.exchange.arena("weight", 0), core.exchange.arena("momentum", 0)
     loads = [
         lambda: trainer.load_weights(weights),
-        lambda: core.load_arena("weight", weights, 1),
-        lambda: core.resume_arena("weight", [weights] * 2, weights, 2),
-        lambda: core.load_consensus(weights),
+        lambda: core.exchange.load_arena("weight", weights, 1),
+        lambda: core.exchange.resume_arena("weight", [weights] * 2, weights, 2),
+        lambda: core.exchange.load_consensus(weights),
     ]
     for load in loads:
         plan = core.plan_shrink({"conv": 0.5, "fc": 0.5})
@@ -366,7 +366,7 @@ def test_a_plan_is_of_the_weights_that_it_was_made_of(name):
             core.apply_shrink(plan, trainer.net.resized(plan.outputs).graph)
     plan, again = (core.plan_shrink({"conv": 0.5, "fc": 0.5}) for _ in range(2))
     assert plan.hash == again.hash
-    core.load_arena("momentum", moments, 1)  # of which a plan is not made
+    core.exchange.load_arena("momentum", moments, 1)  # of which a plan is not made
     core.apply_shrink(plan, trainer.net.resized(plan.outputs).graph)
     trainer.close()
 
@@ -387,12 +387,12 @@ def half_a_probe(trainer):
 
 def test_weights_that_are_not_finite_are_an_error_of_all_ranks():
     trainer = trainer_of(gg.AllReduce(), 3, net=network())
-    weights = {key: array.copy() for key, array in trainer.core.arena("weight").items()}
+    weights = {key: array.copy() for key, array in trainer.core.exchange.arena("weight").items()}
     weights["fc.weight"][2, 5] = np.nan
-    trainer.core.load_arena("weight", weights)
+    trainer.core.exchange.load_arena("weight", weights)
     with pytest.raises(FloatingPointError, match="weights of or behind unit 0 of layer 'conv' are not finite"):
         trainer.core.plan_shrink({"conv": 0.0, "fc": 0.0})
-    trainer.core.load_arena("weight", network().weights())
+    trainer.core.exchange.load_arena("weight", network().weights())
     assert trainer.core.plan_shrink({"conv": 0.0, "fc": 0.0}).accepted
     trainer.close()
 
@@ -409,7 +409,9 @@ def test_a_larger_network_is_put_back(name):
     small = shrunk(shaped)[1]
     shaped.core.run(1)
     shaped.core.restore_graph(shaped.net.graph)
-    assert shaped.core.step == 4 and not any(abs(a).max() for a in shaped.core.arena("weight").values())
+    assert shaped.core.exchange.step == 4 and not any(
+        abs(a).max() for a in shaped.core.exchange.arena("weight").values()
+    )
     assert small.graph.same_layout(small.graph) and not small.graph.same_layout(shaped.net.graph)
     for one in (plain, shaped):
         one.set_state(*state)
@@ -462,7 +464,9 @@ def shrunk_twice(comm=None):
         core.run(3)
     assert core.run(steps) == steps
     found += [trainer.weights_sha256(), core.end_epoch()["samples"]]
-    core.load_arena("weight", {key: np.full_like(array, np.nan) for key, array in core.arena("weight").items()})
+    core.exchange.load_arena(
+        "weight", {key: np.full_like(array, np.nan) for key, array in core.exchange.arena("weight").items()}
+    )
     with pytest.raises(FloatingPointError, match="are not finite"):  # on every rank, though rank 0 alone looks
         core.plan_shrink({"conv": 0.0})
     rank = trainer.rank
@@ -486,10 +490,10 @@ def test_sizes_that_are_left_open_are_chosen_anew():
     layers = [gg.Linear(300, name="a"), gg.ReLU(), gg.Linear(300, name="b"), gg.ReLU(), gg.Linear(3)]
     net = gg.Sequential(layers, input=(300,))
     shaped = trainer_of(gg.LayerwiseAllReduce(), net=net, comm=gg.VirtualCluster(2, latency=1e-6, bandwidth=1e8))
-    large = shaped.core.tuning()
+    large = shaped.core.exchange.tuning()
     small = shrunk(shaped, {"a": 1.0, "b": 1.0}, least=5)[1]
     born = trainer_of(gg.LayerwiseAllReduce(), net=small, comm=gg.VirtualCluster(2, latency=1e-6, bandwidth=1e8))
-    found, wanted = shaped.core.tuning(), born.core.tuning()
+    found, wanted = shaped.core.exchange.tuning(), born.core.exchange.tuning()
     for key in ("bucket_bytes", "chunk_bytes", "buckets", "chunks"):
         assert found[key] == wanted[key], key
     assert found["latency_seconds"] == large["latency_seconds"] is not None and found["buckets"] != large["buckets"]
@@ -505,7 +509,11 @@ def test_a_network_that_the_strategy_cannot_send_ends_the_trainer():
     trainer = trainer_of(gg.GossipGraD(slices=2, chunk_bytes=64, exchange="weights"), 2, net=small)
     with pytest.raises(ValueError, match="slices: 2 slices of .* travel as .* chunks, more than"):
         trainer.core.restore_graph(large.graph)
-    for call in (trainer.core.progress, trainer.core.consensus_weights, lambda: trainer.core.plan_shrink({"a": 0.0})):
+    for call in (
+        trainer.core.progress,
+        trainer.core.exchange.consensus_weights,
+        lambda: trainer.core.plan_shrink({"a": 0.0}),
+    ):
         with pytest.raises(RuntimeError, match="this trainer could not be reshaped and has no state any more"):
             call()
     trainer.close()

@@ -180,7 +180,7 @@ def test_nodes_gossip_in_slices(staleness):
     start = [generator.standard_normal(flat(trainer.weights(0)).size).astype(np.float32) for _ in range(2)]
     like = trainer.weights(0)
     for rank in range(4):
-        trainer.core.load_arena("weight", unflat(start[rank // 2], like), rank)
+        trainer.core.exchange.load_arena("weight", unflat(start[rank // 2], like), rank)
     for _ in range(7):
         trainer.train_step(*small_batches(generator, 4))
     hashes = trainer.weights_sha256()

@@ -403,7 +403,7 @@ def test_the_same_of_a_trainer(slices, tmp_path):
     still(again, 5)
     again.save(tmp_path / "d")
     third = gg.Trainer.load(tmp_path / "d")
-    assert third.core.push_sum_since == one.step
+    assert third.core.exchange.push_sum_since == one.step
     for other in (again, third):
         still(other, 60)
         for key, array in other.consensus_weights().items():

@@ -153,7 +153,7 @@ def test_a_variance_below_zero_counts_as_zero():
         with gg.Trainer(net(), strategy=gg.NoExchange(), comm=gg.VirtualCluster(1)) as trainer:
             weights = trainer.weights()
             weights["bn1.running_var"][:] = value
-            trainer.core.load_arena("weight", weights)
+            trainer.core.exchange.load_arena("weight", weights)
             found.append(trainer.predict(batches(0)[0][0]))
     assert np.isfinite(found[0]).all() and np.array_equal(found[0], found[1])
     assert np.isnan(found[2]).all()

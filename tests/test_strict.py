@@ -109,11 +109,13 @@ def trained(device, network="convolutions", steps=3, ranks=RANKS, backend="nativ
         found.append(trainer.evaluate(x, y, batch_size=8))
         found.append(trainer.predict(x, batch_size=8))
         # A sum of compressed gradients is applied piece by piece on the CPU, and lies nowhere.
-        names = [name for name in trainer.core.arenas() if name != "gradient" or options.get("compression") is None]
+        names = [
+            name for name in trainer.core.exchange.arenas() if name != "gradient" or options.get("compression") is None
+        ]
         for rank in range(ranks):
-            found += [trainer.core.arena(name, rank) for name in names]
+            found += [trainer.core.exchange.arena(name, rank) for name in names]
             found.append(trainer.core.carried(rank))
-        found.append(trainer.core.consensus_distance())
+        found.append(trainer.core.exchange.consensus_distance())
     return found
 
 
@@ -245,7 +247,7 @@ def fitted(device, path, **options):
         found += [[epoch["train_loss"], epoch["validation"], epoch.get("compression")] for epoch in history.epochs]
     where = {key: how[key] for key in ("comm", "device", "backend")}
     with gg.Trainer.load(path, **where) as again:
-        found += [again.weights(), [again.core.arena(name, 1) for name in again.core.arenas()]]
+        found += [again.weights(), [again.core.exchange.arena(name, 1) for name in again.core.exchange.arenas()]]
         again.fit(train, epochs=3, batch_size=10, progress=False)
         found.append(again.weights())
     return found
@@ -434,7 +436,7 @@ def test_strategies_change():
                 pairs = [images(rng, N) for _ in range(RANKS)]
                 found.append(trainer.train_step([x for x, _ in pairs], [y for _, y in pairs]))
                 trainer.core.reshape(strategy=STRATEGIES[name].options())
-            found.append([trainer.core.arena(name, 1) for name in trainer.core.arenas()])
+            found.append([trainer.core.exchange.arena(name, 1) for name in trainer.core.exchange.arenas()])
     half = len(found) // 2
     assert same(found[:half], found[half:])
 

@@ -104,8 +104,8 @@ def trained(device, strategy, ranks, path, *, virtual=True, optimizer="momentum"
             found[f"loss {moment}"] = trainer.evaluate(x, y, batch_size=8)
             found[f"hashes {moment}"] = list(trainer.weights_sha256())
             for rank in range(trainer.team.local):
-                for name in trainer.core.arenas():
-                    found[f"{name} {rank} {moment}"] = trainer.core.arena(name, rank)
+                for name in trainer.core.exchange.arenas():
+                    found[f"{name} {rank} {moment}"] = trainer.core.exchange.arena(name, rank)
 
         found["losses"] = trainer.fit(x, y, batch_size=8, progress=False)["train_loss"]
         note("after one epoch")

@@ -345,17 +345,17 @@ def test_two_threads_and_a_team_that_has_failed(mpirun):
     assert mpirun(2, THREADS).stdout == "fine\n" * 2
 
 
-@pytest.mark.parametrize("kind", [_core.Team, _core.Trainer])
+@pytest.mark.parametrize("kind", [_core.Team, _core.Trainer, _core.Exchange])
 def test_nothing_is_half_made(kind):
     """What has no arguments is refused, and what is there does not become another one under those who have it."""
     with pytest.raises(TypeError):
         kind.__new__(kind)
     with gg.Trainer(gg.Sequential([gg.Linear(2)], (3,)), loss="cross_entropy", comm=gg.VirtualCluster(3)) as trainer:
-        made = trainer.team if kind is _core.Team else trainer.core
-        before = trainer.team.size, trainer.core.step, trainer.core.bytes()
+        made = {_core.Team: trainer.team, _core.Trainer: trainer.core, _core.Exchange: trainer.core.exchange}[kind]
+        before = trainer.team.size, trainer.core.exchange.step, trainer.core.bytes()
         with contextlib.suppress(TypeError, RuntimeError):
             made.__init__("single")
-        assert before == (trainer.team.size, trainer.core.step, trainer.core.bytes())
+        assert before == (trainer.team.size, trainer.core.exchange.step, trainer.core.bytes())
 
 
 def test_a_list_of_messages_that_grows_while_it_is_read():

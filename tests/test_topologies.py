@@ -172,7 +172,7 @@ def test_news_is_everywhere_after_log2_p_steps(p, topology):
     trainer, _, _ = silent_trainer(p, np.random.default_rng(0), topology=topology, momentum=0.0)
     for rank in range(p):
         zeros = {name: np.zeros_like(array) for name, array in trainer.weights(rank).items()}
-        trainer.core.load_arena("weight", {n: a + (rank == p // 2) for n, a in zeros.items()}, rank)
+        trainer.core.exchange.load_arena("weight", {n: a + (rank == p // 2) for n, a in zeros.items()}, rank)
     for step in range(k):
         reached = sum(bool(np.all(flat(trainer.weights(rank)) > 0)) for rank in range(p))
         assert reached <= 2**step < p, "what is reached doubles at most"

@@ -46,7 +46,7 @@ def cluster(p=3):
 @pytest.mark.parametrize("p", [2, 3, 5])
 def test_exposed_seconds_are_the_waits_that_the_lanes_show(strategy, p):
     trainer, history = fit(cluster(p), strategy)
-    waits = [sum(s[1] - s[0] for s in trainer.core.spans(r) if s[2] == "wait" and s[4] == 0) for r in range(p)]
+    waits = [sum(s[1] - s[0] for s in trainer.core.exchange.spans(r) if s[2] == "wait" and s[4] == 0) for r in range(p)]
     exposed = sum(history["exposed_communication_seconds"])
     assert sum(waits) / p == pytest.approx(exposed, rel=1e-9)
     assert exposed > 0 or strategy not in WAITING
@@ -58,7 +58,7 @@ def test_data_seconds_are_the_lane_of_data():
     """Waiting for samples that move from rank to rank is no exposed exchange; virtual clocks show nothing else."""
     slow = gg.VirtualCluster(3, latency=0.1)
     trainer, history = fit(slow, gg.GossipGraD(exchange="weights", shuffle_samples=True))
-    lanes = [[s for s in trainer.core.spans(r) if s[4] == 2] for r in range(3)]
+    lanes = [[s for s in trainer.core.exchange.spans(r) if s[4] == 2] for r in range(3)]
     assert {s[2] for lane in lanes for s in lane} == {"batch", "settle", "wait", "samples"}
     for names in ({"batch", "settle"}, {"wait"}):
         total = sum(s[1] - s[0] for lane in lanes for s in lane if s[2] in names)
@@ -195,11 +195,11 @@ def test_the_file_of_mpi_ranks(tmp_path, mpirun):
     strategy = "gg.GossipGraD(bucket_bytes=1, shuffle_samples=True)"
     call = f"trainer, history = test_trace.write(pathlib.Path({{!r}}), {strategy})\n"
     tail = (
-        "waits = sum(s[1] - s[0] for s in trainer.core.spans() if s[2] == 'wait' and s[4] == 0)\n"
+        "waits = sum(s[1] - s[0] for s in trainer.core.exchange.spans() if s[2] == 'wait' and s[4] == 0)\n"
         "total = sum(float(x) for x in trainer.gather(repr(waits).encode())) / trainer.size\n"
         "exposed = sum(history['exposed_communication_seconds'])\n"
         "assert abs(total - exposed) <= 1e-9 * total, (total, exposed)\n"
-        "data = [s for s in trainer.core.spans() if s[4] == 2]\n"
+        "data = [s for s in trainer.core.exchange.spans() if s[4] == 2]\n"
         "seconds = {n: sum(s[1] - s[0] for s in data if s[2] in n) for n in (('batch', 'settle'), ('wait',))}\n"
         "said = trainer.size * sum(history['data_wait_seconds'])\n"
         "total = sum(float(x) for x in trainer.gather(repr(seconds['batch', 'settle']).encode()))\n"
@@ -238,7 +238,7 @@ def test_no_span_is_shorter_than_the_wire_needs(staleness, exchange):
         trainer.train_step([np.zeros((300, 256), np.float32)] * p, [np.zeros(300, np.int64)] * p)
     trainer.settle()
     for rank in range(p):
-        spans = [s for s in trainer.core.spans(rank) if s[4] == 1]
+        spans = [s for s in trainer.core.exchange.spans(rank) if s[4] == 1]
         assert len(spans) == 4 * 2 * (2 if "+" in exchange else 1)
         for begin, end, name, step, _, first, _, _, arrived, size in spans:
             assert size / bandwidth <= (arrived - begin) * (1 + 1e-9) and arrived <= end, (rank, name, step, first)
@@ -247,7 +247,7 @@ def test_no_span_is_shorter_than_the_wire_needs(staleness, exchange):
 
 def test_a_full_ring_keeps_the_newest_and_says_so(tmp_path):
     trainer, _ = fit(cluster(2), gg.GossipGraD(), trace=40)
-    assert len(trainer.core.spans(1)) == 40 and trainer.core.spans(1)[-1][3] == STEPS * EPOCHS - 1
+    assert len(trainer.core.exchange.spans(1)) == 40 and trainer.core.exchange.spans(1)[-1][3] == STEPS * EPOCHS - 1
     with pytest.warns(
         UserWarning, match=r"trace=40 spans a rank: rank \d had \d+ more; the oldest are not in .*t.json"
     ):
@@ -255,7 +255,7 @@ def test_a_full_ring_keeps_the_newest_and_says_so(tmp_path):
     document = json.loads((tmp_path / "t.json").read_text())
     lost = document["otherData"]["spans_lost"]
     whole, _ = fit(cluster(2), gg.GossipGraD())
-    assert lost == [len(whole.core.spans(r)) - 40 for r in range(2)] and whole.core.spans_lost(0) == 0
+    assert lost == [len(whole.core.exchange.spans(r)) - 40 for r in range(2)] and whole.core.exchange.spans_lost(0) == 0
     assert {e["args"]["step"] for e in document["traceEvents"] if e["ph"] == "X"} <= {
         STEPS * EPOCHS - 2,
         STEPS * EPOCHS - 1,
@@ -265,7 +265,7 @@ def test_a_full_ring_keeps_the_newest_and_says_so(tmp_path):
 def test_off_is_nothing(tmp_path):
     trainer, history = fit(cluster(2), gg.GossipGraD(), trace=0)
     traced, same = fit(cluster(2), gg.GossipGraD())
-    assert trainer.core.spans(0) == [] and traced.core.spans(0)
+    assert trainer.core.exchange.spans(0) == [] and traced.core.exchange.spans(0)
     assert history.weights_sha256 == same.weights_sha256
     for key in ("bytes_sent", "messages_sent", "virtual_seconds", "exposed_communication_seconds"):
         assert history[key] == same[key]

@@ -395,13 +395,17 @@ def test_warnings_are_at_the_line_that_called(tmp_path):
 def test_arenas_are_a_list_with_names(optimizer, moments):
     with gg.Trainer(gg.models.mlp(), optimizer=optimizer, comm=gg.VirtualCluster(2)) as trainer:
         core = trainer.core
-        assert core.arenas() == {"weight": "weight", "gradient": "gradient", **dict.fromkeys(moments, "moment")}
+        assert core.exchange.arenas() == {
+            "weight": "weight",
+            "gradient": "gradient",
+            **dict.fromkeys(moments, "moment"),
+        }
         assert list(trainer.rank_state(0)) == ["weight", *moments]
-        for name in core.arenas():
-            arrays = {key: np.full_like(value, 3) for key, value in core.arena(name, 1).items()}
-            core.load_arena(name, arrays, 1)
-            assert all(np.array_equal(core.arena(name, 1)[key], value) for key, value in arrays.items())
-            assert not any(np.any(value == 3) for value in core.arena(name, 0).values())
-        for call in (core.arena, lambda name: core.load_arena(name, {})):
+        for name in core.exchange.arenas():
+            arrays = {key: np.full_like(value, 3) for key, value in core.exchange.arena(name, 1).items()}
+            core.exchange.load_arena(name, arrays, 1)
+            assert all(np.array_equal(core.exchange.arena(name, 1)[key], value) for key, value in arrays.items())
+            assert not any(np.any(value == 3) for value in core.exchange.arena(name, 0).values())
+        for call in (core.exchange.arena, lambda name: core.exchange.load_arena(name, {})):
             with pytest.raises(ValueError, match="arena: 'residue'; allowed: 'weight', 'gradient'"):
                 call("residue")

@@ -51,9 +51,9 @@ def trained(p, strategy, optimizer, compression, backend=None, threads=1, interr
         x = [generator.standard_normal((n, *trainer.net.input_shape)).astype(np.float32) for n in sizes]
         trainer.train_step(x, [generator.integers(0, 10, n) for n in sizes])
         interrupt(trainer, step)
-    trainer.core.settle()
-    names = [name for name in trainer.core.arenas() if name != "gradient"]
-    found = {name: [trainer.core.arena(name, rank) for rank in range(p)] for name in names}
+    trainer.core.exchange.settle()
+    names = [name for name in trainer.core.exchange.arenas() if name != "gradient"]
+    found = {name: [trainer.core.exchange.arena(name, rank) for rank in range(p)] for name in names}
     trainer.close()
     return {
         name: [{key: one.tobytes() for key, one in rank.items()} for rank in ranks] for name, ranks in found.items()
@@ -61,7 +61,7 @@ def trained(p, strategy, optimizer, compression, backend=None, threads=1, interr
 
 
 def settle(trainer, step):
-    trainer.core.settle()
+    trainer.core.exchange.settle()
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -130,12 +130,12 @@ def fitted(p, strategy, how, callbacks=()):
     n = 2 * 8 * p + 1
     data = generator.standard_normal((n, 1, 28, 28)).astype(np.float32), generator.integers(0, 10, n)
     history = trainer.fit(data, epochs=3, batch_size=8, progress=False, callbacks=callbacks)
-    spans = [trainer.core.spans(rank) for rank in range(p)]
-    names = [name for name in trainer.core.arenas() if name != "gradient"]
+    spans = [trainer.core.exchange.spans(rank) for rank in range(p)]
+    names = [name for name in trainer.core.exchange.arenas() if name != "gradient"]
     bits = hashlib.sha256()
     for rank in range(p):
         for name in names:
-            for one in trainer.core.arena(name, rank).values():
+            for one in trainer.core.exchange.arena(name, rank).values():
                 bits.update(one.tobytes())
     trainer.close()
     return spans, (bits.hexdigest(), history["train_loss"])

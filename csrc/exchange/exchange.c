@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "comm/allreduce.h"
 #include "comm/collective.h"
+#include "comm/device_order.h"
 #include "comm/subgroup.h"
 #include "exchange/parts/buckets.h"
 #include "exchange/parts/factored.h"
@@ -14,15 +15,21 @@
 #define FACTORED_LEAST ((size_t)1 << 18)
 
 struct gg_exchange {
-    const gg_arena_layout *layout;
-    gg_transport *transport;
-    gg_device *device;
-    gg_strategy_options options;
+    gg_exchange_options asked;
+    gg_arena_layout layout;
+    gg_devices devices;
+    gg_device *device;       /* of the arenas */
+    gg_transport *order;     /* around the transport of the options; NULL: the device is not separate */
+    gg_transport *transport; /* one of the two */
+    gg_trace *trace;
+    double clock_offset;
+    gg_strategy_options used; /* with the sizes that were chosen */
     gg_updater updater;
     gg_state state;
-    gg_strategy *strategy;
+    gg_strategy *strategy; /* NULL: not whole */
     gg_factored *factored; /* of linear layers whose gradients only updates read; NULL: there are none */
     gg_tuning tuning;
+    int64_t loads;    /* gg_exchange_loads */
     bool begun;       /* a step is under way, */
     int readied;      /* in which so many layers are ready; */
     int next;         /* the strategy has met those behind this one, which it wants next; -1: none */
@@ -44,13 +51,13 @@ static gg_status create_factored(gg_exchange *x) {
     gg_factored_wish *wish = NULL;
     int wishes = 0;
     if (!x->strategy->only_applies_gradients || gg_exchange_updates_wait(x)) goto cleanup;
-    GG_TRY_CLEANUP(gg_calloc((size_t)x->layout->layers + 1, sizeof *wish, "factors", &wish));
-    for (int layer = 0; layer < x->layout->layers; ++layer) {
-        const gg_parameter *weight = gg_factored_weight(x->layout, layer);
+    GG_TRY_CLEANUP(gg_calloc((size_t)x->layout.layers + 1, sizeof *wish, "factors", &wish));
+    for (int layer = 0; layer < x->layout.layers; ++layer) {
+        const gg_parameter *weight = gg_factored_weight(&x->layout, layer);
         if (weight != NULL && weight->count >= FACTORED_LEAST)
             wish[wishes++] = (gg_factored_wish){.layer = layer, .run = GG_LANES};
     }
-    GG_TRY_CLEANUP(gg_factored_create(x->device, x->layout, wish, wishes, &x->factored));
+    GG_TRY_CLEANUP(gg_factored_create(x->device, &x->layout, wish, wishes, &x->factored));
     if (x->factored == NULL) goto cleanup;
     x->state.source = (gg_gradient_source){.context = x->factored, .run = gg_factored_next};
     gg_factored_uses(x->factored, &x->state.arena[GG_WEIGHTS]);
@@ -61,62 +68,127 @@ cleanup:
     return status;
 }
 
+/* What depends on the strategy or the layout; the devices and the trace are there. Collective. */
+static gg_status assemble(gg_exchange *x, const gg_exchange_costs *costs) {
+    const size_t ranks = (size_t)x->transport->size;
+    const char *names[GG_MOST_MOMENTS];
+    x->used = x->asked.strategy;
+    GG_TRY(gg_strategy_tune(&x->used, &x->layout, gg_optimizer_moments(&x->asked.optimizer, names), x->transport->size,
+                            costs->forward, costs->least, costs->link, &x->tuning));
+    x->workers = gg_strategy_workers(&x->used, x->transport->size);
+    if (x->used.shuffle_samples && x->workers < x->transport->size)
+        return gg_fail(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do",
+                       x->workers, x->transport->size);
+    GG_TRY(gg_calloc((size_t)x->layout.layers + 1, sizeof *x->ready, "ready layers", &x->ready));
+    GG_TRY(gg_calloc(ranks, sizeof *x->share, "shares", &x->share));
+    GG_TRY(gg_calloc(ranks, sizeof *x->equal_share, "shares", &x->equal_share));
+    GG_TRY(gg_calloc(ranks, sizeof *x->batches, "batches", &x->batches));
+    for (int i = 0; i < x->workers; ++i) x->equal_share[i] = 1.0f / (float)x->workers;
+    x->state.count = x->state.owned = x->layout.count;
+    GG_TRY(gg_updater_create(&x->layout, &x->asked.optimizer, &x->updater));
+    GG_TRY(gg_strategy_create(&x->used,
+                              &(gg_strategy_env){.transport = x->transport,
+                                                 .device = x->device,
+                                                 .updater = &x->updater,
+                                                 .state = &x->state,
+                                                 .layout = &x->layout,
+                                                 .seed = x->asked.seed,
+                                                 .trace = x->trace,
+                                                 .across_steps = x->asked.across_steps},
+                              &x->strategy));
+    return create_factored(x);
+}
+
+gg_status gg_exchange_check(const gg_exchange_options *options) {
+    const int threads = options->devices.device.threads;
+    if (threads < 1) return gg_fail(GG_ERROR_ARGUMENT, "threads: %d; must be at least 1", threads);
+    return gg_optimizer_check(&options->optimizer);
+}
+
 gg_status gg_exchange_create(const gg_exchange_options *options, gg_exchange **out) {
     gg_status status = GG_OK;
     gg_exchange *x = NULL;
-    const size_t ranks = (size_t)options->transport->size;
-    const char *names[GG_MOST_MOMENTS];
+    const gg_arena_layout *layout = options->layout;
     *out = NULL;
+    GG_TRY_CLEANUP(gg_exchange_check(options));
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *x, "exchange", &x));
-    x->layout = options->layout;
-    x->transport = options->transport;
-    x->device = options->device;
-    x->options = options->strategy;
-    GG_TRY_CLEANUP(gg_strategy_tune(&x->options, x->layout, gg_optimizer_moments(options->optimizer, names),
-                                    options->transport->size, options->forward, options->least, options->link,
-                                    &x->tuning));
-    x->workers = gg_strategy_workers(&x->options, options->transport->size);
-    if (x->options.shuffle_samples && x->workers < options->transport->size)
-        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "shuffle_samples: allowed only where all ranks train, here %d of %d do",
-                        x->workers, options->transport->size);
-    GG_TRY_CLEANUP(gg_calloc((size_t)x->layout->layers + 1, sizeof *x->ready, "ready layers", &x->ready));
-    GG_TRY_CLEANUP(gg_calloc(ranks, sizeof *x->share, "shares", &x->share));
-    GG_TRY_CLEANUP(gg_calloc(ranks, sizeof *x->equal_share, "shares", &x->equal_share));
-    GG_TRY_CLEANUP(gg_calloc(ranks, sizeof *x->batches, "batches", &x->batches));
-    for (int i = 0; i < x->workers; ++i) x->equal_share[i] = 1.0f / (float)x->workers;
-    x->state.count = x->state.owned = x->layout->count;
-    GG_TRY_CLEANUP(gg_updater_create(x->layout, options->optimizer, &x->updater));
-    GG_TRY_CLEANUP(gg_strategy_create(&x->options,
-                                      &(gg_strategy_env){.transport = x->transport,
-                                                         .device = x->device,
-                                                         .updater = &x->updater,
-                                                         .state = &x->state,
-                                                         .layout = x->layout,
-                                                         .seed = options->seed,
-                                                         .trace = options->trace,
-                                                         .across_steps = options->across_steps},
-                                      &x->strategy));
-    GG_TRY_CLEANUP(create_factored(x));
+    x->asked = *options;
+    x->asked.layout = &x->layout;
+    x->asked.costs = (gg_exchange_costs){0};
+    GG_TRY_CLEANUP(
+        gg_arena_layout_create(layout->layer, layout->layers, layout->parameter, layout->parameters, &x->layout));
+    GG_TRY_CLEANUP(gg_devices_open(options->device != NULL ? options->device : "cpu", &options->devices, &x->devices));
+    x->device = x->devices.device;
+    GG_TRY_CLEANUP(gg_device_order_create(options->transport, x->device, &x->order));
+    x->transport = x->order != NULL ? x->order : options->transport;
+    if (options->trace > 0) {
+        GG_TRY_CLEANUP(gg_trace_create(options->trace, &x->trace));
+        GG_TRY_CLEANUP(gg_clock_offset(x->transport, &x->clock_offset));
+    }
+    GG_TRY_CLEANUP(assemble(x, &options->costs));
     *out = x;
 cleanup:
     if (status != GG_OK) gg_exchange_destroy(x);
     return status;
 }
 
-void gg_exchange_destroy(gg_exchange *x) {
-    if (x == NULL) return;
+void gg_exchange_dismantle(gg_exchange *x) {
+    const int64_t step = x->state.step;
     gg_factored_destroy(x->factored);
     gg_strategy_destroy(x->strategy);
     gg_updater_destroy(&x->updater);
     gg_allreduce_destroy(x->averaging);
-    gg_message_free(x->transport, x->consensus);
-    if (x->transport->step == &x->state.step) x->transport->step = NULL; /* the transport outlives it */
+    if (x->transport != NULL) gg_message_free(x->transport, x->consensus);
+    if (x->transport != NULL && x->transport->step == &x->state.step)
+        x->transport->step = NULL; /* the transport outlives it */
     gg_free(x->ready);
     gg_free(x->share);
     gg_free(x->equal_share);
     gg_free(x->batches);
+    x->factored = NULL;
+    x->strategy = NULL;
+    x->averaging = NULL;
+    x->consensus = x->share = x->equal_share = NULL;
+    x->ready = NULL;
+    x->batches = NULL;
+    x->begun = false;
+    x->tuning = (gg_tuning){0};
+    x->state = (gg_state){.step = step};
+}
+
+gg_status gg_exchange_renew(gg_exchange *x, const gg_strategy_options *strategy, const gg_arena_layout *layout,
+                            const gg_exchange_costs *costs) {
+    gg_status status = GG_OK;
+    gg_arena_layout other = {0};
+    gg_exchange_dismantle(x);
+    if (layout != NULL) {
+        GG_TRY_CLEANUP(
+            gg_arena_layout_create(layout->layer, layout->layers, layout->parameter, layout->parameters, &other));
+        gg_arena_layout_destroy(&x->layout);
+        x->layout = other;
+    }
+    if (strategy != NULL) x->asked.strategy = *strategy;
+    GG_TRY_CLEANUP(assemble(x, costs));
+cleanup:
+    if (status != GG_OK) gg_exchange_dismantle(x);
+    return status;
+}
+
+void gg_exchange_destroy(gg_exchange *x) {
+    if (x == NULL) return;
+    gg_exchange_dismantle(x);
+    gg_trace_destroy(x->trace);
+    gg_transport_destroy(x->order);
+    gg_devices_close(&x->devices);
+    gg_arena_layout_destroy(&x->layout);
     gg_free(x);
 }
+
+void gg_exchange_set_rate(gg_exchange *x, const gg_rate *rate) {
+    gg_rate_change(&x->asked.optimizer.rate, rate, x->state.step);
+}
+
+void gg_exchange_set_moments_since(gg_exchange *x, int64_t step) { x->asked.optimizer.moments_since = step; }
 
 /* ---- a step ---- */
 
@@ -128,7 +200,7 @@ static void count_batches(gg_exchange *x, const int64_t *batches) {
 }
 
 /* A failure leaves messages in flight. */
-static gg_status failed_in_step(gg_exchange *x, gg_status status) {
+gg_status gg_exchange_fail(gg_exchange *x, gg_status status) {
     if (status == GG_OK) return status;
     x->failed = true;
     x->transport->step = NULL;
@@ -136,14 +208,14 @@ static gg_status failed_in_step(gg_exchange *x, gg_status status) {
 }
 
 static gg_status check_layer(const gg_exchange *x, const char *call, int layer) {
-    if (layer < 0 || layer >= x->layout->layers)
-        return gg_fail(GG_ERROR_ARGUMENT, "%s: layer %d; there are layers 0 to %d", call, layer, x->layout->layers - 1);
+    if (layer < 0 || layer >= x->layout.layers)
+        return gg_fail(GG_ERROR_ARGUMENT, "%s: layer %d; there are layers 0 to %d", call, layer, x->layout.layers - 1);
     if (!x->begun)
-        return gg_fail(GG_ERROR_STATE, "%s of layer '%s': step %lld has not begun", call, x->layout->layer[layer].name,
+        return gg_fail(GG_ERROR_STATE, "%s of layer '%s': step %lld has not begun", call, x->layout.layer[layer].name,
                        (long long)x->state.step);
     if (x->ready[layer])
         return gg_fail(GG_ERROR_STATE, "%s of layer '%s': it is ready already in step %lld; once in a step is allowed",
-                       call, x->layout->layer[layer].name, (long long)x->state.step);
+                       call, x->layout.layer[layer].name, (long long)x->state.step);
     return GG_OK;
 }
 
@@ -152,7 +224,7 @@ bool gg_exchange_under_way(const gg_exchange *x, bool half) { return x->begun &&
 static gg_status check_not_half(const gg_exchange *x, const char *call) {
     if (x->begun && x->readied > 0)
         return gg_fail(GG_ERROR_STATE, "%s: %d of %d layers are ready in step %lld, which must end first", call,
-                       x->readied, x->layout->layers, (long long)x->state.step);
+                       x->readied, x->layout.layers, (long long)x->state.step);
     return GG_OK;
 }
 
@@ -161,22 +233,22 @@ gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches) {
     if (x->begun) return GG_OK;
     x->begun = true;
     x->readied = 0;
-    x->next = x->layout->layers - 1;
-    memset(x->ready, 0, (size_t)x->layout->layers * sizeof *x->ready);
+    x->next = x->layout.layers - 1;
+    memset(x->ready, 0, (size_t)x->layout.layers * sizeof *x->ready);
     count_batches(x, batches);
     x->strategy->step = x->state.step;
     x->strategy->share = x->share;
     x->strategy->batch = x->batches;
     x->transport->step = &x->state.step;
-    return failed_in_step(x, x->strategy->table->begin(x->strategy));
+    return gg_exchange_fail(x, x->strategy->table->begin(x->strategy));
 }
 
 gg_status gg_exchange_need_rows(gg_exchange *x, int layer, gg_weight_rows *rows) {
     gg_strategy *strategy = x->strategy;
     GG_TRY(check_layer(x, "need", layer));
     if (rows != NULL && strategy->need_rows != NULL)
-        return failed_in_step(x, strategy->need_rows(strategy, layer, rows));
-    return failed_in_step(x, strategy->table->need(strategy, layer));
+        return gg_exchange_fail(x, strategy->need_rows(strategy, layer, rows));
+    return gg_exchange_fail(x, strategy->table->need(strategy, layer));
 }
 
 gg_status gg_exchange_need(gg_exchange *x, int layer) { return gg_exchange_need_rows(x, layer, NULL); }
@@ -194,7 +266,7 @@ static gg_status make_ready(gg_exchange *x, int layer) {
     if (x->readied++ == 0) x->strategy->sum_in_pieces = false;
     const bool only_counts = gg_exchange_updates_wait(x);
     for (; status == GG_OK && x->next >= 0 && x->ready[x->next]; --x->next)
-        if (!only_counts) status = failed_in_step(x, x->strategy->table->ready(x->strategy, x->next));
+        if (!only_counts) status = gg_exchange_fail(x, x->strategy->table->ready(x->strategy, x->next));
     return status;
 }
 
@@ -218,11 +290,11 @@ gg_status gg_exchange_ready_from(gg_exchange *x, int layer, const gg_lent *lent,
     return status;
 }
 
-gg_status gg_exchange_poll(gg_exchange *x) { return failed_in_step(x, x->strategy->table->poll(x->strategy)); }
+gg_status gg_exchange_poll(gg_exchange *x) { return gg_exchange_fail(x, x->strategy->table->poll(x->strategy)); }
 
 gg_status gg_exchange_check_gradients(gg_exchange *x, const float *gradients) {
-    for (int i = 0; i < x->layout->parameters; ++i) {
-        const gg_parameter *it = &x->layout->parameter[i];
+    for (int i = 0; i < x->layout.parameters; ++i) {
+        const gg_parameter *it = &x->layout.parameter[i];
         const size_t whole = (size_t)gg_lanes_padded((int64_t)it->count); /* padding is zero */
         const double sum = x->device->table->sum_squares(x->device, whole, gradients + it->offset, NULL);
         if (!isfinite(sum))
@@ -240,28 +312,28 @@ static gg_status check_all_ready(const gg_exchange *x, const char *call) {
             GG_ERROR_STATE,
             "%s: %d of %d layers are ready in step %lld; '%s' is not, and each needs a gradient, zero if it has no "
             "part in the step",
-            call, x->readied, x->layout->layers, (long long)x->state.step, x->layout->layer[x->next].name);
+            call, x->readied, x->layout.layers, (long long)x->state.step, x->layout.layer[x->next].name);
     return GG_OK;
 }
 
 gg_status gg_exchange_ready_all(gg_exchange *x) {
     GG_TRY(check_all_ready(x, "ready"));
-    return failed_in_step(x, gg_strategy_ready_all(x->strategy));
+    return gg_exchange_fail(x, gg_strategy_ready_all(x->strategy));
 }
 
 gg_status gg_exchange_end(gg_exchange *x) {
     gg_status status = GG_OK;
     GG_TRY(check_all_ready(x, "end"));
     x->begun = false;
-    status = failed_in_step(x, x->strategy->table->end(x->strategy));
+    status = gg_exchange_fail(x, x->strategy->table->end(x->strategy));
     x->transport->step = NULL;
     return status;
 }
 
 gg_status gg_exchange_wait(gg_exchange *x) {
     GG_TRY(check_not_half(x, "wait"));
-    for (int layer = 0; layer < x->layout->layers; ++layer)
-        GG_TRY(failed_in_step(x, x->strategy->table->need(x->strategy, layer)));
+    for (int layer = 0; layer < x->layout.layers; ++layer)
+        GG_TRY(gg_exchange_fail(x, x->strategy->table->need(x->strategy, layer)));
     return GG_OK;
 }
 
@@ -270,16 +342,18 @@ bool gg_exchange_current_at_end(const gg_exchange *x) { return x->transport->siz
 bool gg_exchange_offers_fc(const gg_exchange *x) { return x->strategy->fc_hooks != NULL || x->factored != NULL; }
 
 gg_status gg_exchange_fc_input(gg_exchange *x, int layer, const gg_vectors *input, bool *taken) {
-    return failed_in_step(x, x->factored != NULL ? gg_factored_input(x->factored, layer, input, taken)
-                                                 : x->strategy->fc_hooks->input(x->strategy, layer, input, taken));
+    return gg_exchange_fail(x, x->factored != NULL ? gg_factored_input(x->factored, layer, input, taken)
+                                                   : x->strategy->fc_hooks->input(x->strategy, layer, input, taken));
 }
 
 gg_status gg_exchange_fc_error(gg_exchange *x, int layer, const gg_vectors *error) {
-    return failed_in_step(x, x->factored != NULL ? gg_factored_error(x->factored, layer, error)
-                                                 : x->strategy->fc_hooks->error(x->strategy, layer, error));
+    return gg_exchange_fail(x, x->factored != NULL ? gg_factored_error(x->factored, layer, error)
+                                                   : x->strategy->fc_hooks->error(x->strategy, layer, error));
 }
 
-const bool *gg_exchange_fc_partitioned(const gg_exchange *x) { return x->strategy->fc_partitioned; }
+const bool *gg_exchange_fc_partitioned(const gg_exchange *x) {
+    return x->strategy != NULL ? x->strategy->fc_partitioned : NULL;
+}
 
 /* ---- at rest ---- */
 
@@ -287,7 +361,7 @@ gg_status gg_exchange_settle(gg_exchange *x) {
     GG_TRY(check_not_half(x, "settle"));
     x->begun = false;
     x->transport->step = NULL;
-    return failed_in_step(x, x->strategy->table->settle(x->strategy));
+    return gg_exchange_fail(x, x->strategy->table->settle(x->strategy));
 }
 
 gg_status gg_exchange_check_arena(const gg_exchange *x, int arena) {
@@ -301,7 +375,7 @@ gg_status gg_exchange_check_arena(const gg_exchange *x, int arena) {
 
 gg_status gg_exchange_gather(gg_exchange *x, int arena, float *whole) {
     if (arena == GG_GRADIENTS && x->factored != NULL) gg_factored_write(x->factored, gg_state_gradients(&x->state));
-    return failed_in_step(x, gg_strategy_gather(x->strategy, arena, whole));
+    return gg_exchange_fail(x, gg_strategy_gather(x->strategy, arena, whole));
 }
 
 bool gg_exchange_is_partitioned(const gg_exchange *x, int arena) {
@@ -309,6 +383,7 @@ bool gg_exchange_is_partitioned(const gg_exchange *x, int arena) {
 }
 
 void gg_exchange_load(gg_exchange *x, int arena, const float *whole) {
+    x->loads += arena == GG_WEIGHTS;
     if (arena == GG_GRADIENTS && x->factored != NULL) gg_factored_end(x->factored); /* the array is what counts */
     gg_strategy_load(x->strategy, arena, whole);
 }
@@ -381,7 +456,7 @@ cleanup:
 
 gg_status gg_exchange_resume(gg_exchange *x, int arena, const float *whole, const float *consensus, int trained) {
     gg_status status = GG_OK;
-    const int alike = gg_strategy_keeps_equal(&x->options, x->transport->size, x->state.arena[arena].kind);
+    const int alike = gg_strategy_keeps_equal(&x->used, x->transport->size, x->state.arena[arena].kind);
     bool differ = false;
     GG_TRY_CLEANUP(gg_exchange_at(x, "what the ranks go on from", ranks_differ(x, whole, alike, &differ)));
     if (differ && consensus == NULL) {
@@ -390,7 +465,7 @@ gg_status gg_exchange_resume(gg_exchange *x, int arena, const float *whole, cons
     }
     gg_exchange_load(x, arena, differ ? consensus : whole);
 cleanup:
-    return failed_in_step(x, status);
+    return gg_exchange_fail(x, status);
 }
 
 /* What the device writes into the consensus is there. */
@@ -427,11 +502,19 @@ gg_status gg_exchange_consensus(gg_exchange *x, const float **weights) {
     GG_TRY_CLEANUP(complete_consensus(x));
     *weights = x->consensus;
 cleanup:
-    return failed_in_step(x, status);
+    return gg_exchange_fail(x, status);
 }
 
 void gg_exchange_set_consensus(gg_exchange *x, const float *weights) {
+    ++x->loads;
     if (x->strategy->model != NULL) x->strategy->model->write(x->strategy, weights);
+}
+
+gg_status gg_exchange_adopt_consensus(gg_exchange *x) {
+    const float *weights = NULL;
+    GG_TRY(gg_exchange_consensus(x, &weights));
+    if (weights != gg_state_weights(&x->state)) gg_exchange_load(x, GG_WEIGHTS, weights);
+    return GG_OK;
 }
 
 /* Sum of squares of a - b (b NULL: of a) over what is trained: statistics are left out. */
@@ -474,7 +557,7 @@ gg_status gg_exchange_distance(gg_exchange *x, double *distance) {
     GG_TRY_CLEANUP(gg_exchange_at(x, "consensus distance", gg_allreduce_doubles(x->transport, &own, 1)));
     *distance = own / x->workers;
 cleanup:
-    return failed_in_step(x, status);
+    return gg_exchange_fail(x, status);
 }
 
 /* ---- what is asked ---- */
@@ -485,9 +568,18 @@ const int *gg_exchange_buckets(const gg_exchange *x) {
 }
 
 gg_state *gg_exchange_state(gg_exchange *x) { return &x->state; }
-const gg_strategy_options *gg_exchange_strategy(const gg_exchange *x) { return &x->options; }
+const gg_exchange_options *gg_exchange_asked(const gg_exchange *x) { return &x->asked; }
+const gg_arena_layout *gg_exchange_layout(const gg_exchange *x) { return &x->layout; }
+const gg_devices *gg_exchange_devices(const gg_exchange *x) { return &x->devices; }
+gg_transport *gg_exchange_transport(const gg_exchange *x) { return x->transport; }
+gg_trace *gg_exchange_trace(const gg_exchange *x) { return x->trace; }
+double gg_exchange_clock_offset(const gg_exchange *x) { return x->clock_offset; }
+int64_t gg_exchange_loads(const gg_exchange *x) { return x->loads; }
+bool gg_exchange_is_whole(const gg_exchange *x) { return x->strategy != NULL; }
 const gg_tuning *gg_exchange_tuning(const gg_exchange *x) { return &x->tuning; }
-bool gg_exchange_compresses(const gg_exchange *x) { return x->strategy->compression_counts != NULL; }
+bool gg_exchange_compresses(const gg_exchange *x) {
+    return x->strategy != NULL && x->strategy->compression_counts != NULL;
+}
 bool gg_exchange_averages_gradients(const gg_exchange *x) { return x->strategy->averages_gradients; }
 int gg_exchange_workers(const gg_exchange *x) { return x->workers; }
 bool gg_exchange_trains(const gg_exchange *x) { return x->transport->rank < x->workers; }

@@ -19,21 +19,26 @@
 #define GG_EXCHANGE_EXCHANGE_H
 
 #include "exchange/parts/tuning.h"
+#include "ops/registry.h"
+
+/* What sizes that the strategy's options leave open are tuned by. Read during the call. */
+typedef struct gg_exchange_costs {
+    const double *forward; /* seconds of each layer in the forward pass, the same on all ranks, */
+    double least;          /* or from this part (0 to 1) of that on */
+    const gg_link *link;   /* what messages cost; NULL: not known */
+} gg_exchange_costs;
 
 typedef struct gg_exchange_options {
-    const gg_arena_layout *layout; /* outlives the exchange, like all addresses here but `forward` and `link` */
-    gg_transport *transport;
-    gg_device *device;             /* of the arenas */
-    const gg_optimizer *optimizer; /* checked; its rate may change between steps */
+    const gg_arena_layout *layout; /* copied */
+    gg_transport *transport;       /* outlives the exchange */
+    const char *device; /* what holds the arenas and updates them (ops/registry.h); NULL: "cpu". A constant */
+    gg_devices_options devices;
+    gg_optimizer optimizer; /* a table of rates outlives the exchange */
     gg_strategy_options strategy;
     uint64_t seed;
-    gg_trace *trace;   /* NULL: off */
+    size_t trace;      /* spans recorded at most; 0: off */
     bool across_steps; /* gg_strategy_env's */
-    /* What sizes that the strategy's options leave open are tuned by: seconds of each layer in the forward pass, the
-     * same on all ranks, or from `least` (0 to 1) times that on. link: what messages cost, NULL: not known. */
-    const double *forward;
-    double least;
-    const gg_link *link;
+    gg_exchange_costs costs;
 } gg_exchange_options;
 
 /* What transport and strategy have counted since each was created. */
@@ -46,11 +51,19 @@ typedef struct gg_exchange_counts {
 
 typedef struct gg_exchange gg_exchange;
 
-/* Arenas are zero. The layout may have no parameters. Collective. */
+/* GG_ERROR_ARGUMENT for threads or an optimiser that are not allowed. */
+gg_status gg_exchange_check(const gg_exchange_options *options);
+/* Opens the devices. Arenas are zero. The layout may have no parameters. Collective. */
 gg_status gg_exchange_create(const gg_exchange_options *options, gg_exchange **out);
 /* Collective; NULL is fine. Settle first: otherwise what is in flight is cancelled, and partners may read memory that
  * is freed. */
 void gg_exchange_destroy(gg_exchange *x);
+
+/* The learning rates from here on, checked by the caller; a table is not copied. At rest; all ranks give the same. */
+void gg_exchange_set_rate(gg_exchange *x, const gg_rate *rate);
+/* The optimiser's moments were zero in this step: Adam counts its updates from there. At rest; all ranks give the same.
+ */
+void gg_exchange_set_moments_since(gg_exchange *x, int64_t step);
 
 /* ---- a step ---- */
 
@@ -123,6 +136,8 @@ gg_status gg_exchange_consensus(gg_exchange *x, const float **weights);
 /* The strategy's own model, where it has one, becomes this. Settled; all ranks give the same, but need not call
  * together. */
 void gg_exchange_set_consensus(gg_exchange *x, const float *weights);
+/* Weights, statistics included, become the consensus model's; moments stay. Settled. Collective. */
+gg_status gg_exchange_adopt_consensus(gg_exchange *x);
 /* Mean over the ranks that train of |w_r - w_mean| / |w_mean|, statistics left out; NaN if any weight is NaN or
  * infinite. Settled. Collective. */
 gg_status gg_exchange_distance(gg_exchange *x, double *distance);
@@ -136,13 +151,33 @@ void gg_exchange_complete_residue(gg_exchange *x);
  * under way has left so far. */
 double gg_exchange_residue(gg_exchange *x);
 
+/* ---- other arenas ---- */
+
+/* Makes arenas, strategy and buckets anew, all arenas zero; devices, trace, optimiser and the step stay. NULL: strategy
+ * or layout (copied) are as before. After a failure the exchange is not whole. Collective. */
+gg_status gg_exchange_renew(gg_exchange *x, const gg_strategy_options *strategy, const gg_arena_layout *layout,
+                            const gg_exchange_costs *costs);
+/* False: there are no arenas and no strategy, and nothing may be called but what is asked. */
+bool gg_exchange_is_whole(const gg_exchange *x);
+/* Ends an exchange that cannot go on: it is no longer whole. Collective. */
+void gg_exchange_dismantle(gg_exchange *x);
+
 /* ---- what is asked ---- */
 
 /* Of each layer the strategy's bucket (gg_plan_hooks); NULL: layers do not matter to it. */
 const int *gg_exchange_buckets(const gg_exchange *x);
-gg_state *gg_exchange_state(gg_exchange *x);
-/* With the sizes that were chosen. */
-const gg_strategy_options *gg_exchange_strategy(const gg_exchange *x);
+gg_state *gg_exchange_state(gg_exchange *x); /* at one address for life */
+/* As they were given, or changed since; the costs are not kept. */
+const gg_exchange_options *gg_exchange_asked(const gg_exchange *x);
+const gg_arena_layout *gg_exchange_layout(const gg_exchange *x);
+const gg_devices *gg_exchange_devices(const gg_exchange *x);
+/* The transport of the options, or what keeps its messages in the order of the device's work. */
+gg_transport *gg_exchange_transport(const gg_exchange *x);
+gg_trace *gg_exchange_trace(const gg_exchange *x); /* NULL: off */
+/* Seconds to add to the times of the trace, so that all ranks' are on rank 0's clock. */
+double gg_exchange_clock_offset(const gg_exchange *x);
+/* How often weights, or a model of the strategy's own, have been set by the calls here. */
+int64_t gg_exchange_loads(const gg_exchange *x);
 const gg_tuning *gg_exchange_tuning(const gg_exchange *x);
 void gg_exchange_counted(const gg_exchange *x, gg_exchange_counts *out);
 bool gg_exchange_compresses(const gg_exchange *x);
@@ -150,8 +185,9 @@ bool gg_exchange_compresses(const gg_exchange *x);
 bool gg_exchange_averages_gradients(const gg_exchange *x);
 int gg_exchange_workers(const gg_exchange *x); /* the first ranks, which train */
 bool gg_exchange_trains(const gg_exchange *x); /* this rank does; the others only serve, in begin and end */
-/* A call failed in the middle of an exchange: it can only be destroyed. */
+/* A call failed in the middle of an exchange, or its caller says that one did: it can only be destroyed. */
 bool gg_exchange_failed(const gg_exchange *x);
+gg_status gg_exchange_fail(gg_exchange *x, gg_status status); /* returns the status; GG_OK: nothing has failed */
 /* Adds "step 12, WHAT: " to the message of a failure, and returns it. */
 gg_status gg_exchange_at(const gg_exchange *x, const char *what, gg_status status);
 size_t gg_exchange_bytes(const gg_exchange *x); /* of the arenas, and of what is kept in place of gradients */

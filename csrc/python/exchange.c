@@ -9,20 +9,48 @@ PyTypeObject *gg_py_exchange_type;
 
 static void py_exchange_clear(gg_py_exchange *x) {
     gg_peers *peers = x->peers;
+    const bool here = x->team == NULL || gg_py_team_is_here(x->team);
+    const int local = x->team != NULL ? gg_team_local(x->team->team) : 0;
     x->peers = NULL;
-    if (x->team != NULL && !gg_py_team_is_here(x->team))
-        peers = NULL; /* a forked process can neither use nor free it */
+    if (!here) peers = NULL; /* a forked process can neither use nor free it */
     Py_BEGIN_ALLOW_THREADS;
+    for (int i = 0; x->steps != NULL && here && i < local; ++i) gg_steps_destroy(x->steps[i]);
     gg_peers_destroy(peers);
     Py_END_ALLOW_THREADS;
-    gg_arena_layout_destroy(&x->layout);
     Py_CLEAR(x->team);
     gg_py_option_memory_clear(&x->strategy);
     Py_CLEAR(x->schedule);
+    Py_CLEAR(x->held);
+    PyMem_Free(x->steps);
     PyMem_Free(x->rank_busy);
     PyMem_Free(x->thread);
-    x->rank_busy = NULL;
-    x->thread = NULL;
+}
+
+gg_py_exchange *gg_py_exchange_open(gg_py_team *team, PyObject *optimizer, PyObject *strategy,
+                                    gg_exchange_options *options) {
+    PyTypeObject *type = (PyTypeObject *)gg_py_exchange_type;
+    const size_t local = (size_t)gg_team_local(team->team);
+    if (optimizer == NULL || strategy == NULL)
+        return (gg_py_exchange *)PyErr_Format(PyExc_TypeError, "optimizer and strategy must be given");
+    gg_py_exchange *x = (gg_py_exchange *)type->tp_alloc(type, 0);
+    if (x == NULL) return NULL;
+    x->team = (gg_py_team *)Py_NewRef(team);
+    x->rank_busy = PyMem_Calloc(local, sizeof *x->rank_busy);
+    x->thread = PyMem_Calloc(local, sizeof *x->thread);
+    if (x->rank_busy == NULL || x->thread == NULL) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    if (gg_py_optimizer(optimizer, &options->optimizer) < 0 ||
+        gg_py_strategy_options(strategy, &options->strategy, &x->strategy) < 0)
+        goto failed;
+    x->schedule = Py_XNewRef(PyDict_GetItemString(optimizer, "schedule"));
+    const gg_status status = gg_isa_select(NULL, &options->devices.device.isa);
+    if (status == GG_OK) return x;
+    gg_py_raise(status);
+failed:
+    Py_DECREF(x);
+    return NULL;
 }
 
 /* The lists of a layout, while they are read; names are borrowed from the Python objects. */
@@ -100,58 +128,60 @@ cleanup:
     return result;
 }
 
-static int py_exchange_init(PyObject *self, PyObject *args, PyObject *kwargs) {
+/* Makes the peers, and the steps of each local rank; -1 with an exception. */
+static int make_peers(gg_py_exchange *x, const gg_exchange_options *options, const double *step_seconds) {
+    const int local = gg_team_local(x->team->team), rank = gg_team_rank(x->team->team);
+    x->steps = PyMem_Calloc((size_t)local, sizeof *x->steps);
+    if (x->steps == NULL) PyErr_NoMemory();
+    if (x->steps == NULL) return -1;
+    gg_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = gg_peers_create(options, step_seconds, x->team->team, &x->peers);
+    for (int i = 0; status == GG_OK && i < local; ++i) {
+        const double seconds = step_seconds != NULL ? step_seconds[rank + i] : 0;
+        status = gg_steps_create(gg_peers_exchange(x->peers, i), seconds, &x->steps[i]);
+    }
+    Py_END_ALLOW_THREADS;
+    if (status == GG_OK) return 0;
+    gg_py_raise(status);
+    return -1;
+}
+
+/* There is no exchange that is not whole, and none becomes another one: methods need not ask. */
+static PyObject *py_exchange_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"team",    "layers", "optimizer",    "strategy", "seed",
                             "threads", "trace",  "compute_time", NULL};
-    gg_py_exchange *x = (gg_py_exchange *)self;
     PyObject *team, *layers, *optimizer = NULL, *strategy = NULL, *compute_time = Py_None;
+    gg_py_exchange *x = NULL;
+    gg_arena_layout layout = {0};
     double *step_seconds = NULL;
     unsigned long long seed = 0;
     long long trace = 0;
-    gg_peers_options options = {.threads = 1};
+    int result = -1;
+    gg_exchange_options options = {.devices = {.device = {.threads = 1}, .backend = "native"}};
+    (void)type;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$O!O!KiLO:Exchange", names, gg_py_team_type, &team,
                                      &PyList_Type, &layers, &PyDict_Type, &optimizer, &PyDict_Type, &strategy, &seed,
-                                     &options.threads, &trace, &compute_time))
-        return -1;
-    if (optimizer == NULL || strategy == NULL) {
-        PyErr_SetString(PyExc_TypeError, "Exchange: optimizer and strategy must be given");
-        return -1;
+                                     &options.devices.device.threads, &trace, &compute_time))
+        return NULL;
+    if (gg_py_team_check_process((gg_py_team *)team) < 0 || gg_py_team_check_collectives((gg_py_team *)team) < 0)
+        return NULL;
+    if (make_layout(layers, &layout) < 0) return NULL;
+    if (layout.layers < 1) {
+        PyErr_SetString(PyExc_ValueError, "layers: none; there must be at least one parameter");
+        goto cleanup;
     }
-    if (x->peers != NULL) { /* arrays in its memory may be in use */
-        PyErr_SetString(PyExc_RuntimeError, "this exchange was initialised before; create a new one");
-        return -1;
-    }
-    py_exchange_clear(x); /* of an initialisation that failed */
-    if (make_layout(layers, &x->layout) < 0 || gg_py_optimizer(optimizer, &options.optimizer) < 0 ||
-        gg_py_strategy_options(strategy, &options.strategy, &x->strategy) < 0)
-        return -1;
-    x->team = (gg_py_team *)Py_NewRef(team);
-    x->schedule = Py_XNewRef(PyDict_GetItemString(optimizer, "schedule"));
-    const size_t local = (size_t)gg_team_local(x->team->team);
-    x->rank_busy = PyMem_Calloc(local, sizeof *x->rank_busy);
-    x->thread = PyMem_Calloc(local, sizeof *x->thread);
-    if (x->rank_busy == NULL || x->thread == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    if (gg_py_team_check_process(x->team) < 0 || gg_py_team_check_collectives(x->team) < 0) return -1;
-    if (gg_py_compute_time(compute_time, gg_team_size(x->team->team), &step_seconds) < 0) return -1;
-    options.layout = &x->layout;
+    if ((x = gg_py_exchange_open((gg_py_team *)team, optimizer, strategy, &options)) == NULL) goto cleanup;
+    if (gg_py_compute_time(compute_time, gg_team_size(x->team->team), &step_seconds) < 0) goto cleanup;
+    options.layout = &layout;
     options.seed = seed;
     options.trace = trace > 0 ? (size_t)trace : 0;
-    options.step_seconds = step_seconds;
-    gg_status status = gg_isa_select(NULL, &options.isa);
-    if (status == GG_OK) {
-        Py_BEGIN_ALLOW_THREADS;
-        status = gg_peers_create(&options, x->team->team, &x->peers);
-        Py_END_ALLOW_THREADS;
-    }
+    result = make_peers(x, &options, step_seconds);
+cleanup:
+    if (result < 0) Py_CLEAR(x);
+    gg_arena_layout_destroy(&layout);
     PyMem_Free(step_seconds);
-    if (status != GG_OK) {
-        gg_py_raise(status);
-        return -1;
-    }
-    return 0;
+    return (PyObject *)x;
 }
 
 static void py_exchange_dealloc(PyObject *self) {
@@ -163,77 +193,57 @@ static void py_exchange_dealloc(PyObject *self) {
 
 /* ---- properties ---- */
 
-static gg_exchange *first_of(PyObject *self) {
-    const gg_py_exchange *x = (gg_py_exchange *)self;
-    return gg_py_exchange_is_initialised(x) ? gg_peers_exchange(x->peers, 0) : NULL;
+static gg_exchange *first_of(PyObject *self) { return gg_peers_exchange(((gg_py_exchange *)self)->peers, 0); }
+
+/* Steps that the states of all local ranks have alike, by their places in gg_state. */
+#define STEP ((void *)offsetof(gg_state, step))
+#define PUSH_SUM_SINCE ((void *)offsetof(gg_state, push_sum_since))
+
+static PyObject *exchange_get_step(PyObject *self, void *place) {
+    return PyLong_FromLongLong(*(int64_t *)((char *)gg_exchange_state(first_of(self)) + (uintptr_t)place));
 }
 
-static PyObject *exchange_get_step(PyObject *self, void *unused) {
-    gg_exchange *x = first_of(self);
-    (void)unused;
-    return x != NULL ? PyLong_FromLongLong(gg_exchange_state(x)->step) : NULL;
-}
-
-static int exchange_set_step(PyObject *self, PyObject *value, void *unused) {
-    const gg_py_exchange *x = (gg_py_exchange *)self;
-    int64_t step;
-    (void)unused;
-    if (first_of(self) == NULL || gg_py_step(value, "step", &step) < 0) return -1;
-    for (int i = 0; i < gg_team_local(x->team->team); ++i)
-        gg_exchange_state(gg_peers_exchange(x->peers, i))->step = step;
-    return 0;
-}
-
-static PyObject *exchange_get_push_sum_since(PyObject *self, void *unused) {
-    gg_exchange *x = first_of(self);
-    (void)unused;
-    return x != NULL ? PyLong_FromLongLong(gg_exchange_state(x)->push_sum_since) : NULL;
-}
-
-static int exchange_set_push_sum_since(PyObject *self, PyObject *value, void *unused) {
+static int exchange_set_step(PyObject *self, PyObject *value, void *place) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
     int64_t step;
-    (void)unused;
-    if (first_of(self) == NULL || gg_py_step(value, "push_sum_since", &step) < 0) return -1;
+    if (gg_py_step(value, place == STEP ? "step" : "push_sum_since", &step) < 0) return -1;
     for (int i = 0; i < gg_team_local(x->team->team); ++i)
-        gg_exchange_state(gg_peers_exchange(x->peers, i))->push_sum_since = step;
+        *(int64_t *)((char *)gg_exchange_state(gg_peers_exchange(x->peers, i)) + (uintptr_t)place) = step;
     return 0;
 }
 
 static PyObject *exchange_get_since(PyObject *self, void *unused) {
     (void)unused;
-    return first_of(self) != NULL ? PyLong_FromLongLong(gg_peers_moments_since(((gg_py_exchange *)self)->peers)) : NULL;
+    return PyLong_FromLongLong(gg_exchange_asked(first_of(self))->optimizer.moments_since);
 }
 
 static int exchange_set_since(PyObject *self, PyObject *value, void *unused) {
     int64_t step;
     (void)unused;
-    if (first_of(self) == NULL || gg_py_step(value, "moments_since", &step) < 0) return -1;
+    if (gg_py_step(value, "moments_since", &step) < 0) return -1;
     gg_peers_set_moments_since(((gg_py_exchange *)self)->peers, step);
     return 0;
 }
 
 static PyObject *exchange_get_workers(PyObject *self, void *unused) {
-    gg_exchange *x = first_of(self);
     (void)unused;
-    return x != NULL ? PyLong_FromLong(gg_exchange_workers(x)) : NULL;
+    return PyLong_FromLong(gg_exchange_workers(first_of(self)));
 }
 
 static PyGetSetDef properties[] = {
-    {"step", exchange_get_step, exchange_set_step, "Steps done; of a virtual cluster, by its rank 0.", NULL},
+    {"step", exchange_get_step, exchange_set_step, "Steps done; of a virtual cluster, by its rank 0.", STEP},
     {"moments_since", exchange_get_since, exchange_set_since, "The step in which the moments were zero.", NULL},
-    {"push_sum_since", exchange_get_push_sum_since, exchange_set_push_sum_since,
-     "The step in which push-sum's scalars were 1.", NULL},
+    {"push_sum_since", exchange_get_step, exchange_set_step, "The step in which push-sum's scalars were 1.",
+     PUSH_SUM_SINCE},
     {"workers", exchange_get_workers, NULL, "How many ranks of the team train: the first ones.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
-#define MOST_METHODS 41
+#define MOST_METHODS 44
 static PyMethodDef methods[MOST_METHODS + 1];
 
 static PyType_Slot slots[] = {
     {Py_tp_doc, "Arrays of a caller, and what trains and exchanges them: of each rank of this process."},
-    {Py_tp_new, PyType_GenericNew},
-    {Py_tp_init, py_exchange_init},
+    {Py_tp_new, py_exchange_new},
     {Py_tp_dealloc, py_exchange_dealloc},
     {Py_tp_methods, methods},
     {Py_tp_getset, properties},

@@ -4,13 +4,52 @@
 #include "base/parallel.h"
 #include "python/exchange.h"
 
-bool gg_py_exchange_is_initialised(const gg_py_exchange *x) {
-    if (x->team == NULL || x->peers == NULL) PyErr_SetString(PyExc_RuntimeError, "this exchange was not initialised");
-    return x->team != NULL && x->peers != NULL;
+PyObject *gg_py_exchange_is_in_use(const gg_py_exchange *x) {
+    PyErr_Format(PyExc_RuntimeError, "this %s is in use by another thread", x->steps != NULL ? "exchange" : "trainer");
+    return NULL;
+}
+
+bool gg_py_exchange_is_whole(const gg_py_exchange *x) {
+    for (int i = 0; i < gg_team_local(x->team->team); ++i)
+        if (!gg_exchange_is_whole(gg_peers_exchange(x->peers, i))) return false;
+    return true;
+}
+
+bool gg_py_exchange_is_free(const gg_py_exchange *x) {
+    if (gg_py_team_check_process(x->team) < 0) return false;
+    if (x->busy) return gg_py_exchange_is_in_use(x) != NULL;
+    if (gg_py_exchange_is_whole(x)) return true;
+    PyErr_SetString(PyExc_RuntimeError, "this trainer could not be reshaped and has no state any more");
+    return false;
+}
+
+bool gg_py_exchange_has_steps(const gg_py_exchange *x) {
+    if (x->steps == NULL) PyErr_SetString(PyExc_RuntimeError, "the steps of this exchange are made by its trainer");
+    return x->steps != NULL;
+}
+
+void gg_py_exchange_hold(gg_py_exchange *x, PyObject *object) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (x->held == NULL) x->held = PyList_New(0);
+    /* Without memory for the list it is never freed. */
+    if (x->held == NULL || PyList_Append(x->held, object) < 0) Py_INCREF(object);
+    PyErr_Restore(type, value, traceback);
+}
+
+void gg_py_exchange_adopt(gg_py_exchange *x, gg_py_option_memory *memory, bool adopted) {
+    if (adopted) {
+        gg_py_option_memory former = x->strategy;
+        x->strategy = *memory;
+        *memory = former;
+    } else if (!gg_py_exchange_is_whole(x)) {
+        if (memory->table != NULL) gg_py_exchange_hold(x, (PyObject *)memory->table);
+        if (memory->packs != NULL) gg_py_exchange_hold(x, memory->packs);
+    }
+    gg_py_option_memory_clear(memory);
 }
 
 int gg_py_exchange_rank(const gg_py_exchange *x, PyObject *object) {
-    if (!gg_py_exchange_is_initialised(x)) return -2;
     if (object == Py_None) return -1;
     const int local = gg_team_local(x->team->team);
     const long rank = PyLong_AsLong(object);
@@ -21,7 +60,7 @@ int gg_py_exchange_rank(const gg_py_exchange *x, PyObject *object) {
 }
 
 bool gg_py_exchange_allows(const gg_py_exchange *x, int rank) {
-    if (!gg_py_exchange_is_initialised(x)) return false;
+    if (rank >= 0 && !gg_py_exchange_has_steps(x)) return false;
     if (gg_py_team_check_process(x->team) < 0 || gg_py_team_check_collectives(x->team) < 0) return false;
     const int local = gg_team_local(x->team->team);
     const bool threads = strcmp(gg_team_kind(x->team->team), "virtual") == 0;
@@ -39,10 +78,8 @@ bool gg_py_exchange_allows(const gg_py_exchange *x, int rank) {
                      rank);
         return false;
     }
-    if (rank < 0 || !threads) {
-        if (busy) PyErr_SetString(PyExc_RuntimeError, "this exchange is in use by another thread");
-        if (busy) return false;
-    }
+    if ((rank < 0 || !threads) && busy) return gg_py_exchange_is_in_use(x) != NULL;
+    if (x->steps == NULL) return gg_py_exchange_is_free(x);
     if (x->running && x->interrupted) {
         PyErr_SetString(PyExc_KeyboardInterrupt, "while `run` was under way");
         return false;

@@ -10,28 +10,22 @@ typedef struct rank_call {
     gg_py_exchange *exchange;
     int layer;
     int64_t *batches;       /* of each rank of the team; NULL: alike */
-    const float **gradient; /* of each parameter of the layer: where it lies */
-    bool check;
+    const float **gradient; /* of each parameter of the layer: where it lies; NULL: all in the arena */
 } rank_call;
 
 static gg_status call_begin(void *context, int local) {
     const rank_call *c = context;
-    return gg_peers_begin(c->exchange->peers, local, c->batches);
+    return gg_steps_begin(c->exchange->steps[local], c->batches);
 }
 
 static gg_status call_need(void *context, int local) {
     const rank_call *c = context;
-    return gg_peers_need(c->exchange->peers, local, c->layer);
+    return gg_steps_need(c->exchange->steps[local], c->layer);
 }
 
 static gg_status call_ready(void *context, int local) {
     const rank_call *c = context;
-    return gg_peers_ready(c->exchange->peers, local, c->layer);
-}
-
-static gg_status call_ready_from(void *context, int local) {
-    const rank_call *c = context;
-    return gg_peers_ready_from(c->exchange->peers, local, c->layer, c->gradient);
+    return gg_steps_ready(c->exchange->steps[local], c->layer, c->gradient);
 }
 
 static gg_status call_poll(void *context, int local) {
@@ -41,7 +35,7 @@ static gg_status call_poll(void *context, int local) {
 
 static gg_status call_end(void *context, int local) {
     const rank_call *c = context;
-    return gg_peers_end(c->exchange->peers, local);
+    return gg_steps_end(c->exchange->steps[local]);
 }
 
 static gg_status call_wait(void *context, int local) {
@@ -51,18 +45,18 @@ static gg_status call_wait(void *context, int local) {
 
 static gg_status call_settle(void *context, int local) {
     const rank_call *c = context;
-    return gg_exchange_settle(gg_peers_exchange(c->exchange->peers, local));
+    return gg_peers_settle(c->exchange->peers, local);
 }
 
 static gg_status call_zero_gradients(void *context, int local) {
     const rank_call *c = context;
-    gg_peers_zero_gradients(c->exchange->peers, local);
+    gg_steps_zero_gradients(c->exchange->steps[local]);
     return GG_OK;
 }
 
 static gg_status call_whole_step(void *context, int local) {
     const rank_call *c = context;
-    return gg_peers_step(c->exchange->peers, local, c->batches, c->check);
+    return gg_steps_whole(c->exchange->steps[local], c->batches);
 }
 
 /* A method whose only argument is a rank, of which None may stand for all. */
@@ -131,11 +125,12 @@ static PyObject *exchange_need(PyObject *self, PyObject *args) { return layer_ca
 /* Addresses of the gradients of a layer's parameters, 0: in the arena; to be freed by PyMem_Free. NULL with an
  * exception. */
 static const float **read_addresses(const gg_py_exchange *x, int layer, PyObject *list) {
-    if (layer < 0 || layer >= x->layout.layers) {
-        PyErr_Format(PyExc_ValueError, "ready: layer %d; there are layers 0 to %d", layer, x->layout.layers - 1);
+    const gg_arena_layout *layout = gg_exchange_layout(gg_peers_exchange(x->peers, 0));
+    if (layer < 0 || layer >= layout->layers) {
+        PyErr_Format(PyExc_ValueError, "ready: layer %d; there are layers 0 to %d", layer, layout->layers - 1);
         return NULL;
     }
-    const Py_ssize_t count = x->layout.layer[layer].parameters;
+    const Py_ssize_t count = layout->layer[layer].parameters;
     if (!PyList_Check(list) || PyList_GET_SIZE(list) != count) {
         PyErr_Format(PyExc_ValueError, "ready: addresses of gradients: a list of %zd integers is wanted", count);
         return NULL;
@@ -156,9 +151,8 @@ static PyObject *exchange_ready(PyObject *self, PyObject *args) {
     const int rank = gg_py_exchange_rank(c.exchange, object);
     if (rank == -1) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
     if (rank < 0) return NULL;
-    if (addresses == Py_None) return gg_py_exchange_call(c.exchange, rank, call_ready, &c);
-    if ((c.gradient = read_addresses(c.exchange, c.layer, addresses)) == NULL) return NULL;
-    PyObject *result = gg_py_exchange_call(c.exchange, rank, call_ready_from, &c);
+    if (addresses != Py_None && (c.gradient = read_addresses(c.exchange, c.layer, addresses)) == NULL) return NULL;
+    PyObject *result = gg_py_exchange_call(c.exchange, rank, call_ready, &c);
     PyMem_Free(c.gradient);
     return result;
 }
@@ -174,12 +168,12 @@ static PyObject *exchange_zero_gradients(PyObject *self, PyObject *args) {
 
 static PyObject *exchange_large(PyObject *self, PyObject *unused) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
+    const gg_arena_layout *layout = gg_exchange_layout(gg_peers_exchange(x->peers, 0));
     (void)unused;
-    if (gg_py_exchange_rank(x, Py_None) == -2) return NULL;
     PyObject *names = PyList_New(0);
-    for (int i = 0; names != NULL && i < x->layout.parameters; ++i) {
-        if (!gg_peers_is_large(x->peers, i)) continue;
-        PyObject *name = PyUnicode_FromString(x->layout.parameter[i].name);
+    for (int i = 0; names != NULL && i < layout->parameters; ++i) {
+        if (!gg_steps_is_large(&layout->parameter[i])) continue;
+        PyObject *name = PyUnicode_FromString(layout->parameter[i].name);
         if (name == NULL || PyList_Append(names, name) < 0) Py_CLEAR(names);
         Py_XDECREF(name);
     }
@@ -189,7 +183,6 @@ static PyObject *exchange_large(PyObject *self, PyObject *unused) {
 static PyObject *exchange_current_at_end(PyObject *self, PyObject *unused) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
     (void)unused;
-    if (gg_py_exchange_rank(x, Py_None) == -2) return NULL;
     return PyBool_FromLong(gg_exchange_current_at_end(gg_peers_exchange(x->peers, 0)));
 }
 
@@ -200,19 +193,17 @@ static PyObject *whole_step(PyObject *self, PyObject *args, PyObject *kwargs) {
     int check = 1;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOp:whole_step", names, &object, &batches, &check)) return NULL;
     const int rank = gg_py_exchange_rank(c.exchange, object);
-    c.check = check != 0;
-    if (rank == -2 || !gg_py_exchange_allows(c.exchange, rank)) return NULL;
+    if (rank == -2 || !gg_py_exchange_has_steps(c.exchange) || !gg_py_exchange_allows(c.exchange, rank)) return NULL;
     const int first = rank < 0 ? 0 : rank, end = rank < 0 ? gg_team_local(c.exchange->team->team) : rank + 1;
     /* Before any rank runs, because ranks that fail in a run stay failed. */
-    for (int i = first; c.check && i < end; ++i) {
+    for (int i = first; check && i < end; ++i) {
         gg_exchange *one = gg_peers_exchange(c.exchange->peers, i);
         if (!gg_exchange_trains(one)) continue;
-        const gg_status status = gg_exchange_check_gradients(one, gg_peers_gradients(c.exchange->peers, i));
+        const gg_status status = gg_exchange_check_gradients(one, gg_steps_gradients(c.exchange->steps[i]));
         if (status == GG_OK) continue;
         if (end - first == 1) return gg_py_raise(status);
         return gg_py_raise(gg_error_prefix(status, "rank %d: ", i));
     }
-    c.check = false;
     if (read_batches(c.exchange, batches, &c.batches) < 0) return NULL;
     PyObject *result = gg_py_exchange_call(c.exchange, rank, call_whole_step, &c);
     PyMem_Free(c.batches);
@@ -271,6 +262,7 @@ static PyObject *exchange_run(PyObject *self, PyObject *function) {
     gg_status status;
     if (!PyCallable_Check(function))
         return PyErr_Format(PyExc_TypeError, "run: a function of a rank is wanted, not %s", Py_TYPE(function)->tp_name);
+    if (!gg_py_exchange_has_steps(x)) return NULL;
     if (x->running) return PyErr_Format(PyExc_RuntimeError, "run: it is under way already");
     if (!gg_py_exchange_allows(x, -1)) return NULL;
     x->running = true;

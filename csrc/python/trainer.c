@@ -15,12 +15,10 @@ static void py_trainer_clear(gg_py_trainer *t) {
     gg_trainer_destroy(trainer);
     Py_END_ALLOW_THREADS;
     Py_CLEAR(t->graph);
+    Py_CLEAR(t->exchange);
     Py_CLEAR(t->team);
-    gg_py_option_memory_clear(&t->strategy);
-    Py_CLEAR(t->schedule);
     Py_CLEAR(t->losses);
     Py_CLEAR(t->device);
-    Py_CLEAR(t->held);
 }
 
 /* A head's loss from a name, or from a dict with the fields of gg_head_options and gg_loss_options: loss, weight,
@@ -95,51 +93,47 @@ static int py_trainer_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     int fast = 0, graphs = 1;
     unsigned long long seed = 0;
     long long trace = 0;
-    gg_replica_options options = {.threads = 1};
+    gg_replica_options options = {0};
+    gg_exchange_options exchange = {.devices = {.device = {.threads = 1}}};
     gg_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!|$OO!O!KizL(ddK)OssUppz:Trainer", names, gg_py_graph_type,
                                      &graph, gg_py_team_type, &team, &loss, &PyDict_Type, &optimizer, &PyDict_Type,
-                                     &strategy, &seed, &options.threads, &backend, &trace,
+                                     &strategy, &seed, &exchange.devices.device.threads, &backend, &trace,
                                      &options.straggler.probability, &options.straggler.delay, &options.straggler.seed,
                                      &compute_time, &conv_algorithm, &dtype, &device, &fast, &graphs, &costs))
         return -1;
-    if (loss == NULL || optimizer == NULL || strategy == NULL) {
-        PyErr_SetString(PyExc_TypeError, "Trainer: loss, optimizer and strategy must be given");
+    if (loss == NULL) {
+        PyErr_SetString(PyExc_TypeError, "Trainer: loss must be given");
         return -1;
     }
     if (!((gg_py_graph *)graph)->finished) {
         PyErr_SetString(PyExc_RuntimeError, "the graph is not finished yet");
         return -1;
     }
-    if (read_heads(t, ((gg_py_graph *)graph)->graph, loss) < 0 || gg_py_optimizer(optimizer, &options.optimizer) < 0 ||
-        gg_py_strategy_options(strategy, &options.strategy, &t->strategy) < 0 ||
-        (options.backend = gg_py_backend_choice(backend)) == NULL ||
-        gg_py_conv_algorithm(conv_algorithm, &options.conv_algorithm) < 0 || gg_py_dtype(dtype, &options.dtype) < 0)
+    if (read_heads(t, ((gg_py_graph *)graph)->graph, loss) < 0) return -1;
+    t->team = (gg_py_team *)Py_NewRef(team);
+    t->exchange = gg_py_exchange_open(t->team, optimizer, strategy, &exchange);
+    if (t->exchange == NULL || (exchange.devices.backend = gg_py_backend_choice(backend)) == NULL ||
+        gg_py_conv_algorithm(conv_algorithm, &options.conv_algorithm) < 0 ||
+        gg_py_dtype(dtype, &exchange.devices.dtype) < 0)
         return -1;
     options.graph = ((gg_py_graph *)graph)->graph;
     memcpy(options.head, t->head, sizeof t->head);
-    if (device != NULL && (options.device = PyUnicode_AsUTF8(device)) == NULL) return -1;
-    options.fast = fast != 0;
+    if (device != NULL && (exchange.device = PyUnicode_AsUTF8(device)) == NULL) return -1;
+    exchange.devices.device.fast = fast != 0;
     if (costs != NULL && (options.costs = gg_cost_model_named(costs)) == NULL) {
         PyErr_Format(PyExc_ValueError, "costs: there is no cost model '%s'", costs);
         return -1;
     }
     options.graphs = graphs != 0;
-    options.seed = seed;
-    options.trace = trace > 0 ? (size_t)trace : 0;
-    status = gg_isa_select(NULL, &options.isa);
-    if (status != GG_OK) {
-        gg_py_raise(status);
-        return -1;
-    }
-    if (gg_py_compute_time(compute_time, gg_team_size(((gg_py_team *)team)->team), &step_seconds) < 0) return -1;
+    exchange.seed = seed;
+    exchange.trace = trace > 0 ? (size_t)trace : 0;
+    if (gg_py_compute_time(compute_time, gg_team_size(t->team->team), &step_seconds) < 0) return -1;
     options.step_seconds = step_seconds;
     t->graph = (gg_py_graph *)Py_NewRef(graph);
-    t->team = (gg_py_team *)Py_NewRef(team);
-    t->schedule = Py_XNewRef(PyDict_GetItemString(optimizer, "schedule"));
     t->device = Py_XNewRef(device);
     Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_create(&options, t->team->team, &t->trainer);
+    status = gg_trainer_create(&options, &exchange, t->team->team, &t->exchange->peers, &t->trainer);
     Py_END_ALLOW_THREADS;
     PyMem_Free(step_seconds);
     if (status != GG_OK) {
@@ -163,9 +157,16 @@ static void py_trainer_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
+static gg_exchange *first_of(PyObject *self) { return gg_peers_exchange(((gg_py_trainer *)self)->exchange->peers, 0); }
+
 static PyObject *get_backend(PyObject *self, void *unused) {
     (void)unused;
-    return PyUnicode_FromString(gg_replica_backend_name(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0)));
+    return PyUnicode_FromString(gg_exchange_devices(first_of(self))->tables);
+}
+
+static PyObject *get_exchange(PyObject *self, void *unused) {
+    (void)unused;
+    return Py_NewRef(((gg_py_trainer *)self)->exchange);
 }
 
 static PyObject *get_graph(PyObject *self, void *unused) {
@@ -175,46 +176,14 @@ static PyObject *get_graph(PyObject *self, void *unused) {
 
 static PyObject *get_isa(PyObject *self, void *unused) {
     (void)unused;
-    return PyUnicode_FromString(gg_isa_name(gg_replica_isa(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0))));
-}
-
-static PyObject *get_step(PyObject *self, void *unused) {
-    (void)unused;
-    return PyLong_FromLongLong(gg_replica_state(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0))->step);
-}
-
-static int set_step(PyObject *self, PyObject *value, void *unused) {
-    gg_py_trainer *t = (gg_py_trainer *)self;
-    int64_t step;
-    (void)unused;
-    if (gg_py_step(value, "step", &step) < 0) return -1;
-    for (int i = 0; i < gg_team_local(t->team->team); ++i)
-        gg_replica_state(gg_trainer_replica(t->trainer, i))->step = step;
-    return 0;
-}
-
-static PyObject *get_push_sum_since(PyObject *self, void *unused) {
-    (void)unused;
-    return PyLong_FromLongLong(
-        gg_replica_state(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0))->push_sum_since);
-}
-
-static int set_push_sum_since(PyObject *self, PyObject *value, void *unused) {
-    gg_py_trainer *t = (gg_py_trainer *)self;
-    int64_t step;
-    (void)unused;
-    if (gg_py_step(value, "push_sum_since", &step) < 0) return -1;
-    for (int i = 0; i < gg_team_local(t->team->team); ++i)
-        gg_replica_state(gg_trainer_replica(t->trainer, i))->push_sum_since = step;
-    return 0;
+    return PyUnicode_FromString(gg_isa_name(gg_exchange_asked(first_of(self))->devices.device.isa));
 }
 
 static PyGetSetDef properties[] = {
     {"backend", get_backend, NULL, "onednn, native, or onednn+native: each from the faster.", NULL},
+    {"exchange", get_exchange, NULL, "The state of the ranks, and what exchanges it.", NULL},
     {"graph", get_graph, NULL, "What is trained.", NULL},
     {"isa", get_isa, NULL, "The kernels in use.", NULL},
-    {"step", get_step, set_step, "Training steps done.", NULL},
-    {"push_sum_since", get_push_sum_since, set_push_sum_since, "The step in which push-sum's scalars were 1.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 #define MOST_METHODS 63

@@ -2,27 +2,25 @@
 #ifndef GG_PYTHON_TRAINER_H
 #define GG_PYTHON_TRAINER_H
 
+#include "python/exchange.h"
 #include "python/python.h"
 
 typedef struct gg_py_trainer {
     PyObject_HEAD gg_trainer *trainer;
     gg_py_graph *graph;
+    gg_py_exchange *exchange; /* of the ranks' states; it outlives the trainer */
     gg_py_team *team;
-    gg_py_option_memory strategy; /* what the strategies read */
-    PyObject *schedule;           /* the dict that the optimisers' rates were made of, and its array; NULL: none */
     gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads */
     PyObject *device;                    /* the name of what computes; NULL: the default */
     PyObject *losses;                    /* what holds their class weights; NULL: nothing */
-    PyObject *held; /* a list: what ranks may still refer to after a change of them has failed; NULL: nothing */
-    bool busy;      /* a call has released the GIL; only read and written with the GIL held */
 } gg_py_trainer;
 
 /* Whether no other thread is in a call: the core serves one at a time. False: an exception is set. */
 bool gg_py_trainer_is_free(const gg_py_trainer *t);
 
-/* Begins a call in which all ranks take part and that releases the GIL; afterwards `busy` is to be false again. False:
- * an exception is set. */
+/* Begins a call in which all ranks take part and that releases the GIL. False: an exception is set. */
 bool gg_py_trainer_enter(gg_py_trainer *t);
+void gg_py_trainer_leave(gg_py_trainer *t);
 
 /* The same for functions that free nothing: needs a local `gg_status status`, and returns on a failure. */
 #define GG_PY_CALL(t, expression)                                                                                      \
@@ -31,7 +29,7 @@ bool gg_py_trainer_enter(gg_py_trainer *t);
         Py_BEGIN_ALLOW_THREADS;                                                                                        \
         status = (expression);                                                                                         \
         Py_END_ALLOW_THREADS;                                                                                          \
-        (t)->busy = false;                                                                                             \
+        gg_py_trainer_leave(t);                                                                                        \
         if (status != GG_OK) return gg_py_raise(status);                                                               \
     } while (0)
 
@@ -42,9 +40,6 @@ int gg_py_trainer_sets(const gg_py_trainer *t, PyObject *object, const gg_datase
 
 /* Whether the network has parameters of this family. */
 bool gg_py_trainer_has_family(const gg_py_trainer *t, gg_family family);
-
-/* Keeps an object alive as long as the trainer. An exception that is set stays. */
-void gg_py_trainer_hold(gg_py_trainer *t, PyObject *object);
 
 /* A local rank's; NULL with an exception. */
 gg_replica *gg_py_trainer_replica(gg_py_trainer *t, int rank);

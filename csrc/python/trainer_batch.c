@@ -173,7 +173,7 @@ static PyObject *train_step(PyObject *self, PyObject *args, PyObject *kwargs) {
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_step(t->trainer, b.given, b.losses);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     if (status != GG_OK) {
         gg_py_raise(status);
         goto cleanup;
@@ -210,7 +210,7 @@ static PyObject *py_trainer_bench(PyObject *self, PyObject *args, PyObject *kwar
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_bench(t->trainer, &given, warmup + steps, seconds);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     if (status != GG_OK) {
         gg_py_raise(status);
         goto cleanup;
@@ -279,7 +279,7 @@ static PyObject *py_trainer_evaluate(PyObject *self, PyObject *args, PyObject *k
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_evaluate(t->trainer, sets, batch, kind, results);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     if (status != GG_OK) {
         gg_py_raise(status);
         goto cleanup;
@@ -326,7 +326,7 @@ static PyObject *py_trainer_predict(PyObject *self, PyObject *args, PyObject *kw
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_predict(t->trainer, set, batch, output);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     if (status != GG_OK) {
         gg_py_raise(status);
         Py_CLEAR(result);

@@ -50,7 +50,7 @@ static PyObject *py_trainer_begin(PyObject *self, PyObject *args, PyObject *kwar
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_begin(t->trainer, sets, &data);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     PyMem_Free(sets);
     if (status != GG_OK) return gg_py_raise(status);
     return PyLong_FromLongLong(gg_replica_epoch_steps(gg_trainer_replica(t->trainer, 0)));
@@ -99,7 +99,7 @@ static PyObject *py_trainer_epoch(PyObject *self, PyObject *args, PyObject *kwar
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_epoch(t->trainer, &at);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     PyMem_Free(read);
     if (status != GG_OK) return gg_py_raise(status);
     Py_RETURN_NONE;
@@ -254,9 +254,9 @@ static bool py_trainer_watch(void *context) {
     watcher *w = context;
     if (w->failed) return false;
     PyGILState_STATE gil = PyGILState_Ensure();
-    w->trainer->busy = false; /* it may ask for the progress */
+    w->trainer->exchange->busy = false; /* it may ask for the progress */
     PyObject *result = PyErr_CheckSignals() == 0 ? PyObject_CallNoArgs(w->callable) : NULL;
-    w->trainer->busy = true;
+    w->trainer->exchange->busy = true;
     w->failed = result == NULL;
     if (w->failed) PyErr_Fetch(&w->kind, &w->value, &w->trace);
     Py_XDECREF(result);
@@ -275,7 +275,7 @@ static PyObject *py_trainer_run(PyObject *self, PyObject *args, PyObject *kwargs
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_run(t->trainer, steps, w.callable == Py_None ? NULL : py_trainer_watch, &w);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     if (w.failed) {
         gg_py_forget_stored();
         PyErr_Restore(w.kind, w.value, w.trace);
@@ -356,14 +356,6 @@ static PyObject *py_trainer_end_epoch(PyObject *self, PyObject *unused) {
     return dict;
 }
 
-static PyObject *py_trainer_settle(PyObject *self, PyObject *unused) {
-    gg_py_trainer *t = (gg_py_trainer *)self;
-    gg_status status;
-    (void)unused;
-    GG_PY_CALL(t, gg_trainer_settle(t->trainer));
-    Py_RETURN_NONE;
-}
-
 static int set_id(PyObject *dict, const char *key, int64_t id) {
     PyObject *value = id < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(id);
     int result = value ? PyDict_SetItemString(dict, key, value) : -1;
@@ -390,11 +382,12 @@ static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"rank", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     int rank = 0;
-    gg_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:sample_ids", names, &rank)) return NULL;
     gg_replica *replica = gg_py_trainer_replica(t, rank);
     if (replica == NULL) return NULL;
-    GG_PY_CALL(t, gg_trainer_settle(t->trainer));
+    PyObject *settled = PyObject_CallMethod((PyObject *)t->exchange, "settle", NULL);
+    Py_XDECREF(settled);
+    if (settled == NULL) return NULL;
     npy_intp slots = (npy_intp)gg_replica_slots(replica);
     if (slots < 0) return gg_py_raise(gg_fail(GG_ERROR_STATE, "sample_ids: there is no data to train on yet"));
     PyArrayObject *array = gg_py_new_array(1, &slots, NPY_INT32);
@@ -418,7 +411,6 @@ PyMethodDef gg_py_trainer_epochs[] = {
     {"progress", py_trainer_progress, METH_NOARGS, "Of this process's ranks since the epoch began."},
     {"end_epoch", py_trainer_end_epoch, METH_NOARGS,
      "Completes what is in flight, and sums up the epoch over the ranks."},
-    {"settle", py_trainer_settle, METH_NOARGS, "Completes and mixes all that is in flight."},
     {"audit_samples", audit_samples, METH_NOARGS,
      "Completes what is in flight, and counts the samples that all ranks hold."},
     {"sample_ids", GG_PY_KEYWORDS(sample_ids), "Which sample is in each slot of a local rank."},

@@ -1,4 +1,4 @@
-/* _core.Trainer: the time of each part of the network, the trace, memory. */
+/* _core.Trainer: the time of each part of the network, memory. */
 #include "base/memory.h"
 #include "nn/measure.h"
 #include "python/trainer.h"
@@ -56,7 +56,7 @@ static PyObject *graphs(PyObject *self, PyObject *unused) {
 
 static PyObject *partitioned_fc(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
-    const bool *partitioned = gg_replica_fc_partitioned(gg_trainer_replica(t->trainer, 0));
+    const bool *partitioned = gg_exchange_fc_partitioned(gg_peers_exchange(t->exchange->peers, 0));
     (void)unused;
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && partitioned != NULL && i < gg_graph_layers(t->graph->graph); ++i) {
@@ -76,7 +76,7 @@ bool gg_py_trainer_has_family(const gg_py_trainer *t, gg_family family) {
 
 static PyObject *compressed_families(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
-    bool compresses = gg_replica_compresses(gg_trainer_replica(t->trainer, 0));
+    bool compresses = gg_exchange_compresses(gg_peers_exchange(t->exchange->peers, 0));
     (void)unused;
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && compresses && i < GG_FAMILY_COUNT; ++i) {
@@ -161,35 +161,12 @@ static PyObject *profile(PyObject *self, PyObject *unused) {
     return Py_BuildValue("{sNsd}", "operations", list, "loss_seconds", plan ? gg_plan_loss_seconds(plan) : 0.0);
 }
 
-static PyObject *py_trainer_spans(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"rank", NULL};
-    gg_py_trainer *t = (gg_py_trainer *)self;
-    int rank = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:spans", names, &rank)) return NULL;
-    gg_replica *replica = gg_py_trainer_replica(t, rank);
-    if (replica == NULL) return NULL;
-    return gg_py_spans(gg_replica_trace(replica), gg_replica_clock_offset(replica));
-}
-
-static PyObject *spans_lost(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"rank", NULL};
-    int rank = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:spans_lost", names, &rank)) return NULL;
-    gg_replica *replica = gg_py_trainer_replica((gg_py_trainer *)self, rank);
-    return replica ? PyLong_FromSize_t(gg_trace_lost(gg_replica_trace(replica))) : NULL;
-}
-
 static PyObject *py_trainer_bytes(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     size_t total = 0;
     (void)unused;
     for (int i = 0; i < gg_team_local(t->team->team); ++i) total += gg_replica_bytes(gg_trainer_replica(t->trainer, i));
     return PyLong_FromSize_t(total);
-}
-
-static PyObject *py_trainer_tuning(PyObject *self, PyObject *unused) {
-    (void)unused;
-    return gg_py_tuning(gg_replica_tuning(gg_trainer_replica(((gg_py_trainer *)self)->trainer, 0)));
 }
 
 /* ---- algorithms of convolutions ---- */
@@ -311,12 +288,12 @@ static PyObject *measure_algorithms(PyObject *self, PyObject *args) {
     for (Py_ssize_t i = 0; i < wants; ++i)
         if (read_key(PyList_GET_ITEM(wanted, i), &keys[i]) < 0) goto cleanup;
     if (!gg_py_trainer_is_free(t)) goto cleanup;
-    t->busy = true;
+    t->exchange->busy = true;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_replica_measure_algorithms(gg_trainer_replica(t->trainer, 0), batch, training, order, keys, (int)wants,
                                            seconds, &rows, &count);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     if (status != GG_OK) gg_py_raise(status);
     else list = timings_list(rows, count);
 cleanup:
@@ -399,12 +376,12 @@ static PyObject *measure_tables(PyObject *self, PyObject *args) {
         if (read_choices(list[i], &made[i], &count[i]) < 0) goto cleanup;
     const gg_conv_choices algorithms[2] = {{made[0], count[0]}, {made[1], count[1]}};
     if (!gg_py_trainer_is_free(t)) goto cleanup;
-    t->busy = true;
+    t->exchange->busy = true;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_replica_measure_tables(gg_trainer_replica(t->trainer, 0), batch, given ? algorithms : NULL, seconds,
                                        &timing);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     result = status == GG_OK ? tables_timing(&timing, seconds) : gg_py_raise(status);
 cleanup:
     for (int i = 0; i < 2; ++i) PyMem_Free(made[i]);
@@ -418,11 +395,11 @@ static PyObject *measure_step(PyObject *self, PyObject *argument) {
     gg_status status;
     if (batch == -1 && PyErr_Occurred()) return NULL;
     if (!gg_py_trainer_is_free(t)) return NULL;
-    t->busy = true;
+    t->exchange->busy = true;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_replica_measure_step(gg_trainer_replica(t->trainer, 0), batch, &seconds);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     return status == GG_OK ? PyFloat_FromDouble(seconds) : gg_py_raise(status);
 }
 
@@ -491,8 +468,5 @@ PyMethodDef gg_py_trainer_measures[] = {
     {"profile", profile, METH_NOARGS, "The operations of a training step, and their seconds since timing was set."},
     {"set_timing", set_timing, METH_O,
      "set_timing($self, on, /)\n--\n\nTimes each pass of each operation from now on, or stops."},
-    {"spans", GG_PY_KEYWORDS(py_trainer_spans), "The trace of a local rank, on rank 0's clock."},
-    {"spans_lost", GG_PY_KEYWORDS(spans_lost), "Spans of a local rank that newer ones have overwritten."},
     {"bytes", py_trainer_bytes, METH_NOARGS, "Memory of plans and arenas."},
-    {"tuning", py_trainer_tuning, METH_NOARGS, "What messages cost, and the buckets and chunks that were made for it."},
     {NULL, NULL, 0, NULL}};

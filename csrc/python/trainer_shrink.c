@@ -278,7 +278,7 @@ static PyObject *py_trainer_plan_shrink(PyObject *self, PyObject *args, PyObject
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_plan_shrink(t->trainer, &shrink, &made->plan);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     if (status == GG_OK) goto cleanup;
     gg_py_raise(status);
 failed:
@@ -298,7 +298,7 @@ cleanup:
 static PyObject *changed_graph(gg_py_trainer *t, PyObject *graph, gg_status status) {
     if (status != GG_OK) {
         PyObject *none = gg_py_raise(status);
-        if (!gg_trainer_is_whole(t->trainer)) gg_py_trainer_hold(t, graph);
+        if (!gg_py_exchange_is_whole(t->exchange)) gg_py_exchange_hold(t->exchange, graph);
         return none;
     }
     Py_XSETREF(t->graph, (gg_py_graph *)Py_NewRef(graph));
@@ -320,7 +320,7 @@ static PyObject *py_trainer_apply_shrink(PyObject *self, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_apply_shrink(t->trainer, ((py_shrink_plan *)plan)->plan, ((gg_py_graph *)graph)->graph);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     return changed_graph(t, graph, status);
 }
 
@@ -335,7 +335,7 @@ static PyObject *py_trainer_restore_graph(PyObject *self, PyObject *graph) {
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_restore_graph(t->trainer, ((gg_py_graph *)graph)->graph);
     Py_END_ALLOW_THREADS;
-    t->busy = false;
+    gg_py_trainer_leave(t);
     return changed_graph(t, graph, status);
 }
 

@@ -68,11 +68,6 @@ static gg_status share_counts(gg_batches *b, int64_t own) {
     return GG_OK;
 }
 
-void gg_batches_show_step(gg_batches *b, const int64_t *step) {
-    b->step = step;
-    if (b->ring != NULL) gg_sample_ring_show(b->ring, b->trace, step);
-}
-
 /* The ranks that have samples, and which; b->options say how. */
 static gg_status divide(gg_batches *b) {
     const gg_dataset *set = &b->set;

@@ -37,8 +37,6 @@ typedef struct gg_batches {
 /* Replaces the data. Retains the set. On a failure there is none. Collective. */
 gg_status gg_batches_begin(gg_batches *batches, const gg_dataset *set, const gg_data_options *data);
 void gg_batches_clear(gg_batches *batches); /* collective; cancels what is in flight */
-/* The number of the training step lies here from now on, for messages and the trace. */
-void gg_batches_show_step(gg_batches *b, const int64_t *step);
 /* Sets the position: batch `next` of an epoch, 0 to its steps, comes next. The samples are ordered for this epoch, and
  * those that move among the ranks are brought to where they are then. Collective. */
 gg_status gg_batches_seek(gg_batches *batches, int64_t epoch, int64_t next);

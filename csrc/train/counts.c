@@ -3,8 +3,8 @@
 
 gg_status gg_replica_read_step(gg_replica *r, int most, const gg_outstanding_step **out) {
     const gg_status status = gg_outstanding_read(&r->outstanding, most, out);
-    if (status != GG_OK) r->failed = true;
-    else if (*out != NULL) gg_replica_record_gpu(r, *out);
+    (void)gg_exchange_fail(r->exchange, status);
+    if (status == GG_OK && *out != NULL) gg_replica_record_gpu(r, *out);
     return status;
 }
 

@@ -23,7 +23,7 @@ typedef struct range {
 static gg_status weights_on_device(gg_replica *r, const gg_graph *graph, const float **weights, range *out) {
     const size_t bytes = gg_graph_arena_count(graph) * sizeof **weights;
     out->device = r->device;
-    if (!gg_device_is_separate(r->device) || *weights == gg_state_weights(gg_replica_state(r))) return GG_OK;
+    if (!gg_device_is_separate(r->device) || *weights == gg_state_weights(gg_exchange_state(r->exchange))) return GG_OK;
     GG_TRY(gg_device_alloc(r->device, bytes, "weights to evaluate", &out->weights));
     GG_TRY(gg_device_write(r->device, out->weights, *weights, bytes));
     *weights = out->weights;
@@ -58,8 +58,8 @@ static gg_status range_read(gg_replica *r, range *samples, int64_t t, gg_plan **
         GG_TRY(gg_device_alloc(r->device, (size_t)(samples->rows * samples->numbers) * sizeof(float), "carried state",
                                &samples->carried));
     }
-    GG_TRY(gg_batches_wait(r->options.transport, samples->loader, t));
-    GG_TRY(gg_uploads_read(&r->uploads, samples->loader, r->devices.host, &samples->set, t, n, *plan, &samples->batch,
+    GG_TRY(gg_batches_wait(r->transport, samples->loader, t));
+    GG_TRY(gg_uploads_read(&r->uploads, samples->loader, r->devices->host, &samples->set, t, n, *plan, &samples->batch,
                            out));
     out->carried = samples->carried;
     out->carried_rows = samples->rows;

@@ -8,10 +8,9 @@
 
 #include "comm/sample_ring.h"
 #include "data/loader.h"
-#include "exchange/parts/tuning.h"
+#include "exchange/exchange.h"
 #include "nn/measure.h"
 #include "nn/plan.h"
-#include "ops/registry.h"
 
 /* A rank that is sometimes late: before a step, with this probability, it does nothing for `delay` seconds of its
  * clock. Drawn from (seed, rank, step). */
@@ -21,27 +20,17 @@ typedef struct gg_straggler {
 } gg_straggler;
 
 typedef struct gg_replica_options {
-    const gg_graph *graph;               /* outlives the replica */
-    gg_transport *transport;             /* outlives the replica */
+    const gg_graph *graph; /* outlives the replica */
+    /* Outlives the replica, which makes its steps. Its layout is the graph's, across_steps is set, and its devices,
+     * seed and element type are those that the network computes with. */
+    gg_exchange *exchange;
     gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads; class weights outlive the replica */
-    gg_optimizer optimizer;
-    gg_strategy_options strategy;
-    uint64_t seed;
-    int threads;
-    const char *device;  /* what computes, as in ops/registry.h; NULL: "cpu". A constant */
-    bool fast;           /* as in gg_device_options */
-    bool graphs;         /* as in gg_plan_options */
-    const char *backend; /* of its tables: as in gg_devices_options. A constant */
+    bool graphs;                         /* as in gg_plan_options */
     gg_conv_algorithm conv_algorithm;
     const struct gg_cost_model *costs; /* as in gg_plan_options */
-    gg_dtype dtype; /* of activations and what products read: GG_FLOAT32, or GG_BFLOAT16 (gg_plan_options) */
-    gg_isa isa;
-    size_t trace; /* spans recorded at most; 0: off */
     gg_straggler straggler;
     const double *step_seconds; /* what virtual clocks charge for a step of each rank of the group; NULL: for its flops.
                                    Read at creation. */
-    const gg_link *link; /* what messages cost, to tune sizes that the strategy's options leave open; NULL: not known.
-                            Read at creation. */
 } gg_replica_options;
 
 /* What a rank has done since gg_replica_epoch. */
@@ -76,10 +65,11 @@ typedef struct gg_given {
 
 typedef struct gg_replica gg_replica;
 
-gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out); /* collective */
-/* Collective; NULL is fine. Settle first: otherwise what is in flight is cancelled, and partners may read memory that
- * is freed. */
+/* Sets the initial weights. Not collective. */
+gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out);
+/* NULL is fine. Settle first. */
 void gg_replica_destroy(gg_replica *replica);
+gg_exchange *gg_replica_exchange(const gg_replica *replica);
 
 /* Gives the data to train on. Retains the set. Errors are the same on all ranks, but for those of the set itself.
  * Collective. */
@@ -140,19 +130,7 @@ gg_status gg_replica_write_carried(gg_replica *replica, int node, int64_t rows, 
 gg_status gg_replica_reserve_carried(gg_replica *replica, int64_t rows);
 void gg_replica_reset_carried(gg_replica *replica); /* to zero, as where sequences begin */
 
-gg_status gg_replica_settle(gg_replica *replica);                       /* collective */
-gg_status gg_replica_check_arena(const gg_replica *replica, int arena); /* gg_exchange_check_arena */
-/* Settles, and copies all elements of the arena at a place of the state's list; `whole` may be NULL. Collective: all
- * ranks ask for the same. */
-gg_status gg_replica_gather(gg_replica *replica, int arena, float *whole);
-/* Settled: sets the weights, or the slices that this rank owns of a moment. */
-void gg_replica_load(gg_replica *replica, int arena, const float *whole);
-/* How often weights, or a model of the strategy's own, have been set by the calls around here. */
-int64_t gg_replica_loads(const gg_replica *replica);
-/* gg_replica_load of what each rank goes on from. Where the strategy gives all ranks, or those of each node, the same
- * weights and moments (gg_strategy_keeps_equal), and these ranks are given different ones, all ranks load the same:
- * `consensus`, or where that is NULL the mean of what the first `trained` ranks are given. Settled. Collective. */
-gg_status gg_replica_resume(gg_replica *replica, int arena, const float *whole, const float *consensus, int trained);
+gg_status gg_replica_settle(gg_replica *replica); /* collective */
 /* A step or settling failed half-way: this replica can only be destroyed. */
 bool gg_replica_failed(const gg_replica *replica);
 
@@ -183,34 +161,12 @@ typedef struct gg_reshape {
 gg_status gg_replica_check_reshape(const gg_replica *replica, const gg_reshape *how);
 /* Settles, and goes on with the next batch of the same epoch as `how` wants it: strategy, buckets, arenas and, for
  * another network, plans are made anew; where it wants another batch alone, they stay. Each rank has its own weights,
- * moments and residues as before; moments that were divided among the ranks are divided as the new strategy does it.
- * All ranks have the consensus weights and the mean of the moments where they differ and the new strategy lets no
- * rank's differ (gg_replica_resume). Arenas that there were not before are zero. The counts of the epoch, the trace and
+ * moments and residues as before (gg_exchange_rebuild). The counts of the epoch, the trace and
  * the state that layers carry go on. Checked. After a failure the replica can only be destroyed. Collective. */
 gg_status gg_replica_reshape(gg_replica *replica, const gg_reshape *how);
-/* False: a reshape has failed, and there is nothing to train or to read. */
-bool gg_replica_is_whole(const gg_replica *replica);
 /* The strategy's own model, where it has one, or else the mean of the replicas' weights; valid until the next call.
  * Settles. Collective. */
 gg_status gg_replica_consensus(gg_replica *replica, const float **weights);
-/* Sets the replica's weights, statistics included, to those of the consensus model; moments stay. Collective. */
-gg_status gg_replica_adopt_consensus(gg_replica *replica);
-/* The learning rates of the steps from here on, checked by the caller; a table is not copied. At rest; all ranks give
- * the same. */
-void gg_replica_set_rate(gg_replica *replica, const gg_rate *rate);
-/* The optimiser's moments were zero in this step. At rest; all ranks give the same. */
-void gg_replica_set_moments_since(gg_replica *replica, int64_t step);
-/* The strategy's own model, where it has one, becomes this. Settled; all ranks give the same, but need not call
- * together. */
-void gg_replica_set_consensus(gg_replica *replica, const float *weights);
-/* Mean over the ranks that train of |w_r - w_mean| / |w_mean|, statistics left out; NaN if any weight is NaN or
- * infinite. Settles. Collective. */
-gg_status gg_replica_distance(gg_replica *replica, double *distance);
-/* |residue| / |weights| of this rank, statistics left out: how much compression has not sent yet. Of copies that it has
- * in common with others the difference to its weights takes the place of the residue, in the mean of the squares. 0
- * without either, NaN if a weight is NaN or infinite. At rest. */
-double gg_replica_residue(gg_replica *replica);
-bool gg_replica_compresses(const gg_replica *replica); /* whether its strategy does */
 
 /* Loss and hits of `weights` on samples [begin, end) of a set, in batches of at most `batch`, at least 1. Not
  * collective. */
@@ -235,15 +191,8 @@ gg_status gg_replica_audit(gg_replica *replica, gg_sample_audit *out);
 int64_t gg_replica_slots(const gg_replica *replica);
 int64_t gg_replica_sample_id(const gg_replica *replica, int64_t slot);
 
-const gg_tuning *gg_replica_tuning(const gg_replica *replica);
-gg_state *gg_replica_state(gg_replica *replica);
-gg_transport *gg_replica_transport(const gg_replica *replica);
-const gg_trace *gg_replica_trace(const gg_replica *replica); /* NULL: off */
-/* Seconds to add to the times of the trace, so that all ranks' are on rank 0's clock. */
-double gg_replica_clock_offset(const gg_replica *replica);
 /* Adds "step 12, WHAT: " to the message of a failure, and returns it. */
 gg_status gg_replica_at(const gg_replica *replica, const char *what, gg_status status);
-const char *gg_replica_backend_name(const gg_replica *replica);
 /* Of a plan for training or evaluation with this batch, as gg_measured_convolutions and gg_measure_algorithms. order:
  * in place of the orders that are set; NULL: those. */
 gg_status gg_replica_measured_convolutions(gg_replica *replica, int64_t batch, bool training,
@@ -261,9 +210,6 @@ gg_status gg_replica_measure_tables(gg_replica *replica, int64_t batch, const gg
  * the replica is destroyed. */
 void gg_replica_set_algorithms(gg_replica *replica, const gg_conv_choice *choices, int count,
                                const gg_table_choice *tables, int table_count);
-gg_isa gg_replica_isa(const gg_replica *replica);
-/* Of each layer: whether the strategy has computed the gradient of its weight in some step so far; NULL: of none. */
-const bool *gg_replica_fc_partitioned(const gg_replica *replica);
 /* The plan of the last training step, valid until the next one; NULL before the first. */
 gg_plan *gg_replica_plan(const gg_replica *replica);
 size_t gg_replica_bytes(const gg_replica *replica); /* of plans and arenas */

@@ -16,21 +16,17 @@ typedef struct gg_other_counts {
 
 struct gg_replica {
     gg_replica_options options;
-    gg_devices devices;
-    gg_device *device;     /* arenas */
-    gg_transport *order;   /* options.transport then, around the one that was given; NULL: the device is not separate */
-    gg_exchange *exchange; /* NULL: a reshape has failed half-way */
-    gg_state no_state;     /* then: no arenas, and the steps done */
-    gg_plans plans;        /* the plan of the last step is pinned */
+    gg_exchange *exchange;
+    const gg_devices *devices; /* of the exchange, */
+    gg_device *device;         /* that of its arenas, */
+    gg_transport *transport;   /* its transport */
+    gg_trace *trace;           /* and its trace, NULL: off */
+    gg_plans plans;            /* the plan of the last step is pinned */
     gg_plan_hooks hooks;
-    int64_t loads;         /* gg_replica_loads */
-    bool failed;           /* in the middle of an exchange: settling is impossible from then on */
     double *layer_seconds; /* modelled forward time of one sample, or of any batch; backward is twice that */
     bool any_batch;
-    gg_trace *trace;
     int node; /* for the trace: the node that runs, or -1, and since when */
     double node_begin;
-    double clock_offset;
 
     gg_uploads uploads;
     gg_batches data;
@@ -48,10 +44,8 @@ struct gg_replica {
 
 static inline bool gg_replica_trains(const gg_replica *r) { return gg_exchange_trains(r->exchange); }
 
-/* replica.c. What depends on the strategy, the network or the ranks that train: the costs, the exchange, its hooks. The
- * options, the devices and the trace are there. Collective. */
-gg_status gg_replica_assemble(gg_replica *r);
-void gg_replica_dismantle(gg_replica *r); /* collective; settled, unless something failed */
+/* replica.c. Sets what depends on the strategy and the network of the exchange; step_seconds: as in the options. */
+gg_status gg_replica_follow_exchange(gg_replica *r, const double *step_seconds);
 
 /* spans.c. Records what took from `begin` until now, if there is a trace; index: the node, or -1. */
 void gg_replica_record(gg_replica *r, const char *name, double begin, int index);
@@ -74,10 +68,5 @@ gg_status gg_replica_read_step(gg_replica *r, int most, const gg_outstanding_ste
 double gg_replica_step_loss(const gg_replica *r, const gg_outstanding_step *step, int64_t samples);
 /* Counts the steps that the device has completed, and waits until at most so many are outstanding. */
 gg_status gg_replica_count_steps(gg_replica *r, int most);
-
-/* costs.c. The modelled times of the layers; and what sizes of buckets and chunks are tuned by: `forward` has one
- * number a layer. */
-gg_status gg_replica_model_costs(gg_replica *r);
-void gg_replica_tuning_costs(const gg_replica *r, double *forward, double *least);
 
 #endif

@@ -13,7 +13,7 @@
 
 struct gg_shrink_plan {
     const gg_graph *graph; /* of the trainer, in this step */
-    int64_t step, loads;   /* gg_replica_loads of all local ranks */
+    int64_t step, loads;   /* gg_exchange_loads of all local ranks */
     gg_units *units;
     gg_merges *merges;
     gg_selection *selection; /* NULL like the graph: nothing leaves */
@@ -75,7 +75,8 @@ typedef struct plan_call {
 
 /* What computes the products of all pairs: their rounding must be float32's. */
 static gg_device *exact_device(const gg_replica *r) {
-    return gg_device_is_separate(r->device) && !r->options.fast ? r->device : r->devices.host;
+    return gg_device_is_separate(r->device) && !gg_exchange_asked(r->exchange)->devices.device.fast ? r->device
+                                                                                                    : r->devices->host;
 }
 
 static void search(const plan_call *c, gg_replica *r, const float *weights, announcement *said, gg_merges **out) {
@@ -115,7 +116,7 @@ static gg_status find_leaving(void *context, int local) {
     gg_status status = GG_OK;
     plan_call *c = context;
     gg_replica *r = c->trainer->replica[local];
-    gg_transport *transport = r->options.transport;
+    gg_transport *transport = r->transport;
     gg_merges *merges = NULL;
     announcement said = {0};
     gg_progress_counts counts;
@@ -129,10 +130,10 @@ static gg_status find_leaving(void *context, int local) {
         GG_TRY_CLEANUP(gg_replica_at(r, "what is to leave", share_merges(transport, &said, c->plan->units, &merges)));
     if (local == 0) {
         c->said = said;
-        c->plan->step = gg_replica_state(r)->step;
+        c->plan->step = gg_exchange_state(r->exchange)->step;
         c->plan->merges = merges;
         merges = NULL;
-        memcpy(c->plan->weights, weights, gg_replica_state(r)->count * sizeof *weights);
+        memcpy(c->plan->weights, weights, gg_exchange_state(r->exchange)->count * sizeof *weights);
     }
     gg_replica_set_counts(r, &counts); /* what is sent here is no part of the epoch */
 cleanup:
@@ -184,7 +185,7 @@ static gg_status evaluate_part(const plan_call *c, gg_replica *r, verdict *out) 
     const gg_dataset *probe = c->shrink->probe;
     const int64_t batch = c->shrink->batch;
     int64_t first, end;
-    gg_shard(probe->count, r->options.transport->rank, r->options.transport->size, &first, &end);
+    gg_shard(probe->count, r->transport->rank, r->transport->size, &first, &end);
     GG_TRY(gg_replica_evaluate_graph(r, plan->graph, plan->weights, probe, first, end, batch, &out->before));
     return gg_replica_evaluate_graph(r, plan->small, plan->selected, probe, first, end, batch, &out->after);
 }
@@ -192,7 +193,7 @@ static gg_status evaluate_part(const plan_call *c, gg_replica *r, verdict *out) 
 /* The losses of all ranks' parts together, or what the first rank that could not go on says. */
 static void sum_verdicts(plan_call *c, const gg_replica *r, const verdict *all) {
     gg_evaluation before = {0}, after = {0};
-    for (int rank = 0; rank < r->options.transport->size; ++rank) {
+    for (int rank = 0; rank < r->transport->size; ++rank) {
         if (all[rank].said.status != GG_OK) {
             c->said.status = all[rank].said.status;
             snprintf(c->said.message, sizeof c->said.message, "rank %d: %.400s", rank, all[rank].said.message);
@@ -212,7 +213,7 @@ static gg_status judge_part(void *context, int local) {
     gg_status status = GG_OK;
     plan_call *c = context;
     gg_replica *r = c->trainer->replica[local];
-    gg_transport *transport = r->options.transport;
+    gg_transport *transport = r->transport;
     verdict *own = NULL, *all = NULL;
     gg_progress_counts counts;
     gg_replica_counts(r, &counts);
@@ -263,7 +264,7 @@ static gg_status judge(plan_call *c) {
 
 static int64_t loads_of(const gg_trainer *t) {
     int64_t loads = 0;
-    for (int i = 0; i < t->local; ++i) loads += gg_replica_loads(t->replica[i]);
+    for (int i = 0; i < t->local; ++i) loads += gg_exchange_loads(t->replica[i]->exchange);
     return loads;
 }
 
@@ -379,8 +380,7 @@ static gg_status compare_plans(void *context, int local) {
     apply_call *c = context;
     gg_replica *r = c->trainer->replica[local];
     char text[sizeof c->text] = "";
-    GG_TRY(gg_replica_at(r, "plans of all ranks",
-                         gg_shrink_compare(r->options.transport, &c->own, &found, text, sizeof text)));
+    GG_TRY(gg_replica_at(r, "plans of all ranks", gg_shrink_compare(r->transport, &c->own, &found, text, sizeof text)));
     if (local != 0) return status;
     c->found = found;
     memcpy(c->text, text, sizeof text);
@@ -388,16 +388,18 @@ static gg_status compare_plans(void *context, int local) {
 }
 
 static gg_shrink_fault fault_of(const gg_trainer *t, const gg_shrink_plan *plan, const gg_graph *small) {
-    if (plan->graph != t->options.graph || plan->step != gg_replica_state(t->replica[0])->step) return GG_SHRINK_STALE;
+    if (plan->graph != t->options.graph || plan->step != gg_exchange_state(t->replica[0]->exchange)->step)
+        return GG_SHRINK_STALE;
     if (plan->loads != loads_of(t)) return GG_SHRINK_STALE;
     if (plan->small == NULL) return GG_SHRINK_NOTHING;
     return small == NULL || gg_graph_same_layout(small, plan->small) ? GG_SHRINK_FITS : GG_SHRINK_LAYOUT;
 }
 
 gg_status gg_trainer_apply_shrink(gg_trainer *t, const gg_shrink_plan *plan, const gg_graph *small) {
-    apply_call call = {
-        .trainer = t,
-        .own = {.hash = plan->hash, .step = gg_replica_state(t->replica[0])->step, .fault = fault_of(t, plan, small)}};
+    apply_call call = {.trainer = t,
+                       .own = {.hash = plan->hash,
+                               .step = gg_exchange_state(t->replica[0]->exchange)->step,
+                               .fault = fault_of(t, plan, small)}};
     GG_TRY(gg_team_run(t->team, compare_plans, &call));
     if (call.found != GG_OK) return gg_fail(call.found, "%s", call.text);
     const applied_plan applied = {.plan = plan,

@@ -24,11 +24,11 @@ void gg_replica_record_gpu(gg_replica *r, const gg_outstanding_step *step) {
 }
 
 void gg_replica_record(gg_replica *r, const char *name, double begin, int index) {
-    add_span(r, name, begin, gg_transport_now(r->options.transport), GG_LANE_COMPUTE, index);
+    add_span(r, name, begin, gg_transport_now(r->transport), GG_LANE_COMPUTE, index);
 }
 
 void gg_replica_spent_on_data(gg_replica *r, const char *name, double begin) {
-    const double end = gg_transport_now(r->options.transport);
+    const double end = gg_transport_now(r->transport);
     r->counts.data_seconds += end - begin;
     add_span(r, name, begin, end, GG_LANE_DATA, -1);
 }

@@ -15,7 +15,7 @@ static double replica_modelled(const gg_replica *r, int layer) {
 static void on_enter(void *context, int node) {
     gg_replica *r = context;
     r->node = node;
-    r->node_begin = gg_transport_now(r->options.transport);
+    r->node_begin = gg_transport_now(r->transport);
 }
 
 static void on_leave(void *context, int node, const char *what) {
@@ -27,9 +27,8 @@ static void on_leave(void *context, int node, const char *what) {
 static gg_status on_need_rows(void *context, int layer, gg_weight_rows *rows) {
     gg_replica *r = context;
     GG_TRY(gg_exchange_need_rows(r->exchange, layer, rows));
-    if (r->trace != NULL)
-        r->node_begin = gg_transport_now(r->options.transport); /* waiting does not count as computing */
-    return gg_transport_compute(r->options.transport, replica_modelled(r, layer));
+    if (r->trace != NULL) r->node_begin = gg_transport_now(r->transport); /* waiting does not count as computing */
+    return gg_transport_compute(r->transport, replica_modelled(r, layer));
 }
 
 static gg_status on_need(void *context, int layer) { return on_need_rows(context, layer, NULL); }
@@ -39,11 +38,11 @@ static bool gives(const gg_replica *r) { return gg_exchange_fc_partitioned(r->ex
 
 static gg_status on_input(void *context, int layer, const gg_vectors *input, bool *taken) {
     gg_replica *r = context;
-    double begin = gg_transport_now(r->options.transport);
+    double begin = gg_transport_now(r->transport);
     GG_TRY(gg_exchange_fc_input(r->exchange, layer, input, taken));
     if (!*taken || r->trace == NULL || !gives(r)) return GG_OK;
     gg_replica_record(r, "give", begin, r->node);
-    r->node_begin = gg_transport_now(r->options.transport);
+    r->node_begin = gg_transport_now(r->transport);
     return GG_OK;
 }
 
@@ -53,9 +52,9 @@ static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     gg_replica *r = context;
     int node = r->node;
     r->charged = replica_modelled(r, layer);
-    GG_TRY(gg_transport_compute(r->options.transport, r->charged));
+    GG_TRY(gg_transport_compute(r->transport, r->charged));
     if (r->trace != NULL && gives(r)) on_leave(r, node, "backward");
-    double begin = gg_transport_now(r->options.transport);
+    double begin = gg_transport_now(r->transport);
     GG_TRY(gg_exchange_fc_error(r->exchange, layer, error));
     if (r->trace == NULL || !gives(r)) return GG_OK;
     gg_replica_record(r, "give", begin, node);
@@ -67,12 +66,12 @@ static gg_status on_ready(void *context, int layer) {
     gg_replica *r = context;
     int node = -1;
     double begin = 0;
-    GG_TRY(gg_transport_compute(r->options.transport, 2 * replica_modelled(r, layer) - r->charged));
+    GG_TRY(gg_transport_compute(r->transport, 2 * replica_modelled(r, layer) - r->charged));
     r->charged = 0;
     if (r->trace != NULL) {
         node = r->node;
         on_leave(r, node, "backward");
-        begin = gg_transport_now(r->options.transport);
+        begin = gg_transport_now(r->transport);
     }
     GG_TRY(gg_exchange_ready(r->exchange, layer));
     if (!gg_exchange_updates_wait(r->exchange)) gg_replica_record(r, "update", begin, node);
@@ -97,23 +96,22 @@ static gg_status replica_straggle(gg_replica *r) {
     const gg_straggler *straggler = &r->options.straggler;
     const gg_random_key key = {.seed = straggler->seed,
                                .purpose = GG_RANDOM_STRAGGLER,
-                               .rank = (uint32_t)r->options.transport->rank,
+                               .rank = (uint32_t)r->transport->rank,
                                .step = (uint64_t)*r->data.step};
-    double begin = gg_transport_now(r->options.transport);
+    double begin = gg_transport_now(r->transport);
     float draw = 1.0f;
     if (straggler->probability > 0) gg_random_uniform(&key, 1, 0.0f, 1.0f, &draw);
     if (draw >= straggler->probability) return GG_OK;
-    GG_TRY(gg_transport_idle(r->options.transport, straggler->delay));
+    GG_TRY(gg_transport_idle(r->transport, straggler->delay));
     gg_replica_record(r, "late", begin, -1);
     return GG_OK;
 }
 
 static gg_status read_batch(gg_replica *r, gg_plan *plan, int64_t t, gg_plan_batch *out) {
-    double begin = gg_transport_now(r->options.transport);
+    double begin = gg_transport_now(r->transport);
     gg_status status = gg_batches_read(&r->data, plan, t, out);
     if (status == GG_OK) gg_replica_spent_on_data(r, "batch", begin);
-    else r->failed = true;
-    return status;
+    return gg_exchange_fail(r->exchange, status);
 }
 
 /* ---- state that layers carry from batch to batch ---- */
@@ -187,7 +185,7 @@ static void ask_time(gg_replica *r, gg_outstanding_step *out, int which) {
 static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch *batch, gg_outstanding_step *out) {
     gg_status status = GG_OK;
     gg_state *state = gg_exchange_state(r->exchange);
-    double begin = gg_transport_now(r->options.transport);
+    double begin = gg_transport_now(r->transport);
     out->step = state->step;
     out->samples = n;
     out->report = (gg_mark){0};
@@ -207,7 +205,7 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch 
         ask_time(r, out, 1);
     }
     if (plan != NULL && gg_exchange_updates_wait(r->exchange)) {
-        const double measured = gg_transport_now(r->options.transport);
+        const double measured = gg_transport_now(r->transport);
         GG_TRY_CLEANUP(gg_exchange_ready_all(r->exchange));
         gg_replica_record(r, "update", measured, -1);
     }
@@ -216,17 +214,16 @@ static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch 
     gg_replica_record(r, "step", begin, -1);
     state->step++;
 cleanup:
-    if (status != GG_OK) r->failed = true;
-    return status;
+    return gg_exchange_fail(r->exchange, status);
 }
 
 gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     gg_status status = GG_OK;
     int64_t total = gg_replica_epoch_steps(r);
     const int workers = gg_exchange_workers(r->exchange);
-    double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
+    double begin = gg_clock_now(), clock_begin = gg_transport_now(r->transport);
     for (; steps > 0 && r->data.next < total; --steps) {
-        int64_t t = r->data.next, n = gg_loader_batch(r->data.loader, r->options.transport->rank, t);
+        int64_t t = r->data.next, n = gg_loader_batch(r->data.loader, r->transport->rank, t);
         gg_plan *plan = NULL;
         gg_plan_batch batch = {0};
         for (int rank = 0; rank < workers; ++rank) r->batches[rank] = gg_loader_batch(r->data.loader, rank, t);
@@ -243,7 +240,7 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
     }
 cleanup:
     r->counts.seconds += gg_clock_now() - begin;
-    r->counts.clock_seconds += gg_transport_now(r->options.transport) - clock_begin;
+    r->counts.clock_seconds += gg_transport_now(r->transport) - clock_begin;
     return status;
 }
 
@@ -257,7 +254,7 @@ gg_status gg_replica_step(gg_replica *r, const gg_given *given, const int64_t *b
     GG_TRY(gg_replica_count_steps(r, loss != NULL ? 0 : GG_MOST_OUTSTANDING - 1));
     if (gg_replica_trains(r)) {
         GG_TRY(training_plan(r, given->n, &plan));
-        GG_TRY(gg_uploads_give(&r->uploads, r->devices.host, r->options.graph, r->options.head, given->n, given->input,
+        GG_TRY(gg_uploads_give(&r->uploads, r->devices->host, r->options.graph, r->options.head, given->n, given->input,
                                given->target, plan, &batch));
     }
     GG_TRY(step_on(r, plan, given->n, &batch, gg_outstanding_next(&r->outstanding)));
@@ -296,7 +293,7 @@ gg_status gg_replica_bench(gg_replica *r, const gg_given *given, int steps, doub
 
 gg_status gg_replica_begin(gg_replica *r, const gg_dataset *set, const gg_data_options *data) {
     gg_status status = GG_OK;
-    if (!r->failed) GG_TRY_CLEANUP(gg_batches_settle(&r->data));
+    if (!gg_replica_failed(r)) GG_TRY_CLEANUP(gg_batches_settle(&r->data));
     const gg_dataset limited = gg_limited_set(r->options.graph, r->options.head, set);
     GG_TRY_CLEANUP(gg_batches_begin(&r->data, &limited, data));
 cleanup:
@@ -315,7 +312,7 @@ gg_status gg_replica_plan_epoch(gg_replica *r) {
     gg_plan *plan;
     for (int64_t t = gg_loader_begun(r->data.loader); gg_replica_trains(r) && t < gg_loader_steps(r->data.loader);
          ++t) {
-        const int64_t n = gg_loader_batch(r->data.loader, r->options.transport->rank, t);
+        const int64_t n = gg_loader_batch(r->data.loader, r->transport->rank, t);
         GG_TRY(training_plan(r, n, &plan));
         GG_TRY(gg_uploads_reserve_set(&r->uploads, &r->data.set, n));
     }
@@ -359,14 +356,13 @@ gg_status gg_replica_epoch(gg_replica *r, const gg_position *at) {
     if (!planned) GG_TRY_CLEANUP(gg_replica_plan_epoch(r)); /* the last batches have other sizes */
     r->before = gg_replica_other_counts(r);
 cleanup:
-    if (status != GG_OK) r->failed = true;
-    return status;
+    return gg_exchange_fail(r->exchange, status);
 }
 
 gg_status gg_replica_end_epoch(gg_replica *r) {
-    double begin = gg_clock_now(), clock_begin = gg_transport_now(r->options.transport);
+    double begin = gg_clock_now(), clock_begin = gg_transport_now(r->transport);
     gg_status status = gg_replica_settle(r);
     r->counts.seconds += gg_clock_now() - begin;
-    r->counts.clock_seconds += gg_transport_now(r->options.transport) - clock_begin;
+    r->counts.clock_seconds += gg_transport_now(r->transport) - clock_begin;
     return status;
 }

@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "comm/collective.h"
+#include "train/costs.h"
 #include "train/limits.h"
 #include "train/trainer_private.h"
 
@@ -19,36 +20,50 @@ gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local) { return tr
 static gg_status trainer_create(void *context, int local) {
     gg_trainer *t = context;
     gg_replica_options options = t->options;
-    options.transport = gg_team_transport(t->team, local);
-    return gg_replica_create(&options, &t->replica[local]);
+    options.exchange = gg_peers_exchange(t->peers, local);
+    return gg_exchange_fail(options.exchange, gg_replica_create(&options, &t->replica[local]));
 }
 
-gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg_trainer **out) {
+static gg_status trainer_settle(void *context, int local) {
+    const gg_trainer *t = context;
+    return gg_replica_settle(t->replica[local]);
+}
+
+gg_status gg_trainer_create(const gg_replica_options *options, const gg_exchange_options *exchange, gg_team *team,
+                            gg_peers **peers, gg_trainer **out) {
     gg_status status = GG_OK;
     gg_trainer *t = NULL;
-    gg_link link;
+    gg_exchange_options wanted = *exchange;
+    double *forward = NULL;
+    const int ranks = gg_team_size(team);
     *out = NULL;
+    *peers = NULL;
+    wanted.layout = gg_graph_layout(options->graph);
+    wanted.across_steps = true;
+    GG_TRY_CLEANUP(gg_tuning_costs(options->graph, options->step_seconds, ranks, &forward, &wanted.costs));
+    GG_TRY_CLEANUP(gg_peers_create(&wanted, options->step_seconds, team, peers));
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *t, "trainer", &t));
-    gg_team_retain(team);
+    t->peers = *peers;
     t->team = team;
     t->options = *options;
     t->local = gg_team_local(team);
     GG_TRY_CLEANUP(gg_calloc((size_t)t->local, sizeof(gg_replica *), "replicas", &t->replica));
-    if (gg_strategy_tunes(&options->strategy, gg_team_size(team))) {
-        GG_TRY_CLEANUP(gg_team_link(team, gg_graph_arena_count(options->graph) * sizeof(float), &link));
-        t->options.link = &link;
-    }
     if (options->step_seconds != NULL) {
-        const size_t bytes = (size_t)gg_team_size(team) * sizeof *t->step_seconds;
+        const size_t bytes = (size_t)ranks * sizeof *t->step_seconds;
         GG_TRY_CLEANUP(gg_alloc(bytes, "seconds of a step", &t->step_seconds));
         memcpy(t->step_seconds, options->step_seconds, bytes);
     }
     GG_TRY_CLEANUP(gg_team_run(team, trainer_create, t));
     t->options.step_seconds = NULL;
-    t->options.link = NULL;
+    gg_peers_set_settle(t->peers, trainer_settle, t);
     *out = t;
 cleanup:
-    if (status != GG_OK) gg_trainer_destroy(t);
+    gg_free(forward);
+    if (status != GG_OK) {
+        gg_trainer_destroy(t);
+        gg_peers_destroy(*peers);
+        *peers = NULL;
+    }
     return status;
 }
 
@@ -56,19 +71,19 @@ cleanup:
 static void settle_before_end(gg_trainer *t) {
     for (int i = 0; i < t->local; ++i)
         if (t->replica[i] == NULL || gg_replica_failed(t->replica[i])) return;
-    (void)gg_trainer_settle(t);
+    (void)gg_team_run(t->team, trainer_settle, t);
 }
 
 void gg_trainer_destroy(gg_trainer *t) {
     if (t == NULL) return;
     if (t->replica != NULL) settle_before_end(t);
+    gg_peers_set_settle(t->peers, NULL, NULL);
     if (t->replica != NULL)
         for (int i = 0; i < t->local; ++i) gg_replica_destroy(t->replica[i]);
     gg_free(t->replica);
     gg_free(t->conv_choices);
     gg_free(t->table_choices);
     gg_free(t->step_seconds);
-    gg_team_release(t->team);
     gg_free(t);
 }
 
@@ -225,13 +240,15 @@ typedef struct end_epoch_call {
 static gg_status trainer_end_epoch(void *context, int local) {
     end_epoch_call *c = context;
     gg_replica *replica = c->trainer->replica[local];
+    gg_exchange *x = gg_replica_exchange(replica);
     gg_progress_counts own;
     gg_epoch_summary summary = {0};
     GG_TRY(gg_replica_end_epoch(replica));
     gg_replica_counts(replica, &own);
-    own.residue = gg_replica_residue(replica);
-    GG_TRY(gg_replica_at(replica, "counts of the epoch", gather_counts(gg_replica_transport(replica), &own, &summary)));
-    GG_TRY(gg_replica_distance(replica, &summary.consensus_distance));
+    gg_exchange_complete_residue(x);
+    own.residue = gg_exchange_residue(x);
+    GG_TRY(gg_replica_at(replica, "counts of the epoch", gather_counts(gg_exchange_transport(x), &own, &summary)));
+    GG_TRY(gg_exchange_distance(x, &summary.consensus_distance));
     if (local == 0) *c->summary = summary;
     return GG_OK;
 }
@@ -252,7 +269,7 @@ static gg_status trainer_step(void *context, int local) {
     gg_status status = GG_OK;
     step_call *c = context;
     gg_replica *replica = c->trainer->replica[local];
-    gg_transport *transport = gg_replica_transport(replica);
+    gg_transport *transport = gg_exchange_transport(gg_replica_exchange(replica));
     int64_t *batches = NULL;
     GG_TRY_CLEANUP(gg_alloc((size_t)transport->size * sizeof *batches, "batch of each rank", &batches));
     GG_TRY_CLEANUP(gg_replica_at(replica, "batch of each rank",
@@ -292,13 +309,6 @@ gg_status gg_trainer_bench(gg_trainer *t, const gg_given *given, int steps, doub
 
 /* ---- at rest ---- */
 
-static gg_status trainer_settle(void *context, int local) {
-    const gg_trainer *t = context;
-    return gg_replica_settle(t->replica[local]);
-}
-
-gg_status gg_trainer_settle(gg_trainer *t) { return gg_team_run(t->team, trainer_settle, t); }
-
 typedef struct reshape_call {
     gg_trainer *trainer;
     const gg_reshape *how;
@@ -307,12 +317,6 @@ typedef struct reshape_call {
 static gg_status trainer_reshape(void *context, int local) {
     const reshape_call *c = context;
     return gg_replica_reshape(c->trainer->replica[local], c->how);
-}
-
-bool gg_trainer_is_whole(const gg_trainer *t) {
-    for (int i = 0; i < t->local; ++i)
-        if (!gg_replica_is_whole(t->replica[i])) return false;
-    return true;
 }
 
 static double macs_of(const gg_graph *graph) {
@@ -332,57 +336,20 @@ gg_status gg_trainer_reshape(gg_trainer *t, const gg_reshape *asked) {
     gg_reshape how = *asked;
     gg_link link;
     const gg_graph *graph = how.graph != NULL ? how.graph : t->options.graph;
-    if (how.graph != NULL && how.strategy == NULL)
-        how.strategy = &t->options.strategy; /* with the sizes as asked for */
+    const gg_strategy_options *strategy = &gg_exchange_asked(gg_peers_exchange(t->peers, 0))->strategy;
+    if (how.strategy != NULL) strategy = how.strategy;
     how.step_seconds = t->step_seconds;
     how.link = NULL;
     /* Before any rank runs, because ranks that fail in a run stay failed. */
     for (int i = 0; i < t->local; ++i) GG_TRY(gg_replica_check_reshape(t->replica[i], &how));
-    if (how.strategy != NULL && gg_strategy_tunes(how.strategy, gg_team_size(t->team))) {
-        GG_TRY(gg_trainer_settle(t));
-        GG_TRY(gg_team_link(t->team, gg_graph_arena_count(graph) * sizeof(float), &link));
-        how.link = &link;
+    if ((how.graph != NULL || how.strategy != NULL) && gg_strategy_tunes(strategy, gg_team_size(t->team))) {
+        GG_TRY(gg_team_run(t->team, trainer_settle, t));
+        GG_TRY(gg_peers_link(t->peers, strategy, gg_graph_arena_count(graph), &link, &how.link));
     }
     if (how.graph != NULL) scale_step_seconds(t, how.graph);
     GG_TRY(gg_team_run(t->team, trainer_reshape, &(reshape_call){.trainer = t, .how = &how}));
     t->options.graph = graph;
-    if (how.strategy != NULL) t->options.strategy = *how.strategy;
     return GG_OK;
-}
-
-typedef struct gather_call {
-    gg_trainer *trainer;
-    int arena;    /* its place in the state */
-    int receiver; /* the local rank that writes `whole` */
-    float *whole;
-} gather_call;
-
-static gg_status trainer_gather(void *context, int local) {
-    const gather_call *c = context;
-    return gg_replica_gather(c->trainer->replica[local], c->arena, local == c->receiver ? c->whole : NULL);
-}
-
-gg_status gg_trainer_gather(gg_trainer *t, int arena, int local, float *whole) {
-    return gg_team_run(t->team, trainer_gather,
-                       &(gather_call){.trainer = t, .arena = arena, .receiver = local, .whole = whole});
-}
-
-typedef struct resume_call {
-    gg_trainer *trainer;
-    int arena, trained;
-    const float *const *whole; /* of each local rank */
-    const float *consensus;
-} resume_call;
-
-static gg_status trainer_resume(void *context, int local) {
-    const resume_call *c = context;
-    return gg_replica_resume(c->trainer->replica[local], c->arena, c->whole[local], c->consensus, c->trained);
-}
-
-gg_status gg_trainer_resume(gg_trainer *t, int arena, const float *const *whole, const float *consensus, int trained) {
-    return gg_team_run(
-        t->team, trainer_resume,
-        &(resume_call){.trainer = t, .arena = arena, .trained = trained, .whole = whole, .consensus = consensus});
 }
 
 typedef struct audit_call {
@@ -406,46 +373,6 @@ gg_status gg_trainer_audit(gg_trainer *t, gg_sample_audit *out) {
     return gg_team_run(t->team, trainer_audit, &(audit_call){.trainer = t, .audit = out});
 }
 
-typedef struct distance_call {
-    gg_trainer *trainer;
-    double *distance;
-} distance_call;
-
-static gg_status trainer_distance(void *context, int local) {
-    distance_call *c = context;
-    double own = 0;
-    GG_TRY(gg_replica_distance(c->trainer->replica[local], &own));
-    if (local == 0) *c->distance = own;
-    return GG_OK;
-}
-
-gg_status gg_trainer_distance(gg_trainer *t, double *out) {
-    return gg_team_run(t->team, trainer_distance, &(distance_call){.trainer = t, .distance = out});
-}
-
-typedef struct consensus_call {
-    gg_trainer *trainer;
-    float *weights;
-} consensus_call;
-
-static gg_status trainer_consensus(void *context, int local) {
-    consensus_call *c = context;
-    const float *mean = NULL;
-    GG_TRY(gg_replica_consensus(c->trainer->replica[local], &mean));
-    if (local == 0) memcpy(c->weights, mean, gg_replica_state(c->trainer->replica[0])->count * sizeof(float));
-    return GG_OK;
-}
-
-gg_status gg_trainer_consensus(gg_trainer *t, float *weights) {
-    return gg_team_run(t->team, trainer_consensus, &(consensus_call){.trainer = t, .weights = weights});
-}
-
-static gg_status trainer_adopt(void *context, int local) {
-    return gg_replica_adopt_consensus(((gg_trainer *)context)->replica[local]);
-}
-
-gg_status gg_trainer_adopt_consensus(gg_trainer *t) { return gg_team_run(t->team, trainer_adopt, t); }
-
 typedef struct evaluate_call {
     gg_trainer *trainer;
     const gg_dataset *const *sets; /* of each local rank */
@@ -458,14 +385,14 @@ static gg_status trainer_evaluate(void *context, int local) {
     gg_status status = GG_OK;
     evaluate_call *c = context;
     gg_replica *replica = c->trainer->replica[local];
-    gg_transport *transport = gg_replica_transport(replica);
+    gg_transport *transport = gg_exchange_transport(gg_replica_exchange(replica));
     const float *weights = NULL;
     const gg_dataset *set = c->sets[local];
     int64_t first = 0, end = set->count;
     gg_evaluation own = {0}, *all = NULL;
 
     GG_TRY_CLEANUP(gg_replica_consensus(replica, &weights));
-    if (c->kind == GG_EVALUATE_REPLICAS) weights = gg_state_weights(gg_replica_state(replica));
+    if (c->kind == GG_EVALUATE_REPLICAS) weights = gg_state_weights(gg_exchange_state(gg_replica_exchange(replica)));
     if (c->kind == GG_EVALUATE_SPLIT) gg_shard(set->count, transport->rank, transport->size, &first, &end);
     GG_TRY_CLEANUP(gg_replica_evaluate(replica, weights, set, first, end, c->batch, &own));
     GG_TRY_CLEANUP(gg_alloc((size_t)transport->size * sizeof *all, "results of all ranks", &all));

@@ -5,15 +5,17 @@
 #ifndef GG_TRAIN_TRAINER_H
 #define GG_TRAIN_TRAINER_H
 
-#include "comm/team.h"
+#include "exchange/peers.h"
 #include "train/replica.h"
 
 typedef struct gg_trainer gg_trainer;
 
-/* options->transport and link are ignored: each replica uses its own rank's transport, and the link is measured where
- * the strategy's sizes are to be tuned. Retains the team; the graph must outlive the trainer. */
-gg_status gg_trainer_create(const gg_replica_options *options, gg_team *team, gg_trainer **out);
-/* Collective: settles first, unless something failed. NULL is fine. */
+/* Makes the exchanges of all local ranks, and the trainer whose steps they are. The caller gives all options of the
+ * exchanges but layout, transport and costs, and all of the replicas but the exchange. The graph and *peers outlive the
+ * trainer; the caller destroys both. Retains the team. */
+gg_status gg_trainer_create(const gg_replica_options *options, const gg_exchange_options *exchange, gg_team *team,
+                            gg_peers **peers, gg_trainer **out);
+/* Collective: settles first, unless something failed. The peers go on without it. NULL is fine. */
 void gg_trainer_destroy(gg_trainer *trainer);
 
 gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
@@ -41,26 +43,14 @@ gg_status gg_trainer_step(gg_trainer *trainer, const gg_given *given, double *lo
 /* `steps` steps on the same batch for every rank; seconds of each on the first local rank, as of gg_replica_bench. */
 gg_status gg_trainer_bench(gg_trainer *trainer, const gg_given *given, int steps, double *seconds);
 
-gg_status gg_trainer_settle(gg_trainer *trainer);
 /* gg_replica_reshape of all ranks; its step_seconds and link are ignored: seconds that were given for a step change as
  * the multiply-adds of a sample do, and sizes that the strategy's options leave open are chosen anew. What
  * gg_replica_check_reshape refuses changes nothing; after any other failure the trainer can only be destroyed. */
 gg_status gg_trainer_reshape(gg_trainer *trainer, const gg_reshape *how);
-bool gg_trainer_is_whole(const gg_trainer *trainer); /* gg_replica_is_whole of all local ranks */
-/* Settles, and copies an arena of a local rank, by its place in the state: all elements of it. */
-gg_status gg_trainer_gather(gg_trainer *trainer, int arena, int local, float *whole);
-/* gg_replica_resume of all ranks, which have settled; whole: one a local rank. */
-gg_status gg_trainer_resume(gg_trainer *trainer, int arena, const float *const *whole, const float *consensus,
-                            int trained);
 /* gg_replica_set_algorithms of all local ranks, or of none if that fails; both arrays are copied. Not collective. */
 gg_status gg_trainer_set_algorithms(gg_trainer *trainer, const gg_conv_choice *choices, int count,
                                     const gg_table_choice *tables, int table_count);
 gg_status gg_trainer_audit(gg_trainer *trainer, gg_sample_audit *out);
-gg_status gg_trainer_distance(gg_trainer *trainer, double *distance);
-/* Copies the consensus weights into an arena of the caller. */
-gg_status gg_trainer_consensus(gg_trainer *trainer, float *weights);
-/* All replicas become the consensus model: the same bits on all ranks. */
-gg_status gg_trainer_adopt_consensus(gg_trainer *trainer);
 typedef enum gg_evaluation_kind {
     GG_EVALUATE_SPLIT = 0, /* the consensus model, one set split over the ranks; one result */
     GG_EVALUATE_OWN,       /* the consensus model, each rank's own set; one result over all of them */

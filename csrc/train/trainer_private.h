@@ -5,8 +5,9 @@
 #include "train/trainer.h"
 
 struct gg_trainer {
-    gg_team *team;
-    gg_replica_options options; /* as they were asked for */
+    gg_peers *peers;
+    gg_team *team;              /* of the peers */
+    gg_replica_options options; /* without an exchange */
     double *step_seconds;       /* of each rank of the team; NULL: none were given */
     int local;
     gg_replica **replica;

@@ -109,7 +109,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
             result["replicas"] = []
             for rank in range(description["ranks"]):
                 own = checkpoint_files.read_rank(arguments.checkpoint, description, rank)["weight"]
-                trainer.core.load_arena("weight", net.check_weights(own))  # of a run that diverged as well
+                trainer.core.exchange.load_arena("weight", net.check_weights(own))  # of a run that diverged as well
                 result["replicas"].append(trainer.evaluate(test, batch_size=arguments.batch_size))
         if trainer.rank == 0:
             print(json_text(result) if arguments.json else _text(result, description, trainer), flush=True)

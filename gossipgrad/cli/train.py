@@ -386,7 +386,7 @@ def _headline(trainer: Trainer) -> str:
     how = [v if isinstance(v, str) else "a table of partners" for k, v in settings.items() if k in shown and v]
     slices = settings.get("slices") or 1
     how += [f"{slices} slices"] if slices > 1 else []
-    permutations, copies = settings.get("permutations"), list(trainer.core.arenas().values()).count("copy")
+    permutations, copies = settings.get("permutations"), list(trainer.core.exchange.arenas().values()).count("copy")
     how += [] if permutations is None else [counted(permutations, "permutation")]
     how += [] if trainer.compression is None else [f"{trainer.compression.name} {trainer.compression.mode}"]
     how += [f"{counted(copies, 'more model')} a rank"] if copies else []

@@ -28,9 +28,8 @@ _DAMAGED = (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zi
 def gathered(core: _core.Exchange, team: _core.Team, shapes: Shapes, seed: int) -> dict[str, Any]:
     """All that training goes on from, of all ranks. Settles. Collective."""
     core.settle()
-    kinds = core.arenas()
     parts = [
-        {name: shapes.shaped(core.arena(name, local)) for name, kind in kinds.items() if kind != "gradient"}
+        {name: shapes.shaped(arrays) for name, arrays in mixing.read(core, local).items()}
         for local in range(team.local)
     ]
     with clocks.standing(team) as times:
@@ -118,27 +117,17 @@ def resume(
     here: Mapping[str, Any],
 ) -> None:
     """Go on from a state that was checked. Collective."""
-    core.settle()
     flat = shapes.flat(consensus)
-    core.load_consensus(flat)
+    same_ranks = len(state["ranks"]) == len(parts)
     own = parts[team.rank : team.rank + team.local]
-    trained = int(state["workers"]) if len(state["ranks"]) == len(parts) else core.workers
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-    for name, kind in core.arenas().items():
-        if kind != "gradient":
-            new = consensus if kind == "outer" else zeros  # outer weights are the model, not what is added to it
-            arrays = [shapes.flat(part.get(name) or new) for part in own]
-            core.resume_arena(name, arrays, flat if kind == "weight" else None, trained)
+    given = [{name: shapes.flat(arrays) for name, arrays in part.items()} for part in own]
+    mixing.resume(core, given, flat, int(state["workers"]) if same_ranks else core.workers)
     moments = [name for name, kind in core.arenas().items() if kind == "moment"]
     begin = any(name not in part for part in parts for name in moments)  # at zero: Adam counts from here
     core.moments_since = int(state["step"] if begin else state["moments_since"])
     core.step = int(state["step"])
-    same_ranks = len(state["ranks"]) == len(parts)
-    saved = _settings(state, here)
-    alike = same_ranks and arenas.mix_alike(saved, here)
-    core.push_sum_since = int(state.get("push_sum_since", 0)) if alike else core.step
-    if same_ranks and not alike and saved.get("push_sum"):
-        mixing.recentre(core, team.local, flat)
+    since = int(state.get("push_sum_since", 0))
+    mixing.go_on(core, team.local, flat, since, _settings(state, here), here, same_ranks)
     clocks.go_on(team, times)
 
 

@@ -77,7 +77,7 @@ def encoded(some: Iterator[dict[str, Any]]) -> bytes:
 
 
 def write(
-    core: _core.Trainer | _core.Exchange,
+    core: _core.Exchange,
     team: _core.Team,
     nodes: Sequence[str],
     layers: Sequence[str],

@@ -19,6 +19,7 @@ from gossipgrad.errors import integer, number
 from gossipgrad.launch import agreement, environment
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.schedules import Constant, Function
+from gossipgrad.state import mixing
 from gossipgrad.torch.modules import Layer, forms_of, tensors_of, write
 from gossipgrad.torch.synchronised import check_synchronised
 from gossipgrad.training import arenas, fingerprint, notices
@@ -156,7 +157,7 @@ class Group:
         return _core.Exchange(
             self.team,
             [layer.described() for layer in self.layers[0]],
-            optimizer=self.optimizer.options() | {"schedule": schedule, "moments_since": 0},
+            optimizer=self.optimizer.options() | {"schedule": schedule},
             strategy=strategy_options(self.strategy, self.exchange, self.compression),
             seed=self.seed,
             threads=1,
@@ -192,8 +193,7 @@ class Group:
 
     def state(self, rank: int) -> dict[str, Arrays]:
         """All arenas but the gradients', by name: copies. Collective."""
-        kinds = self.core.arenas()
-        return {name: self.core.arena(name, rank) for name, kind in kinds.items() if kind != "gradient"}
+        return mixing.read(self.core, rank)
 
     def counts(self, rank: int) -> dict[str, float]:
         """What a rank has sent and waited for since the beginning, in whatever order its arenas lay."""

@@ -30,8 +30,8 @@ def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     """Write the consensus weights to `path` and all ranks' state beside it. CheckpointError: not written."""
     path = os.fspath(path)
     team = replicas.team
-    replicas.core.settle()
-    step = replicas.core.step
+    replicas.core.exchange.settle()
+    step = replicas.core.exchange.step
     position = replicas.where_in_epoch()  # before what is sent to write it
     state = files.state_name(step, team.broadcast(os.urandom(4)))
     with contextlib.ExitStack() as stack:
@@ -64,15 +64,15 @@ def _write(
 
     agreement.together(team, path, write, replicas.where)
     everywhere = [one for text in replicas.gather(json.dumps(digests).encode()) for one in json.loads(text)]
-    weights = replicas.core.consensus_weights()
+    weights = replicas.core.exchange.consensus_weights()
     description = {
         "model": replicas.net.config(),
         "settings": replicas.settings(),
         "classes": replicas.class_names,
         "ranks": replicas.size,
         "step": step,
-        "moments_since": replicas.moments_since,
-        "push_sum_since": replicas.core.push_sum_since,
+        "moments_since": replicas.core.exchange.moments_since,
+        "push_sum_since": replicas.core.exchange.push_sum_since,
         "epoch": replicas.epoch,
         "fit_began": replicas.fit_began,
         "epochs": replicas.history.epochs,
@@ -266,7 +266,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         if saved.ranks == replicas.size:
             parts = [part_of(rank) for rank in range(team.rank, team.rank + team.local)]
         else:
-            trained, kinds = map(part_of, range(saved.workers)), replicas.core.arenas()
+            trained, kinds = map(part_of, range(saved.workers)), replicas.core.exchange.arenas()
             here = saved.settings["strategy"], consensus, trained, kinds, replicas.workers
             parts = [arenas.of_other_ranks(*here)] * team.local
         found.append((saved, consensus, parts))
@@ -279,20 +279,21 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         saved, consensus, parts = found[0]
         one.facts = {"resume": name, f"description of {name}": checksums[0]}
     _check_position(name, saved, replicas)
-    replicas.core.settle()
+    replicas.core.exchange.settle()
     if not replicas.net.same_network(saved.net) or replicas.net.born != saved.net.born:
         notices.shrunken(team.rank, name, saved.net, replicas.apoptosis)
         replicas.adopt(saved.net)
     if saved.ranks != replicas.size:
         notices.other_ranks(team.rank, name, saved.ranks, replicas.size)
-    notices.residue(team.rank, name, True in residues, RESIDUE in replicas.core.arenas())
+    notices.residue(team.rank, name, True in residues, RESIDUE in replicas.core.exchange.arenas())
     _restore_exchange(replicas, saved.settings)
     here = replicas.settings()
-    anew = arenas.begun_anew(saved.settings, here, replicas.core.arenas())
+    anew = arenas.begun_anew(saved.settings, here, replicas.core.exchange.arenas())
     parts = [{key: part[key] for key in part if key not in anew} for part in parts]
-    replicas.set_moments_since(saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step)
-    replicas.set_state(saved.step, parts, consensus, saved.workers if saved.ranks == replicas.size else None)
-    _restore_mixing(replicas, saved, here, consensus)
+    same_ranks, exchange = saved.ranks == replicas.size, replicas.core.exchange
+    exchange.moments_since = saved.moments_since if saved.optimizer == replicas.optimizer.name else saved.step
+    replicas.set_state(saved.step, parts, consensus, saved.workers if same_ranks else None)
+    mixing.go_on(exchange, team.local, consensus, saved.push_sum_since, saved.settings, here, same_ranks)
     _restore_rate(replicas, saved)
     _restore_batches(replicas, saved)
     # What was fastest in one type on one kind of device is not so in another, whose bits are others anyway. Before the
@@ -342,7 +343,7 @@ def _checked(net: Model, arrays: Arrays, where: str) -> Arrays:
 def _check_residue(replicas: Replicas, saved: Saved, residue: Arrays, where: str) -> None:
     """CheckpointError where a rank's residue means something else here. What travels whole takes its residue along."""
     compression = replicas.compression
-    if not residue or compression is None or RESIDUE not in replicas.core.arenas():
+    if not residue or compression is None or RESIDUE not in replicas.core.exchange.arenas():
         return
     differ = arenas.residues_differ(saved.settings, replicas.settings())
     if differ is not None:
@@ -360,15 +361,6 @@ def _restore_exchange(replicas: Replicas, saved: Record) -> None:
         and used in ("weights+momentum", "weights")
     ):
         replicas.set_exchange(used)
-
-
-def _restore_mixing(replicas: Replicas, saved: Saved, here: Record, consensus: Arrays) -> None:
-    """Push-sum's scalars go on with their schedule. Else all ranks count alike, and their mean stays."""
-    same_ranks = saved.ranks == replicas.size
-    alike = same_ranks and arenas.mix_alike(saved.settings, here)
-    replicas.core.push_sum_since = saved.push_sum_since if alike else saved.step
-    if same_ranks and not alike and saved.settings.get("push_sum"):
-        mixing.recentre(replicas.core, replicas.team.local, consensus)
 
 
 def _restore_rate(replicas: Replicas, saved: Saved) -> None:

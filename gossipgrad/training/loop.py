@@ -115,7 +115,7 @@ class Loop:
                 self._epoch()
             mixes = final_mix and trainer.strategy.replicas_differ
             if mixes:
-                trainer.core.adopt_consensus()
+                trainer.core.exchange.adopt_consensus()
             state.over(mixes)
             with trainer.agreed("end"):
                 end(self.callbacks, trainer)
@@ -154,7 +154,7 @@ class Loop:
         if trainer.fit_state.stage not in (Stage.WITHIN, Stage.MADE):
             yield
             return
-        trainer.core.settle()
+        trainer.core.exchange.settle()
         counts = trainer.core.counts()
         yield
         trainer.core.set_counts(counts)
@@ -274,7 +274,7 @@ class Loop:
         state.position = None
         if agreement.alone(trainer.team) or agreement.of_all(error):
             with contextlib.suppress(Exception):  # ranks of a cluster that failed are at no one step: a save says so
-                trainer.core.settle()
+                trainer.core.exchange.settle()
                 if self._counts is not None:
                     trainer.core.set_counts(self._counts)
                 state.stage = Stage.WITHIN
@@ -385,7 +385,7 @@ class Loop:
         trainer, step, state = self.trainer, self.trainer.step, self.trainer.fit_state
         if not self._is_due(step):
             return
-        trainer.core.settle()
+        trainer.core.exchange.settle()
         state.paused_at = step
         position = trainer.where_in_epoch()
         assert position is not None

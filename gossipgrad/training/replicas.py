@@ -216,11 +216,9 @@ class Replicas:
         self.fit_settings: Record = {}  # what fit was last called with, in terms of JSON
         self.class_names: list[str] | None = None  # of the set that it was last called with, or the checkpoint's
         self.set_rate: float | None = None  # by learning_rate; None: the optimiser's schedule says
-        # The step in which the optimiser's moments were zero: Adam counts its updates from there.
-        self.moments_since = 0
         self._core: _core.Trainer | None = None
         self._make()
-        models = [kind for kind in self.core.arenas().values() if kind in ("residue", "copy")]
+        models = [kind for kind in self.core.exchange.arenas().values() if kind in ("residue", "copy")]
         if self.compression is not None:
             notices.nothing_compressed(self.rank, self.size, len(self.compression.packed(self.born)))
         notices.compression_memory(self.rank, len(models), self.net.parameters, self.team.local)
@@ -314,7 +312,7 @@ class Replicas:
     @property
     def step(self) -> int:
         """Updates done."""
-        return self.core.step
+        return self.core.exchange.step
 
     @property
     def batch_size(self) -> int | None:
@@ -367,7 +365,7 @@ class Replicas:
 
         Empty for strategies that have none, or whose sizes are not tuned.
         """
-        return dict(self.core.tuning())
+        return dict(self.core.exchange.tuning())
 
     def __repr__(self) -> str:
         ranks = counted(self.size, "rank")
@@ -392,13 +390,13 @@ class Replicas:
         """A core trainer in the initial state, or in the state of the one before it."""
         schedule = self.optimizer.timing.options(self.optimizer.total or 1) | {"lr": self.optimizer.lr}
         state = self.state() if self._core is not None else None
-        since = self._core.push_sum_since if self._core is not None else 0
+        since = None if self._core is None else (self.core.exchange.push_sum_since, self.core.exchange.moments_since)
         self._core = None  # frees its memory first
         self._core = _core.Trainer(
             self.net.graph,
             self.team,
             loss=[one.core() for one in self.heads],
-            optimizer=self.optimizer.options() | {"schedule": schedule, "moments_since": self.moments_since},
+            optimizer=self.optimizer.options() | {"schedule": schedule},
             strategy=self._strategy_options(),
             seed=self.seed,
             threads=self.threads,
@@ -414,11 +412,13 @@ class Replicas:
             costs=self.costs,
         )
         self._core.set_algorithms(algorithms.choices(self.algorithms), algorithms.first_tables(self.algorithms))
-        if state is not None:
+        exchange = self._core.exchange
+        if state is not None and since is not None:
+            exchange.moments_since = since[1]
             self.set_state(*state)
-            self._core.push_sum_since = since
+            exchange.push_sum_since = since[0]
         elif self.net.loaded:
-            self._core.load_arena("weight", self.net.weights(self.seed))
+            exchange.load_arena("weight", self.net.weights(self.seed))
 
     def _strategy_options(self) -> Record:
         """What the core wants of the strategy, with what "auto" has become, and the compression."""
@@ -442,8 +442,8 @@ class Replicas:
         """The weights of each local rank, the consensus weights, and the network, for put_weights_back. Collective."""
         with self.agreed("copy of the weights"):  # a callback of another rank may have failed
             pass
-        own = [self.core.arena("weight", local) for local in range(self.team.local)]
-        return own, self.core.consensus_weights(), self.net
+        own = [self.core.exchange.arena("weight", local) for local in range(self.team.local)]
+        return own, self.core.exchange.consensus_weights(), self.net
 
     def put_weights_back(self, weights: tuple[list[Arrays], Arrays, Model]) -> None:
         """Every rank, and a centre, gets the weights that copy_weights gave; moments and step stay. Collective.
@@ -455,20 +455,20 @@ class Replicas:
         own, consensus, net = weights
         with self.agreed("weights that come back"):
             pass
-        self.core.settle()
+        self.core.exchange.settle()
         with uninterrupted():  # a network that has grown again is without weights until it has these
             if not net.same_network(self.net):
                 self.core.restore_graph(net.graph)
                 self._is_now(net)
-                self.set_moments_since(self.step)
-            self.core.load_consensus(consensus)
+                self.core.exchange.moments_since = self.step
+            self.core.exchange.load_consensus(consensus)
             for local, arrays in enumerate(own):
-                self.core.load_arena("weight", arrays, local)
-            mixing.forget(self.core)
+                self.core.exchange.load_arena("weight", arrays, local)
+            mixing.forget(self.core.exchange)
             if getattr(self.strategy, "push_sum", False):
-                mixing.recentre(self.core, self.team.local, consensus)
+                mixing.recentre(self.core.exchange, self.team.local, consensus)
             if self.fit_state.mixed:
-                self.core.adopt_consensus()
+                self.core.exchange.adopt_consensus()
 
     # ---- the middle of an epoch
 
@@ -544,7 +544,7 @@ class Replicas:
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         rate = number("learning_rate", rate, 0.0, LARGEST)
-        self.core.set_schedule({"kind": "constant", "lr": rate})
+        self.core.exchange.set_schedule({"kind": "constant", "lr": rate})
         self.set_rate = rate
 
     def set_total(self, total: int) -> None:
@@ -563,7 +563,7 @@ class Replicas:
                 one.facts = {"learning_rate": lambda: self._rates_text(rates, last)}
         else:
             rates = self._rates(last)
-        self.core.set_schedule(rates)
+        self.core.exchange.set_schedule(rates)
         return _core.rate(rates, last)
 
     def _rates(self, last: int) -> dict[str, Any]:
@@ -579,50 +579,27 @@ class Replicas:
         digest = hashlib.sha256(said.encode()).hexdigest()[:8]
         return f"{_core.rate(rates, self.step):g} to {_core.rate(rates, last):g} (checksum {digest})"
 
-    def set_moments_since(self, step: int) -> None:
-        """The optimiser's moments were zero in this step, 0 for one that has begun with the training."""
-        self.moments_since = step
-        self.core.set_moments_since(step)
-
     # ---- state, at rest
 
     def rank_state(self, local: int) -> dict[str, Arrays]:
-        """All that a local rank trains with, by the arena's name: "weight", the moments of the optimiser, the residue.
-
-        And under CARRIED, if layers carry state from batch to batch, that.
-        """
-        arenas = self.core.arenas()
-        found = {name: self.core.arena(name, local) for name, kind in arenas.items() if kind != "gradient"}
+        """mixing.read of a local rank, and under CARRIED, if layers carry state from batch to batch, that."""
+        found = mixing.read(self.core.exchange, local)
         carried = self.core.carried(local)
         return found | {CARRIED: carried} if carried else found
 
     def state(self) -> tuple[int, list[dict[str, Arrays]], Arrays]:
         """(step, rank_state of each local rank, consensus weights). Collective."""
         parts = [self.rank_state(local) for local in range(self.team.local)]
-        return self.core.step, parts, self.core.consensus_weights()
+        return self.core.exchange.step, parts, self.core.exchange.consensus_weights()
 
     def set_state(
         self, step: int, parts: Sequence[dict[str, Arrays]], consensus: Arrays, trained: int | None = None
     ) -> None:
-        """Go on from what state() gave. A moment or residue that it does not have begins at zero. Collective.
-
-        Outer weights that it does not have begin as the consensus weights.
-
-        Where the strategy gives all ranks the same weights, and those of the state differ, all go on from the consensus
-        weights and the mean of the moments of the first `trained` ranks (None: of all).
-        """
-        core = self.core
-        core.settle()
-        core.load_consensus(consensus)
-        zeros = {key: np.zeros_like(array) for key, array in consensus.items()}
-        for name, kind in core.arenas().items():
-            if kind != "gradient":
-                missing = consensus if kind == "outer" else zeros
-                arrays = [part.get(name) or missing for part in parts]
-                core.resume_arena(name, arrays, consensus if kind == "weight" else None, trained or self.size)
+        """Go on from what state() gave, by mixing.resume. trained: None: all ranks have. Collective."""
+        mixing.resume(self.core.exchange, parts, consensus, trained or self.size)
         for local, part in enumerate(parts):
-            core.load_carried(part.get(CARRIED, {}), local)
-        core.step = step
+            self.core.load_carried(part.get(CARRIED, {}), local)
+        self.core.exchange.step = step
 
     @collective
     def weights_sha256(self) -> list[str]:
@@ -630,10 +607,10 @@ class Replicas:
         own = []
         with self.agreed():
             pass
-        self.core.settle()
+        self.core.exchange.settle()
         for local in range(self.team.local):
             digest = hashlib.sha256()
-            for array in self.core.arena("weight", local).values():
+            for array in self.core.exchange.arena("weight", local).values():
                 digest.update(np.ascontiguousarray(array, "<f4").data)
             own.append(digest.hexdigest())
         return own if agreement.alone(self.team) else [one.decode() for one in self.gather(own[0].encode())]

@@ -11,17 +11,14 @@ enum { WIDTH = 4 };
 typedef struct setup {
     gg_graph *graph;
     gg_transport *transport;
-    gg_device *device;
 } setup;
 
 static void open_setup(setup *s) {
     s->graph = one_layer(WIDTH);
     CHECK_OK(gg_local_transport_create(&s->transport));
-    CHECK_OK(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &s->device));
 }
 
 static void close_setup(setup *s) {
-    s->device->table->close(s->device);
     gg_transport_destroy(s->transport);
     gg_graph_destroy(s->graph);
 }
@@ -30,8 +27,8 @@ static gg_status create(const setup *s, gg_exchange **out) {
     const gg_optimizer optimizer = {.type = &gg_optimizer_sgd, .rate = {.lr = 0.5}};
     return gg_exchange_create(&(gg_exchange_options){.layout = gg_graph_layout(s->graph),
                                                      .transport = s->transport,
-                                                     .device = s->device,
-                                                     .optimizer = &optimizer,
+                                                     .devices = {.device = {.threads = 1}, .backend = "native"},
+                                                     .optimizer = optimizer,
                                                      .strategy = {.kind = GG_STRATEGY_ALLREDUCE}},
                               out);
 }
@@ -54,6 +51,7 @@ static void test_a_step_that_does_not_end(void) {
 }
 
 int main(void) {
+    gg_cpu_register();
     const int64_t before = gg_memory_live_bytes();
     test_a_step_that_does_not_end();
     CHECK_INT(gg_memory_live_bytes(), before);

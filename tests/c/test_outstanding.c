@@ -11,6 +11,7 @@
 #include "comm/local.h"
 #include "cpu/strict/strict.h"
 #include "ops/library.h"
+#include "replica_case.h"
 #include "train/replica_private.h"
 
 enum { SAMPLES = 14, BATCH = 3, STEPS = 5, LENGTH = 3, WORDS = 7, CLASSES = 4, HANG = 60 };
@@ -56,18 +57,15 @@ typedef struct run {
 static void begin(run *it, const char *device, int wrong) {
     *it = (run){.graph = make_graph()};
     CHECK_OK(gg_local_transport_create(&it->transport));
-    const gg_replica_options options = {.graph = it->graph,
-                                        .transport = it->transport,
-                                        .head = {{.weight = 1}},
-                                        .optimizer = {.rate = {.lr = 0.1}, .momentum = 0.9f},
-                                        .strategy = {.kind = GG_STRATEGY_NO_EXCHANGE},
-                                        .threads = 1,
-                                        .trace = 200,
-                                        .device = device,
-                                        .backend = strcmp(device, "cuda") != 0 ? "native" : NULL};
+    const gg_optimizer sgd = {.rate = {.lr = 0.1}, .momentum = 0.9f};
+    gg_exchange_options options =
+        case_options(it->transport, sgd, (gg_strategy_options){.kind = GG_STRATEGY_NO_EXCHANGE});
+    options.trace = 200;
+    options.device = device;
+    if (strcmp(device, "cuda") == 0) options.devices.backend = NULL;
     const gg_data_options data = {.batch = BATCH, .shard = GG_SHARD_INTERLEAVED};
     make_set(wrong, &it->set);
-    CHECK_OK(gg_replica_create(&options, &it->replica));
+    CHECK_OK(open_replica(it->graph, &options, &it->replica));
     CHECK_OK(gg_replica_begin(it->replica, &it->set, &data));
     CHECK_OK(gg_replica_plan_epoch(it->replica));
     CHECK_OK(gg_replica_epoch(it->replica, &(gg_position){0}));
@@ -75,7 +73,7 @@ static void begin(run *it, const char *device, int wrong) {
 }
 
 static void end(run *it) {
-    gg_replica_destroy(it->replica);
+    close_replica(it->replica);
     gg_graph_destroy(it->graph);
     gg_transport_destroy(it->transport);
     gg_dataset_release(&it->set);

@@ -8,7 +8,7 @@
 #include "comm/team.h"
 #include "corrupting.h"
 #include "cpu/cpu_backend.h"
-#include "train/replica.h"
+#include "replica_case.h"
 
 enum { RANKS = 3, INPUTS = 5, CLASSES = 3, STEPS = 3, BAD = 0, SENDER = 1 };
 
@@ -50,15 +50,9 @@ static gg_status create(void *context, int rank) {
         GG_TRY(corrupting_create(transport, &s->corruption, &s->corrupting));
         transport = s->corrupting;
     }
-    gg_replica_options options = {
-        .graph = s->graph,
-        .transport = transport,
-        .head = {{.weight = 1}},
-        .optimizer = {.type = &gg_optimizer_sgd, .rate = {.lr = 0.01}, .sgd = {.momentum = 0.9f}},
-        .strategy = s->strategy,
-        .threads = 1,
-        .backend = "native"};
-    return gg_replica_create(&options, &s->replica[rank]);
+    const gg_optimizer sgd = {.type = &gg_optimizer_sgd, .rate = {.lr = 0.01}, .sgd = {.momentum = 0.9f}};
+    const gg_exchange_options options = case_options(transport, sgd, s->strategy);
+    return open_replica(s->graph, &options, &s->replica[rank]);
 }
 
 static gg_status train(void *context, int rank) {
@@ -84,7 +78,7 @@ static int run_leaving(gg_strategy_options strategy, int64_t outputs, corruption
     CHECK(status == GG_OK || status == GG_ERROR_COMM);
     text[0] = '\0';
     if (status != GG_OK) snprintf(text, 512, "%s", gg_error_message());
-    for (int rank = 0; rank < RANKS; ++rank) gg_replica_destroy(s.replica[rank]);
+    for (int rank = 0; rank < RANKS; ++rank) close_replica(s.replica[rank]);
     corrupting_destroy(s.corrupting);
     gg_graph_destroy(s.graph);
     gg_team_release(s.team);

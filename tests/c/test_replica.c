@@ -9,6 +9,7 @@
 #include "check.h"
 #include "comm/team.h"
 #include "cpu/cpu_backend.h"
+#include "replica_case.h"
 
 enum { RANKS = 3, INPUTS = 5, CLASSES = 3 };
 
@@ -39,15 +40,9 @@ static gg_graph *two_layers(void) {
 
 static gg_status create(void *context, int rank) {
     setup *s = context;
-    gg_replica_options options = {
-        .graph = s->graph,
-        .transport = gg_team_transport(s->team, rank),
-        .head = {{.weight = 1}},
-        .optimizer = {.type = &gg_optimizer_sgd, .rate = {.lr = 0.01}, .sgd = {.momentum = 0.9f}},
-        .strategy = s->strategy,
-        .threads = 1,
-        .backend = "native"};
-    return gg_replica_create(&options, &s->replica[rank]);
+    const gg_optimizer sgd = {.type = &gg_optimizer_sgd, .rate = {.lr = 0.01}, .sgd = {.momentum = 0.9f}};
+    const gg_exchange_options options = case_options(gg_team_transport(s->team, rank), sgd, s->strategy);
+    return open_replica(s->graph, &options, &s->replica[rank]);
 }
 
 /* All ranks but one train; settling then waits for the message that the last one would have sent. */
@@ -73,7 +68,7 @@ static void test_deadlock(gg_strategy_kind kind, const char *layers) {
     CHECK(strstr(text, layers) != NULL);
     CHECK(strstr(text, "all ranks wait for messages that nobody will send (1 of 3 have returned)") != NULL);
     CHECK(strstr(text, "bytes from rank 2") != NULL);
-    for (int rank = 0; rank < RANKS; ++rank) gg_replica_destroy(s.replica[rank]);
+    for (int rank = 0; rank < RANKS; ++rank) close_replica(s.replica[rank]);
     gg_graph_destroy(s.graph);
     gg_team_release(s.team);
 }

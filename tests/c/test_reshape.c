@@ -7,6 +7,7 @@
 #include "check.h"
 #include "comm/team.h"
 #include "cpu/cpu_backend.h"
+#include "replica_case.h"
 #include "train/shrink.h"
 
 enum { RANKS = 3, INPUTS = 5, UNITS = 4, LEFT = 3, CLASSES = 3, STEPS = 4 };
@@ -60,14 +61,8 @@ static gg_status select_units(const void *context, gg_arena_kind kind, float *be
 }
 
 static gg_status make_replica(const setup *s, const gg_graph *graph, int rank, gg_replica **out) {
-    gg_replica_options options = {.graph = graph,
-                                  .transport = gg_team_transport(s->team, rank),
-                                  .head = {{.weight = 1}},
-                                  .optimizer = s->optimizer,
-                                  .strategy = s->strategy,
-                                  .threads = 1,
-                                  .backend = "native"};
-    return gg_replica_create(&options, out);
+    const gg_exchange_options options = case_options(gg_team_transport(s->team, rank), s->optimizer, s->strategy);
+    return open_replica(graph, &options, out);
 }
 
 static gg_status train(gg_replica *replica, int rank, int first) {
@@ -94,15 +89,16 @@ static gg_status shrink(void *context, int rank) {
     GG_TRY_CLEANUP(gg_alloc(gg_graph_arena_count(s->before) * sizeof(float), "an arena", &whole));
     GG_TRY_CLEANUP(make_replica(s, s->after, rank, &s->born[rank]));
     born = s->born[rank];
-    for (int i = 0; i < gg_replica_state(large)->arenas; ++i) {
-        GG_TRY_CLEANUP(gg_replica_gather(large, i, whole));
+    for (int i = 0; i < gg_exchange_state(gg_replica_exchange(large))->arenas; ++i) {
+        GG_TRY_CLEANUP(gg_exchange_gather(gg_replica_exchange(large), i, whole));
         GG_TRY_CLEANUP(gg_calloc(gg_graph_arena_count(s->after), sizeof(float), "an arena", &selected));
         GG_TRY_CLEANUP(select_units(s, GG_ARENA_WEIGHT, whole, selected));
-        if (gg_replica_state(large)->arena[i].kind != GG_ARENA_GRADIENT) gg_replica_load(born, i, selected);
+        if (gg_exchange_state(gg_replica_exchange(large))->arena[i].kind != GG_ARENA_GRADIENT)
+            gg_exchange_load(gg_replica_exchange(born), i, selected);
         gg_free(selected);
         selected = NULL;
     }
-    gg_replica_state(born)->step = STEPS;
+    gg_exchange_state(gg_replica_exchange(born))->step = STEPS;
     const gg_reshape how = {.graph = s->after, .map = select_units, .context = s};
     GG_TRY_CLEANUP(gg_replica_check_reshape(large, &how));
     gg_transport *const transport = gg_team_transport(s->team, rank);
@@ -128,7 +124,8 @@ static void test_shrinking(gg_strategy_kind kind, const char *adam) {
     s.after = network(LEFT);
     CHECK_OK(gg_team_run(s.team, shrink, &s));
     for (int rank = 0; rank < RANKS; ++rank) {
-        const gg_state *a = gg_replica_state(s.shrunk[rank]), *b = gg_replica_state(s.born[rank]);
+        const gg_state *a = gg_exchange_state(gg_replica_exchange(s.shrunk[rank])),
+                       *b = gg_exchange_state(gg_replica_exchange(s.born[rank]));
         CHECK_INT(a->count, gg_graph_arena_count(s.after));
         CHECK_INT(a->step, 2 * STEPS);
         CHECK_INT(b->step, 2 * STEPS);
@@ -137,8 +134,8 @@ static void test_shrinking(gg_strategy_kind kind, const char *adam) {
             CHECK(memcmp(a->arena[i].data, b->arena[i].data, count * sizeof(float)) == 0);
         }
     }
-    for (int rank = 0; rank < RANKS; ++rank) gg_replica_destroy(s.shrunk[rank]);
-    for (int rank = 0; rank < RANKS; ++rank) gg_replica_destroy(s.born[rank]);
+    for (int rank = 0; rank < RANKS; ++rank) close_replica(s.shrunk[rank]);
+    for (int rank = 0; rank < RANKS; ++rank) close_replica(s.born[rank]);
     gg_graph_destroy(s.before);
     gg_graph_destroy(s.after);
     gg_team_release(s.team);
@@ -155,7 +152,7 @@ static gg_status refused(void *context, int rank) {
                 GG_ERROR_ARGUMENT, "the other network has other inputs, outputs or layers");
     gg_graph_destroy(other);
 cleanup:
-    gg_replica_destroy(s->shrunk[rank]);
+    close_replica(s->shrunk[rank]);
     return status;
 }
 

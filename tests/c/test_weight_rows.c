@@ -21,7 +21,6 @@ typedef struct setup {
     gg_strategy_kind kind;
     gg_optimizer optimizer;
     asking how;
-    gg_device *device[RANKS];
     gg_exchange *exchange[RANKS];
     float weights[RANKS][COUNT];
     int left; /* of rank 0: steps that made rows */
@@ -33,11 +32,10 @@ static gg_status create(void *context, int rank) {
     options.compression = (gg_compression){.active = true, .mode = GG_COMPRESSION_STRICT, .warmup = WARMUP};
     for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.compression.bin[family] = 50;
     for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.compression.factor[family] = 2;
-    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &s->device[rank]));
     return gg_exchange_create(&(gg_exchange_options){.layout = gg_graph_layout(s->graph),
                                                      .transport = gg_team_transport(s->team, rank),
-                                                     .device = s->device[rank],
-                                                     .optimizer = &s->optimizer,
+                                                     .devices = {.device = {.threads = 1}, .backend = "native"},
+                                                     .optimizer = s->optimizer,
                                                      .strategy = options},
                               &s->exchange[rank]);
 }
@@ -103,7 +101,6 @@ static void run(setup *s) {
     CHECK_OK(gg_team_run(s->team, train, s));
     for (int rank = 0; rank < RANKS; ++rank) {
         gg_exchange_destroy(s->exchange[rank]);
-        s->device[rank]->table->close(s->device[rank]);
         CHECK(memcmp(s->weights[rank], s->weights[0], sizeof s->weights[0]) == 0);
     }
     gg_graph_destroy(s->graph);
@@ -121,6 +118,7 @@ static void test_strategy(gg_strategy_kind kind, gg_optimizer optimizer) {
 }
 
 int main(void) {
+    gg_cpu_register();
     const int64_t before = gg_memory_live_bytes();
     const gg_rate rate = {.kind = GG_SCHEDULE_STEP, .lr = 0.5, .gamma = 0.5, .every = 1};
     const gg_optimizer momentum = {

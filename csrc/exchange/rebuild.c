@@ -1,0 +1,169 @@
+#include "exchange/rebuild.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+#include "comm/collective.h"
+
+/* What a rank trains with, whole arenas in memory of their own. */
+typedef struct whole_state {
+    int64_t step, push_sum_since;
+    int trained; /* the first ranks, which have trained it */
+    int arenas;
+    gg_arena arena[GG_MOST_ARENAS]; /* `data` is this struct's, NULL for gradients */
+    float *consensus;               /* NULL: it is the weights */
+} whole_state;
+
+static void whole_free(whole_state *whole) {
+    for (int i = 0; i < whole->arenas; ++i) gg_free(whole->arena[i].data);
+    gg_free(whole->consensus);
+}
+
+/* The elements of the old network become those of the new one; `data` is overwritten. */
+static gg_status map_to(const gg_rebuild *how, gg_arena_kind kind, float *data, float **out) {
+    const size_t count = how->layout->count;
+    GG_TRY(gg_calloc(count, sizeof **out, "an arena of the new network", out));
+    return how->map(how->context, kind, data, *out);
+}
+
+/* A copy of `data`, an arena, or host memory that the device shares, as the new network has it. */
+static gg_status read_copy(gg_exchange *x, const gg_rebuild *how, gg_arena_kind kind, const float *data, float **out) {
+    gg_status status = GG_OK;
+    const size_t bytes = gg_exchange_layout(x)->count * sizeof *data;
+    float *copy = NULL;
+    GG_TRY_CLEANUP(gg_alloc(bytes, "an arena", &copy));
+    GG_TRY_CLEANUP(gg_device_read(gg_exchange_devices(x)->device, copy, data, bytes));
+    if (how->layout != NULL) GG_TRY_CLEANUP(map_to(how, kind, copy, out));
+    if (how->layout != NULL) goto cleanup;
+    *out = copy;
+    copy = NULL;
+cleanup:
+    gg_free(copy);
+    return status;
+}
+
+/* What is partitioned is gathered: every rank then has all of it. Another network's is made of the old arenas where
+ * they lie: they are not needed any more. Collective. */
+static gg_status read_arena(gg_exchange *x, const gg_rebuild *how, int arena, float **out) {
+    gg_status status = GG_OK;
+    const gg_arena *from = &gg_exchange_state(x)->arena[arena];
+    float *whole = NULL;
+    const bool partitioned = gg_exchange_is_partitioned(x, arena);
+    const bool in_place = how->layout != NULL && !gg_device_is_separate(gg_exchange_devices(x)->device);
+    if (!partitioned && in_place) GG_TRY_CLEANUP(map_to(how, from->kind, from->data, out));
+    if (!partitioned && !in_place) GG_TRY_CLEANUP(read_copy(x, how, from->kind, from->data, out));
+    if (!partitioned) goto cleanup;
+    GG_TRY_CLEANUP(gg_alloc(gg_exchange_state(x)->count * sizeof *whole, from->name, &whole));
+    GG_TRY_CLEANUP(gg_exchange_gather(x, arena, whole));
+    if (how->layout != NULL) GG_TRY_CLEANUP(map_to(how, from->kind, whole, out));
+    if (how->layout != NULL) goto cleanup;
+    *out = whole;
+    whole = NULL;
+cleanup:
+    gg_free(whole);
+    return status;
+}
+
+static bool same_partners(const gg_schedule_options *a, const gg_schedule_options *b) {
+    if (a->topology != b->topology || a->rotate != b->rotate || a->permutations != b->permutations) return false;
+    if (a->topology != GG_TOPOLOGY_TABLE) return true;
+    return a->rows == b->rows && a->columns == b->columns &&
+           memcmp(a->table, b->table, (size_t)(a->rows * a->columns) * sizeof *a->table) == 0;
+}
+
+/* Whether push-sum's scalars of the one are those of the other. */
+static bool mixes_alike(gg_exchange *x, const gg_strategy_options *b) {
+    const gg_strategy_options *a = &gg_exchange_asked(x)->strategy;
+    return a->kind == b->kind && a->push_sum == b->push_sum && a->slices == b->slices &&
+           a->hierarchical == b->hierarchical && a->ranks_per_node == b->ranks_per_node &&
+           same_partners(&a->schedule, &b->schedule);
+}
+
+/* All that the rank goes on with, as the new network has it. Settled. Collective. */
+static gg_status whole_read(gg_exchange *x, const gg_rebuild *how, whole_state *out) {
+    const gg_state *state = gg_exchange_state(x);
+    const float *consensus = NULL;
+    out->step = state->step;
+    out->push_sum_since = how->strategy == NULL || mixes_alike(x, how->strategy) ? state->push_sum_since : state->step;
+    out->trained = gg_exchange_workers(x);
+    GG_TRY(gg_exchange_consensus(x, &consensus));
+    if (consensus != gg_state_weights(state)) GG_TRY(read_copy(x, how, GG_ARENA_WEIGHT, consensus, &out->consensus));
+    for (int i = 0; i < state->arenas; ++i) {
+        gg_arena *arena = &out->arena[out->arenas++];
+        *arena = state->arena[i];
+        arena->data = NULL;
+        if (arena->kind != GG_ARENA_GRADIENT) GG_TRY(read_arena(x, how, i, &arena->data));
+    }
+    return GG_OK;
+}
+
+/* An arena that there was not before begins at zero, outer weights as the consensus. Collective. */
+static gg_status whole_load(gg_exchange *x, const whole_state *whole) {
+    gg_status status = GG_OK;
+    float *zeros = NULL;
+    GG_TRY_CLEANUP(gg_calloc(gg_exchange_state(x)->count, sizeof *zeros, "an arena of zeros", &zeros));
+    const float *model = whole->consensus != NULL ? whole->consensus : whole->arena[GG_WEIGHTS].data;
+    gg_exchange_set_consensus(x, model);
+    for (int i = 0; i < gg_exchange_state(x)->arenas; ++i) {
+        const gg_arena *arena = &gg_exchange_state(x)->arena[i];
+        const float *data = arena->kind == GG_ARENA_OUTER ? model : zeros;
+        if (arena->kind == GG_ARENA_GRADIENT) continue;
+        for (int old = 0; old < whole->arenas; ++old)
+            if (strcmp(whole->arena[old].name, arena->name) == 0) data = whole->arena[old].data;
+        const float *consensus = arena->kind == GG_ARENA_WEIGHT ? model : NULL;
+        GG_TRY_CLEANUP(gg_exchange_resume(x, i, data, consensus, whole->trained));
+    }
+    gg_exchange_state(x)->step = whole->step;
+    gg_exchange_state(x)->push_sum_since = whole->push_sum_since;
+cleanup:
+    gg_free(zeros);
+    return status;
+}
+
+static bool has_unsent(gg_exchange *x) {
+    const gg_state *state = gg_exchange_state(x);
+    for (int i = 0; i < state->arenas; ++i)
+        if (state->arena[i].kind == GG_ARENA_RESIDUE || state->arena[i].kind == GG_ARENA_COPY) return true;
+    return false;
+}
+
+/* Whether residues, bases and copies of the one are those of the other: of the same quantity, for the same partners, of
+ * the same parameters. */
+static bool sends_alike(gg_exchange *x, const gg_strategy_options *b) {
+    const gg_strategy_options *a = &gg_exchange_asked(x)->strategy;
+    return a->kind == b->kind && a->synchronous == b->synchronous && a->hierarchical == b->hierarchical &&
+           a->ranks_per_node == b->ranks_per_node && same_partners(&a->schedule, &b->schedule) &&
+           gg_compression_leaves_the_same(gg_exchange_layout(x), &a->compression, &b->compression);
+}
+
+gg_status gg_exchange_check_rebuild(gg_exchange *x, const gg_strategy_options *strategy) {
+    GG_TRY(gg_strategy_check_open(strategy, gg_exchange_transport(x)->size));
+    if (has_unsent(x) && !sends_alike(x, strategy))
+        return gg_fail(
+            GG_ERROR_ARGUMENT,
+            "reshape: what %s has compressed and not sent yet would mean something else, or be lost, with %s as it "
+            "is wanted; allowed with compression: the same strategy, partners and compressed parameters",
+            gg_strategy_name(gg_exchange_asked(x)->strategy.kind), gg_strategy_name(strategy->kind));
+    return GG_OK;
+}
+
+gg_status gg_exchange_rebuild(gg_exchange *x, const gg_rebuild *how) {
+    gg_status status = GG_OK;
+    whole_state whole = {0};
+    gg_transport *transport = gg_exchange_transport(x);
+    GG_TRY_CLEANUP(whole_read(x, how, &whole));
+    const bool has_mean = gg_exchange_has_mean(x);
+    gg_message_recycle(transport, true);
+    gg_exchange_dismantle(x);
+    /* No message of the new strategy meets a receive of the old one. */
+    GG_TRY_CLEANUP(gg_exchange_at(x, "rebuilding", gg_barrier(transport)));
+    gg_transport_set_epoch(transport, transport->epoch + 1);
+    GG_TRY_CLEANUP(gg_exchange_renew(x, how->strategy, how->layout, &how->costs));
+    if (has_mean) GG_TRY_CLEANUP(gg_exchange_prepare_mean(x)); /* in the memory of the old one */
+    GG_TRY_CLEANUP(whole_load(x, &whole));
+cleanup:
+    gg_message_recycle(transport, false);
+    whole_free(&whole);
+    if (status != GG_OK) gg_exchange_dismantle(x);
+    return gg_exchange_fail(x, status);
+}
