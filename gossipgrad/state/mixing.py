@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, arenas
+from gossipgrad import _core
+from gossipgrad.training import arenas
 
 Arrays = dict[str, NDArray[np.float32]]
 
