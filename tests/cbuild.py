@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "tests" / "c").glob("*.c"))
 MODULE_SOURCES = sorted((ROOT / "tests" / "c" / "operations").glob("*.c"))
 TWIN = ROOT / "tests" / "c" / "twin" / "amx.c"
+STRICT = sorted((ROOT / "tests" / "c" / "strict").glob("*.c"))
 
 
 def wheel_library(wheel: str, name: str) -> str:
@@ -51,8 +52,42 @@ def wrapped(*sources: Path) -> list[str]:
 
 def command(objects: Path, source: Path, target: Path) -> list[str]:
     facts = json.loads((objects / "libgossipgrad.json").read_text())
-    units = [source, TWIN] if "twins: amx" in source.read_text() else [source]
+    text = source.read_text()
+    units = [source, TWIN] if "twins: amx" in text else [source]
+    if '"strict/strict.h"' in text:
+        units += [path for path in STRICT if path.stem != "library"]
     return [*compiling(facts), *map(str, units), *wrapped(*units), "-o", str(target), *linking(facts)]
+
+
+def build_stale(target: Path, key: str, commands: list[list[str]]) -> Path:
+    """Run the commands that make `target`, unless it was made with this key."""
+    stamp = target.with_suffix(".key")
+    target.parent.mkdir(exist_ok=True)
+    with open(target.parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists() and stamp.exists() and stamp.read_text() == key:
+            return target
+        stamp.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)  # who has loaded the old file keeps it
+        for words in commands:
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{target.name}:\n{done.stdout}{done.stderr}")
+        stamp.write_text(key)
+    return target
+
+
+def build_strict(objects: Path) -> Path:
+    """The library of the strict device, in OBJECTS/tests, which GOSSIPGRAD_DEVICE_LIBRARY may name."""
+    facts = json.loads((objects / "libgossipgrad.json").read_text())
+    target = objects / "tests" / "strict.so"
+    core = [*(ROOT / path for path in facts["cuda_shares"]), objects / "base" / "clock.o"]
+    sources = [*STRICT, ROOT / "csrc" / "cuda" / "services.c"]
+    words = [*compiling(facts), "-shared", *map(str, [*sources, *core]), "-o", str(target), *facts["link"]]
+    key = hashlib.sha256("\0".join(words).encode())
+    for path in [*sources, *core, *STRICT[0].parent.glob("*.h"), *(ROOT / "csrc" / "ops").glob("*.h")]:
+        key.update(path.read_bytes())
+    return build_stale(target, key.hexdigest(), [words])
 
 
 def build_module(objects: Path) -> Path:
@@ -61,7 +96,6 @@ def build_module(objects: Path) -> Path:
 
     facts = json.loads((objects / "libgossipgrad.json").read_text())
     folder = objects / "tests"
-    folder.mkdir(exist_ok=True)
     target = folder / "core_operations.so"
     includes = [sysconfig.get_paths()["include"], sysconfig.get_paths()["platinclude"], numpy.get_include()]
     compiler = [*compiling(facts), *(word for path in includes for word in ("-isystem", path))]
@@ -74,20 +108,8 @@ def build_module(objects: Path) -> Path:
         key.update(path.read_bytes())
     for path in core:  # a changed header of the core compiles some of its objects, too
         key.update(f"{path.stat().st_size} {path.stat().st_mtime_ns}".encode())
-    stamp = folder / "core_operations.key"
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.exists() and stamp.exists() and stamp.read_text() == key.hexdigest():
-            return target
-        stamp.unlink(missing_ok=True)
-        target.unlink(missing_ok=True)  # who has loaded the old file keeps it
-        commands = [[*compiler, "-c", str(source), "-o", str(into)] for source, into in units.items()]
-        for words in [*commands, link]:
-            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"the module of single operations:\n{done.stdout}{done.stderr}")
-        stamp.write_text(key.hexdigest())
-    return target
+    commands = [[*compiler, "-c", str(source), "-o", str(into)] for source, into in units.items()]
+    return build_stale(target, key.hexdigest(), [*commands, link])
 
 
 def build(objects: Path, source: Path, folder: Path) -> Path:

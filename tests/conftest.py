@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -50,6 +51,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu(reason): of the CPU alone, so it is skipped where --device is another one")
+    if (ROOT / "gossipgrad" / "_build.py").exists():
+        import cbuild
+
+        os.environ["GOSSIPGRAD_DEVICE_LIBRARY"] = str(cbuild.build_strict(built_objects()))
     device = config.getoption("--device")
     if device == "standin":
         import cuda_standin
@@ -213,9 +218,7 @@ def objects() -> Path:
 
 
 def built_objects() -> Path:
-    from gossipgrad.launch import preload
-
-    folder = ROOT / preload.build_facts().OBJECTS
+    folder = ROOT / runpy.run_path(str(ROOT / "gossipgrad" / "_build.py"))["OBJECTS"]  # without loading the core
     assert (folder / "libgossipgrad.a").exists(), f"{folder}: build the core in this tree: pip install -e ."
     return folder
 

@@ -1,6 +1,10 @@
 """The strict device: memory that the host may not touch, work that is done late. Everything trains on it with the bits
 of the CPU's own kernels, or touches an arena, reads too early or overwrites too soon."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import test_shrink
@@ -439,6 +443,26 @@ def test_strategies_change():
             found.append([trainer.core.exchange.arena(name, 1) for name in trainer.core.exchange.arenas()])
     half = len(found) // 2
     assert same(found[:half], found[half:])
+
+
+SHIPPED = """
+from gossipgrad import _core
+
+for name, words in (("strict", "allowed are cpu"), ("strange:1", "backend's library: /nowhere/strange.so")):
+    try:
+        _core.find_device(name)
+    except ValueError as error:
+        assert words in str(error) and "strict" not in str(error).replace("'strict'", ""), error
+    else:
+        raise AssertionError(name)
+"""
+
+
+def test_the_package_has_no_strict_device():
+    """What GOSSIPGRAD_DEVICE_LIBRARY names is all that there is beside the CPU and CUDA."""
+    environment = {**os.environ, "GOSSIPGRAD_DEVICE_LIBRARY": "/nowhere/strange.so"}
+    done = subprocess.run([sys.executable, "-c", SHIPPED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 UNLIKE = """

@@ -47,5 +47,4 @@ static gg_status cpu_open(const gg_devices_options *options, gg_devices *out) {
 void gg_cpu_register(void) {
     static const gg_device_kind cpu = {.name = "cpu", .open = cpu_open};
     gg_registry_add(&cpu);
-    gg_registry_add(&gg_strict_kind);
 }

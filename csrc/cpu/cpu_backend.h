@@ -1,4 +1,4 @@
-/* The two CPU tables, and the kinds of devices that they make. */
+/* The two CPU tables, and the kind of devices that they make. */
 #ifndef GG_CPU_CPU_BACKEND_H
 #define GG_CPU_CPU_BACKEND_H
 
@@ -10,17 +10,12 @@ extern const gg_backend gg_backend_native;
  * the loss, arena and layout entries are the native ones. */
 extern const gg_backend gg_backend_onednn;
 
-/* The native kernels behind the rules of devices with memory of their own, for tests (cpu/strict/strict.h). */
-extern const gg_backend gg_backend_strict;
-extern const gg_device_kind gg_strict_kind;
-
 /* The oneDNN table, or NULL where the core was built without it. */
 const gg_backend *gg_cpu_onednn(void);
 /* Version text of the oneDNN in use, e.g. "3.2.0"; "" without it. */
 const char *gg_onednn_version(void);
 
-/* Adds the kinds "cpu", with the backends "onednn", "native" and "auto", for each operation the faster, and "strict".
- */
+/* Adds the kind "cpu", with the backends "onednn", "native" and "auto", for each operation the faster. */
 void gg_cpu_register(void);
 
 #endif

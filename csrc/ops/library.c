@@ -4,9 +4,13 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "base/memory.h"
+#include "base/parallel.h"
 
 static gg_status fail_with_text(gg_status status, const char *text) { return gg_fail(status, "%s", text); }
 
@@ -28,6 +32,10 @@ static const gg_library_services services = {
     .free = gg_free,
     .count = gg_memory_count,
     .live_bytes = gg_memory_live_bytes,
+    .open_devices = gg_devices_open,
+    .close_devices = gg_devices_close,
+    .enter = gg_parallel_enter,
+    .leave = gg_parallel_leave,
 };
 
 /* The path of `file` beside the library or program that holds this function. */
@@ -70,37 +78,44 @@ cleanup:
     return status;
 }
 
-gg_status gg_backend_library_load(const char *file, const char *variable, const gg_backend_library **out) {
-    /* One place: so far there is one such library. */
+/* The library that was asked for last is kept. */
+static gg_status load_once(const char *path, const gg_backend_library **out) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static const gg_backend_library *loaded;
     static char loaded_path[PATH_MAX];
-    char path[PATH_MAX];
     gg_status status = GG_OK;
     *out = NULL;
-    const char *named = getenv(variable);
-    if (named != NULL && named[0] != 0) {
-        if (strlen(named) >= sizeof path)
-            return gg_fail(GG_ERROR_ARGUMENT, "%s: the path is longer than %zu bytes", variable, sizeof path - 1);
-        memcpy(path, named, strlen(named) + 1);
-    } else GG_TRY(path_beside_core(file, path, sizeof path));
+    if (strlen(path) >= sizeof loaded_path)
+        return gg_fail(GG_ERROR_ARGUMENT, "the path of a library is longer than %zu bytes", sizeof loaded_path - 1);
     pthread_mutex_lock(&lock);
     if (loaded == NULL || strcmp(loaded_path, path) != 0) {
         const gg_backend_library *library = NULL;
-        if (access(path, F_OK) != 0)
-            status = gg_fail(GG_ERROR_UNSUPPORTED,
-                             "'%s' is not there: CUDA was not built. It is built with nvcc 13 (the CUDA toolkit) and "
-                             "g++ in the source tree: GOSSIPGRAD_CUDA=on pip install -e .",
-                             path);
-        else status = load_library(path, &library);
+        status = load_library(path, &library);
         if (status == GG_OK) {
             loaded = library;
-            memcpy(loaded_path, path, sizeof path);
+            memcpy(loaded_path, path, strlen(path) + 1);
         }
     }
     *out = status == GG_OK ? loaded : NULL;
     pthread_mutex_unlock(&lock);
     return status;
+}
+
+gg_status gg_backend_library_load(const char *file, const char *variable, const gg_backend_library **out) {
+    char beside[PATH_MAX];
+    const char *path = getenv(variable);
+    *out = NULL;
+    if (path == NULL || path[0] == '\0') {
+        GG_TRY(path_beside_core(file, beside, sizeof beside));
+        path = beside;
+    }
+    if (access(path, F_OK) != 0)
+        return gg_fail(
+            GG_ERROR_UNSUPPORTED,
+            "'%s' is not there: CUDA was not built. It is built with nvcc 13 (the CUDA toolkit) and g++ in the "
+            "source tree: GOSSIPGRAD_CUDA=on pip install -e .",
+            path);
+    return load_once(path, out);
 }
 
 /* NULL after a failure. */
@@ -129,7 +144,26 @@ static gg_status open_cuda(const gg_devices_options *options, gg_devices *out) {
     return status;
 }
 
-void gg_cuda_register(void) {
+static gg_status count_named(int *out) {
+    const gg_backend_library *library;
+    *out = 0;
+    GG_TRY(load_once(getenv(GG_DEVICE_LIBRARY_VARIABLE), &library));
+    return library->devices(out);
+}
+
+static gg_status open_named(const gg_devices_options *options, gg_devices *out) {
+    const gg_backend_library *library;
+    GG_TRY(load_once(getenv(GG_DEVICE_LIBRARY_VARIABLE), &library));
+    return library->open(options, out);
+}
+
+void gg_libraries_register(void) {
     static const gg_device_kind cuda = {.name = "cuda", .count = count_cuda, .open = open_cuda};
+    static char name[32];
+    static const gg_device_kind named = {.name = name, .count = count_named, .open = open_named};
     gg_registry_add(&cuda);
+    const char *path = getenv(GG_DEVICE_LIBRARY_VARIABLE), *slash = path != NULL ? strrchr(path, '/') : NULL;
+    if (slash == NULL) return;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(slash + 1, "."), slash + 1);
+    gg_registry_add(&named);
 }

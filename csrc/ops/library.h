@@ -2,17 +2,19 @@
  *
  * Such a library is built with the core, from its headers, but does not see the core's symbols (a Python module has
  * none). The core passes a table of services, over which the library defines these names. Its one export is
- * gg_backend_library_open. A library stays loaded until the process ends. */
+ * gg_backend_library_open. A library stays loaded until the process ends. There are two: that of the room cuda/, and one
+ * that $GOSSIPGRAD_DEVICE_LIBRARY names, as tests do. */
 #ifndef GG_OPS_LIBRARY_H
 #define GG_OPS_LIBRARY_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/cpu.h"
 #include "ops/registry.h"
 
 /* Raised with each change of a function or enumeration that core and library share. */
-enum { GG_LIBRARY_INTERFACE = 1 };
+enum { GG_LIBRARY_INTERFACE = 2 };
 
 /* The interface, and sizes of shared structs: they differ if core and library are of different builds.
  */
@@ -35,6 +37,10 @@ typedef struct gg_library_services {
     void (*free)(void *block);
     void (*count)(int64_t bytes, int64_t allocations); /* gg_memory_count */
     int64_t (*live_bytes)(void);
+    gg_status (*open_devices)(const char *name, const gg_devices_options *options, gg_devices *out);
+    void (*close_devices)(gg_devices *devices);
+    gg_float_mode (*enter)(void); /* gg_parallel_enter */
+    void (*leave)(gg_float_mode former);
 } gg_library_services;
 
 /* The library's side. */
@@ -44,8 +50,10 @@ typedef struct gg_backend_library {
     /* Number of devices that can be opened. If *out is 0, the status says why. */
     gg_status (*devices)(int *out);
     /* Writes lines "name: value" on devices, driver and libraries, NUL-terminated and truncated to `room` bytes; works
-     * without any device. */
+     * without any device. CUDA's only. */
     void (*describe)(char *text, size_t room);
+    /* As that of gg_device_kind; CUDA's library has none. */
+    gg_status (*open)(const gg_devices_options *options, gg_devices *out);
 } gg_backend_library;
 
 /* The export. The services outlive the library. */
@@ -55,12 +63,15 @@ typedef const gg_backend_library *gg_backend_library_open_function(const gg_libr
 /* The library of the room cuda/, and the variable that names a replacement. */
 #define GG_CUDA_LIBRARY "_cuda.so"
 #define GG_CUDA_LIBRARY_VARIABLE "GOSSIPGRAD_CUDA_LIBRARY"
+/* The variable that names a library of another kind of devices: "/path/of/strict.so" is that of "strict". */
+#define GG_DEVICE_LIBRARY_VARIABLE "GOSSIPGRAD_DEVICE_LIBRARY"
 
 /* Loads the library `file` beside the core, or the library that the environment's `variable` names. A second load
  * returns the first result. GG_ERROR_UNSUPPORTED: missing, not loadable, or of another build. Any thread. */
 gg_status gg_backend_library_load(const char *file, const char *variable, const gg_backend_library **out);
 
-/* Adds the kind "cuda" to the registry; opening such a device loads its library. */
-void gg_cuda_register(void);
+/* Adds the kind "cuda" to the registry, and that of $GOSSIPGRAD_DEVICE_LIBRARY, if it is set. Opening a device loads its
+ * library. */
+void gg_libraries_register(void);
 
 #endif

@@ -4,7 +4,7 @@
 
 static void register_devices(void) {
     gg_cpu_register();
-    gg_cuda_register();
+    gg_libraries_register();
 }
 
 static int py_module_execute(PyObject *module) {

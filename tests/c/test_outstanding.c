@@ -9,9 +9,10 @@
 #include "check.h"
 #include "comm/device_order.h"
 #include "comm/local.h"
-#include "cpu/strict/strict.h"
+#include "cpu/cpu_backend.h"
 #include "ops/library.h"
 #include "replica_case.h"
+#include "strict/strict.h"
 #include "train/replica_private.h"
 
 enum { SAMPLES = 14, BATCH = 3, STEPS = 5, LENGTH = 3, WORDS = 7, CLASSES = 4, HANG = 60 };
@@ -320,9 +321,10 @@ static void test_the_trace_has_the_times_of_the_device(const char *device) {
 
 int main(int count, char **word) {
     gg_cpu_register();
+    gg_registry_add(&gg_strict_kind);
     alarm(HANG);
     if (count > 1) {
-        gg_cuda_register();
+        gg_libraries_register();
         test_failures_name_their_step(word[1]);
         test_the_trace_has_the_times_of_the_device(word[1]);
         CHECK(gg_memory_live_bytes() == 0);

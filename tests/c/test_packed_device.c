@@ -6,8 +6,9 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "check.h"
-#include "cpu/strict/strict.h"
+#include "cpu/cpu_backend.h"
 #include "exchange/codec/packed.h"
+#include "strict/strict.h"
 
 enum { EXTENT = 3840, STEPS = 3 };
 
@@ -207,6 +208,7 @@ static void check_spoiled(gg_compression_mode mode, bool difference) {
 }
 
 int main(void) {
+    gg_cpu_register();
     const gg_float_mode former = gg_parallel_enter();
     for (int difference = 0; difference < 2; ++difference) {
         check_mode(GG_COMPRESSION_STRICT, GG_FLOAT32, difference);

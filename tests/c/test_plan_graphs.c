@@ -3,8 +3,9 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "check.h"
-#include "cpu/strict/strict.h"
+#include "cpu/cpu_backend.h"
 #include "nn/plan.h"
+#include "strict/strict.h"
 
 enum {
     BATCH = 5,
@@ -188,6 +189,7 @@ static int run_once(side *it, const choice *c, int turn, float *out) {
 }
 
 int main(void) {
+    gg_cpu_register();
     gg_graph *graph = make_graph();
     side cpu = open_side(&gg_backend_native, graph), device = open_side(&gg_backend_strict, graph);
     float wanted[4096], got[4096];

@@ -8,7 +8,8 @@
 
 #include "base/memory.h"
 #include "check.h"
-#include "cpu/strict/strict.h"
+#include "cpu/cpu_backend.h"
+#include "strict/strict.h"
 
 enum { COUNT = 64 };
 
@@ -289,6 +290,7 @@ static void test_what_is_not_allowed_while_capturing(void) {
 }
 
 int main(void) {
+    gg_cpu_register();
     CHECK(sem_init(&gate, 0, 0) == 0);
     test_memory();
     test_host_access_dies();

@@ -1,6 +1,6 @@
 /* Memory, queues and the thread of the strict device. */
 #define _GNU_SOURCE
-#include "cpu/strict/strict.h"
+#include "strict/strict.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -503,7 +503,9 @@ gg_status gg_strict_open(const gg_backend *table, const gg_device_options *optio
     device->head = (gg_device){.table = table, .isa = options->isa, .threads = options->threads};
     device->seed = (uint64_t)options->number;
     GG_TRY_CLEANUP(gg_calloc(GG_QUEUE_COUNT, sizeof *device->queue, "queues of the strict device", &device->queue));
-    GG_TRY_CLEANUP(gg_backend_native.open(options, &device->native));
+    const gg_devices_options native = {.device = *options, .backend = "native", .dtype = GG_FLOAT32};
+    GG_TRY_CLEANUP(gg_devices_open("cpu", &native, &device->cpu));
+    device->native = device->cpu.device;
     if (pthread_create(&device->thread, NULL, strict_thread, device) != 0)
         GG_FAIL_CLEANUP(GG_ERROR_MEMORY, "no thread for the strict device");
     device->started = true;
@@ -522,7 +524,7 @@ void gg_strict_close(gg_device *head) {
     pthread_cond_broadcast(&device->given);
     pthread_mutex_unlock(&device->mutex);
     if (device->started) (void)pthread_join(device->thread, NULL);
-    if (device->native != NULL) device->native->table->close(device->native);
+    gg_devices_close(&device->cpu);
     for (int i = 0; i < device->blocks; ++i) unmap_block(&device->block[i]);
     (void)pthread_cond_destroy(&device->given);
     (void)pthread_cond_destroy(&device->done);

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "cpu/strict/strict.h"
+#include "strict/strict.h"
 
 static gg_strict *table_device(gg_device *device) { return (gg_strict *)device; }
 static const gg_backend *native_of(const gg_strict *device) { return device->native->table; }

@@ -6,12 +6,12 @@
  * at the address with access. The two queues keep their own orders, and only marks order one behind the other. Pointers
  * to anything but the device's memory and host memory that it shares are errors (gg_device_check), and so is what may
  * not be done while work is captured. */
-#ifndef GG_CPU_STRICT_STRICT_H
-#define GG_CPU_STRICT_STRICT_H
+#ifndef STRICT_STRICT_H
+#define STRICT_STRICT_H
 
 #include <pthread.h>
 
-#include "cpu/cpu_backend.h"
+#include "ops/registry.h"
 
 /* An LSTM of 64 layers that reads a table may have so many parameters. */
 #define GG_STRICT_MOST_PARAMETERS (1 + 4 * 64)
@@ -92,7 +92,8 @@ typedef struct gg_strict_block {
 
 struct gg_strict {
     gg_device head;
-    gg_device *native;      /* computes, on the thread */
+    gg_devices cpu;
+    gg_device *native;      /* the CPU's; computes, on the thread */
     gg_strict_block *block; /* of the device, */
     int blocks, block_room;
     gg_strict_block *shared; /* and of host memory */
@@ -118,6 +119,8 @@ struct gg_strict {
 };
 
 extern const gg_memory_table gg_strict_memory;
+extern const gg_backend gg_backend_strict;
+extern const gg_device_kind gg_strict_kind; /* opens the kind "cpu", which must be there */
 
 gg_status gg_strict_open(const gg_backend *table, const gg_device_options *options, gg_device **out);
 void gg_strict_close(gg_device *device);
