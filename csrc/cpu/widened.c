@@ -1,8 +1,188 @@
-/* Operations in bfloat16 that compute in float32. The bfloat16 input and error are widened into scratch memory
- * (widened_conversions.c), the operation of some table for float32 runs there, for the whole batch or for its parts one
- * after the other (widened_parts.c), and what it gives is rounded. Products read the weights as they are. */
+/* Operations in bfloat16 that compute in float32. The bfloat16 input and error are widened into scratch memory, the
+ * operation of some table for float32 runs there, for the whole batch or for its parts one after the other, and its
+ * output is rounded. Products read the weights as they are. */
 #include "base/memory.h"
-#include "cpu/widened_private.h"
+#include "base/parallel.h"
+#include "cpu/shared.h"
+
+/* The input or the output of such an operation, of a part of the batch. */
+typedef struct widened_side {
+    gg_shape shape;
+    gg_layout layout; /* in bfloat16 */
+    bool turned;      /* in float32 it lies BATCH_LAST, else as in bfloat16 */
+    int64_t samples;
+    size_t narrow, wide; /* bfloat16, padded channels included, and float32, with their padding */
+} widened_side;
+
+/* ---- parts of a batch ---- */
+
+/* Convolutions of large images compute some samples after the others, so that scratch memory is that of a part of the
+ * batch. The gradients of their weights are added up in the order of the parts, which depend on the shapes alone. */
+
+/* Numbers of a convolution's weights. */
+static int64_t weights_of(const gg_op_desc *desc) {
+    const gg_window *window = &desc->window;
+    return desc->output.size[0] * (desc->input[0].size[0] / desc->groups) * window->kernel[0] * window->kernel[1];
+}
+
+/* A batch is divided where its input and output have more numbers than this, to parts that have some. Each part's
+ * gradient of the weights is added: all of them together are at most 1/LEAST_SHARE of the numbers. */
+enum { MOST_NUMBERS = 4 << 20, LEAST_NUMBERS = 1 << 19, LEAST_SHARE = 4 };
+
+/* The fewest that are small enough, or as many as are allowed. */
+static int64_t parts_of(const gg_op_desc *desc) {
+    if (desc->kind != GG_OP_CONV2D || desc->groups < 1) return 1;
+    const int64_t sample = gg_shape_count(&desc->input[0]) + gg_shape_count(&desc->output);
+    int64_t parts = 1;
+    for (int64_t next = 2; next <= desc->batch && desc->batch / parts * sample > MOST_NUMBERS; ++next) {
+        if (desc->batch % next != 0) continue;
+        if (desc->batch / next * sample < LEAST_NUMBERS) break;
+        if (next * weights_of(desc) > desc->batch * sample / LEAST_SHARE) break;
+        parts = next;
+    }
+    return parts;
+}
+
+static size_t narrow_bytes(const gg_op *op, bool output) {
+    const gg_format format = {GG_BFLOAT16, output ? op->output.layout : op->input[0].layout};
+    return gg_format_bytes(format, output ? &op->desc.output : &op->desc.input[0], op->desc.batch);
+}
+
+/* Whether operations of a part can be run for all parts: activations lie alike, and each part of them begins where
+ * kernels may read it. */
+static bool serve_parts(const gg_op *inner, const gg_op *data) {
+    return data->input[0].layout == inner->input[0].layout && data->output.layout == inner->output.layout &&
+           narrow_bytes(inner, false) % GG_ALIGNMENT == 0 && narrow_bytes(inner, true) % GG_ALIGNMENT == 0 &&
+           inner->saved_bytes == 0 && data->saved_bytes == 0;
+}
+
+/* The operation that computes a part in float32, by `create`; wide: of the whole batch. *data becomes *inner or, with
+ * several parts, an operation of its own: what the gradient of the weights leaves for it in scratch is of one part.
+ * *parts becomes 1 where the batch is not divided. After a failure, too, the caller destroys both. */
+static gg_status create_parts(gg_device *device, const gg_op_desc *wide, gg_cpu_create_fn create, int64_t *parts,
+                              gg_op **inner, gg_op **data) {
+    gg_op_desc own = *wide;
+    own.batch /= *parts;
+    GG_TRY(create(device, &own, inner));
+    *data = *inner;
+    if (*parts == 1) return GG_OK;
+    if (own.training && own.input_grad && gg_op_has_pass(&own, GG_PASS_WEIGHTS) && gg_op_has_pass(&own, GG_PASS_DATA)) {
+        own.passes = 1u << GG_PASS_DATA;
+        *data = NULL;
+        GG_TRY(create(device, &own, data));
+    }
+    if (serve_parts(*inner, *data)) return GG_OK;
+    if (*data != *inner) gg_op_destroy(*data);
+    gg_op_destroy(*inner);
+    *parts = 1;
+    *inner = *data = NULL;
+    GG_TRY(create(device, wide, inner));
+    *data = *inner;
+    return GG_OK;
+}
+
+/* ---- conversions ---- */
+
+/* A ReLU is applied to the bfloat16 numbers while they are converted, a piece at a time, so it moves nothing.
+ *
+ * The float32 images of a turned convolution lie BATCH_LAST: where channels do not fill vectors but samples do, turning
+ * costs less than it saves. */
+
+typedef struct convert_job {
+    const gg_cpu_kernels *kernels;
+    const widened_side *side;
+    bool narrows;         /* else it widens */
+    bool relu;            /* of what has been narrowed */
+    const uint16_t *mask; /* of what is widened: numbers become 0 where this is not positive; NULL: none do */
+    uint16_t *narrow;
+    float *wide;
+} convert_job;
+
+/* So many numbers stay in the first-level cache between the steps of a conversion. */
+enum { PIECE = 4096 };
+
+/* What is turned is not converted: the ReLU alone is applied. */
+static void convert_pieces(void *context, int thread, int threads) {
+    const convert_job *job = context;
+    const bool stays = job->side->turned;
+    size_t begin, end;
+    gg_parallel_split(job->side->narrow, GG_LANES, thread, threads, &begin, &end);
+    for (size_t at = begin; at < end; at += PIECE) {
+        const size_t count = end - at < PIECE ? end - at : PIECE;
+        uint16_t *narrow = job->narrow + at;
+        if (job->mask != NULL) job->kernels->elementwise->relu_narrow_backward(count, job->mask + at, narrow, narrow);
+        if (job->narrows && !stays) gg_cpu_narrow_any(job->kernels, count, job->wide + at, narrow);
+        if (!job->narrows && !stays) gg_cpu_widen_any(job->kernels, count, narrow, job->wide + at);
+        if (job->relu) job->kernels->elementwise->relu_narrow(count, narrow, narrow);
+    }
+}
+
+typedef struct turn_job {
+    const convert_job *convert;
+    gg_cpu_images images;
+} turn_job;
+
+/* How they lie in bfloat16. */
+static gg_cpu_images images_of(const convert_job *job) {
+    const widened_side *side = job->side;
+    const int64_t values = gg_shape_count(&side->shape), channels = side->shape.size[0];
+    gg_cpu_images it = {.samples = side->samples,
+                        .channels = channels,
+                        .pixels = values / channels,
+                        .sample = values,
+                        .block = GG_LANES,
+                        .pixel = channels,
+                        .narrow = job->narrow,
+                        .lanes = job->wide};
+    switch (side->layout) {
+    case GG_LAYOUT_CHANNELS16:
+        it.pixel = GG_LANES;
+        it.block = it.pixels * GG_LANES;
+        it.sample = it.pixels * gg_lanes_padded(channels);
+        it.padded = true;
+        break;
+    case GG_LAYOUT_PLAIN:
+        it.channels = values;
+        it.pixels = 1;
+        break;
+    default: break; /* NHWC */
+    }
+    return it;
+}
+
+static void turn_blocks(void *context, int thread, int threads) {
+    const turn_job *job = context;
+    const gg_cpu_layout *kernels = job->convert->kernels->layout;
+    const int64_t blocks = gg_lanes_padded(job->images.channels) / GG_LANES;
+    size_t begin, end;
+    gg_parallel_split((size_t)(blocks * job->images.pixels), 1, thread, threads, &begin, &end);
+    (job->convert->narrows ? kernels->narrow_images : kernels->widen_images)(&job->images, (int64_t)begin,
+                                                                             (int64_t)end);
+}
+
+/* Where images are turned, a ReLU is applied before or behind it to what lies together. */
+static void convert(gg_device *device, convert_job job) {
+    const int threads = gg_cpu_threads_for(device, job.side->narrow);
+    job.kernels = gg_cpu_device_kernels(device);
+    if (!job.side->turned || job.mask != NULL) gg_parallel_run(threads, convert_pieces, &job);
+    if (!job.side->turned) return;
+    turn_job turn = {.convert = &job, .images = images_of(&job)};
+    gg_parallel_run(threads, turn_blocks, &turn);
+    if (job.relu) gg_parallel_run(threads, convert_pieces, &job);
+}
+
+/* mask: in bfloat16; numbers become 0 where it is not positive, and are left so in `narrow`. NULL: none do, and
+ * `narrow` is not written. */
+static void widen(gg_device *device, const widened_side *side, const uint16_t *mask, uint16_t *narrow, float *wide) {
+    convert(device, (convert_job){.side = side, .mask = mask, .narrow = narrow, .wide = wide});
+}
+
+/* relu: of what has been narrowed. */
+static void narrow(gg_device *device, const widened_side *side, bool relu, float *wide, uint16_t *narrow) {
+    convert(device, (convert_job){.side = side, .narrows = true, .relu = relu, .narrow = narrow, .wide = wide});
+}
+
+/* ---- the operation ---- */
 
 /* inner, data: in float32, of a part of the batch, without an activation. Of several parts both may be different ones.
  */
@@ -11,7 +191,7 @@ typedef struct widened_op {
     gg_device *device;
     gg_op *inner, *data;
     int64_t parts;                           /* more than 1: of a convolution */
-    gg_widened_side in, out;                 /* of a part */
+    widened_side in, out;                    /* of a part */
     size_t weights, biases;                  /* of a convolution */
     size_t input, output, error, grad_input; /* where they lie in scratch, in bytes */
     size_t gradient;                         /* with several parts: the weights', then the biases' */
@@ -21,7 +201,7 @@ typedef struct widened_op {
 /* The input, which is not written. */
 static float *widen_input(const widened_op *op, const gg_op_args *args) {
     float *wide = (float *)((char *)args->scratch + op->input);
-    gg_widened_widen(op->device, &op->in, NULL, (uint16_t *)(uintptr_t)args->input[0], wide);
+    widen(op->device, &op->in, NULL, (uint16_t *)(uintptr_t)args->input[0], wide);
     return wide;
 }
 
@@ -29,7 +209,7 @@ static float *widen_input(const widened_op *op, const gg_op_args *args) {
 static float *widen_outputs(const widened_op *op, const gg_op_args *args, const void *from, size_t offset,
                             bool masked) {
     float *wide = (float *)((char *)args->scratch + offset);
-    gg_widened_widen(op->device, &op->out, masked ? args->output : NULL, (uint16_t *)(uintptr_t)from, wide);
+    widen(op->device, &op->out, masked ? args->output : NULL, (uint16_t *)(uintptr_t)from, wide);
     return wide;
 }
 
@@ -61,16 +241,14 @@ static gg_status widened_prepare(gg_op *head, const gg_op_args *args, gg_pass pa
 }
 
 static gg_status forward_part(const widened_op *op, const gg_op_args *args, int64_t part) {
-    gg_status status = GG_OK;
     gg_op_args wide = *args;
     float *output = (float *)((char *)args->scratch + op->output);
     wide.input[0] = widen_input(op, args);
     wide.output = output;
-    GG_TRY_CLEANUP(gg_op_forward(op->inner, &wide));
-    gg_widened_narrow(op->device, &op->out, op->head.desc.activation == GG_ACTIVATION_RELU, output, args->output);
-cleanup:
     (void)part;
-    return status;
+    GG_TRY(gg_op_forward(op->inner, &wide));
+    narrow(op->device, &op->out, op->head.desc.activation == GG_ACTIVATION_RELU, output, args->output);
+    return GG_OK;
 }
 
 static gg_status widened_forward(gg_op *head, const gg_op_args *args) { return run_parts(head, args, forward_part); }
@@ -108,7 +286,6 @@ static gg_status weights_part(const widened_op *op, const gg_op_args *args, int6
 static gg_status widened_weights(gg_op *head, const gg_op_args *args) { return run_parts(head, args, weights_part); }
 
 static gg_status data_part(const widened_op *op, const gg_op_args *args, int64_t part) {
-    gg_status status = GG_OK;
     gg_op_args wide = *args;
     float *grad_input = (float *)((char *)args->scratch + op->grad_input);
     if (op->keeps) {
@@ -118,11 +295,10 @@ static gg_status data_part(const widened_op *op, const gg_op_args *args, int64_t
         wide.grad_output = widen_outputs(op, args, args->grad_output, op->error, false);
     }
     if (args->grad_input[0] != NULL) wide.grad_input[0] = grad_input;
-    GG_TRY_CLEANUP(op->data->type->backward_data(op->data, &wide));
-    if (args->grad_input[0] != NULL) gg_widened_narrow(op->device, &op->in, false, grad_input, args->grad_input[0]);
-cleanup:
     (void)part;
-    return status;
+    GG_TRY(op->data->type->backward_data(op->data, &wide));
+    if (args->grad_input[0] != NULL) narrow(op->device, &op->in, false, grad_input, args->grad_input[0]);
+    return GG_OK;
 }
 
 static gg_status widened_data(gg_op *head, const gg_op_args *args) { return run_parts(head, args, data_part); }
@@ -190,14 +366,14 @@ static gg_op_desc wide_desc(const gg_op_desc *desc) {
     return wide;
 }
 
-static gg_widened_side side_of(const gg_op *inner, const gg_shape *shape, gg_format narrow, gg_format wide) {
+static widened_side side_of(const gg_op *inner, const gg_shape *shape, gg_format narrow, gg_format wide) {
     const int64_t samples = inner->desc.batch;
-    return (gg_widened_side){.shape = *shape,
-                             .layout = narrow.layout,
-                             .turned = wide.layout == GG_LAYOUT_BATCH_LAST,
-                             .samples = samples,
-                             .narrow = gg_format_bytes(narrow, shape, samples) / sizeof(uint16_t),
-                             .wide = gg_format_bytes(wide, shape, samples) / sizeof(float)};
+    return (widened_side){.shape = *shape,
+                          .layout = narrow.layout,
+                          .turned = wide.layout == GG_LAYOUT_BATCH_LAST,
+                          .samples = samples,
+                          .narrow = gg_format_bytes(narrow, shape, samples) / sizeof(uint16_t),
+                          .wide = gg_format_bytes(wide, shape, samples) / sizeof(float)};
 }
 
 /* layout: of the input and the output in bfloat16; NULL: those of the operation in float32. */
@@ -207,13 +383,13 @@ static gg_status create_in_layouts(gg_device *device, const gg_op_desc *desc, gg
     gg_op *inner = NULL, *data = NULL;
     void *block = NULL;
     const gg_op_desc wide = wide_desc(desc);
-    int64_t parts = gg_widened_parts(desc);
+    int64_t parts = parts_of(desc);
     *out = NULL;
     GG_TRY_CLEANUP(widened_check(desc));
     if (layout != NULL && parts > 1 && desc->batch / parts % GG_LANES != 0)
         GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "a part of %lld samples would not fill vectors",
                         (long long)(desc->batch / parts));
-    GG_TRY_CLEANUP(gg_widened_create_parts(device, &wide, create, &parts, &inner, &data));
+    GG_TRY_CLEANUP(create_parts(device, &wide, create, &parts, &inner, &data));
     const bool lanes = inner->input[0].layout == GG_LAYOUT_BATCH_LAST || inner->output.layout == GG_LAYOUT_BATCH_LAST;
     if (lanes != (layout != NULL))
         GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "bfloat16 does not lie %s", gg_layout_name(GG_LAYOUT_BATCH_LAST));
@@ -237,7 +413,7 @@ static gg_status create_in_layouts(gg_device *device, const gg_op_desc *desc, gg
     op->in = side_of(inner, &inner->desc.input[0], head->input[0], inner->input[0]);
     op->out = side_of(inner, &inner->desc.output, head->output, inner->output);
     if (desc->kind == GG_OP_CONV2D) {
-        op->weights = (size_t)gg_widened_weights(desc);
+        op->weights = (size_t)weights_of(desc);
         op->biases = (size_t)desc->output.size[0];
     }
     if (desc->training && inner->type->backward_weights != NULL && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) {
