@@ -1,9 +1,14 @@
 /* The rules of optimisers' updates, once for CPUs and GPUs: how a weight and its moments follow from a gradient. What
  * gossip adds is in gg_update_args (backend.h), which has the factors.
  *
- * A kernel's file includes this header again, after it has defined GG_RULE_VALUE, a number or a vector of them, and
- * GG_RULE_FACTOR, a factor of it, with + - * / that round each on their own; GG_RULE_INLINE, the qualifiers of a
- * function; GG_RULE_NUMBER(x), a factor from a float; and rule_root, rule_not_negative, functions of a value. */
+ * A kernel's file includes this header again, after it has defined
+ *   GG_RULE_VALUE      a number or a vector of them, with + - * /
+ *   GG_RULE_FACTOR     what a value is multiplied by
+ *   GG_RULE_INLINE     qualifiers of a function
+ *   GG_RULE_NUMBER(x)  a factor from a float
+ *   GG_RULE_SPLAT(x)   a value from a float
+ *   rule_root(v)       square root
+ *   rule_if_less(a, b, yes, no)  yes where a < b, else no: where a or b is NaN as well */
 #ifndef GG_OPS_UPDATE_RULES_H
 #define GG_OPS_UPDATE_RULES_H
 
@@ -56,7 +61,8 @@ GG_RULE_INLINE updated update_by_rule(gg_update_rule rule, const update_factors 
         now.weight = w - f->lr * d;
     } else if (rule == GG_UPDATE_ADAM) {
         /* An average of rounded numbers may have brought the square below 0. */
-        now.square = rule_not_negative(f->beta2 * now.square + f->square_share * (d * d));
+        const GG_RULE_VALUE zero = GG_RULE_SPLAT(0.0f), sum = f->beta2 * now.square + f->square_share * (d * d);
+        now.square = rule_if_less(sum, zero, zero, sum);
         now.momentum = f->mu * now.momentum + f->d_share * d;
         now.weight = f->weight_factor * w - f->lr * now.momentum / (rule_root(now.square) * f->root_scale + f->eps);
     } else {

@@ -17,8 +17,10 @@ GG_INLINE void update_publish(bool narrow, void *copy, size_t i, value v) {
     else stream((float *)copy + i, v);
 }
 
-/* NaN stays NaN. */
-GG_INLINE value rule_not_negative(value v) { return (value)((words)v & ~(words)(v < 0.0f)); }
+GG_INLINE value rule_if_less(value a, value b, value yes, value no) {
+    const words less = (words)(a < b);
+    return (value)(((words)yes & less) | ((words)no & ~less));
+}
 
 GG_INLINE value rule_root(value v) { return square_root(v); }
 
@@ -26,6 +28,7 @@ GG_INLINE value rule_root(value v) { return square_root(v); }
 #define GG_RULE_VALUE value
 #define GG_RULE_FACTOR float
 #define GG_RULE_NUMBER(x) (x)
+#define GG_RULE_SPLAT(x) ((value){0} + (x))
 #include "ops/update_rules.h"
 
 /* rule, receives and narrow are constants in every call, so each combination becomes a loop without their branches. */

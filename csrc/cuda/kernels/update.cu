@@ -10,8 +10,8 @@ template <class Wire> __device__ __forceinline__ gg_exact update_mixed(gg_exact 
     return now + (gg_exact{received} - said) * gg_exact{0.5f};
 }
 
-__device__ __forceinline__ gg_exact rule_not_negative(gg_exact s) {
-    return {s.v < 0.0f ? 0.0f : s.v}; /* NaN stays NaN */
+__device__ __forceinline__ gg_exact rule_if_less(gg_exact a, gg_exact b, gg_exact yes, gg_exact no) {
+    return a.v < b.v ? yes : no;
 }
 
 __device__ __forceinline__ gg_exact rule_root(gg_exact s) { return gg_sqrt(s); }
@@ -20,6 +20,7 @@ __device__ __forceinline__ gg_exact rule_root(gg_exact s) { return gg_sqrt(s); }
 #define GG_RULE_VALUE gg_exact
 #define GG_RULE_FACTOR gg_exact
 #define GG_RULE_NUMBER(x) (gg_exact{x})
+#define GG_RULE_SPLAT(x) (gg_exact{x})
 #include "ops/update_rules.h"
 
 template <gg_update_rule rule, class Wire>
