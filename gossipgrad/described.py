@@ -13,8 +13,14 @@ from gossipgrad.keywords import about
 
 
 def metadata_of(said: Mapping[str, Any]) -> dict[str, Any]:
-    """A field's metadata: help, and the meaning of None."""
-    return about(said["help"], default=said["unset"])
+    """A field's metadata: help, the meaning of None, and how the command line reads several numbers."""
+    if not said["count"]:
+        return about(said["help"], default=said["unset"])
+    return about(said["help"], metavar=",".join("X" * said["count"]), read=_read_numbers)
+
+
+def _read_numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(one) for one in text.split(","))
 
 
 def field_of(said: Mapping[str, Any]) -> Any:
@@ -30,7 +36,11 @@ def checked(said: Mapping[str, Any], argument: str, value: Any) -> Any:
         return flag(argument, value)
     if said["type"] == "integer":
         return integer(argument, value, **{key: int(limit) for key, limit in said["bounds"].items()})
-    return _real(argument, value, **said["bounds"])
+    if not said["count"]:
+        return _real(argument, value, **said["bounds"])
+    if not isinstance(value, (tuple, list)) or len(value) != said["count"]:
+        raise ValueError(f"{argument}={value!r}: allowed: {said['count']} numbers, as {said['default']}")
+    return tuple(_real(f"{argument}[{i}]", one, **said["bounds"]) for i, one in enumerate(value))
 
 
 def _real(argument: str, value: Any, **bounds: float) -> float:

@@ -84,10 +84,7 @@ class Optimizer:
     def options(self) -> dict[str, Any]:
         """What the core wants, the learning rate aside."""
         own = {key: value for key, value in self._own().items() if value is not None}
-        for key, value in own.items():
-            if isinstance(value, tuple):
-                own[key] = roles(value)
-        return {"name": self.name, **own}
+        return {"name": self.name, **{key: roles(one) if key in _PARTS else one for key, one in own.items()}}
 
     def rates(self, first: int, count: int) -> dict[str, Any]:
         """What the core wants to know the learning rates of `count` steps from step `first` on."""

@@ -47,7 +47,7 @@ class Trainer(Replicas):
                network with several outputs a list with one each, or a dict by the outputs' names.
     loss_weights  what the loss of each output counts in the sum that is trained: a list, or a dict by name, where
                others count 1; None: as the network says.
-    optimizer  gossipgrad.SGD(...), Adam(...) or LARS(...); default SGD(lr=0.01, momentum=0.9).
+    optimizer  one of gossipgrad, as SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
     strategy   gossipgrad.GossipGraD(...), AllReduce(...), LayerwiseAllReduce(...), PeriodicAllReduce(...),
                PullGossip(...), PushGossip(...), OverlappedAveraging(...), ElasticAveraging(...), ParameterServer(...),
                DiLoCo(...), NoLoCo(...), NoExchange(...); default GossipGraD().

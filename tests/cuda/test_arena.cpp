@@ -59,7 +59,7 @@ void check_update(gg_update_rule rule, gg_dtype wire, unsigned have, size_t n, s
     a.root_scale = 1.7f;
     a.eps = 1e-6f;
     a.weight_factor = 0.999f;
-    const bool stateful = rule != GG_UPDATE_PLAIN, squares = rule == GG_UPDATE_ADAM;
+    const bool stateful = GG_UPDATE_MOMENTS(rule) > 0, squares = GG_UPDATE_MOMENTS(rule) > 1;
     gg_update_args g = a, c = a;
     g.n = n;
     c.n = padded(n);
@@ -87,8 +87,8 @@ void check_update(gg_update_rule rule, gg_dtype wire, unsigned have, size_t n, s
 }
 
 void test_update() {
-    const gg_update_rule rules[] = {GG_UPDATE_PLAIN, GG_UPDATE_MOMENTUM, GG_UPDATE_NESTEROV, GG_UPDATE_ADAM};
-    for (gg_update_rule rule : rules) {
+    for (int i = 0; i < GG_UPDATE_RULE_COUNT; ++i) {
+        const gg_update_rule rule = (gg_update_rule)i;
         for (size_t n : some_sizes) check_update(rule, GG_FLOAT32, 15, n, 0, false);
         for (gg_dtype wire : {GG_FLOAT32, GG_BFLOAT16}) {
             for (unsigned have = 0; have < 16; ++have) check_update(rule, wire, have, 67, 0, false);
@@ -112,7 +112,7 @@ struct update_arrays {
         gg_update_args a = {};
         a.n = n, a.rule = rule, a.wire = wire;
         a.grad = grad.p, a.weight = weight.p;
-        const bool stateful = rule != GG_UPDATE_PLAIN, squares = rule == GG_UPDATE_ADAM;
+        const bool stateful = GG_UPDATE_MOMENTS(rule) > 0, squares = GG_UPDATE_MOMENTS(rule) > 1;
         if (stateful) a.momentum = momentum.p;
         if (squares) a.square = square.p;
         if (have & 1) a.weight_after = after.bytes.p;

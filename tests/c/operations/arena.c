@@ -64,8 +64,8 @@ static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in
                                  .weight_factor = (float)number[9],
                                  .root_scale = (float)number[10],
                                  .eps = (float)number[11]};
-    if (in[0] == NULL || in[1] == NULL || (args.rule != GG_UPDATE_PLAIN && in[2] == NULL) ||
-        (args.rule == GG_UPDATE_ADAM && in[3] == NULL))
+    if (in[0] == NULL || in[1] == NULL || (GG_UPDATE_MOMENTS(args.rule) > 0 && in[2] == NULL) ||
+        (GG_UPDATE_MOMENTS(args.rule) > 1 && in[3] == NULL))
         return PyErr_Format(PyExc_ValueError, "update: an array that the rule needs is None");
     device->table->update(device, 1, &args);
     return Py_BuildValue("NNNNNN", array_copy(in[1], n), in[2] ? array_copy(in[2], n) : Py_NewRef(Py_None),
