@@ -74,7 +74,7 @@ from gossipgrad.layers import (  # noqa: E402
 )
 from gossipgrad.losses import CrossEntropy  # noqa: E402
 from gossipgrad.model import Input, Model, Sequential  # noqa: E402
-from gossipgrad.optim import LARS, SGD, Adam, Optimizer  # noqa: E402
+from gossipgrad.optim import LARS, SGD, Adam, Lion, Optimizer  # noqa: E402
 from gossipgrad.sequences import (  # noqa: E402
     LSTM,
     Attention,
@@ -150,6 +150,7 @@ __all__ = [
     "LayerwiseAllReduce",
     "LeakyReLU",
     "Linear",
+    "Lion",
     "MaxPool2d",
     "Model",
     "MultiHeadAttention",

@@ -214,7 +214,36 @@ class LARS(Optimizer):
     clip_norm: float | None = _option("lars", "clip_norm")
 
 
-BY_NAME: dict[str, type[Any]] = {made.name: made for made in (SGD, Adam, LARS)}
+@named_keywords
+@dataclass(frozen=True)
+class Lion(Optimizer):
+    """Lion: the weight moves by the sign of a mix of momentum and gradient.
+
+    Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023), arXiv 2302.06675. With betas (b1, b2): c = b1 *
+    m + (1 - b1) * g; w -= lr * (sign(c) + weight_decay * w); m = b2 * m + (1 - b2) * g. The sign of 0 is 0.
+
+    lr            every weight moves by it, whatever its gradient: the paper uses a third to a tenth of AdamW's rate,
+                  and as many times its weight_decay.
+    betas         the momentum's shares of c and of the next m.
+    weight_decay  decays the weights themselves, not the gradient.
+    schedule, no_decay, clip_norm  as of SGD.
+
+    It stores one moment, half of Adam's. The sign makes the update sensitive to what is averaged: signs of a mean of
+    gradients are not the mean of signs, so strategies that average gradients and those that average weights differ more
+    than with SGD. AdaComp(local_momentum=True) is refused: its momentum comes before the sum, the sign after it. A
+    gradient that arrives late (exchange="gradients", staleness 1) changes m alone.
+    """
+
+    name: ClassVar[str] = "lion"
+    lr: float = _option("lion", "lr")
+    betas: tuple[float, float] = _option("lion", "betas")
+    weight_decay: float = _option("lion", "weight_decay")
+    schedule: schedules.Schedule | Callable[[int], float] = _schedule()
+    no_decay: tuple[Part, ...] | Part = _option("lion", "no_decay")
+    clip_norm: float | None = _option("lion", "clip_norm")
+
+
+BY_NAME: dict[str, type[Any]] = {made.name: made for made in (SGD, Adam, LARS, Lion)}
 
 
 def keywords(made: type[Any]) -> list[str]:

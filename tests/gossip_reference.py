@@ -184,6 +184,11 @@ class Simulation:
         if isinstance(o, gg.Adam):
             self._adam(g)
             return
+        if isinstance(o, gg.Lion):
+            decayed = self.w * (1 - o.lr * o.weight_decay)
+            self.w = decayed - o.lr * np.sign(o.betas[0] * self.v + (1 - o.betas[0]) * g)
+            self.v = o.betas[1] * self.v + (1 - o.betas[1]) * g
+            return
         g = g + o.weight_decay * self.w
         if o.momentum:
             self.v = o.momentum * self.v + g
@@ -258,7 +263,7 @@ class Simulation:
             self.v, self.s = (self.mixed(one, self.pending[0], o, self.t - 1) for one, o in ((self.v, v), (self.s, s)))
 
     def settle(self):
-        """Mixes what is in flight. A gradient that comes late counts as if in time, with Adam for v alone."""
+        """Mixes what is in flight. A gradient that comes late counts as if in time, with Adam and Lion for v alone."""
         self.settle_moments()
         if self.pending is None:
             return
@@ -271,6 +276,9 @@ class Simulation:
             late, o = (sent[sources] - sent) / 2, self.optimizer
             if isinstance(o, gg.Adam):
                 self.v = self.v + (1 - o.beta1) * late
+                return
+            if isinstance(o, gg.Lion):
+                self.v = self.v + (1 - o.betas[1]) * late
                 return
             if o.momentum:
                 self.v = self.v + late

@@ -18,7 +18,7 @@ def kernel(isa, name, arrays, numbers=()):
     return operations.run_kernel(isa, name, arrays, list(numbers))
 
 
-RULES = ("plain", "momentum", "nesterov", "adam")
+RULES = ("plain", "momentum", "nesterov", "adam", "lion")
 # rule, bfloat16 wire, then grad_scale lr mu weight_decay d_share beta2 square_share keep root_scale eps
 UPDATE = [0.5, 0.1, 0.9, 0.01, 0.1, 0.99, 0.01, 0.97, 1.5, 1e-3]
 
@@ -54,6 +54,10 @@ def test_update(isa, rule, received, narrow):
             w_out = keep * w - lr * m_out / (np.sqrt(s_out) * root_scale + eps)
             close("second moment", found[2], s_out, s + d * d + np.abs(came[2]), 4)
             assert np.array_equal(found[5], sent(found[2]))
+        elif rule == "lion":
+            d = scale * grad.astype(np.float64) + decay * w
+            w_out = keep * w - lr * np.sign(mu * (m + displaced[1]) + d_share * d)
+            m_out = beta2 * (m + displaced[1]) + square_share * d
         else:
             start = m + displaced[1] if keeps else np.zeros(n)
             w_out, m_out = ref.sgd(w, scale * grad, start, lr, mu if keeps else 0.0, decay, rule == "nesterov")
@@ -96,6 +100,17 @@ def test_adam_is_torchs(isa):
             numbers += [1 - lr * decay if decoupled else 1, 1 / math.sqrt(1 - beta2**t), eps]
             weight, m, s, *_ = kernel(isa, "update", [grad, weight, m, s, None, None, None], [3, 0, *numbers])
         np.testing.assert_allclose(weight, tensor.detach(), rtol=2e-6, atol=2e-7)
+
+
+@isas
+def test_the_sign_of_lion(isa):
+    """That of 0 is 0, of NaN NaN, and of the smallest normal number 1."""
+    grad, nothing = np.zeros(16, np.float32), np.zeros(16, np.float32)
+    grad[:6] = [0.0, -0.0, np.nan, np.inf, 2.0**-126, -(2.0**-126)]
+    arrays = [grad, np.ones(16, np.float32), nothing, None, None, None, None]
+    weight, m, *_ = kernel(isa, "update", arrays, [RULES.index("lion"), 0, 1, 0.5, 0, 0, 1, 0, 1, 1, 1, 1])
+    assert np.array_equal(weight[:6], [1, 1, np.nan, 0.5, 0.5, 1.5], equal_nan=True) and np.all(weight[6:] == 1)
+    assert np.array_equal(m[:6], grad[:6], equal_nan=True)
 
 
 @isas

@@ -88,7 +88,8 @@ def test_help_shows_every_default(capsys):
         "default: log2 (periodic-allreduce); 10 (elastic-averaging); 1 (parameter-server); 50 (diloco, noloco)",
         "default: adam for char_gpt, char_lstm; sgd for all others",
         "0.1 for resnet20, resnet32, resnet56, speech_dnn; ",
-        "0.01 for all others; with another optimiser than the model's: 0.03 (sgd); 0.001 (adam); 2 (lars)",
+        "0.01 for all others; with another optimiser than the model's: 0.03 (sgd); 0.001 (adam); 2 (lars); "
+        "0.0001 (lion)",
         "shakespeare for char_gpt, char_lstm; synthetic for speech_dnn; imagefolder for all others",
         "(pull-gossip, push-gossip); default: 1",
         "--every N steps between two decays (step); default: none, it must be given",
@@ -250,6 +251,7 @@ def test_every_option_reaches_the_report(capsys, tmp_path):
         ("--model resnet20 --lr 0.2 --momentum 0.5", gg.SGD(lr=0.2, momentum=0.5)),
         ("--model resnet20 --optimizer adam", gg.Adam(lr=0.001)),
         ("--model resnet20 --optimizer lars", gg.LARS(lr=2.0)),
+        ("--model resnet20 --optimizer lion --betas 0.95,0.98", gg.Lion(lr=1e-4, betas=(0.95, 0.98))),
         ("--model char_lstm --beta2 0.99", gg.Adam(lr=0.002, beta2=0.99)),
         ("--model char_lstm --optimizer sgd", gg.SGD(lr=0.03, momentum=0.9)),
     ],

@@ -133,9 +133,9 @@ def test_moments_that_begin_later_count_from_there() -> None:
     np.testing.assert_allclose(z.weights["w"], -0.02, rtol=1e-5)
 
 
-@pytest.mark.parametrize("here", [gg.Adam(lr=0.01), gg.LARS(lr=0.01, momentum=0.9)], ids=["adam", "lars"])
+@pytest.mark.parametrize("here", [gg.Adam(lr=0.01), gg.LARS(lr=0.01), gg.Lion()], ids=lambda o: o.name)
 def test_moments_of_another_kind_of_optimizer_begin_at_zero(here: gg.Optimizer) -> None:
-    """Both call theirs "momentum", but Adam's is a mean of gradients, and LARS's of their scaled ones."""
+    """All call theirs "momentum", but Adam's is a mean of gradients, and LARS's of their scaled ones."""
     x = gg.Exchange({"w": np.ones((3, 3))}, optimizer=gg.SGD(lr=0.01, momentum=0.9))
     for _ in range(5):
         x.step({"w": np.full((3, 3), 10.0)})

@@ -76,6 +76,10 @@ def test_the_core_reads_options_as_it_describes_them(change, error, words):
         (lambda: gg.SGD(lr=1, momentum=1 - 2**-25), ValueError, ["momentum=0.99999997", "< 1 - 2**-25"]),
         (lambda: gg.SGD(lr=1, weight_decay=1e39), ValueError, ["weight_decay=1e+39", "<= 3.40282e+38"]),
         (lambda: gg.SGD(lr=1, clip_norm=1e39), ValueError, ["clip_norm=1e+39", "<= 3.40282e+38"]),
+        (lambda: gg.Lion(betas=(0.9, 1.0)), ValueError, ["betas[1]=1.0", "< 1"]),
+        (lambda: gg.Lion(betas=(0.9, 1 - 1e-9)), ValueError, ["betas[1]=0.999999999", "1 in float32"]),
+        (lambda: gg.Lion(betas=0.9), ValueError, ["betas=0.9", "2 numbers, as (0.9, 0.99)"]),
+        (lambda: gg.Lion(beta1=0.9), TypeError, ["Lion() has no keyword 'beta1'", "'betas'"]),
         (lambda: gg.LARS(lr=1, trust=1e39), ValueError, ["trust=1e+39", "<= 3.40282e+38"]),
         (lambda: schedules.Cosine(final=1e39), ValueError, ["final=1e+39", "<= 3.40282e+38"]),
         (lambda: schedules.Polynomial(final=1e39), ValueError, ["final=1e+39", "<= 3.40282e+38"]),
@@ -227,7 +231,7 @@ def fields_of(kind):
     for one in dict.fromkeys([*made, gg.Network, *others]):
         for key, annotation in typing.get_type_hints(one).items():
             allowed = typing.get_args(annotation) or (annotation,)
-            if key in {field.name for field in dataclasses.fields(one)} and kind in allowed:
+            if key in {field.name for field in dataclasses.fields(one)} and kind in allowed and key != "betas":
                 own = dict(others.get(one, {}))
                 if key == "ranks_per_node":
                     own["hierarchical"] = True

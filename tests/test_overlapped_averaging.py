@@ -16,7 +16,7 @@ from gossipgrad import _core
 LANES = 16  # whole lanes make a slice
 # overlap, partition_fc
 WAYS = [(True, False), (False, False), (True, True), (False, True)]
-OPTIMIZERS = OPTIMIZERS | {"adam": gg.Adam(lr=0.01, weight_decay=0.1, decoupled=True)}
+OPTIMIZERS = OPTIMIZERS | {"adam": gg.Adam(lr=0.01, weight_decay=0.1, decoupled=True), "lion": gg.Lion(lr=0.01)}
 
 
 def run(p, optimizer, strategy, sizes, steps=6):

@@ -18,6 +18,7 @@ OPTIMIZERS = {
     "momentum": gg.SGD(lr=0.05, **DECAY, momentum=0.9, weight_decay=0.01),
     "nesterov": gg.SGD(lr=0.05, **DECAY, momentum=0.9, nesterov=True),
     "adam": gg.Adam(lr=0.01, weight_decay=0.01, **DECAY),
+    "lion": gg.Lion(lr=0.01, weight_decay=0.01, **DECAY),
 }
 COMPRESSIONS = {
     "strict": gg.AdaComp(warmup=1, dense_below=1),
@@ -68,7 +69,7 @@ def settle(trainer, step):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 def test_settled_after_each_step_or_left(strategy, optimizer, compression):
-    if optimizer in ("plain", "nesterov") and compression == "local momentum":
+    if optimizer in ("plain", "nesterov", "lion") and compression == "local momentum":
         pytest.skip("refused")
     how = (3, strategy, OPTIMIZERS[optimizer], COMPRESSIONS[compression], "native")
     assert trained(*how) == trained(*how, interrupt=settle)

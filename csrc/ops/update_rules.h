@@ -16,7 +16,8 @@
     X(PLAIN) /* SGD without momentum */                                                                                \
     X(MOMENTUM)                                                                                                        \
     X(NESTEROV)                                                                                                        \
-    X(ADAM)
+    X(ADAM)                                                                                                            \
+    X(LION)
 
 typedef enum gg_update_rule {
 #define GG_UPDATE_RULE(name) GG_UPDATE_##name,
@@ -54,6 +55,12 @@ GG_RULE_INLINE update_factors update_factors_of(const gg_update_args *args) {
     return f;
 }
 
+/* 1, -1, or v where it is 0 or NaN. */
+GG_RULE_INLINE GG_RULE_VALUE sign_of(GG_RULE_VALUE v) {
+    const GG_RULE_VALUE zero = GG_RULE_SPLAT(0.0f), one = GG_RULE_SPLAT(1.0f);
+    return rule_if_less(zero, v, one, rule_if_less(v, zero, zero - one, v));
+}
+
 /* An element after its update; `now` has the moments that the rule reads. */
 GG_RULE_INLINE updated update_by_rule(gg_update_rule rule, const update_factors *f, GG_RULE_VALUE grad, updated now) {
     const GG_RULE_VALUE w = now.weight, d = f->grad_scale * grad + f->weight_decay * w;
@@ -65,6 +72,10 @@ GG_RULE_INLINE updated update_by_rule(gg_update_rule rule, const update_factors 
         now.square = rule_if_less(sum, zero, zero, sum);
         now.momentum = f->mu * now.momentum + f->d_share * d;
         now.weight = f->weight_factor * w - f->lr * now.momentum / (rule_root(now.square) * f->root_scale + f->eps);
+    } else if (rule == GG_UPDATE_LION) {
+        const GG_RULE_VALUE mixed = f->mu * now.momentum + f->d_share * d;
+        now.weight = f->weight_factor * w - f->lr * sign_of(mixed);
+        now.momentum = f->beta2 * now.momentum + f->square_share * d;
     } else {
         now.momentum = f->mu * now.momentum + d;
         now.weight = w - f->lr * (rule == GG_UPDATE_NESTEROV ? d + f->mu * now.momentum : now.momentum);

@@ -163,6 +163,7 @@ enum { RECEIVES_WEIGHT = 1, RECEIVES_MOMENTS = 2, COPIES = 4 };
 static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags) {
     const int64_t count = (int64_t)n;
     const bool keeps = rule != GG_UPDATE_PLAIN, adam = rule == GG_UPDATE_ADAM, copies = flags & COPIES;
+    const bool lion = rule == GG_UPDATE_LION;
     float *grad = uniform(count, -1, 1), *weight = uniform(count, -1, 1), *m = uniform(count, -1, 1);
     float *s = uniform(count, 0, 1), *before[3] = {floats(count), floats(count), floats(count)};
     double *w_in = guarded(n * 8), *m_in = guarded(n * 8), *s_in = guarded(n * 8);
@@ -201,11 +202,13 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
         const double mixed_m = args.momentum_before ? old + (m_in[i] - m_sent) / 2 : old;
         const double mixed_s = args.square_before ? (double)s[i] + (s_in[i] - s_sent) / 2 : (double)s[i];
         const double new_s = (double)args.beta2 * mixed_s + (double)args.square_share * d * d;
-        const double new_m = mu * mixed_m + (adam ? (double)args.d_share : 1) * d;
+        const double mix = mu * mixed_m + (adam || lion ? (double)args.d_share : 1) * d;
+        const double new_m = lion ? (double)args.beta2 * mixed_m + (double)args.square_share * d : mix;
         double new_w = w - lr * (rule == GG_UPDATE_PLAIN ? d : rule == GG_UPDATE_NESTEROV ? d + mu * new_m : new_m);
         if (adam)
             new_w = (double)args.weight_factor * w -
                     lr * new_m / (sqrt(new_s) * (double)args.root_scale + (double)args.eps);
+        if (lion) new_w = (double)args.weight_factor * w - lr * (mix > 0 ? 1 : -1);
         wanted_w[i] = args.weight_after ? new_w + (w_in[i] - w_sent) / 2 : new_w;
         wanted_m[i] = new_m;
         wanted_s[i] = new_s;
@@ -343,7 +346,7 @@ static void test_bfloat16(void) {
 static double first_squares[4] = {NAN, NAN, NAN, NAN};
 
 static void test_arenas(void) {
-    for (int rule = GG_UPDATE_PLAIN; rule <= GG_UPDATE_ADAM; ++rule)
+    for (int rule = GG_UPDATE_PLAIN; rule < GG_UPDATE_RULE_COUNT; ++rule)
         for (int flags = 0; flags < 8; ++flags)
             for (int wire = GG_FLOAT32; wire <= GG_BFLOAT16; ++wire) {
                 check_update(16, (gg_update_rule)rule, (gg_dtype)wire, flags);

@@ -136,7 +136,7 @@ struct update_arrays {
 
 /* Several in one call, of other rules, sizes and arrays: each as alone. odd: one is neither aligned nor of fours. */
 void test_updates(gg_dtype wire, size_t skip, bool odd) {
-    const gg_update_rule rules[] = {GG_UPDATE_MOMENTUM, GG_UPDATE_PLAIN, GG_UPDATE_MOMENTUM, GG_UPDATE_ADAM};
+    const gg_update_rule rules[] = {GG_UPDATE_MOMENTUM, GG_UPDATE_PLAIN, GG_UPDATE_LION, GG_UPDATE_ADAM};
     enum { COUNT = 37 };
     std::vector<std::unique_ptr<update_arrays>> arrays[2];
     gg_update_args all[2][COUNT] = {};

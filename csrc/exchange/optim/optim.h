@@ -54,8 +54,12 @@ typedef struct gg_lars {
     unsigned no_adaptation; /* bit 1 << role: parameters of this role have the plain learning rate */
 } gg_lars;
 
+typedef struct gg_lion {
+    double betas[2]; /* the momentum's shares of the direction, and of the new momentum */
+} gg_lion;
+
 /* All optimisers: each has a file NAME.c with its row, gg_optimizer_NAME, and a struct gg_NAME above. */
-#define GG_OPTIMIZERS(X) X(sgd) X(adam) X(lars)
+#define GG_OPTIMIZERS(X) X(sgd) X(adam) X(lars) X(lion)
 
 #define GG_OPTIMIZER_ONE(name) +1
 enum { GG_OPTIMIZERS_COUNT = 0 GG_OPTIMIZERS(GG_OPTIMIZER_ONE) };
