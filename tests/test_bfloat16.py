@@ -651,7 +651,7 @@ def test_auto_and_bad_values(monkeypatch):
 
 def test_a_cpu_without_the_instructions_is_told(monkeypatch):
     facts = _core.info() | {"bfloat16": "", "bfloat16_is_fast": False}
-    monkeypatch.setattr(gg.environment, "core_info", lambda: facts)
+    monkeypatch.setattr(gg.launch.environment, "core_info", lambda: facts)
     with pytest.warns(UserWarning, match="has no instructions for it.*takes longer than in float32"):
         trainer_of(gg.models.lenet()).close()
     with trainer_of(gg.models.lenet(), "auto") as trainer:

@@ -43,7 +43,7 @@ def digests(comm=None):
     """Of all ranks' weights and statistics after some steps, by network; None on other ranks than the first."""
     found = {}
     each = [(name, net, loss, "float32") for name, net, loss in networks()]
-    if gg.environment.core_info()["isa"] in ("avx512", "amx"):
+    if gg.launch.environment.core_info()["isa"] in ("avx512", "amx"):
         each += [(f"{name} {NARROW}", net, loss, NARROW) for name, net, loss in networks() if name in IN_BFLOAT16]
     for name, net, loss, dtype in each:
         trainer = gg.Trainer(net, loss=loss, optimizer=gg.SGD(lr=0.01, momentum=0.9), comm=comm, dtype=dtype)
