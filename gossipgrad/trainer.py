@@ -5,6 +5,7 @@ Collective means: all ranks of an MPI group call it, in the same order.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from gossipgrad.literals import Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
 from gossipgrad.state import checkpoint_files, mixing, outputs, trace
-from gossipgrad.training import checkpoint, evaluation, events, fingerprint, loop, notices
+from gossipgrad.training import algorithms, checkpoint, evaluation, events, fingerprint, loop, notices, tuning
 from gossipgrad.training.fitting import HINTS, Fit
 from gossipgrad.training.progress import ProgressBar
 from gossipgrad.training.replicas import CARRIED, Arrays, Replicas, collective
@@ -40,87 +41,24 @@ from gossipgrad.weights import opened
 
 @named_keywords
 class Trainer(Replicas):
-    """Trains `net` on every rank of `comm`.
+    """Trains a network on the ranks of a group. Five arguments say how:
 
-    loss       "cross_entropy" (softmax; integer classes), "binary_cross_entropy" (of scores, "with logits"; targets
-               0..1), "mean_squared_error"; each the mean over a batch. gossipgrad.CrossEntropy(...) has options. Of a
-               network with several outputs a list with one each, or a dict by the outputs' names.
-    loss_weights  what the loss of each output counts in the sum that is trained: a list, or a dict by name, where
-               others count 1; None: as the network says.
-    optimizer  one of gossipgrad, as SGD(...) or Adam(...); default SGD(lr=0.01, momentum=0.9).
-    strategy   gossipgrad.GossipGraD(...), AllReduce(...), LayerwiseAllReduce(...), PeriodicAllReduce(...),
-               PullGossip(...), PushGossip(...), OverlappedAveraging(...), ElasticAveraging(...), ParameterServer(...),
-               DiLoCo(...), NoLoCo(...), NoExchange(...); default GossipGraD().
-    compression  gossipgrad.AdaComp(...): what ranks send each other becomes 40 to 200 times smaller. AllReduce,
-               LayerwiseAllReduce, PeriodicAllReduce, ParameterServer, ElasticAveraging and GossipGraD can; default
-               None.
-    apoptosis  gossipgrad.Apoptosis(...): units that others make redundant leave the network while it trains, which
-               becomes smaller and faster by it: trainer.net is the network as it is now. Default None.
-    metrics    what is measured on validation sets beside the loss: names, functions of (outputs, targets) that give one
-               number a sample, or {name: function}; see gossipgrad.metrics. In history["validation.NAME"], evaluate,
-               and for the monitor of callbacks.
-    seed       of initial weights, order of samples, dropout and rotation.
-    comm       None: the MPI world where mpiexec started this process, else one rank. A VirtualCluster(p): p ranks in
-               this process. An mpi4py communicator: that group.
-    threads    of each rank; None: OMP_NUM_THREADS, which `gossipgrad run --threads N` sets, else 1.
-    backend    "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else each operation from the faster one.
-    conv_algorithm  how convolutions with windows of 3 x 3 or 5 x 5 and stride 1 are computed: "winograd" by Winograd's
-               methods F(4x4,3x3) and F(4x4,5x5), which have about a quarter and a sixth of the multiplications and
-               errors up to several times larger (in bfloat16 where images lie alike before and behind the layer, so as
-               a rule not a network's first one), "direct" by sums of products, "auto" each pass of each layer by the
-               fastest; on a CPU with AMX also by "split", products of three bfloat16 parts of each float32, for any
-               window and strides of 1 or 2, and in bfloat16 the weights' gradient of inputs of up to 4 channels
-               by own kernels, "tiled". On a GPU "auto" is the fastest of cuDNN's and an own one, "tiled", all
-               others leave it to cuDNN.
-    tune       False: a cost model, which is part of the package, chooses which of two tables of operations is asked
-               first, and so how activations lie, and the algorithm of each pass of each such layer. It knows the kind
-               of rank 0's CPU and the shapes, so a run's bits depend on nothing that is measured. True: fit, and the
-               first train_step, measure both before they begin (a few steps with each order; the largest layers first),
-               for 20 seconds at most and, on a CPU, a tenth of the run. That may be some percent faster, but bits then
-               differ from run to run: what is measured depends on what else the machine does. Rank 0 measures
-               for all, by its batch; the times are cached in $XDG_CACHE_HOME/gossipgrad (~/.cache) by CPU, shape,
-               threads and version, the choice is in the report ("algorithms") and in checkpoints, so that a resumed run
-               computes the same bits. evaluate and predict use what is cached, and measure the forward pass where a
-               rank has 100 full batches or more. On a GPU, where False is cuDNN's first choice, all convolutions are
-               measured, by cuDNN's algorithms ("cudnn1" has its number 1 of that pass; "direct" is the one that cuDNN
-               says to be fastest), with precision="exact" those that add in a fixed order alone, with "fast" also by
-               own kernels for few channels, "tiled"; the cache is by GPU, cuDNN, shape, dtype and precision.
-               None: as $GOSSIPGRAD_TUNE says, 0 or 1; else True on a GPU with precision="fast", and False.
-    dtype      in which the network computes. "bfloat16": activations, their gradients and what products read of the
-               weights are bfloat16 (8 bits of precision), rounded to nearest; sums, statistics, losses, the weights
-               themselves, their gradients, the optimiser and what ranks exchange stay float32, so that checkpoints and
-               strategies are those of float32. On a CPU it needs oneDNN and AVX-512 (an error says so) and is faster
-               with AMX and with AMD's AVX512_BF16; elsewhere convolutions, linear layers and LSTM compute in float32
-               inside, with the weights as they are, and a warning says where there are no instructions. On a GPU
-               gradients of the weights of convolutions and LSTMs are rounded to bfloat16, too. Operations without a
-               form for it compute in float32, and so does a linear layer with few rows over many weights on a CPU.
-               "auto": bfloat16 where the CPU of every rank is faster in it, or with precision="fast" on a GPU,
-               else "float32"; trainer.dtype, the report and the command line say which. The default is "float32".
-    device     what computes: "cpu"; "cuda", an NVIDIA GPU, where the build has the library for it ('gossipgrad info'
-               says so): the ranks of a node are spread over its GPUs, and "cuda:1" is one of several. Several ranks may
-               share one. None: $GOSSIPGRAD_DEVICE, else "cpu"; and "cpu" where a backend is asked for, which is the
-               CPU's.
-    precision  of products and convolutions on a GPU. "exact": fused multiply-adds in float32 and deterministic
-               algorithms, so that a run's bits do not depend on timing. "fast": products may read their factors as
-               TF32 (10 bits of precision), images lie with their channels last, and the libraries may choose
-               algorithms that add in any order. A CPU computes exactly.
-    graphs     whether a step on a GPU is recorded and given again as a whole (CUDA graphs), in pieces between which the
-               strategy does something: few calls a step, with the same bits. The report ("graphs") says how many pieces
-               the last step had. None: True, unless $GOSSIPGRAD_CUDA_GRAPHS is 0. A CPU has none.
-    trace      how many spans a rank stores for write_trace; 0: none.
-    timeout    seconds that a rank waits for another's message before it fails (CommunicationError with the step, the
-               layers and the other rank); 0: for ever. It must be longer than any step, callback or write of a file,
-               and than ranks differ in making the trainer. MPI's own start and end cannot fail so: there the wait is
-               only reported. In a virtual cluster seconds are virtual. With one rank it has no effect, and a warning
-               says so.
-    straggler  gossipgrad.Straggler(...): ranks that now and then are late; None: only those of a VirtualCluster.
-    network    gossipgrad.Network(...): slow links; None: as they are, or those of a VirtualCluster. With one rank it
-               has no effect, and a warning says so.
+    net        the network, a gossipgrad.Model: gossipgrad.models.lenet(), gossipgrad.Sequential([...], input=...).
+    loss       "cross_entropy" (integer classes), "binary_cross_entropy" or "mean_squared_error".
+    optimizer  gossipgrad.SGD(...), Adam(...) or LARS(...).
+    strategy   how ranks exchange what they learn: gossipgrad.GossipGraD(), AllReduce(), ...
+    comm       the ranks: None: those of mpiexec, else one; gossipgrad.VirtualCluster(4): four in this process.
 
-    Creating one is collective, as are fit, evaluate, predict, save, load, train_step and what shows weights: all ranks
-    call them in the same order and with the same arguments, and ValueError on every rank says what differs, with the
-    values and the ranks. An argument that one rank alone finds wrong is an error on all. threads, backend, the
-    number of a device, progress and callbacks of one's own may differ.
+        trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.02, momentum=0.9), comm=gg.VirtualCluster(4))
+        history = trainer.fit(train, validation=test, epochs=2)
+
+    Then evaluate(test) measures, predict(x) computes outputs, save(PATH) writes a checkpoint, and Trainer.load(PATH) or
+    fit(..., resume=PATH) goes on from it. All other arguments: help(gossipgrad.Trainer.__init__).
+
+    Creating a trainer is collective, as are fit, evaluate, predict, save, load, train_step and all that shows weights.
+    All ranks call them in the same order with the same arguments; else ValueError on every rank says what differs. An
+    argument that one rank alone finds wrong is an error on all. threads, backend, the number of a device, progress and
+    callbacks of your own may differ.
     """
 
     def __enter__(self) -> Trainer:
@@ -490,6 +428,32 @@ class Trainer(Replicas):
         if isinstance(data, Dataset) and data.streams:
             return int(self.batch_size or self.fit_settings.get("batch_size", _EVALUATED))
         return _EVALUATED
+
+    def choose_algorithms(
+        self, batch: int, evaluated: int | None = None, steps: int | None = None, shown: bool = False
+    ) -> None:
+        """Measure the algorithms of the convolutions of a training step with this batch, for all ranks. Collective.
+
+        Nothing, unless rank 0 is to tune; then the core's cost model chooses. Rank 0's batch counts. evaluated: of an
+        evaluation of so many batches a rank instead; then all ranks give the same numbers. Once for each batch; and
+        where a checkpoint has said which algorithms, it is those. steps: of the run, where that is known. shown: say
+        on the screen what is measured.
+        """
+        pays = evaluated is None or evaluated >= algorithms.PAYS
+        done = {(batch, "training"), (batch, "evaluation" if pays else "cache")}
+        if self.algorithms_saved or (evaluated is not None and done & self.algorithms_chosen):
+            return
+        text = b""
+        with self.agreed("algorithms"):
+            if self.team.rank == 0 and self.tune and self.conv_algorithm == "auto":
+                timeout = 0.0 if agreement.alone(self.team) else self.team.timeout
+                foreseen = steps if self.device == "cpu" else None  # only there is a step timed beforehand
+                budget = algorithms.Budget(timeout, foreseen, partial(self.core.measure_step, batch))
+                text = json.dumps(tuning.measured(self, batch, evaluated is None, pays, budget, shown)).encode()
+        found = self.gather(text)[0]
+        self.algorithms_chosen |= {(batch, "training")} if evaluated is None else done - {(batch, "training")}
+        if found and json.loads(found) != self.algorithms:
+            self.set_algorithms(json.loads(found))
 
     def _choose_for_evaluation(self, samples: int, batch_size: int, ranks: int) -> None:
         """Of so many samples, which are divided among so many ranks: where each has a full batch. Collective."""

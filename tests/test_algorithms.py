@@ -144,10 +144,10 @@ def test_a_trainer_in_use_is_not_given_other_algorithms():
 
 
 def test_times_are_of_a_machine_and_its_products(monkeypatch):
-    facts = gg.environment.core_info()
+    facts = gg.launch.environment.core_info()
     found = set()
     for paired in (False, True):
-        monkeypatch.setattr(gg.environment, "core_info", lambda paired=paired: facts | {"paired": paired})
+        monkeypatch.setattr(gg.launch.environment, "core_info", lambda paired=paired: facts | {"paired": paired})
         found.add(algorithms.machine("avx512", "native", 2, "float32"))
     assert len(found) == 2
 
@@ -159,7 +159,7 @@ def test_the_fastest_of_each_pass(monkeypatch):
     assert algorithms.fastest({"forward": near})[0] == "direct"
     assert algorithms.fastest({"forward": near | {"direct": 1.1}})[0] == "winograd4"
     for fast, rule in ((False, "widened"), (True, "direct")):
-        monkeypatch.setattr(gg.environment, "core_info", lambda fast=fast: {"bfloat16_is_fast": fast})
+        monkeypatch.setattr(gg.launch.environment, "core_info", lambda fast=fast: {"bfloat16_is_fast": fast})
         narrow = {"forward": {"direct": 3.0, "widened": 1.0, "winograd4": 1.2}}
         assert algorithms.fastest(narrow) == ("widened", rule, rule)
     monkeypatch.undo()
@@ -327,7 +327,7 @@ def test_by_default_nothing_is_measured(monkeypatch, tmp_path):
     """Not even asked of the core, and the cache is neither read nor written; by $GOSSIPGRAD_TUNE and tune= it is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("GOSSIPGRAD_TUNE", raising=False)
-    monkeypatch.setattr(gg.Trainer, "_measured", refuse)
+    monkeypatch.setattr("gossipgrad.training.tuning.measured", refuse)
     x, y = data(8)
     for comm in (None, gg.VirtualCluster(2)):
         with gg.Trainer(network(), comm=comm) as trainer:
@@ -383,10 +383,10 @@ def test_ranks_choose_by_the_kind_of_rank_0(monkeypatch):
     with gg.Trainer(network()) as trainer:
         assert trainer.costs == _core.info()["costs"]
         assert fit(trainer).environment["costs"] == trainer.costs
-    monkeypatch.setattr(gg.agreement, "gather", lambda team, own, where: [b"scalar", own])
+    monkeypatch.setattr(gg.launch.agreement, "gather", lambda team, own, where: [b"scalar", own])
     with gg.Trainer(network()) as trainer:
         assert trainer.costs == "scalar"
-    monkeypatch.setattr(gg.agreement, "gather", lambda team, own, where: [b"zen99", own])
+    monkeypatch.setattr(gg.launch.agreement, "gather", lambda team, own, where: [b"zen99", own])
     with pytest.raises(ValueError, match="zen99"):
         gg.Trainer(network())
 
@@ -448,7 +448,7 @@ def test_two_processes_lose_nothing_of_the_cache(tmp_path):
 
 def test_a_lock_that_is_never_released_is_passed_by(tmp_path, monkeypatch):
     monkeypatch.setattr(algorithms, "LOCK_SECONDS", 0.05)
-    lock = gg.files.locked_folder(str(tmp_path))
+    lock = gg.state.files.locked_folder(str(tmp_path))
     algorithms._add(str(tmp_path / "cache.json"), "here", {"a": 1})
     os.close(lock)
     assert json.loads((tmp_path / "cache.json").read_text()) == {"here": {"a": 1}}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import inspect
 import pickle
+import re
 import warnings
 
 import numpy as np
@@ -409,3 +411,12 @@ def test_arenas_are_a_list_with_names(optimizer, moments):
         for call in (core.exchange.arena, lambda name: core.exchange.load_arena(name, {})):
             with pytest.raises(ValueError, match="arena: 'residue'; allowed: 'weight', 'gradient'"):
                 call("residue")
+
+
+def test_help_says_five_things_on_one_screen_and_each_argument_with_the_constructor():
+    parameters = [name for name in inspect.signature(gg.Trainer).parameters if name != "net"]
+    assert len(inspect.getdoc(gg.Trainer).splitlines()) <= 24
+    first = re.findall(r"^(\w+)  +\S", inspect.getdoc(gg.Trainer), re.M)
+    assert first == ["net", "loss", "optimizer", "strategy", "comm"]
+    described = re.findall(r"^(\w+)  ?\S|^(\w+)  ", inspect.getdoc(gg.Trainer.__init__), re.M)
+    assert set(parameters) <= {one or other for one, other in described}

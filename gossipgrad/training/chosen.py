@@ -1,16 +1,21 @@
-"""The optimiser, strategy and compression that a training is given: checked, and what the core wants of them."""
+"""Arguments of a training, checked, and what the core wants of them: optimiser, strategy, compression, device."""
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from gossipgrad import _core, optim, strategies
+from gossipgrad import _core, apoptosis, optim, strategies
+from gossipgrad.apoptosis import Apoptosis
 from gossipgrad.cluster import Network, machines
 from gossipgrad.compression import BY_NAME as COMPRESSIONS
 from gossipgrad.compression import AdaComp
-from gossipgrad.errors import did_you_mean
+from gossipgrad.errors import choice, did_you_mean
+from gossipgrad.launch import cuda_build, environment
+from gossipgrad.literals import PRECISIONS, Backend, Precision
+from gossipgrad.model import Model
 
 
 def named(value: Any) -> str:
@@ -56,6 +61,39 @@ def checked_compression(compression: AdaComp | None, strategy: strategies.Strate
         hint = meant("", compression, COMPRESSIONS)
         raise TypeError(f"compression is a {named(compression)}; allowed: {allowed}{hint}")
     return strategy.compressed(compression)
+
+
+def checked_device(device: str | None, backend: Backend | None) -> str:
+    if device is None:
+        device = environment.default_device(backend)
+    if not isinstance(device, str):
+        raise TypeError(f"device: a {type(device).__name__}; wanted a str, such as 'cpu'")
+    if re.fullmatch(r"cuda(:\d+)?", device):
+        cuda_build.build()
+    if device.startswith("cuda"):
+        environment.find_cuda_wheels()
+    _core.find_device(device)
+    if device == "cuda" and (count := _core.cuda()[0]) > 1:
+        device = f"cuda:{environment.local_rank() % count}"
+    return device
+
+
+def checked_precision(precision: Precision, device: str) -> Precision:
+    choice("precision", precision, PRECISIONS)
+    if precision != "exact" and not device.startswith("cuda"):
+        raise ValueError(f"precision: {precision!r} is for device 'cuda'; {device!r} computes exactly")
+    return precision
+
+
+def checked_apoptosis(given: Apoptosis | None, net: Model) -> Apoptosis | None:
+    if given is None:
+        return None
+    if not isinstance(given, Apoptosis):
+        hint = meant("", given, {"apoptosis": Apoptosis})
+        raise TypeError(f"apoptosis is a {named(given)}; allowed: None, gossipgrad.Apoptosis(...){hint}")
+    apoptosis.chosen("Apoptosis", given.layers, net)
+    apoptosis.leasts("Apoptosis", given.least, net)
+    return given
 
 
 def exchanged(

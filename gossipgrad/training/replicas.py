@@ -11,8 +11,6 @@ import hashlib
 import inspect
 import json
 import os
-import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -25,22 +23,22 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, integer, is_of, number
 from gossipgrad.history import History, Record
-from gossipgrad.launch import agreement, cuda_build, environment, stall
+from gossipgrad.launch import agreement, environment, stall
 from gossipgrad.launch.interrupts import uninterrupted
-from gossipgrad.launch.terminal import Bar
-from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, PRECISIONS, Backend, ConvAlgorithm, DType, Precision
+from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
 from gossipgrad.state import mixing
 from gossipgrad.training import algorithms, fingerprint, notices
 from gossipgrad.training.batches import Batches
 from gossipgrad.training.chosen import (
+    checked_apoptosis,
     checked_compression,
+    checked_device,
     checked_optimizer,
+    checked_precision,
     checked_strategy,
     exchanged,
-    meant,
-    named,
     strategy_options,
 )
 from gossipgrad.training.fit_state import FitState
@@ -56,39 +54,6 @@ _FIXED = frozenset(
         *("straggler", "network", "compute_time", "metrics"),
     }
 )
-
-
-def _checked_device(device: str | None, backend: Backend | None) -> str:
-    if device is None:
-        device = environment.default_device(backend)
-    if not isinstance(device, str):
-        raise TypeError(f"device: a {type(device).__name__}; wanted a str, such as 'cpu'")
-    if re.fullmatch(r"cuda(:\d+)?", device):
-        cuda_build.build()
-    if device.startswith("cuda"):
-        environment.find_cuda_wheels()
-    _core.find_device(device)
-    if device == "cuda" and (count := _core.cuda()[0]) > 1:
-        device = f"cuda:{environment.local_rank() % count}"
-    return device
-
-
-def _checked_precision(precision: Precision, device: str) -> Precision:
-    choice("precision", precision, PRECISIONS)
-    if precision != "exact" and not device.startswith("cuda"):
-        raise ValueError(f"precision: {precision!r} is for device 'cuda'; {device!r} computes exactly")
-    return precision
-
-
-def _checked_apoptosis(given: Apoptosis | None, net: Model) -> Apoptosis | None:
-    if given is None:
-        return None
-    if not isinstance(given, Apoptosis):
-        hint = meant("", given, {"apoptosis": Apoptosis})
-        raise TypeError(f"apoptosis is a {named(given)}; allowed: None, gossipgrad.Apoptosis(...){hint}")
-    apoptosis.chosen("Apoptosis", given.layers, net)
-    apoptosis.leasts("Apoptosis", given.least, net)
-    return given
 
 
 # Seconds that a rank which leaves a collective call by sys.exit gives the others for coming to the end of it as well.
@@ -148,6 +113,58 @@ class Replicas:
         network: cluster.Network | None = None,
         metrics: Metrics | None = None,
     ) -> None:
+        """loss     "cross_entropy" (softmax; integer classes), "binary_cross_entropy" (of scores, "logits"; targets
+                 0..1) or "mean_squared_error", each the mean over a batch; gossipgrad.CrossEntropy(...) has options.
+                 Several outputs have a loss each: a list, or a dict by their names.
+        loss_weights  factors of the outputs' losses in the sum that is trained: a list, or a dict by name, where
+                 missing ones are 1; None: those of the network.
+        optimizer  gossipgrad.SGD(...), Adam(...) or LARS(...); None: SGD(lr=0.01, momentum=0.9).
+        strategy  how ranks exchange; None: GossipGraD(). The others: AllReduce, LayerwiseAllReduce, PeriodicAllReduce,
+                 PullGossip, PushGossip, OverlappedAveraging, ElasticAveraging, ParameterServer, DiLoCo, NoLoCo,
+                 NoExchange.
+        compression  gossipgrad.AdaComp(...): messages become 40 to 200 times smaller. For AllReduce,
+                 LayerwiseAllReduce, PeriodicAllReduce, ParameterServer, ElasticAveraging and GossipGraD.
+        apoptosis  gossipgrad.Apoptosis(...): redundant units leave the network while it trains; trainer.net is then
+                 the smaller network.
+        seed     of initial weights, order of samples, dropout and rotation.
+        comm     None: the MPI world if mpiexec started this process, else one rank. A VirtualCluster(p): p ranks in
+                 this process. An mpi4py communicator: its group.
+        threads  of each rank; None: OMP_NUM_THREADS, which `gossipgrad run --threads N` sets, else 1.
+        backend  "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else the faster one for each operation.
+        conv_algorithm  of convolutions: "direct": sums of products; "winograd": for windows of 3 x 3 and 5 x 5 with
+                 stride 1, fewer multiplications and errors up to several times larger; "auto": the fastest for each
+                 pass of each layer, among which are with AMX also "split" and "tiled" (docs/training.md).
+        tune     False: a cost model chooses tables and algorithms from the shapes and the kind of rank 0's CPU, so
+                 bits repeat. True: fit and the first train_step measure them before they begin, for 20 seconds at most
+                 and, on a CPU, a tenth of the run. Steps may become a few percent faster, and bits differ from run to
+                 run. Times are cached in $XDG_CACHE_HOME/gossipgrad (~/.cache); the report ("algorithms") and
+                 checkpoints hold the choice. evaluate and predict use the cache, and measure where a rank has 100 full
+                 batches or more. None: $GOSSIPGRAD_TUNE, 0 or 1; else True on a GPU with precision="fast", and False.
+        dtype    in which the network computes. "bfloat16": activations, their gradients and the weights that products
+                 read are rounded to bfloat16. Sums, statistics, losses, weights, gradients of weights, the optimiser
+                 and messages stay float32. On a CPU it needs oneDNN and AVX-512 (an error says so), and is faster with
+                 AMX and with AMD's AVX512_BF16. "auto": bfloat16 if the CPU of every rank is faster in it, or on a GPU
+                 with precision="fast", else "float32"; trainer.dtype says which.
+        device   "cpu"; "cuda": an NVIDIA GPU, if the build has the library for it ('gossipgrad info' says so). Ranks of
+                 a node are spread over its GPUs, and may share one; "cuda:1" is one of several. None:
+                 $GOSSIPGRAD_DEVICE, else "cpu"; "cpu" if `backend` is given.
+        precision  of products and convolutions on a GPU. "exact": float32 by deterministic algorithms, so bits do not
+                 depend on timing. "fast": TF32 (10 bits of precision), channels last, and algorithms that may add in
+                 any order. A CPU computes exactly.
+        graphs   whether steps on a GPU are recorded and replayed (CUDA graphs), with the same bits; the report
+                 ("graphs") counts the pieces of a step. None: True, unless $GOSSIPGRAD_CUDA_GRAPHS is 0.
+        trace    how many spans a rank stores for write_trace; 0: none.
+        timeout  seconds that a rank waits for a message before it fails (CommunicationError with the step, the layers
+                 and the other rank); 0: for ever. It must be longer than any step, callback or write of a file, and
+                 than ranks differ in making the trainer. Waits in MPI's own start and end are only reported. In a
+                 virtual cluster seconds are virtual. With one rank it has no effect, and a warning says so.
+        straggler  gossipgrad.Straggler(...): ranks that now and then are late; None: those of a VirtualCluster.
+        network  gossipgrad.Network(...): slow links; None: as they are, or those of a VirtualCluster. With one rank it
+                 has no effect, and a warning says so.
+        metrics  measured on validation sets beside the loss: names, functions of (outputs, targets) that give one
+                 number a sample, or {name: function}; see gossipgrad.metrics. They are in history["validation.NAME"],
+                 in evaluate, and monitors of callbacks.
+        """
         try:
             if not isinstance(net, Model):
                 torch = "; a module of PyTorch's is trained by gossipgrad.torch.wrap(net, ...)"
@@ -159,7 +176,7 @@ class Replicas:
             self.optimizer = checked_optimizer(optimizer)
             self.strategy = checked_strategy(strategy)
             self.compression = checked_compression(compression, self.strategy)
-            self.apoptosis = _checked_apoptosis(apoptosis, net)
+            self.apoptosis = checked_apoptosis(apoptosis, net)
             if self.apoptosis is not None and isinstance(self.apoptosis.probe, Dataset):
                 self.apoptosis.probe.for_model(net.inputs, self.heads, net.target_names)
             self.seed = integer("seed", seed, 0, 2**64 - 1)
@@ -171,8 +188,8 @@ class Replicas:
             self.algorithms_saved = False  # they are those of a checkpoint
             self.algorithms_chosen: set[tuple[int, str]] = set()  # for which batches, and what for
             choice("dtype", dtype, DTYPES)
-            self.device = _checked_device(device, self.backend)
-            self.precision: Precision = _checked_precision(precision, self.device)
+            self.device = checked_device(device, self.backend)
+            self.precision: Precision = checked_precision(precision, self.device)
             self.tune = algorithms.wanted(self.device, self.precision) if tune is None else flag("tune", tune)
             self.graphs = environment.wants_graphs() if graphs is None else flag("graphs", graphs)
             self.trace = integer("trace", trace, 0)
@@ -634,83 +651,6 @@ class Replicas:
         self.team.check_collectives()
         with agreement.agreed(self.team, stall.current(place), f"step {self.step}") as one:
             yield one
-
-    def choose_algorithms(
-        self, batch: int, evaluated: int | None = None, steps: int | None = None, shown: bool = False
-    ) -> None:
-        """Measure the algorithms of the convolutions of a training step with this batch, for all ranks. Collective.
-
-        Nothing, unless rank 0 is to tune; then the core's cost model chooses. Rank 0's batch counts. evaluated: of an
-        evaluation of so many batches a rank instead; then all ranks give the same numbers. Once for each batch; and
-        where a checkpoint has said which algorithms, it is those. steps: of the run, where that is known. shown: say
-        on the screen what is measured.
-        """
-        pays = evaluated is None or evaluated >= algorithms.PAYS
-        done = {(batch, "training"), (batch, "evaluation" if pays else "cache")}
-        if self.algorithms_saved or (evaluated is not None and done & self.algorithms_chosen):
-            return
-        text = b""
-        with self.agreed("algorithms"):
-            if self.team.rank == 0 and self.tune and self.conv_algorithm == "auto":
-                timeout = 0.0 if agreement.alone(self.team) else self.team.timeout
-                foreseen = steps if self.device == "cpu" else None  # only there is a step timed beforehand
-                budget = algorithms.Budget(timeout, foreseen, functools.partial(self.core.measure_step, batch))
-                text = json.dumps(self._measured(batch, evaluated is None, pays, budget, shown)).encode()
-        found = self.gather(text)[0]
-        self.algorithms_chosen |= {(batch, "training")} if evaluated is None else done - {(batch, "training")}
-        if found and json.loads(found) != self.algorithms:
-            self.set_algorithms(json.loads(found))
-
-    def _measured(self, batch: int, training: bool, pays: bool, budget: algorithms.Budget, shown: bool) -> list[Record]:
-        if self.device.startswith("cuda"):
-            where = algorithms.gpu(environment.devices()["gpu"], self.device, self.dtype, self.precision)
-        else:
-            where = algorithms.machine(self.core.isa, self.core.backend, self.threads, self.dtype)
-        path, own = algorithms.cache_path(), algorithms.known(self.algorithms)
-        orders = algorithms.ordered(self.algorithms)
-        passes = algorithms.PASSES if training else algorithms.PASSES[:1]
-        bar = Bar("measuring algorithms", shown)
-        rows: list[tuple[algorithms.Key, str, str, float]] = []  # that this call has measured
-        seen: dict[str | None, algorithms.Measured] = {}  # for a cache that cannot be written
-
-        # Given to each measurement, not set: if one fails, this rank goes on as the others do.
-        def convolutions(first: str | None, within: float | None = None) -> algorithms.Measured:
-            def measure(missing: list[algorithms.Key]) -> list[tuple[algorithms.Key, str, str, float]]:
-                made: list[tuple[algorithms.Key, str, str, float]] = []
-                left = budget.left() if within is None else within
-                end, size = time.monotonic() + left, -(-len(missing) // algorithms.PARTS)
-                for at in range(0, len(missing) if pays else 0, size):
-                    if time.monotonic() > end:
-                        break
-                    bar.show(at / len(missing), f"{at} of {len(missing)} convolutions")
-                    part = missing[at : at + size]
-                    made += self.core.measure_algorithms(batch, training, part, end - time.monotonic(), first)
-                rows.extend(made)
-                return made
-
-            wanted = self.core.convolutions(batch, training, first)
-            there = where + (f", {first} first" if first is not None else "")
-            seen[first] = algorithms.measured(wanted, passes, measure, there, path, own | seen.get(first, {}))
-            return seen[first]
-
-        def choices(first: str, within: float) -> list[algorithms.Choice]:
-            return algorithms.choices(algorithms.report(convolutions(first, within)))
-
-        try:
-            if training and self.dtype == "float32":  # in bfloat16 one table has the operations
-                net = fingerprint.text(fingerprint.network(self.net))
-
-                def steps(size: int) -> tuple[dict[str, float], str]:
-                    return algorithms.compared(functools.partial(self.core.measure_tables, size), choices, budget)
-
-                orders = algorithms.tables(batch, net, steps, where, path, orders, budget)
-            first = dict(algorithms.first_tables(orders)).get(batch)
-            found = orders + algorithms.report(convolutions(first))
-        finally:
-            bar.close()
-        if rows:
-            bar.close(f"{counted(len(rows), 'time')}; last bits may differ from those of other runs and machines;")
-        return found
 
     def set_algorithms(self, described: list[Record], saved: bool = False) -> None:
         """How convolutions are computed from now on, the same on all ranks. saved: a checkpoint says so."""
