@@ -77,9 +77,11 @@ def fitted(strategy, module=None, **options):
     return module, trainer
 
 
-def looped(strategy, optimizer=None, accumulate=1, clip=None):
+def looped(strategy, optimizer=None, accumulate=1, clip=None, synchronised=False):
     """The same training by a loop of one's own."""
     module = Module()
+    if synchronised:
+        module.net = nn.SyncBatchNorm.convert_sync_batchnorm(module.net)
     own = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     wrapped = gg.torch.wrap(module.net, own if optimizer is None else optimizer, strategy, overlap=clip is None)
     x, y = samples()
@@ -115,6 +117,7 @@ CASES = {
     "clipped": (gg.AllReduce, True, {"gradient_clip_val": 0.5}, {"clip": 0.5}),
     "clipped, its own optimizer": (gg.AllReduce, False, {"gradient_clip_val": 0.5}, {"clip": 0.5}),
     "centre": (gg.ElasticAveraging, True, {}, {}),
+    "synchronised": (gg.AllReduce, True, {"sync_batchnorm": True}, {"synchronised": True}),
 }
 
 
@@ -123,7 +126,9 @@ def both(name):
     strategy, fused, of_trainer, of_loop = CASES[name]
     optimizer = gg.SGD(lr=0.1, momentum=0.9) if fused else None
     given = gg.torch.lightning.GossipStrategy(strategy(), optimizer=optimizer)
-    return weights(fitted(given, **of_trainer)[0]), weights(looped(strategy(), optimizer, **of_loop))
+    module, _ = fitted(given, **of_trainer)
+    assert not isinstance(module.net[1], nn.SyncBatchNorm) or gg.Team().size == 1
+    return weights(module), weights(looped(strategy(), optimizer, **of_loop))
 
 
 @pytest.mark.parametrize("name", CASES)
