@@ -571,11 +571,15 @@ def _of_a_list(init: _Init) -> _Init:
 
 @named_keywords
 class Sequential(Model):
-    """Layers one after another; `input` is the shape of one sample, as (1, 28, 28)."""
+    """Layers one after another; `input` is the shape of one sample, as (1, 28, 28).
+
+    Samples are int32 tokens if the first layer is an Embedding, else numbers.
+    """
 
     @_of_a_list
     def __init__(self, layers: Iterable[Layer], input: Sequence[int] | int, name: str = "model") -> None:
-        node = root = Input(input)
+        layers = list(layers)
+        node = root = Input(input, "int32" if layers and isinstance(layers[0], Embedding) else "float32")
         placed: list[Layer] = []
         try:
             for i, layer in enumerate(layers):

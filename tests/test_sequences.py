@@ -218,6 +218,21 @@ def test_a_token_that_is_no_row_is_named(token):
         operations.run_op("native", None, "embedding", [tokens], (4, 2), weight=np.ones((5, 2), np.float32), numbers=5)
 
 
+def test_a_network_of_layers_that_begins_with_an_embedding_takes_tokens():
+    """As Input(..., "int32") does; another first layer takes numbers. It trains, and comes back from its file."""
+    layers = lambda: [gg.Embedding(9, 4), gg.Flatten(), gg.Linear(3)]  # noqa: E731
+    net = gg.Sequential(layers(), input=(5,))
+    node = inp = gg.Input((5,), dtype="int32")
+    for layer in layers():
+        node = layer(node)
+    assert net.inputs[0].dtype == "int32" and net.tokens() == 9 and net.config() == gg.Model(inp, node).config()
+    assert gg.Model.from_config(net.config()).inputs[0].dtype == "int32"
+    assert gg.Sequential([gg.Linear(3)], input=(5,)).inputs[0].dtype == "float32"
+    x = np.random.default_rng(0).integers(9, size=(12, 5))
+    with gg.Trainer(net) as trainer:
+        assert trainer.fit(x, x[:, 0] % 3, batch_size=4, progress=False).last["train_loss"] > 0
+
+
 @isas
 @pytest.mark.parametrize("case", [(1, 1, 1, 1, 1), (3, 7, 20, 7, 1), (17, 5, 33, 9, 1), (64, 33, 17, 64, 3)], ids=str)
 def test_position_embedding(isa, case):
