@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from gossipgrad import models, strategies
 from gossipgrad.cluster import Network, Straggler
 from gossipgrad.compression import AdaComp
-from gossipgrad.errors import integer
+from gossipgrad.errors import integer, warn
 from gossipgrad.literals import Backend, ConvAlgorithm, DType, Loss, Precision
 from gossipgrad.model import Model
 from gossipgrad.optim import SGD
 from gossipgrad.trainer import Trainer
 
+_BUSY = 0.5  # cores of others that are worth a warning
 _SHORT = {"float32": "fp32", "bfloat16": "bf16"}  # as in reports of peers
 _CIRCUMSTANCES = ("straggler_probability", "straggler_delay", "latency", "bandwidth")
 
@@ -52,6 +53,25 @@ def _others_cpu_seconds() -> float:
         user, nice, system, _, _, irq, softirq = map(int, file.readline().split()[1:8])
     own = os.times()
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+
+class Others:
+    """Counts the cores that other processes use, from its making on."""
+
+    def __init__(self) -> None:
+        self._seconds, self._start = _others_cpu_seconds(), time.perf_counter()
+
+    def cores(self) -> float:
+        return round((_others_cpu_seconds() - self._seconds) / (time.perf_counter() - self._start), 2)
+
+
+def warn_of_others(cores: float) -> None:
+    """Warn if other processes used so many cores meanwhile that times are not the machine's own."""
+    if cores >= _BUSY:
+        warn(
+            f"other processes used {cores:.1f} of {os.cpu_count()} CPUs meanwhile: steps took longer than they take "
+            "alone, and shares of the machine's peaks mean little; time it again while nothing else runs"
+        )
 
 
 def _trainer(
@@ -108,9 +128,9 @@ def step(
     first = time.perf_counter() - start
     if warmup > 1:
         core.bench(x, y, 0, warmup - 1)
-    others, start = _others_cpu_seconds(), time.perf_counter()
+    neighbours = Others()
     times = [1e3 * seconds for seconds in core.bench(x, y, 0, steps)]
-    others = (_others_cpu_seconds() - others) / (time.perf_counter() - start)
+    others = neighbours.cores()
     median = statistics.median(times)
     gflop = 6 * batch * sum(node["macs"] for node in trainer.net.graph.nodes()) / 1e9
     loss = core.train_step([x] * trainer.team.local, [y] * trainer.team.local)[0]
@@ -128,7 +148,7 @@ def step(
         "ms_max": round(max(times), 4),
         "steps": steps,
         "first_step_s": round(first, 3),
-        "others_busy": round(others, 2),
+        "others_busy": others,
         "samples_per_s": round(batch / median * 1e3, 1),
         "gflops": round(gflop / median * 1e3, 1),
         "peak_rss_growth_mib": round(_memory_mib("VmHWM") - before, 1),

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import numpy as np
 
 from gossipgrad import models, strategies
-from gossipgrad.bench import synthetic_batch
+from gossipgrad.bench import Others, synthetic_batch
 from gossipgrad.errors import integer
 from gossipgrad.layers import Linear
 from gossipgrad.literals import Backend, ConvAlgorithm, DType, Loss
@@ -96,7 +96,8 @@ def step(
     move at least), gbytes_per_s and of_copy (share of "copy_gbytes_per_s"); with_update: the update computes the
     gradient of this weight itself, row by row, so ms is of the bias alone, and what is moved and multiplied is 0. "ms":
     the fastest whole step. "loss_ms", "update_ms": the losses, the optimiser; "other_ms": the rest of the step: reading
-    the batch, what is between the operations, and what other processes took.
+    the batch, what is between the operations, and what other processes took. "others_busy": cores that these used
+    meanwhile; all figures are of a machine on which nothing else runs.
     """
     if net is None:
         entry = models.by_name(model)
@@ -109,6 +110,7 @@ def step(
     how: dict[str, Any] = {"threads": threads, "backend": backend, "conv_algorithm": conv_algorithm, "tune": tune}
     how["dtype"] = dtype
     nodes = net.graph.nodes()
+    neighbours = Others()
     with Trainer(
         net,
         loss=loss,
@@ -157,6 +159,7 @@ def step(
         "loss_ms": 1e3 * loss_seconds,
         "update_ms": 1e3 * update,
         "other_ms": 1e3 * other,
+        "others_busy": neighbours.cores(),
         **made,
     }
 

@@ -21,7 +21,7 @@ import pytest
 from conftest import DEADLINE, end_group, run_group
 
 import gossipgrad as gg
-from gossipgrad import cli, data
+from gossipgrad import bench, cli, data, profile
 from gossipgrad.cli import options
 from gossipgrad.keywords import about, keywords
 
@@ -542,6 +542,17 @@ def test_bench_prints_the_reference_fields(capsys):
     assert record["params"] == 189_601 and record["steps"] == 5 and record["batch"] == 8
     assert record["step_gflop"] == pytest.approx(6 * 8 * (28 * 300 + 2 * 90_000 + 300) / 1e9, abs=5e-5)
     assert 0 < record["ms_min"] <= record["ms_median"] <= record["ms_max"]
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_bench_beside_other_jobs_says_so(others, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "_others_cpu_seconds", lambda: others * time.perf_counter())
+    monkeypatch.setattr(profile, "product_peak", lambda *_: 1.0)
+    monkeypatch.setattr(profile, "copy_peak", lambda *_: 1.0)
+    for words in ([], ["--profile"]):
+        code, out, err = cli_run(capsys, "bench", "--model", "mlp", "--steps", 1, "--warmup", 0, *words)
+        said = f"gossipgrad: warning: other processes used {others:.1f} of "
+        assert code == 0 and out and (err.startswith(said) if others else not err)
 
 
 def test_mnist_files_by_option(capsys, tmp_path):

