@@ -476,6 +476,32 @@ def test_a_launcher_that_does_not_end():
     assert process.returncode == 1 and "the ranks have ended, but the launcher had not" in err, err
 
 
+def test_a_start_of_many_ranks_says_what_it_waits_for(bare, monkeypatch, capsys):
+    """After 5 s, 10 s and so on, until all have loaded the core; nothing is said of a quick start."""
+    asleep = subprocess.Popen(["sleep", "1000"])
+    loaded = supervisor.have_loaded([os.getpid(), asleep.pid])
+    asleep.kill()
+    asleep.wait()
+    assert loaded == 1
+    monkeypatch.setattr(supervisor, "ranks_of", lambda *_: set())
+    monkeypatch.setattr(supervisor, "has_children", lambda _: True)
+
+    def said(many, loaded):
+        monkeypatch.setattr(supervisor, "have_loaded", lambda _: loaded.pop(0))
+        one = supervisor.Supervisor(["mpiexec"], {}, True, many=many)
+        one.process, one._begin = asleep, 0.0
+        for now in (1.0, 5.0, 6.0, 10.0, 20.0, 90.0):
+            one._look(now)
+        return capsys.readouterr().err
+
+    found = said(300, [17, 250, 300])
+    assert re.findall(r"after (\d+) s (\d+) of 300 ranks have loaded", found) == [("5", "17"), ("10", "250")]
+    assert found.endswith("gossipgrad: all 300 ranks have loaded gossipgrad, 20 s after the start; MPI connects them\n")
+    assert said(300, [300]).startswith("gossipgrad: all 300 ranks have loaded gossipgrad, 5 s") and said(0, []) == ""
+    plans = [start.plan(["-n", str(n), "train"]).many for n in (start._MANY * 4, start._MANY * 4 + 1)]
+    assert plans == [0, start._MANY * 4 + 1]
+
+
 def test_signals_that_are_passed_on_and_a_script_that_saves(tmp_path):
     """USR1 and USR2 go to the launcher, Ctrl-C to the ranks, behind a shell too; they have time to save."""
     rank = (

@@ -59,6 +59,8 @@ and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 are set. This command sets both.
 MOST_RANKS, MOST_RANKS_OF_SEVERAL = 4096, 1_000_000
 MOST_THREADS = 4096
 
+_MANY = 8  # ranks a core whose start takes so long that it is told of
+
 # Sub-commands that have --threads themselves.
 _THREADED = ("train", "evaluate", "bench", "compare")
 
@@ -315,6 +317,7 @@ class Plan:
     words: list[str] | None  # of a sub-command of this package; None: a Python file
     saves: bool  # do SIGTERM and SIGUSR1 let the ranks save?
     elsewhere: bool  # may ranks write on other hosts, or relative to another folder?
+    many: int  # ranks, if they are on this host and more than _MANY times its cores; else 0
 
 
 def _count(option: str, text: str, most: int) -> int:
@@ -449,6 +452,7 @@ def plan(argv: list[str]) -> Plan:
         checkpoint=_value_of("--checkpoint", words) if words[0] == "train" and not is_file else None,
         words=None if is_file else words,
         saves=saves,
+        many=ranks if oversubscribed and ranks > _MANY * cores else 0,
         elsewhere=several or any(re.match("-?-wd", word) for word in extra),
     )
 
@@ -502,6 +506,7 @@ def main(
         asked.openmpi,
         script=asked.words is None,
         saves=asked.saves,
+        many=asked.many,
     )
     try:
         return ranks.run(asked.stdin, lambda: last(asked.checkpoint))

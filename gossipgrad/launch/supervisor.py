@@ -35,6 +35,7 @@ _TO_SAVE = 30.0
 _LAST_OUTPUT = 10.0  # seconds that what was printed has to arrive after mpiexec has ended
 # Seconds: between looks whether mpiexec has processes, how long it may live without any, and how long until it has.
 _LOOK, _HUNG, _TO_START = 1.0, 5.0, 60.0
+_SILENT = 5.0  # seconds of a start until it is said what it waits for; each next time twice as many
 # Of a launcher's environment, for its ranks: who says why they end.
 VARIABLE = "GOSSIPGRAD_SUPERVISED"
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -115,6 +116,15 @@ def _behind_shells(pid: int, parent_of: Mapping[int, int]) -> set[int]:
     return {one for child, parent in parent_of.items() if parent == pid for one in _behind_shells(child, parent_of)}
 
 
+def have_loaded(pids: Iterable[int]) -> int:
+    """How many of these processes have loaded the compiled core."""
+    count = 0
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+            count += b"/gossipgrad/_core." in file.read()
+    return count
+
+
 def _send(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -141,6 +151,7 @@ class Supervisor:
     forwards_stop: the command stops its ranks when it is sent SIGTSTP, as Open MPI's does.
     script: the ranks run a script, which may catch KeyboardInterrupt.
     saves: SIGTERM and SIGUSR1 let the ranks save and end by themselves; they are sent SIGUSR1 for both.
+    many: ranks on this host, if they share its cores with many others; 0: nothing is said of their start.
     """
 
     def __init__(
@@ -150,6 +161,7 @@ class Supervisor:
         forwards_stop: bool,
         script: bool = False,
         saves: bool = False,
+        many: int = 0,
     ) -> None:
         self.command, self.environ, self.forwards_stop = command, {**environ, VARIABLE: "1"}, forwards_stop
         self.script, self.saves = script, saves
@@ -161,6 +173,7 @@ class Supervisor:
         self.hung = False  # has mpiexec not ended after its ranks?
         self._alone: float | None = None  # since when it has no processes
         self._had = False  # has it had some?
+        self._many, self._speak_at = many, _SILENT
 
     def run(self, stdin: bool = False, last: Callable[[], str] = str) -> int:
         """The exit code: the command's, or 128 + the number of the signal that ended it; 1 where output was lost.
@@ -270,11 +283,27 @@ class Supervisor:
                 self._kill()
         elif has_children(self.process.pid):
             self._had, self._alone = True, None
+            self._say_of_start(now - self._begin)
         elif self._had or now - self._begin > _TO_START:
             self._alone = self._alone or now
             if now - self._alone >= _HUNG:
                 self.hung = True
                 self._kill()
+
+    def _say_of_start(self, seconds: float) -> None:
+        """What a start of many ranks waits for, after `seconds`, and when they are all there."""
+        if not self._many or seconds < self._speak_at:
+            return
+        loaded = have_loaded(ranks_of(self.process.pid, parents()))
+        if loaded < self._many:
+            self._say(
+                f"after {seconds:.0f} s {loaded} of {self._many} ranks have loaded gossipgrad; all start at the same "
+                "time, and MPI begins when the last one has"
+            )
+            self._speak_at *= 2
+            return
+        self._say(f"all {loaded} ranks have loaded gossipgrad, {seconds:.0f} s after the start; MPI connects them")
+        self._many = 0
 
     def _pass_on(self, number: int) -> None:
         self.saving |= self.saves and number == signal.SIGUSR1
