@@ -1,8 +1,7 @@
 /* Kernels on arenas: one pass, bound by memory. Lengths are multiples of GG_LANES and pointers aligned, so there are no
  * remainders and an element's result does not depend on where it lies; but for those that the header says take any. */
-#include "cpu/simd/isa.h"
 #include "cpu/simd/math.h"
-#include "cpu/simd/vectors.h"
+#include "cpu/simd/simd.h"
 
 /* Elements between two checks outside of the main loop. */
 #define STRETCH ((size_t)2048)
@@ -69,7 +68,7 @@ static void weighted_sum(size_t begin, size_t end, int sources, const float *con
 static void narrow_sum(size_t begin, size_t end, int sources, const uint16_t *const *source, const float *scale,
                        float *out, uint16_t *narrow_out) {
     for (size_t i = begin; i < end; i += FLOATS) {
-        value sum = scale[0] * load_narrow(source[0] + i);
+        vec sum = scale[0] * load_narrow(source[0] + i);
         for (int s = 1; s < sources; ++s) sum += scale[s] * load_narrow(source[s] + i);
         if (narrow_out != NULL) {
             *(halves *)(narrow_out + i) = narrowed(rounded_words(sum));

@@ -1,8 +1,7 @@
 /* AdaComp's choice: of each bin the greatest |G|, then the elements whose |H| is not below it. This file is compiled
  * without fused products, so that all levels choose the same. */
-#include "cpu/simd/isa.h"
 #include "cpu/simd/math.h"
-#include "cpu/simd/vectors.h"
+#include "cpu/simd/simd.h"
 
 #define MAGNITUDE 0x7fffffffu
 #define INFINITE 0x7f800000u

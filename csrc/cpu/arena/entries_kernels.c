@@ -1,6 +1,5 @@
 /* Entries of chosen elements, read a vector at a time as long as each follows the one before. */
-#include "cpu/simd/isa.h"
-#include "cpu/simd/vectors.h"
+#include "cpu/simd/simd.h"
 
 /* Bits of a unit: those of the place, below the two flags. */
 GG_INLINE unsigned place_bits(const bool wide) { return wide ? 14 : 6; }

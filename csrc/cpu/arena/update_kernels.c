@@ -1,34 +1,33 @@
 /* The optimisers' updates: one pass over arenas, bound by memory, fused with what gossip needs. */
 #include <math.h>
 
-#include "cpu/simd/isa.h"
-#include "cpu/simd/vectors.h"
+#include "cpu/simd/simd.h"
 
-/* `now` and half of what a partner is ahead of `sent`, the value that it was sent for. */
-GG_INLINE value update_mixed(bool narrow, value now, value sent, const void *received, size_t i) {
+/* `now` and half of what a partner is ahead of `sent`, the vec that it was sent for. */
+GG_INLINE vec update_mixed(bool narrow, vec now, vec sent, const void *received, size_t i) {
     if (received == NULL) return now;
     if (narrow) return now + (load_narrow((const uint16_t *)received + i) - rounded(sent)) * 0.5f;
     return now + (load((const float *)received + i) - sent) * 0.5f;
 }
 
-GG_INLINE void update_publish(bool narrow, void *copy, size_t i, value v) {
+GG_INLINE void update_publish(bool narrow, void *copy, size_t i, vec v) {
     if (copy == NULL) return;
     if (narrow) stream_narrow((uint16_t *)copy + i, narrowed(rounded_words(v)));
     else stream((float *)copy + i, v);
 }
 
-GG_INLINE value rule_if_less(value a, value b, value yes, value no) {
+GG_INLINE vec rule_if_less(vec a, vec b, vec yes, vec no) {
     const words less = (words)(a < b);
-    return (value)(((words)yes & less) | ((words)no & ~less));
+    return (vec)(((words)yes & less) | ((words)no & ~less));
 }
 
-GG_INLINE value rule_root(value v) { return square_root(v); }
+GG_INLINE vec rule_root(vec v) { return square_root(v); }
 
 #define GG_RULE_INLINE GG_INLINE
-#define GG_RULE_VALUE value
+#define GG_RULE_VALUE vec
 #define GG_RULE_FACTOR float
 #define GG_RULE_NUMBER(x) (x)
-#define GG_RULE_SPLAT(x) ((value){0} + (x))
+#define GG_RULE_SPLAT(x) ((vec){0} + (x))
 #include "ops/update_rules.h"
 
 /* rule, receives and narrow are constants in every call, so each combination becomes a loop without their branches. */
@@ -43,14 +42,14 @@ GG_INLINE void update_run(const gg_update_args *args, gg_update_rule rule, bool 
                *square_before = receives ? args->square_before : NULL;
     const update_factors factors = update_factors_of(args);
     for (size_t i = 0; i < n; i += FLOATS) {
-        const value w = load(weight + i);
+        const vec w = load(weight + i);
         updated now = {.weight = w};
         if (moments > 0) {
-            const value sent = load(momentum + i);
+            const vec sent = load(momentum + i);
             now.momentum = update_mixed(narrow, sent, sent, momentum_before, i);
         }
         if (moments > 1) {
-            const value sent = load(square + i);
+            const vec sent = load(square + i);
             now.square = update_mixed(narrow, sent, sent, square_before, i);
         }
         now = update_by_rule(rule, &factors, load(grad + i), now);
@@ -78,9 +77,9 @@ static bool keeps_where_zero(const gg_update_args *args) {
 /* Elements of a line whose gradient is not 0. */
 GG_INLINE void update_line(const float *grad, float *weight, float grad_scale, float lr) {
     for (size_t i = 0; i < GG_LANES; i += FLOATS) {
-        const value g = load(grad + i), w = load(weight + i), w_new = w - lr * (grad_scale * g);
+        const vec g = load(grad + i), w = load(weight + i), w_new = w - lr * (grad_scale * g);
         const words changed = (words)(g != 0.0f);
-        *(floats *)(weight + i) = (value)(((words)w_new & changed) | ((words)w & ~changed));
+        *(floats *)(weight + i) = (vec)(((words)w_new & changed) | ((words)w & ~changed));
     }
 }
 

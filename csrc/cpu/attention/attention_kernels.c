@@ -1,8 +1,7 @@
 /* Attention weights of sixteen queries side by side: softmax, the same again from what was saved of it, and its error.
  * A lane is a query, so nothing is ever summed over lanes. */
-#include "cpu/simd/isa.h"
-#include "cpu/simd/lanes.h"
 #include "cpu/simd/math.h"
+#include "cpu/simd/simd.h"
 
 /* Keys of which any query sees some. */
 static inline int64_t seen_by_any(int64_t keys, int64_t all) {

@@ -26,7 +26,7 @@ void GG_VARIANT(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int6
 #else
 
 /* The sums over the lanes of four vectors. */
-GG_INLINE __m128 sum4(gg_vec a, gg_vec b, gg_vec c, gg_vec d) {
+GG_INLINE __m128 sum4(floats a, floats b, floats c, floats d) {
 #if GG_VECTOR == 16
 #define GG_HALF(v)                                                                                                     \
     _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1)))
@@ -51,9 +51,9 @@ typedef struct dot_tile {
 } dot_tile;
 
 GG_INLINE void dot_run(const dot_tile *t, const int R, const int C) {
-    gg_vec sum[GG_DOT_ROWS * GG_DOT_COLS + 3];
+    floats sum[GG_DOT_ROWS * GG_DOT_COLS + 3];
 #pragma GCC unroll 28
-    for (int i = 0; i < GG_DOT_ROWS * GG_DOT_COLS + 3; ++i) sum[i] = (gg_vec){0};
+    for (int i = 0; i < GG_DOT_ROWS * GG_DOT_COLS + 3; ++i) sum[i] = (floats){0};
     const int64_t plane = t->dy_plane;
     for (int64_t r = 0; r < t->height; ++r) {
         for (int64_t c = 0; c < t->width; ++c) {
@@ -62,12 +62,12 @@ GG_INLINE void dot_run(const dot_tile *t, const int R, const int C) {
 #pragma GCC unroll 8
             for (int j = 0; j < C; ++j) x[j] = t->x[j] + r * t->x_row + c * t->x_col;
             for (int64_t n = 0; n < t->vectors; ++n) {
-                gg_vec a[GG_DOT_ROWS];
+                floats a[GG_DOT_ROWS];
 #pragma GCC unroll 8
-                for (int i = 0; i < R; ++i) a[i] = *(const gg_vec *)(dy + i * plane + n * GG_VECTOR);
+                for (int i = 0; i < R; ++i) a[i] = *(const floats *)(dy + i * plane + n * GG_VECTOR);
 #pragma GCC unroll 8
                 for (int j = 0; j < C; ++j) {
-                    const gg_vec b = *(const gg_vec *)(x[j] + n * GG_VECTOR);
+                    const floats b = *(const floats *)(x[j] + n * GG_VECTOR);
 #pragma GCC unroll 8
                     for (int i = 0; i < R; ++i) sum[i * C + j] += a[i] * b;
                 }

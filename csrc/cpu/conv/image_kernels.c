@@ -8,7 +8,7 @@ enum { SIDE = GG_IMAGE_SIDE, PIXELS = GG_IMAGE_PIXELS, TILE = GG_IMAGE_TILE };
 #if defined(GG_PARTS_AMX)
 
 /* Sixteen filters of a pixel, each in a word. */
-INLINE __m512i filters_of(const gg_image_errors *e, int64_t pixel, int64_t filter, __mmask16 mask) {
+GG_INLINE __m512i filters_of(const gg_image_errors *e, int64_t pixel, int64_t filter, __mmask16 mask) {
     if (pixel >= e->pixels) return _mm512_setzero_si512();
     return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, e->from + pixel * e->filters + filter));
 }
@@ -30,8 +30,8 @@ static void pack_errors(const gg_image_errors *e) {
 #pragma GCC target("amx-tile,amx-bf16")
 
 /* Two by two tiles of sums in registers 0 to 3, taps in 4 and 5, errors in 6 and 7. They are named by constants. */
-INLINE void multiply_tiles(const gg_image_product *p, int64_t t, int64_t f, const bool second_tap,
-                           const bool second_filter) {
+GG_INLINE void multiply_tiles(const gg_image_product *p, int64_t t, int64_t f, const bool second_tap,
+                              const bool second_filter) {
     const long across = (long)(p->filter_groups * SIDE), bytes = across * (long)sizeof(float), row = 2 * PIXELS;
     const uint16_t *taps = p->taps + t * p->runs * TILE, *errors = p->errors + f * p->runs * TILE;
     const int64_t next = p->runs * TILE;

@@ -15,7 +15,7 @@ typedef struct parts {
     __m512 high, middle, low;
 } parts;
 
-INLINE parts parts_of(__m512 x) {
+GG_INLINE parts parts_of(__m512 x) {
     parts p = {.high = upper_half(x)};
     const __m512 left = _mm512_sub_ps(x, p.high);
     p.middle = upper_half(left);
@@ -32,7 +32,7 @@ static void split_points(int64_t points, const float *from, int64_t step, uint16
 }
 
 /* Row `row` of the second factor. */
-INLINE void store_factor(__m512 x, uint16_t *to, int row) {
+GG_INLINE void store_factor(__m512 x, uint16_t *to, int row) {
     const parts p = parts_of(x);
     _mm512_store_si512(to + row * 32, pairs(p.high, p.high));
     _mm512_store_si512(to + TILE + row * 32, pairs(p.middle, p.middle));
@@ -73,7 +73,7 @@ static void turn_points(int64_t tiles, const float *from, uint16_t *to) {
         }                                                                                                              \
     } while (0)
 
-INLINE void run_forward(const gg_split_forward *f, const int tiles) {
+GG_INLINE void run_forward(const gg_split_forward *f, const int tiles) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -122,7 +122,7 @@ static void split_forward(const gg_split_forward *f) {
         }                                                                                                              \
     } while (0)
 
-INLINE void run_gradient(const gg_split_gradient *g, const int places) {
+GG_INLINE void run_gradient(const gg_split_gradient *g, const int places) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);

@@ -11,7 +11,6 @@
 #endif
 #include "cpu/conv/winograd_kernels.h"
 
-#include "cpu/simd/lanes.h"
 #include "cpu/simd/tile.h"
 #include "ops/tensor.h"
 

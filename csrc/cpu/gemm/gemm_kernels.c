@@ -1,9 +1,5 @@
 /* Products of matrices used where they lie, transposition, and the set of kernels of this instruction set. */
-#include "cpu/simd/lanes.h"
 #include "cpu/simd/tile.h"
-#if defined(__AVX2__)
-#include "cpu/simd/turn.h"
-#endif
 #include "ops/tensor.h"
 
 #ifdef GG_VECTOR
@@ -37,7 +33,7 @@ static void gemm_pack(int64_t m, int64_t k, const float *a, int64_t a_step, floa
             const int rows = (int)(least + (b < more)); /* as gg_block_begin has them */
             float *to = out + i * k + l * rows;
 #if VECTOR == 8
-            if (l < whole) *(gg_vec *)to = *(const gg_vec *)(from + i);
+            if (l < whole) *(floats *)to = *(const floats *)(from + i);
             else
 #endif
                 lanes_store_part(to, rows, lanes_load_part(from + i, rows));
@@ -320,27 +316,27 @@ static void gemm_transpose(int64_t rows, int64_t cols, const float *in, int64_t 
 }
 
 /* y <= 0 ? 0 : dy */
-GG_INLINE gg_vec masked(gg_vec y, gg_vec dy) {
+GG_INLINE floats masked(floats y, floats dy) {
 #if GG_VECTOR == 16
-    return (gg_vec)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)y, _mm512_setzero_ps(), _CMP_NLE_UQ), (__m512)dy);
+    return (floats)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)y, _mm512_setzero_ps(), _CMP_NLE_UQ), (__m512)dy);
 #else
-    return (gg_vec)_mm256_and_ps(_mm256_cmp_ps((__m256)y, _mm256_setzero_ps(), _CMP_NLE_UQ), (__m256)dy);
+    return (floats)_mm256_and_ps(_mm256_cmp_ps((__m256)y, _mm256_setzero_ps(), _CMP_NLE_UQ), (__m256)dy);
 #endif
 }
 
 static float mask_sum(int64_t n, const float *y, float *dy) {
-    gg_vec sum[4] = {{0}, {0}, {0}, {0}};
+    floats sum[4] = {{0}, {0}, {0}, {0}};
     int64_t i = 0;
     for (; i + 4 * GG_VECTOR <= n; i += 4 * GG_VECTOR) {
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v) {
-            gg_vec *place = (gg_vec *)(dy + i + v * GG_VECTOR);
-            gg_vec value = *place;
-            if (y != NULL) *place = value = masked(*(const gg_vec *)(y + i + v * GG_VECTOR), value);
+            floats *place = (floats *)(dy + i + v * GG_VECTOR);
+            floats value = *place;
+            if (y != NULL) *place = value = masked(*(const floats *)(y + i + v * GG_VECTOR), value);
             sum[v] += value;
         }
     }
-    const gg_vec all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    const floats all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     float total = 0;
     for (int v = 0; v < GG_VECTOR; ++v) total += all[v];
     for (; i < n; ++i) {

@@ -1,11 +1,7 @@
 /* Products in which pairs of terms share a multiplication (cpu/gemm/paired_kernels.h): plain loops, and with AVX-512.
  * With AVX2 alone scalars of a tile want registers of their own, and networks gained 2 to 6 % at most: it has none. */
 #include "cpu/gemm/paired_kernels.h"
-#include "cpu/simd/lanes.h"
 #include "cpu/simd/tile.h"
-#if defined(__AVX512F__)
-#include "cpu/simd/turn.h"
-#endif
 
 #if defined(__AVX512F__) || !defined(__AVX2__)
 
@@ -22,15 +18,13 @@ static int64_t whole_steps(int64_t terms) { return (terms + STEP - 1) / STEP * S
 #define SUMS 1
 #endif
 
-#define PACK_INLINE static inline __attribute__((always_inline))
-
-PACK_INLINE lanes_f load_some(int n, const float *from) {
+GG_INLINE lanes_f load_some(int n, const float *from) {
     return n == LANES ? lanes_load_any(from) : lanes_load_part(from, n);
 }
 
 /* The sums of absolute values of vectors whose terms are `step` apart: of every SUMS-th term by itself, then of these.
  * out: the terms are also copied there; NULL: not. */
-PACK_INLINE lanes_f sizes_across(int n, int64_t terms, const float *from, int64_t step, float *out) {
+GG_INLINE lanes_f sizes_across(int n, int64_t terms, const float *from, int64_t step, float *out) {
     lanes_f sum[SUMS];
 #pragma GCC unroll 16
     for (int i = 0; i < SUMS; ++i) sum[i] = lanes_set(0);
@@ -52,13 +46,13 @@ typedef struct pair_sums {
     lanes_f products, sizes;
 } pair_sums;
 
-PACK_INLINE void add_pair(pair_sums *sums, lanes_f first, lanes_f second) {
+GG_INLINE void add_pair(pair_sums *sums, lanes_f first, lanes_f second) {
     sums->products = lanes_multiply_add(first, second, sums->products);
     sums->sizes = lanes_add(sums->sizes, lanes_size(lanes_multiply(first, second)));
 }
 
 /* The scaled terms; `from` may be `out`. */
-PACK_INLINE pair_sums scale_across(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
+GG_INLINE pair_sums scale_across(int n, int64_t terms, const float *from, int64_t step, lanes_f by, float *out) {
     pair_sums sums = {lanes_set(0), lanes_set(0)};
     for (int64_t l = 0; l < terms; l += STEP, from += STEP * step, out += STEP * LANES) {
         const lanes_f first = lanes_multiply(load_some(n, from), by);
@@ -76,7 +70,7 @@ PACK_INLINE pair_sums scale_across(int n, int64_t terms, const float *from, int6
 
 /* The terms of n vectors that lie one behind the other, with a lane a vector. Each line of the cache is loaded once,
  * where lines of all vectors begin at the same distance. */
-PACK_INLINE void turn_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
+GG_INLINE void turn_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
     const int64_t before = step % LANES == 0 ? (int64_t)((uintptr_t)from / sizeof *from % LANES) : 0;
     __m512 a[LANES];
     for (int64_t l = -before; l < terms; l += LANES) {
@@ -99,7 +93,7 @@ PACK_INLINE void turn_along(int n, int64_t terms, const float *from, int64_t ste
 
 #else
 
-PACK_INLINE void turn_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
+GG_INLINE void turn_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
     GG_VARIANT(gg_gemm_kernels).transpose(n, terms, from, step, LANES, out, LANES);
 }
 
@@ -127,7 +121,7 @@ static void find_scales(int64_t terms, const float *total, float *scale, float *
 #define ONE_SET 1024
 
 /* n: a constant where the compiler is to know that the group is full. */
-PACK_INLINE void pack_lanes(int n, const gg_paired_pack *p, const float *from, float *out) {
+GG_INLINE void pack_lanes(int n, const gg_paired_pack *p, const float *from, float *out) {
     _Alignas(64) float total[LANES], scale[LANES], inverse[LANES], sizes[LANES];
     const int64_t terms = p->terms, all = whole_steps(terms), step = p->step;
     const bool copies = p->across && step % SAME_SETS == 0;

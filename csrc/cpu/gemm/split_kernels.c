@@ -16,7 +16,7 @@
 /* ------------------------------------------------------------------------------------------- packing */
 
 /* Row `row` of the three tiles. */
-INLINE void store_parts(__m512 x, __m512 y, uint16_t *tile, int64_t row) {
+GG_INLINE void store_parts(__m512 x, __m512 y, uint16_t *tile, int64_t row) {
     const __m512 x_high = upper_half(x), y_high = upper_half(y);
     const __m512 x_left = _mm512_sub_ps(x, x_high), y_left = _mm512_sub_ps(y, y_high);
     const __m512 x_middle = upper_half(x_left), y_middle = upper_half(y_left);
@@ -27,7 +27,7 @@ INLINE void store_parts(__m512 x, __m512 y, uint16_t *tile, int64_t row) {
                        pairs(_mm512_sub_ps(x_left, x_middle), _mm512_sub_ps(y_left, y_middle)));
 }
 
-INLINE __mmask16 first_lanes(int64_t n) { return n >= 16 ? 0xffffu : n <= 0 ? 0 : (__mmask16)((1u << n) - 1u); }
+GG_INLINE __mmask16 first_lanes(int64_t n) { return n >= 16 ? 0xffffu : n <= 0 ? 0 : (__mmask16)((1u << n) - 1u); }
 
 /* Vectors from memory become rows of the tiles: `vectors` of them, of `lanes` numbers, then zeros. second: how far the
  * other of a pair is, and how many vectors and lanes of it there are. */
@@ -37,13 +37,13 @@ typedef struct source {
     int64_t vectors[2], lanes[2];
 } source;
 
-INLINE __m512 load_row(const source *s, int which, int64_t row) {
+GG_INLINE __m512 load_row(const source *s, int which, int64_t row) {
     const __mmask16 mask = row < s->vectors[which] ? first_lanes(s->lanes[which]) : 0;
     return _mm512_maskz_loadu_ps(mask, s->from + (which ? s->second : 0) + row * s->step);
 }
 
 /* A row of whole numbers: those of the first terms, then those of the second ones. */
-INLINE void store_whole(__m512 x, __m512 y, float *tile, int64_t row) {
+GG_INLINE void store_whole(__m512 x, __m512 y, float *tile, int64_t row) {
     _mm512_store_ps(tile + row * GG_SPLIT_TERMS, x);
     _mm512_store_ps(tile + row * GG_SPLIT_TERMS + GG_SPLIT_SIDE, y);
 }
@@ -54,12 +54,12 @@ typedef struct target {
     float *ordered;
 } target;
 
-INLINE void store_row(__m512 x, __m512 y, const target *to, bool whole, int64_t row) {
+GG_INLINE void store_row(__m512 x, __m512 y, const target *to, bool whole, int64_t row) {
     if (whole) store_whole(x, y, to->ordered, row);
     else store_parts(x, y, to->tile, row);
 }
 
-INLINE void pack_straight(const source *s, const target *to, bool whole) {
+GG_INLINE void pack_straight(const source *s, const target *to, bool whole) {
     if (s->vectors[0] >= 16 && s->vectors[1] >= 16 && s->lanes[0] >= 16 && s->lanes[1] >= 16) {
         for (int64_t row = 0; row < 16; ++row)
             store_row(_mm512_loadu_ps(s->from + row * s->step), _mm512_loadu_ps(s->from + s->second + row * s->step),
@@ -69,7 +69,7 @@ INLINE void pack_straight(const source *s, const target *to, bool whole) {
     for (int64_t row = 0; row < 16; ++row) store_row(load_row(s, 0, row), load_row(s, 1, row), to, whole, row);
 }
 
-INLINE void pack_turned(const source *s, const target *to, bool whole) {
+GG_INLINE void pack_turned(const source *s, const target *to, bool whole) {
     float turned[2][16][16] __attribute__((aligned(64)));
     for (int which = 0; which < 2; ++which) {
         __m512 a[16];
@@ -84,7 +84,7 @@ INLINE void pack_turned(const source *s, const target *to, bool whole) {
 }
 
 /* Sixteen rows or columns from `i`, terms from `l`. straight: vectors as they lie in memory are rows of tiles. */
-INLINE void pack_tile(const gg_split_pack *p, int64_t i, int64_t l, bool straight, bool whole) {
+GG_INLINE void pack_tile(const gg_split_pack *p, int64_t i, int64_t l, bool straight, bool whole) {
     const int64_t steps = gg_split_group(p->terms) / STEP, step = l / GG_SPLIT_TERMS, group = i / GG_SPLIT_SIDE;
     target to = {NULL, NULL};
     if (whole) to.ordered = p->ordered + ((group / 2 * steps + step) * 2 + group % 2) * GG_SPLIT_TILE;
@@ -102,7 +102,7 @@ INLINE void pack_tile(const gg_split_pack *p, int64_t i, int64_t l, bool straigh
 }
 
 /* In the order in which the numbers lie in memory, so that they are prefetched. */
-INLINE void pack_tiles(const gg_split_pack *p, bool straight, bool whole) {
+GG_INLINE void pack_tiles(const gg_split_pack *p, bool straight, bool whole) {
     if (p->across) {
         for (int64_t l = 0; l < p->terms; l += GG_SPLIT_TERMS)
             for (int64_t i = 0; i < p->count; i += GG_SPLIT_SIDE) pack_tile(p, i, l, straight, whole);
@@ -160,7 +160,7 @@ typedef struct block {
     } while (0)
 
 /* The six products of parts, in an order in which each step changes one side only. */
-INLINE void add_products(const block *it, bool tall, bool wide) {
+GG_INLINE void add_products(const block *it, bool tall, bool wide) {
     const uint16_t *a = it->a, *a_below = a + it->a_group, *b = it->b, *b_beside = b + it->b_group;
     for (int64_t t = 0; t < it->tiles; ++t) {
         LOAD_B(0);
@@ -185,7 +185,7 @@ INLINE void add_products(const block *it, bool tall, bool wide) {
 }
 
 /* Rows [first, end) of ordered tiles, split. */
-INLINE void split_rows(const float *from, uint16_t *to, int64_t first, int64_t end, bool wide) {
+GG_INLINE void split_rows(const float *from, uint16_t *to, int64_t first, int64_t end, bool wide) {
 #pragma GCC unroll 3
     for (int64_t row = first; row < end; ++row) {
         const float *x = from + row * GG_SPLIT_TERMS, *y = x + GG_SPLIT_TILE;
@@ -196,7 +196,7 @@ INLINE void split_rows(const float *from, uint16_t *to, int64_t first, int64_t e
 
 /* The same products; while those of a step are computed, the next one's tiles of b are split into a buffer that stays
  * in the first-level cache. Behind the last step it splits that one again. */
-INLINE void add_ordered(const block *it, bool tall, bool wide) {
+GG_INLINE void add_ordered(const block *it, bool tall, bool wide) {
     uint16_t buffer[2][2 * STEP] __attribute__((aligned(64)));
     const uint16_t *a = it->a, *a_below = a + it->a_group;
     const float *from = it->ordered;
@@ -238,7 +238,7 @@ typedef struct place {
     bool direct; /* it is stored there, else in a buffer */
 } place;
 
-INLINE place place_tile(const block *it, int64_t row, int64_t col) {
+GG_INLINE place place_tile(const block *it, int64_t row, int64_t col) {
     place p = {.at = it->c + row * it->c_row + col, .step = it->c_row};
     p.rows = it->rows - row < GG_SPLIT_SIDE ? it->rows - row : GG_SPLIT_SIDE;
     p.cols = it->cols - col < GG_SPLIT_SIDE ? it->cols - col : GG_SPLIT_SIDE;
@@ -266,7 +266,7 @@ INLINE place place_tile(const block *it, int64_t row, int64_t col) {
         ORDER_TILES;                                                                                                   \
     } while (0)
 
-INLINE void finish_tile(const block *it, const place *p, const float *buffer) {
+GG_INLINE void finish_tile(const block *it, const place *p, const float *buffer) {
     if (p->direct && !it->relu) return;
     const __mmask16 mask = first_lanes(p->cols);
     for (int64_t i = 0; i < p->rows; ++i) {
@@ -287,7 +287,7 @@ INLINE void finish_tile(const block *it, const place *p, const float *buffer) {
         finish_tile(it, &p, buffer);                                                                                   \
     } while (0)
 
-INLINE void run_sum(const block *it, bool tall, bool wide, bool ordered) {
+GG_INLINE void run_sum(const block *it, bool tall, bool wide, bool ordered) {
     float buffer[GG_SPLIT_SIDE * GG_SPLIT_SIDE] __attribute__((aligned(64)));
     START(0, 0, 0);
     if (wide) START(1, 0, GG_SPLIT_SIDE);
@@ -302,7 +302,7 @@ INLINE void run_sum(const block *it, bool tall, bool wide, bool ordered) {
 }
 
 /* Sum by sum: the first begins with the bias, all others are added to what is there. */
-INLINE void run_block(const block *whole, bool tall, bool wide, bool ordered) {
+GG_INLINE void run_block(const block *whole, bool tall, bool wide, bool ordered) {
     const int64_t most = GG_SPLIT_SUM / GG_SPLIT_TERMS;
     block part = *whole;
     for (int64_t t = 0; t < whole->tiles; t += most) {

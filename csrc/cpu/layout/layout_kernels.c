@@ -1,10 +1,5 @@
 /* Between samples one after the other (PLAIN) and samples as lanes (BATCH_LAST), in blocks of 16 x 16. */
-#include "cpu/simd/isa.h"
-#include "cpu/simd/vectors.h"
-
-#if defined(__AVX2__)
-#include "cpu/simd/turn.h"
-#endif
+#include "cpu/simd/simd.h"
 
 #define L GG_LANES
 

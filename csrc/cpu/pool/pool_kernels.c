@@ -1,7 +1,6 @@
 /* Pooling of images whose elements are rows of lanes, so a window is a few vector operations, whatever its stride and
  * padding. Backward, an input element gets the sum over the windows that hold it, in the order of the windows. */
-#include "cpu/simd/isa.h"
-#include "cpu/simd/lanes.h"
+#include "cpu/simd/simd.h"
 
 static inline __attribute__((always_inline)) void save_place(void *saved, size_t at, int bytes, lanes_i place) {
     if (bytes == 1) lanes_store_u8((uint8_t *)saved + at, place);

@@ -1,10 +1,6 @@
 /* Element-wise kernels: plain loops, which the compiler turns into vectors of this level. */
-#include "cpu/simd/isa.h"
 #include "cpu/simd/math.h"
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "cpu/simd/simd.h"
 
 static void elementwise_relu(size_t n, const float *x, float *y) {
     GG_INDEPENDENT
@@ -144,34 +140,16 @@ static void masked_scale(size_t n, const float *x, const uint8_t *mask, float sc
 
 /* Philox4x32-10 for a few vectors of blocks at once: a 32-bit word in each 64-bit lane, whose upper half may hold
  * anything, because the widening multiplication does not look at it. */
-#if defined(__AVX512F__)
-#define VECTOR_BYTES 64
-#elif defined(__AVX2__)
-#define VECTOR_BYTES 32
-#else
-#define VECTOR_BYTES 16
-#endif
-typedef uint64_t words __attribute__((vector_size(VECTOR_BYTES)));
 #define WIDTH (VECTOR_BYTES / 8)
 #define CHAINS 4 /* vectors in flight: the multiplication has a long latency */
 #define BLOCKS (CHAINS * WIDTH)
 
-static inline words low_product(words a, words b) {
-#if defined(__AVX512F__)
-    return (words)_mm512_mul_epu32((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-    return (words)_mm256_mul_epu32((__m256i)a, (__m256i)b);
-#else
-    return (a & 0xffffffffu) * (b & 0xffffffffu);
-#endif
-}
-
 /* mask[i]: of block index + i*stride, byte w is 1 if word w is at least the threshold, else 0. */
 static inline void elementwise_draw(const gg_random_key *key, uint32_t index, uint32_t stride, uint32_t threshold,
                                     uint32_t mask[BLOCKS]) {
-    const words zero = {0}, first = zero + 0xD2511F53u, second = zero + 0xCD9E8D57u;
-    words c0[CHAINS], c1[CHAINS], c2[CHAINS], c3[CHAINS];
-    words step = zero;
+    const long_words zero = {0}, first = zero + 0xD2511F53u, second = zero + 0xCD9E8D57u;
+    long_words c0[CHAINS], c1[CHAINS], c2[CHAINS], c3[CHAINS];
+    long_words step = zero;
     for (uint32_t i = 0; i < WIDTH; ++i) step[i] = i * stride;
     for (uint32_t c = 0; c < CHAINS; ++c) {
         c0[c] = step + (index + c * WIDTH * stride);
@@ -182,7 +160,7 @@ static inline void elementwise_draw(const gg_random_key *key, uint32_t index, ui
     uint32_t k0 = (uint32_t)key->seed, k1 = (uint32_t)(key->seed >> 32);
     for (int round = 0; round < 10; ++round) {
         for (int c = 0; c < CHAINS; ++c) {
-            const words a = low_product(c0[c], first), b = low_product(c2[c], second);
+            const long_words a = low_product(c0[c], first), b = low_product(c2[c], second);
             c0[c] = (b >> 32) ^ c1[c] ^ k0;
             c1[c] = b;
             c2[c] = (a >> 32) ^ c3[c] ^ k1;
@@ -193,7 +171,7 @@ static inline void elementwise_draw(const gg_random_key *key, uint32_t index, ui
     }
     for (int c = 0; c < CHAINS; ++c) {
         /* The sign of word - threshold says that the word is less. */
-        words less = ((c0[c] & 0xffffffffu) - threshold) >> 63;
+        long_words less = ((c0[c] & 0xffffffffu) - threshold) >> 63;
         less |= ((c1[c] & 0xffffffffu) - threshold) >> 63 << 8;
         less |= ((c2[c] & 0xffffffffu) - threshold) >> 63 << 16;
         less |= ((c3[c] & 0xffffffffu) - threshold) >> 63 << 24;

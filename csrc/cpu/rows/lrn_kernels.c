@@ -1,7 +1,7 @@
 /* Local response normalisation across channels, of strips of values that lie side by side in each channel. */
 #include <math.h>
 
-#include "cpu/simd/vectors.h"
+#include "cpu/simd/simd.h"
 
 #define STRIP GG_LRN_STRIP
 
@@ -9,7 +9,7 @@
 static void inverse_power(float beta, float v[STRIP]) {
     if (beta == 0.75f) {
         for (size_t i = 0; i < STRIP; i += FLOATS) {
-            const value root = square_root(load(v + i));
+            const vec root = square_root(load(v + i));
             *(floats *)(v + i) = 1.0f / (root * square_root(root));
         }
     } else {

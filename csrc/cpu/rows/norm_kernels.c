@@ -1,33 +1,29 @@
 /* Batch normalisation. Sums are of float32 over pieces that stay in the first cache, and of double over the pieces;
  * squares are of differences from the piece's own mean. So a channel of millions of values, or one whose mean is far
  * from 0, loses no digits, and memory is read once. */
-#include "cpu/simd/isa.h"
-#include "cpu/simd/lanes.h"
-#include "cpu/simd/vectors.h"
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#include "cpu/simd/simd.h"
 
 /* Lanes of bfloat16. */
-ALWAYS_INLINE lanes_f load_lanes_narrow(const uint16_t *p) {
+GG_INLINE lanes_f load_lanes_narrow(const uint16_t *p) {
     float wide[GG_LANES] __attribute__((aligned(64))) = {0}; /* gcc's analyzer does not see that all are written */
     for (size_t i = 0; i < GG_LANES; i += FLOATS) *(floats *)(wide + i) = load_narrow(p + i);
     return lanes_load(wide);
 }
 
-ALWAYS_INLINE void store_lanes_narrow(uint16_t *p, lanes_f v) {
+GG_INLINE void store_lanes_narrow(uint16_t *p, lanes_f v) {
     float wide[GG_LANES] __attribute__((aligned(64)));
     lanes_store(wide, v);
     for (size_t i = 0; i < GG_LANES; i += FLOATS) *(halves *)(p + i) = narrowed(rounded_words(load(wide + i)));
 }
 
 /* The first n lanes, zeros behind them. */
-ALWAYS_INLINE lanes_f load_lanes_narrow_part(const uint16_t *p, int n) {
+GG_INLINE lanes_f load_lanes_narrow_part(const uint16_t *p, int n) {
     uint16_t all[GG_LANES] __attribute__((aligned(32))) = {0};
     memcpy(all, p, (size_t)n * sizeof *all);
     return load_lanes_narrow(all);
 }
 
-ALWAYS_INLINE void store_lanes_narrow_part(uint16_t *p, int n, lanes_f v) {
+GG_INLINE void store_lanes_narrow_part(uint16_t *p, int n, lanes_f v) {
     uint16_t all[GG_LANES] __attribute__((aligned(32)));
     store_lanes_narrow(all, v);
     memcpy(p, all, (size_t)n * sizeof *all);
@@ -60,14 +56,14 @@ static piece next_piece(const gg_norm_runs *r, int64_t *run, int64_t *at) {
     return p;
 }
 
-ALWAYS_INLINE void add_lanes(double *sum, lanes_f v) {
+GG_INLINE void add_lanes(double *sum, lanes_f v) {
     float lane[GG_LANES] __attribute__((aligned(64)));
     lanes_store(lane, v);
     for (int i = 0; i < GG_LANES; ++i) sum[i] += (double)lane[i];
 }
 
 /* Four sums side by side, so that additions do not wait for each other. */
-ALWAYS_INLINE lanes_f total(const lanes_f sum[4]) {
+GG_INLINE lanes_f total(const lanes_f sum[4]) {
     return lanes_add(lanes_add(sum[0], sum[1]), lanes_add(sum[2], sum[3]));
 }
 
@@ -80,17 +76,17 @@ typedef struct lane_values {
     lanes_f scale, offset, mean, slope, shift;
 } lane_values;
 
-ALWAYS_INLINE lane_values load_values(const gg_norm_lanes *l) {
+GG_INLINE lane_values load_values(const gg_norm_lanes *l) {
     return (lane_values){lanes_load_any(l->scale), lanes_load_any(l->offset), lanes_load_any(l->mean),
                          lanes_load_any(l->slope), lanes_load_any(l->shift)};
 }
 
-ALWAYS_INLINE lanes_f cut(bool relu, lanes_f y) { return relu ? lanes_select(lanes_positive(y), y) : y; }
+GG_INLINE lanes_f cut(bool relu, lanes_f y) { return relu ? lanes_select(lanes_positive(y), y) : y; }
 
-ALWAYS_INLINE lanes_f applied(const lane_values *l, lanes_f x) { return lanes_multiply_add(l->scale, x, l->offset); }
+GG_INLINE lanes_f applied(const lane_values *l, lanes_f x) { return lanes_multiply_add(l->scale, x, l->offset); }
 
 /* dy, or 0 where the ReLU has cut. */
-ALWAYS_INLINE lanes_f passed(const lane_values *l, bool relu, lanes_f x, lanes_f dy) {
+GG_INLINE lanes_f passed(const lane_values *l, bool relu, lanes_f x, lanes_f dy) {
     return relu ? lanes_select(lanes_positive(applied(l, x)), dy) : dy;
 }
 
@@ -101,12 +97,12 @@ typedef struct product_sums {
     lanes_f sum[2], product[2];
 } product_sums;
 
-ALWAYS_INLINE void add_product(product_sums *s, int k, const lane_values *l, lanes_f x, lanes_f d) {
+GG_INLINE void add_product(product_sums *s, int k, const lane_values *l, lanes_f x, lanes_f d) {
     s->sum[k] = lanes_add(s->sum[k], d);
     s->product[k] = lanes_multiply_add(d, lanes_subtract(x, l->mean), s->product[k]);
 }
 
-ALWAYS_INLINE lanes_f gradient_of(const lane_values *l, bool relu, lanes_f x, lanes_f dy) {
+GG_INLINE lanes_f gradient_of(const lane_values *l, bool relu, lanes_f x, lanes_f dy) {
     const lanes_f rest = lanes_multiply_add(l->slope, lanes_subtract(x, l->mean), l->shift);
     return lanes_multiply_add(l->scale, passed(l, relu, x, dy), rest);
 }

@@ -70,13 +70,13 @@ static void NAME(norm_moments)(const gg_norm_runs *r, const ELEMENT *x, double m
     }
 }
 
-ALWAYS_INLINE void NAME(store_tail)(const gg_norm_runs *r, ELEMENT *p, lanes_f v) {
+GG_INLINE void NAME(store_tail)(const gg_norm_runs *r, ELEMENT *p, lanes_f v) {
     if (r->padded) STORE(p, lanes_first(r->tail, v));
     else STORE_PART(p, r->tail, v);
 }
 
-ALWAYS_INLINE void NAME(apply_all)(const gg_norm_runs *r, const gg_norm_lanes *lanes, bool relu, bool adds,
-                                   const ELEMENT *x, const ELEMENT *added, ELEMENT *y) {
+GG_INLINE void NAME(apply_all)(const gg_norm_runs *r, const gg_norm_lanes *lanes, bool relu, bool adds,
+                               const ELEMENT *x, const ELEMENT *added, ELEMENT *y) {
     const lane_values l = load_values(lanes);
     const int64_t end = r->vectors * GG_LANES;
     for (int64_t run = 0; run < r->runs; ++run) {
@@ -107,8 +107,8 @@ typedef struct NAME(product_arrays) {
     ELEMENT *passed;
 } NAME(product_arrays);
 
-ALWAYS_INLINE lanes_f NAME(pass_vector)(const lane_values *l, gate by, bool writes, const NAME(product_arrays) * a,
-                                        int64_t at, lanes_f x) {
+GG_INLINE lanes_f NAME(pass_vector)(const lane_values *l, gate by, bool writes, const NAME(product_arrays) * a,
+                                    int64_t at, lanes_f x) {
     lanes_f d = LOAD(a->dy + at);
     if (by == GATE_BY_Y) d = lanes_select(lanes_positive(LOAD(a->y + at)), d);
     else d = passed(l, by == GATE_BY_X, x, d);
@@ -116,8 +116,8 @@ ALWAYS_INLINE lanes_f NAME(pass_vector)(const lane_values *l, gate by, bool writ
     return d;
 }
 
-ALWAYS_INLINE void NAME(piece_products)(const gg_norm_runs *runs, const piece *p, const lane_values *l, gate by,
-                                        bool writes, const NAME(product_arrays) * a, double *sum, double *product) {
+GG_INLINE void NAME(piece_products)(const gg_norm_runs *runs, const piece *p, const lane_values *l, gate by,
+                                    bool writes, const NAME(product_arrays) * a, double *sum, double *product) {
     product_sums s;
     for (int k = 0; k < 2; ++k) s.sum[k] = s.product[k] = lanes_set(0);
     for (int64_t r = 0; r < p->runs; ++r) {
@@ -164,8 +164,8 @@ static void NAME(norm_products)(const gg_norm_runs *r, const gg_norm_lanes *lane
     }
 }
 
-ALWAYS_INLINE void NAME(gradient_all)(const gg_norm_runs *r, const gg_norm_lanes *lanes, bool relu, const ELEMENT *x,
-                                      const ELEMENT *dy, ELEMENT *dx) {
+GG_INLINE void NAME(gradient_all)(const gg_norm_runs *r, const gg_norm_lanes *lanes, bool relu, const ELEMENT *x,
+                                  const ELEMENT *dy, ELEMENT *dx) {
     const lane_values l = load_values(lanes);
     const int64_t end = r->vectors * GG_LANES;
     for (int64_t run = 0; run < r->runs; ++run, x += r->run_step, dy += r->run_step, dx += r->run_step) {

@@ -1,8 +1,7 @@
 /* Layer normalisation and softmax: along rows that lie one value after the other, and across sixteen of them whose
  * values lie side by side. Sums of a long row are of double over pieces of float32. */
-#include "cpu/simd/isa.h"
-#include "cpu/simd/lanes.h"
 #include "cpu/simd/math.h"
+#include "cpu/simd/simd.h"
 
 /* Values of a row in a piece, and vectors side by side. */
 #define ROW_PIECE ((size_t)4096)

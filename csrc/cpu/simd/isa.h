@@ -45,6 +45,8 @@ extern const gg_split_kernels gg_split_kernels_amx;
 extern const gg_split_conv_kernels gg_split_conv_kernels_amx;
 extern const gg_image_kernels gg_image_kernels_amx;
 
+#define GG_INLINE static inline __attribute__((always_inline))
+
 /* Iterations are independent although the compiler cannot see it: an output may be an input's own memory. */
 #define GG_INDEPENDENT _Pragma("GCC ivdep")
 

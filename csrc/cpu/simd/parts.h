@@ -16,10 +16,7 @@
 
 #ifdef GG_PARTS_AMX
 
-#include <immintrin.h>
-#include <stdint.h>
-
-#include "cpu/simd/turn.h"
+#include "cpu/simd/simd.h"
 
 /* All eight registers are tiles of sixteen rows of 64 bytes. */
 static const struct {
@@ -32,14 +29,12 @@ static const struct {
  * which memory a tile is loaded from. */
 #define ORDER_TILES __asm__ volatile("" ::: "memory")
 
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE __m512 upper_half(__m512 x) {
+GG_INLINE __m512 upper_half(__m512 x) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32((int)0xffff0000)));
 }
 
 /* Two numbers that are bfloat16 in each of sixteen words: `first` in the lower half. */
-INLINE __m512i pairs(__m512 first, __m512 second) {
+GG_INLINE __m512i pairs(__m512 first, __m512 second) {
     return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(first), 16),
                                    _mm512_castps_si512(second));
 }

@@ -2,45 +2,19 @@
  *
  * A tile is R rows by V vectors of the output. It stays in registers for the whole sum: each term loads V vectors,
  * broadcasts each of R scalars and multiplies it with them. R*V accumulators hide the latency of the multiply-adds, and
- * R + V loads for R*V of them leave the load ports idle half of the time. The scalar build does not use tiles. Included
- * by gemm.c, conv.c, dot.c, winograd.c and paired.c only. */
+ * R + V loads for R*V of them leave the load ports idle half of the time. The scalar build does not use tiles. */
 #ifndef GG_CPU_SIMD_TILE_H
 #define GG_CPU_SIMD_TILE_H
 
 #include "cpu/gemm/gemm_kernels.h"
-#include "cpu/simd/isa.h"
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "cpu/simd/simd.h"
 
 /* What the set of kernels is put together from, over files of one instruction set. */
 void GG_VARIANT(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin,
                                 int64_t row_end);
 void GG_VARIANT(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end);
 
-#if defined(__AVX512F__)
-#define GG_VECTOR 16
-#define GG_MAX(a, b) ((gg_vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
-#define GG_TILE_ROWS 14 /* rows of a tile two vectors wide: 28 accumulators, 2 vectors, 1 scalar of 32 registers */
-#define GG_TILE_WIDE 6  /* rows of a tile four vectors wide */
-#define GG_DOT_ROWS 5   /* a tile of dot products is this by GG_DOT_COLS */
-#define GG_DOT_COLS 5
-#elif defined(__AVX2__)
-#define GG_VECTOR 8
-#define GG_MAX(a, b) ((gg_vec)_mm256_max_ps((__m256)(a), (__m256)(b)))
-#define GG_TILE_ROWS 6
-#define GG_TILE_WIDE 2
-#define GG_DOT_ROWS 3
-#define GG_DOT_COLS 4
-#endif
-
 #ifdef GG_VECTOR
-
-#define GG_INLINE static inline __attribute__((always_inline))
-
-/* Unaligned loads, since rows of a gradient may begin anywhere. With aligned data they cost nothing. */
-typedef float gg_vec __attribute__((vector_size(4 * GG_VECTOR), aligned(4), may_alias));
 
 typedef struct gg_tile {
     const gg_tap *row_taps, *col_taps; /* the sum runs over pairs of these... */
@@ -79,11 +53,11 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
     const bool lanes = scalars == GG_TILE_LANES;
     const bool across = scalars == GG_TILE_ACROSS || scalars == GG_TILE_PANEL_ACROSS || lanes || near;
     const bool ahead = scalars == GG_TILE_PANEL_PACKED || scalars == GG_TILE_PANEL_ACROSS || near;
-    gg_vec sum[GG_TILE_ROWS][4];
+    floats sum[GG_TILE_ROWS][4];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) sum[r][v] = (gg_vec){0};
+        for (int v = 0; v < V; ++v) sum[r][v] = (floats){0};
 
     const int64_t x_delta = t->x_delta, x_step = t->x_step, w_row = lanes ? GG_LANES : t->w_row, w_step = t->w_step;
     const float *next = t->ahead;
@@ -108,9 +82,9 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
 #pragma GCC unroll 4
                     for (int v = 0; v < V; v += 16 / GG_VECTOR) __builtin_prefetch(next + v * GG_VECTOR, 0, 2);
                 if (ahead) next += t->ahead_step;
-                gg_vec value[4];
+                floats value[4];
 #pragma GCC unroll 4
-                for (int v = 0; v < V; ++v) value[v] = *(const gg_vec *)(x + v * x_delta);
+                for (int v = 0; v < V; ++v) value[v] = *(const floats *)(x + v * x_delta);
 #pragma GCC unroll 16
                 for (int r = 0; r < R; ++r) {
                     const float scalar = across ? w[r * w_row] : w[r];
@@ -129,26 +103,16 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
 #define GG_TILE_EACH(statement)                                                                                        \
     _Pragma("GCC unroll 16") for (int r = 0; r < R; ++r) _Pragma("GCC unroll 4") for (int v = 0; v < V; ++v) statement
     if (t->add) {
-        GG_TILE_EACH(sum[r][v] += *(const gg_vec *)(y + r * y_row + v * y_delta));
+        GG_TILE_EACH(sum[r][v] += *(const floats *)(y + r * y_row + v * y_delta));
     } else if (!lanes && t->bias) {
         GG_TILE_EACH(sum[r][v] += t->bias[r]);
     } else if (!lanes && t->start) {
-        GG_TILE_EACH(sum[r][v] += *(const gg_vec *)(t->start + v * GG_VECTOR));
+        GG_TILE_EACH(sum[r][v] += *(const floats *)(t->start + v * GG_VECTOR));
     }
-    if (!lanes && t->relu) GG_TILE_EACH(sum[r][v] = GG_MAX((gg_vec){0}, sum[r][v])); /* in this order NaN stays NaN */
-    GG_TILE_EACH(*(gg_vec *)(y + r * y_row + v * y_delta) = sum[r][v]);
+    if (!lanes && t->relu) GG_TILE_EACH(sum[r][v] = GG_MAX((floats){0}, sum[r][v])); /* in this order NaN stays NaN */
+    GG_TILE_EACH(*(floats *)(y + r * y_row + v * y_delta) = sum[r][v]);
 #undef GG_TILE_EACH
 }
-
-/* The tiles there are, as X(rows, vectors). */
-#if GG_VECTOR == 16
-#define GG_TILE_LIST_NARROW(X, V)                                                                                      \
-    X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V) X(7, V) X(8, V) X(9, V) X(10, V) X(11, V) X(12, V) X(13, V) X(14, V)
-#define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4) X(3, 4) X(4, 4) X(5, 4) X(6, 4)
-#else
-#define GG_TILE_LIST_NARROW(X, V) X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V)
-#define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4)
-#endif
 
 #endif
 #endif

@@ -1,0 +1,81 @@
+/* Vectors of the level that is being compiled. Not exported.
+ *
+ * simd_WIDTH.h has them for one width: sixteen lanes as one value (lanes_*), whatever the width, for kernels whose
+ * loops the compiler does not turn into good vector code; single vectors (floats, vec, words, long_words, halves);
+ * squares of floats that are transposed (turn_square); how tiles are shaped (tile.h). A new width is one such header,
+ * and a line here.
+ *
+ * turn_square sets to[j*to_row + i] to from[i*from_row + j] for i, j < TURN_SIDE; nothing need be aligned.
+ *
+ * Pointers of lanes_* to floats are aligned to 64 bytes (those of _any and _part need not be), pointers to saved places
+ * need not be. */
+#ifndef GG_CPU_SIMD_SIMD_H
+#define GG_CPU_SIMD_SIMD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "cpu/simd/isa.h"
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+
+/* Elements of float32 in a vector. */
+#define FLOATS ((size_t)(VECTOR_BYTES / 4))
+
+/* In memory, and as a value. */
+typedef float floats __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+typedef float vec __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
+
+typedef uint64_t long_words __attribute__((vector_size(VECTOR_BYTES)));
+
+/* As many bfloat16 as a vector has float32. */
+typedef uint16_t halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+typedef uint16_t half_value __attribute__((vector_size(VECTOR_BYTES / 2)));
+
+/* Lets the compiler omit the remainder loop. */
+GG_INLINE size_t whole_lanes(size_t n) { return n & ~(size_t)(GG_LANES - 1); }
+
+GG_INLINE vec load(const float *p) { return *(const floats *)p; }
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+
+#include "cpu/simd/simd_avx512.h"
+#elif defined(__AVX2__)
+#include <immintrin.h>
+
+#include "cpu/simd/simd_avx2.h"
+#else
+#include "cpu/simd/simd_scalar.h"
+#endif
+
+/* What a partner reads for v where bfloat16 is sent. */
+GG_INLINE vec rounded(vec v) { return (vec)(rounded_words(v) & 0xffff0000u); }
+
+/* Wider places are rare (windows of more than 256 elements): one plain form serves all levels. */
+static inline void lanes_store_wide(void *p, size_t at, int bytes, lanes_i v) {
+    int32_t lane[16];
+    memcpy(lane, &v, sizeof lane);
+    for (int i = 0; i < 16; ++i) {
+        if (bytes == 2) ((uint16_t *)p)[at + (size_t)i] = (uint16_t)lane[i];
+        else ((int32_t *)p)[at + (size_t)i] = lane[i];
+    }
+}
+static inline lanes_i lanes_load_wide(const void *p, size_t at, int bytes) {
+    int32_t lane[16];
+    lanes_i v;
+    for (int i = 0; i < 16; ++i)
+        lane[i] = bytes == 2 ? ((const uint16_t *)p)[at + (size_t)i] : ((const int32_t *)p)[at + (size_t)i];
+    memcpy(&v, lane, sizeof v);
+    return v;
+}
+
+#endif
