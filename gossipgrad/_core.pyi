@@ -1,7 +1,7 @@
 """The compiled core. Not public: the package's own modules use it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -491,8 +491,8 @@ def cuda() -> tuple[int, str, str]:
 def choices() -> dict[str, tuple[str, ...]]:
     """The names that the core knows, by keyword: "strategy", "exchange", "mix", ..."""
 
-def describe() -> dict[str, dict[str, dict[str, Any]]]:
-    """Options of each optimiser, by name: "type", "default", "bounds", "help", "unset" (the meaning of None), "names"."""
+def describe(kind: Literal["optimizer", "strategy"], /) -> dict[str, dict[str, dict[str, Any]]]:
+    """Options of each optimizer or strategy, by name: "type", "default", "bounds", "help", "unset" (the meaning of None), "names"."""
 
 def find_device(name: str, /) -> tuple[str, int]:
     """The kind and the number of a device; ValueError says which there are."""

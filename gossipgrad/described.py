@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipgrad.errors import flag, integer, number
+from gossipgrad.errors import choice, flag, integer, number
 from gossipgrad.keywords import about
 
 
@@ -34,6 +34,8 @@ def checked(said: Mapping[str, Any], argument: str, value: Any) -> Any:
         return None
     if said["type"] == "flag":
         return flag(argument, value)
+    if said["type"] == "name":
+        return choice(argument, value, said["names"])
     if said["type"] == "integer":
         return integer(argument, value, **{key: int(limit) for key, limit in said["bounds"].items()})
     if not said["count"]:

@@ -17,7 +17,7 @@ Part = Literal["bias", "norm"]
 # The roles of tensors that the optimisers' options name; "norm" is what normalisations multiply by and add.
 _ROLES: dict[Part, tuple[str, ...]] = {"bias": ("bias",), "norm": ("scale", "shift")}
 _PARTS = ("no_decay", "no_adaptation")  # options that are parts
-_OPTIONS = _core.describe()
+_OPTIONS = _core.describe("optimizer")
 
 
 def parts(argument: str, value: Any) -> tuple[Part, ...]:

@@ -17,6 +17,8 @@ from gossipgrad import _core, compression, optim, schedules, strategies
 
 def test_the_core_knows_the_same_names():
     core = {key: set(names) for key, names in _core.choices().items()}
+    gossip = _core.describe("strategy")["gossipgrad"]
+    core |= {key: set(gossip[key]["names"]) for key in ("exchange", "mix", "wire_dtype", "collectives")}
     assert core == {
         "strategy": set(strategies.BY_NAME),
         "optimizer": set(optim.BY_NAME),
@@ -31,9 +33,21 @@ def test_the_core_knows_the_same_names():
     }
 
 
+@pytest.mark.parametrize("name", strategies.BY_NAME)
+def test_strategies_have_the_keywords_and_defaults_of_the_core(name):
+    described = _core.describe("strategy")[name]
+    fields = {field.name: field for field in dataclasses.fields(strategies.BY_NAME[name])}
+    assert set(fields) - set(described) == ({"topology"} if name == "gossipgrad" else set())
+    assert set(described) - set(fields) <= {"shuffle_samples"}  # a fact of the trainer
+    for key, said in described.items():
+        if key in fields and key != "exchange":
+            unset = "log2" if (name, key) == ("periodic-allreduce", "period") else None
+            assert fields[key].default == (unset if said["unset"] else said["default"])
+
+
 @pytest.mark.parametrize("name", optim.BY_NAME)
 def test_defaults_and_help_are_those_of_the_core(name):
-    described = _core.describe()[name]
+    described = _core.describe("optimizer")[name]
     for field in dataclasses.fields(optim.BY_NAME[name]):
         if field.name == "schedule":
             continue

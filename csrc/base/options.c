@@ -1,6 +1,5 @@
 #include "base/options.h"
 
-#include <limits.h>
 #include <stdio.h>
 
 static size_t size_of(gg_option_type type) {
@@ -61,8 +60,9 @@ static bool is_within(const gg_bounds *b, double value) {
     return b->below ? (double)(float)value < b->max : value <= b->max;
 }
 
-static gg_status fail_bounds(const gg_option *option, double value) {
+gg_status gg_option_check(const gg_option *option, double value) {
     const gg_bounds *b = &option->bounds;
+    if (is_within(b, value)) return GG_OK;
     const bool real = option->type == GG_OPTION_FLOAT || option->type == GG_OPTION_DOUBLE;
     char low[64], high[64] = "";
     snprintf(low, sizeof low, "%s%s %.*g", real && b->max >= FLT_MAX ? "finite and " : "",
@@ -77,7 +77,7 @@ gg_status gg_options_check(const gg_option *list, const void *from) {
         for (int i = 0; is_number(list->type) && i < length_of(list); ++i) {
             const double value = gg_option_get(list, from, i);
             if (list->unset != NULL && value == list->fallback[i]) continue;
-            if (!is_within(&list->bounds, value)) return fail_bounds(list, value);
+            GG_TRY(gg_option_check(list, value));
         }
     }
     return GG_OK;

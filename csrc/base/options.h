@@ -4,6 +4,7 @@
 #define GG_BASE_OPTIONS_H
 
 #include <float.h>
+#include <limits.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,6 +39,8 @@ typedef struct gg_bounds {
     { .min = (low), .max = FLT_MAX }
 #define GG_FINITE_ABOVE(low)                                                                                           \
     { .min = (low), .max = FLT_MAX, .above = true }
+#define GG_BETWEEN(low, high)                                                                                          \
+    { .min = (low), .max = (high), .above = true, .below = true }
 #define GG_BELOW(low, high)                                                                                            \
     { .min = (low), .max = (high), .below = true }
 
@@ -64,5 +67,7 @@ void gg_option_set(const gg_option *option, void *out, int i, double value);
 
 /* GG_ERROR_ARGUMENT naming the first option that is out of its bounds. */
 gg_status gg_options_check(const gg_option *list, const void *from);
+/* GG_ERROR_ARGUMENT for a value that is out of the bounds of a number. */
+gg_status gg_option_check(const gg_option *option, double value);
 
 #endif

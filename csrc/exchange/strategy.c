@@ -17,6 +17,21 @@ static const gg_strategy_type *const types[GG_STRATEGY_COUNT] = {
     [GG_STRATEGY_NOLOCO] = &gg_strategy_noloco,
 };
 
+const char *const gg_wire_names[2] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
+const char *const gg_collectives_names[GG_COLLECTIVES_COUNT] = {"own", "mpi"};
+
+const gg_option gg_strategy_common[] = {GG_STRATEGY_FLAG("shuffle_samples", shuffle_samples,
+                                                         "move the samples from rank to rank while they are trained on",
+                                                         false),
+                                        {.name = NULL}};
+
+gg_strategy_options gg_strategy_options_of(gg_strategy_kind kind) {
+    gg_strategy_options made = {.kind = kind};
+    gg_options_reset(gg_strategy_common, &made);
+    gg_options_reset(types[kind]->options, &made);
+    return made;
+}
+
 const gg_strategy_type *gg_strategy_type_of(gg_strategy_kind kind) { return types[kind]; }
 
 const char *gg_strategy_name(gg_strategy_kind kind) { return types[kind]->name; }
@@ -33,6 +48,7 @@ gg_status gg_strategy_check(const gg_strategy_options *options, int ranks) {
     if ((int)options->kind < 0 || options->kind >= GG_STRATEGY_COUNT)
         return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind,
                        GG_STRATEGY_COUNT);
+    GG_TRY(gg_options_check(types[options->kind]->options, options));
     GG_TRY(gg_compression_check(&options->compression));
     if (options->compression.local_momentum && !types[options->kind]->local_momentum)
         return gg_fail(

@@ -3,6 +3,7 @@
 #ifndef GG_EXCHANGE_TYPES_H
 #define GG_EXCHANGE_TYPES_H
 
+#include "base/options.h"
 #include "exchange/parts/common.h"
 
 /* What the exchange of a bucket costs, as tuning.h models it. */
@@ -15,7 +16,8 @@ typedef struct gg_exchange_cost {
 } gg_exchange_cost;
 
 typedef struct gg_strategy_type {
-    const char *name; /* on the command line, in reports and checkpoints */
+    const char *name;         /* on the command line, in reports and checkpoints */
+    const gg_option *options; /* of a gg_strategy_options; gg_strategy_common are those of all */
     /* Checks the options for so many ranks: errors name the keyword and what is allowed. NULL: nothing to check. */
     gg_status (*check)(const gg_strategy_options *options, int ranks);
     /* Collective; allocates the state's arenas. The options are checked. *out is NULL after a failure. */
@@ -40,6 +42,38 @@ extern const gg_strategy_type gg_strategy_gossipgrad, gg_strategy_allreduce, gg_
 #define GG_EQUAL_REPLICAS (1u << GG_ARENA_WEIGHT | 1u << GG_ARENA_MOMENT)
 
 const gg_strategy_type *gg_strategy_type_of(gg_strategy_kind kind);
+
+/* Options of several strategies. */
+#define GG_STRATEGY_OPTION(type_, name_, field, help_, ...)                                                            \
+    { .name = (name_), .help = (help_), .type = (type_), .offset = offsetof(gg_strategy_options, field), __VA_ARGS__ }
+#define GG_STRATEGY_FLAG(name, field, help, on) GG_STRATEGY_OPTION(GG_OPTION_FLAG, name, field, help, .fallback = {on})
+#define GG_STRATEGY_NAMES(name, field, help, list)                                                                     \
+    GG_STRATEGY_OPTION(GG_OPTION_NAME, name, field, help, .names = (list), .choices = sizeof(list) / sizeof *(list))
+#define GG_OPTION_WIRE GG_STRATEGY_NAMES("wire_dtype", wire, "type of what is sent", gg_wire_names)
+#define GG_OPTION_COLLECTIVES                                                                                          \
+    GG_STRATEGY_NAMES("collectives", collectives, "who adds over all ranks: this package, or the MPI library",         \
+                      gg_collectives_names)
+#define GG_OPTION_BUCKET(otherwise)                                                                                    \
+    GG_STRATEGY_OPTION(GG_OPTION_SIZE, "bucket_bytes", bucket_bytes,                                                   \
+                       "layers are joined to buckets of at least this size", .bounds = GG_AT_LEAST(1),                 \
+                       .unset = (otherwise))
+#define GG_OPTION_CHUNK(otherwise)                                                                                     \
+    GG_STRATEGY_OPTION(GG_OPTION_SIZE, "chunk_bytes", chunk_bytes, "the longest message", .bounds = GG_AT_LEAST(1),    \
+                       .unset = (otherwise))
+#define GG_OPTION_PUSH_SUM                                                                                             \
+    GG_STRATEGY_FLAG("push_sum", push_sum, "preserve the mean of the replicas, whoever sends to whom", false)
+#define GG_OPTION_SERVERS                                                                                              \
+    GG_STRATEGY_OPTION(GG_OPTION_INT, "servers", servers, "the last N ranks hold the centre", .fallback = {1},         \
+                       .bounds = GG_FROM_TO(1, 4096)),                                                                 \
+        GG_STRATEGY_FLAG("dedicated", dedicated, "these ranks do not train", false)
+#define GG_OPTION_PERIOD(steps, help)                                                                                  \
+    GG_STRATEGY_OPTION(GG_OPTION_INT64, "period", period, help, .fallback = {steps}, .bounds = GG_AT_LEAST(1))
+#define GG_TUNED "tuned at the start"
+
+extern const char *const gg_wire_names[2], *const gg_collectives_names[GG_COLLECTIVES_COUNT];
+extern const gg_option gg_strategy_common[];
+/* Options of the strategy of this kind with their defaults. */
+gg_strategy_options gg_strategy_options_of(gg_strategy_kind kind);
 
 /* The bytes of a value on the wire, as a part of float32's. */
 static inline double gg_wire_part(const gg_strategy_options *options) {

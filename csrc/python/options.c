@@ -1,6 +1,7 @@
 /* What _core.Trainer gets in dicts: the options of strategies and optimisers. */
 #include <limits.h>
 
+#include "exchange/types.h"
 #include "python/python.h"
 
 static const char *text_of(PyObject *dict, const char *name, const char *otherwise) {
@@ -24,47 +25,12 @@ static bool flag_of(PyObject *dict, const char *name) {
     return item != NULL && PyObject_IsTrue(item) > 0;
 }
 
-/* 0 if it is not given: the core chooses it. */
-static int size_of(PyObject *dict, const char *name, long long *out) {
-    *out = py_options_whole_of(dict, name, 0);
-    if (PyErr_Occurred()) return -1;
-    if (*out >= 1 || PyDict_GetItemString(dict, name) == NULL) return 0;
-    PyErr_Format(PyExc_ValueError, "%s: %lld; must be at least 1", name, *out);
-    return -1;
-}
-
 static int choice_of(PyObject *dict, const char *name, const char *otherwise, const char *const *names, int n) {
     const char *text = text_of(dict, name, otherwise);
     return text ? gg_py_choice(name, text, names, n) : -1;
 }
 
-/* "auto", True or False; -1 with an exception: none of them. */
-static int partition_of(PyObject *dict) {
-    PyObject *item = PyDict_GetItemString(dict, "partition_fc");
-    if (item == NULL || (PyUnicode_Check(item) && PyUnicode_CompareWithASCIIString(item, "auto") == 0))
-        return GG_PARTITION_CHEAPER;
-    if (PyBool_Check(item)) return item == Py_True ? GG_PARTITION_ALL : GG_PARTITION_NONE;
-    PyErr_Format(PyExc_ValueError, "partition_fc: %R; allowed are 'auto', True and False", item);
-    return -1;
-}
-
-/* 0: as many as log2 of the ranks. */
-static long long period_of(PyObject *dict) {
-    PyObject *item = PyDict_GetItemString(dict, "period");
-    if (item == NULL || (PyUnicode_Check(item) && PyUnicode_CompareWithASCIIString(item, "log2") == 0)) return 0;
-    if (PyLong_Check(item)) {
-        long long period = PyLong_AsLongLong(item);
-        if (period >= 1 || PyErr_Occurred()) return period;
-    }
-    PyErr_Format(PyExc_ValueError, "period: %R; must be at least 1, or 'log2'", item);
-    return -1;
-}
-
 /* Allowed values of keywords that are names. */
-static const char *const exchange_names[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
-static const char *const mix_names[GG_MIX_COUNT] = {"displacement", "halves"};
-static const char *const wire_names[] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
-static const char *const collectives_names[GG_COLLECTIVES_COUNT] = {"own", "mpi"};
 static const char *const mode_names[GG_COMPRESSION_MODES] = {"strict", "safe", "exact"};
 static const char *const selection_names[GG_SELECTION_COUNT] = {"local", "cyclic"};
 
@@ -101,9 +67,6 @@ static PyObject *options_choices(PyObject *module, PyObject *unused) {
     const int known = optimizer_names(optimizers);
     for (int i = 0; i < GG_FAMILY_COUNT; ++i) families[i] = gg_family_name((gg_family)i);
     if (dict != NULL && add_names(dict, "strategy", names, GG_STRATEGY_COUNT) == 0 &&
-        add_names(dict, "exchange", exchange_names, GG_EXCHANGE_COUNT) == 0 &&
-        add_names(dict, "mix", mix_names, GG_MIX_COUNT) == 0 && add_names(dict, "wire_dtype", wire_names, 2) == 0 &&
-        add_names(dict, "collectives", collectives_names, GG_COLLECTIVES_COUNT) == 0 &&
         add_names(dict, "topology", gg_py_topology_names, GG_TOPOLOGY_TABLE) == 0 &&
         add_names(dict, "family", families, GG_FAMILY_COUNT) == 0 &&
         add_names(dict, "mode", mode_names, GG_COMPRESSION_MODES) == 0 &&
@@ -176,7 +139,7 @@ int gg_py_compression(PyObject *dict, gg_compression *out, PyObject **packs) {
     if (mode < 0) return -1;
     const int selection = choice_of(dict, "selection", "local", selection_names, GG_SELECTION_COUNT);
     if (selection < 0) return -1;
-    const int type = choice_of(dict, "values", "bfloat16", wire_names, 2);
+    const int type = choice_of(dict, "values", "bfloat16", gg_wire_names, 2);
     if (type < 0) return -1;
     const long long dense_below = py_options_whole_of(dict, "dense_below", 0);
     if (dense_below < 0 && !PyErr_Occurred())
@@ -201,79 +164,6 @@ void gg_py_option_memory_clear(gg_py_option_memory *memory) {
     Py_CLEAR(memory->packs);
 }
 
-/* What is too large for an int stays so large that the core refuses it. */
-static int narrow_int(long long value) { return value > INT_MAX ? INT_MAX : value < INT_MIN ? INT_MIN : (int)value; }
-
-int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_option_memory *memory) {
-    *memory = (gg_py_option_memory){0};
-    const char *names[GG_STRATEGY_COUNT];
-    strategy_names(names);
-    int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
-    int exchange = choice_of(dict, "exchange", "weights+momentum", exchange_names, GG_EXCHANGE_COUNT);
-    int mix = choice_of(dict, "mix", "displacement", mix_names, GG_MIX_COUNT);
-    int by = choice_of(dict, "collectives", "own", collectives_names, GG_COLLECTIVES_COUNT);
-    int wire = choice_of(dict, "wire_dtype", "float32", wire_names, 2);
-    long long staleness = py_options_whole_of(dict, "staleness", 0), rotate = py_options_whole_of(dict, "rotate", 1);
-    long long overlap = py_options_whole_of(dict, "overlap", 1);
-    long long bucket = 0, chunk = 0;
-    long long synchronous = py_options_whole_of(dict, "synchronous", 1),
-              servers = py_options_whole_of(dict, "servers", 1);
-    double alpha = number_of(dict, "alpha", 0);
-    long long period = period_of(dict), interval = py_options_whole_of(dict, "interval", 1);
-    int partition_fc = partition_of(dict);
-    long long slices = py_options_whole_of(dict, "slices", 1);
-    long long permutations = py_options_whole_of(dict, "permutations", 0);
-    long long ranks_per_node = py_options_whole_of(dict, "ranks_per_node", 0);
-    double probability = number_of(dict, "probability", 1.0), mix_gamma = number_of(dict, "mix_gamma", 0);
-    double outer_lr = number_of(dict, "outer_lr", 0.7), outer_momentum = number_of(dict, "outer_momentum", 0.9);
-    long long fragments = py_options_whole_of(dict, "fragments", 1), delay = py_options_whole_of(dict, "delay", -1),
-              group = py_options_whole_of(dict, "group", 2);
-    if (size_of(dict, "bucket_bytes", &bucket) < 0 || size_of(dict, "chunk_bytes", &chunk) < 0) return -1;
-    if (PyErr_Occurred()) return -1;
-    if (ranks_per_node < 0 || ranks_per_node > INT_MAX) {
-        PyErr_Format(PyExc_ValueError, "ranks_per_node: %lld; must be 1 to %d", ranks_per_node, INT_MAX);
-        return -1;
-    }
-    if (slices < 1 || slices > INT_MAX) {
-        PyErr_Format(PyExc_ValueError, "slices: %lld; must be 1 to %d", slices, INT_MAX);
-        return -1;
-    }
-    *out = (gg_strategy_options){.kind = (gg_strategy_kind)kind,
-                                 .schedule.rotate = rotate != 0,
-                                 .schedule.permutations = narrow_int(permutations),
-                                 .hierarchical = flag_of(dict, "hierarchical"),
-                                 .ranks_per_node = (int)ranks_per_node,
-                                 .staleness = (int)staleness,
-                                 .exchange = (gg_exchanged)exchange,
-                                 .mix = (gg_mix)mix,
-                                 .slices = (int)slices,
-                                 .wire = (gg_dtype)wire,
-                                 .bucket_bytes = (size_t)bucket,
-                                 .chunk_bytes = (size_t)chunk,
-                                 .collectives = (gg_collectives)by,
-                                 .overlap = overlap != 0,
-                                 .partition_fc = (gg_partition_fc)partition_fc,
-                                 .period = period,
-                                 .interval = interval,
-                                 .probability = probability,
-                                 .mix_gamma = mix_gamma,
-                                 .push_sum = flag_of(dict, "push_sum"),
-                                 .shuffle_samples = flag_of(dict, "shuffle_samples"),
-                                 .synchronous = synchronous != 0,
-                                 .alpha = alpha,
-                                 .servers = servers > INT_MAX ? INT_MAX : (int)servers,
-                                 .dedicated = flag_of(dict, "dedicated"),
-                                 .outer_lr = outer_lr,
-                                 .outer_momentum = outer_momentum,
-                                 .outer_nesterov = flag_of(dict, "outer_nesterov"),
-                                 .fragments = narrow_int(fragments),
-                                 .delay = delay,
-                                 .group = narrow_int(group)};
-    if (gg_py_compression(PyDict_GetItemString(dict, "compression"), &out->compression, &memory->packs) < 0) return -1;
-    PyObject *topology = PyDict_GetItemString(dict, "topology");
-    return topology ? gg_py_topology(topology, &out->schedule, &memory->table) : 0;
-}
-
 /* ---- options by description ---- */
 
 static int type_error(const gg_option *option, PyObject *item) {
@@ -290,7 +180,9 @@ static int number_from(const gg_option *option, PyObject *item, void *out, int i
     const double value = real ? PyFloat_AsDouble(item) : (double)PyLong_AsLongLongAndOverflow(item, &overflow);
     if (PyErr_Occurred()) return type_error(option, item);
     gg_option_set(option, out, i, overflow != 0 ? overflow * 1e300 : value);
-    return 0;
+    if (option->unset == NULL || gg_option_check(option, value) == GG_OK) return 0;
+    gg_py_raise(GG_ERROR_ARGUMENT);
+    return -1;
 }
 
 static int numbers_from(const gg_option *option, PyObject *item, void *out) {
@@ -308,6 +200,16 @@ static int numbers_from(const gg_option *option, PyObject *item, void *out) {
     return result;
 }
 
+/* The place of a name; of True and False by the names that str() gives them. */
+static int place_of(const gg_option *option, PyObject *item) {
+    if (!PyUnicode_Check(item) && !PyBool_Check(item)) return type_error(option, item);
+    PyObject *text = PyObject_Str(item);
+    const char *name = text != NULL ? PyUnicode_AsUTF8(text) : NULL;
+    const int place = name != NULL ? gg_py_choice(option->name, name, option->names, option->choices) : -1;
+    Py_XDECREF(text);
+    return place;
+}
+
 static int option_from(const gg_option *option, PyObject *item, void *out) {
     unsigned bits = 0;
     int place;
@@ -317,8 +219,7 @@ static int option_from(const gg_option *option, PyObject *item, void *out) {
         if (place >= 0) gg_option_set(option, out, 0, place);
         return place < 0 ? -1 : 0;
     case GG_OPTION_NAME:
-        if (!PyUnicode_Check(item)) return type_error(option, item);
-        place = gg_py_choice(option->name, PyUnicode_AsUTF8(item), option->names, option->choices);
+        place = place_of(option, item);
         if (place >= 0) gg_option_set(option, out, 0, place);
         return place < 0 ? -1 : 0;
     case GG_OPTION_SET:
@@ -329,11 +230,17 @@ static int option_from(const gg_option *option, PyObject *item, void *out) {
     }
 }
 
-/* Options that the dict has; the others keep their values. None counts as left out. */
+/* Whether an option's value says that it is left out: None, or the word for its default. */
+static bool is_unset(const gg_option *option, PyObject *item) {
+    if (item == NULL || item == Py_None) return true;
+    return option->unset != NULL && PyUnicode_Check(item) && PyUnicode_CompareWithASCIIString(item, option->unset) == 0;
+}
+
+/* Options that the dict has; the others keep their values. */
 static int options_from(PyObject *dict, const gg_option *list, void *out) {
     for (; list->name != NULL; ++list) {
         PyObject *item = PyDict_GetItemString(dict, list->name);
-        if (item != NULL && item != Py_None && option_from(list, item, out) < 0) return -1;
+        if (!is_unset(list, item) && option_from(list, item, out) < 0) return -1;
     }
     return 0;
 }
@@ -404,15 +311,48 @@ static PyObject *describe_optimizer(const gg_optimizer_type *type) {
     return dict;
 }
 
-static PyObject *options_describe(PyObject *module, PyObject *unused) {
-    PyObject *all = PyDict_New();
-    (void)module, (void)unused;
-    for (int i = 0; all != NULL && gg_optimizer_types[i] != NULL; ++i) {
-        PyObject *one = describe_optimizer(gg_optimizer_types[i]);
-        if (one == NULL || PyDict_SetItemString(all, gg_optimizer_types[i]->name, one) < 0) Py_CLEAR(all);
-        Py_XDECREF(one);
-    }
+/* Adds what `one` holds to `all` by a name, and gives `one` up; -1 with an exception. */
+static int add_described(PyObject *all, const char *name, PyObject *one) {
+    const int result = one != NULL ? PyDict_SetItemString(all, name, one) : -1;
+    Py_XDECREF(one);
+    return result;
+}
+
+static PyObject *describe_strategy(const gg_strategy_type *type) {
+    PyObject *dict = PyDict_New();
+    if (dict == NULL || describe(dict, gg_strategy_common) < 0 || describe(dict, type->options) < 0) Py_CLEAR(dict);
+    return dict;
+}
+
+static PyObject *options_describe(PyObject *module, PyObject *kind) {
+    static const char *const kinds[] = {"optimizer", "strategy"};
+    const char *text = PyUnicode_AsUTF8(kind);
+    const int which = text != NULL ? gg_py_choice("kind", text, kinds, 2) : -1;
+    PyObject *all = which >= 0 ? PyDict_New() : NULL;
+    int result = all != NULL ? 0 : -1;
+    (void)module;
+    for (int i = 0; result == 0 && which == 0 && gg_optimizer_types[i] != NULL; ++i)
+        result = add_described(all, gg_optimizer_types[i]->name, describe_optimizer(gg_optimizer_types[i]));
+    for (int i = 0; result == 0 && which == 1 && i < GG_STRATEGY_COUNT; ++i)
+        result = add_described(all, gg_strategy_name((gg_strategy_kind)i),
+                               describe_strategy(gg_strategy_type_of((gg_strategy_kind)i)));
+    if (result < 0) Py_CLEAR(all);
     return all;
+}
+
+int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_option_memory *memory) {
+    *memory = (gg_py_option_memory){0};
+    const char *names[GG_STRATEGY_COUNT];
+    strategy_names(names);
+    const int kind = choice_of(dict, "name", "gossipgrad", names, GG_STRATEGY_COUNT);
+    if (kind < 0) return -1;
+    *out = gg_strategy_options_of((gg_strategy_kind)kind);
+    if (options_from(dict, gg_strategy_common, out) < 0 ||
+        options_from(dict, gg_strategy_type_of(out->kind)->options, out) < 0)
+        return -1;
+    if (gg_py_compression(PyDict_GetItemString(dict, "compression"), &out->compression, &memory->packs) < 0) return -1;
+    PyObject *topology = PyDict_GetItemString(dict, "topology");
+    return topology ? gg_py_topology(topology, &out->schedule, &memory->table) : 0;
 }
 
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {
@@ -454,7 +394,8 @@ int gg_py_dtype(const char *name, gg_dtype *out) {
 
 static PyMethodDef options_functions[] = {
     {"choices", options_choices, METH_NOARGS, "The names that the core knows, by keyword."},
-    {"describe", options_describe, METH_NOARGS, "Options of each optimiser, by name: type, default, bounds, help."},
+    {"describe", options_describe, METH_O,
+     "describe($self, kind, /)\n--\n\nOptions of each optimizer or strategy, by name: type, default, bounds, help."},
     {NULL, NULL, 0, NULL}};
 
 int gg_py_add_options(PyObject *module) { return PyModule_AddFunctions(module, options_functions); }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from gossipgrad.errors import choice, flag, integer, store
-from gossipgrad.keywords import about
+from gossipgrad.errors import choice, integer, store
 from gossipgrad.strategies import shared
 from gossipgrad.strategies.base import Strategy
 from gossipgrad.strategies.shared import Collectives, WireDtype
@@ -36,8 +35,8 @@ class AllReduce(Strategy):
     name: ClassVar[str] = "allreduce"
     residue: ClassVar[str] = "gradients"
     replicas_differ: ClassVar[bool] = False
-    wire_dtype: WireDtype = shared.wire_dtype()
-    collectives: Collectives = shared.collectives()
+    wire_dtype: WireDtype = shared.option("allreduce", "wire_dtype")
+    collectives: Collectives = shared.option("allreduce", "collectives")
 
     def _sums_over_ranks(self) -> bool:
         return True
@@ -60,10 +59,10 @@ class LayerwiseAllReduce(Strategy):
     name: ClassVar[str] = "layerwise-allreduce"
     residue: ClassVar[str] = "gradients"
     replicas_differ: ClassVar[bool] = False
-    wire_dtype: WireDtype = shared.wire_dtype()
-    collectives: Collectives = shared.collectives()
-    bucket_bytes: int | None = shared.bucket_bytes()
-    chunk_bytes: int | None = shared.chunk_bytes()
+    wire_dtype: WireDtype = shared.option("layerwise-allreduce", "wire_dtype")
+    collectives: Collectives = shared.option("layerwise-allreduce", "collectives")
+    bucket_bytes: int | None = shared.option("layerwise-allreduce", "bucket_bytes")
+    chunk_bytes: int | None = shared.option("layerwise-allreduce", "chunk_bytes")
 
     def _sums_over_ranks(self) -> bool:
         return True
@@ -91,18 +90,16 @@ class PeriodicAllReduce(Strategy):
 
     name: ClassVar[str] = "periodic-allreduce"
     residue: ClassVar[str] = "displacements"
-    period: int | Literal["log2"] = field(
-        default="log2", metadata=about("steps from one averaging to the next; log2: ceil(log2 ranks)")
-    )
-    wire_dtype: WireDtype = shared.wire_dtype()
-    collectives: Collectives = shared.collectives()
-    shuffle_samples: bool = shared.shuffle_samples()
+    period: int | Literal["log2"] = shared.option("periodic-allreduce", "period", default="log2")
+    wire_dtype: WireDtype = shared.option("periodic-allreduce", "wire_dtype")
+    collectives: Collectives = shared.option("periodic-allreduce", "collectives")
+    shuffle_samples: bool = shared.option("periodic-allreduce", "shuffle_samples")
 
     def _sums_over_ranks(self) -> bool:
         return True
 
     def __post_init__(self) -> None:
-        shared.check(self)
+        shared.check(self, but=("period",))
         if not isinstance(self.period, str):
             store(self, period=integer("period", self.period, 1))
         elif self.period != "log2":
@@ -135,21 +132,15 @@ class OverlappedAveraging(Strategy):
     name: ClassVar[str] = "overlapped-averaging"
     not_compressed: ClassVar[str] = "its ranks receive weights, of which every element is used in the next step"
     replicas_differ: ClassVar[bool] = False
-    overlap: bool = field(default=True, metadata=about("exchange while computing"))
-    partition_fc: bool | Literal["auto"] = field(
-        default="auto", metadata=about("linear layers exchange inputs and errors instead of gradients")
-    )
-    wire_dtype: WireDtype = shared.wire_dtype()
-    bucket_bytes: int | None = shared.bucket_bytes()
-    chunk_bytes: int | None = shared.chunk_bytes()
+    overlap: bool = shared.option("overlapped-averaging", "overlap")
+    partition_fc: bool | Literal["auto"] = shared.option("overlapped-averaging", "partition_fc")
+    wire_dtype: WireDtype = shared.option("overlapped-averaging", "wire_dtype")
+    bucket_bytes: int | None = shared.option("overlapped-averaging", "bucket_bytes")
+    chunk_bytes: int | None = shared.option("overlapped-averaging", "chunk_bytes")
 
     def __post_init__(self) -> None:
-        shared.check(self)
-        store(
-            self,
-            overlap=flag("overlap", self.overlap),
-            partition_fc=choice("partition_fc", self.partition_fc, PARTITIONS),
-        )
+        shared.check(self, but=("partition_fc",))
+        store(self, partition_fc=choice("partition_fc", self.partition_fc, PARTITIONS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +152,7 @@ class NoExchange(Strategy):
 
     name: ClassVar[str] = "no-exchange"
     not_compressed: ClassVar[str] = "it sends nothing"
-    shuffle_samples: bool = shared.shuffle_samples()
+    shuffle_samples: bool = shared.option("no-exchange", "shuffle_samples")
 
     def __post_init__(self) -> None:
         shared.check(self)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from gossipgrad.errors import flag, integer, number, store
-from gossipgrad.keywords import about
 from gossipgrad.strategies import shared
 from gossipgrad.strategies.base import Strategy
 from gossipgrad.strategies.shared import Collectives, WireDtype
@@ -49,30 +47,21 @@ class ElasticAveraging(Strategy):
 
     name: ClassVar[str] = "elastic-averaging"
     residue: ClassVar[str] = "differences to the centre"
-    period: int = field(default=10, metadata=about("steps from one exchange with the centre to the next"))
-    alpha: float | None = field(
-        default=None,
-        metadata=about("the share of the way to the centre", default="0.8 / ranks, or 0.9 / ranks if not synchronous"),
-    )
-    synchronous: bool = field(default=True, metadata=about("all ranks meet the centre at once"))
-    wire_dtype: WireDtype = shared.wire_dtype()
-    collectives: Collectives = shared.collectives()
-    servers: int = shared.servers()
-    dedicated: bool = shared.dedicated()
-    bucket_bytes: int | None = shared.bucket_bytes("1 MiB")
-    chunk_bytes: int | None = shared.chunk_bytes("2 MiB")
+    period: int = shared.option("elastic-averaging", "period")
+    alpha: float | None = shared.option("elastic-averaging", "alpha")
+    synchronous: bool = shared.option("elastic-averaging", "synchronous")
+    wire_dtype: WireDtype = shared.option("elastic-averaging", "wire_dtype")
+    collectives: Collectives = shared.option("elastic-averaging", "collectives")
+    servers: int = shared.option("elastic-averaging", "servers")
+    dedicated: bool = shared.option("elastic-averaging", "dedicated")
+    bucket_bytes: int | None = shared.option("elastic-averaging", "bucket_bytes")
+    chunk_bytes: int | None = shared.option("elastic-averaging", "chunk_bytes")
 
     def _sums_over_ranks(self) -> bool:
         return self.synchronous
 
     def __post_init__(self) -> None:
         shared.check(self)
-        store(
-            self,
-            period=integer("period", self.period, 1),
-            alpha=None if self.alpha is None else number("alpha", self.alpha, above=0.0, below=1.0),
-            synchronous=flag("synchronous", self.synchronous),
-        )
         if self.collectives != "own" and not self.synchronous:
             raise ValueError(f"collectives={self.collectives!r}: allowed only with synchronous=True")
         for key, value, free in (("servers", self.servers, 1), ("dedicated", self.dedicated, False)):
@@ -119,16 +108,15 @@ class ParameterServer(Strategy):
 
     name: ClassVar[str] = "parameter-server"
     residue: ClassVar[str] = "differences to the centre"
-    period: int = field(default=1, metadata=about("steps from one exchange with the centre to the next"))
-    servers: int = shared.servers()
-    dedicated: bool = shared.dedicated()
-    wire_dtype: WireDtype = shared.wire_dtype()
-    bucket_bytes: int | None = shared.bucket_bytes("1 MiB")
-    chunk_bytes: int | None = shared.chunk_bytes("2 MiB")
+    period: int = shared.option("parameter-server", "period")
+    servers: int = shared.option("parameter-server", "servers")
+    dedicated: bool = shared.option("parameter-server", "dedicated")
+    wire_dtype: WireDtype = shared.option("parameter-server", "wire_dtype")
+    bucket_bytes: int | None = shared.option("parameter-server", "bucket_bytes")
+    chunk_bytes: int | None = shared.option("parameter-server", "chunk_bytes")
 
     def __post_init__(self) -> None:
         shared.check(self)
-        store(self, period=integer("period", self.period, 1))
 
     def workers(self, ranks: int) -> int:
         return ranks - self.servers if self.dedicated else ranks

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from gossipgrad._core import Team
 from gossipgrad.compression import AdaComp, Mode
-from gossipgrad.errors import choice, flag, integer, number, store
+from gossipgrad.errors import choice, store
 from gossipgrad.keywords import about
 from gossipgrad.strategies import shared
 from gossipgrad.strategies.base import Strategy
@@ -125,37 +125,21 @@ class GossipGraD(Strategy):
             read=read_topology,
         ),
     )
-    rotate: bool = field(default=True, metadata=about("ranks change places after each cycle of partners"))
-    permutations: int | None = field(
-        default=None,
-        metadata=about(
-            "with --rotate: so many permutations of the ranks take turns", default="a new one after each cycle"
-        ),
-    )
-    staleness: Literal[0, 1] = field(
-        default=0, metadata=about("steps from sending to mixing; 1 hides the exchange behind a whole step")
-    )
-    exchange: Exchange = field(default="auto", metadata=about("what partners send"))
-    slices: int | None = field(
-        default=None,
-        metadata=about(
-            "exchange one of this many slices of every bucket a step", default="1, with --exchange slices 8"
-        ),
-    )
-    mix: Mix = field(default="displacement", metadata=about("how received weights are mixed in"))
-    hierarchical: bool = field(default=False, metadata=about("all-reduce inside a node, gossip between nodes"))
-    ranks_per_node: int | None = field(
-        default=None, metadata=about("with --hierarchical: the size of a node", default="the ranks that share memory")
-    )
-    collectives: Collectives = shared.collectives()
-    push_sum: bool = shared.push_sum()
-    wire_dtype: WireDtype = shared.wire_dtype()
-    bucket_bytes: int | None = shared.bucket_bytes()
-    chunk_bytes: int | None = shared.chunk_bytes()
-    mix_gamma: float | None = field(
-        default=None, metadata=about("with --compression: the share of the partners in a mix", default="0.5")
-    )
-    shuffle_samples: bool = shared.shuffle_samples()
+    rotate: bool = shared.option("gossipgrad", "rotate")
+    permutations: int | None = shared.option("gossipgrad", "permutations")
+    staleness: Literal[0, 1] = shared.option("gossipgrad", "staleness")
+    exchange: Exchange = shared.option("gossipgrad", "exchange", default="auto")
+    slices: int | None = shared.option("gossipgrad", "slices")
+    mix: Mix = shared.option("gossipgrad", "mix")
+    hierarchical: bool = shared.option("gossipgrad", "hierarchical")
+    ranks_per_node: int | None = shared.option("gossipgrad", "ranks_per_node")
+    collectives: Collectives = shared.option("gossipgrad", "collectives")
+    push_sum: bool = shared.option("gossipgrad", "push_sum")
+    wire_dtype: WireDtype = shared.option("gossipgrad", "wire_dtype")
+    bucket_bytes: int | None = shared.option("gossipgrad", "bucket_bytes")
+    chunk_bytes: int | None = shared.option("gossipgrad", "chunk_bytes")
+    mix_gamma: float | None = shared.option("gossipgrad", "mix_gamma")
+    shuffle_samples: bool = shared.option("gossipgrad", "shuffle_samples")
 
     def _uncompressed(self) -> list[tuple[str, Any, str]]:
         why = "each edge of the schedule has a copy of the weights that both its ranks know"
@@ -190,21 +174,14 @@ class GossipGraD(Strategy):
         store(
             self,
             topology=check_topology(self.topology),
-            rotate=flag("rotate", self.rotate),
             staleness=choice("staleness", self.staleness, (0, 1)),
             exchange=choice("exchange", self.exchange, EXCHANGES),
-            mix=choice("mix", self.mix, MIXES),
-            hierarchical=flag("hierarchical", self.hierarchical),
         )
+        shared.check(self, but=("staleness", "exchange", "permutations"))
         store(self, permutations=check_permutations(self.permutations, self.topology, self.rotate))
-        shared.check(self)
         self._check_slices()
-        if self.mix_gamma is not None:
-            store(self, mix_gamma=number("mix_gamma", self.mix_gamma, high=0.5, above=0.0))
-        if self.ranks_per_node is not None:
-            store(self, ranks_per_node=integer("ranks_per_node", self.ranks_per_node, 1))
-            if not self.hierarchical:
-                raise ValueError(f"ranks_per_node={self.ranks_per_node}: allowed only with hierarchical=True")
+        if self.ranks_per_node is not None and not self.hierarchical:
+            raise ValueError(f"ranks_per_node={self.ranks_per_node}: allowed only with hierarchical=True")
         if self.collectives != "own" and not self.hierarchical:
             raise ValueError(f"collectives={self.collectives!r}: allowed only with hierarchical=True")
         if self.push_sum:
@@ -216,8 +193,6 @@ class GossipGraD(Strategy):
                 raise ValueError("push_sum=True with mix='halves': allowed: 'displacement'")
 
     def _check_slices(self) -> None:
-        if self.slices is not None:
-            store(self, slices=integer("slices", self.slices, 1))
         if self.exchange == "slices":
             store(self, slices=USUAL_SLICES if self.slices is None else self.slices)
             if self.slices == 1:
@@ -253,19 +228,14 @@ class GossipGraD(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class _RandomGossip(Strategy):
-    interval: int = field(default=1, metadata=about("steps from one exchange to the next"))
-    probability: float = field(default=1.0, metadata=about("of an exchange that is due"))
-    push_sum: bool = shared.push_sum()
-    wire_dtype: WireDtype = shared.wire_dtype()
-    chunk_bytes: int | None = shared.chunk_bytes("2 MiB")
+    interval: int = shared.option("pull-gossip", "interval")
+    probability: float = shared.option("pull-gossip", "probability")
+    push_sum: bool = shared.option("pull-gossip", "push_sum")
+    wire_dtype: WireDtype = shared.option("pull-gossip", "wire_dtype")
+    chunk_bytes: int | None = shared.option("pull-gossip", "chunk_bytes")
 
     def __post_init__(self) -> None:
         shared.check(self)
-        store(
-            self,
-            interval=integer("interval", self.interval, 1),
-            probability=number("probability", self.probability, above=0, high=1),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

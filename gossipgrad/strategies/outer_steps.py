@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from gossipgrad.errors import flag, integer, number, store
-from gossipgrad.keywords import about
 from gossipgrad.strategies import shared
 from gossipgrad.strategies.base import Strategy
 from gossipgrad.strategies.shared import Collectives, WireDtype
@@ -14,18 +12,13 @@ from gossipgrad.strategies.shared import Collectives, WireDtype
 
 @dataclass(frozen=True, kw_only=True)
 class _OuterSteps(Strategy):
-    period: int = field(default=50, metadata=about("steps from one outer step to the next"))
-    outer_lr: float = field(default=0.7, metadata=about("learning rate of outer steps"))
-    outer_momentum: float = field(default=0.9, metadata=about("momentum of outer steps"))
-    outer_nesterov: bool = field(default=False, metadata=about("Nesterov's form of outer steps"))
-    fragments: int = field(default=1, metadata=about("parts of the model that take turns in a period"))
-    delay: int | None = field(
-        default=None,
-        metadata=about(
-            "steps that hide the exchange of an outer step", default="0 with one fragment, else period / fragments"
-        ),
-    )
-    wire_dtype: WireDtype = shared.wire_dtype()
+    period: int = shared.option("diloco", "period")
+    outer_lr: float = shared.option("diloco", "outer_lr")
+    outer_momentum: float = shared.option("diloco", "outer_momentum")
+    outer_nesterov: bool = shared.option("diloco", "outer_nesterov")
+    fragments: int = shared.option("diloco", "fragments")
+    delay: int | None = shared.option("diloco", "delay")
+    wire_dtype: WireDtype = shared.option("diloco", "wire_dtype")
 
     not_compressed: ClassVar[str] = (
         "its outer steps multiply what they are given by outer_lr / (1 - outer_momentum), and so what is not sent too"
@@ -33,18 +26,8 @@ class _OuterSteps(Strategy):
 
     def __post_init__(self) -> None:
         shared.check(self)
-        store(
-            self,
-            period=integer("period", self.period, 1),
-            outer_lr=number("outer_lr", self.outer_lr, high=1e6, above=0.0),
-            outer_momentum=number("outer_momentum", self.outer_momentum, 0.0, below=1.0),
-            outer_nesterov=flag("outer_nesterov", self.outer_nesterov),
-            fragments=integer("fragments", self.fragments, 1, 1024),
-        )
-        if self.delay is not None:
-            store(self, delay=integer("delay", self.delay, 0))
-            if self.delay > self.period:
-                raise ValueError(f"delay={self.delay} with period={self.period}: allowed: 0 to the period")
+        if self.delay is not None and self.delay > self.period:
+            raise ValueError(f"delay={self.delay} with period={self.period}: allowed: 0 to the period")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +73,7 @@ class DiLoCo(_OuterSteps):
     """
 
     name: ClassVar[str] = "diloco"
-    collectives: Collectives = shared.collectives()
+    collectives: Collectives = shared.option("diloco", "collectives")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +102,4 @@ class NoLoCo(_OuterSteps):
     """
 
     name: ClassVar[str] = "noloco"
-    group: int = field(default=2, metadata=about("ranks that average in an outer step"))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        store(self, group=integer("group", self.group, 2, 4096))
+    group: int = shared.option("noloco", "group")

@@ -346,8 +346,6 @@ int gg_centre_workers(const gg_strategy_options *options, int ranks) {
 gg_status gg_centre_check(const gg_strategy_options *options, int ranks) {
     GG_TRY(gg_strategy_check_sizes(options));
     int most = options->dedicated ? ranks - 1 : ranks;
-    if (options->period < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
     if (options->compression.active && options->compression.selection == GG_SELECTION_CYCLIC)
         return gg_fail(
             GG_ERROR_ARGUMENT,

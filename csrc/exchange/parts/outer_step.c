@@ -126,19 +126,7 @@ static const gg_strategy_model model = {.write = outer_write};
 
 /* ---- creation ---- */
 
-static bool finite_in(double value, double low, double above) { return value >= low && value < above; }
-
 gg_status gg_outer_check(const gg_strategy_options *options) {
-    const double most = 1e6;
-    if (options->period < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
-    if (!(options->outer_lr > 0 && options->outer_lr <= most))
-        return gg_fail(GG_ERROR_ARGUMENT, "outer_lr: %g; must be above 0 and at most %g", options->outer_lr, most);
-    if (!finite_in(options->outer_momentum, 0, 1))
-        return gg_fail(GG_ERROR_ARGUMENT, "outer_momentum: %g; must be at least 0 and below 1",
-                       options->outer_momentum);
-    if (options->fragments < 1 || options->fragments > GG_MOST_FRAGMENTS)
-        return gg_fail(GG_ERROR_ARGUMENT, "fragments: %d; must be 1 to %d", options->fragments, GG_MOST_FRAGMENTS);
     if (options->delay > options->period)
         return gg_fail(GG_ERROR_ARGUMENT, "delay: %lld with period=%lld; must be at least 0 and at most the period",
                        (long long)options->delay, (long long)options->period);

@@ -162,5 +162,10 @@ cleanup:
     return status;
 }
 
-const gg_strategy_type gg_strategy_allreduce = {
-    .name = "allreduce", .create = allreduce_create, .local_momentum = true, .keeps_equal = GG_EQUAL_REPLICAS};
+static const gg_option options[] = {GG_OPTION_WIRE, GG_OPTION_COLLECTIVES, {.name = NULL}};
+
+const gg_strategy_type gg_strategy_allreduce = {.name = "allreduce",
+                                                .options = options,
+                                                .create = allreduce_create,
+                                                .local_momentum = true,
+                                                .keeps_equal = GG_EQUAL_REPLICAS};

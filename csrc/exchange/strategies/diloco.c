@@ -85,7 +85,10 @@ cleanup:
     return status;
 }
 
+static const gg_option options[] = {GG_OUTER_OPTIONS, GG_OPTION_COLLECTIVES, {.name = NULL}};
+
 const gg_strategy_type gg_strategy_diloco = {.name = "diloco",
+                                             .options = options,
                                              .check = diloco_check,
                                              .create = diloco_create,
                                              .keeps_equal = 1u << GG_ARENA_OUTER | 1u << GG_ARENA_OUTER_MOMENT};

@@ -163,8 +163,6 @@ static float elastic_alpha(const gg_strategy_options *options, int ranks) {
 
 static gg_status check_synchronous(const gg_strategy_options *options) {
     GG_TRY(gg_strategy_check_sizes(options));
-    if (options->period < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1", (long long)options->period);
     if (options->servers != 1 || options->dedicated)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: the synchronous form has no server; only synchronous=False has",
                        options->dedicated ? "dedicated" : "servers");
@@ -189,5 +187,20 @@ static gg_status elastic_create(const gg_strategy_options *options, const gg_str
                                 : gg_centre_create(&rule, alpha, options, env, out);
 }
 
-const gg_strategy_type gg_strategy_elastic_averaging = {
-    .name = "elastic-averaging", .check = elastic_check, .create = elastic_create, .workers = gg_centre_workers};
+static const gg_option options[] = {
+    GG_OPTION_PERIOD(10, "steps from one exchange with the centre to the next"),
+    GG_STRATEGY_OPTION(GG_OPTION_DOUBLE, "alpha", alpha, "the share of the way to the centre",
+                       .bounds = GG_BETWEEN(0, 1), .unset = "0.8 / ranks, or 0.9 / ranks if not synchronous"),
+    GG_STRATEGY_FLAG("synchronous", synchronous, "all ranks meet the centre at once", true),
+    GG_OPTION_WIRE,
+    GG_OPTION_COLLECTIVES,
+    GG_OPTION_SERVERS,
+    GG_OPTION_BUCKET("1 MiB"),
+    GG_OPTION_CHUNK("2 MiB"),
+    {.name = NULL}};
+
+const gg_strategy_type gg_strategy_elastic_averaging = {.name = "elastic-averaging",
+                                                        .options = options,
+                                                        .check = elastic_check,
+                                                        .create = elastic_create,
+                                                        .workers = gg_centre_workers};

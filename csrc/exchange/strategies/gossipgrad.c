@@ -5,8 +5,6 @@
 
 /* With compression every edge of the schedule has copies of the weights: what does not go with them. */
 static gg_status check_compressed(const gg_strategy_options *options) {
-    if (!(options->mix_gamma >= 0 && options->mix_gamma <= 0.5))
-        return gg_fail(GG_ERROR_ARGUMENT, "mix_gamma: %g; allowed are 0 to 0.5, and 0 means 0.5", options->mix_gamma);
     if (!options->compression.active) return GG_OK;
     if (options->hierarchical || options->push_sum)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: True with compression; allowed is False",
@@ -29,8 +27,6 @@ static gg_status check_compressed(const gg_strategy_options *options) {
 
 static gg_status gossipgrad_check(const gg_strategy_options *options, int ranks) {
     (void)ranks;
-    if (options->staleness != 0 && options->staleness != 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "staleness: %d; allowed are 0 and 1", options->staleness);
     if (options->push_sum && options->exchange == GG_EXCHANGE_GRADIENTS)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'");
@@ -40,7 +36,6 @@ static gg_status gossipgrad_check(const gg_strategy_options *options, int ranks)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "slices: %d with compression, which needs a copy of whole weights; allowed is 1",
                        options->slices);
-    if (options->slices < 0) return gg_fail(GG_ERROR_ARGUMENT, "slices: %d; must be at least 1", options->slices);
     if (options->slices > 1 && options->exchange == GG_EXCHANGE_GRADIENTS)
         return gg_fail(
             GG_ERROR_ARGUMENT,
@@ -67,7 +62,36 @@ static gg_exchange_cost gossipgrad_cost(const gg_strategy_options *options, int 
                               .hidden = options->staleness == 1};
 }
 
+static const char *const exchange_names[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
+static const char *const mix_names[GG_MIX_COUNT] = {"displacement", "halves"};
+
+static const gg_option options[] = {
+    GG_STRATEGY_FLAG("rotate", schedule.rotate, "ranks change places after each cycle of partners", true),
+    GG_STRATEGY_OPTION(GG_OPTION_INT, "permutations", schedule.permutations,
+                       "with --rotate: so many permutations of the ranks take turns", .bounds = GG_FROM_TO(1, INT_MAX),
+                       .unset = "a new one after each cycle"),
+    GG_STRATEGY_OPTION(GG_OPTION_INT, "staleness", staleness,
+                       "steps from sending to mixing; 1 hides the exchange behind a whole step",
+                       .bounds = GG_FROM_TO(0, 1)),
+    GG_STRATEGY_NAMES("exchange", exchange, "what partners send", exchange_names),
+    GG_STRATEGY_OPTION(GG_OPTION_INT, "slices", slices, "exchange one of this many slices of every bucket a step",
+                       .bounds = GG_FROM_TO(1, INT_MAX), .unset = "1, with --exchange slices 8"),
+    GG_STRATEGY_NAMES("mix", mix, "how received weights are mixed in", mix_names),
+    GG_STRATEGY_FLAG("hierarchical", hierarchical, "all-reduce inside a node, gossip between nodes", false),
+    GG_STRATEGY_OPTION(GG_OPTION_INT, "ranks_per_node", ranks_per_node, "with --hierarchical: the size of a node",
+                       .bounds = GG_FROM_TO(1, INT_MAX), .unset = "the ranks that share memory"),
+    GG_OPTION_COLLECTIVES,
+    GG_OPTION_PUSH_SUM,
+    GG_OPTION_WIRE,
+    GG_OPTION_BUCKET(GG_TUNED),
+    GG_OPTION_CHUNK(GG_TUNED),
+    GG_STRATEGY_OPTION(GG_OPTION_DOUBLE, "mix_gamma", mix_gamma,
+                       "with --compression: the share of the partners in a mix", .bounds = GG_ABOVE_TO(0, 0.5),
+                       .unset = "0.5"),
+    {.name = NULL}};
+
 const gg_strategy_type gg_strategy_gossipgrad = {.name = "gossipgrad",
+                                                 .options = options,
                                                  .check = gossipgrad_check,
                                                  .create = gossipgrad_create,
                                                  .cost = gossipgrad_cost,

@@ -304,7 +304,11 @@ static gg_exchange_cost layerwise_cost(const gg_strategy_options *options, int r
         .copies = (p - 1) / p * 2 * gg_wire_part(options), .messages = 2 * (p - 1), .hops = 2, .at_end = true};
 }
 
+static const gg_option options[] = {
+    GG_OPTION_WIRE, GG_OPTION_COLLECTIVES, GG_OPTION_BUCKET(GG_TUNED), GG_OPTION_CHUNK(GG_TUNED), {.name = NULL}};
+
 const gg_strategy_type gg_strategy_layerwise_allreduce = {.name = "layerwise-allreduce",
+                                                          .options = options,
                                                           .check = layerwise_check,
                                                           .create = layerwise_create_plain,
                                                           .cost = layerwise_cost,

@@ -27,4 +27,7 @@ cleanup:
     return status;
 }
 
-const gg_strategy_type gg_strategy_no_exchange = {.name = "no-exchange", .create = gg_no_exchange_create};
+static const gg_option options[] = {{.name = NULL}};
+
+const gg_strategy_type gg_strategy_no_exchange = {
+    .name = "no-exchange", .options = options, .create = gg_no_exchange_create};

@@ -98,7 +98,6 @@ static void noloco_destroy(gg_strategy *strategy) {
 static gg_status noloco_check(const gg_strategy_options *options, int ranks) {
     (void)ranks;
     GG_TRY(gg_outer_check(options));
-    if (options->group < 2) return gg_fail(GG_ERROR_ARGUMENT, "group: %d; must be at least 2", options->group);
     return GG_OK;
 }
 
@@ -128,4 +127,11 @@ cleanup:
     return status;
 }
 
-const gg_strategy_type gg_strategy_noloco = {.name = "noloco", .check = noloco_check, .create = noloco_create};
+static const gg_option options[] = {GG_OUTER_OPTIONS,
+                                    GG_STRATEGY_OPTION(GG_OPTION_INT, "group", group,
+                                                       "ranks that average in an outer step", .fallback = {2},
+                                                       .bounds = GG_FROM_TO(2, 4096)),
+                                    {.name = NULL}};
+
+const gg_strategy_type gg_strategy_noloco = {
+    .name = "noloco", .options = options, .check = noloco_check, .create = noloco_create};

@@ -465,7 +465,19 @@ cleanup:
     return status;
 }
 
+static const char *const partition_names[GG_PARTITION_COUNT] = {"auto", "True", "False"};
+
+static const gg_option options[] = {GG_STRATEGY_FLAG("overlap", overlap, "exchange while computing", true),
+                                    GG_STRATEGY_NAMES("partition_fc", partition_fc,
+                                                      "linear layers exchange inputs and errors instead of gradients",
+                                                      partition_names),
+                                    GG_OPTION_WIRE,
+                                    GG_OPTION_BUCKET(GG_TUNED),
+                                    GG_OPTION_CHUNK(GG_TUNED),
+                                    {.name = NULL}};
+
 const gg_strategy_type gg_strategy_overlapped_averaging = {.name = "overlapped-averaging",
+                                                           .options = options,
                                                            .check = overlapped_check,
                                                            .create = overlapped_create,
                                                            .cost = overlapped_cost,

@@ -45,7 +45,15 @@ static gg_status parameter_server_create(const gg_strategy_options *options, con
                                      : gg_centre_create(&rule, 0, options, env, out);
 }
 
+static const gg_option options[] = {GG_OPTION_PERIOD(1, "steps from one exchange with the centre to the next"),
+                                    GG_OPTION_SERVERS,
+                                    GG_OPTION_WIRE,
+                                    GG_OPTION_BUCKET("1 MiB"),
+                                    GG_OPTION_CHUNK("2 MiB"),
+                                    {.name = NULL}};
+
 const gg_strategy_type gg_strategy_parameter_server = {.name = "parameter-server",
+                                                       .options = options,
                                                        .check = gg_centre_check,
                                                        .create = parameter_server_create,
                                                        .workers = gg_centre_workers};

@@ -122,12 +122,6 @@ static const gg_strategy_table table = {periodic_begin,       gg_strategy_no_lay
                                         gg_strategy_progress, periodic_end,         periodic_settle,
                                         periodic_destroy};
 
-static gg_status periodic_check(const gg_strategy_options *options, int ranks) {
-    (void)ranks;
-    if (options->period >= 0) return GG_OK;
-    return gg_fail(GG_ERROR_ARGUMENT, "period: %lld; must be at least 1, or 'log2'", (long long)options->period);
-}
-
 static gg_status create_moving(periodic_allreduce *s, const gg_strategy_options *options) {
     const gg_strategy_env *env = &s->head.env;
     const gg_state *state = env->state;
@@ -179,5 +173,12 @@ cleanup:
     return status;
 }
 
+static const gg_option options[] = {GG_STRATEGY_OPTION(GG_OPTION_INT64, "period", period,
+                                                       "steps from one averaging to the next; log2: ceil(log2 ranks)",
+                                                       .bounds = GG_AT_LEAST(1), .unset = "log2"),
+                                    GG_OPTION_WIRE,
+                                    GG_OPTION_COLLECTIVES,
+                                    {.name = NULL}};
+
 const gg_strategy_type gg_strategy_periodic_allreduce = {
-    .name = "periodic-allreduce", .check = periodic_check, .create = periodic_create};
+    .name = "periodic-allreduce", .options = options, .create = periodic_create};

@@ -585,10 +585,6 @@ static const gg_strategy_table table = {random_gossip_begin,  gg_strategy_no_lay
 
 static gg_status random_gossip_check(const gg_strategy_options *options, int ranks) {
     (void)ranks;
-    if (options->interval < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "interval: %lld; must be at least 1", (long long)options->interval);
-    if (!(options->probability > 0 && options->probability <= 1))
-        return gg_fail(GG_ERROR_ARGUMENT, "probability: %g; must be above 0 and at most 1", options->probability);
     return gg_strategy_check_sizes(options);
 }
 
@@ -615,7 +611,17 @@ cleanup:
     return status;
 }
 
+static const gg_option options[] = {
+    GG_STRATEGY_OPTION(GG_OPTION_INT64, "interval", interval, "steps from one exchange to the next", .fallback = {1},
+                       .bounds = GG_AT_LEAST(1)),
+    GG_STRATEGY_OPTION(GG_OPTION_DOUBLE, "probability", probability, "of an exchange that is due", .fallback = {1},
+                       .bounds = GG_ABOVE_TO(0, 1)),
+    GG_OPTION_PUSH_SUM,
+    GG_OPTION_WIRE,
+    GG_OPTION_CHUNK("2 MiB"),
+    {.name = NULL}};
+
 const gg_strategy_type gg_strategy_pull_gossip = {
-    .name = "pull-gossip", .check = random_gossip_check, .create = random_gossip_create};
+    .name = "pull-gossip", .options = options, .check = random_gossip_check, .create = random_gossip_create};
 const gg_strategy_type gg_strategy_push_gossip = {
-    .name = "push-gossip", .check = random_gossip_check, .create = random_gossip_create};
+    .name = "push-gossip", .options = options, .check = random_gossip_check, .create = random_gossip_create};
