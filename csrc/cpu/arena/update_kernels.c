@@ -3,7 +3,7 @@
 
 #include "cpu/simd/simd.h"
 
-/* `now` and half of what a partner is ahead of `sent`, the vec that it was sent for. */
+/* `now` and half of what a partner is ahead of `sent`, the value that it was sent for. */
 GG_INLINE vec update_mixed(bool narrow, vec now, vec sent, const void *received, size_t i) {
     if (received == NULL) return now;
     if (narrow) return now + (load_narrow((const uint16_t *)received + i) - rounded(sent)) * 0.5f;
