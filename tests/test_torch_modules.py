@@ -76,6 +76,13 @@ def test_what_a_wrapped_model_is_not_is_said():
         scaler.scale(loss).backward()
         with pytest.raises(AttributeError, match="no optimizer of torch's, .* autocast with bfloat16.*learning_rate"):
             scaler.step(model)
+        net = small()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with gg.torch.wrap(net, optimizer) as other:
+            scaler.scale(F.cross_entropy(other(batch(0)[0]), batch(0)[1])).backward()
+            with pytest.raises(RuntimeError, match="in place of a GradScaler autocast with bfloat16"):
+                scaler.step(optimizer)
+            other._step.leave()
     assert not hasattr(model, "param_groups") and not hasattr(model, "nothing")
     with pytest.raises(AttributeError, match="no attribute 'width'; the module has: model.module.width"):
         print(model.width)

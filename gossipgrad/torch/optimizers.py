@@ -40,8 +40,8 @@ def _before_step(optimizer: Any, *_: Any) -> None:
             if not model._step.of_optimizer:
                 raise RuntimeError(
                     "optimizer.step() of the optimizer that the module was wrapped with: model.step() makes this step, "
-                    "and what another one changed would reach no other rank. Allowed: model.step() alone, without a "
-                    "GradScaler"
+                    "and what another one changed would reach no other rank. Allowed: model.step() alone; in place "
+                    "of a GradScaler autocast with bfloat16, which needs none"
                 )
             continue
         names = {id(tensor): name for layer in model._layers for name, tensor in layer.parameters}

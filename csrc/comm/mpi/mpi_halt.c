@@ -102,10 +102,14 @@ gg_status gg_mpi_halt_listen(gg_mpi_halt *halt) {
 }
 
 gg_status gg_mpi_halt_idle(gg_mpi_halt *halt, bool *idle) {
-    int flag = 0;
+    bool all = true;
     GG_TRY(gg_mpi_halt_listen(halt));
-    GG_TRY_MPI(MPI_Testall, halt->size, halt->sent, &flag, MPI_STATUSES_IGNORE);
-    *idle = flag;
+    for (int i = 0; i < halt->size; ++i) {
+        int flag = 0;
+        GG_TRY_MPI(MPI_Test, &halt->sent[i], &flag, MPI_STATUS_IGNORE);
+        all = all && flag;
+    }
+    *idle = all;
     return GG_OK;
 }
 
