@@ -97,6 +97,19 @@ def test_logistic_regression(run):
     assert len(lines) == 4 and all(0.9 < float(line.rpartition(" ")[2]) < 0.96 for line in lines)
 
 
+def test_own_strategy(run, mpirun):
+    """The three meet at one solution; a ring's rank sends a message a step. MPI gives what a virtual cluster gives."""
+    lines = run("own_strategy.py", "--ranks", 3).splitlines()
+    found = {
+        line.split()[0]: [float(n.replace(",", "")) for n in re.findall(r"\d[\d,.]*\d|\d", line)] for line in lines
+    }
+    assert list(found) == ["all_reduce", "local_sgd", "ring"]
+    assert all(error < 0.02 for error, *_ in found.values())
+    assert found["all_reduce"][1] == found["local_sgd"][1] == 0 < found["ring"][1] < 0.01
+    assert found["ring"][2:] == [400 * 24 * 8, 400] and found["all_reduce"][3] == 8 * found["local_sgd"][3] == 1600
+    assert mpirun(3, [EXAMPLES / "own_strategy.py", "--mpi"]).stdout.splitlines() == lines
+
+
 @pytest.mark.full
 def test_torch_lenet(run):
     pytest.importorskip("torch")
