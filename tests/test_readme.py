@@ -130,6 +130,18 @@ def test_install_hints_have_one_form():
     assert found > 10
 
 
+def test_messages_in_the_questions_are_those_there_are():
+    """A heading of docs/faq.md that is nothing but code is a part of a message; numbers in it may be others."""
+    files = [*ROOT.glob("gossipgrad/**/*.py"), *ROOT.glob("csrc/**/*.[ch]")]
+    source = "\n".join(re.sub(r'"\s*f?"', "", path.read_text(encoding="utf-8")) for path in sorted(files))
+    text = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^### `([^`]+)`$", text, re.MULTILINE)
+    assert len(messages) >= 15
+    for message in messages:
+        words = [re.escape(part) for part in re.split(r"\b\d+\b", message)]
+        assert re.search(r"(?:[^\n\"]{1,40})".join(words), source), message
+
+
 def test_links_of_documents():
     """What a link inside the repository points at is there; Sphinx checks anchors."""
     for page in [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")] + PAGES:
