@@ -51,8 +51,9 @@ Ctrl-C ends them at once. The ranks of a script are interrupted, so that it may
 save, and have 30 s to end. Ctrl-Z stops them, and the shell's fg lets them go
 on. USR1 and USR2 are passed on to the ranks.
 
-As root a plain mpiexec of Open MPI refuses to start unless OMPI_ALLOW_RUN_AS_ROOT=1
-and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 are set. This command sets both.
+For root a plain mpiexec of Open MPI refuses to start without
+OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, which this
+command sets.
 """
 
 # Ranks on one machine, and on several: more is a slip of the keyboard.
