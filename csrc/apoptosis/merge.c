@@ -5,7 +5,7 @@
 
 #include "base/memory.h"
 
-/* What is smaller than so much of a vector is rounding. */
+/* Smaller shares of a vector count as rounding. */
 #define ROUNDING 1e-6
 /* Squared distances below this share of a vector's square are too inexact in float32 products. */
 #define INEXACT 1e-3
@@ -21,7 +21,7 @@ typedef struct comparison {
     int64_t *filled;  /* rows of it that are there, while it is made */
     double *norm;     /* |u|, one a unit */
     double *inverse;  /* 1 / |u|^2; 0 of a unit that is 0 */
-    double *alone;    /* what leaves with it if nothing takes its place: |u|, of a head that of its values' rows */
+    double *alone;    /* cost of leaving without a replacement: |u|, for a head that of its values' rows */
     double *listened; /* the norm of the outgoing weights, times the readers' gains */
     bool *left;
     bool flips;     /* a sigmoid unit may be 1 minus another one */
@@ -139,7 +139,7 @@ static float element_of(const gg_parameter *parameter, const float *weights, int
     return parameter != NULL ? weights[parameter->offset + (size_t)i] : otherwise;
 }
 
-/* What the normalisation does to a channel: times `scale`, plus `shift`. */
+/* The normalisation of a channel: times `scale`, plus `shift`. */
 static void fold_norm(const gg_graph *graph, int norm, const float *weights, int64_t channel, double *scale,
                       double *shift) {
     *scale = 1;
@@ -206,7 +206,7 @@ static void fill_rows(comparison *it, const gg_unit_producer *producer, int para
     }
 }
 
-/* What the normalisation adds to each unit's sum. */
+/* The normalisation's addition to each unit's sum. */
 static void fill_shifts(comparison *it, const gg_unit_producer *producer, const float *weights, int64_t at) {
     const gg_unit_axis *axis = &it->units->output[producer->node];
     for (int64_t row = 0; producer->norm >= 0 && row < axis->count; row++) {
@@ -335,7 +335,7 @@ static void free_products(gg_device *device, product_memory *own) {
     gg_free(own->out);
 }
 
-/* Where the device can read and write what is at `host`: `bytes` there, or as many of its own. */
+/* Memory that the device can read and write: `host` itself, or `bytes` of its own. */
 static gg_status operand_of(gg_device *device, float *host, size_t bytes, float **out) {
     if (gg_device_is_separate(device)) return gg_device_alloc(device, bytes, "products of units", out);
     *out = host;
@@ -442,7 +442,7 @@ static void offer(comparison *it, int i, double distance, int into, double scale
     it->value[i] = (float)value;
 }
 
-/* What a unit shows whose sum is `sum` everywhere. */
+/* Output of a unit whose sum is `sum` everywhere. */
 static double activation_of(const gg_unit_group *group, double sum) {
     switch (group->activation) {
     case GG_LAYER_RELU: return sum > 0 ? sum : 0;
@@ -512,7 +512,7 @@ static int cheapest_unit(const comparison *it, double budget) {
     return best;
 }
 
-/* Of all units at once: readers' weights are gone through in the order in which they lie in memory. */
+/* For all units at once, in the order of readers' weights in memory. */
 static void listen_to_all(comparison *it, float *weights) {
     const int n = it->group->units;
     for (int i = 0; i < n; i++) it->listened[i] = 0;

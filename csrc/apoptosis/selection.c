@@ -5,7 +5,7 @@
 #include "base/memory.h"
 #include "nn/layer.h"
 
-/* A parameter as rows x columns x inner elements; what has one axis has one column. */
+/* A parameter as rows x columns x inner elements; with one axis it has one column. */
 typedef struct parameter_selection {
     size_t from, to; /* where it is in the arenas */
     int64_t columns, inner;
@@ -50,7 +50,7 @@ static void hash_graph(uint64_t *hash, const gg_graph *graph) {
     }
 }
 
-/* Of an axis with `count` indices the ones whose units stay. */
+/* Finds the indices of an axis, of `count`, whose units stay. */
 static gg_status select_axis(const gg_unit_axis *axis, const bool *leaves, int64_t count, int64_t *kept,
                              int64_t **index) {
     GG_TRY(gg_alloc((size_t)count * sizeof **index, "selection", index));
@@ -87,7 +87,7 @@ static int64_t count_stay(const gg_unit_axis *axis, const bool *leaves, int64_t 
     return count;
 }
 
-/* What a node's layer is afterwards. */
+/* Describes a node's layer in the smaller graph. */
 static void describe_node(const gg_graph *graph, const gg_units *units, const bool *leaves, int number,
                           gg_layer_desc *out) {
     const gg_node *node = gg_graph_node(graph, number);

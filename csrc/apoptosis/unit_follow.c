@@ -26,8 +26,8 @@ static int64_t common_divisor(int64_t a, int64_t b) {
     return a;
 }
 
-/* How many windows hold one element at most, along both axes: of the elements of a window, which lie `dilation` apart,
- * every so many are those of windows that begin `stride` apart. */
+/* Max number of windows that hold one element, over both axes. Elements of a window lie `dilation` apart, and windows
+ * begin `stride` apart. */
 double gg_windows_of_element(const gg_window *window) {
     double count = 1;
     for (int i = 0; i < 2; i++) {
@@ -260,7 +260,7 @@ static int64_t pad_axis(const gg_unit_search *s, int node) {
     return it->desc.range.axis < 0 ? it->desc.range.axis + it->shape.dims : it->desc.range.axis;
 }
 
-/* Zeros among units are elements as well, with nothing behind them: what they are added to can leave with them. */
+/* Zeros among units are elements as well, without producers: units that they are added to can leave with them. */
 static gg_status pad_outputs(gg_unit_search *s, int node) {
     const gg_node *it = gg_graph_node(s->graph, node);
     const gg_unit_outputs *from = &s->out[it->input[0]];
@@ -285,8 +285,8 @@ static gg_status pad_outputs(gg_unit_search *s, int node) {
     return GG_OK;
 }
 
-/* Queries, keys and values of a layer, side by side: all rows of one head are a unit. The weights of a row of scores
- * have the sum 1, of a column at most that of all positions, so that an error of the values grows by its root at most.
+/* Queries, keys and values of a layer, side by side: all rows of one head are a unit. Each row of scores sums to 1,
+ * each column to at most the number of positions, so an error of the values grows at most by its root.
  */
 static gg_status attend_outputs(gg_unit_search *s, int node) {
     const gg_node *it = gg_graph_node(s->graph, node);

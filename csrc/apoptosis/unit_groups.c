@@ -9,8 +9,8 @@
 
 static bool has_units(gg_layer_kind kind) { return gg_layer_is_producer(kind) || kind == GG_LAYER_MULTI_HEAD; }
 
-/* What each set of elements is: the layers that have a part in it, a bit a node; and slices that have some of them, as
- * each of these needs one that stays. */
+/* Facts of each set of elements: its layers, a bit a node; and slices that hold some of them, because each slice must
+ * keep one. */
 static void mark_producers(gg_unit_search *s, size_t words, uint64_t *bits) {
     for (int i = 0; i < s->elements; i++) {
         const int node = s->element[i].node, root = gg_elements_root(s, i);
@@ -121,7 +121,7 @@ static gg_status copy_axis(const gg_unit_axis *from, int64_t times, gg_unit_axis
     return GG_OK;
 }
 
-/* Of each layer weight_ih, weight_hh and their biases. Hidden unit k of all layers is one unit. */
+/* A layer's weight_ih, weight_hh and their biases. Hidden unit k of all layers is one unit. */
 static gg_status index_lstm(gg_unit_search *s, int node) {
     const gg_node *it = gg_graph_node(s->graph, node);
     const gg_unit_axis *own = &s->made->output[node];
@@ -209,8 +209,8 @@ static void add_reader(gg_unit_group *group, const gg_unit_outputs *from, gg_uni
     group->reader[group->readers++] = reader;
 }
 
-/* Where a constant of what a layer sums up goes: into its bias, or from the running mean of the normalisation that
- * alone reads it; of an LSTM, into that of its first layer. */
+/* Parameter that absorbs a constant in a layer's sums: its bias, or the running mean of the normalisation that is its
+ * only reader; in an LSTM, its first layer's bias. */
 static void find_sink(gg_unit_search *s, int node, gg_unit_reader *reader) {
     const gg_node *it = gg_graph_node(s->graph, node);
     int first = 0;
@@ -233,8 +233,8 @@ static void note_reader(gg_unit_search *s, int node) {
     const gg_unit_axis *in = &s->made->output[it->input[0]];
     const bool padded =
         it->desc.kind == GG_LAYER_CONV2D && (it->desc.window.padding[0] > 0 || it->desc.window.padding[1] > 0);
-    /* By Cauchy and Schwarz a sum over a window is at most the norm of its weights times that of what is in the window,
-     * and an element is in so many windows. */
+    /* By Cauchy and Schwarz a sum over a window is at most the norm of its weights times the norm of the window's
+     * elements. gg_windows_of_element bounds the windows of an element. */
     const double gain =
         it->desc.kind == GG_LAYER_CONV2D ? from->gain * sqrt(gg_windows_of_element(&it->desc.window)) : from->gain;
     int first = 0;

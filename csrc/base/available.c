@@ -41,7 +41,7 @@ static size_t number_after(const char *root, const char *folder, const char *nam
     return found;
 }
 
-/* What one control group leaves. Files that were read and are not in use can be dropped: they count as free. */
+/* Memory that one control group leaves. Files that were read and are not in use can be dropped: they count as free. */
 static size_t left_in_group(const char *root, const char *folder, const char *limit, const char *usage,
                             const char *cache) {
     const size_t most = number_in(root, folder, limit), used = number_in(root, folder, usage);

@@ -51,7 +51,7 @@ static bool may_use_amx(void) {
     return amx_permitted;
 }
 #elif defined(HAVE_CPUID)
-/* Of others, oneDNN: this build does not ask itself. */
+/* On other processors oneDNN tells: this build does not ask itself. */
 static bool may_use_amx(void) { return has_amx(); }
 #endif
 
@@ -129,7 +129,7 @@ bool gg_cpu_bfloat16_is_fast(void) {
     return fast;
 }
 
-/* AMD's Zen 3 and Zen 4, of which the latter has AVX-512: two units that multiply and add, and two that add. */
+/* AMD's Zen 3 and Zen 4 (the latter with AVX-512) have two units that multiply and add, and two that add. */
 static bool adds_beside(void) {
     bool does = false;
 #ifdef HAVE_CPUID

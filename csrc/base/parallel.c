@@ -31,7 +31,7 @@ typedef struct float_modes {
 
 static _Thread_local float_modes own;
 
-/* Called before the first region with so many threads: they enter too. */
+/* Called before the first region with this many threads: they enter too. */
 static void workers_enter(int threads) {
     if (!own.entered || threads <= own.workers) return;
     gg_cpu_set_float_mode(own.former); /* for threads that are started here */

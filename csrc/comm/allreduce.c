@@ -4,7 +4,7 @@
 #include "base/parallel.h"
 #include "comm/collective.h"
 
-/* What a reduction still waits for. With GATHERED and IDLE the data holds the sum. SUMMED: in halves, the owner's
+/* State of a reduction. With GATHERED and IDLE the data holds the sum. SUMMED: in halves, the owner's
  * second one. */
 typedef enum stage { IDLE = 0, SCATTERING, SUMMED, READ_BY_PEERS, GATHERING, GATHERED, LEFT_TO_MPI } stage;
 
@@ -21,8 +21,8 @@ struct gg_allreduce {
     char *landing;        /* own elements for each rank */
     float *landed;        /* `count` elements where what is gathered lands; NULL: in form.gathered itself */
     const void **source;
-    /* One a rank each: parts of the own slice, and what this rank sends of the others'; slices of the sum, and the own
-     * one that is sent. */
+    /* One a rank each: parts of the own slice, and this rank's sent parts of the others'; slices of the sum, and the
+     * sent own one. */
     gg_request *parts, *scattered, *slices, *gathered;
     stage stage;
     int next;       /* the next peer of this stage, counted from this rank */
@@ -88,7 +88,7 @@ gg_status gg_allreduce_create(gg_transport *transport, gg_device *device, size_t
             GG_TRY_CLEANUP(
                 gg_device_alloc_landing(device, count * sizeof(float), "landing of gathered slices", &made->landed));
         if (made->form.displaces) {
-            /* The same size on every rank, and enough for the largest slice. */
+            /* One size on every rank, enough for the largest slice. */
             size_t elements = count + p * GG_LANES;
             GG_TRY_CLEANUP(gg_message_alloc_device(transport, elements * size, "displacements", &made->reply));
         }
@@ -176,7 +176,7 @@ static void round_own(gg_allreduce *allreduce, size_t begin, size_t n) {
     device->table->weighted_sum(device, n, 3, source, scale, rest);
 }
 
-/* Adds all ranks' parts of the own slice, and computes from the sum what is sent to them. */
+/* Adds all ranks' parts of the own slice, and computes their messages from the sum. */
 static void sum_own(gg_allreduce *allreduce) {
     gg_device *device = allreduce->device;
     const gg_codec *codec = allreduce->form.codec;
@@ -303,7 +303,7 @@ gg_status gg_allreduce_start_without_parts(gg_allreduce *allreduce, float *data)
     return allreduce_failed(allreduce, send_parts(allreduce, false));
 }
 
-/* To all peers, from what `own` says for each. */
+/* Sends the slice to all peers. */
 static gg_status send_slice(gg_allreduce *allreduce, const void *own) {
     gg_transport *transport = allreduce->transport;
     const int p = transport->size;
@@ -352,7 +352,7 @@ static gg_status allreduce_reach(gg_allreduce *allreduce, gg_request *request, b
     return gg_reach(allreduce->transport, request, wait, done, allreduce->waited, allreduce->context);
 }
 
-/* The same for a receive. */
+/* Starts a receive. */
 static gg_status reach_arrival(gg_allreduce *allreduce, gg_request *request, bool wait, bool *done) {
     gg_status status = allreduce_reach(allreduce, request, wait, done);
     if (status == GG_OK && *done && request->state == GG_REQUEST_ARRIVED && request->when > allreduce->arrived)

@@ -10,7 +10,7 @@
 
 /* Between looks at the device while the rank is idle. */
 #define LOOK_SECONDS 0.0002
-/* While it waits for the device itself the rank sleeps only after so many looks, and shorter. */
+/* A wait for the device itself sleeps later, after BUSY_LOOKS, and shorter. */
 #define BUSY_LOOKS 100
 #define NAP_SECONDS 0.00002
 
@@ -60,7 +60,7 @@ cleanup:
     return status;
 }
 
-/* Passes on what the device has reached. */
+/* Passes on the requests that the device has reached. */
 static gg_status pass_reached(device_order *own) {
     own->transport.timeout = own->inner->timeout;
     own->inner->check_buffers = own->transport.check_buffers;
@@ -80,7 +80,7 @@ static bool order_has_older(const device_order *own, const gg_request *request) 
     return false;
 }
 
-/* Passes a request on that begins, now or when the device has done what writes or reads its memory. */
+/* Passes a new request on, now or after the device work on its memory. */
 static gg_status order_begin(gg_transport *transport, gg_request *request, const void *memory, gg_sums *sums) {
     device_order *own = order_of(transport);
     const bool used = gg_device_shares(own->device, memory);
@@ -220,7 +220,7 @@ static gg_status order_test(gg_transport *transport, gg_request *request, bool *
     return GG_OK;
 }
 
-/* The inner transport finds what has arrived where it put it. */
+/* The inner transport finds arrived messages where it put them. */
 static void order_hand_back(device_order *own, gg_request *request) {
     if (request->state != GG_REQUEST_ARRIVED || !gg_device_owns_message(own->device, request->landing)) return;
     request->landing = gg_device_address(own->device, request->landing);
@@ -238,7 +238,7 @@ static void order_cancel(gg_transport *transport, gg_request *request) {
     else order_hand_back(order_of(transport), request), gg_cancel(order_inner(transport), request);
 }
 
-/* What is held back is nothing that the inner transport knows. */
+/* The inner transport does not know held requests. */
 static gg_status order_pause(gg_transport *transport, int round, gg_request *request) {
     gg_transport *inner = order_inner(transport);
     GG_TRY(pass_reached(order_of(transport)));
@@ -268,7 +268,7 @@ static gg_status order_compute(gg_transport *transport, double seconds) {
     return gg_transport_compute(order_inner(transport), seconds);
 }
 
-/* What is held back leaves while the rank sleeps. */
+/* Held requests leave while the rank sleeps. */
 static gg_status order_idle(gg_transport *transport, double seconds) {
     device_order *own = order_of(transport);
     GG_TRY(pass_reached(own));
@@ -282,7 +282,7 @@ static gg_status order_idle(gg_transport *transport, double seconds) {
     return GG_OK;
 }
 
-/* What the inner transport does not offer is not offered here. */
+/* Entries that the inner transport lacks are not offered here. */
 static gg_transport_table order_table(const gg_transport_table *inner) {
     gg_transport_table table = {
         .name = inner->name,

@@ -55,7 +55,7 @@ cleanup:
     return status;
 }
 
-/* How far around the ring to send, so that most messages leave their node. The same on every rank. */
+/* How far around the ring to send, so that most messages leave their node. Equal on every rank. */
 static int hop_of(const gg_transport *transport) {
     int p = transport->size, best = 1, most = -1;
     if (transport->node_of == NULL) return 1;

@@ -92,7 +92,7 @@ static gg_status network_test(gg_transport *transport, gg_request *request, bool
             request->when = gg_clock_now();
             return GG_OK;
         }
-        /* It arrived at some time since the last test. The earliest possible time is assumed, so that the link is never
+        /* The message has arrived since the last test. The earliest possible time is assumed, so that the link is never
          * slower than specified. */
         own->in_free = request->when = fmax(own->in_free + network_transfer(own, request->bytes), looked);
         request->held = true;

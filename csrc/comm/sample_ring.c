@@ -172,7 +172,7 @@ void gg_sample_ring_sent(const gg_sample_ring *ring, int64_t *bytes, int64_t *me
 
 /* ---- the audit ---- */
 
-/* What a rank sends to all others; followed by its ids, and -1 where it has one less than the largest shard. */
+/* A rank's message to all others, followed by its ids, and -1 if it has one less than the largest shard. */
 typedef struct part {
     int32_t slots, altered, first_altered;
     int32_t id[];

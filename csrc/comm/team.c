@@ -123,7 +123,7 @@ gg_status gg_team_halt_begin(gg_team *team, int64_t step) {
         if (idle) break;
         GG_TRY_CLEANUP(gg_pause(team->transport, pause, -1));
     }
-    /* The same on all, also where one has left an earlier round before it began. */
+    /* Equal on all ranks, even if one left an earlier round before it began. */
     GG_TRY_CLEANUP(gg_alloc((size_t)team->size * sizeof *rounds, "rounds of all ranks", &rounds));
     round = gg_mpi_halt_round(team->halt);
     GG_TRY_CLEANUP(gg_agree(team->transport, &round, sizeof round, rounds));

@@ -138,7 +138,7 @@ static gg_status wait_timed_out(const gg_transport *transport, const gg_request 
                    sending ? "to be received by" : "from", request->peer, request->tag, name);
 }
 
-/* A wait looks at the clock only after so many rounds, when it already sleeps between tests. */
+/* Rounds before a wait looks at the clock: it then already sleeps between tests. */
 #define STALL_ROUNDS 2048
 
 static gg_stall_facts stall_of(const gg_transport *transport, int peer) {

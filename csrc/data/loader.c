@@ -190,7 +190,7 @@ static void order_moved(gg_loader *loader) {
 }
 
 /* Row b has a run of slots, one for each batch that is larger than b; runs lie behind one another in the shard. With
- * one row the order is that of the slots, of which some may be read again. */
+ * one row the order is the slots' order; some slots may be read again. */
 static void order_streams(gg_loader *loader) {
     const int rank = loader->options.rank;
     const int64_t rows = gg_loader_batch(loader, rank, 0);
@@ -224,8 +224,8 @@ static int64_t rows_of_step(void *context, int64_t step, const uint32_t **rows) 
     return gg_loader_batch(loader, loader->options.rank, step);
 }
 
-/* Steps of an epoch whose batches are of this size from step `begun` on, after so many samples of each rank have been
- * read; NULL: none. */
+/* Steps of an epoch whose batches are of this size from step `begun` on, after done[r] samples of each rank r; NULL
+ * means none. */
 static int64_t steps_from(const gg_loader *loader, int64_t begun, const int64_t *done) {
     const gg_loader_options *o = &loader->options;
     int64_t smallest = loader->count, largest = loader->count;
@@ -239,7 +239,7 @@ static void begin_at(gg_loader *loader, int64_t begun, const int64_t *done) {
     for (int rank = 0; rank < loader->options.sharding.size; ++rank) loader->done[rank] = done != NULL ? done[rank] : 0;
 }
 
-/* Memory for the order of loader->count samples and what reads them; the set and the options are there. */
+/* Allocates the order of loader->count samples and its readers; the set and the options are there. */
 static gg_status make_order(gg_loader *loader) {
     const gg_dataset *set = &loader->set;
     const size_t count = (size_t)loader->count + loader->options.moving; /* batch_place */

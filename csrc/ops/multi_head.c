@@ -20,7 +20,7 @@ static void multi_head_destroy(gg_op *head) {
     gg_free(op);
 }
 
-/* What all steps have of the whole's arguments, and the parameters of one that is linear. */
+/* Arguments of the whole that all steps share, and a linear step's parameters. */
 static gg_op_args args_of(const multi_head_op *op, const gg_op_args *args, int step) {
     const int first = step == PROJECT_OUT ? (op->head.desc.bias ? 2 : 1) : 0;
     char *scratch = args->scratch, *prepared = args->prepared;
@@ -76,7 +76,7 @@ static const gg_op_class multi_head_class = {.prepare = multi_head_prepare,
                                              .backward_data = multi_head_backward,
                                              .destroy = multi_head_destroy};
 
-/* Each step is offered what the one before gives, and must read it as it lies. */
+/* Each step is offered the previous step's format, and must read it. */
 static gg_status create_steps(gg_device *device, multi_head_op *op) {
     const gg_op_desc *desc = &op->head.desc;
     const int64_t positions = desc->output.size[0], inner = desc->heads * desc->head_size;

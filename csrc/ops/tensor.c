@@ -101,7 +101,7 @@ void gg_storage_retain(gg_storage *storage) {
 }
 
 void gg_storage_release(gg_storage *storage) {
-    /* Release: what this thread wrote comes before the decrement. Acquire: the last thread sees all of it. */
+    /* Release order: this thread's writes precede the decrement. Acquire: the last thread sees all of it. */
     if (!storage || atomic_fetch_sub_explicit(&storage->references, 1, memory_order_acq_rel) != 1) return;
     if (storage->drop) storage->drop(storage->owner);
     gg_free(storage);

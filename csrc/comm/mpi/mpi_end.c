@@ -14,14 +14,14 @@
 
 /* A rank that ends waits in MPI_Finalize for all others. A rank that waits for a message from it would wait without
  * end. So a rank that has waited for about a second sends a question, which a rank that has ended answers. These
- * messages use communicators of their own: one of all ranks of the world where MPI was started here, else one for each
- * group of ranks that makes a transport and is not part of an earlier one. */
+ * messages use communicators of their own: one of all ranks of the world if MPI was started here, otherwise one for
+ * each group with a transport that is not part of an earlier group. */
 #define TAG_QUESTION 1
 #define TAG_ANSWER 2
 
 #define BETWEEN_ANSWERS 100e-6 /* seconds */
 
-/* What this rank knows of another. */
+/* Known state of another rank. */
 typedef enum knowledge { NOT_ASKED = 0, ASKED, ENDED } knowledge;
 
 typedef struct questions {
@@ -34,7 +34,7 @@ typedef struct questions {
 static questions *first;
 static char empty;
 
-/* Whether all ranks of `comm` are ranks of `q`. The same on all of them. */
+/* Whether all ranks of `comm` are ranks of `q`. Equal on all of them. */
 static gg_status is_part(MPI_Comm comm, const questions *q, bool *part) {
     gg_status status = GG_OK;
     MPI_Group mine = MPI_GROUP_NULL, all = MPI_GROUP_NULL, both = MPI_GROUP_NULL;
@@ -139,7 +139,7 @@ gg_status gg_mpi_check_ranks(MPI_Comm comm) {
     return GG_OK;
 }
 
-/* Answers what others ask, and tests whether all of them have ended as well. */
+/* Answers questions of others, and tests whether all of them have ended. */
 static gg_status answer_all(bool *ended) {
     int rank, come;
     *ended = true;

@@ -5,7 +5,7 @@
 
 #define TAG_LIMIT 1
 
-/* What a rank tells, once a round. */
+/* A rank's message, once a round. */
 typedef struct limit {
     int64_t round, step;
 } limit;

@@ -229,8 +229,8 @@ void gg_shared_recycle(gg_shared *shared, bool on) {
     }
 }
 
-/* The smallest spare segment with room for so many bytes, of several the first one made; the address of what points to
- * it, or to NULL: there is none. */
+/* Finds the smallest spare segment with room for `bytes`, the oldest among equals. Returns the address of its pointer,
+ * or of a NULL pointer if there is none. */
 static segment **find_spare(gg_shared *shared, size_t bytes) {
     segment **best = NULL;
     segment **at = &shared->spare;

@@ -104,9 +104,8 @@ static void set_defaults(void) {
         const char *of_one_host = OMPI_MAJOR_VERSION < 5 ? "self,vader" : "self,sm";
         setenv("OMPI_MCA_btl", here != NULL && all != NULL && strcmp(here, all) == 0 ? of_one_host : "^ofi,uct", 0);
         setenv("OMPI_MCA_pml", "ob1", 0);
-        /* Over TCP a receiver would request each large message when it is ready, and its request queues behind all
-         * that it is itself sending to that peer: two ranks that exchange then use half of the link. Pieces that the
-         * sender pushes do not wait. */
+        /* Over TCP a receiver would request each large message, and its request would queue behind its own sends to
+         * that peer: two ranks that exchange would use half of the link. Pieces that the sender pushes do not wait. */
         setenv("OMPI_MCA_btl_tcp_flags", "send", 0);
     }
 #else

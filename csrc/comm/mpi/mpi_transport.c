@@ -17,11 +17,11 @@
 #define TAG_STEP (GG_TAG_LIMIT + 3)
 #define MOST_EPOCHS 64
 
-/* What a request's private words hold. */
+/* A request's private words. */
 typedef struct __attribute__((may_alias)) request_link {
     MPI_Request mpi;
     bool as_it_is;                   /* it is neither described nor read */
-    bool described;                  /* the message is a descriptor, of which the following is the content */
+    bool described;                  /* the message is a descriptor with the following content */
     gg_shared_descriptor descriptor; /* lives here until MPI has sent it */
 } request_link;
 
@@ -33,10 +33,10 @@ typedef struct mpi_transport {
     gg_shared *shared;
     gg_mpi_halt *halt; /* NULL: there is one rank */
     int *node_of;      /* transport.node_of */
-    size_t most;       /* bytes of a piece; a larger message is so many of them and a rest */
+    size_t most;       /* bytes of a piece; a larger message is several pieces and a rest */
     int epochs;        /* that tags tell from each other; 1: none */
-    /* A wait has seen a message of another epoch; one that still sees it a second later has waited in vain. Before,
-     * what it waits for may only just have come: a barrier, behind which a peer has begun the next epoch. */
+    /* A wait has seen a message of another epoch; one that still sees it a second later has waited in vain. Before
+     * that, the awaited message may have just come: a barrier, after which a peer has begun the next epoch. */
     bool foreign;
     int64_t foreign_epoch; /* of this rank, when it was seen */
     bool broken;           /* a call failed: collective clean-up might wait for ever */
@@ -58,7 +58,7 @@ static gg_status mpi_check(gg_transport *transport, int code, const char *functi
                            request->tag);
 }
 
-/* What MPI is to send or receive: `count` elements of a type, of which an int must hold the number. */
+/* Extent of a message for MPI: `count` elements of a type; count fits an int. */
 typedef struct extent {
     MPI_Datatype type;
     int count;

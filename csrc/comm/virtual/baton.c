@@ -41,7 +41,7 @@ void gg_baton_await(gg_baton *b) {
     pthread_mutex_unlock(&b->mutex);
 }
 
-/* False: it did not come within so many seconds. */
+/* False means that the baton did not come within `seconds`. */
 bool gg_baton_await_for(gg_baton *b, double seconds) {
     struct timespec until;
     (void)clock_gettime(CLOCK_MONOTONIC, &until);

@@ -3,9 +3,9 @@
 
 #include "comm/virtual/virtual_private.h"
 
-/* Tests in a row that find nothing at one clock before a rank counts as polling: it then sleeps until something happens
- * to one of its requests, because in virtual time polling alone would never end. The limit is far above the number of
- * tests of a strategy in one step. */
+/* Consecutive tests without result at one clock before a rank counts as polling. It then sleeps until one of its
+ * requests changes: in virtual time polling alone would never end. The limit is far above the number of tests of a
+ * strategy in one step. */
 #define POLL_LIMIT 100000
 #define POLL_AGAIN 1000
 #define POLL_HOPELESS 50000000 /* the same when no other rank can run: about a second, then it fails */
