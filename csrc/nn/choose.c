@@ -5,10 +5,10 @@
 
 #include "base/cpu.h"
 
-/* A table that fills lanes computes in BATCH_LAST, where a batch fills whole vectors of GG_LANES samples: any channel
- * count, window and stride then runs at full width, joins and flattenings move nothing, and a chain of its operations
- * needs no reorder. Its cost is the padding: a batch of 1 does the work of 16 samples. One order for the whole graph,
- * because a change of table between neighbours costs a reorder of the whole activation. */
+/* A table that fills lanes computes in BATCH_LAST: a batch fills whole vectors of GG_LANES samples. Any channel count,
+ * window and stride then runs at full width, joins and flattenings move nothing, and a chain of its operations needs no
+ * reorder. Its cost is the padding: a batch of 1 does the work of 16 samples. One order for the whole graph, because a
+ * change of table between neighbours costs a reorder of the whole activation. */
 bool gg_choose_has_tables(const gg_plan_options *options) {
     const gg_device *second = options->fallback;
     return options->choose && options->dtype == GG_FLOAT32 && second != NULL && second != options->device &&
@@ -51,8 +51,8 @@ gg_conv_key gg_conv_key_of(const gg_op_desc *desc) {
     return key;
 }
 
-/* Whether the device is a CPU that has bfloat16 in vector registers, if at all: there what is computed in float32
- * between conversions may be faster. With AMX it never is. */
+/* True if the device is a CPU with bfloat16 in vector registers at most: float32 between conversions may be faster
+ * there. With AMX it never is. */
 static bool bfloat16_in_vectors(const gg_device *device) {
     return !gg_device_is_separate(device) && device->isa >= GG_ISA_AVX512 && strcmp(gg_cpu_bfloat16(), "amx") != 0;
 }
@@ -91,7 +91,7 @@ bool gg_choose_has_algorithms(const gg_plan_options *options, const gg_op *op) {
            desc->output.size[0] >= GG_LANES && gg_conv_has_form(desc, layout, GG_ALGORITHM_SPLIT);
 }
 
-/* By the options' choices, the last of which counts. */
+/* By the options' choices; the last one counts. */
 static bool was_told(const gg_plan_options *options, const gg_op_desc *desc, gg_algorithm out[GG_PASS_COUNT]) {
     const gg_conv_key key = gg_conv_key_of(desc);
     for (int i = options->conv_choices - 1; i >= 0; i--) {

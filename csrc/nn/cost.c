@@ -44,7 +44,7 @@ bool gg_cost_is_native(gg_algorithm algorithm, gg_layout output) {
     return (algorithm != GG_ALGORITHM_DIRECT && algorithm != GG_ALGORITHM_WIDENED) || output == GG_LAYOUT_BATCH_LAST;
 }
 
-/* The same for Winograd's kernels, which leave half of the padding out where they have no whole vectors. */
+/* Padded count for Winograd's kernels, which omit half of the padding of incomplete vectors. */
 static int64_t tiled_samples(const gg_cost_query *q, gg_layout layout) {
     const int64_t half = GG_LANES / 2;
     if (layout == GG_LAYOUT_BATCH_LAST && q->isa < GG_ISA_AVX512F && q->desc->batch <= half) return half;
@@ -65,7 +65,7 @@ static gg_cost_form conv_form(const gg_cost_query *q) {
     return single ? GG_COST_POINTWISE : GG_COST_GENERAL;
 }
 
-/* Elements of the image in all windows along an axis: what lies in the padding is not computed. */
+/* Elements of the image in all windows along an axis; padding is not computed. */
 static double covered(const gg_op_desc *desc, int axis) {
     const gg_window *w = &desc->window;
     const int64_t input = desc->input[0].size[1 + axis];
@@ -200,7 +200,7 @@ const gg_cost_model *gg_cost_model_named(const char *name) {
 
 const char *gg_cost_model_name(const gg_cost_model *model) { return model->name; }
 
-/* What two keys have in common, weighed by how much times depend on it; -1: their times say nothing of each other. */
+/* Similarity of two keys, weighed by its effect on times; -1 means that their times are unrelated. */
 static int likeness(const gg_cost_key *a, const gg_cost_key *b) {
     if (a->kind != b->kind || a->pass != b->pass) return -1;
     if (a->algorithm != b->algorithm && a->kind == GG_OP_CONV2D) return -1;

@@ -24,7 +24,7 @@ typedef struct candidate_list {
     int count;
 } candidate_list;
 
-/* What the candidates of one convolution run on. */
+/* Inputs and outputs of the candidates of one convolution. */
 typedef struct bench {
     gg_device *device;
     candidate_list pass[GG_PASS_COUNT];
@@ -56,7 +56,7 @@ static gg_status make_array(size_t bytes, void **out) {
     return GG_OK;
 }
 
-/* The same in memory of the device. */
+/* These arrays in memory of the device. */
 static gg_status device_array(gg_device *device, size_t bytes, void **out) {
     gg_status status = GG_OK;
     void *made = NULL;
@@ -171,7 +171,7 @@ static int least_rounds(const double *best, int count) {
     return round > QUARTER && round < INFINITY ? 1 : round > TENTH && round < INFINITY ? SURE_ROUNDS : LEAST_ROUNDS;
 }
 
-/* Whether a run that failed so says nothing of the device: a library may refuse what it has offered. */
+/* True if such a failure of a run says nothing about the device: a library may refuse an offered algorithm. */
 static bool is_refusal(gg_device *device, gg_status status) {
     return (status == GG_ERROR_UNSUPPORTED || status == GG_ERROR_MEMORY) && gg_device_check(device) == GG_OK;
 }
@@ -212,7 +212,7 @@ static gg_status measure_pass(const gg_conv_key *key, gg_pass pass, bench *b, gg
     return status;
 }
 
-/* Of a convolution that has several candidates in a pass all passes have times: so that nothing of it is missing. */
+/* If a convolution has several candidates in one pass, all its passes are timed, so that its choice is complete. */
 static gg_status measure_convolution(const gg_plan *plan, const gg_op *chosen, gg_conv_timing *rows, int *count) {
     gg_status status = GG_OK;
     const gg_conv_key key = gg_conv_key_of(&chosen->desc);
@@ -316,7 +316,7 @@ cleanup:
 
 /* Which table comes first --------------------------------------------------------------------------------------- */
 
-/* The orders alternate, so that what else runs on the machine slows down both. Steps with one order in a round: at
+/* The orders alternate, so that other load of the machine slows down both. Steps with one order in a round: at
  * least so many, unless they take too long, until so many seconds have passed; and a quarter of the budget at most,
  * of which there are four. The second round is left out where the first took ROUND_LONG seconds, which vary little, and
  * one order CLEAR times as long as the other. */
@@ -326,12 +326,12 @@ enum { TABLES_ROUNDS = 2, TABLES_LEAST_STEPS = 2 };
 #define ROUND_LONG 2.0
 #define CLEAR 1.25
 
-/* What the steps of both orders share. */
+/* Arguments shared by the steps of both orders. */
 typedef struct step_bench {
     const gg_graph *graph;
     const gg_plan_options *options;
     const float *weights;
-    const gg_conv_choices *algorithms; /* of either order; NULL: those of the options */
+    const gg_conv_choices *algorithms; /* of either order; NULL means the options' */
     void *targets, *gradients;
     gg_plan_batch batch;
     double budget, deadline;
@@ -364,7 +364,7 @@ static gg_status stop_at_deadline(void *context) {
     return gg_clock_now() < b->deadline ? GG_OK : GG_ERROR_CANCELLED;
 }
 
-/* *shortest becomes what the shortest step of a plan with these options took, if that is less. GG_ERROR_CANCELLED: the
+/* *Lowers *shortest to the shortest step of a plan with these options. GG_ERROR_CANCELLED: the
  * time was spent in the middle of a step. */
 static gg_status time_steps(step_bench *b, const gg_plan_options *options, double *shortest) {
     gg_status status = GG_OK;

@@ -1,4 +1,4 @@
-/* From nodes to steps: which table, which layout, what is fused, what is a view, where a reorder goes. */
+/* From nodes to steps: tables, layouts, fusing, views, reorders. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -92,7 +92,7 @@ static void plan_decide(gg_plan *plan, int value, gg_format format) {
 
 /* A table that has no widened form of an operation is asked for the direct one. */
 static gg_status create_from(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    gg_status status = GG_ERROR_UNSUPPORTED; /* by name: analysers do not see what gg_fail returns */
+    gg_status status = GG_ERROR_UNSUPPORTED; /* named: analysers do not see gg_fail's result */
     gg_op_desc direct = *desc;
     direct.algorithm = GG_ALGORITHM_DIRECT;
     *out = NULL;
@@ -166,8 +166,8 @@ static int find_copy(const gg_plan *plan, int value, const gg_shape *shape, gg_f
     return GG_NONE;
 }
 
-/* The same activation in another format: an existing copy, a reorder of the value, or two by way of PLAIN, which has to
- * be between where both layouts depend on the shape, and it is another one. */
+/* The activation in another format: an existing copy, a reorder of the value, or two reorders with PLAIN between them.
+ * Two are needed if both layouts depend on the shape and the shapes differ. */
 static gg_status plan_convert(gg_plan *plan, int node, int value, const gg_shape *shape, gg_format format, int *out) {
     gg_status status = GG_OK;
     int found = find_copy(plan, value, shape, format);
@@ -203,8 +203,8 @@ static bool one_reads(const gg_plan *plan, int source) {
     return plan->node[source].consumers == 1;
 }
 
-/* Whether the plan's input can have the format of its first reader. Rounded only where nothing else reads it. It is
- * gathered in its own shape. */
+/* Whether the plan's input can have the format of its first reader. Rounded only where nothing else reads it. An input
+ * is gathered in its own shape. */
 static bool can_be_input(const gg_plan *plan, int source, gg_format format) {
     if (format.dtype == GG_FLOAT32 && plan_shapeless(format.layout)) return true;
     if (!plan->options.device->table->gathers_images || !one_reads(plan, source)) return false;
@@ -279,8 +279,8 @@ static gg_status create_group(gg_plan *plan, gg_group *group, gg_algorithm algor
     return status;
 }
 
-/* An operation for one backward pass of a node beside `first`, which has the forward pass; NULL: no table has it in the
- * formats of that one, which then is run for this pass, too. */
+/* An operation for one backward pass of a node beside `first`, the forward pass's operation. NULL means that no table
+ * has it in these formats; the forward pass's operation then also runs this pass. */
 static gg_status create_beside(gg_plan *plan, const gg_op *first, gg_algorithm algorithm, gg_pass pass, gg_op **out) {
     gg_status status = GG_ERROR_UNSUPPORTED;
     gg_op_desc desc = first->desc;
@@ -324,8 +324,8 @@ cleanup:
     return status;
 }
 
-/* The operations of a group's passes; *group becomes what they compute. A convolution may have another algorithm for
- * each pass; where no table has that, the direct one. */
+/* Creates the operations of a group's passes; *group receives the nodes that they compute. A convolution may have
+ * another algorithm for each pass; where no table has that, the direct one. */
 static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_COUNT]) {
     gg_status status = GG_OK;
     gg_op_desc desc;
@@ -351,7 +351,7 @@ static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_C
         if (out[pass] == NULL) missing |= 1u << pass;
     }
     if (missing == 0) return status;
-    /* The first one again, for what no other is there for, too. */
+    /* The first operation again serves passes without another one. */
     gg_op_destroy(out[GG_PASS_FORWARD]);
     out[GG_PASS_FORWARD] = NULL;
     status = create_group(plan, group, first, passes | missing, &out[GG_PASS_FORWARD]);
@@ -465,7 +465,7 @@ static gg_status build_node(gg_plan *plan, int node) {
     return build_op(plan, node);
 }
 
-/* What leads to a head that this plan has; and how often each node is read there. */
+/* Marks the nodes that lead to a used head, and counts their readers. */
 static void mark_live(gg_plan *plan) {
     for (int i = 0; i < gg_graph_heads(plan->graph); i++) {
         const gg_head *head = gg_graph_head(plan->graph, i);

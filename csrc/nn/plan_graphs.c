@@ -1,7 +1,7 @@
-/* Pieces of a run. Between two places where the strategy does something, all work of a run is one piece. Where the
- * device captures, a piece is captured once and then replayed, at the cost of one call, as long as all addresses stay
- * what they were. Hooks are called in the same order as without pieces: those of forward times before their piece is
- * given, those of backward times behind it. */
+/* Pieces of a run. Between two places where the strategy does something, all work of a run is one piece. If the device
+ * captures, a piece is captured once and then replayed by one call while all addresses stay the same. Hooks are called
+ * in the same order as without pieces: those of forward times before their piece is given, those of backward times
+ * behind it. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -140,7 +140,7 @@ static gg_status compute_times(gg_plan *plan, const gg_run *run, int begin, int 
     return GG_OK;
 }
 
-/* What cannot be captured is done without graphs from then on; the report says why. */
+/* After a failed capture the plan runs without graphs; the report gives the reason. */
 static void give_up(gg_plan *plan) {
     plan->graphs.failed = true;
     (void)snprintf(plan->graphs.why, sizeof plan->graphs.why, "%s", gg_error_message());

@@ -11,7 +11,7 @@ typedef struct gg_pattern {
     gg_op_kind kind[GG_MAX_GROUP];
     gg_activation activation;
     bool (*fits)(const gg_plan *plan, const gg_group *group); /* NULL: always */
-    /* What else the other nodes say; NULL: nothing. */
+    /* Adds further fields of the other nodes; NULL means none. */
     void (*describe)(const gg_plan *plan, const gg_group *group, gg_op_desc *desc);
 } gg_pattern;
 

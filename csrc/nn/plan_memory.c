@@ -172,9 +172,8 @@ static bool over_output(const gg_plan *plan, const gg_step *step, int i, int tim
     return stands_alone(out) && in->bytes == out->bytes && plan->buffer[out->buffer].last <= time;
 }
 
-/* Where a step writes the gradient of one input. The first writer writes straight into the value's gradient, over
- * the gradient of its own output, or over its output, if the operation allows it; a later one writes aside and is
- * added. */
+/* Where a step writes the gradient of one input. The first writer writes directly into the value's gradient: over its
+ * own output's gradient, or over its output, if the operation allows. A later writer writes aside and is added. */
 static gg_status place_grad_input(gg_plan *plan, int s, int i) {
     gg_step *step = &plan->step[s];
     int value = step->input[i], time = gg_plan_backward_time(plan, s);
@@ -329,7 +328,7 @@ static void *plan_gradient_at(const gg_plan *plan, int value) {
     return plan_at(plan, place);
 }
 
-/* Backward sees only what its operation says it reads: everything else may have been overwritten. */
+/* Backward sees only inputs that its operation declares; all other values may have been overwritten. */
 static void plan_bind(gg_plan *plan) {
     gg_place scratch = {plan->scratch_buffer, 0}, copy = {plan->plain_buffer, 0};
     for (int i = 0; i < gg_graph_inputs(plan->graph); i++)
@@ -373,7 +372,7 @@ static void plan_bind(gg_plan *plan) {
     }
 }
 
-/* Small blocks are not worth a look at the system's files. A device with memory of its own says itself what it lacks.
+/* Small blocks are not worth a look at the system's files. A device with memory of its own reports its shortage itself.
  */
 static gg_status check_memory(const gg_plan *plan) {
     const size_t small = (size_t)16 << 20;

@@ -1,4 +1,4 @@
-/* What a run does at each of its times. */
+/* The work of a run at each of its times. */
 #include "base/clock.h"
 #include "base/memory.h"
 #include "nn/plan_pieces.h"
@@ -65,7 +65,7 @@ static float *carried_state(const gg_step *step, const gg_plan_batch *batch) {
     return batch->carried + step->carried_before * batch->carried_rows;
 }
 
-/* It is zero where sequences begin. */
+/* Zeroes the state where sequences begin. */
 static void begin_carried_state(const gg_plan *plan, const gg_step *step, const gg_plan_batch *batch) {
     float *rows = carried_state(step, batch);
     for (int64_t i = 0; rows != NULL && batch->begins != NULL && i < plan->options.batch; i++) {

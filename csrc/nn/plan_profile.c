@@ -1,4 +1,4 @@
-/* What the operations of a plan are, and what their passes took. */
+/* The operations of a plan, and the times of their passes. */
 #include <math.h>
 #include <string.h>
 
@@ -29,7 +29,7 @@ static int pass_products(const gg_step *step, gg_pass pass) {
     return (op->desc.input_grad || rows) + (step->parameters > 0 && !weights);
 }
 
-/* What the pass has to read and write, if each number is moved once. */
+/* Min bytes of the pass: each number moved once. */
 static double pass_bytes(const gg_plan *plan, const gg_step *step, gg_pass pass, int products) {
     double input = 0, parameters = 0;
     const double output = (double)plan->value[step->output].bytes;

@@ -175,7 +175,7 @@ void gg_plan_destroy(gg_plan *plan) {
 
 /* Running --------------------------------------------------------------------------------------------------- */
 
-/* What operations prepare of the weights stays prepared where nothing overwrites it. version: as in gg_plan_evaluate.
+/* Prepared weights stay valid while nothing overwrites them. version: as in gg_plan_evaluate.
  */
 static gg_status run_version(gg_plan *plan, gg_run *run, uint64_t version) {
     run->fresh = version == 0 || version != plan->prepared_version;

@@ -1,8 +1,7 @@
-/* What a plan reads and gives in each step, of a device with memory of its own: at addresses that are the same in each
- * step, so that its work can be captured. Inputs, targets and weights of samples come from the batch, which the device
- * has; weights of classes are written once. The step's number goes through host memory that the device shares, and the
- * results of losses come back through such memory. In the host's memory nothing of this is needed: inputs are written
- * where they are read. */
+/* Inputs and results of a plan's steps on a device with memory of its own, at fixed addresses, so that the work can be
+ * captured. Inputs, targets and weights of samples come from the batch, which the device has; weights of classes are
+ * written once. The step's number goes through host memory that the device shares, and the results of losses come back
+ * through such memory. In the host's memory nothing of this is needed: inputs are written where they are read. */
 #include <string.h>
 
 #include "base/memory.h"

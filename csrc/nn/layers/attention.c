@@ -50,7 +50,7 @@ static gg_status multi_head_infer(const gg_layer_desc *desc, int inputs, const g
     return GG_OK;
 }
 
-/* PyTorch's, and what they begin with. */
+/* PyTorch's names and initial values. */
 static int multi_head_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     const gg_layer_desc *desc = &node->desc;
     const int64_t features = input->size[1], inner = inner_features(desc);

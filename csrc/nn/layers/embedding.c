@@ -1,5 +1,5 @@
-/* Tables of learned rows: those that tokens name, (T) or any shape -> (T, C), weight (numbers, C); and one for each
- * position, which is added: (T, C) -> (T, C), weight (numbers, C) with at least T rows. */
+/* Tables of learned rows. Embedding, a row a token: (T) or any shape -> (T, C), weight (numbers, C). Position
+ * embedding, a row added at each position: (T, C) -> (T, C), weight (numbers, C) with at least T rows. */
 #include <string.h>
 
 #include "nn/layer.h"

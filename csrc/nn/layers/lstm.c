@@ -1,4 +1,4 @@
-/* LSTM: (T, I) -> (T, H), with PyTorch's parameters and names: of each layer k weight_ih_lk (4H, I), weight_hh_lk
+/* LSTM: (T, I) -> (T, H), with PyTorch's parameters and names. Layer k has weight_ih_lk (4H, I), weight_hh_lk
  * (4H, H), bias_ih_lk (4H), bias_hh_lk (4H), the gates in the order i, f, g, o. */
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* What convolutions and linear layers have in common. */
+/* Shared by convolutions and linear layers. */
 #include <string.h>
 
 #include "nn/layer.h"
