@@ -405,7 +405,7 @@ def test_the_core_checks_too_and_compression_is_refused():
         ({"name": "diloco", "period": "log2"}, "period=0: must be at least 1"),
         ({"name": "diloco", "period": 3, "outer_lr": -1.0}, "outer_lr=-1: must be above 0 and at most 1e"),
         ({"name": "noloco", "period": 3, "outer_momentum": 1.0}, "outer_momentum=1: must be at least 0 and below 1"),
-        ({"name": "noloco", "period": 3, "fragments": 1 << 40}, "fragments=2147483647: must be at least 1 and at most 1024"),
+        ({"name": "noloco", "period": 3, "fragments": 1 << 40}, "fragments=2147483647: must be at least 1 and at most"),
         ({"name": "noloco", "period": 3, "group": 1}, "group=1: must be at least 2"),
         ({"name": "diloco", "period": 3, "delay": 4}, "delay: 4 with period=3; must be"),
     ]:
