@@ -99,6 +99,18 @@ def test_one_file_calls_strategies():
     assert users == ["exchange.c"]
 
 
+def test_the_trace_of_a_step_names_functions_that_are_there():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`([\w/]+\.[ch]):(\w+)`", text))
+    assert len(named) > 15
+    missing = [f"{file}:{name}" for file, name in named if not defines(CSRC / file, name)]
+    assert not missing, missing
+
+
+def defines(path: Path, function: str) -> bool:
+    return path.exists() and re.search(rf"^[a-z].*\b{function}\(.*\n?.*\{{", path.read_text(), re.M) is not None
+
+
 # ------------------------------------------------------------------------------------------------ symbols
 
 
