@@ -420,6 +420,6 @@ def test_turns_of_a_period_that_is_very_long():
     """(f + 1) * period // F has more than 63 bits on the way."""
     strategy = gg.DiLoCo(period=2**62, outer_lr=0.5, outer_momentum=0.0, fragments=4, delay=0)
     with gg.Exchange({"w": np.zeros(64)}, strategy=strategy, optimizer=gg.SGD(lr=1.0, momentum=0.0)) as x:
-        x.core.exchange.step = 2**61 - 1
+        x.core.step = 2**61 - 1
         x.step({"w": np.full(64, -1.0)})
         np.testing.assert_array_equal(x.weights["w"], np.repeat([1.0, 0.5, 1.0, 1.0], 16))
