@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "tests" / "c").glob("*.c"))
 MODULE_SOURCES = sorted((ROOT / "tests" / "c" / "operations").glob("*.c"))
-TWIN = ROOT / "tests" / "c" / "twin" / "amx.c"
+TWINS = sorted((ROOT / "tests" / "c" / "twin").glob("*.c"))
 STRICT = sorted((ROOT / "tests" / "c" / "strict").glob("*.c"))
 
 
@@ -53,7 +53,7 @@ def wrapped(*sources: Path) -> list[str]:
 def command(objects: Path, source: Path, target: Path) -> list[str]:
     facts = json.loads((objects / "libgossipgrad.json").read_text())
     text = source.read_text()
-    units = [source, TWIN] if "twins: amx" in text else [source]
+    units = [source, *TWINS] if "twins: amx" in text else [source]
     if '"strict/strict.h"' in text:
         units += [path for path in STRICT if path.stem != "library"]
     return [*compiling(facts), *map(str, units), *wrapped(*units), "-o", str(target), *linking(facts)]
@@ -100,11 +100,11 @@ def build_module(objects: Path) -> Path:
     includes = [sysconfig.get_paths()["include"], sysconfig.get_paths()["platinclude"], numpy.get_include()]
     compiler = [*compiling(facts), *(word for path in includes for word in ("-isystem", path))]
     core = [ROOT / facts["archive"], *(objects / "python" / f"{name}.o" for name in ("convert", "exceptions"))]
-    units = {source: folder / f"{source.stem}.o" for source in [*MODULE_SOURCES, TWIN]}
-    whole = [*map(str, [*units.values(), *core[1:]]), *wrapped(TWIN), "-o", str(target), *linking(facts)]
+    units = {source: folder / f"{source.stem}.o" for source in [*MODULE_SOURCES, *TWINS]}
+    whole = [*map(str, [*units.values(), *core[1:]]), *wrapped(*TWINS), "-o", str(target), *linking(facts)]
     link = [*facts["cc"], "-shared", *whole]
     key = hashlib.sha256("\0".join([*compiler, *link, sys.version, numpy.__version__]).encode())
-    for path in [*units, *MODULE_SOURCES[0].parent.glob("*.h")]:
+    for path in [*units, *MODULE_SOURCES[0].parent.glob("*.h"), *TWINS[0].parent.glob("*.h")]:
         key.update(path.read_bytes())
     for path in core:  # a changed header of the core compiles some of its objects, too
         key.update(f"{path.stat().st_size} {path.stat().st_mtime_ns}".encode())

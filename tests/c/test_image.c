@@ -1,11 +1,12 @@
 /* Products of taps and errors: those of this CPU against the scalar ones, which are compared with sums in double
- * by tests/test_bfloat16.py. With small whole numbers every order of a sum has the same bits. */
+ * by tests/test_bfloat16.py. With small whole numbers every order of a sum has the same bits.
+ *
+ * twins: amx */
 #include <stdint.h>
 
 #include "check.h"
-#include "cpu/conv/image_kernels.h"
-#include "cpu/kernels.h"
 #include "guarded.h"
+#include "twin/amx.h"
 
 static uint32_t random_state = 1;
 
@@ -65,8 +66,9 @@ static void test_product(const gg_image_kernels *kernels, int64_t tap_groups, in
 }
 
 int main(void) {
-    const gg_image_kernels *kernels = gg_cpu_supports(GG_ISA_AMX) ? gg_cpu_kernels_for(GG_ISA_AMX)->image : NULL;
-    const gg_image_kernels *packing = kernels != NULL ? kernels : &gg_image_kernels_scalar; /* between guards */
+    const gg_image_kernels *kernels = gg_cpu_kernels_for(GG_ISA_AMX)->image;
+    const gg_image_kernels *packing = kernels; /* between guards */
+    if (kernels == &gg_image_kernels_scalar) kernels = NULL;
     for (int64_t filters = 1; filters < 70; filters += 3)
         for (int64_t pixels = 1; pixels < 100; pixels += 7) test_errors(packing, pixels, filters);
     for (int64_t taps = 1; kernels != NULL && taps < 5; ++taps)

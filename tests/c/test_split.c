@@ -5,12 +5,10 @@
 #include <stdlib.h>
 
 #include "base/parallel.h"
-#include "cpu/conv/split_conv_kernels.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/gemm/packed_products.h"
-#include "cpu/gemm/split_kernels.h"
-#include "cpu/kernels.h"
 #include "guarded.h"
+#include "twin/amx.h"
 
 /* Between -1 and 1, of very different sizes. */
 static buffer buffer_random(size_t count) {

@@ -43,6 +43,4 @@ typedef struct gg_image_kernels {
     void (*multiply)(const gg_image_product *product);
 } gg_image_kernels;
 
-extern const gg_image_kernels gg_image_kernels_scalar; /* documents the others, and tests them */
-
 #endif

@@ -64,6 +64,4 @@ typedef struct gg_split_conv_kernels {
     void (*finish)(int64_t points, const float *sums, const float *bias, bool relu, float *to, int64_t step);
 } gg_split_conv_kernels;
 
-extern const gg_split_conv_kernels gg_split_conv_kernels_scalar; /* documents the others, and tests them */
-
 #endif

@@ -79,6 +79,4 @@ typedef struct gg_split_kernels {
     void (*multiply)(const gg_split_product *product);
 } gg_split_kernels;
 
-extern const gg_split_kernels gg_split_kernels_scalar; /* documents the others, and tests them */
-
 #endif

@@ -1,22 +1,17 @@
-/* Numbers as parts that are bfloat16: what the kernels for AMX share, in vectors, and what the scalar ones share. */
+/* Numbers as parts that are bfloat16: shared by the kernels for AMX. */
 #ifndef GG_CPU_SIMD_PARTS_H
 #define GG_CPU_SIMD_PARTS_H
 
-#include "cpu/simd/isa.h"
+#include "cpu/simd/simd.h"
 
-/* AMX's kernels are in the build of avx512, those that document them in that of scalar; the others have none. By the
- * level's name, since a compiler may be told to use more than a level has. */
-#define GG_PARTS_scalar 1
-#define GG_PARTS_avx512 2
-#if GG_JOIN(GG_PARTS, GG_ISA) == 1
-#define GG_PARTS_SCALAR 1
-#elif GG_JOIN(GG_PARTS, GG_ISA) == 2 && defined(GG_HAS_AMX)
+/* AMX's kernels are in the build of avx512. By the level's name, since a compiler may be told to use more than a level
+ * has. tests/c/twin has scalar ones, which document them. */
+#define GG_PARTS_avx512 1
+#if GG_JOIN(GG_PARTS, GG_ISA) == 1 && defined(GG_HAS_AMX)
 #define GG_PARTS_AMX 1
 #endif
 
 #ifdef GG_PARTS_AMX
-
-#include "cpu/simd/simd.h"
 
 /* All eight registers are tiles of sixteen rows of 64 bytes. */
 static const struct {
@@ -37,34 +32,6 @@ GG_INLINE __m512 upper_half(__m512 x) {
 GG_INLINE __m512i pairs(__m512 first, __m512 second) {
     return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(first), 16),
                                    _mm512_castps_si512(second));
-}
-
-#elif defined(GG_PARTS_SCALAR)
-
-#include <stdint.h>
-#include <string.h>
-
-static inline float upper_half(float x) {
-    union {
-        float number;
-        uint32_t bits;
-    } upper = {.number = x};
-    upper.bits &= 0xffff0000u;
-    return upper.number;
-}
-
-/* Of a number whose lower half is 0; of others, the upper half. */
-static inline uint16_t narrow_exactly(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (uint16_t)(bits >> 16);
-}
-
-static inline float widen_exactly(uint16_t x) {
-    const uint32_t bits = (uint32_t)x << 16;
-    float wide;
-    memcpy(&wide, &bits, sizeof wide);
-    return wide;
 }
 
 #endif

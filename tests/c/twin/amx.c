@@ -2,11 +2,7 @@
  * calls of these functions come here. Where the CPU lacks the level, it has the scalar kernels of split products, which
  * have AMX's bits, and of few channels, and for all else those of the best level that is here. So what packs operands,
  * meets edges and orders sums is tested on every machine. */
-#include "base/cpu.h"
-#include "cpu/conv/image_kernels.h"
-#include "cpu/conv/split_conv_kernels.h"
-#include "cpu/gemm/split_kernels.h"
-#include "cpu/kernels.h"
+#include "twin/amx.h"
 
 #include <string.h>
 
