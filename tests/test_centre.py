@@ -315,7 +315,7 @@ def test_the_core_checks_too():
         ({"name": "elastic-averaging", "period": 1, "synchronous": False, "alpha": 1.0}, "alpha"),
     ]:
         team = _core.Team("virtual", size=3)
-        with pytest.raises(ValueError, match=word):
+        with pytest.raises((TypeError, ValueError), match=word):
             _core.Trainer(small_net().graph, team, loss="cross_entropy", optimizer=optimizer, strategy=options)
 
 

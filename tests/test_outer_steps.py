@@ -402,7 +402,7 @@ def test_the_core_checks_too_and_compression_is_refused():
         trainer_of(2, OPTIMIZERS["sgd"], gg.DiLoCo(), compression=gg.AdaComp())
     sgd = OPTIMIZERS["sgd"].options()
     for options, words in [
-        ({"name": "diloco", "period": "log2"}, "period=0: must be at least 1"),
+        ({"name": "diloco", "period": "log2"}, "period: 'log2' is no number"),
         ({"name": "diloco", "period": 3, "outer_lr": -1.0}, "outer_lr=-1: must be above 0 and at most 1e"),
         ({"name": "noloco", "period": 3, "outer_momentum": 1.0}, "outer_momentum=1: must be at least 0 and below 1"),
         ({"name": "noloco", "period": 3, "fragments": 1 << 40}, "fragments=2147483647: must be at least 1 and at most"),
@@ -410,7 +410,7 @@ def test_the_core_checks_too_and_compression_is_refused():
         ({"name": "diloco", "period": 3, "delay": 4}, "delay: 4 with period=3; must be"),
     ]:
         team = _core.Team("virtual", size=2)
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises((TypeError, ValueError), match=words):
             _core.Trainer(small_net().graph, team, loss="cross_entropy", optimizer=sgd, strategy=options)
     with pytest.raises(ValueError, match="MPI has no sum of bfloat16"):
         gg.DiLoCo(collectives="mpi", wire_dtype="bfloat16")

@@ -64,27 +64,15 @@ cleanup:
     return status;
 }
 
-static bool same_partners(const gg_schedule_options *a, const gg_schedule_options *b) {
-    if (a->topology != b->topology || a->rotate != b->rotate || a->permutations != b->permutations) return false;
-    if (a->topology != GG_TOPOLOGY_TABLE) return true;
-    return a->rows == b->rows && a->columns == b->columns &&
-           memcmp(a->table, b->table, (size_t)(a->rows * a->columns) * sizeof *a->table) == 0;
-}
-
-/* Whether push-sum's scalars of the one are those of the other. */
-static bool mixes_alike(gg_exchange *x, const gg_strategy_options *b) {
-    const gg_strategy_options *a = &gg_exchange_asked(x)->strategy;
-    return a->kind == b->kind && a->push_sum == b->push_sum && a->slices == b->slices &&
-           a->hierarchical == b->hierarchical && a->ranks_per_node == b->ranks_per_node &&
-           same_partners(&a->schedule, &b->schedule);
-}
-
 /* All that the rank goes on with, as the new network has it. Settled. Collective. */
 static gg_status whole_read(gg_exchange *x, const gg_rebuild *how, whole_state *out) {
     const gg_state *state = gg_exchange_state(x);
     const float *consensus = NULL;
     out->step = state->step;
-    out->push_sum_since = how->strategy == NULL || mixes_alike(x, how->strategy) ? state->push_sum_since : state->step;
+    out->push_sum_since =
+        how->strategy == NULL || gg_strategy_mixes_alike(&gg_exchange_asked(x)->strategy, how->strategy)
+            ? state->push_sum_since
+            : state->step;
     out->trained = gg_exchange_workers(x);
     GG_TRY(gg_exchange_consensus(x, &consensus));
     if (consensus != gg_state_weights(state)) GG_TRY(read_copy(x, how, GG_ARENA_WEIGHT, consensus, &out->consensus));
@@ -131,8 +119,7 @@ static bool has_unsent(gg_exchange *x) {
  * the same parameters. */
 static bool sends_alike(gg_exchange *x, const gg_strategy_options *b) {
     const gg_strategy_options *a = &gg_exchange_asked(x)->strategy;
-    return a->kind == b->kind && a->synchronous == b->synchronous && a->hierarchical == b->hierarchical &&
-           a->ranks_per_node == b->ranks_per_node && same_partners(&a->schedule, &b->schedule) &&
+    return gg_strategy_sends_alike(a, b) &&
            gg_compression_leaves_the_same(gg_exchange_layout(x), &a->compression, &b->compression);
 }
 

@@ -17,9 +17,6 @@ static const gg_strategy_type *const types[GG_STRATEGY_COUNT] = {
     [GG_STRATEGY_NOLOCO] = &gg_strategy_noloco,
 };
 
-const char *const gg_wire_names[2] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
-const char *const gg_collectives_names[GG_COLLECTIVES_COUNT] = {"own", "mpi"};
-
 const gg_option gg_strategy_common[] = {GG_STRATEGY_FLAG("shuffle_samples", shuffle_samples,
                                                          "move the samples from rank to rank while they are trained on",
                                                          false),
@@ -79,8 +76,17 @@ int gg_strategy_keeps_equal(const gg_strategy_options *options, int size, gg_are
     const gg_strategy_type *type = types[options->kind];
     if (arena == GG_ARENA_MOMENT && options->compression.local_momentum) return 1;
     if (type->keeps_equal & 1u << arena) return size;
-    return options->hierarchical && type->keeps_nodes_equal & 1u << arena ? options->ranks_per_node : 1;
+    return type->node_ranks != NULL && GG_EQUAL_REPLICAS & 1u << arena ? type->node_ranks(options) : 1;
 }
+
+static bool go_on(const gg_strategy_options *a, const gg_strategy_options *b, bool residues) {
+    const gg_strategy_type *type = types[a->kind];
+    return a->kind == b->kind && (type->goes_on == NULL || type->goes_on(a, b, residues));
+}
+
+bool gg_strategy_mixes_alike(const gg_strategy_options *a, const gg_strategy_options *b) { return go_on(a, b, false); }
+
+bool gg_strategy_sends_alike(const gg_strategy_options *a, const gg_strategy_options *b) { return go_on(a, b, true); }
 
 int gg_strategy_workers(const gg_strategy_options *options, int size) {
     const gg_strategy_type *type = types[options->kind];

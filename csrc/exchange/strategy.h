@@ -54,39 +54,67 @@ typedef enum gg_partition_fc {
     GG_PARTITION_COUNT
 } gg_partition_fc;
 
-typedef struct gg_strategy_options {
-    gg_strategy_kind kind;
+/* Options of one strategy, or of several that have them alike. */
+typedef struct gg_gossip_options { /* GossipGraD */
     gg_schedule_options schedule;
-    bool hierarchical;  /* GossipGraD: all-reduce of gradients inside a node, gossip between nodes */
+    bool hierarchical;  /* all-reduce of gradients inside a node, gossip between nodes */
     int ranks_per_node; /* with hierarchical; 0: the ranks that share memory */
     int staleness;      /* 0 or 1 */
     gg_exchanged exchange;
     gg_mix mix;
-    int slices;                 /* GossipGraD: in step t slice t mod `slices` of every bucket is exchanged; 0 means 1 */
-    size_t bucket_bytes;        /* layers are joined to buckets of at least this size; 0: gg_strategy_tune */
-    size_t chunk_bytes;         /* a bucket travels in pieces of at most this size; likewise, before creation */
-    gg_dtype wire;              /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
-    gg_collectives collectives; /* of sums over all ranks, and with hierarchical over those of a node */
-    bool overlap;               /* OverlappedAveraging: exchange while computing */
+    int slices;       /* in step t slice t mod `slices` of every bucket is exchanged; 0 means 1 */
+    bool push_sum;    /* weights carry a mass, so that averaging preserves their mean */
+    double mix_gamma; /* with compression: the share of the partners in a mix; 0: a half */
+} gg_gossip_options;
+
+typedef struct gg_random_options { /* pull and push gossip */
+    int64_t interval;              /* steps from one exchange to the next */
+    double probability;            /* with which an exchange that is due takes place */
+    bool push_sum;
+} gg_random_options;
+
+typedef struct gg_periodic_options {
+    int64_t period; /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
+} gg_periodic_options;
+
+typedef struct gg_overlapped_options {
+    bool overlap; /* exchange while computing */
     gg_partition_fc partition_fc;
-    int64_t period;       /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
-    int64_t interval;     /* steps from one exchange to the next */
-    double probability;   /* with which an exchange that is due takes place */
-    double mix_gamma;     /* GossipGraD with compression: the share of the partners in a mix; 0: a half */
-    bool push_sum;        /* weights carry a mass, so that averaging preserves their mean */
-    bool shuffle_samples; /* the ranks' samples move around a ring; the replica does it, for every strategy */
-    /* Where ranks share a centre: */
-    bool synchronous; /* elastic averaging: all ranks at once */
-    double alpha;     /* elastic averaging: the force; 0: the strategy's choice */
+} gg_overlapped_options;
+
+typedef struct gg_centre_options { /* elastic averaging, parameter server */
+    int64_t period;
+    bool synchronous; /* all ranks at once */
+    double alpha;     /* the force; 0: the strategy's choice */
     int servers;      /* ranks that the centre lies on */
     bool dedicated;   /* they only serve */
-    /* Where local steps are followed by outer ones: */
+} gg_centre_options;
+
+typedef struct gg_outer_options { /* DiLoCo, NoLoCo */
+    int64_t period;
     double outer_lr, outer_momentum;
     bool outer_nesterov;
     int fragments; /* of the model, which take turns */
     int64_t delay; /* steps that hide an exchange; -1: 0 with one fragment, else period / fragments */
     int group;     /* NoLoCo: ranks that average */
+} gg_outer_options;
+
+typedef struct gg_strategy_options {
+    gg_strategy_kind kind;
+    size_t bucket_bytes;        /* layers are joined to buckets of at least this size; 0: gg_strategy_tune */
+    size_t chunk_bytes;         /* a bucket travels in pieces of at most this size; likewise, before creation */
+    gg_dtype wire;              /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
+    gg_collectives collectives; /* of sums over all ranks, and with hierarchical over those of a node */
+    bool shuffle_samples;       /* the ranks' samples move around a ring; the replica does it, for every strategy */
     gg_compression compression;
+    union {
+        gg_gossip_options gossip;
+        gg_random_options random;
+        gg_periodic_options periodic;
+        gg_overlapped_options overlapped;
+        gg_centre_options centre;
+        gg_outer_options outer;
+    };
 } gg_strategy_options;
 
 /* What a strategy works with; all of it outlives the strategy. */
@@ -176,6 +204,12 @@ struct gg_strategy {
     const gg_compression_counts *compression_counts; /* of this rank; NULL: it compresses nothing */
 };
 
+/* Options of this kind with their defaults. */
+gg_strategy_options gg_strategy_options_of(gg_strategy_kind kind);
+/* Whether push-sum's scalars go on from options `a` to options `b`; and residues, bases and copies, but for what
+ * compression says. */
+bool gg_strategy_mixes_alike(const gg_strategy_options *a, const gg_strategy_options *b);
+bool gg_strategy_sends_alike(const gg_strategy_options *a, const gg_strategy_options *b);
 /* What gg_strategy_create checks of the options alone, on a group of so many ranks. */
 gg_status gg_strategy_check(const gg_strategy_options *options, int ranks);
 /* Creation is collective. Checks the options: errors name the keyword and what is allowed. */

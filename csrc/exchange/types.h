@@ -29,8 +29,14 @@ typedef struct gg_strategy_type {
     /* A set of arenas' kinds, 1u << kind, that are the same on all ranks after each step if they were before the first.
      * Weights and moments: the ranks update with the same gradients, or each its own slices, which the others copy. */
     unsigned keeps_equal;
-    /* The same of the ranks of a node, where options are hierarchical. */
-    unsigned keeps_nodes_equal;
+    /* Ranks of each node, as gg_nodes_create takes it, whose ranks have equal replicas; 1: there are no nodes. NULL:
+     * the strategy knows none. */
+    int (*node_ranks)(const gg_strategy_options *options);
+    /* Whether `cost` is that of all exchanges with these options. NULL: yes. */
+    bool (*modelled)(const gg_strategy_options *options);
+    /* Whether what strategies of this kind keep besides arenas goes on from options `a` to options `b`: scalars of
+     * push-sum, or with `residues` residues, bases and copies. NULL: yes. */
+    bool (*goes_on)(const gg_strategy_options *a, const gg_strategy_options *b, bool residues);
     bool local_momentum; /* it sums gradients, which may have each rank's own momentum where they are compressed */
 } gg_strategy_type;
 
@@ -60,21 +66,17 @@ const gg_strategy_type *gg_strategy_type_of(gg_strategy_kind kind);
 #define GG_OPTION_CHUNK(otherwise)                                                                                     \
     GG_STRATEGY_OPTION(GG_OPTION_SIZE, "chunk_bytes", chunk_bytes, "the longest message", .bounds = GG_AT_LEAST(1),    \
                        .unset = (otherwise))
-#define GG_OPTION_PUSH_SUM                                                                                             \
-    GG_STRATEGY_FLAG("push_sum", push_sum, "preserve the mean of the replicas, whoever sends to whom", false)
+#define GG_OPTION_PUSH_SUM(field)                                                                                      \
+    GG_STRATEGY_FLAG("push_sum", field, "preserve the mean of the replicas, whoever sends to whom", false)
 #define GG_OPTION_SERVERS                                                                                              \
-    GG_STRATEGY_OPTION(GG_OPTION_INT, "servers", servers, "the last N ranks hold the centre", .fallback = {1},         \
+    GG_STRATEGY_OPTION(GG_OPTION_INT, "servers", centre.servers, "the last N ranks hold the centre", .fallback = {1},  \
                        .bounds = GG_FROM_TO(1, 4096)),                                                                 \
-        GG_STRATEGY_FLAG("dedicated", dedicated, "these ranks do not train", false)
-#define GG_OPTION_PERIOD(steps, help)                                                                                  \
-    GG_STRATEGY_OPTION(GG_OPTION_INT64, "period", period, help, .fallback = {steps}, .bounds = GG_AT_LEAST(1))
+        GG_STRATEGY_FLAG("dedicated", centre.dedicated, "these ranks do not train", false)
+#define GG_OPTION_PERIOD(field, steps, help)                                                                           \
+    GG_STRATEGY_OPTION(GG_OPTION_INT64, "period", field, help, .fallback = {steps}, .bounds = GG_AT_LEAST(1))
 #define GG_TUNED "tuned at the start"
 
-extern const char *const gg_wire_names[2], *const gg_collectives_names[GG_COLLECTIVES_COUNT];
 extern const gg_option gg_strategy_common[];
-/* Options of the strategy of this kind with their defaults. */
-gg_strategy_options gg_strategy_options_of(gg_strategy_kind kind);
-
 /* The bytes of a value on the wire, as a part of float32's. */
 static inline double gg_wire_part(const gg_strategy_options *options) {
     return (double)gg_codec_of(options->wire)->size / sizeof(float);

@@ -167,9 +167,11 @@ void gg_py_option_memory_clear(gg_py_option_memory *memory) {
 /* ---- options by description ---- */
 
 static int type_error(const gg_option *option, PyObject *item) {
+    const bool named = option->type == GG_OPTION_NAME || option->type == GG_OPTION_SET;
     PyErr_Clear();
-    PyErr_Format(PyExc_TypeError, "%s: %R is no %s", option->name, item,
-                 option->type == GG_OPTION_NAME || option->type == GG_OPTION_SET ? "name" : "number");
+    PyErr_Format(PyExc_TypeError, "%s: %R is no %s%s%s%s", option->name, item, named ? "name" : "number",
+                 option->unset != NULL ? ", nor '" : "", option->unset != NULL ? option->unset : "",
+                 option->unset != NULL ? "'" : "");
     return -1;
 }
 
@@ -352,7 +354,8 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_optio
         return -1;
     if (gg_py_compression(PyDict_GetItemString(dict, "compression"), &out->compression, &memory->packs) < 0) return -1;
     PyObject *topology = PyDict_GetItemString(dict, "topology");
-    return topology ? gg_py_topology(topology, &out->schedule, &memory->table) : 0;
+    return topology && kind == GG_STRATEGY_GOSSIPGRAD ? gg_py_topology(topology, &out->gossip.schedule, &memory->table)
+                                                      : 0;
 }
 
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {

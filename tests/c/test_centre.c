@@ -57,8 +57,10 @@ static gg_status train_rank(void *context, int rank) {
     gg_state state = {.count = count, .owned = count};
     const float share[RANKS] = {0.5f, 0.5f};
     const int64_t batch[RANKS] = {1, 1};
-    const gg_strategy_options options = {
-        .kind = GG_STRATEGY_PARAMETER_SERVER, .period = 1, .servers = 1, .bucket_bytes = 1, .chunk_bytes = 1 << 20};
+    const gg_strategy_options options = {.kind = GG_STRATEGY_PARAMETER_SERVER,
+                                         .centre = {.period = 1, .servers = 1},
+                                         .bucket_bytes = 1,
+                                         .chunk_bytes = 1 << 20};
     GG_TRY_CLEANUP(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = GG_ISA_SCALAR}, &device));
     GG_TRY_CLEANUP(gg_updater_create(gg_graph_layout(s->graph), &optimizer, &updater));
     GG_TRY_CLEANUP(gg_strategy_create(&options,

@@ -71,7 +71,7 @@ cleanup:
 
 static void test_ready(int staleness, int64_t chunk_bytes) {
     setup s = {.options = {.kind = GG_STRATEGY_GOSSIPGRAD,
-                           .staleness = staleness,
+                           .gossip = {.staleness = staleness},
                            .bucket_bytes = 1,
                            .chunk_bytes = (size_t)chunk_bytes}};
     CHECK_OK(gg_team_create_virtual(&(gg_virtual_options){.size = RANKS, .compute_rate = 1}, &s.team));

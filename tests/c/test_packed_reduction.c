@@ -91,7 +91,8 @@ static int run(gg_strategy_options strategy, int64_t outputs, corruption c, char
 
 static gg_strategy_options compressed(gg_strategy_kind kind, gg_compression_selection selection,
                                       gg_compression_mode mode) {
-    gg_strategy_options options = {.kind = kind, .bucket_bytes = 1, .chunk_bytes = 1 << 20, .period = 1};
+    gg_strategy_options options = {.kind = kind, .bucket_bytes = 1, .chunk_bytes = 1 << 20};
+    if (kind == GG_STRATEGY_PERIODIC_ALLREDUCE) options.periodic.period = 1;
     options.compression = (gg_compression){
         .active = true, .mode = mode, .values = GG_FLOAT32, .dense_roles = 1u << GG_ROLE_BIAS, .selection = selection};
     for (int family = 0; family < GG_FAMILY_COUNT; ++family) options.compression.bin[family] = 5;
@@ -102,8 +103,9 @@ static gg_strategy_options compressed(gg_strategy_kind kind, gg_compression_sele
 /* Around a centre on so many servers, the last ranks, or without any. */
 static gg_strategy_options centred(gg_strategy_kind kind, int servers, gg_compression_mode mode) {
     gg_strategy_options options = compressed(kind, GG_SELECTION_LOCAL, mode);
-    options.synchronous = servers == 0;
-    options.servers = servers > 0 ? servers : 1;
+    options.centre.period = 1;
+    options.centre.synchronous = servers == 0;
+    options.centre.servers = servers > 0 ? servers : 1;
     return options;
 }
 
@@ -185,7 +187,7 @@ int main(void) {
     test_strategy(centred(GG_STRATEGY_ELASTIC_AVERAGING, 2, GG_COMPRESSION_SAFE), first, 1, answer, one);
     test_strategy(centred(GG_STRATEGY_ELASTIC_AVERAGING, 0, GG_COMPRESSION_STRICT), sum, 1, message, all);
     gg_strategy_options gossip = compressed(GG_STRATEGY_GOSSIPGRAD, local, GG_COMPRESSION_EXACT);
-    gossip.exchange = GG_EXCHANGE_WEIGHTS;
+    gossip.gossip.exchange = GG_EXCHANGE_WEIGHTS;
     test_strategy(gossip, first, 0, message, one); /* all weights */
     test_strategy(gossip, first, 1, message, one);
     CHECK(gg_memory_live_bytes() == 0);

@@ -114,7 +114,8 @@ cleanup:
 }
 
 static void test_shrinking(gg_strategy_kind kind, const char *adam) {
-    setup s = {.strategy = {.kind = kind, .bucket_bytes = 1, .chunk_bytes = 1 << 20, .period = 1, .overlap = true}};
+    setup s = {.strategy = {.kind = kind, .bucket_bytes = 1, .chunk_bytes = 1 << 20}};
+    if (kind == GG_STRATEGY_OVERLAPPED_AVERAGING) s.strategy.overlapped.overlap = true;
     s.optimizer = (gg_optimizer){.type = &gg_optimizer_sgd, .rate = {.lr = 0.01}, .sgd = {.momentum = 0.9f}};
     if (adam != NULL)
         s.optimizer = (gg_optimizer){

@@ -66,7 +66,7 @@ static void test_slow_links_want_many_buckets(void) {
     gg_tuning found = tuned(&gossip, 128, 10e-3, &slow);
     CHECK_INT(found.buckets, LAYERS);
     gg_strategy_options late = gossip;
-    late.staleness = 1; /* nobody waits for them: messages are saved */
+    late.gossip.staleness = 1; /* nobody waits for them: messages are saved */
     CHECK(tuned(&late, 128, 10e-3, &slow).buckets < LAYERS);
 }
 
@@ -104,7 +104,7 @@ static void test_who_is_not_tuned(void) {
         CHECK(!tuned(&options, 128, 10e-3, &slow).cuts);
     }
     gg_strategy_options nodes = gossip;
-    nodes.hierarchical = true;
+    nodes.gossip.hierarchical = true;
     const gg_tuning usual = tuned(&nodes, 128, 10e-3, &slow);
     CHECK(!gg_strategy_tunes(&nodes, 8) && usual.cuts && !usual.measured);
     CHECK(usual.bucket_bytes == GG_DEFAULT_BUCKET_BYTES && usual.chunk_bytes == GG_DEFAULT_CHUNK_BYTES);

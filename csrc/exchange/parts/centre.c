@@ -339,23 +339,23 @@ void gg_centre_destroy(gg_strategy *strategy) {
 }
 
 int gg_centre_workers(const gg_strategy_options *options, int ranks) {
-    const bool dedicated = options->dedicated && options->servers > 0 && options->servers < ranks;
-    return dedicated ? ranks - options->servers : ranks;
+    const bool dedicated = options->centre.dedicated && options->centre.servers > 0 && options->centre.servers < ranks;
+    return dedicated ? ranks - options->centre.servers : ranks;
 }
 
 gg_status gg_centre_check(const gg_strategy_options *options, int ranks) {
     GG_TRY(gg_strategy_check_sizes(options));
-    int most = options->dedicated ? ranks - 1 : ranks;
+    int most = options->centre.dedicated ? ranks - 1 : ranks;
     if (options->compression.active && options->compression.selection == GG_SELECTION_CYCLIC)
         return gg_fail(
             GG_ERROR_ARGUMENT,
             "selection: 'cyclic', but around a centre on servers the ranks do not send at one time; allowed is "
             "'local'");
-    if (options->dedicated && ranks == 1)
+    if (options->centre.dedicated && ranks == 1)
         return gg_fail(GG_ERROR_ARGUMENT, "dedicated: with 1 rank nobody would train; at least 2 ranks are needed");
-    if (options->servers < 1 || options->servers > most)
-        return gg_fail(GG_ERROR_ARGUMENT, "servers: %d; %d ranks allow 1 to %d%s", options->servers, ranks, most,
-                       options->dedicated ? " dedicated ones, so that one trains" : "");
+    if (options->centre.servers < 1 || options->centre.servers > most)
+        return gg_fail(GG_ERROR_ARGUMENT, "servers: %d; %d ranks allow 1 to %d%s", options->centre.servers, ranks, most,
+                       options->centre.dedicated ? " dedicated ones, so that one trains" : "");
     return GG_OK;
 }
 
@@ -391,8 +391,8 @@ gg_status gg_centre_create(const gg_centre_rule *rule, float alpha, const gg_str
     s->rule = rule;
     s->alpha = alpha;
     s->codec = gg_codec_of(options->wire);
-    s->period = options->period;
-    s->servers = options->servers;
+    s->period = options->centre.period;
+    s->servers = options->centre.servers;
     s->workers = gg_centre_workers(options, env->transport->size);
     /* Chunks are small enough that each server owns a part, if the model is large enough. */
     size_t servers = (size_t)s->servers, lanes = env->state->count / GG_LANES;

@@ -5,6 +5,9 @@
 
 #include "exchange/strategy.h"
 
+/* Names of the types that travel, by gg_dtype, and of gg_collectives. */
+extern const char *const gg_wire_names[2], *const gg_collectives_names[GG_COLLECTIVES_COUNT];
+
 /* GG_ERROR_ARGUMENT: bucket_bytes or chunk_bytes is 0. */
 gg_status gg_strategy_check_sizes(const gg_strategy_options *options);
 

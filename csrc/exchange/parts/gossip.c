@@ -27,11 +27,11 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     gossip->head.env = *env;
     gossip->options = *options;
     gossip->codec = gg_codec_of(options->wire);
-    GG_TRY(gg_schedule_create(&options->schedule, env->transport->size, env->seed, &gossip->schedule));
-    if (!options->push_sum) GG_TRY(gg_schedule_check_balance(&gossip->schedule));
+    GG_TRY(gg_schedule_create(&options->gossip.schedule, env->transport->size, env->seed, &gossip->schedule));
+    if (!options->gossip.push_sum) GG_TRY(gg_schedule_check_balance(&gossip->schedule));
     GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
     gossip->head.buckets = &gossip->buckets;
-    gossip->slices = options->slices > 1 ? options->slices : 1;
+    gossip->slices = options->gossip.slices > 1 ? options->gossip.slices : 1;
     const int most = MOST_SLICES / (gossip->buckets.count + 1); /* there may be no bucket */
     if (gossip->slices > 1 && gossip->slices > most)
         return gg_fail(GG_ERROR_ARGUMENT, "slices: %d; with %d buckets allowed are 1 to %d", gossip->slices,
@@ -110,6 +110,6 @@ bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, 
 void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const void *received, const float *sent,
                    float *out) {
     gg_device *device = gossip->head.env.device;
-    if (gossip->options.mix == GG_MIX_HALVES) gg_codec_halve(gossip->codec, device, n, base, received, out);
+    if (gossip->options.gossip.mix == GG_MIX_HALVES) gg_codec_halve(gossip->codec, device, n, base, received, out);
     else gg_codec_mix(gossip->codec, device, n, 0.5f, base, received, sent, out);
 }

@@ -32,7 +32,7 @@ void gg_gossip_deinit(gg_gossip *gossip);
 
 /* The arenas of the state that must be in message memory: the node's all-reduce sends gradients from where they lie. */
 static inline unsigned gg_gossip_shared(const gg_strategy_options *options) {
-    return options->hierarchical ? GG_SHARED_GRADIENT : 0;
+    return options->gossip.hierarchical ? GG_SHARED_GRADIENT : 0;
 }
 
 /* Records that a chunk has been posted; and returns the n-th of those of a slice, in the order of posting. */

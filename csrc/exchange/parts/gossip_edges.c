@@ -447,7 +447,7 @@ gg_status gg_gossip_edges_create(const gg_strategy_options *options, const gg_st
     g->gossip.head.only_applies_gradients = true;
     g->gossip.head.loaded = gossip_edges_loaded;
     g->gossip.head.compression_counts = &g->counts;
-    g->gamma = options->mix_gamma > 0 ? (float)options->mix_gamma : USUAL_GAMMA;
+    g->gamma = options->gossip.mix_gamma > 0 ? (float)options->gossip.mix_gamma : USUAL_GAMMA;
     g->compression = options->compression;
     g->compression.mode = GG_COMPRESSION_EXACT; /* one scale a parameter does not converge here */
     for (int family = 0; family < GG_FAMILY_COUNT; ++family)

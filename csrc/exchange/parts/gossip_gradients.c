@@ -25,7 +25,7 @@ typedef struct gossip_gradients {
     int turn;         /* the arena of this step's gradients */
 } gossip_gradients;
 
-static bool gossip_gradients_stale(const gossip_gradients *g) { return g->gossip.options.staleness == 1; }
+static bool gossip_gradients_stale(const gossip_gradients *g) { return g->gossip.options.gossip.staleness == 1; }
 
 static void gossip_gradients_update(gossip_gradients *g, int64_t step, const gg_chunk *piece, const float *gradient) {
     const gg_strategy_env *env = &g->gossip.head.env;

@@ -62,7 +62,7 @@ typedef struct gossip_push_sum {
     int64_t since;            /* the state's push_sum_since, from which they were computed */
 } gossip_push_sum;
 
-static bool push_sum_stale(const gossip_push_sum *g) { return g->gossip.options.staleness == 1; }
+static bool push_sum_stale(const gossip_push_sum *g) { return g->gossip.options.gossip.staleness == 1; }
 
 static float *push_sum_arena(const gossip_push_sum *g, int kind) {
     const gg_state *state = g->gossip.head.env.state;
@@ -392,7 +392,7 @@ gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg
     g->gossip.head.weigh = push_sum_weigh;
     GG_TRY_CLEANUP(gg_state_create(env, gg_gossip_shared(options)));
     if (ranks > 1) GG_TRY_CLEANUP(create_streams(g, WEIGHT, "weights"));
-    if (ranks > 1 && options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM)
+    if (ranks > 1 && options->gossip.exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM)
         for (int i = 0; i < gg_state_moments(env->state); ++i)
             GG_TRY_CLEANUP(create_streams(g, MOMENT + i, env->state->arena[GG_MOMENTS + i].name));
 cleanup:

@@ -39,7 +39,7 @@ typedef struct gossip_weights {
     int turn; /* the snapshot arena that this step writes; of several slices there is one */
 } gossip_weights;
 
-static bool gossip_weights_stale(const gossip_weights *g) { return g->gossip.options.staleness == 1; }
+static bool gossip_weights_stale(const gossip_weights *g) { return g->gossip.options.gossip.staleness == 1; }
 
 static bool gossip_weights_pending(const gossip_weights *g, const exchanged *part, int slice) {
     return part->mixed[slice] < g->gossip.posted[slice];
@@ -168,7 +168,7 @@ static void gossip_weights_update(gossip_weights *g, const gg_gossip_run *piece)
         update.received[i] = gossip_weights_received(&g->part[i], piece->last, at);
         update.copy[i] = gossip_weights_copy(g, &g->part[i], piece->current, at);
     }
-    if (g->gossip.options.mix == GG_MIX_HALVES) update_halves(g, &update);
+    if (g->gossip.options.gossip.mix == GG_MIX_HALVES) update_halves(g, &update);
     else gg_updater_apply(env->updater, env->device, env->state, &update);
 }
 
@@ -253,7 +253,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     gg_status status = GG_OK;
     gossip_weights *g = NULL;
     /* A slice is not written again in the next step, so one snapshot of the whole is enough for several. */
-    const int arenas = options->slices > 1 ? 1 : 2;
+    const int arenas = options->gossip.slices > 1 ? 1 : 2;
     int parts = 0;
 
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *g, "strategy", &g));
@@ -265,7 +265,7 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
         /* Adam's moments travel together: a first moment that is mixed into one whose second moment is still 0 is
          * divided by eps alone. */
         parts = 1;
-        if (options->exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM) parts += gg_state_moments(env->state);
+        if (options->gossip.exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM) parts += gg_state_moments(env->state);
     }
     g->parts = parts;
     for (int i = 0; i < parts; ++i) {

@@ -127,9 +127,9 @@ static const gg_strategy_model model = {.write = outer_write};
 /* ---- creation ---- */
 
 gg_status gg_outer_check(const gg_strategy_options *options) {
-    if (options->delay > options->period)
+    if (options->outer.delay > options->outer.period)
         return gg_fail(GG_ERROR_ARGUMENT, "delay: %lld with period=%lld; must be at least 0 and at most the period",
-                       (long long)options->delay, (long long)options->period);
+                       (long long)options->outer.delay, (long long)options->outer.period);
     return GG_OK;
 }
 
@@ -163,13 +163,13 @@ gg_status gg_outer_init(gg_outer *s, const gg_outer_rule *rule, const gg_strateg
                                    .settle = outer_settle,
                                    .destroy = rule->destroy};
     s->rule = rule;
-    s->period = options->period;
-    s->fragments = options->fragments;
-    s->delay = options->delay;
+    s->period = options->outer.period;
+    s->fragments = options->outer.fragments;
+    s->delay = options->outer.delay;
     if (s->delay < 0) s->delay = s->fragments == 1 ? 0 : s->period / s->fragments;
-    s->lr = (float)options->outer_lr;
-    s->momentum = (float)options->outer_momentum;
-    s->nesterov = options->outer_nesterov;
+    s->lr = (float)options->outer.outer_lr;
+    s->momentum = (float)options->outer.outer_momentum;
+    s->nesterov = options->outer.outer_nesterov;
     s->statistic_lr = 1 - 4 * unit;
     GG_TRY(gg_state_create(env, GG_WITH_OUTER));
     s->phi = env->state->arena[gg_state_find(env->state, "outer")].data;

@@ -56,15 +56,16 @@ struct gg_outer {
 
 /* Options of all strategies with outer steps. */
 #define GG_OUTER_OPTIONS                                                                                               \
-    GG_OPTION_PERIOD(50, "steps from one outer step to the next"),                                                     \
-        GG_STRATEGY_OPTION(GG_OPTION_DOUBLE, "outer_lr", outer_lr, "learning rate of outer steps", .fallback = {0.7},  \
-                           .bounds = GG_ABOVE_TO(0, 1e6)),                                                             \
-        GG_STRATEGY_OPTION(GG_OPTION_DOUBLE, "outer_momentum", outer_momentum, "momentum of outer steps",              \
+    GG_OPTION_PERIOD(outer.period, 50, "steps from one outer step to the next"),                                       \
+        GG_STRATEGY_OPTION(GG_OPTION_DOUBLE, "outer_lr", outer.outer_lr, "learning rate of outer steps",               \
+                           .fallback = {0.7}, .bounds = GG_ABOVE_TO(0, 1e6)),                                          \
+        GG_STRATEGY_OPTION(GG_OPTION_DOUBLE, "outer_momentum", outer.outer_momentum, "momentum of outer steps",        \
                            .fallback = {0.9}, .bounds = GG_BELOW(0, 1)),                                               \
-        GG_STRATEGY_FLAG("outer_nesterov", outer_nesterov, "Nesterov's form of outer steps", false),                   \
-        GG_STRATEGY_OPTION(GG_OPTION_INT, "fragments", fragments, "parts of the model that take turns in a period",    \
-                           .fallback = {1}, .bounds = GG_FROM_TO(1, GG_MOST_FRAGMENTS)),                               \
-        GG_STRATEGY_OPTION(GG_OPTION_INT64, "delay", delay, "steps that hide the exchange of an outer step",           \
+        GG_STRATEGY_FLAG("outer_nesterov", outer.outer_nesterov, "Nesterov's form of outer steps", false),             \
+        GG_STRATEGY_OPTION(GG_OPTION_INT, "fragments", outer.fragments,                                                \
+                           "parts of the model that take turns in a period", .fallback = {1},                          \
+                           .bounds = GG_FROM_TO(1, GG_MOST_FRAGMENTS)),                                                \
+        GG_STRATEGY_OPTION(GG_OPTION_INT64, "delay", outer.delay, "steps that hide the exchange of an outer step",     \
                            .fallback = {-1}, .bounds = GG_AT_LEAST(0),                                                 \
                            .unset = "0 with one fragment, else period / fragments"),                                   \
         GG_OPTION_WIRE

@@ -26,8 +26,9 @@ static bool tuning_cuts(const gg_strategy_options *options) { return gg_strategy
 
 bool gg_strategy_tunes(const gg_strategy_options *options, int ranks) {
     const bool open = options->bucket_bytes == 0 || options->chunk_bytes == 0;
-    const bool modelled = options->collectives == GG_COLLECTIVES_OWN && !options->hierarchical &&
-                          !options->compression.active && options->slices <= 1;
+    const gg_strategy_type *type = gg_strategy_type_of(options->kind);
+    const bool modelled = options->collectives == GG_COLLECTIVES_OWN && !options->compression.active &&
+                          (type->modelled == NULL || type->modelled(options));
     return ranks > 1 && tuning_cuts(options) && open && modelled;
 }
 

@@ -67,8 +67,8 @@ static gg_status diloco_create(const gg_strategy_options *options, const gg_stra
     for (int i = 0; i < p; ++i) made->equal_share[i] = 1.0f / (float)p;
     GG_TRY_CLEANUP(gg_message_alloc_device(env->transport, env->state->count * sizeof(float), "moves of the weights",
                                            &made->outer.moved));
-    GG_TRY_CLEANUP(gg_calloc((size_t)options->fragments, sizeof(gg_reduction *), "reductions", &made->reduction));
-    for (int f = 0; f < options->fragments; ++f) {
+    GG_TRY_CLEANUP(gg_calloc((size_t)options->outer.fragments, sizeof(gg_reduction *), "reductions", &made->reduction));
+    for (int f = 0; f < options->outer.fragments; ++f) {
         const gg_fragment *fragment = &made->outer.fragment[f];
         if (fragment->count == 0) continue;
         GG_TRY_CLEANUP(gg_reduction_create(&made->outer.head, options,
@@ -76,7 +76,7 @@ static gg_status diloco_create(const gg_strategy_options *options, const gg_stra
                                                                .offset = fragment->offset,
                                                                .count = fragment->count,
                                                                .tag = GG_TAG_USER + f,
-                                                               .period = options->period},
+                                                               .period = options->outer.period},
                                            &made->reduction[f]));
     }
 cleanup:

@@ -124,7 +124,7 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
     s->head.only_applies_gradients = true;
     s->head.model = &model;
     s->head.env = *env;
-    s->period = options->period;
+    s->period = options->centre.period;
     s->alpha = alpha;
     GG_TRY_CLEANUP(gg_state_create(env, 0));
     GG_TRY_CLEANUP(
@@ -157,15 +157,15 @@ cleanup:
 
 static float elastic_alpha(const gg_strategy_options *options, int ranks) {
     const int workers = gg_centre_workers(options, ranks);
-    if (options->alpha != 0 || workers == 0) return (float)options->alpha;
-    return (float)((options->synchronous ? 0.8 : 0.9) / workers);
+    if (options->centre.alpha != 0 || workers == 0) return (float)options->centre.alpha;
+    return (float)((options->centre.synchronous ? 0.8 : 0.9) / workers);
 }
 
 static gg_status check_synchronous(const gg_strategy_options *options) {
     GG_TRY(gg_strategy_check_sizes(options));
-    if (options->servers != 1 || options->dedicated)
+    if (options->centre.servers != 1 || options->centre.dedicated)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: the synchronous form has no server; only synchronous=False has",
-                       options->dedicated ? "dedicated" : "servers");
+                       options->centre.dedicated ? "dedicated" : "servers");
     return GG_OK;
 }
 
@@ -173,25 +173,29 @@ static gg_status elastic_check(const gg_strategy_options *options, int ranks) {
     const int workers = gg_centre_workers(options, ranks);
     /* An exchange multiplies what the mean of the ranks is away from the centre by 1 - (n + 1)*alpha with n ranks at
      * once. */
-    const double limit = 2.0 / (options->synchronous ? workers + 1 : 2), alpha = options->alpha;
+    const double limit = 2.0 / (options->centre.synchronous ? workers + 1 : 2), alpha = options->centre.alpha;
     if (alpha != 0 && !(alpha > 0 && alpha < limit))
         return gg_fail(GG_ERROR_ARGUMENT,
                        "alpha: %g; with %d ranks it must be above 0 and below %g, or the centre runs away", alpha,
                        workers, limit);
-    return options->synchronous ? check_synchronous(options) : gg_centre_check(options, ranks);
+    return options->centre.synchronous ? check_synchronous(options) : gg_centre_check(options, ranks);
 }
 
 static gg_status elastic_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     const float alpha = elastic_alpha(options, env->transport->size);
-    return options->synchronous ? create_synchronous(alpha, options, env, out)
-                                : gg_centre_create(&rule, alpha, options, env, out);
+    return options->centre.synchronous ? create_synchronous(alpha, options, env, out)
+                                       : gg_centre_create(&rule, alpha, options, env, out);
+}
+
+static bool elastic_goes_on(const gg_strategy_options *a, const gg_strategy_options *b, bool residues) {
+    return !residues || a->centre.synchronous == b->centre.synchronous;
 }
 
 static const gg_option options[] = {
-    GG_OPTION_PERIOD(10, "steps from one exchange with the centre to the next"),
-    GG_STRATEGY_OPTION(GG_OPTION_DOUBLE, "alpha", alpha, "the share of the way to the centre",
+    GG_OPTION_PERIOD(centre.period, 10, "steps from one exchange with the centre to the next"),
+    GG_STRATEGY_OPTION(GG_OPTION_DOUBLE, "alpha", centre.alpha, "the share of the way to the centre",
                        .bounds = GG_BETWEEN(0, 1), .unset = "0.8 / ranks, or 0.9 / ranks if not synchronous"),
-    GG_STRATEGY_FLAG("synchronous", synchronous, "all ranks meet the centre at once", true),
+    GG_STRATEGY_FLAG("synchronous", centre.synchronous, "all ranks meet the centre at once", true),
     GG_OPTION_WIRE,
     GG_OPTION_COLLECTIVES,
     GG_OPTION_SERVERS,
@@ -201,6 +205,7 @@ static const gg_option options[] = {
 
 const gg_strategy_type gg_strategy_elastic_averaging = {.name = "elastic-averaging",
                                                         .options = options,
+                                                        .goes_on = elastic_goes_on,
                                                         .check = elastic_check,
                                                         .create = elastic_create,
                                                         .workers = gg_centre_workers};

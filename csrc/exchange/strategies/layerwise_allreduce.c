@@ -224,7 +224,7 @@ static gg_status create_gossip(layerwise_allreduce *s, const gg_strategy_options
     gg_status status = GG_OK;
     gg_strategy_env env = s->head.env;
     int *members = NULL, at = 0;
-    GG_TRY_CLEANUP(gg_nodes_create(env.transport, options->ranks_per_node, &s->nodes));
+    GG_TRY_CLEANUP(gg_nodes_create(env.transport, options->gossip.ranks_per_node, &s->nodes));
     const int size = s->nodes.size, count = s->nodes.count;
     while (s->nodes.member[at] != env.transport->rank) ++at;
     GG_TRY_CLEANUP(gg_alloc((size_t)count * sizeof *members, "ranks at one place", &members));

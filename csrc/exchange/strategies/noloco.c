@@ -107,11 +107,11 @@ static gg_status noloco_create(const gg_strategy_options *options, const gg_stra
     noloco *n = NULL;
     const int p = env->transport->size;
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *n, "strategy", &n));
-    n->most = options->group < p ? options->group : p;
+    n->most = options->outer.group < p ? options->outer.group : p;
     n->codec = gg_codec_of(options->wire);
     GG_TRY_CLEANUP(gg_outer_init(&n->outer, &rule, options, env));
     GG_TRY_CLEANUP(gg_groups_create(p, n->most, env->seed, &n->groups));
-    const size_t fragments = (size_t)options->fragments, most = (size_t)n->most, count = env->state->count;
+    const size_t fragments = (size_t)options->outer.fragments, most = (size_t)n->most, count = env->state->count;
     GG_TRY_CLEANUP(gg_device_alloc(env->device, count * sizeof(float), "means of the groups", &n->outer.moved));
     GG_TRY_CLEANUP(gg_calloc(fragments * most, sizeof(int), "ranks of the groups", &n->member));
     GG_TRY_CLEANUP(gg_calloc(fragments, sizeof(int), "sizes of the groups", &n->members));
@@ -128,7 +128,7 @@ cleanup:
 }
 
 static const gg_option options[] = {GG_OUTER_OPTIONS,
-                                    GG_STRATEGY_OPTION(GG_OPTION_INT, "group", group,
+                                    GG_STRATEGY_OPTION(GG_OPTION_INT, "group", outer.group,
                                                        "ranks that average in an outer step", .fallback = {2},
                                                        .bounds = GG_FROM_TO(2, 4096)),
                                     {.name = NULL}};

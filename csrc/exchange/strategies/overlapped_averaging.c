@@ -374,7 +374,7 @@ static gg_exchange_cost overlapped_cost(const gg_strategy_options *options, int 
     return (gg_exchange_cost){.copies = (p - 1) / p * (gg_wire_part(options) + 1),
                               .messages = 2 * (p - 1),
                               .hops = 2,
-                              .at_end = !options->overlap};
+                              .at_end = !options->overlapped.overlap};
 }
 
 /* The sum of each chunk over the ranks, in halves: in between a rank updates its slice. */
@@ -426,17 +426,17 @@ static gg_status overlapped_create(const gg_strategy_options *options, const gg_
     s->head.env = *env;
     s->head.partition = &s->partition;
     s->head.averages_gradients = true;
-    s->head.current_at_end = !options->overlap;
-    s->overlap = options->overlap;
+    s->head.current_at_end = !options->overlapped.overlap;
+    s->overlap = options->overlapped.overlap;
     s->codec = gg_codec_of(p > 1 ? options->wire : GG_FLOAT32); /* one rank sends nothing */
     GG_TRY_CLEANUP(gg_buckets_create(env->layout, options->bucket_bytes, options->chunk_bytes, &s->buckets));
     s->head.buckets = &s->buckets;
     GG_TRY_CLEANUP(gg_calloc((size_t)env->layout->layers + 1, sizeof *separate, "layers cut separately", &separate));
-    gg_fc_candidates(env, options->partition_fc, s->codec->size, separate);
+    gg_fc_candidates(env, options->overlapped.partition_fc, s->codec->size, separate);
     GG_TRY_CLEANUP(gg_partition_create(env->layout, options->chunk_bytes, separate, env->transport->rank,
                                        env->transport->size, &s->buckets, &s->partition));
     GG_TRY_CLEANUP(gg_buckets_check_tags(&s->buckets, GG_TAG_LIMIT - GG_TAG_USER));
-    GG_TRY_CLEANUP(gg_fc_create(&s->head, options->partition_fc, s->codec->size, separate, &s->partition,
+    GG_TRY_CLEANUP(gg_fc_create(&s->head, options->overlapped.partition_fc, s->codec->size, separate, &s->partition,
                                 GG_TAG_USER + s->buckets.chunk_count, &s->fc));
     if (s->fc.count > 0) s->head.fc_hooks = &fc_hooks, s->head.fc_partitioned = s->fc.partitioned;
     size_t chunks = (size_t)s->buckets.chunk_count;
@@ -467,8 +467,8 @@ cleanup:
 
 static const char *const partition_names[GG_PARTITION_COUNT] = {"auto", "True", "False"};
 
-static const gg_option options[] = {GG_STRATEGY_FLAG("overlap", overlap, "exchange while computing", true),
-                                    GG_STRATEGY_NAMES("partition_fc", partition_fc,
+static const gg_option options[] = {GG_STRATEGY_FLAG("overlap", overlapped.overlap, "exchange while computing", true),
+                                    GG_STRATEGY_NAMES("partition_fc", overlapped.partition_fc,
                                                       "linear layers exchange inputs and errors instead of gradients",
                                                       partition_names),
                                     GG_OPTION_WIRE,

@@ -45,12 +45,13 @@ static gg_status parameter_server_create(const gg_strategy_options *options, con
                                      : gg_centre_create(&rule, 0, options, env, out);
 }
 
-static const gg_option options[] = {GG_OPTION_PERIOD(1, "steps from one exchange with the centre to the next"),
-                                    GG_OPTION_SERVERS,
-                                    GG_OPTION_WIRE,
-                                    GG_OPTION_BUCKET("1 MiB"),
-                                    GG_OPTION_CHUNK("2 MiB"),
-                                    {.name = NULL}};
+static const gg_option options[] = {
+    GG_OPTION_PERIOD(centre.period, 1, "steps from one exchange with the centre to the next"),
+    GG_OPTION_SERVERS,
+    GG_OPTION_WIRE,
+    GG_OPTION_BUCKET("1 MiB"),
+    GG_OPTION_CHUNK("2 MiB"),
+    {.name = NULL}};
 
 const gg_strategy_type gg_strategy_parameter_server = {.name = "parameter-server",
                                                        .options = options,

@@ -151,7 +151,7 @@ static gg_status periodic_create(const gg_strategy_options *options, const gg_st
     made->head.table = &table;
     made->head.only_applies_gradients = true;
     made->head.env = *env;
-    made->period = options->period;
+    made->period = options->periodic.period;
     if (made->period == 0) {
         for (int64_t reached = 1; reached < p; reached *= 2) made->period++;
         if (made->period == 0) made->period = 1;
@@ -173,7 +173,7 @@ cleanup:
     return status;
 }
 
-static const gg_option options[] = {GG_STRATEGY_OPTION(GG_OPTION_INT64, "period", period,
+static const gg_option options[] = {GG_STRATEGY_OPTION(GG_OPTION_INT64, "period", periodic.period,
                                                        "steps from one averaging to the next; log2: ceil(log2 ranks)",
                                                        .bounds = GG_AT_LEAST(1), .unset = "log2"),
                                     GG_OPTION_WIRE,

@@ -597,9 +597,9 @@ static gg_status random_gossip_create(const gg_strategy_options *options, const 
     s->head.table = &table;
     s->head.only_applies_gradients = true;
     s->head.env = *env;
-    s->push_sum = options->push_sum;
-    s->interval = options->interval;
-    s->probability = options->probability;
+    s->push_sum = options->random.push_sum;
+    s->interval = options->random.interval;
+    s->probability = options->random.probability;
     s->codec = gg_codec_of(options->wire);
     s->mass = 1;
     s->writing = s->published = s->partner = -1;
@@ -611,17 +611,27 @@ cleanup:
     return status;
 }
 
+static bool random_gossip_goes_on(const gg_strategy_options *a, const gg_strategy_options *b, bool residues) {
+    return residues || a->random.push_sum == b->random.push_sum;
+}
+
 static const gg_option options[] = {
-    GG_STRATEGY_OPTION(GG_OPTION_INT64, "interval", interval, "steps from one exchange to the next", .fallback = {1},
-                       .bounds = GG_AT_LEAST(1)),
-    GG_STRATEGY_OPTION(GG_OPTION_DOUBLE, "probability", probability, "of an exchange that is due", .fallback = {1},
-                       .bounds = GG_ABOVE_TO(0, 1)),
-    GG_OPTION_PUSH_SUM,
+    GG_STRATEGY_OPTION(GG_OPTION_INT64, "interval", random.interval, "steps from one exchange to the next",
+                       .fallback = {1}, .bounds = GG_AT_LEAST(1)),
+    GG_STRATEGY_OPTION(GG_OPTION_DOUBLE, "probability", random.probability, "of an exchange that is due",
+                       .fallback = {1}, .bounds = GG_ABOVE_TO(0, 1)),
+    GG_OPTION_PUSH_SUM(random.push_sum),
     GG_OPTION_WIRE,
     GG_OPTION_CHUNK("2 MiB"),
     {.name = NULL}};
 
-const gg_strategy_type gg_strategy_pull_gossip = {
-    .name = "pull-gossip", .options = options, .check = random_gossip_check, .create = random_gossip_create};
-const gg_strategy_type gg_strategy_push_gossip = {
-    .name = "push-gossip", .options = options, .check = random_gossip_check, .create = random_gossip_create};
+const gg_strategy_type gg_strategy_pull_gossip = {.name = "pull-gossip",
+                                                  .options = options,
+                                                  .goes_on = random_gossip_goes_on,
+                                                  .check = random_gossip_check,
+                                                  .create = random_gossip_create};
+const gg_strategy_type gg_strategy_push_gossip = {.name = "push-gossip",
+                                                  .options = options,
+                                                  .goes_on = random_gossip_goes_on,
+                                                  .check = random_gossip_check,
+                                                  .create = random_gossip_create};
