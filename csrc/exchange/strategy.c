@@ -2,20 +2,9 @@
 
 #include "exchange/types.h"
 
-static const gg_strategy_type *const types[GG_STRATEGY_COUNT] = {
-    [GG_STRATEGY_GOSSIPGRAD] = &gg_strategy_gossipgrad,
-    [GG_STRATEGY_ALLREDUCE] = &gg_strategy_allreduce,
-    [GG_STRATEGY_NO_EXCHANGE] = &gg_strategy_no_exchange,
-    [GG_STRATEGY_LAYERWISE_ALLREDUCE] = &gg_strategy_layerwise_allreduce,
-    [GG_STRATEGY_PERIODIC_ALLREDUCE] = &gg_strategy_periodic_allreduce,
-    [GG_STRATEGY_PULL_GOSSIP] = &gg_strategy_pull_gossip,
-    [GG_STRATEGY_PUSH_GOSSIP] = &gg_strategy_push_gossip,
-    [GG_STRATEGY_OVERLAPPED_AVERAGING] = &gg_strategy_overlapped_averaging,
-    [GG_STRATEGY_ELASTIC_AVERAGING] = &gg_strategy_elastic_averaging,
-    [GG_STRATEGY_PARAMETER_SERVER] = &gg_strategy_parameter_server,
-    [GG_STRATEGY_DILOCO] = &gg_strategy_diloco,
-    [GG_STRATEGY_NOLOCO] = &gg_strategy_noloco,
-};
+#define ENTRY(kind, row) &gg_strategy_##row,
+static const gg_strategy_type *const types[GG_STRATEGY_COUNT] = {GG_STRATEGIES(ENTRY)};
+#undef ENTRY
 
 const gg_option gg_strategy_common[] = {GG_STRATEGY_FLAG("shuffle_samples", shuffle_samples,
                                                          "move the samples from rank to rank while they are trained on",

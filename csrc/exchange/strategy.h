@@ -22,20 +22,26 @@
 #include "exchange/codec/compression.h"
 #include "exchange/optim/updater.h"
 
+/* All strategies: kind GG_STRATEGY_..., row gg_strategy_... in its own file. */
+#define GG_STRATEGIES(X)                                                                                               \
+    X(GOSSIPGRAD, gossipgrad)                                                                                          \
+    X(ALLREDUCE, allreduce)                                                                                            \
+    X(NO_EXCHANGE, no_exchange)                                                                                        \
+    X(LAYERWISE_ALLREDUCE, layerwise_allreduce)                                                                        \
+    X(PERIODIC_ALLREDUCE, periodic_allreduce)                                                                          \
+    X(PULL_GOSSIP, pull_gossip)                                                                                        \
+    X(PUSH_GOSSIP, push_gossip)                                                                                        \
+    X(OVERLAPPED_AVERAGING, overlapped_averaging)                                                                      \
+    X(ELASTIC_AVERAGING, elastic_averaging)                                                                            \
+    X(PARAMETER_SERVER, parameter_server)                                                                              \
+    X(DILOCO, diloco)                                                                                                  \
+    X(NOLOCO, noloco)
+
 typedef enum gg_strategy_kind {
-    GG_STRATEGY_GOSSIPGRAD = 0,
-    GG_STRATEGY_ALLREDUCE,
-    GG_STRATEGY_NO_EXCHANGE,
-    GG_STRATEGY_LAYERWISE_ALLREDUCE,
-    GG_STRATEGY_PERIODIC_ALLREDUCE,
-    GG_STRATEGY_PULL_GOSSIP,
-    GG_STRATEGY_PUSH_GOSSIP,
-    GG_STRATEGY_OVERLAPPED_AVERAGING,
-    GG_STRATEGY_ELASTIC_AVERAGING,
-    GG_STRATEGY_PARAMETER_SERVER,
-    GG_STRATEGY_DILOCO,
-    GG_STRATEGY_NOLOCO,
-    GG_STRATEGY_COUNT
+#define GG_STRATEGY_KIND(kind, row) GG_STRATEGY_##kind,
+    GG_STRATEGIES(GG_STRATEGY_KIND)
+#undef GG_STRATEGY_KIND
+        GG_STRATEGY_COUNT
 } gg_strategy_kind;
 
 typedef enum gg_exchanged {

@@ -40,10 +40,9 @@ typedef struct gg_strategy_type {
     bool local_momentum; /* it sums gradients, which may have each rank's own momentum where they are compressed */
 } gg_strategy_type;
 
-extern const gg_strategy_type gg_strategy_gossipgrad, gg_strategy_allreduce, gg_strategy_no_exchange,
-    gg_strategy_layerwise_allreduce, gg_strategy_periodic_allreduce, gg_strategy_pull_gossip, gg_strategy_push_gossip,
-    gg_strategy_overlapped_averaging, gg_strategy_elastic_averaging, gg_strategy_parameter_server, gg_strategy_diloco,
-    gg_strategy_noloco;
+#define GG_STRATEGY_ROW(kind, row) extern const gg_strategy_type gg_strategy_##row;
+GG_STRATEGIES(GG_STRATEGY_ROW)
+#undef GG_STRATEGY_ROW
 
 #define GG_EQUAL_REPLICAS (1u << GG_ARENA_WEIGHT | 1u << GG_ARENA_MOMENT)
 
