@@ -12,9 +12,9 @@ The method: Daily et al., "GossipGraD" (2018), arXiv 1803.05880. Under mpiexec t
 import importlib
 from typing import TYPE_CHECKING
 
-from gossipgrad.launch import starting as _starting
+from gossipgrad.launch import interrupts as _interrupts
 
-_starting.begin()  # before all that takes time
+_interrupts.begin_import()  # before all that takes time
 
 from gossipgrad.launch import origin as _origin  # noqa: E402
 from gossipgrad.launch import preload as _preload  # noqa: E402

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gossipgrad import show
@@ -160,39 +161,25 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+@dataclass(eq=False, repr=False)
 class History:
     """The records of a run, in the attributes that docs/report.md names; `epochs` has one record an epoch.
 
     history["train_loss"], history["validation.accuracy"]: one value an epoch; KeyError where a record lacks it.
     """
 
-    def __init__(
-        self,
-        settings: Record | None = None,
-        environment: Record | None = None,
-        ranks: int = 1,
-        model: Record | None = None,
-        epochs: list[Record] | None = None,
-        weights_sha256: list[str] | None = None,
-        schedule: Record | None = None,
-        partitioned_fc: list[str] | None = None,
-        tuning: Record | None = None,
-        apoptosis: Record | None = None,
-        algorithms: list[Record] | None = None,
-        graphs: Record | None = None,
-    ) -> None:
-        self.settings = settings or {}
-        self.environment = environment or {}
-        self.ranks = ranks
-        self.model = model or {}
-        self.schedule = schedule or {}
-        self.partitioned_fc = partitioned_fc or []
-        self.tuning = tuning or {}
-        self.apoptosis = apoptosis or {}
-        self.algorithms = algorithms or []
-        self.graphs = graphs or {}
-        self.epochs = epochs if epochs is not None else []
-        self.weights_sha256 = weights_sha256 or []
+    settings: Record = field(default_factory=dict)
+    environment: Record = field(default_factory=dict)
+    ranks: int = 1
+    model: Record = field(default_factory=dict)
+    epochs: list[Record] = field(default_factory=list)
+    weights_sha256: list[str] = field(default_factory=list)
+    schedule: Record = field(default_factory=dict)
+    partitioned_fc: list[str] = field(default_factory=list)
+    tuning: Record = field(default_factory=dict)
+    algorithms: list[Record] = field(default_factory=list)
+    graphs: Record = field(default_factory=dict)
+    apoptosis: Record = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.epochs)
@@ -226,21 +213,9 @@ class History:
 
     def to_dict(self) -> Record:
         """The report: schema 1 of docs/report.md."""
-        return {
-            "schema": SCHEMA,
-            "settings": self.settings,
-            "environment": self.environment,
-            "ranks": self.ranks,
-            "model": self.model,
-            "schedule": self.schedule,
-            "partitioned_fc": self.partitioned_fc,
-            "tuning": self.tuning,
-            "algorithms": self.algorithms,
-            "graphs": self.graphs,
-            "apoptosis": self.apoptosis,
-            "epochs": self.epochs,
-            "weights_sha256": self.weights_sha256,
-        }
+        facts = {one.name: getattr(self, one.name) for one in fields(self)}
+        last = {key: facts.pop(key) for key in ("epochs", "weights_sha256")}  # the long ones
+        return {"schema": SCHEMA, **facts, **last}
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, NaN and infinities as null; the file appears complete or not at all."""

@@ -396,12 +396,12 @@ def test_the_first_batches_of_all_processes_are_compared():
 def test_processes_compare_what_they_have_passed():
     """After each epoch, up to the last batch that all have read."""
     from gossipgrad.data.given import Given
-    from gossipgrad.training import same_streams
+    from gossipgrad.training.fitting import with_same_streams
 
     own = gg.data.from_iterable(_shuffled(), stream=True)
-    (callback,) = same_streams.compared([], Given((own,), False), 2)
+    (callback,) = with_same_streams([], Given((own,), False), 2)
     for sharded, processes in ((True, 2), (False, 1)):
-        assert same_streams.compared([], Given((own,), sharded), processes) == []
+        assert with_same_streams([], Given((own,), sharded), processes) == []
 
     class Other:
         """A trainer beside which another process has passed other batches."""

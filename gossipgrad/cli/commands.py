@@ -17,7 +17,7 @@ from gossipgrad.cli import bench, compare, evaluate, train
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, UsageError
 from gossipgrad.cli.parsing import Parser
 from gossipgrad.errors import SAVED, SavedOnSignal, one_line
-from gossipgrad.launch import environment, failure, origin, start, starting, supervisor
+from gossipgrad.launch import environment, failure, interrupts, origin, start, supervisor
 from gossipgrad.state import checkpoint_files
 
 
@@ -134,7 +134,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     checkpoint: str | None = None  # what is named when a signal ends the command
     try:
-        starting.end()
+        interrupts.end_import()
         arguments = parser().parse_args(argv)
         checkpoint = arguments.checkpoint if arguments.command == "train" else None
         if arguments.command != "info" and getattr(arguments, "virtual_ranks", None) is None:

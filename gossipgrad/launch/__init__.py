@@ -1,6 +1,6 @@
 """How ranks start, agree, wait, fail together, and what they leave; what must happen before the core is loaded.
 
-`starting`, `preload`, `origin`, `start` and `leftovers` work before the core is loaded.
+`interrupts`, `preload`, `origin`, `start` and `leftovers` work before the core is loaded.
 """
 
 from __future__ import annotations

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from gossipgrad import _core
 from gossipgrad.callbacks import Callback
 from gossipgrad.data import given
-from gossipgrad.errors import choice, flag, integer
+from gossipgrad.data.iterables import Stream, differs
+from gossipgrad.errors import DataError, choice, flag, integer
 from gossipgrad.history import Record
 from gossipgrad.state import outputs
-from gossipgrad.training import fingerprint, loop, notices, same_streams
+from gossipgrad.training import fingerprint, loop, notices
 from gossipgrad.training.batches import USUAL, Batches, batch_for, check_batch
 from gossipgrad.training.replicas import Replicas
 
@@ -104,7 +105,7 @@ class Fit:
         if class_weight is not None:
             train_set.check_class_weight(class_weight, trainer.loss, trainer.net.output_shape, trainer.heads[0].ignored)
         actors = loop.with_defaults(callbacks, progress, trainer.optimizer.timing)
-        actors = same_streams.compared(actors, train_set, trainer.size // trainer.team.local)
+        actors = with_same_streams(actors, train_set, trainer.size // trainer.team.local)
         _check_outputs(trainer.rank, actors, resume)
         return cls(
             train=train_set,
@@ -234,3 +235,25 @@ def _check_outputs(rank: int, callbacks: Sequence[Callback], resume: str | os.Pa
     if rank == 0:  # which alone writes most of them
         wanted = [output for actor in callbacks for output in actor.outputs()]
         outputs.check(wanted, {} if resume is None else {"resume": resume})
+
+
+class _SameStreams(Callback):
+    """Streams that must be the same on all ranks, by what each has passed after an epoch."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+
+    def on_epoch_end(self, trainer: Any, record: Any) -> None:
+        """DataError on all ranks where their passes had other targets up to the last batch that all have read."""
+        gather, passed = cast(Replicas, trainer).gather, self.stream.passed
+        end = min(int.from_bytes(one, "little") for one in gather(max(passed, default=0).to_bytes(8, "little")))
+        if len(set(gather(passed.get(end, 0).to_bytes(4, "little")))) > 1:
+            raise DataError(differs(self.stream.name, f"of its first {end:,} samples"))
+
+
+def with_same_streams(callbacks: list[Callback], train: given.Given, processes: int) -> list[Callback]:
+    """With a callback that compares the streams, where several processes pass through one each."""
+    source = train.first.source
+    if train.sharded or processes < 2 or not isinstance(source, Stream):
+        return callbacks
+    return [_SameStreams(source), *callbacks]
