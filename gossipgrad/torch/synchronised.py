@@ -11,7 +11,7 @@ ranks of a virtual cluster, of which one runs at a time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -139,9 +139,10 @@ def _wide(tensor: Any) -> Any:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
-def _split(sums: Sums, like: Any) -> Sequence[Any]:
+def _split(sums: Sums, like: Any) -> tuple[Any, Any]:
     """Two sums a channel."""
-    return torch.from_numpy(sums).to(like.device).chunk(2)
+    first, second = torch.from_numpy(sums).to(like.device).chunk(2)
+    return first, second
 
 
 def _statistics(given: Any, of_all: Callable[[Sums], Sums]) -> tuple[Any, Any, float]:
