@@ -123,6 +123,15 @@ def test_torch_char_gpt(run, text):
     assert float(re.search("validation loss (.*)", out)[1]) < 5
 
 
+@pytest.mark.full
+def test_torch_huggingface(run, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    out = run("torch_huggingface.py", "--steps", 100, "--save", tmp_path / "saved")
+    assert "goes on: 3 8 13 18 23 28 33 38 43" in out
+    saved = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "saved")
+    assert sum(one.numel() for one in saved.parameters()) == 28_544
+
+
 @pytest.mark.parametrize(
     ("name", "option", "value"),
     [
