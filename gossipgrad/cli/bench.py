@@ -143,11 +143,10 @@ def time_it(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 f"{without_use}: only with --exchange; without it one rank's step is timed, which sends nothing"
             )
-        result: dict[str, Any] | None = bench.step(**common)
-        if failure.launched_rank() != 0:
-            result = None
-        elif (start.launcher_world_size() or 1) == 1:  # other ranks are other processes, too
-            bench.warn_of_others(result["others_busy"])
+        timed = bench.step(**common)
+        result: dict[str, Any] | None = timed if failure.launched_rank() == 0 else None
+        if (start.launcher_world_size() or 1) == 1:  # other ranks are other processes, too
+            bench.warn_of_others(timed["others_busy"])
     else:
         strategy = make_strategy(arguments, exchange=arguments.exchange or None)
         compression = make_compression(arguments, strategy)
