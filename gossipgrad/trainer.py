@@ -31,8 +31,8 @@ from gossipgrad.launch.origin import launcher_world_size
 from gossipgrad.literals import Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
-from gossipgrad.state import checkpoint_files, mixing, outputs, trace
-from gossipgrad.training import algorithms, checkpoint, evaluation, events, fingerprint, loop, notices, tuning
+from gossipgrad.state import checkpoint_files, outputs, trace
+from gossipgrad.training import algorithms, checkpoint, evaluation, events, fingerprint, loop, mixing, notices, tuning
 from gossipgrad.training.fitting import HINTS, Fit
 from gossipgrad.training.progress import ProgressBar
 from gossipgrad.training.replicas import CARRIED, Arrays, Replicas, collective

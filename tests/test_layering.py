@@ -344,7 +344,7 @@ PACKAGE = ROOT / "gossipgrad"
 
 # A module imports from modules and wings of its own line or of those before it.
 WINGS = """
-errors keywords literals show
+errors keywords literals show described
 launch
 state
 losses schedules layers sequences heads summary weights model

@@ -2,8 +2,8 @@
  *
  * Such a library is built with the core, from its headers, but does not see the core's symbols (a Python module has
  * none). The core passes a table of services, over which the library defines these names. Its one export is
- * gg_backend_library_open. A library stays loaded until the process ends. There are two: that of the room cuda/, and one
- * that $GOSSIPGRAD_DEVICE_LIBRARY names, as tests do. */
+ * gg_backend_library_open. A library stays loaded until the process ends. There are two: that of the room cuda/, and
+ * one that $GOSSIPGRAD_DEVICE_LIBRARY names, as tests do. */
 #ifndef GG_OPS_LIBRARY_H
 #define GG_OPS_LIBRARY_H
 
@@ -70,8 +70,8 @@ typedef const gg_backend_library *gg_backend_library_open_function(const gg_libr
  * returns the first result. GG_ERROR_UNSUPPORTED: missing, not loadable, or of another build. Any thread. */
 gg_status gg_backend_library_load(const char *file, const char *variable, const gg_backend_library **out);
 
-/* Adds the kind "cuda" to the registry, and that of $GOSSIPGRAD_DEVICE_LIBRARY, if it is set. Opening a device loads its
- * library. */
+/* Adds the kind "cuda" to the registry, and that of $GOSSIPGRAD_DEVICE_LIBRARY, if it is set. Opening a device loads
+ * its library. */
 void gg_libraries_register(void);
 
 #endif

@@ -16,8 +16,8 @@ from gossipgrad.exchange import arrays as given_arrays
 from gossipgrad.exchange import state as saved_state
 from gossipgrad.exchange.arrays import Array, Arrays, Shapes
 from gossipgrad.launch import agreement, environment
-from gossipgrad.state import files, mixing, outputs, trace
-from gossipgrad.training import fingerprint, notices
+from gossipgrad.state import files, outputs, trace
+from gossipgrad.training import fingerprint, mixing, notices
 from gossipgrad.training.chosen import (
     checked_compression,
     checked_optimizer,

@@ -16,8 +16,8 @@ from gossipgrad.errors import LARGEST, CheckpointError, choice, integer, number
 from gossipgrad.exchange.arrays import Array, Arrays, Shapes
 from gossipgrad.launch import agreement
 from gossipgrad.optim import Optimizer
-from gossipgrad.state import clocks, mixing
-from gossipgrad.training import arenas
+from gossipgrad.state import clocks
+from gossipgrad.training import arenas, mixing
 
 _FORMAT = 1  # of state_dict
 _STATE = {"step", "seed", "workers", "moments_since", "ranks", "consensus"}  # what it goes on from

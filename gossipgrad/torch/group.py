@@ -19,10 +19,9 @@ from gossipgrad.errors import integer, number
 from gossipgrad.launch import agreement, environment
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.schedules import Constant, Function
-from gossipgrad.state import mixing
 from gossipgrad.torch.modules import Layer, forms_of, tensors_of, write
 from gossipgrad.torch.synchronised import check_synchronised
-from gossipgrad.training import arenas, fingerprint, notices
+from gossipgrad.training import arenas, fingerprint, mixing, notices
 from gossipgrad.training.chosen import (
     checked_compression,
     checked_optimizer,

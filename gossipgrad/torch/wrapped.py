@@ -16,7 +16,7 @@ from gossipgrad.cluster import Network, VirtualCluster, refuse
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import LARGEST, CommunicationError, flag, named_keywords, number, warn
 from gossipgrad.launch import agreement, stall
-from gossipgrad.state import mixing, outputs, trace
+from gossipgrad.state import outputs, trace
 from gossipgrad.strategies import Strategy
 from gossipgrad.team import Team
 from gossipgrad.torch import device
@@ -43,6 +43,7 @@ from gossipgrad.torch.samplers import watch_samplers
 from gossipgrad.torch.step import Step, listed
 from gossipgrad.torch.synchronised import synchronise
 from gossipgrad.torch.training_state import check_owner, check_state, checksums_of, copies_of, order_of, rank_of
+from gossipgrad.training import mixing
 
 # After so many steps, and after each power of two below, the order of layers is looked at again.
 _LOOK_EVERY = 1024

@@ -20,8 +20,8 @@ from gossipgrad.launch import agreement
 from gossipgrad.literals import CONV_ALGORITHMS, DTYPES
 from gossipgrad.model import Model
 from gossipgrad.state import checkpoint_files as files
-from gossipgrad.state import clocks, mixing
-from gossipgrad.training import algorithms, arenas, fingerprint, notices
+from gossipgrad.state import clocks
+from gossipgrad.training import algorithms, arenas, fingerprint, mixing, notices
 from gossipgrad.training.arenas import RESIDUE
 from gossipgrad.training.replicas import CARRIED, Arrays, Replicas
 

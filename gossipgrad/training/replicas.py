@@ -28,8 +28,7 @@ from gossipgrad.launch.interrupts import uninterrupted
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
-from gossipgrad.state import mixing
-from gossipgrad.training import algorithms, fingerprint, notices
+from gossipgrad.training import algorithms, fingerprint, mixing, notices
 from gossipgrad.training.batches import Batches
 from gossipgrad.training.chosen import (
     checked_apoptosis,
