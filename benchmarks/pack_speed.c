@@ -67,19 +67,19 @@ int main(int arguments, char **argument) {
                                     .values = atoi(argument[5]) ? GG_BFLOAT16 : GG_FLOAT32};
     const gg_segment segment = {.count = n, .bin = atoi(argument[3]), .name = "weight"};
     gg_compression_counts counts = {0};
-    GG_TRY(gg_isa_select(argument[1], &isa));
-    GG_TRY(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = isa}, &device));
-    GG_TRY(gg_alloc(n * sizeof(float), "residue", &residue));
-    GG_TRY(gg_alloc(n * sizeof(float), "out", &out));
-    GG_TRY(gg_alloc(n * sizeof(float), "copy", &copy));
-    GG_TRY(gg_alloc(gg_packed_capacity(&segment, 1, &options), "message", &message));
+    GG_TRY_CLEANUP(gg_isa_select(argument[1], &isa));
+    GG_TRY_CLEANUP(gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = isa}, &device));
+    GG_TRY_CLEANUP(gg_alloc(n * sizeof(float), "residue", &residue));
+    GG_TRY_CLEANUP(gg_alloc(n * sizeof(float), "out", &out));
+    GG_TRY_CLEANUP(gg_alloc(n * sizeof(float), "copy", &copy));
+    GG_TRY_CLEANUP(gg_alloc(gg_packed_capacity(&segment, 1, &options), "message", &message));
     gg_pack_sizes_add(&sizes, device, &segment, 1);
-    GG_TRY(gg_pack_room_create(device, &sizes, &room));
-    GG_TRY(gg_pack_pieces_create(device, &segment, 1, 1, &pieces));
-    if (options.mode != GG_COMPRESSION_EXACT) GG_TRY(gg_pack_marks_create(&segment, 1, &marks));
-    GG_TRY(gg_calloc((size_t)rounds * 4, sizeof *seconds, "seconds", &seconds));
+    GG_TRY_CLEANUP(gg_pack_room_create(device, &sizes, &room));
+    GG_TRY_CLEANUP(gg_pack_pieces_create(device, &segment, 1, 1, &pieces));
+    if (options.mode != GG_COMPRESSION_EXACT) GG_TRY_CLEANUP(gg_pack_marks_create(&segment, 1, &marks));
+    GG_TRY_CLEANUP(gg_calloc((size_t)rounds * 4, sizeof *seconds, "seconds", &seconds));
     for (uint32_t g = 0; g < GRADIENTS; ++g) {
-        GG_TRY(gg_alloc(n * sizeof(float), "gradient", &gradient[g]));
+        GG_TRY_CLEANUP(gg_alloc(n * sizeof(float), "gradient", &gradient[g]));
         fill(gradient[g], out, n, g);
     }
     memset(residue, 0, n * sizeof(float));
@@ -97,8 +97,8 @@ int main(int arguments, char **argument) {
     size_t bytes = 0;
     gg_parallel_enter();
     for (; step < WARM_STEPS; ++step) {
-        GG_TRY(gg_pack(&packing, 0.5f, gradient[step % GRADIENTS], residue, message, &bytes));
-        GG_TRY(gg_unpack_add(&packing, message, bytes, 1, out));
+        GG_TRY_CLEANUP(gg_pack(&packing, 0.5f, gradient[step % GRADIENTS], residue, message, &bytes));
+        GG_TRY_CLEANUP(gg_unpack_add(&packing, message, bytes, 1, out));
     }
     counts = (gg_compression_counts){0};
     for (int r = 0; r < rounds; ++r) {
@@ -108,11 +108,11 @@ int main(int arguments, char **argument) {
             const double begin = cpu_seconds();
             memcpy(copy, out, n * sizeof(float));
             const double copied = cpu_seconds();
-            GG_TRY(gg_pack(&packing, 0.5f, g, residue, message, &bytes));
+            GG_TRY_CLEANUP(gg_pack(&packing, 0.5f, g, residue, message, &bytes));
             const double packed = cpu_seconds();
-            GG_TRY(gg_unpack_add(&packing, message, bytes, 1, out));
+            GG_TRY_CLEANUP(gg_unpack_add(&packing, message, bytes, 1, out));
             const double unpacked = cpu_seconds();
-            GG_TRY(gg_packed_check(&packing, message, bytes));
+            GG_TRY_CLEANUP(gg_packed_check(&packing, message, bytes));
             gg_unpack_pieces(&packing, pieces, (const void *const[]){message}, 1, NULL, read_nothing, NULL);
             const double read = cpu_seconds();
             own[0] += (copied - begin) / (double)inner;
