@@ -190,10 +190,7 @@ class Trainer:
         optimizer: dict[
             str, Any
         ],  # name schedule, and options as describe() has them: schedule{kind final gamma power warmup_start every total warmup, first values of kind table}
-        strategy: dict[
-            str, Any
-        ],  # name topology rotate permutations staleness exchange mix wire_dtype bucket_bytes chunk_bytes period overlap shuffle_samples interval probability push_sum
-        # hierarchical ranks_per_node synchronous alpha servers dedicated
+        strategy: dict[str, Any],  # name topology, and options as describe() has them
         # compression{bin_size factor mode values dense dense_below warmup selection packs}; packs: names of the
         # parameters that may be compressed, in place of dense_below, as by the sizes that a network began with
         seed: int = 0,
