@@ -20,7 +20,7 @@ import cbuild
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "cuda"
-KERNELS = sorted((ROOT / "csrc" / "cuda" / "kernels").glob("*.cu"))
+KERNELS = sorted((ROOT / "csrc" / "cuda").glob("*/*.cu"))
 PROGRAMS = sorted(FOLDER.glob("test_*.cpp"))
 EMULATION = FOLDER / "emulation" / "emulation.cpp"
 

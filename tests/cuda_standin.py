@@ -25,7 +25,7 @@ FOLDER = ROOT / "tests" / "cuda"
 STANDIN = sorted((FOLDER / "standin").glob("*.c"))
 LAUNCHES = FOLDER / "standin" / "launches.cpp"
 PROGRAMS = ("test_standin", "test_standin_libraries")
-ROOM = sorted((ROOT / "csrc" / "cuda").glob("*.c"))
+ROOM = sorted((ROOT / "csrc" / "cuda").rglob("*.c"))
 
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wno-unknown-pragmas"]
 INCLUDES = ["csrc", "tests/cuda", "tests/cuda/standin", "tests/cuda/emulation", "tests/c"]

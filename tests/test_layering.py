@@ -78,7 +78,7 @@ def test_rooms():
         ("cpu/conv/x.c", "# include <oneapi/dnnl/dnnl.h>\n", "belongs to cpu/*onednn_"),
         ("train/x.c", "#include <Python.h>\n", "belongs to python"),
         ("exchange/strategies/x.c", '#include "nn/graph.h"\n', "may not know nn"),
-        ("cuda/kernels/x.cu", '#include "nn/graph.h"\n', "may not know nn"),
+        ("cuda/conv/x.cu", '#include "nn/graph.h"\n', "may not know nn"),
         ("cpu/x.c", '#include "cuda/cuda_api.h"\n', "may not know cuda"),
         ("ops/x.c", "#include <cuda_runtime_api.h>\n", "belongs to cuda"),
         ("python/x.c", '#include "operations/operations.h"\n', "may not know operations"),

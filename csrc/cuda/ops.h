@@ -4,7 +4,7 @@
 #ifndef GG_CUDA_OPS_H
 #define GG_CUDA_OPS_H
 
-#include "cuda/device.h"
+#include "cuda/device/device.h"
 
 /* Workspaces of the libraries begin at multiples of so many bytes; scratch is aligned to 64. */
 #define GG_CUDA_WORKSPACE_ALIGNMENT 256

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/device.h"
+#include "cuda/device/device.h"
 #include "cuda/kernels.h"
 #include "cuda/ops.h"
 #include "cuda/services.h"

@@ -3,7 +3,7 @@
 
 #include "check_kernels.h"
 
-#include "cuda/kernels/common.cuh"
+#include "cuda/common.cuh"
 
 namespace {
 

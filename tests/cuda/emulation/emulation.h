@@ -7,7 +7,7 @@
  *     blocks of one launch have no order at all. Atomic operations do not race with each other;
  *   - reads of shared memory that the block has not written;
  *   - accesses of memory that is neither shared, nor a thread's own, nor a buffer of gg_emulation_alloc.
- * Included by csrc/cuda/kernels/common.cuh in the place of the CUDA runtime's header. */
+ * Included by csrc/cuda/common.cuh in the place of the CUDA runtime's header. */
 #ifndef GG_EMULATION_H
 #define GG_EMULATION_H
 
