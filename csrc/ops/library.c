@@ -144,17 +144,23 @@ static gg_status open_cuda(const gg_devices_options *options, gg_devices *out) {
     return status;
 }
 
+/* $GOSSIPGRAD_DEVICE_LIBRARY when kinds were registered. */
+static char named_path[PATH_MAX];
+
 static gg_status count_named(int *out) {
-    const gg_backend_library *library;
+    const gg_backend_library *library = NULL;
+    const gg_status status = load_once(named_path, &library);
     *out = 0;
-    GG_TRY(load_once(getenv(GG_DEVICE_LIBRARY_VARIABLE), &library));
-    return library->devices(out);
+    return library != NULL ? library->devices(out) : status;
 }
 
 static gg_status open_named(const gg_devices_options *options, gg_devices *out) {
-    const gg_backend_library *library;
-    GG_TRY(load_once(getenv(GG_DEVICE_LIBRARY_VARIABLE), &library));
-    return library->open(options, out);
+    const gg_backend_library *library = NULL;
+    const gg_status status = load_once(named_path, &library);
+    if (library != NULL && library->open == NULL)
+        return gg_fail(GG_ERROR_UNSUPPORTED, "'%s' is CUDA's library: " GG_CUDA_LIBRARY_VARIABLE " names it",
+                       named_path);
+    return library != NULL ? library->open(options, out) : status;
 }
 
 void gg_libraries_register(void) {
@@ -163,7 +169,8 @@ void gg_libraries_register(void) {
     static const gg_device_kind named = {.name = name, .count = count_named, .open = open_named};
     gg_registry_add(&cuda);
     const char *path = getenv(GG_DEVICE_LIBRARY_VARIABLE), *slash = path != NULL ? strrchr(path, '/') : NULL;
-    if (slash == NULL) return;
+    if (slash == NULL || strlen(path) >= sizeof named_path) return;
+    memcpy(named_path, path, strlen(path) + 1);
     snprintf(name, sizeof name, "%.*s", (int)strcspn(slash + 1, "."), slash + 1);
     gg_registry_add(&named);
 }
