@@ -363,7 +363,7 @@ def test_algorithms_are_measured(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"device": "gpu"}, ["device: 'gpu'", "allowed are cpu, strict, cuda"]),
+        ({"device": "gpu"}, ["device: 'gpu'", "allowed are cpu", "strict", "cuda"]),
         ({"device": "cpu:0"}, ["there is one 'cpu', without a number"]),
         ({"device": "strict:"}, ["behind the colon", "'strict:0'"]),
         ({"device": "strict:-1"}, ["behind the colon"]),

@@ -490,9 +490,9 @@ def test_npz_of_every_type_and_order(tmp_path, dtype):
 
 
 def test_a_progress_bar_on_a_large_npz(tmp_path, monkeypatch, capsys):
-    from gossipgrad.training import progress
+    from gossipgrad.launch import terminal
 
-    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(terminal, "LINE_EVERY", 0.0)
     x = np.random.default_rng(0).random((3000, 100))
     np.savez(tmp_path / "t.npz", x=x, y=np.arange(3000))
     one = gg.data.npz(tmp_path / "t.npz")
@@ -531,10 +531,10 @@ def test_npz_files_that_cannot_be_read(tmp_path):
 
 
 def test_a_progress_bar_on_what_takes_long(file, monkeypatch, capsys):
-    from gossipgrad.training import progress
+    from gossipgrad.launch import terminal
 
     monkeypatch.setattr(tables, "FIELDS", 90)
-    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(terminal, "LINE_EVERY", 0.0)
     rows = "\n".join(f"{i},{i},0" for i in range(500))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

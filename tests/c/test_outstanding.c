@@ -58,7 +58,7 @@ typedef struct run {
 static void begin(run *it, const char *device, int wrong) {
     *it = (run){.graph = make_graph()};
     CHECK_OK(gg_local_transport_create(&it->transport));
-    const gg_optimizer sgd = {.rate = {.lr = 0.1}, .momentum = 0.9f};
+    const gg_optimizer sgd = {.type = &gg_optimizer_sgd, .rate = {.lr = 0.1}, .sgd = {.momentum = 0.9f}};
     gg_exchange_options options =
         case_options(it->transport, sgd, (gg_strategy_options){.kind = GG_STRATEGY_NO_EXCHANGE});
     options.trace = 200;
