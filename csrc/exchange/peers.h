@@ -1,8 +1,8 @@
-/* The exchanges of the ranks of a team that live in this process: the one owner of arenas, strategies, optimisers and
- * traces, for a trainer and for callers who compute gradients themselves (steps.h).
+/* The exchanges of the team's ranks in this process: the only owner of arenas, strategies, optimisers and traces.
+ * Serves a trainer, and callers that compute gradients themselves (steps.h).
  *
- * gg_team_run runs a function on each rank, on the rank's own thread where there are several. Where a rank is the only
- * one of its process, its calls may be made outside as well. */
+ * gg_team_run runs a function on each rank, on the rank's own thread if there are several. A rank that is alone in its
+ * process may also be called from outside. */
 #ifndef GG_EXCHANGE_PEERS_H
 #define GG_EXCHANGE_PEERS_H
 
@@ -11,28 +11,29 @@
 
 typedef struct gg_peers gg_peers;
 
-/* Transport and link of the options are ignored: each exchange has its own rank's transport, and the link is measured
- * where the strategy's sizes are to be tuned. step_seconds: what virtual clocks charge for a step of each rank of the
- * team; NULL: nothing. It, or a model, gives costs.forward by the elements of each layer, where that is NULL. Retains
- * the team. Options that are not allowed are refused before any rank runs. Collective. */
+/* Creates one exchange a local rank. The options' transport and link are ignored: each exchange gets its own rank's
+ * transport, and the link is measured if the strategy's sizes are to be tuned. step_seconds: seconds that virtual
+ * clocks charge for a step of each rank of the team; NULL means none. If costs.forward is NULL, it is derived from
+ * step_seconds or a model, by the elements of each layer. Retains the team. Refuses forbidden options before any rank
+ * runs. Collective. */
 gg_status gg_peers_create(const gg_exchange_options *options, const double *step_seconds, gg_team *team,
                           gg_peers **out);
-/* Collective: settles first, unless a step is half done or something failed. NULL is fine. */
+/* Settles first, unless a step is half done or a call has failed. Collective. NULL is a no-op. */
 void gg_peers_destroy(gg_peers *peers);
 
 gg_exchange *gg_peers_exchange(const gg_peers *peers, int local);
 
-/* What settles a rank in place of gg_exchange_settle, for an owner with more in flight; NULL: nothing. */
+/* Sets the function that settles a rank, for an owner with more in flight; NULL means gg_exchange_settle. */
 void gg_peers_set_settle(gg_peers *peers, gg_status (*settle)(void *context, int local), void *context);
-/* Completes what is in flight on a local rank. Called on that rank's thread. Collective. */
+/* Completes all that is in flight on a local rank. Called on that rank's thread. Collective. */
 gg_status gg_peers_settle(gg_peers *peers, int local);
 
-/* What messages cost, for sizes that `strategy` leaves open in arenas of so many elements: *out is `memory`, or NULL
- * where none are to be tuned. Collective, with nothing in flight. */
+/* Measures the cost of messages for sizes that `strategy` leaves open, in arenas of `count` elements. *out is `memory`,
+ * or NULL if no sizes are to be tuned. Collective, with nothing in flight. */
 gg_status gg_peers_link(gg_peers *peers, const gg_strategy_options *strategy, size_t count, gg_link *memory,
                         const gg_link **out);
 
-/* Of all local ranks; as of gg_exchange. */
+/* gg_exchange_set_rate and gg_exchange_set_moments_since of all local ranks. */
 void gg_peers_set_rate(gg_peers *peers, const gg_rate *rate);
 void gg_peers_set_moments_since(gg_peers *peers, int64_t step);
 

@@ -1,17 +1,18 @@
-/* How replicas are synchronised. A strategy sees these calls and flat slices of arenas, and nothing else.
+/* Strategies: how replicas are synchronised. A strategy sees these calls and flat slices of arenas, nothing else.
  *
  *   begin(step)   before the forward pass
  *   need(layer)   before the layer's forward: its weights are current when this returns
  *   ready(layer)  in the backward pass: its gradient is final and its weights are used no more in this step
- *   poll()        between nodes: let messages move and mix what has arrived
+ *   poll()        between nodes: lets messages move and mixes arrived ones
  *   end()         after the backward pass
- *   settle()      collective: completes and mixes all that is in flight; afterwards the state's arenas are current.
- *                 Evaluation, checkpoints and the end call it.
- * A strategy that computes the gradients of some linear layers' weights itself (gg_strategy_fc_hooks) is given,
- * besides, the input of each before need, and the error of its output before ready. The strategy owns the state's
- * arenas and what is exchanged, and calls the optimiser where it updates. One rank, one
- * thread.
- */
+ *   settle()      completes and mixes all that is in flight; the state's arenas are current afterwards. Collective.
+ *                 Called by evaluation, checkpoints and the end.
+ *
+ * A strategy with gg_strategy_fc_hooks computes the weight gradients of some linear layers itself. It also receives the
+ * input of each before need, and the error of its output before ready.
+ *
+ * The strategy owns the state's arenas and the messages, and calls the optimiser when it updates. It belongs to one
+ * rank and is used by that rank's thread alone. */
 #ifndef GG_EXCHANGE_STRATEGY_H
 #define GG_EXCHANGE_STRATEGY_H
 
@@ -52,35 +53,35 @@ typedef enum gg_exchanged {
 } gg_exchanged;
 typedef enum gg_mix { GG_MIX_DISPLACEMENT = 0, GG_MIX_HALVES, GG_MIX_COUNT } gg_mix;
 
-/* OverlappedAveraging: of which linear layers the ranks exchange inputs and errors instead of the weight's gradient. */
+/* OverlappedAveraging: linear layers whose inputs and errors the ranks exchange instead of the weight's gradient. */
 typedef enum gg_partition_fc {
-    GG_PARTITION_CHEAPER = 0, /* in each step of those where that sends fewer bytes */
+    GG_PARTITION_CHEAPER = 0, /* in each step the layers that send fewer bytes this way */
     GG_PARTITION_ALL,
     GG_PARTITION_NONE,
     GG_PARTITION_COUNT
 } gg_partition_fc;
 
-/* Options of one strategy, or of several that have them alike. */
+/* Options of one strategy, or shared by several. */
 typedef struct gg_gossip_options { /* GossipGraD */
     gg_schedule_options schedule;
     bool hierarchical;  /* all-reduce of gradients inside a node, gossip between nodes */
-    int ranks_per_node; /* with hierarchical; 0: the ranks that share memory */
+    int ranks_per_node; /* with hierarchical; 0 means the ranks that share memory */
     int staleness;      /* 0 or 1 */
     gg_exchanged exchange;
     gg_mix mix;
-    int slices;       /* in step t slice t mod `slices` of every bucket is exchanged; 0 means 1 */
+    int slices;       /* step t exchanges slice t mod `slices` of every bucket; 0 means 1 */
     bool push_sum;    /* weights carry a mass, so that averaging preserves their mean */
-    double mix_gamma; /* with compression: the share of the partners in a mix; 0: a half */
+    double mix_gamma; /* with compression: the partners' share in a mix; 0 means a half */
 } gg_gossip_options;
 
 typedef struct gg_random_options { /* pull and push gossip */
     int64_t interval;              /* steps from one exchange to the next */
-    double probability;            /* with which an exchange that is due takes place */
+    double probability;            /* that a due exchange takes place */
     bool push_sum;
 } gg_random_options;
 
 typedef struct gg_periodic_options {
-    int64_t period; /* steps from one averaging to the next; 0: ceil(log2 of the ranks), at least 1 */
+    int64_t period; /* steps from one averaging to the next; 0 means ceil(log2(ranks)), at least 1 */
 } gg_periodic_options;
 
 typedef struct gg_overlapped_options {
@@ -91,8 +92,8 @@ typedef struct gg_overlapped_options {
 typedef struct gg_centre_options { /* elastic averaging, parameter server */
     int64_t period;
     bool synchronous; /* all ranks at once */
-    double alpha;     /* the force; 0: the strategy's choice */
-    int servers;      /* ranks that the centre lies on */
+    double alpha;     /* the force; 0 means the strategy's choice */
+    int servers;      /* ranks that hold the centre */
     bool dedicated;   /* they only serve */
 } gg_centre_options;
 
@@ -100,18 +101,18 @@ typedef struct gg_outer_options { /* DiLoCo, NoLoCo */
     int64_t period;
     double outer_lr, outer_momentum;
     bool outer_nesterov;
-    int fragments; /* of the model, which take turns */
-    int64_t delay; /* steps that hide an exchange; -1: 0 with one fragment, else period / fragments */
+    int fragments; /* of the model, which are exchanged in turn */
+    int64_t delay; /* steps that hide an exchange; -1 means 0 with one fragment, else period / fragments */
     int group;     /* NoLoCo: ranks that average */
 } gg_outer_options;
 
 typedef struct gg_strategy_options {
     gg_strategy_kind kind;
-    size_t bucket_bytes;        /* layers are joined to buckets of at least this size; 0: gg_strategy_tune */
-    size_t chunk_bytes;         /* a bucket travels in pieces of at most this size; likewise, before creation */
-    gg_dtype wire;              /* of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
-    gg_collectives collectives; /* of sums over all ranks, and with hierarchical over those of a node */
-    bool shuffle_samples;       /* the ranks' samples move around a ring; the replica does it, for every strategy */
+    size_t bucket_bytes; /* layers are joined to buckets of at least this size; 0 means gg_strategy_tune chooses */
+    size_t chunk_bytes;  /* max bytes of a message; 0 as for bucket_bytes. Both are set before creation */
+    gg_dtype wire;       /* type of model data in messages: GG_FLOAT32, or GG_BFLOAT16 for half the bytes */
+    gg_collectives collectives; /* for sums over all ranks, and with hierarchical over those of a node */
+    bool shuffle_samples;       /* the ranks' samples move around a ring; done by the replica for every strategy */
     gg_compression compression;
     union {
         gg_gossip_options gossip;
@@ -123,7 +124,7 @@ typedef struct gg_strategy_options {
     };
 } gg_strategy_options;
 
-/* What a strategy works with; all of it outlives the strategy. */
+/* Surroundings of a strategy; all of them outlive it. */
 typedef struct gg_strategy_env {
     gg_transport *transport;
     gg_device *device;
@@ -131,9 +132,9 @@ typedef struct gg_strategy_env {
     gg_state *state;     /* count set by the caller; the arenas are allocated by the strategy */
     const gg_arena_layout *layout;
     uint64_t seed;
-    gg_trace *trace; /* NULL: off */
-    /* The caller calls poll while it computes, and need of each layer in every step in which it has samples: waits may
-     * reach from the end of one step into the next. */
+    gg_trace *trace; /* NULL means off */
+    /* The caller calls poll while it computes, and need of each layer in every step with samples. Waits may then reach
+     * from the end of one step into the next. */
     bool across_steps;
 } gg_strategy_env;
 
@@ -149,96 +150,98 @@ typedef struct gg_strategy_table {
     void (*destroy)(gg_strategy *strategy);
 } gg_strategy_table;
 
-/* Of a strategy that has a model of its own besides the replicas. Called when nothing is in flight. */
+/* For a strategy with its own model besides the replicas. Called when nothing is in flight. */
 typedef struct gg_strategy_model {
-    /* What is evaluated and saved instead of the mean of the replicas. Collective: the same on every rank. NULL: the
-     * mean is. */
+    /* Reads the model that is evaluated and saved instead of the replicas' mean. Collective: equal on every rank. NULL
+     * means that the mean is. */
     gg_status (*read)(gg_strategy *strategy, float *out);
-    /* Sets it where all ranks begin with, or are given, the same weights. */
+    /* Sets the model when all ranks begin with equal weights or are given them. */
     void (*write)(gg_strategy *strategy, const float *weights);
 } gg_strategy_model;
 
-/* Of a strategy that computes the gradients of some linear layers' weights itself, all of it or a part. The vectors are
- * read before the call returns. */
+/* For a strategy that computes weight gradients of some linear layers itself, wholly or in part. The vectors are read
+ * before the call returns. */
 typedef struct gg_strategy_fc_hooks {
-    /* *partitioned: the strategy computes this layer's gradient in this step; `error` is then called as well. */
+    /* *partitioned: the strategy computes this layer's gradient in this step; `error` is then called too. */
     gg_status (*input)(gg_strategy *strategy, int layer, const gg_vectors *input, bool *partitioned);
     gg_status (*error)(gg_strategy *strategy, int layer, const gg_vectors *error);
 } gg_strategy_fc_hooks;
 
 struct gg_strategy {
     const gg_strategy_table *table;
-    const gg_strategy_model *model;       /* NULL: none */
-    const gg_strategy_fc_hooks *fc_hooks; /* NULL: it computes none */
+    const gg_strategy_model *model;       /* NULL means none */
+    const gg_strategy_fc_hooks *fc_hooks; /* NULL means that it computes none */
     gg_strategy_env env;
-    int64_t step;           /* the current training step; set by begin's caller */
-    const float *share;     /* batch of each rank / samples of all ranks in this step; set by begin's caller */
-    const int64_t *batch;   /* samples of each rank in this step; set by begin's caller */
-    double exposed_seconds; /* waited in any call but poll, since creation */
-    int64_t skipped;        /* exchanges skipped since creation because a rank lagged behind */
-    const bool
-        *fc_partitioned; /* of each layer: whether it has been partitioned in a step since creation; NULL: none */
-    /* Updates use gradients that the strategy has averaged over ranks: it measures them itself where updates need norms
-     * (gg_updater_measures). Else each rank's own gradients count, and `ready` is called when all of them are final and
-     * measured. */
+    int64_t step;               /* the current training step; set by begin's caller */
+    const float *share;         /* batch of each rank / samples of all ranks in this step; set by begin's caller */
+    const int64_t *batch;       /* samples of each rank in this step; set by begin's caller */
+    double exposed_seconds;     /* of waits in any call but poll, since creation */
+    int64_t skipped;            /* exchanges skipped since creation because a rank lagged behind */
+    const bool *fc_partitioned; /* one a layer: true after a step in which it was partitioned; NULL means none */
+    /* True if updates use gradients that the strategy has averaged over ranks. The strategy then measures them itself
+     * if updates need norms (gg_updater_measures). If false, each rank's own gradients count, and `ready` is called
+     * after all of them are final and measured. */
     bool averages_gradients;
-    /* Weights are current when `end` returns, unless need_rows has been called in the step, and nothing more arrives in
-     * them: between two steps the caller may write them. Else only after need, of their layer, or settle. */
+    /* True if weights are current when `end` returns, and no message writes them later, unless need_rows was called in
+     * the step. The caller may then write weights between two steps. If false, weights are current only after need of
+     * their layer, or after settle. */
     bool current_at_end;
-    /* In place of `need` by a caller that can make rows of this layer's weight current as it reads them: where
-     * rows->make is not NULL then, it does, before anything else of the strategy is called. A weight that is asked for
-     * so in one step may be left for that in the next. NULL: there is none. */
+    /* Replaces `need` for a caller that can make rows of this layer's weight current as it reads them. If rows->make is
+     * not NULL afterwards, the caller makes the rows before it calls the strategy again. A weight asked for like this
+     * in one step may be left to the next step's call. NULL means none. */
     gg_status (*need_rows)(gg_strategy *strategy, int layer, gg_weight_rows *rows);
-    /* What `need` waits for and `ready` begins, in whole buckets; NULL: layers do not matter. */
+    /* Whole buckets, for which `need` waits and which `ready` begins. NULL means that layers do not matter. */
     const struct gg_buckets *buckets;
-    /* `ready` alone reads a layer's gradient, and only by gg_updater_apply, from its first element to its last: it may
-     * lie elsewhere (gg_lent), or be computed there (gg_gradient_source). */
+    /* True if only `ready` reads a layer's gradient, by gg_updater_apply, from its first element to its last. The
+     * gradient may then lie elsewhere (gg_lent), or be computed as it is read (gg_gradient_source). */
     bool only_applies_gradients;
-    /* Multiplies a copy of this rank's weights, `count` elements in the host's memory, by what they count in the mean
-     * of the replicas, 1 on average over the ranks. Called when nothing is in flight. NULL: all count alike. */
+    /* Multiplies a copy of this rank's weights, `count` elements in host memory, by their weight in the mean of the
+     * replicas, 1 on average over the ranks. Called when nothing is in flight. NULL means equal weights. */
     void (*weigh)(gg_strategy *strategy, float *weights);
-    /* After an arena, given by its place in the state's list, has been loaded; NULL: nothing to do. */
+    /* Called after an arena, given by its place in the state's list, was loaded. NULL means nothing to do. */
     void (*loaded)(gg_strategy *strategy, int arena);
     int64_t loads; /* of arenas, since creation */
-    /* Which slices of the summed gradient and of the optimiser's arenas each rank owns; NULL: every rank has all. */
+    /* Slices of the summed gradient and of the optimiser's arenas that each rank owns. NULL means that every rank has
+     * all. */
     const struct gg_partition *partition;
-    /* NULL: a residue always is what is still to be sent. Else it is that after this call, with nothing in flight. */
+    /* Reduces the residue to the unsent values; called with nothing in flight. NULL means that the residue never holds
+     * others. */
     void (*complete_residue)(gg_strategy *strategy);
-    /* Of the last step's sum of gradients some was applied in pieces (gg_reduction_run): what the gradients' arena
-     * holds there is undefined. Said alike on all devices, also on one that sums in the arena. */
+    /* True if the gradient arena is undefined because the last step's sum was consumed in pieces (gg_reduction_run).
+     * Equal on all devices, also on one that sums in the arena. */
     bool sum_in_pieces;
-    const gg_compression_counts *compression_counts; /* of this rank; NULL: it compresses nothing */
+    const gg_compression_counts *compression_counts; /* of this rank; NULL means that it compresses nothing */
 };
 
-/* Options of this kind with their defaults. */
+/* Returns options of this kind with their defaults. */
 gg_strategy_options gg_strategy_options_of(gg_strategy_kind kind);
-/* Whether push-sum's scalars go on from options `a` to options `b`; and residues, bases and copies, but for what
- * compression says. */
+/* True if push-sum's scalars stay valid from options `a` to options `b`; the second: if residues, bases and copies do,
+ * compression's options aside. */
 bool gg_strategy_mixes_alike(const gg_strategy_options *a, const gg_strategy_options *b);
 bool gg_strategy_sends_alike(const gg_strategy_options *a, const gg_strategy_options *b);
-/* What gg_strategy_create checks of the options alone, on a group of so many ranks. */
+/* gg_strategy_create's checks that need only the options and the number of ranks. */
 gg_status gg_strategy_check(const gg_strategy_options *options, int ranks);
-/* Creation is collective. Checks the options: errors name the keyword and what is allowed. */
+/* Checks the options: errors name the keyword and the allowed values. Creation is collective. */
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 void gg_strategy_destroy(gg_strategy *strategy);
-/* On the command line, in reports and checkpoints. */
+/* The name on the command line, in reports and checkpoints. */
 const char *gg_strategy_name(gg_strategy_kind kind);
-/* How many of `size` ranks train: the first ones; the others are dedicated servers. Any options. */
+/* Number of the `size` ranks that train: the first ones; the others are dedicated servers. Accepts any options. */
 int gg_strategy_workers(const gg_strategy_options *options, int size);
-/* In nodes of how many of `size` ranks, as gg_nodes_create takes it, arenas of this kind are the same after each step:
- * the ranks of a node must begin with the same ones. `size`: all ranks; 1: none. */
+/* Returns k, as gg_nodes_create takes it: after each step every k ranks hold identical copies of this kind of arena, if
+ * they began with identical ones. 1 means none, `size` means all. */
 int gg_strategy_keeps_equal(const gg_strategy_options *options, int size, gg_arena_kind arena);
 
-/* Where updates need norms of a rank's own gradients: measures them, all of them final, and calls ready for every
- * layer, from the last to the first. */
+/* For updates that need norms of a rank's own gradients, all final: measures them, then calls ready for every layer,
+ * from the last to the first. */
 gg_status gg_strategy_ready_all(gg_strategy *strategy);
 
-/* Copies the arena at a place of the state's list, gathered from the ranks that own its slices, to `whole`, `count`
- * elements; the residue is each rank's own. Called when nothing is in flight. Collective: all ranks name the same
- * arena; `whole` may be NULL on ranks that only send. */
+/* Gathers the arena at a place of the state's list from the ranks that own its slices into `whole`, `count` elements.
+ * The residue is each rank's own. Called when nothing is in flight. Collective: all ranks name one arena; `whole` may
+ * be NULL on ranks that only send. */
 gg_status gg_strategy_gather(gg_strategy *strategy, int arena, float *whole);
-/* Sets the weights, a moment or the residue from `count` elements, of which a rank copies the slices that it owns.
- * Called when nothing is in flight. */
+/* Sets the weights, a moment or the residue from `count` elements; a rank copies the slices that it owns. Called when
+ * nothing is in flight. */
 void gg_strategy_load(gg_strategy *strategy, int arena, const float *whole);
 
 #endif

@@ -1,43 +1,45 @@
-/* Private to the room: what the factory, the tuning and the options of Python know of each strategy: one constant
- * gg_strategy_type a strategy, in the strategy's file. */
+/* Private to the room: the row of each strategy, for the factory, the tuning and the options of Python. Each strategy's
+ * file defines one constant gg_strategy_type. */
 #ifndef GG_EXCHANGE_TYPES_H
 #define GG_EXCHANGE_TYPES_H
 
 #include "base/options.h"
 #include "exchange/parts/common.h"
 
-/* What the exchange of a bucket costs, as tuning.h models it. */
+/* Cost of a bucket's exchange in the model of tuning.h. */
 typedef struct gg_exchange_cost {
-    double copies;   /* bytes on the wire for a byte of the arena */
-    double messages; /* of a rank for a chunk */
-    double hops;     /* one after the other */
-    bool at_end;     /* the backward pass ends when all buckets are there; else a layer waits for its own */
+    double copies;   /* bytes on the wire per byte of the arena */
+    double messages; /* of a rank per chunk */
+    double hops;     /* in sequence */
+    bool at_end;     /* the backward pass ends after all buckets have arrived; else each layer waits for its own */
     bool hidden;     /* no layer waits */
 } gg_exchange_cost;
 
 typedef struct gg_strategy_type {
     const char *name;         /* on the command line, in reports and checkpoints */
-    const gg_option *options; /* of a gg_strategy_options; gg_strategy_common are those of all */
-    /* Checks the options for so many ranks: errors name the keyword and what is allowed. NULL: nothing to check. */
+    const gg_option *options; /* of a gg_strategy_options; gg_strategy_common has the options of all strategies */
+    /* Checks the options for `ranks` ranks: errors name the keyword and the allowed values. NULL means nothing to
+     * check. */
     gg_status (*check)(const gg_strategy_options *options, int ranks);
-    /* Collective; allocates the state's arenas. The options are checked. *out is NULL after a failure. */
+    /* Allocates the state's arenas. Collective. The options are checked. *out is NULL after a failure. */
     gg_status (*create)(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-    /* Of an optimiser with so many moments. NULL: no buckets and chunks that may be tuned. */
+    /* Cost with an optimiser of `moments` moments. NULL means no buckets and chunks that may be tuned. */
     gg_exchange_cost (*cost)(const gg_strategy_options *options, int ranks, int moments);
-    /* How many of `ranks` train, the first ones. Any options. NULL: all. */
+    /* Number of ranks that train, the first ones. Accepts any options. NULL means all. */
     int (*workers)(const gg_strategy_options *options, int ranks);
-    /* A set of arenas' kinds, 1u << kind, that are the same on all ranks after each step if they were before the first.
-     * Weights and moments: the ranks update with the same gradients, or each its own slices, which the others copy. */
+    /* Set of arena kinds (1u << kind) that stay equal on all ranks after each step if they were equal at the start.
+     * True for weights and moments if ranks apply equal gradients, or if each updates its slices and the others copy
+     * them. */
     unsigned keeps_equal;
-    /* Ranks of each node, as gg_nodes_create takes it, whose ranks have equal replicas; 1: there are no nodes. NULL:
-     * the strategy knows none. */
+    /* Ranks of each node with equal replicas, as gg_nodes_create takes it; 1 means no nodes. NULL means that the
+     * strategy knows no nodes. */
     int (*node_ranks)(const gg_strategy_options *options);
-    /* Whether `cost` is that of all exchanges with these options. NULL: yes. */
+    /* True if `cost` models all exchanges with these options. NULL means yes. */
     bool (*modelled)(const gg_strategy_options *options);
-    /* Whether what strategies of this kind keep besides arenas goes on from options `a` to options `b`: scalars of
-     * push-sum, or with `residues` residues, bases and copies. NULL: yes. */
+    /* True if the strategy's memory besides arenas stays valid from options `a` to options `b`: push-sum's scalars, or
+     * with `residues` the residues, bases and copies. NULL means yes. */
     bool (*goes_on)(const gg_strategy_options *a, const gg_strategy_options *b, bool residues);
-    bool local_momentum; /* it sums gradients, which may have each rank's own momentum where they are compressed */
+    bool local_momentum; /* sums gradients; with compression each rank may keep its own momentum of them */
 } gg_strategy_type;
 
 #define GG_STRATEGY_ROW(kind, row) extern const gg_strategy_type gg_strategy_##row;
@@ -76,7 +78,7 @@ const gg_strategy_type *gg_strategy_type_of(gg_strategy_kind kind);
 #define GG_TUNED "tuned at the start"
 
 extern const gg_option gg_strategy_common[];
-/* The bytes of a value on the wire, as a part of float32's. */
+/* Size of a value on the wire as a fraction of float32's. */
 static inline double gg_wire_part(const gg_strategy_options *options) {
     return (double)gg_codec_of(options->wire)->size / sizeof(float);
 }
