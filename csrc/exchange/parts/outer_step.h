@@ -1,14 +1,16 @@
-/* Private to the room: what strategies of local steps and outer steps share. Every rank trains alone. The arena "outer"
- * holds phi, the weights after the last outer step. After every `period` steps w is exchanged, and with mean, of w over
- * some ranks:
+/* Private to the room: base of the strategies with local steps and outer steps. Every rank trains alone. The arena
+ * "outer" holds phi, the weights after the last outer step. After every `period` steps w is exchanged, and with mean,
+ * of w over some ranks:
  *
  *   g = mean - phi; m = momentum*m + lr*g; phi += m; w = phi
  *
- * Nesterov's form is phi += lr*g + momentum*m. The model is cut into fragments, runs of elements of about equal size,
- * which take turns: fragment f of F is exchanged after the steps t with (t + 1) mod period = (f + 1)*period div F mod
- * period. What an exchange begun after step t brings is applied after step t + delay, so that so many steps hide it;
- * what the rank has learnt since then is added: w = phi + (w - w that was sent). The steps decide when, no message
- * does: all ranks and all runs do the same. Settling applies what is in flight.
+ * Nesterov's form is phi += lr*g + momentum*m.
+ *
+ * The model is cut into fragments, runs of elements of about equal size, which take turns: fragment f of F is exchanged
+ * after the steps t with (t + 1) mod period = (f + 1)*period div F mod period. An exchange begun after step t is
+ * applied after step t + delay, so `delay` steps hide it. The rank's progress since then is added: w = phi + (w - w
+ * that was sent). Steps decide when, never messages: all ranks and all runs do the same. Settling applies all that is
+ * in flight.
  *
  * Statistics are not trained: phi = mean, without momentum, so that no variance is extrapolated below zero. */
 #ifndef GG_EXCHANGE_PARTS_OUTER_STEP_H
@@ -20,37 +22,37 @@
 #define GG_MOST_FRAGMENTS 1024
 
 typedef struct gg_fragment {
-    size_t offset, count; /* elements of the arenas, whole lanes; none where there are more fragments than lanes */
+    size_t offset, count; /* elements of the arenas, whole lanes; 0 if there are more fragments than lanes */
     int first_layer, last_layer;
-    int64_t begun; /* the step after which it was exchanged */
+    int64_t begun; /* the step after which its exchange began */
     gg_flight flight;
 } gg_fragment;
 
 typedef struct gg_outer gg_outer;
 
-/* How fragment f is exchanged. Several may be in flight; they are started and received in one order on all ranks. */
+/* Exchange of fragment f. Several may be in flight; all ranks start and receive them in one order. */
 typedef struct gg_outer_rule {
-    gg_status (*start)(gg_outer *s, int f);                                /* sends what gg_outer_sent gives */
+    gg_status (*start)(gg_outer *s, int f);                                /* sends gg_outer_sent */
     gg_status (*poll)(gg_outer *s, int f);                                 /* without waiting */
     gg_status (*receive)(gg_outer *s, int f, size_t *bytes, double *when); /* until s->moved holds mean - phi */
-    gg_status (*finish)(gg_outer *s, int f); /* until partners have read it; nothing was sent: nothing */
+    gg_status (*finish)(gg_outer *s, int f); /* until partners have read it; a no-op if nothing was sent */
     void (*destroy)(gg_strategy *strategy);
 } gg_outer_rule;
 
-/* The first member of every such strategy. */
+/* First member of every such strategy. */
 struct gg_outer {
     gg_strategy head;
     gg_strategy_table table;
     const gg_outer_rule *rule;
     int64_t period, delay;
     float lr, momentum;
-    float statistic_lr; /* a little less than 1 where the wire rounds: a variance does not fall below zero */
+    float statistic_lr; /* a little less than 1 if the wire rounds: a variance does not fall below zero */
     bool nesterov;
     int fragments;
     gg_fragment *fragment;
-    int *in_flight, flying; /* fragments in the order in which they were begun */
+    int *in_flight, flying; /* fragments in the order of their beginning */
     float *phi, *m;         /* arenas of the state */
-    float *sent;            /* a copy of w as it was when the exchange began; NULL: it has not changed since */
+    float *sent;            /* a copy of w from the exchange's beginning; NULL means that w has not changed since */
     float *moved;           /* mean - phi; the rule's */
 };
 
@@ -72,10 +74,10 @@ struct gg_outer {
 
 /* Checks period, outer_lr, outer_momentum, fragments and delay. */
 gg_status gg_outer_check(const gg_strategy_options *options);
-/* Allocates the state's arenas and fills everything but `moved`. After a failure the caller destroys. Collective. */
+/* Allocates the state's arenas and fills all fields but `moved`. After a failure the caller destroys. Collective. */
 gg_status gg_outer_init(gg_outer *s, const gg_outer_rule *rule, const gg_strategy_options *options,
                         const gg_strategy_env *env);
-/* Frees what gg_outer_init has made, the state's arenas too; nothing is in flight. Collective. */
+/* Frees the memory of gg_outer_init, the state's arenas too. Nothing is in flight. Collective. */
 void gg_outer_deinit(gg_outer *s);
 
 /* The weights that fragment f sends. */

@@ -1,9 +1,8 @@
-/* Private to the room: one arena that partners exchange, chunk by chunk, as its codec says.
+/* Private to the room: exchange of one arena with partners, chunk by chunk, through a codec.
  *
- * A stream has two snapshot arenas, used in turn, so that an arena is never written while it is being sent: one is
- * filled and sent while partners may still read the other. Before an arena is filled again, gg_stream_wait_sent makes
- * sure that partners have read what was sent from it.
- */
+ * A stream has two snapshot arenas, used in turn, so that an arena is never written while it is being sent. One is
+ * filled and sent while partners may still read the other. gg_stream_wait_sent waits for the partners before an arena
+ * is filled again. */
 #ifndef GG_EXCHANGE_PARTS_STREAM_H
 #define GG_EXCHANGE_PARTS_STREAM_H
 
@@ -11,8 +10,7 @@
 #include "exchange/parts/flight.h"
 #include "ops/codec.h"
 
-/* What the trace records of a bucket: chunks of one exchange may be sent before those of the previous one are released.
- */
+/* The trace's records of a bucket: chunks of one exchange may be sent before those of the previous one are released. */
 typedef struct gg_flights {
     gg_flight turn[2];
     int posted, released; /* chunks, modulo those of two exchanges */
@@ -21,45 +19,45 @@ typedef struct gg_flights {
 typedef struct gg_stream {
     gg_strategy *owner;
     const gg_buckets *buckets;
-    const gg_codec *codec; /* of what is sent: of the arenas, the landing and gg_stream_received */
+    const gg_codec *codec; /* of the arenas, the landing and gg_stream_received */
     int tag;               /* of chunk 0; chunk i has tag + i */
-    void *arena[2];        /* message memory; NULL: it only receives */
-    void *landing;         /* where chunks arrive that cannot be read in place */
-    gg_request *sent[2];   /* a request a chunk, for each arena; NULL: it only receives */
-    gg_request *received;  /* a request a chunk */
+    void *arena[2];        /* message memory; NULL means receive only */
+    void *landing;         /* for chunks that cannot be read in place */
+    gg_request *sent[2];   /* one a chunk, for each arena; NULL means receive only */
+    gg_request *received;  /* one a chunk */
     gg_flights *flights;   /* one a bucket */
-    const char *name;      /* what travels, for the trace; set by the owner */
+    const char *name;      /* of the contents, for the trace; set by the owner */
 } gg_stream;
 
-/* arenas: 0: it only receives; 1: every element is written at most once while it may be sent; 2: in turn. index, from 0
- * on: streams of one index have the same tags, and others have others. Collective. */
+/* arenas: 0 receives only; 1 if every element is written at most once while it may be sent; 2 in turn. index, from 0
+ * on, selects the tags: streams share tags only if they share the index. Collective. */
 gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, int arenas, const gg_codec *codec,
                            gg_stream *out);
-/* Collective. Cancels what is still in flight; after settling nothing is. */
+/* Collective. Cancels messages in flight; after settling there are none. */
 void gg_stream_destroy(gg_stream *stream);
 
-/* Starts receiving a bucket from a partner; sending it from arena `which` to a partner; both. */
+/* Starts receiving a bucket from a partner, sending it from arena `which` to a partner, or both. */
 gg_status gg_stream_receive(gg_stream *stream, int bucket, int receive_from);
 gg_status gg_stream_send(gg_stream *stream, int bucket, int which, int send_to);
 gg_status gg_stream_post(gg_stream *stream, int bucket, int which, int send_to, int receive_from);
-/* Both, of one chunk of a bucket. All chunks of a bucket are posted before the next exchange of it, in any order. */
+/* gg_stream_post for one chunk of a bucket. All chunks of a bucket are posted before its next exchange, in any order.
+ */
 gg_status gg_stream_post_chunk(gg_stream *stream, int bucket, int chunk, int which, int send_to, int receive_from);
-/* Waits until nothing of the bucket is being sent from arena `which`. */
+/* Waits until the bucket's sends from arena `which` are complete. */
 gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which);
-/* Waits until nothing at all is being sent: partners have read everything. */
+/* Waits until all sends are complete: partners have read everything. */
 gg_status gg_stream_wait_all_sent(gg_stream *stream);
-/* Waits until a chunk of the bucket has arrived, if it is in flight; gg_stream_received then gives it until
- * gg_stream_release. */
+/* Waits for a chunk of the bucket, if it is in flight. gg_stream_received then returns it until gg_stream_release. */
 gg_status gg_stream_wait_chunk(gg_stream *stream, int bucket, int chunk);
-/* Waits until the whole bucket has arrived; gg_stream_received then gives it until gg_stream_release. */
+/* Waits for the whole bucket. gg_stream_received then returns it until gg_stream_release. */
 gg_status gg_stream_wait_received(gg_stream *stream, int bucket);
-/* Whether chunk i has arrived. */
+/* *arrived tells if the chunk has arrived. */
 gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived);
-/* From element `offset` of the arena on, which lies in the chunk. */
+/* The received chunk from element `offset` of the arena on, which lies in the chunk. */
 const void *gg_stream_received(const gg_stream *stream, int chunk, size_t offset);
-/* Where element `offset` of arena `which` is. */
+/* Address of element `offset` of arena `which`. */
 void *gg_stream_snapshot(const gg_stream *stream, int which, size_t offset);
-/* Releases the chunk. With the last one of a bucket the trace records its exchange. */
+/* Releases the chunk. After a bucket's last one the trace records its exchange. */
 gg_status gg_stream_release(gg_stream *stream, int chunk);
 
 #endif

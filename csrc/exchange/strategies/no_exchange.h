@@ -1,4 +1,4 @@
-/* Private to the room: a strategy that exchanges nothing, which others are where there is nobody to exchange with. */
+/* Private to the room: the strategy without exchange, also used by others if there are no partners. */
 #ifndef GG_EXCHANGE_STRATEGIES_NO_EXCHANGE_H
 #define GG_EXCHANGE_STRATEGIES_NO_EXCHANGE_H
 
