@@ -1,5 +1,5 @@
-/* Private to packed.c, unpacked.c and pieces.c: the format of packed messages, which packed.h describes, and the reader
- * of codes. Numbers are copied as they lie: hosts are little-endian. */
+/* Private to packed.c, unpacked.c and pieces.c: the format of packed messages (packed.h), and the reader of codes.
+ * Numbers are copied unconverted: hosts are little-endian. */
 #ifndef GG_EXCHANGE_CODEC_PACKED_FORMAT_H
 #define GG_EXCHANGE_CODEC_PACKED_FORMAT_H
 
@@ -19,7 +19,7 @@ typedef enum message_form { FORM_SCALE = 0, FORM_CHOICE, FORM_NARROW, FORM_VALUE
 #define WIDE_FROM 64
 
 enum { FLAG_NEGATIVE = 1, FLAG_FIRST = 2 };               /* of an element */
-enum { EMPTY_ONE = 0, EMPTY_UNIT, EMPTY_LONG, NO_EMPTY }; /* of a mark: how the number of bins follows */
+enum { EMPTY_ONE = 0, EMPTY_UNIT, EMPTY_LONG, NO_EMPTY }; /* of a mark: encoding of the number of bins that follows */
 
 static inline size_t aligned_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -68,15 +68,15 @@ GG_INLINE uint32_t unit_at(const unsigned char *at, bool wide) {
 
 GG_INLINE uint32_t flags_shift(bool wide) { return wide ? 14 : 6; }
 
-/* The place that no element has. */
+/* The place of no element. */
 GG_INLINE uint32_t empty_mark(bool wide) { return (1u << flags_shift(wide)) - 1; }
 
-/* Goes through the codes of a segment. Whatever these are, it gives ascending elements of the segment. */
+/* Reads the codes of a segment. For any codes, its elements ascend and lie in the segment. */
 typedef struct code_reader {
     const unsigned char *at, *end;
     size_t count, bin;
-    size_t start; /* first element of the bin that was begun last; -bin (which wraps around): of none */
-    size_t least; /* places below are not allowed; `bin`: no bin is open */
+    size_t start; /* first element of the last begun bin; -bin (wraps around) means none */
+    size_t least; /* min allowed place; `bin` means that no bin is open */
 } code_reader;
 
 static inline code_reader reader_of(const gg_segment *segment, const unsigned char *codes, size_t bytes) {
@@ -99,7 +99,7 @@ static inline bool skip_empty(code_reader *r, bool wide, uint32_t flags) {
     return true;
 }
 
-/* Goes past a code that names no element; false: it does not stand for empty bins of the segment, either. */
+/* Passes a code without an element; false if it does not stand for empty bins of the segment either. */
 static inline bool pass_empty(code_reader *r) {
     const bool wide = r->bin >= WIDE_FROM;
     const uint32_t code = unit_at(r->at, wide), mark = empty_mark(wide);
@@ -108,19 +108,19 @@ static inline bool pass_empty(code_reader *r) {
     return skip_empty(r, wide, code >> flags_shift(wide));
 }
 
-/* A part of a message whose sizes have been checked. */
+/* A part of a message with checked sizes. */
 typedef struct message_part {
     const unsigned char *codes, *values; /* dense: values alone */
-    size_t bytes, elements;              /* of codes; elements: of form SCALE unknown */
+    size_t bytes, elements;              /* of codes; elements: unknown in form SCALE */
     float scale;
 } message_part;
 
-/* The part of segment i that begins at *at, which becomes its end: GG_ERROR_COMM where its sizes do not fit. */
+/* The part of segment i that begins at *at; moves *at to its end. GG_ERROR_COMM if its sizes do not fit. */
 gg_status gg_packed_part(const gg_segment *segment, int i, message_form form, const unsigned char **at,
                          const unsigned char *end, message_part *out);
 
-/* The next elements, `room` at most, fewer at the end, with GG_ELEMENT_NEGATIVE; false: a code is wrong, and the reader
- * is of no more use. Those that are counted are elements of the segment even then. */
+/* Reads up to `room` elements, fewer only at the end, with GG_ELEMENT_NEGATIVE. False means a wrong code: the reader is
+ * then useless, but counted elements still belong to the segment. */
 bool gg_packed_elements(code_reader *reader, size_t room, uint32_t *out, size_t *count);
 
 GG_INLINE float value_at(const unsigned char *values, gg_dtype dtype, size_t n) {
