@@ -1,7 +1,7 @@
-/* Private to the room: the samples that a replica trains on, from the set to the plan's input.
+/* Private to the room: a replica's samples on their way from the set to the plan's input.
  *
- * Which rank has which samples, where they are while they move among the ranks, and the batches of an epoch. One rank,
- * one thread. */
+ * Knows which rank has which samples, moves samples among the ranks, and makes the batches of an epoch. One rank, one
+ * thread. */
 #ifndef GG_TRAIN_BATCHES_H
 #define GG_TRAIN_BATCHES_H
 
@@ -10,48 +10,48 @@
 #include "data/loader.h"
 #include "train/uploads.h"
 
-/* Zero-initialised: there is no data. */
+/* Zero-initialised means that there is no data. */
 typedef struct gg_batches {
-    /* Set by the owner before the first call. The devices, the transport and what the pointers point at outlive it. */
+    /* Set by the owner before the first call. Devices, transport and all pointed-at objects outlive the batches. */
     gg_transport *transport;
     gg_device *device; /* of the host's memory */
     gg_uploads *uploads;
     int workers; /* the first ranks, which train */
     uint64_t seed;
     bool shuffle_samples;
-    gg_trace *trace;     /* NULL: off */
+    gg_trace *trace;     /* NULL means off */
     const int64_t *step; /* of training */
 
-    gg_loader *loader; /* NULL: no data yet */
+    gg_loader *loader; /* NULL means no data yet */
     gg_data_options options;
     gg_dataset set;
     gg_sharding sharding;  /* of the set, over the workers */
     int64_t *shard_counts; /* of the sharding, if each rank has a set of its own */
     gg_shard_copy *shard;  /* used with the ring, if samples are shuffled among several ranks */
     gg_sample_ring *ring;
-    int64_t epoch, next; /* the position: batch `next` of this epoch comes next; the owner counts it on */
-    int64_t exchanges;   /* of samples that move, begun until now */
-    gg_batch batch;      /* the one under way: targets, weights and beginnings; NULL where the set has none */
+    int64_t epoch, next; /* the position: batch `next` of this epoch is next; counted on by the owner */
+    int64_t exchanges;   /* of moving samples, begun so far */
+    gg_batch batch;      /* the current batch: targets, weights and beginnings; NULL if the set has none */
 } gg_batches;
 
-/* Replaces the data. Retains the set. On a failure there is none. Collective. */
+/* Replaces the data. Retains the set. After a failure there is no data. Collective. */
 gg_status gg_batches_begin(gg_batches *batches, const gg_dataset *set, const gg_data_options *data);
-void gg_batches_clear(gg_batches *batches); /* collective; cancels what is in flight */
-/* Sets the position: batch `next` of an epoch, 0 to its steps, comes next. The samples are ordered for this epoch, and
- * those that move among the ranks are brought to where they are then. Collective. */
+void gg_batches_clear(gg_batches *batches); /* collective; cancels exchanges in flight */
+/* Sets the position: batch `next` of an epoch, 0 to its steps, is next. Orders the samples for this epoch, and moves
+ * shuffled samples to their ranks at that time. Collective. */
 gg_status gg_batches_seek(gg_batches *batches, int64_t epoch, int64_t next);
-/* The same in an epoch whose steps before `begun` had batches of other sizes, in which so many samples of each rank
- * have been read (gg_loader_resume). Checked. Collective. */
+/* gg_batches_seek in an epoch whose steps before `begun` had batches of other sizes. done: samples of each rank read by
+ * these steps (gg_loader_resume). Checked. Collective. */
 gg_status gg_batches_resume(gg_batches *batches, int64_t epoch, int64_t next, int64_t begun, const int64_t *done);
-/* Whether some batches of the epoch have been read, and others come. False without data. */
+/* True if some batches of the epoch have been read, and others follow. False without data. */
 bool gg_batches_in_an_epoch(const gg_batches *batches);
-/* GG_ERROR_ARGUMENT where so many ranks cannot train on the set in such batches from here on. There is data. The same
- * on all ranks. */
+/* GG_ERROR_ARGUMENT if `workers` ranks cannot train on the set in such batches from here on. Requires data. Equal on
+ * all ranks. */
 gg_status gg_batches_check(const gg_batches *batches, int workers, int64_t batch);
-/* Goes on in batches of so many samples: in the middle of an epoch with those that have not been read in it. Settled;
- * gg_batches_check allows it. On a failure there is no data. Collective. */
+/* Continues in batches of `batch` samples; in the middle of an epoch with its unread samples. Settled; gg_batches_check
+ * allows it. After a failure there is no data. Collective. */
 gg_status gg_batches_rebatch(gg_batches *batches, int64_t batch);
-/* Reads batch t of the epoch for the plan (gg_uploads_read), and starts what happens to samples under the step. */
+/* Reads batch t of the epoch for the plan (gg_uploads_read), and starts the exchange of samples under the step. */
 gg_status gg_batches_read(gg_batches *batches, gg_plan *plan, int64_t t, gg_plan_batch *out);
 gg_status gg_batches_poll(gg_batches *batches);   /* lets samples move */
 gg_status gg_batches_settle(gg_batches *batches); /* completes the exchange of samples; collective */
@@ -62,7 +62,7 @@ int64_t gg_batches_sample_id(const gg_batches *batches, int64_t slot);
 /* Counts the samples of all ranks. Settled. Collective. */
 gg_status gg_batches_audit(gg_batches *batches, gg_sample_audit *out);
 
-/* Waits until the loader can read the step without waiting; messages move meanwhile. */
+/* Waits until the loader can read the step at once; messages move meanwhile. */
 gg_status gg_batches_wait(gg_transport *transport, gg_loader *loader, int64_t step);
 
 #endif

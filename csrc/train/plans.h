@@ -13,16 +13,16 @@ typedef struct gg_plans {
         gg_plan *plan;
         int64_t batch;
         bool training;
-        int64_t used; /* for finding the least recently used one when all places are in use */
+        int64_t used; /* for finding the least recently used plan if all places are in use */
     } cached[GG_PLANS_CACHED];
     int64_t uses;
     uint64_t weights_version; /* of the last evaluation or prediction, for gg_plan_evaluate */
-    gg_plan_memory memory;    /* of all of them: one runs at a time */
-    gg_plan *pinned;          /* one of them that is not destroyed to make room; NULL: none. Set by the owner. */
+    gg_plan_memory memory;    /* shared by the plans: one runs at a time */
+    gg_plan *pinned;          /* a plan that is not destroyed to make room; NULL means none. Set by the owner */
 } gg_plans;
 
-/* The plan for a batch size, built if it is not there. Owned by `plans`. Valid until the next plan is built; the pinned
- * one, until another one is pinned. The plans share their memory: what is in it belongs to the one asked for last. */
+/* Returns the plan for a batch size; builds it if needed. Owned by `plans`. Valid until the next plan is built; the
+ * pinned one until another is pinned. The plans share memory, whose content belongs to the last returned one. */
 gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **out);
 size_t gg_plans_bytes(const gg_plans *plans);
 void gg_plans_clear(gg_plans *plans);

@@ -1,7 +1,7 @@
-/* The ranks of a team that live in this process, each with its replica. A call applies to all of them.
+/* The team's ranks in this process, each with its replica. A call applies to all of them.
  *
- * Every function runs on every local rank (gg_team_run) and is collective over the whole team. One thread may call at a
- * time. */
+ * Every function runs on every local rank (gg_team_run) and is collective over the whole team, unless marked otherwise.
+ * One thread may call at a time. */
 #ifndef GG_TRAIN_TRAINER_H
 #define GG_TRAIN_TRAINER_H
 
@@ -10,26 +10,26 @@
 
 typedef struct gg_trainer gg_trainer;
 
-/* Makes the exchanges of all local ranks, and the trainer whose steps they are. The caller gives all options of the
+/* Makes the exchanges of all local ranks, and the trainer that makes their steps. The caller gives all options of the
  * exchanges but layout, transport and costs, and all of the replicas but the exchange. The graph and *peers outlive the
  * trainer; the caller destroys both. Retains the team. */
 gg_status gg_trainer_create(const gg_replica_options *options, const gg_exchange_options *exchange, gg_team *team,
                             gg_peers **peers, gg_trainer **out);
-/* Collective: settles first, unless something failed. The peers go on without it. NULL is fine. */
+/* Settles first, unless a call has failed. The peers stay usable. Collective. NULL is a no-op. */
 void gg_trainer_destroy(gg_trainer *trainer);
 
 gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
 
-/* sets: one a local rank: the same one, or with GG_SHARD_OWN each rank's own part. */
+/* sets: one a local rank: a common one, or with GG_SHARD_OWN each rank's own part. */
 gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *const *sets, const gg_data_options *data);
 /* gg_replica_epoch of all ranks; GG_ERROR_ARGUMENT unless `next` is a step of the epoch or their number. */
 gg_status gg_trainer_epoch(gg_trainer *trainer, const gg_position *position);
-/* Up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL: nobody) is called a few
- * times a second, with all ranks paused in the middle of their steps: it may only read counts. When it returns false,
- * the run ends after the first step that no rank has done yet. */
+/* Makes up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL means none) is called a
+ * few times a second, with all ranks paused in the middle of their steps: it may only read counts. If it returns false,
+ * the run ends after the first step that no rank has made yet. */
 gg_status gg_trainer_run(gg_trainer *trainer, int64_t steps, bool (*watch)(void *context), void *context);
 
-/* What all ranks of the team did since gg_trainer_epoch. */
+/* Counts of all ranks of the team since gg_trainer_epoch. */
 typedef struct gg_epoch_summary {
     gg_progress_counts sum;  /* counts and seconds summed over ranks; steps of one rank */
     gg_progress_counts most; /* seconds of the slowest rank */
@@ -40,14 +40,14 @@ gg_status gg_trainer_end_epoch(gg_trainer *trainer, gg_epoch_summary *out);
 
 /* One step, one batch a local rank. losses: one a local rank. */
 gg_status gg_trainer_step(gg_trainer *trainer, const gg_given *given, double *losses);
-/* `steps` steps on the same batch for every rank; seconds of each on the first local rank, as of gg_replica_bench. */
+/* `steps` steps on one batch for every rank. seconds: of each step on the first local rank, as in gg_replica_bench. */
 gg_status gg_trainer_bench(gg_trainer *trainer, const gg_given *given, int steps, double *seconds);
 
-/* gg_replica_reshape of all ranks; its step_seconds and link are ignored: seconds that were given for a step change as
- * the multiply-adds of a sample do, and sizes that the strategy's options leave open are chosen anew. What
- * gg_replica_check_reshape refuses changes nothing; after any other failure the trainer can only be destroyed. */
+/* gg_replica_reshape of all ranks. Ignores how->step_seconds and how->link. The given seconds of a step change in
+ * proportion to the multiply-adds of a sample, and open sizes of the strategy are chosen anew. Errors of
+ * gg_replica_check_reshape change nothing. After any other failure the trainer can only be destroyed. */
 gg_status gg_trainer_reshape(gg_trainer *trainer, const gg_reshape *how);
-/* gg_replica_set_algorithms of all local ranks, or of none if that fails; both arrays are copied. Not collective. */
+/* gg_replica_set_algorithms of all local ranks, or of none if it fails; both arrays are copied. Not collective. */
 gg_status gg_trainer_set_algorithms(gg_trainer *trainer, const gg_conv_choice *choices, int count,
                                     const gg_table_choice *tables, int table_count);
 gg_status gg_trainer_audit(gg_trainer *trainer, gg_sample_audit *out);
@@ -57,10 +57,10 @@ typedef enum gg_evaluation_kind {
     GG_EVALUATE_REPLICAS,  /* each rank's own weights on the whole set: one result a rank of the team */
 } gg_evaluation_kind;
 
-/* sets: one a local rank; the same one but for OWN. A single result is the sum over the ranks. */
+/* sets: one a local rank; a common one, except for OWN. A single result is the sum over the ranks. */
 gg_status gg_trainer_evaluate(gg_trainer *trainer, const gg_dataset *const *sets, int64_t batch,
                               gg_evaluation_kind kind, gg_evaluation *out);
-/* The consensus model's outputs, as from gg_replica_predict: computed by the first local rank, on every process. */
+/* The consensus model's outputs, as of gg_replica_predict, computed by the first local rank on every process. */
 gg_status gg_trainer_predict(gg_trainer *trainer, const gg_dataset *set, int64_t batch, float *const *output);
 /* gg_replica_reset_carried on every local rank. Not collective. */
 void gg_trainer_reset_carried(gg_trainer *trainer);

@@ -8,11 +8,11 @@ struct gg_trainer {
     gg_peers *peers;
     gg_team *team;              /* of the peers */
     gg_replica_options options; /* without an exchange */
-    double *step_seconds;       /* of each rank of the team; NULL: none were given */
+    double *step_seconds;       /* one a rank of the team; NULL means none were given */
     int local;
     gg_replica **replica;
-    gg_conv_choice *conv_choices;   /* of all local ranks; NULL: none are set */
-    gg_table_choice *table_choices; /* the same */
+    gg_conv_choice *conv_choices;   /* of all local ranks; NULL means that none are set */
+    gg_table_choice *table_choices; /* likewise */
 };
 
 #endif
