@@ -2,8 +2,8 @@
  *
  * A shrink has two parts:
  *
- * 1. A plan lists the removed units and the consensus model's loss by them. Making a plan changes nothing, but
- *    completes all that is in flight. So a plan that is not applied needs no undoing.
+ * 1. A plan lists the removed units, and the consensus model's loss before and after. Making a plan changes nothing,
+ * but completes all that is in flight. So a plan that is not applied needs no undoing.
  * 2. Applying it reshapes all replicas (gg_trainer_reshape): weights and residues are folded and selected, moments
  *    selected.
  *
@@ -18,7 +18,7 @@
 typedef struct gg_shrink {
     const double *budget; /* one a group of units, 0 to 1: as gg_merge_options.budget */
     const bool *groups;   /* one a group: its units may be removed; NULL means all removable ones */
-    const int *least;     /* one a group: min units that stay, 1 or more; NULL means 1 */
+    const int *least;     /* one a group: min units that stay, 1 or more */
     /* Set on which losses are compared, equal on all ranks; each evaluates a part of it. NULL means no comparison. */
     const gg_dataset *probe;
     int64_t batch;  /* samples at once, at least 1; with a probe */
