@@ -27,16 +27,16 @@ struct gg_exchange {
     gg_updater updater;
     gg_state state;
     gg_strategy *strategy; /* NULL: not whole */
-    gg_factored *factored; /* of linear layers whose gradients only updates read; NULL: there are none */
+    gg_factored *factored; /* of linear layers whose gradients only updates read; NULL means none */
     gg_tuning tuning;
     int64_t loads;    /* gg_exchange_loads */
     bool begun;       /* a step is under way, */
-    int readied;      /* in which so many layers are ready; */
-    int next;         /* the strategy has met those behind this one, which it wants next; -1: none */
-    bool *ready;      /* of each layer */
+    int readied;      /* number of ready layers in it; */
+    int next;         /* the layer that the strategy takes next, after those behind it; -1 means none */
+    bool *ready;      /* one a layer */
     int workers;      /* the first ranks, which train */
     bool failed;      /* in the middle of an exchange: settling is impossible from then on */
-    float *share;     /* of each rank, in this step */
+    float *share;     /* one a rank, in this step */
     int64_t *batches; /* samples of each rank in this step */
     float *equal_share;
     gg_allreduce *averaging;
@@ -45,7 +45,7 @@ struct gg_exchange {
 
 /* ---- creation and destruction ---- */
 
-/* The update asks for the gradients of large linear layers' weights row by row, where nothing else reads them. */
+/* Lets the update request weight gradients of large linear layers row by row, if nothing else reads them. */
 static gg_status create_factored(gg_exchange *x) {
     gg_status status = GG_OK;
     gg_factored_wish *wish = NULL;
@@ -68,7 +68,7 @@ cleanup:
     return status;
 }
 
-/* What depends on the strategy or the layout; the devices and the trace are there. Collective. */
+/* Makes all that depends on the strategy or the layout. The devices and the trace exist. Collective. */
 static gg_status assemble(gg_exchange *x, const gg_exchange_costs *costs) {
     const size_t ranks = (size_t)x->transport->size;
     const char *names[GG_MOST_MOMENTS];
@@ -140,7 +140,7 @@ void gg_exchange_dismantle(gg_exchange *x) {
     gg_allreduce_destroy(x->averaging);
     if (x->transport != NULL) gg_message_free(x->transport, x->consensus);
     if (x->transport != NULL && x->transport->step == &x->state.step)
-        x->transport->step = NULL; /* the transport outlives it */
+        x->transport->step = NULL; /* the transport outlives the exchange */
     gg_free(x->ready);
     gg_free(x->share);
     gg_free(x->equal_share);
@@ -192,7 +192,7 @@ void gg_exchange_set_moments_since(gg_exchange *x, int64_t step) { x->asked.opti
 
 /* ---- a step ---- */
 
-/* What each rank puts into the sums of this step. */
+/* Sets each rank's weight in the sums of this step. */
 static void count_batches(gg_exchange *x, const int64_t *batches) {
     int64_t all = 0;
     for (int rank = 0; rank < x->workers; ++rank) all += x->batches[rank] = batches != NULL ? batches[rank] : 1;
@@ -304,7 +304,7 @@ gg_status gg_exchange_check_gradients(gg_exchange *x, const float *gradients) {
     return GG_OK;
 }
 
-/* Every layer is ready, where the rank trains. */
+/* Checks that every layer is ready, if the rank trains. */
 static gg_status check_all_ready(const gg_exchange *x, const char *call) {
     if (!x->begun) return gg_fail(GG_ERROR_STATE, "%s: step %lld has not begun", call, (long long)x->state.step);
     if (gg_exchange_trains(x) && x->next >= 0)
@@ -384,7 +384,8 @@ bool gg_exchange_is_partitioned(const gg_exchange *x, int arena) {
 
 void gg_exchange_load(gg_exchange *x, int arena, const float *whole) {
     x->loads += arena == GG_WEIGHTS;
-    if (arena == GG_GRADIENTS && x->factored != NULL) gg_factored_end(x->factored); /* the array is what counts */
+    if (arena == GG_GRADIENTS && x->factored != NULL)
+        gg_factored_end(x->factored); /* the array replaces kept factors */
     gg_strategy_load(x->strategy, arena, whole);
 }
 
@@ -418,7 +419,7 @@ static uint64_t checksum_of(const float *values, size_t count) {
     return all;
 }
 
-/* Whether in some node of so many ranks these do not have the same bits. Collective. */
+/* *differ: in some node of this many ranks these values differ in some bit. Collective. */
 static gg_status ranks_differ(gg_exchange *x, const float *whole, int ranks_per_node, bool *differ) {
     gg_status status = GG_OK;
     gg_transport *transport = x->transport;
@@ -438,7 +439,7 @@ cleanup:
     return status;
 }
 
-/* The mean over the first `ranks` ranks of what each gives, in the memory of the consensus model. Collective. */
+/* Mean of the first `ranks` ranks' values, in the memory of the consensus model. Collective. */
 static gg_status mean_of(gg_exchange *x, const float *whole, int ranks) {
     gg_status status = GG_OK;
     const int size = x->transport->size;
@@ -468,14 +469,14 @@ cleanup:
     return gg_exchange_fail(x, status);
 }
 
-/* What the device writes into the consensus is there. */
+/* Waits for the device's writes to the consensus. */
 static gg_status complete_consensus(gg_exchange *x) {
     gg_device_finish(x->device);
     return gg_device_check(x->device);
 }
 
-/* The mean of the replicas that train, in the host's memory; by push-sum each by its scalar, so that no mix moves it.
- */
+/* Mean of the replicas that train, in host memory. Under push-sum each is weighted by its scalar, so that no mix moves
+ * the mean. */
 static gg_status exchange_average(gg_exchange *x, const float **weights) {
     if (x->transport->size == 1 && !gg_device_is_separate(x->device)) {
         *weights = gg_state_weights(&x->state);
@@ -517,7 +518,7 @@ gg_status gg_exchange_adopt_consensus(gg_exchange *x) {
     return GG_OK;
 }
 
-/* Sum of squares of a - b (b NULL: of a) over what is trained: statistics are left out. */
+/* Sum of squares of a - b (b NULL means a alone) over trained parameters, without statistics. */
 static double trained_squares(gg_exchange *x, const float *a, const float *b) {
     double sum = 0;
     for (int i = 0; i < x->updater.groups; ++i) {
@@ -560,7 +561,7 @@ cleanup:
     return gg_exchange_fail(x, status);
 }
 
-/* ---- what is asked ---- */
+/* ---- questions ---- */
 
 const int *gg_exchange_buckets(const gg_exchange *x) {
     const gg_buckets *buckets = x->strategy->buckets;

@@ -4,7 +4,7 @@
 
 #include "base/memory.h"
 
-/* Seconds of a layer's forward pass for a number in it, by which sizes are tuned: a multiply-add for each sample. */
+/* Modelled seconds of a layer's forward pass per element, for tuning sizes: a multiply-add for each sample. */
 #define MODEL_SECONDS (2 * GG_USUAL_BATCH / GG_MODEL_FLOPS_PER_SECOND)
 
 struct gg_peers {
@@ -85,7 +85,7 @@ gg_status gg_peers_settle(gg_peers *p, int local) {
 
 static gg_status peers_settle(void *context, int local) { return gg_peers_settle(context, local); }
 
-/* Partners may still read what a rank has sent, or still send to it. */
+/* Settles first, because partners may still read sent messages or send new ones. */
 static void settle_before_end(gg_peers *p) {
     for (int i = 0; i < p->local; ++i) {
         const gg_exchange *x = p->exchange[i];

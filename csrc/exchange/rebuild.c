@@ -5,13 +5,13 @@
 #include "base/memory.h"
 #include "comm/collective.h"
 
-/* What a rank trains with, whole arenas in memory of their own. */
+/* A rank's training state, as whole arenas in memory of their own. */
 typedef struct whole_state {
     int64_t step, push_sum_since;
-    int trained; /* the first ranks, which have trained it */
+    int trained; /* the first ranks, which trained it */
     int arenas;
     gg_arena arena[GG_MOST_ARENAS]; /* `data` is this struct's, NULL for gradients */
-    float *consensus;               /* NULL: it is the weights */
+    float *consensus;               /* NULL means the weights */
 } whole_state;
 
 static void whole_free(whole_state *whole) {
@@ -26,7 +26,7 @@ static gg_status map_to(const gg_rebuild *how, gg_arena_kind kind, float *data, 
     return how->map(how->context, kind, data, *out);
 }
 
-/* A copy of `data`, an arena, or host memory that the device shares, as the new network has it. */
+/* Copies `data`, an arena or host memory that the device shares, and maps the copy to the new network. */
 static gg_status read_copy(gg_exchange *x, const gg_rebuild *how, gg_arena_kind kind, const float *data, float **out) {
     gg_status status = GG_OK;
     const size_t bytes = gg_exchange_layout(x)->count * sizeof *data;
@@ -42,8 +42,8 @@ cleanup:
     return status;
 }
 
-/* What is partitioned is gathered: every rank then has all of it. Another network's is made of the old arenas where
- * they lie: they are not needed any more. Collective. */
+/* Reads an arena. A partitioned one is gathered: every rank then has all of it. Another network's arenas are made from
+ * the old ones in place, because these are not needed any more. Collective. */
 static gg_status read_arena(gg_exchange *x, const gg_rebuild *how, int arena, float **out) {
     gg_status status = GG_OK;
     const gg_arena *from = &gg_exchange_state(x)->arena[arena];
@@ -64,7 +64,7 @@ cleanup:
     return status;
 }
 
-/* All that the rank goes on with, as the new network has it. Settled. Collective. */
+/* Reads all state that the rank keeps, mapped to the new network. Settled. Collective. */
 static gg_status whole_read(gg_exchange *x, const gg_rebuild *how, whole_state *out) {
     const gg_state *state = gg_exchange_state(x);
     const float *consensus = NULL;
@@ -115,8 +115,7 @@ static bool has_unsent(gg_exchange *x) {
     return false;
 }
 
-/* Whether residues, bases and copies of the one are those of the other: of the same quantity, for the same partners, of
- * the same parameters. */
+/* True if residues, bases and copies stay valid: for one quantity, equal partners and equal parameters. */
 static bool sends_alike(gg_exchange *x, const gg_strategy_options *b) {
     const gg_strategy_options *a = &gg_exchange_asked(x)->strategy;
     return gg_strategy_sends_alike(a, b) &&

@@ -4,17 +4,17 @@
 
 #include "base/memory.h"
 
-/* Elements of a parameter from which on it is worth while to read its gradient where its maker has it. */
+/* Min elements of a parameter whose gradient is read in its maker's memory. */
 #define LARGE 16384
 
 struct gg_steps {
     gg_exchange *exchange;
     const gg_arena_layout *layout;
     gg_transport *transport;
-    float *written; /* gradients, where the state's are not private; else NULL */
-    bool *needed;   /* of each layer: its forward time is charged in this step */
+    float *written; /* gradients, if the state's are not private; else NULL */
+    bool *needed;   /* one a layer: its forward time has been charged in this step */
     gg_lent *lent;  /* room for those of a layer */
-    double seconds; /* of a step, which its clock is charged */
+    double seconds; /* of a step, charged to the clock */
     double begun;   /* when the step began */
 };
 

@@ -22,7 +22,7 @@ const gg_strategy_type *gg_strategy_type_of(gg_strategy_kind kind) { return type
 
 const char *gg_strategy_name(gg_strategy_kind kind) { return types[kind]->name; }
 
-/* What a strategy does not compress would travel dense without a word. */
+/* Refuses compression that the strategy would silently ignore. */
 static gg_status check_compressed(const gg_strategy_options *options, const gg_strategy *made) {
     if (gg_residue_wanted(options, &made->env) != 0 && made->compression_counts == NULL)
         return gg_fail(GG_ERROR_ARGUMENT, "compression: the strategy %s does not compress what it sends",

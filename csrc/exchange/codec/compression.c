@@ -29,7 +29,7 @@ gg_status gg_compression_check(const gg_compression *compression) {
     return GG_OK;
 }
 
-/* Whether a list of names that newlines end has this one. */
+/* True if a list of newline-ended names has this one. */
 static bool has_name(const char *names, const char *name) {
     const size_t length = strlen(name);
     for (const char *next; *names != '\0'; names = next) {
@@ -40,7 +40,7 @@ static bool has_name(const char *names, const char *name) {
     return false;
 }
 
-/* The elements of a bin of this parameter; 0: it travels dense. */
+/* Elements of a bin of this parameter; 0 means dense. */
 static int bin_of(const gg_compression *compression, const gg_parameter *parameter) {
     if (!compression->active || parameter->role == GG_ROLE_STATISTIC) return 0;
     if (compression->dense_roles & 1u << parameter->role) return 0;

@@ -51,7 +51,7 @@ static unsigned char *put_empty(unsigned char *at, bool wide, size_t bins) {
     return at + 4;
 }
 
-/* ---- what is sent and still in the residue ---- */
+/* ---- sent values still in the residue ---- */
 
 typedef struct segment_marks {
     unsigned char *marks; /* NULL: dense */
@@ -139,7 +139,7 @@ size_t gg_packed_capacity(const gg_segment *segment, int segments, const gg_comp
 typedef struct pack_arrays {
     float scale;
     const float *gradient;
-    float *clear; /* the gradient, which becomes zero; NULL: it stays */
+    float *clear; /* the gradient to zero; NULL keeps it */
     float *own;
     const float *value; /* NULL: own is the residue */
 } pack_arrays;
@@ -151,8 +151,8 @@ static gg_status spoiled(const gg_segment *segment, int i, size_t at, float valu
                    i, segment->name, segment->count, at, isnan(value) ? (double)NAN : (double)value);
 }
 
-/* GG_ERROR_NUMERIC naming the first element that is not finite; values: all of the segment, which has given them, else
- * NULL. */
+/* GG_ERROR_NUMERIC naming the first element that is not finite. values: those of the whole segment, if it gave them;
+ * else NULL. */
 static gg_status name_spoiled(const gg_packing *packing, int i, const pack_arrays *arrays, const float *values) {
     gg_status status = GG_OK;
     const gg_segment *segment = &packing->segment[i];
@@ -178,10 +178,10 @@ cleanup:
     return status;
 }
 
-/* What has been chosen of a segment, as it is written. */
+/* The choice of a segment while it is encoded. */
 typedef struct encoding {
     const gg_segment *segment;
-    const uint16_t *chosen, *place; /* of each bin how many elements, and these */
+    const uint16_t *chosen, *place; /* elements of each bin, and their places */
     size_t entries;
 } encoding;
 
@@ -245,10 +245,10 @@ static void clear_gap(unsigned char *from, const unsigned char *to) {
     while (from < to) *from++ = 0;
 }
 
-/* Bytes of a segment's codes at most, and behind these its values lie until the codes are there. */
+/* Max bytes of a segment's codes. Its values lie behind these until the codes are written. */
 static size_t codes_room(const gg_segment *segment) { return aligned_up(segment->count * unit_bytes(segment), 4); }
 
-/* Bytes of a segment's part at most. */
+/* Max bytes of a segment's part. */
 static size_t part_capacity(const gg_segment *segment, message_form form) {
     if (segment->bin == 0) return form == FORM_CHOICE ? 0 : segment->count * sizeof(float);
     const size_t value = form == FORM_NARROW ? sizeof(uint16_t) : form == FORM_VALUES ? sizeof(float) : 0;
@@ -260,7 +260,7 @@ static gg_pack_kind kind_of(const gg_segment *segment, message_form form) {
     return form == FORM_CHOICE ? GG_PACK_CHOICE : form == FORM_SCALE ? GG_PACK_SIGNS : GG_PACK_VALUES;
 }
 
-/* What is asked of the device for segment i, with lists of `lists`; but for where its values are written. */
+/* Arguments of the device's `pack` for segment i, with lists of `lists`, without the place of its values. */
 static gg_pack_args args_of(const gg_packing *packing, int i, gg_pack_kind kind, message_form form,
                             const pack_arrays *arrays, const pack_lists *lists) {
     const gg_segment *segment = &packing->segment[i];
@@ -327,7 +327,7 @@ static gg_status write_part(const gg_packing *packing, const gg_pack_args *args,
     if (all && args->values != part) memmove(part, args->values, segment->count * sizeof(float));
     if (all) *at += segment->count * sizeof(float);
     else if (args->kind != GG_PACK_NONE) *at += pack_part(packing, args, i, form, part);
-    /* What a choice stands for is counted with its values. */
+    /* a choice is counted with its values */
     count_bytes(packing->counts, segment, form != FORM_CHOICE ? segment->count * sizeof(float) : 0,
                 (size_t)(*at - part) + (i == 0 ? HEADER_BYTES : 0));
     return GG_OK;
@@ -342,14 +342,13 @@ static gg_status check_counts(const gg_packing *packing) {
     return GG_OK;
 }
 
-/* Where the values of a segment are written whose part may begin at `part` at the latest. */
+/* Place of a segment's values, if its part begins no later than `part`. */
 static void *values_at(const gg_segment *segment, unsigned char *part) {
     return segment->bin > 0 ? part + PART_BYTES + codes_room(segment) : part;
 }
 
-/* As many segments at a time as the room says: one on the CPU, whose lists are still in cache when they are read. Of a
- * batch no part ends behind where the next one begins at the latest, which is where its values lie until then. message
- * NULL: residues get what is new, and that is all. */
+/* Packs room->batch segments at a time: one on the CPU, whose lists are then read in cache. In a batch, values lie at
+ * the latest begin of the next part until then, and no part ends behind it. message NULL only adds to the residues. */
 static gg_status pack_all(const gg_packing *packing, message_form form, const pack_arrays *arrays,
                           unsigned char *message, size_t *bytes) {
     gg_pack_args *args = packing->room->args;

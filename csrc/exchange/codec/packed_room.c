@@ -2,8 +2,8 @@
 
 #include "base/memory.h"
 
-/* Elements of a stage: on the CPU they stay in the first cache; on a device they are part of a message that is as
- * sparse as is usual, or several follow each other. */
+/* Elements of a stage. On the CPU they stay in the L1 cache. On a device they cover part of a usual sparse message, and
+ * stages follow each other. */
 #define HOST_STAGE ((size_t)1024)
 #define LEAST_STAGE ((size_t)4096)
 #define MOST_STAGE ((size_t)1 << 18)
@@ -55,7 +55,7 @@ static size_t stage_of(const gg_device *device, size_t elements) {
     return part < LEAST_STAGE ? LEAST_STAGE : part > MOST_STAGE ? MOST_STAGE : part;
 }
 
-/* Host memory that the device shares. On the CPU it is not cleared: pages that are never touched cost nothing. */
+/* Host memory that the device shares. Not cleared on the CPU: untouched pages cost nothing. */
 static gg_status alloc_shared(gg_device *device, size_t bytes, void *out) {
     return gg_device_is_separate(device) ? (gg_device_alloc_host)(device, bytes, "room for packing", out)
                                          : (gg_alloc)(bytes, "room for packing", out);

@@ -3,7 +3,7 @@
 #include "base/memory.h"
 #include "exchange/codec/packed_format.h"
 
-/* Elements of a piece for each thread that reads it: they stay in the second cache. */
+/* Elements of a piece for each reading thread: they stay in the L2 cache. */
 #define PIECE ((size_t)16384)
 
 /* Elements whose lines a word of `filled` tells of. */
@@ -17,19 +17,19 @@ typedef struct message_cursor {
     message_form form;
     message_part part;
     code_reader reader;
-    size_t next, count; /* of `element`: what is added next, and how many there are; fewer than BLOCK: the last */
-    size_t value;       /* of the part: that of element[next] */
+    size_t next, count; /* of `element`: the next one to add, and their number; less than BLOCK means the last */
+    size_t value;       /* value of element[next], in the part */
     uint32_t element[BLOCK];
 } message_cursor;
 
 struct gg_pack_pieces {
     size_t piece;
     float *sum;          /* zeros between two pieces */
-    unsigned char *line; /* of each line of it 1 where something was added; zeros between two pieces */
-    uint64_t *filled;    /* the same in bits, 64 lines a word */
+    unsigned char *line; /* one a line of the piece: 1 if something was added; zero between two pieces */
+    uint64_t *filled;    /* `line` in bits, 64 lines a word */
     message_cursor *cursor;
     int messages;
-    size_t at; /* of the segment: elements before it have been passed on */
+    size_t at; /* elements of the segment passed on so far */
 };
 
 /* Words of `filled`, and 64 bytes of `line` each. */
@@ -87,7 +87,7 @@ static void begin_messages(gg_pack_pieces *pieces, const void *const *message, i
 
 /* The next part, whose elements are not read. */
 static void pass_part(message_cursor *c, const gg_segment *segment, int i) {
-    (void)gg_packed_part(segment, i, c->form, &c->at, c->end, &c->part); /* it has been checked */
+    (void)gg_packed_part(segment, i, c->form, &c->at, c->end, &c->part); /* the message has been checked */
 }
 
 static void begin_part(message_cursor *c, const gg_segment *segment, int i) {
@@ -120,7 +120,7 @@ GG_INLINE void add_block(message_cursor *c, const bool signs, gg_dtype dtype, si
     c->next = i;
 }
 
-/* What the message says of the elements [begin, end) of a segment, to the sum from `begin` on. */
+/* Adds the message's elements [begin, end) of a segment to the sum, which starts at `begin`. */
 static void add_elements(message_cursor *c, const gg_segment *segment, size_t begin, size_t end,
                          gg_pack_pieces *pieces) {
     if (segment->bin == 0) {

@@ -81,13 +81,13 @@ gg_status gg_packed_part(const gg_segment *segment, int i, message_form form, co
     return GG_OK;
 }
 
-/* Codes that are read at once: where each begins a bin, elements stay below GG_ELEMENT_NEGATIVE. */
+/* Codes read at once. Each may begin a bin, and elements must stay below GG_ELEMENT_NEGATIVE. */
 #define MOST_AT_ONCE ((size_t)1024)
 
 _Static_assert(GG_MOST_PACKED < GG_ELEMENT_NEGATIVE, "the highest bit of an element is free");
 _Static_assert(GG_MOST_PACKED + MOST_AT_ONCE * GG_MOST_CHOSEN_BIN < GG_ELEMENT_NEGATIVE, "elements do not wrap around");
 
-/* As many codes as name elements, one after the other. */
+/* Reads a run of codes that all name elements. */
 static size_t read_entries(code_reader *r, size_t room, uint32_t *out) {
     const bool wide = r->bin >= WIDE_FROM;
     const size_t unit = wide ? 2 : 1, left = (size_t)(r->end - r->at) / unit, most = left < room ? left : room;
@@ -119,7 +119,7 @@ bool gg_packed_elements(code_reader *r, size_t room, uint32_t *out, size_t *coun
     return right;
 }
 
-/* Codes that are checked at once, and elements that are added at once. */
+/* Codes checked at once, and elements added at once. */
 #define BLOCK ((size_t)64)
 
 /* Eight or sixteen at a time, in the vectors that every processor has. */
@@ -133,10 +133,10 @@ static bool any_negative(const uint32_t *element, size_t count) {
     return (all & GG_ELEMENT_NEGATIVE) != 0;
 }
 
-/* What a block of codes is made of that name no elements yet. */
+/* Facts about a block of codes before its elements are known. */
 typedef struct block_facts {
-    size_t begun;     /* bins that begin in it */
-    bool wrong;       /* a place that is in no bin, or that does not ascend */
+    size_t begun;     /* bins that begin in the block */
+    bool wrong;       /* a place outside of its bin, or one that does not ascend */
     bool is_negative; /* any */
 } block_facts;
 
@@ -146,8 +146,8 @@ GG_INLINE bytes16 sixteen_at(const unsigned char *at) {
     return codes;
 }
 
-/* Of neighbours the second ascends or begins a bin; the last pairs overlap those before by one. Flags are the highest
- * bits: one that begins a bin is below zero. */
+/* Checks that each code ascends or begins a bin; the last pairs overlap those before by one. Flags are the highest
+ * bits: a code that begins a bin is below zero. */
 GG_INLINE block_facts narrow_facts(const unsigned char *at, int8_t bin) {
     enum { SIXTEEN = 16, LAST = BLOCK - 1 };
     const int8_t mark = (int8_t)empty_mark(false);
@@ -173,7 +173,7 @@ GG_INLINE shorts8 eight_at(const unsigned char *at) {
     return codes;
 }
 
-/* The same of codes of two bytes. */
+/* narrow_facts for codes of two bytes. */
 GG_INLINE block_facts wide_facts(const unsigned char *at, int16_t bin) {
     enum { EIGHT = 8, LAST = BLOCK - 1 };
     const int16_t mark = (int16_t)empty_mark(true);
@@ -192,8 +192,8 @@ GG_INLINE block_facts wide_facts(const unsigned char *at, int16_t bin) {
                          .is_negative = ((bits[0] | bits[1]) & 0x4000400040004000u) != 0};
 }
 
-/* Goes over a whole block of codes, none of which stands for empty bins, without saying which elements these are;
- * false: that is not what it is, and the reader stays. *negative: whether any is. */
+/* Passes a whole block of codes without empty bins, without decoding its elements. False for any other block: the
+ * reader stays. *negative: some element is. */
 GG_INLINE bool skip_whole(code_reader *r, const bool wide, bool *negative) {
     const unsigned char *const at = r->at;
     const size_t unit = wide ? 2 : 1, mark = empty_mark(wide);
@@ -225,13 +225,14 @@ GG_INLINE bool check_units(const gg_segment *segment, const message_part *part, 
     return signs || n == part->elements;
 }
 
-/* Whether codes name elements of the segment; without signs as many as the part says, and none is negative. */
+/* True if the codes name elements of the segment. For forms without signs, also if their number is the part's and none
+ * is negative. */
 static bool check_codes(const gg_segment *segment, const message_part *part, bool signs) {
     return segment->bin < WIDE_FROM ? check_units(segment, part, false, signs)
                                     : check_units(segment, part, true, signs);
 }
 
-/* Adds elements where they are read, in the host's memory: of short bins there are many. */
+/* Adds elements in host memory as they are read, because short bins have many. */
 GG_INLINE bool add_here(const gg_segment *segment, const message_part *part, const bool signs, gg_dtype dtype,
                         float factor, float *out) {
     code_reader reader = reader_of(segment, part->codes, part->bytes);
@@ -249,7 +250,7 @@ GG_INLINE bool add_here(const gg_segment *segment, const message_part *part, con
     return signs || n == part->elements;
 }
 
-/* Adds what a part says to `out`, the segment's element 0. Elements go to the device when they have been checked. */
+/* Adds a part's values to `out`, the segment's element 0. Elements go to the device after they have been checked. */
 static bool add_part(const gg_packing *packing, const gg_segment *segment, const message_part *part, bool signs,
                      gg_dtype dtype, float factor, float *out) {
     gg_pack_room *room = packing->room;
@@ -278,7 +279,7 @@ static bool add_part(const gg_packing *packing, const gg_segment *segment, const
     return signs || n == part->elements;
 }
 
-/* All of a segment's values. */
+/* Adds all values of a dense segment. */
 static void add_dense(const gg_packing *packing, size_t count, const unsigned char *values, float factor, float *out) {
     gg_pack_room *room = packing->room;
     for (size_t at = 0, n; at < count; at += n) {
@@ -293,7 +294,7 @@ static void add_dense(const gg_packing *packing, size_t count, const unsigned ch
     }
 }
 
-/* What is done with a message: a choice is checked; or anything but one is checked, or added. */
+/* Reading of a message: checks a choice, checks any other message, or adds one. */
 typedef enum reading { READ_CHOICE = 0, READ_CHECK, READ_ADD } reading;
 
 static gg_status read_message(const gg_packing *packing, const unsigned char *message, size_t bytes, reading what,
@@ -342,7 +343,7 @@ gg_status gg_choice_values(const gg_segment *segment, int segments, const void *
 
 typedef void (*elements_entry)(gg_device *device, const gg_elements_args *args);
 
-/* What `entry` does with the chosen elements of a segment and their values; how many bytes these are. */
+/* Calls `entry` on the chosen elements of a segment and their values. Returns the values' bytes. */
 static size_t for_chosen(const gg_packing *packing, const gg_segment *segment, const unsigned char **at,
                          elements_entry entry, gg_elements_args args) {
     gg_pack_room *room = packing->room;

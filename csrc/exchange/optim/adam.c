@@ -52,9 +52,9 @@ static void late(const gg_optimizer *optimizer, const gg_group *group, double lr
     *second = 0.0f;
 }
 
-/* The direction, what the weight loses at the learning rate 1, takes the gradient's place: an update of weights that
- * are zero, of decayed gradients. Squares of a rank's own gradient count 1/ranks each, since the mean of that many
- * independent gradients varies so much less. */
+/* Replaces the gradient by the direction, the weight's decrease at learning rate 1: an update of zero weights with
+ * decayed gradients. Squares of a rank's own gradient count 1/ranks each: the mean of `ranks` independent gradients has
+ * that part of the variance. */
 static const float *accumulate(const gg_optimizer *optimizer, const gg_group *group, gg_device *device,
                                const gg_state *state, const gg_accumulation *work, size_t at, size_t count) {
     const float decay = optimizer->adam.decoupled ? 0.0f : optimizer->weight_decay * group->decay_factor;

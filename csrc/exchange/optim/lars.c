@@ -28,13 +28,13 @@ static bool adapts(const gg_optimizer *optimizer, gg_role role) {
     return !(optimizer->lars.no_adaptation & 1u << role);
 }
 
-/* The paper's, where both norms are above 0; parameters that are still 0 have the plain learning rate. */
+/* The paper's ratio if both norms are above 0. Parameters that are still 0 have the plain learning rate. */
 static double ratio(const gg_optimizer *optimizer, double decay, double gradient_norm, double weight_norm) {
     if (!(gradient_norm > 0 && weight_norm > 0)) return 1;
     return optimizer->lars.trust * weight_norm / (gradient_norm + decay * weight_norm);
 }
 
-/* The learning rate is a factor of what is added to the momentum, as in the paper. */
+/* The learning rate multiplies the addend of the momentum, as in the paper. */
 static void fill(const gg_optimizer *optimizer, const gg_group *group, double lr, float weight_decay, int64_t step,
                  gg_update_args *args) {
     (void)step;

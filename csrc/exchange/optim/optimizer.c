@@ -1,4 +1,4 @@
-/* The table of optimisers, and what is common to them. */
+/* The table of optimisers, and their shared code. */
 #include "exchange/optim/updater.h"
 
 #define ENTRY(name) &gg_optimizer_##name,

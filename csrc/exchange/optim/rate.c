@@ -6,8 +6,7 @@
 
 #define PI 3.14159265358979323846264338327950288
 
-/* NaN compares false with everything, so every test is written as what must hold. Learning rates end up in
- * float. */
+/* NaN compares false with everything, so every test states the allowed condition. Learning rates end up in float. */
 static gg_status check_rate_value(const char *name, double value) {
     if (value >= 0 && value <= (double)FLT_MAX) return GG_OK;
     return gg_fail(GG_ERROR_ARGUMENT, "%s=%g: must be finite and at least 0", name, value);

@@ -36,7 +36,7 @@ static void late(const gg_optimizer *optimizer, const gg_group *group, double lr
               (optimizer->sgd.nesterov ? 1.0f + optimizer->sgd.momentum * group->momentum_factor : 1.0f);
 }
 
-/* All of a run is of one group: what is computed in the momentum is not copied where it may be read from there. */
+/* The whole run is of one group. A result in the momentum is not copied if the caller may read it there. */
 static const float *accumulate(const gg_optimizer *optimizer, const gg_group *group, gg_device *device,
                                const gg_state *state, const gg_accumulation *work, size_t at, size_t count) {
     float *own = work->gradient + (at - work->offset), *momentum = gg_state_moment(state, 0) + at;

@@ -50,7 +50,7 @@ const gg_group *gg_updater_group(const gg_updater *updater, size_t at) {
     return &updater->group[low];
 }
 
-/* What is `elements` of the wire's type behind; NULL stays NULL. */
+/* Address after `elements` of the wire's type; NULL stays NULL. */
 static const void *received_at(const gg_update *update, int which, size_t elements) {
     const char *received = update->received[which];
     return received != NULL ? received + elements * gg_dtype_size(update->wire) : NULL;
@@ -66,7 +66,7 @@ static float *moment_at(const gg_state *state, int i, size_t at) {
     return moment != NULL ? moment + at : NULL;
 }
 
-/* What becomes of elements [from, from + count) of the update, all of one group. */
+/* Arguments for elements [from, from + count) of the update, all of one group. */
 static gg_update_args args_of_piece(const gg_updater *updater, const gg_group *group, const gg_state *state,
                                     const gg_update *update, size_t from, size_t count) {
     gg_update_args args = {.n = count,
@@ -100,13 +100,13 @@ static void zero_copies(gg_device *device, const gg_update *update, size_t from,
     }
 }
 
-/* A part of an update that is all of one group. */
+/* A part of an update within one group. */
 typedef struct update_piece {
     const gg_group *group;
     size_t from, count;
 } update_piece;
 
-/* The piece behind p, or at first, where p is zeros, the first one. False: there is none. */
+/* Moves p to the next piece, or to the first one if p is all zero. False after the last. */
 static bool next_piece(const gg_updater *updater, const gg_update *update, update_piece *p) {
     p->from += p->count;
     if (p->from == update->count) return false;
@@ -147,7 +147,7 @@ static gg_update part_of(const gg_update *update, size_t at, size_t count) {
     return part;
 }
 
-/* Cuts an update where parameters begin and end whose gradients lie elsewhere. */
+/* Cuts an update at the borders of parameters whose gradients are lent. */
 static void apply_lent(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
     size_t at = update->offset;
     const size_t end = at + update->count;

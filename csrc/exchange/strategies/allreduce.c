@@ -1,17 +1,16 @@
-/* AllReduce: synchronous SGD. One blocking reduction of all gradients after the backward pass, weighted by the samples
- * that each rank contributed, so that p ranks of batch b do what one rank of batch p*b does, ragged last batches
- * included.
+/* AllReduce: synchronous SGD. One blocking reduction of all gradients follows the backward pass, weighted by the
+ * samples of each rank. So p ranks of batch b do the same as one rank of batch p*b, ragged last batches included.
  *
- * Compressed gradients travel in several messages where there are many: one is chosen from and packed while those
- * before it travel, and of those that have arrived the weights are updated while the others do, unless the update
- * needs norms, which are those of all gradients. The first layers' go first, and a sum that can wait is waited for
- * where the next forward pass needs its layers: so the last ones travel beside the computation of the first layers. */
+ * A large number of compressed gradients travels in several messages. One message is chosen and packed while those
+ * before it travel. Weights are updated from arrived messages while the others travel, unless the update needs norms,
+ * which are those of all gradients. The first layers' messages go first. A wait that can be postponed happens at the
+ * next forward pass's use of the layers, so the last messages travel beside the computation of the first layers. */
 #include "base/memory.h"
 #include "exchange/parts/flight.h"
 #include "exchange/parts/reductions.h"
 #include "exchange/types.h"
 
-/* Bytes of gradients at least, before they are compressed, that are worth a message; and messages at most. */
+/* Min bytes of gradients, before compression, in a message; max messages. */
 #define MESSAGE_BYTES ((size_t)4 << 20)
 #define MOST_MESSAGES 64
 
@@ -20,7 +19,7 @@ typedef struct allreduce {
     gg_buckets buckets; /* each of one chunk */
     gg_reductions reductions;
     gg_compression_counts counts;
-    gg_flight flight; /* of the sums that have been started last */
+    gg_flight flight; /* of the sums started last */
 } allreduce;
 
 static gg_status start_all(allreduce *s) {
@@ -37,14 +36,14 @@ static gg_status update(allreduce *s, int i) {
     return gg_reductions_at(&s->reductions, i, gg_reductions_update(&s->reductions, i));
 }
 
-/* Until the peers have read; but, unless it is `all`, what there is time for. */
+/* Waits until the peers have read; without `all` leaves out sums whose finish can be postponed. */
 static gg_status finish(allreduce *s, bool all) {
     for (int i = 0; i < s->buckets.chunk_count; ++i)
         if (all || !gg_reduction_can_wait(s->reductions.of_chunk[i])) GG_TRY(gg_reductions_finish(&s->reductions, i));
     return GG_OK;
 }
 
-/* Some of what has been left may have arrived: with all of it the exchange is over. */
+/* Ends the exchange when all postponed sums have arrived. */
 static gg_status after_need(allreduce *s, gg_status status) {
     if (s->reductions.left > 0 || s->flight.begin == 0) return status;
     gg_flight_arrived(&s->flight, gg_transport_now(s->head.env.transport), 0);
@@ -55,7 +54,7 @@ static gg_status after_need(allreduce *s, gg_status status) {
 
 static gg_status need_all(allreduce *s) { return after_need(s, gg_reductions_need_all(&s->reductions)); }
 
-/* Where norms are needed no weight is updated before the last sum is there. */
+/* With norms no weight is updated before the last sum is complete. */
 static gg_status reduce_and_update(allreduce *s) {
     gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;

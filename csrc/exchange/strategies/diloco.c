@@ -1,6 +1,5 @@
 /* DiLoCo: local steps, then an outer step with the mean over all ranks (outer_step.h). The reduction of a fragment sums
- * how far the ranks have moved from phi, which all ranks have alike: small numbers, of which a rounded wire loses
- * little. */
+ * the ranks' moves from phi, which is equal on all ranks: small numbers lose little to a rounded wire. */
 #include "base/memory.h"
 #include "exchange/parts/outer_step.h"
 #include "exchange/parts/reduction.h"
@@ -8,7 +7,7 @@
 
 typedef struct diloco {
     gg_outer outer;
-    gg_reduction **reduction; /* of each fragment; NULL where it is empty */
+    gg_reduction **reduction; /* one a fragment; NULL if empty */
     float *equal_share;       /* 1/p for each rank */
 } diloco;
 

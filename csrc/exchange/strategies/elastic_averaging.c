@@ -1,15 +1,18 @@
-/* ElasticAveraging: EASGD, and with a momentum optimiser EAMSGD. Every rank trains alone. After each step t with (t +
- * 1) % period == 0 an elastic force pulls its weights w and a centre c towards each other: s = alpha*(w - c); c += s; w
- * -= s, where w are the weights after the local step. Momentum is not exchanged.
+/* ElasticAveraging: EASGD, or EAMSGD with a momentum optimiser. Every rank trains alone. After each step t with (t + 1)
+ * % period == 0 an elastic force pulls its weights w and a centre c towards each other:
  *
- * Synchronous: all ranks at once, with the centre before the exchange: c += sum of s over the ranks. Every rank has the
- * same centre, so one all-reduce of s is enough. Asynchronous: the centre lies on servers, and each worker exchanges at
- * its own time.
+ *   s = alpha*(w - c); c += s; w -= s
  *
- * Either way every exchange preserves c plus the sum over the ranks of w, to the rounding of float32, and with a codec
- * that is not exact as well: the rounded s moves both sides, and where a sum of them is rounded again, the weights of
- * one rank absorb the difference. With compression both sides move by what is sent of s; the rest of it is in w - c
- * still, of which the next s is made. */
+ * with the weights w after the local step. Momentum is not exchanged.
+ *
+ * - Synchronous: all ranks exchange at once, with the centre before the exchange: c += sum of s over the ranks. Every
+ *   rank has an equal centre, so one all-reduce of s is enough.
+ * - Asynchronous: the centre lies on servers, and each worker exchanges at its own time.
+ *
+ * Every exchange preserves c plus the sum of w over the ranks, to the rounding of float32. This holds for inexact
+ * codecs too: the rounded s moves both sides, and if a sum of these is rounded again, the weights of one rank absorb
+ * the difference. With compression both sides move by the sent part of s; the rest remains in w - c, from which the
+ * next s is made. */
 #include "base/memory.h"
 #include "exchange/parts/centre.h"
 #include "exchange/parts/reduction.h"
@@ -52,17 +55,17 @@ typedef struct elastic {
     gg_strategy head;
     gg_reduction *reduction;
     float *pull;   /* -s; message memory */
-    float *centre; /* the same bits on every rank */
+    float *centre; /* equal bits on every rank */
     float *ones;   /* one a rank */
     int64_t period;
     float alpha;
     /* With compression only: */
-    float *unsent; /* of the force; NULL: all of it is sent */
+    float *unsent; /* of the force; NULL means that all of it is sent */
     gg_compression_counts counts;
 } elastic;
 
-/* What is not sent of a force moves neither side. It is still in w - c, of which the next force is made, so it is not
- * added to that one once more. */
+/* Clears the unsent part of a force, which moves neither side. It is still in w - c, from which the next force is made,
+ * so it must not be added again. */
 static void forget_unsent(elastic *s) {
     if (s->unsent != NULL)
         gg_device_zero(s->head.env.device, GG_QUEUE_COMPUTE, s->unsent, s->head.env.state->count * sizeof(float));
@@ -171,8 +174,8 @@ static gg_status check_synchronous(const gg_strategy_options *options) {
 
 static gg_status elastic_check(const gg_strategy_options *options, int ranks) {
     const int workers = gg_centre_workers(options, ranks);
-    /* An exchange multiplies what the mean of the ranks is away from the centre by 1 - (n + 1)*alpha with n ranks at
-     * once. */
+    /* With n ranks at once an exchange multiplies the distance of the ranks' mean from the centre by 1 - (n + 1)*alpha.
+     */
     const double limit = 2.0 / (options->centre.synchronous ? workers + 1 : 2), alpha = options->centre.alpha;
     if (alpha != 0 && !(alpha > 0 && alpha < limit))
         return gg_fail(GG_ERROR_ARGUMENT,

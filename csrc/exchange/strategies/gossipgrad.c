@@ -1,11 +1,11 @@
-/* GossipGraD: its options, and what its exchanges cost. The forms in which it exchanges are in files of their own
- * (gossip_forms.h). */
+/* GossipGraD: its options, and the cost of its exchanges. Its forms have their own files (gossip_forms.h). */
 #include <string.h>
 
 #include "exchange/parts/gossip_forms.h"
 #include "exchange/types.h"
 
-/* With compression every edge of the schedule has copies of the weights: what does not go with them. */
+/* Refuses options that do not go with the copies of the weights, one an edge of the schedule, that compression needs.
+ */
 static gg_status check_compressed(const gg_strategy_options *options) {
     if (!options->compression.active) return GG_OK;
     if (options->gossip.hierarchical || options->gossip.push_sum)

@@ -1,13 +1,18 @@
-/* LayerwiseAllReduce, the paper's AGD: synchronous SGD whose reductions hide behind the backward pass. A bucket's
- * reduction starts when the gradients of its layers are final, last layers first, and progresses in the polls between
- * nodes. When it is complete the bucket is updated: its weights are not used any more in this step; or where the next
- * forward pass reads them. The end of the step waits for the rest. Sums and updates are those of AllReduce, element by
- * element, so the bits are the same. Where updates need norms of all gradients, they wait for the end.
+/* LayerwiseAllReduce, the paper's AGD: synchronous SGD whose reductions hide behind the backward pass.
  *
- * Hierarchical GossipGraD is the same inside a node, with gossip in place of the update: a bucket that is reduced is
- * given to a gossip strategy whose ranks are the nodes. Each of a node's ranks exchanges with the rank at its own place
- * in another node. All places follow one schedule, so all ranks of a node hold the same bits, and a model's bytes leave
- * a rank as without nodes. */
+ * 1. A bucket's reduction starts when the gradients of its layers are final, last layers first, and progresses in the
+ *    polls between nodes.
+ * 2. When it is complete, the bucket is updated: its weights are not used any more in this step. A bucket may also be
+ *    left to the next forward pass, which updates rows as it reads them.
+ * 3. The end of the step waits for the rest.
+ *
+ * Sums and updates are those of AllReduce, element by element, so the bits are equal. Updates that need norms of all
+ * gradients wait for the end.
+ *
+ * Hierarchical GossipGraD does this inside a node, with gossip in place of the update: a reduced bucket goes to a
+ * gossip strategy whose ranks are the nodes. Each of a node's ranks exchanges with the rank at its own place in another
+ * node. All places follow one schedule, so all ranks of a node hold equal bits. A rank sends as many bytes as without
+ * nodes, one model's. */
 #include "base/memory.h"
 #include "comm/subgroup.h"
 #include "exchange/parts/flight.h"
@@ -21,14 +26,14 @@ typedef struct layerwise_allreduce {
     gg_transport *group; /* the ranks whose gradients are reduced: all, or those of a node */
     gg_reductions reductions;
     gg_compression_counts counts;
-    int started;       /* the bucket whose reductions were started last; count: none in this step */
-    int *next;         /* a bucket: the first chunk that is still to be updated; end_chunk: none */
+    int started;       /* the bucket whose reductions were started last; count means none in this step */
+    int *next;         /* one a bucket: the first chunk that is still to be updated; end_chunk means none */
     gg_flight *flight; /* one a bucket */
     /* Hierarchical only: */
-    gg_strategy *gossip; /* NULL: buckets that are reduced are updated */
+    gg_strategy *gossip; /* NULL means that reduced buckets are updated */
     gg_nodes nodes;
     gg_transport *node, *across; /* views: the ranks of this node; those at this place in all nodes */
-    float *node_share;           /* of the samples of the node's ranks */
+    float *node_share;           /* by the samples of the node's ranks */
 } layerwise_allreduce;
 
 static gg_status at_layers(const layerwise_allreduce *s, int bucket, gg_status status) {
@@ -53,13 +58,13 @@ static gg_status layerwise_rest(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* Shares within the node, in proportion to the samples of its ranks: 0 where none of them has any. */
+/* Shares within the node, in proportion to the samples of its ranks; 0 if none of them has any. */
 static void set_node_share(layerwise_allreduce *s) {
     const float *share = s->head.share;
     const int *member = s->nodes.member, size = s->nodes.size, first = s->across->rank * size;
     double whole = 0;
     for (int i = 0; i < size; ++i) whole += (double)share[member[first + i]];
-    if (s->nodes.count == 1 || whole == 0) whole = 1; /* one node: the same bits as without nodes */
+    if (s->nodes.count == 1 || whole == 0) whole = 1; /* one node: the bits are those without nodes */
     for (int i = 0; i < size; ++i) s->node_share[i] = (float)((double)share[member[first + i]] / whole);
 }
 
@@ -102,9 +107,9 @@ static gg_status layerwise_ready(gg_strategy *strategy, int layer) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     const float *share = s->gossip != NULL ? s->node_share : strategy->share;
     if (!gg_buckets_layer_ready(&s->buckets, layer)) goto cleanup;
-    /* All ranks must start reductions in one order; MPI matches collectives by their order alone. The backward pass
-     * goes through the layers from the last on every rank, whatever kernels it has there, so buckets are complete in
-     * descending order. */
+    /* All ranks must start reductions in one order, because MPI matches collectives by order alone. The backward pass
+     * goes through the layers from the last on every rank, with any kernels. So buckets are complete in descending
+     * order. */
     if (bucket >= s->started)
         GG_FAIL_CLEANUP(GG_ERROR_STATE, "the gradients of bucket %d are final after those of bucket %d", bucket,
                         s->started);
@@ -116,12 +121,12 @@ cleanup:
     return at_layers(s, bucket, status);
 }
 
-/* Whether the norms of all reduced gradients are needed before the first update. */
+/* True if the norms of all reduced gradients are needed before the first update. */
 static bool updates_wait(const layerwise_allreduce *s) {
     return gg_updater_measures(s->head.env.updater) && (s->gossip == NULL || !s->gossip->averages_gradients);
 }
 
-/* All gradients are reduced, and updates have waited for it. */
+/* Makes all updates, which have waited for the reduction of all gradients. */
 static gg_status update_all(layerwise_allreduce *s) {
     gg_strategy *strategy = &s->head;
     const gg_state *state = strategy->env.state;
@@ -131,8 +136,7 @@ static gg_status update_all(layerwise_allreduce *s) {
     return GG_OK;
 }
 
-/* The next chunk of a bucket is reduced: updates it, or with the last chunk passes the bucket to the gossip
- * strategy. */
+/* Updates the next reduced chunk of a bucket, or after the last chunk passes the bucket to the gossip strategy. */
 static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
     gg_strategy *strategy = &s->head;
     const int chunk = s->next[bucket]++;
@@ -148,7 +152,7 @@ static gg_status layerwise_update_next(layerwise_allreduce *s, int bucket) {
     return GG_OK;
 }
 
-/* Advances every chunk in flight, also behind one that lags: the peers wait for this rank's part of each. */
+/* Advances every chunk in flight, also behind a late one: the peers wait for this rank's part of each. */
 static gg_status poll_bucket(layerwise_allreduce *s, int bucket) {
     gg_status status = GG_OK;
     const gg_bucket *b = &s->buckets.bucket[bucket];
@@ -180,7 +184,7 @@ cleanup:
     return at_layers(s, bucket, status);
 }
 
-/* In the order in which all ranks started them, so that no two wait for each other. */
+/* Takes chunks in the order in which all ranks started them, so that no two wait for each other. */
 static gg_status layerwise_end(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     for (int bucket = s->buckets.count - 1; bucket >= 0; --bucket) GG_TRY(wait_bucket(s, bucket));

@@ -1,10 +1,10 @@
 /* NoLoCo: local steps, then an outer step with the mean over a small group of ranks (outer_step.h). The groups are
- * drawn anew from the seed for every turn, the same ones on all ranks (comm/schedule.h), and no rank waits for one
- * outside of its group. A rank that is left over is a group of its own: its outer step is one with its own weights.
+ * drawn anew from the seed for every turn, equally on all ranks (comm/schedule.h). No rank waits for one outside of its
+ * group. A rank that is left over is a group of its own: its outer step uses its own weights.
  *
- * The authors' two terms, lr*mean(w - phi) and lr*(mean(phi) - phi), are together lr*(mean(w) - phi): so weights alone
- * travel, once. Each rank makes the mean itself, w + the sum of (received - own w)/n, where with a codec that is not
- * exact the own w is rounded as it was sent: the mean over the group is preserved. */
+ * The authors' two terms, lr*mean(w - phi) and lr*(mean(phi) - phi), add up to lr*(mean(w) - phi): so only weights
+ * travel, once. Each rank makes the mean itself, w + the sum of (received - own w)/n. With an inexact codec the own w
+ * is rounded here as it was sent, so the mean over the group is preserved. */
 #include "base/memory.h"
 #include "exchange/parts/outer_step.h"
 #include "exchange/types.h"
@@ -14,9 +14,9 @@ typedef struct noloco {
     gg_groups groups;
     const gg_codec *codec;
     int most;                     /* ranks of a group */
-    int *member, *members;        /* of each fragment: room for `most` ranks, and how many there are */
-    void *message, *landing;      /* all elements as they travel: what is sent, and what comes from each of most - 1 */
-    gg_request *sends, *receives; /* of each fragment `most`, one more than peers */
+    int *member, *members;        /* one a fragment: room for `most` ranks, and their number */
+    void *message, *landing;      /* all elements on the wire: the sent ones, and those of each of most - 1 peers */
+    gg_request *sends, *receives; /* `most` a fragment, one more than peers */
 } noloco;
 
 static int *noloco_member(const noloco *n, int f) { return n->member + (size_t)f * (size_t)n->most; }

@@ -1,34 +1,37 @@
-/* OverlappedAveraging: synchronous SGD in which every rank updates its own slices of the weights and stores the
+/* OverlappedAveraging: synchronous SGD in which every rank updates its own slices of the weights, and stores the
  * optimiser's state of those slices only (Lee, Agrawal, Balaprakash, Choudhary, Liao 2018).
  *
- * Backward: when the gradients of a bucket are final, every rank sends slice i of each chunk to rank i.
+ * 1. Backward: when the gradients of a bucket are final, every rank sends slice i of each chunk to rank i.
+ * 2. Owner: when all ranks' parts of its slice have arrived, it adds them in the order of ranks, updates the slice and
+ *    sends it to all.
+ * 3. Next forward: waits for the weights of a bucket when it needs one of its layers.
  *
- * Owner: when all ranks' parts of its slice have arrived, it adds them in the order of ranks, updates the slice and
- * sends it to all.
+ * For linear layers ranks may exchange inputs and errors instead of the weight's gradient, if that is cheaper
+ * (fc_exchange.h):
  *
- * Next forward: waits for the weights of a bucket when it needs one of its layers.
+ * 1. Forward: every rank sends the layer's input to all.
+ * 2. Backward: it does not compute the weight's gradient, and sends each rank the errors of the outputs in its slice.
+ * 3. Owner: computes its slice of every rank's gradient itself, and continues as for other layers.
  *
- * Of linear layers where that is cheaper, ranks exchange inputs and errors instead of the weight's gradient
- * (fc_exchange.h). Forward: every rank sends the layer's input to all. Backward: it does not compute the weight's
- * gradient, and sends each rank the errors of the outputs in its slice. Owner: computes its slice of every rank's
- * gradient itself, and continues as above.
+ * Sums and updates are those of AllReduce, element by element, so the bits are equal, with and without overlap. Not in
+ * the paper: chunks; small layers joined into buckets; slices of uneven size for any number of ranks; linear layers cut
+ * by outputs, because a slice of the weight (out, in) is then a run of rows.
  *
- * Sums and updates are those of AllReduce, element by element, so the bits are the same, with and without overlap. The
- * following is not in the paper: chunks, small layers joined into buckets, slices of uneven size for any number of
- * ranks, and that linear layers are cut by outputs, for a slice of the weight (out, in) is a run of rows then.
+ * Who may write:
  *
- * Who may write what: peers read gradients in place, and have read them before they send weights, so a bucket that has
- * all its weights may be written by the next backward pass. They read updated weights from a snapshot which the update
- * writes beside the weights and which is not written again before all have read it. The same holds for the copies of
- * inputs and errors. Weights are private: they arrive by copy, from `ready` on, when the step uses them no more.
+ * - Peers read gradients in place, and have read them before they send weights. So the next backward pass may write a
+ *   bucket that has all its weights.
+ * - Peers read updated weights from a snapshot. The update writes it beside the weights, and not again before all have
+ *   read it.
+ * - Copies of inputs and errors are treated like the snapshot.
+ * - Weights are private: they arrive by copy, from `ready` on, when the step uses them no more.
  *
- * Where updates need norms of all gradients, slices are updated at the end of the step, when every rank has added its
- * own ones, and the ranks have added the squares of them. This is a sum in double of the same numbers as AllReduce's,
- * in another order.
+ * If updates need norms of all gradients, slices are updated at the end of the step. Every rank has then added its own
+ * slices, and the ranks have added the squares of them: a sum in double of AllReduce's numbers, in another order.
  *
- * With a codec that is not exact gradients are rounded before they travel, and so is their sum, as AllReduce's are.
- * Weights are sent as float32: all ranks train on the same ones, and no small update is lost. So are inputs and errors,
- * and the owner rounds each rank's gradient before it adds them. */
+ * With an inexact codec gradients are rounded before they travel, and so is their sum, as in AllReduce. Weights are
+ * sent as float32: all ranks train on equal ones, and no small update is lost. Inputs and errors are sent as float32
+ * too, and the owner rounds each rank's gradient before it adds them. */
 #include "base/memory.h"
 #include "comm/allreduce.h"
 #include "comm/collective.h"
@@ -37,8 +40,8 @@
 #include "exchange/parts/stream.h"
 #include "exchange/types.h"
 
-/* The state of a chunk: its gradients are in flight, those of its own slice are added and wait for the norms of all
- * gradients, its own slice is updated but not sent yet, its weights are in flight. */
+/* State of a chunk: REDUCING: its gradients are in flight. ADDED: its own slice's gradients are added and wait for the
+ * norms of all gradients. UPDATED: its own slice is updated but not sent yet. GATHERING: its weights are in flight. */
 typedef enum stage { IDLE = 0, REDUCING, ADDED, UPDATED, GATHERING } stage;
 
 typedef struct chunk_state {
@@ -46,10 +49,10 @@ typedef struct chunk_state {
     stage stage;
 } chunk_state;
 
-/* Of a bucket's gradients, or of its weights. Chunks are sent, arrive and complete in any order. */
+/* For a bucket's gradients, or its weights. Chunks are sent, arrive and complete in any order. */
 typedef struct passage {
     gg_flight flight;
-    int left; /* chunks that are not complete */
+    int left; /* incomplete chunks */
 } passage;
 
 typedef struct bucket_state {
@@ -65,11 +68,11 @@ typedef struct overlapped_averaging {
     bool overlap;
     float *snapshot;           /* message memory: the own slices after the update; NULL: one rank */
     const gg_codec *codec;     /* of gradients */
-    void *memory;              /* message memory: the gradients as they travel; NULL: from where they lie */
+    void *memory;              /* message memory: the gradients on the wire; NULL means sent in place */
     gg_allreduce **sum;        /* one a chunk */
     gg_allreduce_slice *slice; /* [chunk][rank]: the parts, from the chunk's first element */
-    char *computed;            /* parts that are computed here, one a rank; NULL: none are */
-    float *unrounded;          /* a part before it is rounded; NULL: parts are not */
+    char *computed;            /* parts that are computed here, one a rank; NULL means none */
+    float *unrounded;          /* a part before it is rounded; NULL means that parts are not rounded */
     const void **source;       /* one a rank */
     int64_t polls;
     chunk_state *chunk;
@@ -82,12 +85,12 @@ static gg_status at_chunk(const overlapped_averaging *s, int chunk, gg_status st
     return gg_strategy_at(&s->head, layer >= 0 ? layer : b->first_layer, layer >= 0 ? layer : b->last_layer, status);
 }
 
-/* The address of element `at` of the gradients in the memory that is sent. */
+/* Address of element `at` of the gradients in the sent memory. */
 static void *overlapped_gradient_at(const overlapped_averaging *s, size_t at) {
     return gg_codec_at(s->codec, s->memory != NULL ? s->memory : gg_state_gradients(s->head.env.state), at);
 }
 
-/* The layer whose weight the chunk is part of, if it is partitioned in this step; else NULL. */
+/* The layer whose weight contains the chunk, if it is partitioned in this step; else NULL. */
 static gg_fc *fc_of_chunk(const overlapped_averaging *s, int chunk) {
     return gg_fc_partitioned(&s->fc, s->partition.layer[chunk]);
 }
@@ -106,7 +109,7 @@ static void overlapped_depart(const overlapped_averaging *s, passage *one) {
     if (one->flight.begin == 0) gg_flight_begin(&one->flight, &s->head, -1);
 }
 
-/* Chunks with one owner are sent in the order of the owners, from the next rank on, so that not all send to one. */
+/* Sends chunks with one owner in the order of the owners, from the next rank on, so that not all send to one. */
 static gg_status overlapped_start(overlapped_averaging *s, int bucket) {
     const gg_bucket *b = &s->buckets.bucket[bucket];
     int p = s->head.env.transport->size, rank = s->head.env.transport->rank;
@@ -120,8 +123,7 @@ static gg_status overlapped_start(overlapped_averaging *s, int bucket) {
     return GG_OK;
 }
 
-/* The optimiser's step on an own slice, which it also writes to the snapshot. The arenas of moments hold own slices
- * only. */
+/* Updates an own slice, and writes it to the snapshot too. The arenas of moments hold own slices only. */
 static void overlapped_update(overlapped_averaging *s, int chunk) {
     const gg_strategy_env *env = &s->head.env;
     const gg_part *own = gg_partition_part(&s->partition, env->transport->rank, chunk);
@@ -156,16 +158,16 @@ cleanup:
     return gg_strategy_at_all(&s->head, gg_error_prefix(status, "norms of the gradients: "));
 }
 
-/* Elements of a partitioned weight that are computed at once: whole rows, which begin with a whole lane, few enough to
- * lie in a cache. */
+/* Elements of a partitioned weight computed at once: whole rows, which begin with a whole lane, few enough for a cache.
+ */
 static size_t computed_block(const gg_fc *fc) {
     enum { BLOCK = 32768 };
     const size_t in = (size_t)fc->in, rows = BLOCK / in / GG_LANES * GG_LANES;
     return (rows > 0 ? rows : GG_LANES) * in;
 }
 
-/* The sum of the own slice of a chunk of which every rank's part is computed here, and rounded as it would have
- * travelled: by blocks, so that the parts are added while they lie in a cache. */
+/* Sums the own slice of a chunk, every rank's part of which is computed here and rounded as on the wire. Works in
+ * blocks, so that the parts are added while in cache. */
 static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part *own) {
     const gg_strategy_env *env = &s->head.env;
     size_t weight = gg_arena_layout_slice(env->layout, fc->layer)->offset; /* the first parameter of its layer */
@@ -291,9 +293,8 @@ static bool network_is_busy(const overlapped_averaging *s) {
     return false;
 }
 
-/* The first layers come first, for their weights are needed first. While gradients fill the network, sending weights
- * would only delay the gradients and weights that are needed sooner: they are delayed, at most to the end of the
- * step. */
+/* The first layers come first, because their weights are needed first. While gradients fill the network, sending
+ * weights would only delay messages that are needed sooner. So weights are delayed, at most to the end of the step. */
 static gg_status overlapped_poll(gg_strategy *strategy) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     s->polls++;
@@ -312,7 +313,8 @@ static gg_status overlapped_gather_all(overlapped_averaging *s) {
     return GG_OK;
 }
 
-/* The learning rate and the shares of the samples are those of this step: all own slices are updated before it ends. */
+/* The learning rate and the shares of the samples are those of this step, so all own slices are updated before its end.
+ */
 static gg_status overlapped_end(gg_strategy *strategy) {
     overlapped_averaging *s = (overlapped_averaging *)strategy;
     for (int i = 0; i < GG_FC_WHATS * s->fc.count && !s->overlap; ++i)
@@ -401,7 +403,7 @@ static gg_status create_sums(overlapped_averaging *s) {
     return GG_OK;
 }
 
-/* Room for all ranks' parts of a block that is computed, which lies in one chunk. */
+/* Makes room for all ranks' parts of a computed block, which lies in one chunk. */
 static gg_status create_computed(overlapped_averaging *s, size_t chunk) {
     const size_t p = (size_t)s->head.env.transport->size;
     size_t most = 0;
@@ -446,7 +448,7 @@ static gg_status overlapped_create(const gg_strategy_options *options, const gg_
             s->chunk[i].bucket = bucket;
     GG_TRY_CLEANUP(gg_calloc((size_t)s->buckets.count, sizeof *s->bucket, "states of buckets", &s->bucket));
     GG_TRY_CLEANUP(gg_calloc(p, sizeof *s->source, "sources", &s->source));
-    /* The size is the same on all ranks: message memory requires it, and so every rank or none has an arena. */
+    /* Equal on all ranks: message memory requires it, so every rank or none has an arena. */
     env->state->owned = s->partition.most;
     GG_TRY_CLEANUP(gg_state_create(env, GG_SHARED_GRADIENT));
     if (p > 1) {

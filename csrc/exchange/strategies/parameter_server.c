@@ -1,11 +1,11 @@
 /* ParameterServer: Downpour. A worker trains alone. After each step t with (t + 1) % period == 0, and when it settles,
  * it sends the servers the change of its weights since the last answer, d = w - base. The centre adds it, c += d, and
- * the worker continues with the centre's weights, w = c. The local step, momentum included, is the optimiser's; its
- * momentum is not exchanged.
+ * the worker continues with the centre's weights, w = c. The local step is the optimiser's; its momentum is not
+ * exchanged.
  *
- * With a codec that is not exact d is rounded, and so is the answer, c - (base + d). The rounding errors of both stay
- * in w - base and are part of the next message. So c is always its first value plus all that was sent, and w - base is
- * what is still to be sent. */
+ * With an inexact codec d is rounded, and so is the answer, c - (base + d). The rounding errors of both stay in w -
+ * base and are part of the next message. So c is always its first value plus all sent changes, and w - base is the
+ * unsent change. */
 #include "exchange/parts/centre.h"
 #include "exchange/strategies/no_exchange.h"
 #include "exchange/types.h"

@@ -1,11 +1,10 @@
-/* PeriodicAllReduce: local SGD. Every rank trains alone; after each step t with (t + 1) % period == 0 the weights, and
- * the moments of the optimiser, become the mean over the ranks, each counting 1/p. Nothing is in flight between
- * steps.
+/* PeriodicAllReduce: local SGD. Every rank trains alone. After each step t with (t + 1) % period == 0 the weights, and
+ * the optimiser's moments, become the mean over the ranks, each counting 1/p. Nothing is in flight between steps.
  *
- * With compression what a rank sends is how far its weights have moved since the last mean, the base, with error
- * feedback, and all ranks continue from the base plus the mean of what was sent. Moments remain each rank's own. The
- * base is an arena of its own, so that a run may be resumed between two means. Where a rank does not know it, because
- * weights have been loaded, the next mean is one of whole weights, as are those of the first steps. */
+ * With compression a rank sends the moves of its weights since the last mean, the base, with error feedback. All ranks
+ * continue from the base plus the mean of the sent moves. Moments stay private. The base is an arena, so that a run may
+ * be resumed between two means. If a rank does not know it, because weights have been loaded, the next mean is one of
+ * whole weights. So are the means of the first steps. */
 #include "base/memory.h"
 #include "comm/collective.h"
 #include "exchange/codec/packed.h"
@@ -13,8 +12,8 @@
 #include "exchange/parts/reduction.h"
 #include "exchange/types.h"
 
-/* Of the base: it is what the weights are when training begins; it has to be found by a mean of whole weights; it is
- * there. */
+/* State of the base. AT_BEGIN: equals the weights when training begins. UNKNOWN: found by the next mean of whole
+ * weights. KNOWN: present. */
 typedef enum base_state { BASE_AT_BEGIN = 0, BASE_UNKNOWN, BASE_KNOWN } base_state;
 
 typedef struct periodic_allreduce {
@@ -23,8 +22,8 @@ typedef struct periodic_allreduce {
     float *equal_share; /* 1/p for each rank */
     int64_t period;
     /* With compression only: */
-    gg_reduction *moving; /* NULL: none */
-    float *moved;         /* the weights without the base, then the mean of what was sent of it */
+    gg_reduction *moving; /* NULL means none */
+    float *moved;         /* the weights minus the base, then the mean of the sent moves */
     float *base;          /* an arena of the state */
     base_state base_state;
     bool agreed; /* nothing has been loaded since the ranks last agreed that all know the base */
@@ -55,7 +54,7 @@ static gg_status all_know_base(periodic_allreduce *s, bool *known) {
     return GG_OK;
 }
 
-/* All ranks have one base and get one mean, so they have the same weights afterwards. */
+/* Averages moves. All ranks have one base and get one mean, so their weights are equal afterwards. */
 static gg_status average_moves(periodic_allreduce *s) {
     static const float difference[2] = {1, -1}, sum[2] = {1, 1};
     const gg_strategy_env *env = &s->head.env;
@@ -99,7 +98,7 @@ static gg_status periodic_settle(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* A checkpoint loads the weights first; one that has no base gives zeros for it. */
+/* A checkpoint loads the weights first. A checkpoint without a base gives zeros for it. */
 static void periodic_loaded(gg_strategy *strategy, int arena) {
     periodic_allreduce *s = (periodic_allreduce *)strategy;
     const gg_state *state = strategy->env.state;

@@ -2,22 +2,21 @@
  * one in a step.
  *
  * - Push: the new weights are sent to the drawn rank. At the end of each step a rank mixes all complete messages.
- * - Pull: the drawn rank is asked for its weights and sends the last snapshot that it published, that is its weights
- *   after its last update. It answers while it polls.
+ * - Pull: the drawn rank is asked for its weights. It sends its last published snapshot, its weights after its last
+ *   update. It answers while it polls.
  *
- * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over what has arrived. The masses c and m_i are 1. With push_sum
- * a rank that sends gives away half of its mass with its weights, so that the sum of mass*w over the ranks and over all
- * messages in flight is preserved. When the run settles the masses become 1 again: all replicas are shifted by one
- * vector, so that their plain mean is what the weighted mean was.
+ * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over the arrived messages. The masses c and m_i are 1. With
+ * push_sum a sending rank gives away half of its mass with its weights. So the sum of mass*w over the ranks and over
+ * all messages in flight is preserved. When the run settles, the masses become 1 again: all replicas are shifted by one
+ * vector, so that their plain mean becomes the former weighted mean.
  *
  * The update of a layer writes a copy to a snapshot in message memory, which is not written again before all its
  * readers have finished. If a partner lags, so that no snapshot is free or its last messages are unread, the exchange
  * is skipped and counted.
  *
- * Which rank sends to which, and when, is not known beforehand. So every rank has a receive posted for small notes from
- * every other rank, and posts the receives of weights only when a note announces them. Before a run settles, every rank
- * sends every other rank a note with the number of messages that it has sent there, so that no message is lost or left
- * in flight. */
+ * Senders and times are not known beforehand. So every rank has a receive posted for small notes from every other rank,
+ * and posts the receives of weights only when a note announces them. Before a run settles, every rank sends every other
+ * rank a note with the number of its messages to it, so that no message is lost or left in flight. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -33,17 +32,17 @@ enum {
     SNAPSHOTS = 4,  /* one being written, the one before it, and two that a slow rank may still be reading */
     DELIVERIES = 8, /* snapshots in flight */
     QUESTIONS = 4,  /* outstanding pulls: an answer arrives after about one step */
-    PEER_LIMIT = 2, /* pushes or pulls to one rank that it has not processed yet */
+    PEER_LIMIT = 2, /* max pushes or pulls to one rank that it has not processed yet */
     ARRIVALS = 4,   /* messages received at a time, each with a landing arena; at least one per outstanding pull */
     TAG_NOTE = GG_TAG_USER,
     TAG_CHUNK
 };
 
 typedef enum note_kind {
-    ASK = 1, /* send me what you published */
+    ASK = 1, /* asks for the published weights */
     WEIGHTS, /* chunks of weights follow, with this mass */
-    DONE     /* I have made my last step and need no more weights; so many messages I have pushed to you since the last
-                settling */
+    DONE /* the sender has made its last step and needs no more weights; carries the number of its pushes since the last
+            settling */
 } note_kind;
 
 typedef struct note {
@@ -64,7 +63,7 @@ typedef struct arrival {
     int peer;
     int next; /* the first chunk that may not have arrived yet; the number of chunks: the message is complete */
     double mass;
-    gg_flight flight; /* from when it was announced */
+    gg_flight flight; /* from its announcement on */
     void *landing;
     gg_request *chunk;
 } arrival;
@@ -80,9 +79,9 @@ typedef struct question {
 typedef struct peer_state {
     gg_request heard, done_sent;
     note landing, done_note;
-    bool done;      /* it has sent DONE, and will only answer pulls from then on */
+    bool done;      /* the peer has sent DONE, and only answers pulls from then on */
     int unanswered; /* pulls sent to it whose answer is not announced yet */
-    int64_t pushed; /* messages to it since the last settling */
+    int64_t pushed; /* messages to the peer since the last settling */
     int64_t
         awaited; /* messages that its DONE counts and that have not arrived, less those that arrived before its DONE */
 } peer_state;
@@ -93,13 +92,13 @@ typedef struct random_gossip {
     int64_t interval;
     double probability;
     const gg_codec *codec;
-    float *wide;    /* a chunk of what travels, decoded; NULL: the codec is exact */
+    float *wide;    /* a decoded chunk of a message; NULL means that the codec is exact */
     gg_buckets cut; /* one bucket of all layers, in chunks */
     void *snapshot[SNAPSHOTS];
     int writing, published; /* snapshots; -1: none */
-    bool fresh;             /* the weights are those that are published */
+    bool fresh;             /* the weights are the published ones */
     bool chosen;            /* in this step: `writing`, and with whom to exchange */
-    int partner;            /* of this step; -1: no exchange is due */
+    int partner;            /* of this step; -1 means that no exchange is due */
     bool listens;           /* receives for notes are posted */
     delivery delivery[DELIVERIES];
     arrival arrival[ARRIVALS];
@@ -129,7 +128,7 @@ static int draw_partner(const random_gossip *s) {
     return drawn + (drawn >= transport->rank);
 }
 
-/* No rank reads the snapshot, and none may still ask for it. */
+/* Returns a snapshot that no rank reads and none may still ask for. */
 static int free_snapshot(const random_gossip *s) {
     bool in_use[SNAPSHOTS] = {false};
     if (s->published >= 0) in_use[s->published] = true;
@@ -140,7 +139,7 @@ static int free_snapshot(const random_gossip *s) {
     return -1;
 }
 
-/* Whether a rank has not yet processed the messages that were sent to it before. */
+/* True if a rank has not yet processed earlier messages to it. */
 static bool random_gossip_lags(const random_gossip *s, int peer) {
     int left = 0;
     for (int i = 0; !s->pulls && i < DELIVERIES; ++i) left += s->delivery[i].active && s->delivery[i].peer == peer;
@@ -232,8 +231,8 @@ static gg_status random_gossip_accept(random_gossip *s, int peer, double mass, b
     return GG_OK;
 }
 
-/* Mass must be sent with the weights that it belongs to. So with push_sum a snapshot that is older than the weights is
- * not sent: the pull waits for the next snapshot. */
+/* Mass must be sent with its own weights. So with push_sum a snapshot older than the weights is not sent: the pull
+ * waits for the next snapshot. */
 static gg_status random_gossip_answer(random_gossip *s, int peer, bool *done) {
     *done = false;
     if (s->published < 0 || (s->push_sum && !s->fresh)) return GG_OK;
@@ -294,7 +293,7 @@ static gg_status test_chunks(random_gossip *s, gg_request *chunk, int *next, boo
     return GG_OK;
 }
 
-/* Tests all messages in flight and processes those that are complete. */
+/* Tests all messages in flight and processes complete ones. */
 static gg_status random_gossip_advance(random_gossip *s, bool *moved) {
     for (int peer = 0; peer < s->head.env.transport->size; ++peer) {
         bool done;
@@ -373,7 +372,7 @@ cleanup:
     return gg_strategy_at_all(&s->head, status);
 }
 
-/* As late as possible: just before the first update of the step. */
+/* Draws the partner as late as possible: just before the first update of the step. */
 static gg_status random_gossip_choose(random_gossip *s) {
     gg_status status = GG_OK;
     bool moved = false;
@@ -466,7 +465,7 @@ static void random_gossip_refresh(random_gossip *s) {
     s->fresh = true;
 }
 
-/* Makes every mass 1: w += (1/p) * sum over the ranks of (mass - 1)*w, the same on all ranks. */
+/* Makes every mass 1: w += (1/p) * sum over the ranks of (mass - 1)*w, equal on all ranks. */
 static gg_status even_out(random_gossip *s) {
     const gg_strategy_env *env = &s->head.env;
     const gg_state *state = env->state;
@@ -484,7 +483,7 @@ static gg_status even_out(random_gossip *s) {
 }
 
 /* Serves the other ranks until all have made their last step and no message is in flight. A rank sends DONE when all of
- * its pulls are answered, so a rank that has DONE of all others will not be asked again. */
+ * its pulls are answered. So after DONE from all others a rank will not be asked again. */
 static gg_status random_gossip_settle(gg_strategy *strategy) {
     gg_status status = GG_OK;
     random_gossip *s = (random_gossip *)strategy;
@@ -553,7 +552,7 @@ static void random_gossip_destroy(gg_strategy *strategy) {
     gg_free(s);
 }
 
-/* Allocates what only an exchange needs. */
+/* Allocates memory that only an exchange needs. */
 static gg_status create_exchange(random_gossip *s, const gg_strategy_options *options, const gg_strategy_env *env) {
     size_t ranks = (size_t)env->transport->size, count = env->state->count, bytes = count * s->codec->size, chunks;
     GG_TRY(gg_buckets_create(env->layout, SIZE_MAX, options->chunk_bytes, &s->cut));
