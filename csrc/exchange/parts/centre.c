@@ -6,7 +6,7 @@
 #include "comm/collective.h"
 #include "exchange/parts/common.h"
 
-/* After so many exchanges of differences the centre equals a worker's weights to the precision of float32: each sends 8
+/* Exchanges of differences after which the centre equals a worker's weights to the precision of float32: each sends 8
  * of 24 bits. */
 #define DIFFERENCE_ROUNDS 3
 
@@ -14,8 +14,8 @@ static bool centre_trains(const gg_centre *s) { return s->head.env.transport->ra
 
 /* ---- the worker ---- */
 
-/* Statistics of a chunk, before their change since the last answer is sent to a centre that adds all workers' changes:
- * each worker's running mean has moved by the whole of what the batches show, so with p workers the centre would move p
+/* Scales the statistics' change since the last answer, before a chunk is sent to a centre that adds all workers'
+ * changes. Each worker's running mean has moved by the whole of its batches. So with p workers the centre would move p
  * times too far. A worker sends its share of the change, and the centre moves by the workers' mean. */
 static void share_statistics(gg_centre *s, const gg_chunk *chunk) {
     const gg_strategy_env *env = &s->head.env;
@@ -31,7 +31,7 @@ static void share_statistics(gg_centre *s, const gg_chunk *chunk) {
     }
 }
 
-/* Where a chunk's message is made: it has room for float32, as which a rank sends to itself. */
+/* Place where a chunk's message is made: with room for float32, which a rank sends to itself. */
 static void *message_of(const gg_centre *s, int chunk) {
     return s->message + (s->packs ? s->place[chunk] : s->buckets.chunk[chunk].offset * sizeof(float));
 }
@@ -107,8 +107,8 @@ cleanup:
 
 /* ---- the strategy ---- */
 
-/* With compression what a server learns of the bases is counted, too: without it none would be sent. Of a chunk the
- * last parameter has what lies behind it. */
+/* Counts the bases sent to servers, because without compression none would be sent. A chunk's last parameter includes
+ * the padding behind it. */
 static void count_introduced(gg_centre *s, int first_chunk, int end_chunk) {
     for (int chunk = first_chunk; s->packs && chunk < end_chunk; ++chunk) {
         int count;
@@ -122,7 +122,7 @@ static void count_introduced(gg_centre *s, int first_chunk, int end_chunk) {
     }
 }
 
-/* Every worker sends every server its base, which is what the weights begin with or have been loaded with. */
+/* Sends every worker's base to every server: the weights of the beginning or those loaded since. */
 static gg_status centre_introduce(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -146,8 +146,8 @@ cleanup:
     return gg_error_prefix(status, "the first weights of the workers: ");
 }
 
-/* The first step after settling: no worker asks before all ranks have settled, and have the centre that was loaded
- * since: what a server adds to the former one would be lost. */
+/* Begins the first step after settling. No worker asks before all ranks have settled and have the newly loaded centre:
+ * a server's additions to the former one would be lost. */
 static gg_status begin_together(gg_centre *s) {
     gg_status status = GG_OK;
     gg_transport *transport = s->head.env.transport;
@@ -164,8 +164,8 @@ cleanup:
     return gg_strategy_at_all(&s->head, status);
 }
 
-/* After settling a worker's weights are those of its last answer, unless others have been loaded since. With
- * compression they are those and what has not been sent. */
+/* Sets the base after settling: a worker's weights are those of its last answer, unless others have been loaded since.
+ * With compression the weights also contain the unsent difference. */
 static void find_base(gg_centre *s) {
     const gg_state *state = s->head.env.state;
     if (!s->packs)
@@ -178,7 +178,7 @@ static void find_base(gg_centre *s) {
     s->base_known = true;
 }
 
-/* A checkpoint loads the weights first; one that has no base gives zeros for it. */
+/* A checkpoint loads the weights first. A checkpoint without a base gives zeros for it. */
 static void centre_loaded(gg_strategy *strategy, int arena) {
     gg_centre *s = (gg_centre *)strategy;
     const gg_state *state = strategy->env.state;
@@ -227,7 +227,7 @@ gg_status gg_centre_end(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* Writes the centre to `out`, the same on all ranks. No message may be in flight. */
+/* Writes the centre to `out`, equal on all ranks. No message is in flight. */
 static gg_status centre_gather(gg_centre *s, float *out) {
     gg_status status = GG_OK;
     if (s->count > 0)
@@ -248,7 +248,7 @@ static gg_status centre_receive_all(gg_centre *s) {
     return GG_OK;
 }
 
-/* The residue is what has not been sent of packed parameters; of the others all is sent each time. */
+/* Fills the residue with the unsent difference of packed parameters; other parameters are always sent whole. */
 static void show_residue(gg_centre *s) {
     const gg_state *state = s->head.env.state;
     float *residue = gg_state_residue(state);
@@ -277,7 +277,7 @@ gg_status gg_centre_settle(gg_strategy *strategy) {
         GG_TRY_CLEANUP(centre_receive_all(s));
     }
     for (int i = 0; i < s->buckets.chunk_count; ++i) GG_TRY_CLEANUP(gg_strategy_wait(strategy, &s->asked[i]));
-    /* From here on this rank sends no requests. While it waits in the barrier it serves the others'. */
+    /* From here on this rank sends no requests. In the barrier it serves the others'. */
     double begin = gg_transport_now(transport);
     GG_TRY_CLEANUP(gg_barrier(transport));
     gg_strategy_waited(strategy, begin);

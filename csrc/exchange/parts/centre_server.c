@@ -3,8 +3,8 @@
 #include "base/memory.h"
 #include "exchange/parts/common.h"
 
-/* The time that the virtual clock charges a server: it reads the message and the centre and writes the centre and the
- * answer, at the bandwidth of a modest core. */
+/* Modelled bandwidth of a server, for the virtual clock: it reads the message and the centre, and writes the centre and
+ * the answer, on a modest core. */
 #define MODEL_BYTES_PER_SECOND 10e9
 #define MODEL_BYTES_PER_ELEMENT 16
 

@@ -91,8 +91,8 @@ void gg_state_destroy(const gg_strategy_env *env) {
 
 /* ---- the state, whole ---- */
 
-/* Packs a rank's slices of a whole arena one behind the other. Either side may be the host's, which must not be touched
- * before the device is done. */
+/* Packs a rank's slices of a whole arena, one after the other. Either side may be host memory, which must not be
+ * touched before the device is done. */
 static void pack_owned(const gg_partition *partition, gg_device *device, int rank, const float *arena, float *owned) {
     for (int i = 0; i < partition->chunks; ++i) {
         const gg_part *part = gg_partition_part(partition, rank, i);
@@ -152,12 +152,12 @@ void gg_strategy_load(gg_strategy *strategy, int arena, const float *whole) {
     if (strategy->partition == NULL || to->kind != GG_ARENA_MOMENT)
         gg_device_copy(device, GG_QUEUE_COMPUTE, to->data, whole, state->count * sizeof(float));
     else pack_owned(strategy->partition, device, strategy->env.transport->rank, whole, to->data);
-    gg_device_finish(device); /* a failure is reported by what uses the device next */
+    gg_device_finish(device); /* the next use of the device reports a failure */
     strategy->loads++;
     if (strategy->loaded != NULL) strategy->loaded(strategy, arena);
 }
 
-/* ---- what strategies share ---- */
+/* ---- shared parts of strategies ---- */
 
 bool gg_strategy_all_zero(gg_strategy *strategy, int arena) {
     const gg_strategy_env *env = &strategy->env;

@@ -1,4 +1,4 @@
-/* The reduction in which every value travels: a gg_allreduce. */
+/* The reduction that sends every value: a gg_allreduce. */
 #include "base/memory.h"
 #include "comm/allreduce.h"
 #include "exchange/parts/common.h"
@@ -10,7 +10,7 @@ typedef struct dense_reduction {
     gg_allreduce *sum;
     size_t offset, count;
     float *data;  /* the run's first element */
-    void *memory; /* the values as they travel; NULL: from where they lie */
+    void *memory; /* the values on the wire; NULL means sent in place */
 } dense_reduction;
 
 static gg_allreduce *sum_of(gg_reduction *reduction) { return ((dense_reduction *)reduction)->sum; }

@@ -4,7 +4,7 @@
 
 #include "base/memory.h"
 
-/* Of a step: nothing is kept of the layer; its inputs are; its errors, too. */
+/* State of a layer in a step: NOTHING is kept; its inputs are; BOTH inputs and errors are. */
 typedef enum factored_stage { NOTHING = 0, INPUT, BOTH } factored_stage;
 
 typedef struct factored_layer {
@@ -16,20 +16,20 @@ typedef struct factored_layer {
     factored_stage stage;
 } factored_layer;
 
-/* Rows are computed behind what is left of those before, so that a run is in one piece: element `begin` lies at a
- * multiple of GG_LANES from the element 0 of the arenas. */
+/* Rows are computed behind the rest of the rows before, so that a run is contiguous: element `begin` lies at a multiple
+ * of GG_LANES from the element 0 of the arenas. */
 struct gg_factored {
     gg_device *device;
     int count;
     factored_layer *layer;
     size_t longest_run;
-    float *memory; /* longest_run elements, in which a run begins, then rows */
+    float *memory; /* longest_run elements for the begin of a run, then rows */
     size_t memory_room;
-    const factored_layer *of; /* whose rows lie there; NULL: nobody's */
-    size_t begin, end;        /* elements of its weight, of which the last ones are read next */
+    const factored_layer *of; /* the layer of the rows in memory; NULL means none */
+    size_t begin, end;        /* elements of its weight in memory; the last ones are read next */
     float *at;                /* element `begin` */
     int arenas;
-    const gg_arena *uses[GG_MOST_USED_NEXT]; /* where the gradient is read */
+    const gg_arena *uses[GG_MOST_USED_NEXT]; /* arenas that are used where the gradient is read */
 };
 
 const gg_parameter *gg_factored_weight(const gg_arena_layout *layout, int layer) {
@@ -37,7 +37,7 @@ const gg_parameter *gg_factored_weight(const gg_arena_layout *layout, int layer)
     return place->partitionable ? &layout->parameter[place->first_parameter] : NULL;
 }
 
-/* Whether the device would compute rows of the smallest batch, for which it is worth most. */
+/* True if the device would compute rows of the smallest batch, which gains most. */
 static bool factored_fits(const gg_device *device, const gg_parameter *weight) {
     gg_gradient_factors smallest = {.batch = 1, .in = weight->shape.size[1], .out = weight->shape.size[0]};
     return device->table->factors != NULL && device->table->factors(device, &smallest);
@@ -90,7 +90,7 @@ static factored_layer *layer_of(const gg_factored *factored, int layer) {
     return NULL;
 }
 
-/* What the memory held is lost where it is too small. */
+/* Enlarges memory to `bytes` if it is too small; its content is then lost. */
 static gg_status reserve(size_t bytes, const char *what, void **memory, size_t *room) {
     if (bytes <= *room) return GG_OK;
     gg_free(*memory);
@@ -135,7 +135,7 @@ gg_status gg_factored_error(gg_factored *factored, int layer, const gg_vectors *
     return GG_OK;
 }
 
-/* Computes the next rows behind what is left from element `from` on. */
+/* Computes the next rows behind the rest, which starts at element `from`. */
 static void next_rows(gg_factored *factored, size_t from) {
     const factored_layer *own = factored->of;
     const gg_gradient_factors *f = &own->factors;
@@ -153,7 +153,7 @@ static void next_rows(gg_factored *factored, size_t from) {
     if (factored->end == own->count) memset(at + count, 0, (GG_LANES - own->count % GG_LANES) % GG_LANES * sizeof *at);
 }
 
-/* Begins with the weight's first element, or goes on with it; NULL: it is of no weight. */
+/* Begins with the weight's first element, or continues with it; NULL means that the element is in no such weight. */
 static const factored_layer *factored_at(gg_factored *factored, size_t offset) {
     const factored_layer *own = factored->of;
     if (own != NULL && offset >= own->offset && offset < own->offset + own->count) return own;
@@ -174,7 +174,7 @@ float *gg_factored_run(gg_factored *factored, size_t offset, size_t count) {
     return factored->at + (from - factored->begin);
 }
 
-/* Elements up to the next weight that is computed, no more than `most`. */
+/* Elements up to the next computed weight, max `most`. */
 static size_t up_to_next(const gg_factored *factored, size_t offset, size_t most) {
     for (int i = 0; i < factored->count; ++i) {
         const factored_layer *one = &factored->layer[i];

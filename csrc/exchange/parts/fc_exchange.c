@@ -45,8 +45,8 @@ static gg_fc_slice slice_of(const gg_parameter *weight, int rank, int ranks, int
     return slice;
 }
 
-/* Whether, with `samples` on all ranks together, exchanging inputs and errors sends fewer bytes. In both ways a rank
- * does not send itself its p-th part. The result is the same on every rank. */
+/* True if exchanging inputs and errors sends fewer bytes, with `samples` on all ranks together. In both ways a rank
+ * does not send itself its p-th part. Equal on every rank. */
 static bool fc_cheaper(const gg_parameter *weight, int ranks, double samples, size_t size) {
     double values = 0;
     if (weight->count * sizeof(float) < LEAST_BYTES) return false;
@@ -216,7 +216,7 @@ gg_status gg_fc_input(gg_fc_exchange *x, gg_fc *fc, const gg_vectors *input, boo
     return GG_OK;
 }
 
-/* Where this rank's errors for a slice lie. */
+/* Place of this rank's errors for a slice. */
 static float *errors_for(const gg_fc_exchange *x, const gg_fc *fc, int rank) {
     return fc->packed[GG_FC_ERROR] + x->owner->batch[rank_of(x)] * fc->slice[rank].rows_before;
 }

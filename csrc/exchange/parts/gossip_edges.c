@@ -1,27 +1,31 @@
-/* GossipGraD with compression: partners hold a common copy for the edge between them, and send each other of what
- * their weights differ from it the elements that differ most.
+/* GossipGraD with compression. Two partners hold a common copy of weights for the edge between them. Each sends the
+ * largest elements of the difference between its weights and the copy.
  *
- * An edge connects two ranks that are partners in some step. Both of its ends hold the same copy Y, bit for bit. When
- * the schedule brings them together, rank i, whose bucket has been updated, packs the difference w_i - Y
- * (gg_pack_difference): m_i, of each bin its peaks, as values. The other end does the same. Then both ends have both
- * messages, and
+ * An edge connects two ranks that are partners in some step. Both of its ends hold equal bits of the copy Y. When the
+ * schedule brings them together:
+ *
+ * 1. Each end i, whose bucket has been updated, packs the difference w_i - Y (gg_pack_difference): m_i, the peaks of
+ *    each bin, as values.
+ * 2. The ends exchange these messages.
+ * 3. Each end computes
  *
  *     w_i += g * (m_j - m_i)      w_j += g * (m_i - m_j)      Y += g * (m_i + m_j)
  *
- * What one end adds the other subtracts, element by element, so the mean over the ranks is preserved up to rounding,
- * whatever was left out; and w_i - Y becomes w_i - Y - 2g * m_i, so nothing is lost: what was not sent is still in the
- * next difference. A mix moves only elements that have just been sent. (To move all of w by the difference of two
- * copies overshoots between two visits of an element, and diverges.) g is half of the share that is mixed with one
- * partner, 1/2; in a step of two partners, where a rank receives from another than it sends to, both exchange in both
- * directions, and each counts half.
+ * One end adds and the other subtracts equal values, element by element. So the mean over the ranks is preserved up to
+ * rounding, whatever elements were chosen. w_i - Y becomes w_i - Y - 2g * m_i, so nothing is lost: unsent values are
+ * still in the next difference. A mix moves only elements that have just been sent. (To move all of w by the difference
+ * of two copies overshoots between two visits of an element, and diverges.)
  *
- * With residues an element is chosen where |G + (factor - 1)*dW| is at least the bin's greatest |G|. Here a difference
- * takes the place of G, and dW, what the last step has changed, is not stored: it counts as a fixed part of the
- * difference. Otherwise what is left of a bin, which becomes even when its peaks have been sent, would all be chosen.
+ * g is half of the share that is mixed with one partner, 1/2. In a step a rank may receive from another partner than it
+ * sends to. Both pairs then exchange in both directions, and each counts half.
  *
- * A rank whose weights are new, at the beginning or because some were loaded, sends all of them, and Y becomes the mean
- * of both ends', or, where the other end did not expect it, those. Messages of the first steps carry all differences,
- * as many as the options say.
+ * With residues an element is chosen if |G + (factor - 1)*dW| is at least the bin's greatest |G|. Here the difference
+ * is G. The last step's change dW is not stored, but taken as a fixed part of the difference. Otherwise the rest of a
+ * bin, which becomes even when its peaks have been sent, would all be chosen.
+ *
+ * A rank with new weights, at the beginning or after some were loaded, sends all of them. Y becomes the mean of both
+ * ends' weights, or the sender's if the other end did not expect them. Messages of the first steps (warm-up) carry all
+ * differences.
  *
  * Only weights are exchanged: moments would need as many copies again. Copies are arenas of the state, `edge0` and so
  * on, in the order in which the schedule uses a rank's edges: checkpoints have them. */
@@ -34,27 +38,27 @@
 #include "exchange/parts/gossip_forms.h"
 
 #define USUAL_GAMMA 0.5f
-/* A difference is that of some thirty steps, of which the last is a part: H = G + (factor - 1)*G/32. */
+/* A difference stems from about 32 steps, and the last step's change is a part of it: H = G + (factor - 1)*G/32. */
 #define LAST_STEP (1.0f / 32)
 
-/* What a message carries, in a word before what is packed. */
+/* Form of a message: a word before the packed values. */
 typedef enum form {
-    PACKED = 0, /* what differs most */
-    WHOLE,      /* all that differs */
+    PACKED = 0, /* the largest differences */
+    WHOLE,      /* all differences */
     ANEW,       /* all weights: the sender has no copy */
     FORMS
 } form;
 
 #define HEADER_BYTES sizeof(uint32_t)
 
-enum { PARTNERS = 2 }; /* of a rank in a step, at most */
+enum { PARTNERS = 2 }; /* max of a rank in a step */
 
 /* One end of an edge in the exchange of a bucket. */
 typedef struct edge_end {
     int peer, edge;
     float gamma;
-    form what;     /* what was sent */
-    size_t bytes;  /* of the message */
+    form what;     /* of the sent message */
+    size_t bytes;  /* of the sent message */
     char *message; /* in message memory */
     char *landing;
     gg_request sent, received;
@@ -63,8 +67,8 @@ typedef struct edge_end {
 /* A bucket's exchange. */
 typedef struct exchange {
     int ends;        /* of this exchange */
-    int mixed;       /* of them, in their order; the others are pending */
-    size_t capacity; /* of a message */
+    int mixed;       /* number of mixed ends, in order; the others are pending */
+    size_t capacity; /* max bytes of a message */
     edge_end end[PARTNERS];
     gg_flight flight;
 } exchange;
@@ -73,13 +77,13 @@ typedef struct gossip_edges {
     gg_gossip gossip;
     gg_compression compression;
     gg_compression_counts counts;
-    gg_segments packed, whole; /* of form PACKED and of the others */
+    gg_segments packed, whole; /* for form PACKED, and for the others */
     gg_packing packing;
-    float *scratch; /* of a bucket: what packing changes of a copy */
-    int edges;      /* the most that a rank has */
-    int *edge_of;   /* of each rank: the edge to it; -1: none */
+    float *scratch; /* one bucket: the copy that packing changes */
+    int edges;      /* max over the ranks */
+    int *edge_of;   /* one a rank: the edge to it; -1 means none */
     int first;      /* place of the first copy among the arenas */
-    bool *known;    /* of each edge: both ends have a copy */
+    bool *known;    /* one an edge: both ends have a copy */
     float gamma;
     exchange *exchange; /* one a bucket */
     char *messages;     /* the memory of all messages */
@@ -87,8 +91,8 @@ typedef struct gossip_edges {
 
 /* ---- edges ---- */
 
-/* The edges of a rank, in the order of their first use. In a schedule that never repeats any rank may be a partner.
- * Returns how many they are; above GG_MOST_EDGES it does not count on. */
+/* Finds the edges of a rank, in the order of their first use. In a schedule that never repeats any rank may be a
+ * partner. Returns their number; stops counting above GG_MOST_EDGES. */
 static int edges_of(gg_schedule *schedule, int rank, int *edge_of) {
     const int p = schedule->size;
     const int64_t period = gg_schedule_period(schedule);
@@ -104,13 +108,14 @@ static int edges_of(gg_schedule *schedule, int rank, int *edge_of) {
     return count;
 }
 
-/* All ranks have as many arenas, so that they can be named alike. */
+/* Finds the own edges, and the max over the ranks: all ranks have equally many arenas, so that arenas have common
+ * names. */
 static gg_status find_edges(gossip_edges *g) {
     gg_schedule *schedule = &g->gossip.schedule;
     const int p = schedule->size, own = g->gossip.head.env.transport->rank;
     const bool repeats = gg_schedule_period(schedule) != 0; /* else all ranks have as many */
     GG_TRY(gg_alloc((size_t)p * sizeof(int), "edges", &g->edge_of));
-    /* All ranks in one order, so that all fail alike; the own one once more, as the last. */
+    /* All ranks in one order, so that all fail alike; then once more the own one. */
     for (int i = repeats ? 0 : p; i <= p && g->edges <= GG_MOST_EDGES; ++i) {
         const int count = edges_of(schedule, i < p ? i : own, g->edge_of);
         if (count > g->edges) g->edges = count;
@@ -145,7 +150,7 @@ static gg_status create_copies(gossip_edges *g) {
     return GG_OK;
 }
 
-/* Copies that are loaded after the weights go on. Where there are none, they are zero. */
+/* Copies loaded after the weights stay valid. Missing ones are zero. */
 static void gossip_edges_loaded(gg_strategy *strategy, int arena) {
     gossip_edges *g = (gossip_edges *)strategy;
     const int edge = arena - g->first;
@@ -157,7 +162,7 @@ static void gossip_edges_loaded(gg_strategy *strategy, int arena) {
 
 static const gg_bucket *bucket_at(const gossip_edges *g, int bucket) { return &g->gossip.buckets.bucket[bucket]; }
 
-/* The elements of a bucket: it travels whole. */
+/* The elements of a bucket, which is one chunk. */
 static const gg_chunk *run_of(const gossip_edges *g, int bucket) {
     return &g->gossip.buckets.chunk[bucket_at(g, bucket)->first_chunk];
 }
@@ -182,7 +187,7 @@ static gg_packing packing_of(const gossip_edges *g, int bucket, form what) {
     return packing;
 }
 
-/* Packs and sends to one partner. The copy itself does not change before both messages are there. */
+/* Packs and sends to one partner. The copy itself does not change before both messages have arrived. */
 static gg_status post_end(gossip_edges *g, int bucket, edge_end *end) {
     gg_strategy *head = &g->gossip.head;
     gg_transport *transport = head->env.transport;
@@ -229,7 +234,7 @@ cleanup:
     return edges_at_bucket(g, bucket, status);
 }
 
-/* What is in a message that has arrived. */
+/* Reads the form of an arrived message. */
 static gg_status read_form(const gg_request *received, form *out) {
     uint32_t word = FORMS;
     if (received->bytes > HEADER_BYTES) memcpy(&word, received->data, sizeof word);
@@ -253,7 +258,7 @@ static gg_status add_received(const gossip_edges *g, int bucket, const edge_end 
     return gg_error_prefix(status, "message of rank %d: ", end->peer);
 }
 
-/* Both ends add in the order of ranks, so that their copies have the same bits. */
+/* Adds both messages to the copy in the order of ranks, so that both copies have equal bits. */
 static gg_status add_to_copy(const gossip_edges *g, int bucket, const edge_end *end, form theirs, float factor) {
     float *copy = copy_of(g, end->edge);
     const bool first = g->gossip.head.env.transport->rank < end->peer;
@@ -263,7 +268,7 @@ static gg_status add_to_copy(const gossip_edges *g, int bucket, const edge_end *
     return GG_OK;
 }
 
-/* Only one of both ends had no copy: it becomes that one's weights, and nothing is mixed. */
+/* Makes the copy if only one end had none: the copy becomes that end's weights, and nothing is mixed. */
 static gg_status begin_copy(const gossip_edges *g, int bucket, const edge_end *end, form theirs) {
     float *copy = copy_of(g, end->edge);
     return end->what == ANEW ? add_sent(g, bucket, end, 1.0f, copy) : add_received(g, bucket, end, theirs, 1.0f, copy);
@@ -281,7 +286,7 @@ static gg_status mix_end(gossip_edges *g, int bucket, edge_end *end) {
     if ((end->what == ANEW) != (theirs == ANEW)) {
         GG_TRY(begin_copy(g, bucket, end, theirs));
     } else {
-        /* After whole messages the copy is the mean of what both had. */
+        /* After whole messages the copy is the mean of both ends' weights. */
         const bool whole = end->what != PACKED && theirs != PACKED;
         GG_TRY(add_to_copy(g, bucket, end, theirs, whole ? 0.5f : end->gamma));
         GG_TRY(add_sent(g, bucket, end, -end->gamma, weights));
@@ -290,8 +295,8 @@ static gg_status mix_end(gossip_edges *g, int bucket, edge_end *end) {
     return gg_release(env->transport, &end->received);
 }
 
-/* Mixes with the next partner of a bucket, whose message has arrived: always in the order of posting, so that the bits
- * depend on nobody's speed. */
+/* Mixes with the next partner of a bucket, whose message has arrived. The order is that of posting, so that the bits do
+ * not depend on any rank's speed. */
 static gg_status mix_next(gossip_edges *g, int bucket) {
     gg_status status = GG_OK;
     exchange *x = &g->exchange[bucket];
@@ -318,7 +323,7 @@ static gg_status complete_bucket(gossip_edges *g, int bucket) {
     return GG_OK;
 }
 
-/* Until partners have read what was sent. */
+/* Waits until partners have read the sent messages. */
 static gg_status wait_sent(gossip_edges *g, int bucket) {
     for (int i = 0; i < PARTNERS; ++i) GG_TRY(edges_wait(g, bucket, &g->exchange[bucket].end[i].sent));
     return GG_OK;

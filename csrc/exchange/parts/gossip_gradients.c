@@ -2,11 +2,11 @@
  * averaged, so replicas diverge.
  *
  * Gradients have two arenas, used in alternate steps, so one may be in flight while the other is written. They are sent
- * where they lie; with a codec that is not exact a rounded copy is.
+ * in place; an inexact codec sends a rounded copy.
  *
- * - staleness 0: the update of a layer waits for the partner's gradient of the same step: g + (received - g)/2.
- * - staleness 1: the update uses g(t) + (received(t-1) - g(t-1))/2; settling adds what the last exchange brought as if
- *   it had come in time (gg_optimizer_late). */
+ * - staleness 0: the update of a layer waits for the partner's gradient of its step: g + (received - g)/2.
+ * - staleness 1: the update uses g(t) + (received(t-1) - g(t-1))/2. Settling adds the last exchange as if it had come
+ *   in time (gg_optimizer_late). */
 #include "base/memory.h"
 #include "exchange/parts/gossip.h"
 #include "exchange/parts/gossip_forms.h"
@@ -37,7 +37,7 @@ static void gossip_gradients_update(gossip_gradients *g, int64_t step, const gg_
                                   .gradient = gradient});
 }
 
-/* Updates a piece with its gradient; where updates need norms of all gradients, notes it among g->gradients. */
+/* Updates a piece with its gradient. If updates need norms of all gradients, notes it among g->gradients instead. */
 static void gossip_gradients_use(gossip_gradients *g, int64_t step, const gg_chunk *piece, const float *gradient) {
     float *noted = g->gradients + piece->offset;
     if (!gg_updater_measures(g->gossip.head.env.updater)) gossip_gradients_update(g, step, piece, gradient);
@@ -54,7 +54,7 @@ static int gossip_gradients_next(const gossip_gradients *g, int bucket) {
     return gg_gossip_posted(&g->gossip, bucket, g->mixed[bucket]);
 }
 
-/* staleness 0: mixes the next chunk of a bucket, which has arrived, and makes the update that waited for it. */
+/* staleness 0: mixes the next, arrived chunk of a bucket, and makes the update that waited for it. */
 static gg_status gossip_gradients_update_next(gossip_gradients *g, int bucket) {
     int i = gossip_gradients_next(g, bucket);
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
@@ -110,7 +110,7 @@ static gg_status gossip_gradients_prepare(gossip_gradients *g, int bucket) {
     return GG_OK;
 }
 
-/* The update of a piece of a chunk; staleness 1: with what the last step's exchange brought. */
+/* Updates a piece of a chunk; staleness 1: with the last step's exchange. */
 static void update_now(gossip_gradients *g, int bucket, int chunk, const gg_chunk *piece) {
     const float *gradient = g->own[g->turn] + piece->offset;
     if (g->in_flight[bucket] != NOTHING) {
@@ -167,7 +167,7 @@ static gg_status gossip_gradients_end(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* staleness 1: d = (received - own)/2 is what the gradient of step sent_at lacked. */
+/* staleness 1: adds d = (received - own)/2, which the gradient of step sent_at lacked. */
 static gg_status add_late(gossip_gradients *g, int bucket) {
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     const gg_strategy_env *env = &g->gossip.head.env;

@@ -1,30 +1,31 @@
-/* GossipGraD by push-sum: the mean of the replicas is preserved although a rank may receive more, or less, than it
- * sends.
+/* GossipGraD by push-sum: the mean of the replicas is preserved, even if a rank receives more, or less, than it sends.
  *
- * Every rank has a scalar, initially 1. A rank that sends, sends half of its scalar with its weights. A rank's new
- * weights are the mean of its own and of those received, each weighted by the scalar that belongs to it, where a rank's
- * own share is s/2, or s in a step in which it does not send:
+ * Every rank has a scalar s, initially 1. A sending rank sends half of its scalar with its weights. Its own share is
+ * then s/2; in a step without sending it is s. A rank's new weights are the mean of its own and the received ones,
+ * weighted by these scalars:
  *
  *     s' = own share + sum of s_j/2,   w' = (own share * w + sum of s_j/2 * w_j) / s'
  *
- * This is push-sum (x = s w and s are sent, halved; w = x/s is used) with the division done before sending: weights are
- * sent, and no rounding error is multiplied where s is small. The sum of the scalars is p; the sum of s w is preserved
- * by every mix; without training all w converge to the mean of the first ones. An update of a rank counts with the
- * rank's scalar at that time. Moments are treated alike. The scalars follow from the schedule, which every rank knows,
- * and from the step in which they were 1 (push_sum_since of the state): the first one, or the one in which weights were
- * loaded or another schedule began. So they are computed and not sent, and a resumed run computes the same ones.
+ * This is push-sum (x = s w and s are sent, halved; w = x/s is used) with the division done before sending. So weights
+ * are sent, and small scalars do not multiply rounding errors. The sum of the scalars is p. Every mix preserves the sum
+ * of s w. Without training all w converge to the mean of the first ones. An update of a rank counts with the rank's
+ * scalar at that time. Moments are mixed like weights.
+ *
+ * The scalars follow from the schedule, which every rank knows, and from the step in which they were 1 (push_sum_since
+ * of the state). That is the first step, or one in which weights were loaded or another schedule began. So scalars are
+ * computed and not sent, and a resumed run computes equal ones.
  *
  * Weights are private and updated in place; a snapshot of them is sent. The shares sum to 1, so the mix is w + sum of
- * share_j * (w_j - sent). As without push-sum, staleness 0 mixes before the forward pass uses the layer, staleness 1
- * adds the same after the next update, and to moments before it.
+ * share_j * (w_j - sent). Staleness 0 mixes before the forward pass uses the layer. Staleness 1 adds the sum after the
+ * next update, and to moments before it.
  *
- * With a codec that is not exact a rank sends s/2 times its rounded weights and retains the remainder, so that the sum
- * of s w is still preserved:
+ * With an inexact codec a rank sends s/2 times its rounded weights and retains the remainder, so that the sum of s w is
+ * still preserved:
  *
  *     s' w' = s w - s/2 round(w) + sum of s_j/2 round(w_j),   that is
  *     w' = w + sum of share_j * (round(w_j) - round(w)) + gain * (round(w) - w)   with gain = (s' - s)/s'
  *
- * The last term, of the size of a rounding error, is added before the update, while w is still what was sent. */
+ * The last term, about a rounding error, is added before the update, while w still equals the sent weights. */
 #include <stdint.h>
 
 #include "base/memory.h"
@@ -37,25 +38,25 @@ enum { WEIGHT = 0, MOMENT, KINDS = MOMENT + GG_MOST_MOMENTS };
 typedef struct arrivals {
     int count;
     int *sender;  /* in ascending order */
-    float *share; /* of each sender in the mix */
-    float gain;   /* the part of this rank's scalar that is new */
+    float *share; /* one a sender in the mix */
+    float gain;   /* the new part of this rank's scalar */
     int turn;     /* the snapshot arena that was sent in that step */
 } arrivals;
 
 /* The scalars of all ranks for some slices, before and after an exchange of theirs. */
 typedef struct scalars {
     double *before, *after;
-    int64_t round; /* of the schedule; -1: none has been computed */
+    int64_t round; /* of the schedule; -1 means that none has been computed */
 } scalars;
 
 typedef struct gossip_push_sum {
     gg_gossip gossip;
-    int kinds;                /* of arenas that are exchanged: weights, or the moments as well */
-    int most;                 /* messages to this rank in a step, at most; at least 1 */
+    int kinds;                /* exchanged arenas: weights, or the moments too */
+    int most;                 /* max messages to this rank in a step; at least 1 */
     gg_stream *stream[KINDS]; /* `most` of each kind: number i receives from sender i; number 0 also sends */
-    arrivals arrivals[2];     /* of this step at `turn`, of the one before at 1 - turn */
-    const arrivals **pending; /* per bucket, of its current slice: posted and not mixed yet; NULL: none */
-    int *next;                /* per bucket: the first chunk that is not mixed yet (staleness 0) */
+    arrivals arrivals[2];     /* this step's at `turn`, the last step's at 1 - turn */
+    const arrivals **pending; /* one a bucket, of its current slice: posted and not yet mixed; NULL means none */
+    int *next;                /* one a bucket: the first chunk not yet mixed (staleness 0) */
     int turn;                 /* the snapshot arena that this step writes */
     float *rounded[KINDS];    /* the current elements of a snapshot, decoded; NULL: the codec is exact */
     scalars of_slices[2];     /* of the slices from that of step `since` on, and of those before it */
@@ -74,7 +75,7 @@ static int push_sum_snapshot(const gossip_push_sum *g) { return g->gossip.slices
 
 /* ---- the schedule ---- */
 
-/* The step in which all scalars were 1. An earlier step than that is one of a run that began with step 0. */
+/* The step in which all scalars were 1; if earlier than that, of a run that began with step 0. */
 static int64_t push_sum_since(const gossip_push_sum *g) {
     const gg_state *state = g->gossip.head.env.state;
     return state->push_sum_since <= state->step ? state->push_sum_since : 0;
@@ -96,10 +97,10 @@ static void turn_to(gossip_push_sum *g, scalars *s, int64_t first, int64_t round
     }
 }
 
-/* Every slice has scalars of its own, which depend on how often it has been exchanged since they were 1. In each round
- * of the schedule all slices are exchanged, one after the other; scalars that become 1 within a round divide the slices
- * into those that are still exchanged in it and those that are so from the next one on. Turned to a round, or to the
- * first one of the slice where that is later. */
+/* Scalars of a slice, turned to a round, or to the slice's first one if that is later. Every slice has its own scalars,
+ * which depend on the number of its exchanges since they were 1. In each round of the schedule all slices are
+ * exchanged, one after the other. If scalars become 1 within a round, they divide the slices: some are still exchanged
+ * in it, others from the next one on. */
 static scalars *turned(gossip_push_sum *g, int slice, int64_t round) {
     const int64_t since = push_sum_since(g), slices = g->gossip.slices;
     const bool later = slice < since % slices;
@@ -146,7 +147,7 @@ static gg_status push_sum_begin(gg_strategy *strategy) {
 
 /* ---- mixing ---- */
 
-/* Adds the rounding error of what was sent, before a mix, while the arena still equals what was sent. */
+/* Adds the rounding error of the sent weights, before a mix, while the arena still equals these. */
 static void add_rounding_error(gossip_push_sum *g, const arrivals *in, const gg_chunk *piece) {
     gg_device *device = g->gossip.head.env.device;
     for (int kind = 0; kind < g->kinds && !g->gossip.codec->exact; ++kind) {
@@ -158,7 +159,7 @@ static void add_rounding_error(gossip_push_sum *g, const arrivals *in, const gg_
     }
 }
 
-/* Mixes what has arrived for a piece of a chunk into the arena. */
+/* Mixes the arrived messages for a piece of a chunk into the arena. */
 static void push_sum_mix(gossip_push_sum *g, const arrivals *in, int kind, int chunk, const gg_chunk *piece) {
     gg_device *device = g->gossip.head.env.device;
     const gg_codec *codec = g->gossip.codec;
@@ -176,7 +177,7 @@ static gg_status push_sum_release(gossip_push_sum *g, const arrivals *in, int ch
     return GG_OK;
 }
 
-/* Mixes the next chunk of a bucket, which is complete. The arena equals what was sent. */
+/* Mixes the next chunk of a bucket, which is complete. The arena equals the sent weights. */
 static gg_status push_sum_mix_next(gossip_push_sum *g, int bucket) {
     const arrivals *in = g->pending[bucket];
     int chunk = g->next[bucket]++;
@@ -206,7 +207,7 @@ static gg_status push_sum_need(gg_strategy *strategy, int layer) {
     return push_sum_stale(g) ? GG_OK : push_sum_complete(g, g->gossip.buckets.bucket_of_layer[layer]);
 }
 
-/* Whether all of a bucket's next chunk has arrived. */
+/* *arrived: all of a bucket's next chunk has. */
 static gg_status push_sum_arrived(gossip_push_sum *g, int bucket, bool *all) {
     int chunk = g->next[bucket];
     *all = true;
@@ -241,7 +242,7 @@ static gg_status push_sum_prepare(gossip_push_sum *g, int bucket) {
     return GG_OK;
 }
 
-/* Updates a piece of a layer, mixes in what has arrived for it, and writes its snapshot. */
+/* Updates a piece of a layer, mixes its arrived messages in, and writes its snapshot. */
 static void push_sum_update(gossip_push_sum *g, int bucket, const gg_gossip_run *cut) {
     const gg_chunk *piece = &cut->run;
     const int chunk = cut->last;
@@ -295,7 +296,7 @@ static gg_status push_sum_end(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* The arena still equals what was sent: there was no update in between. */
+/* The arena still equals the sent weights: there was no update in between. */
 static gg_status push_sum_settle(gg_strategy *strategy) {
     gossip_push_sum *g = (gossip_push_sum *)strategy;
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) GG_TRY(push_sum_complete(g, bucket));
@@ -330,7 +331,8 @@ static void push_sum_destroy(gg_strategy *strategy) {
 static const gg_strategy_table table = {push_sum_begin, push_sum_need,   push_sum_ready,  push_sum_poll,
                                         push_sum_end,   push_sum_settle, push_sum_destroy};
 
-/* Without a path between all ranks there is no common mean, and the scalar of a rank that never receives goes to 0. */
+/* GG_ERROR_ARGUMENT without a path between all ranks: there is no common mean then, and the scalar of a rank that never
+ * receives goes to 0. */
 static gg_status check_reach(gg_schedule *schedule) {
     int64_t steps;
     if (schedule->options.topology != GG_TOPOLOGY_TABLE) return GG_OK;
@@ -359,7 +361,7 @@ static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) 
         GG_TRY(gg_device_alloc(g->gossip.head.env.device, g->gossip.head.env.state->count * sizeof(float),
                                "rounded values", &g->rounded[kind]));
     for (int i = 0; i < g->most; ++i) {
-        /* Messages of one kind have the same tags, from every sender. */
+        /* Messages of one kind have equal tags, from every sender. */
         GG_TRY(gg_stream_create(&g->gossip.head, &g->gossip.sliced, kind, i == 0 ? arenas : 0, g->gossip.codec,
                                 &g->stream[kind][i]));
         g->stream[kind][i].name = name;

@@ -1,5 +1,5 @@
-/* GossipGraD with weights, or weights and moments: after the local update of a layer its new weights go to this step's
- * partner and are mixed with what another partner sent.
+/* GossipGraD with weights, or weights and moments. After the local update of a layer its new weights go to this step's
+ * partner, and are mixed with another partner's.
  *
  * Weights and moments are private and updated in place. The update writes a snapshot of them with non-temporal stores
  * into message memory, where partners read it. So the next update of private memory costs no more than without
@@ -7,23 +7,23 @@
  * snapshot in flight is never written: a stream alternates between two arenas.
  *
  * - Staleness 0: when a chunk arrives, w += (received - w)/2, at the latest just before the forward pass needs the
- * layer. Partners update at about the same time, so most chunks of a large layer arrive while its later ones are
- * updated, and are mixed then: their weights are still in a cache.
- * - Staleness 1: the next update adds (received - w)/2 in the same pass, where w still equals what was sent. The
- * exchange overlaps with a whole step.
+ *   layer. Partners update at about one time. So most chunks of a large layer arrive while its later ones are updated,
+ *   and are mixed while their weights are in cache.
+ * - Staleness 1: the next update adds (received - w)/2 in its pass, while w still equals the sent weights. The exchange
+ *   overlaps with a whole step.
  *
- * Moments, which only updates need, are mixed by the next update before it uses them, with either staleness, without a
- * pass of their own.
+ * Only updates need moments. So with either staleness the next update mixes them before it uses them, without a pass of
+ * their own.
  *
- * With a codec that is not exact the snapshot is rounded, and (received - rounded w)/2 is added. w has not changed
- * since its snapshot was written, so rounding it again gives what was sent without reading it. */
+ * With an inexact codec the snapshot is rounded, and (received - rounded w)/2 is added. w has not changed since its
+ * snapshot was written. So rounding it again gives the sent values without reading them. */
 #include <string.h>
 
 #include "base/memory.h"
 #include "exchange/parts/gossip.h"
 #include "exchange/parts/gossip_forms.h"
 
-/* One arena that is exchanged. */
+/* An exchanged arena. */
 typedef struct exchanged {
     gg_stream stream;
     float *own; /* the private arena */
@@ -34,7 +34,7 @@ enum { WEIGHT, MOMENT, PARTS = MOMENT + GG_MOST_MOMENTS };
 
 typedef struct gossip_weights {
     gg_gossip gossip;
-    int parts; /* the first so many of PARTS are exchanged */
+    int parts; /* the first `parts` of PARTS are exchanged */
     exchanged part[PARTS];
     int turn; /* the snapshot arena that this step writes; of several slices there is one */
 } gossip_weights;
@@ -45,7 +45,7 @@ static bool gossip_weights_pending(const gossip_weights *g, const exchanged *par
     return part->mixed[slice] < g->gossip.posted[slice];
 }
 
-/* The chunk of a slice that is to be mixed next. */
+/* The next chunk of a slice to mix. */
 static int gossip_weights_next(const gossip_weights *g, const exchanged *part, int slice) {
     return gg_gossip_posted(&g->gossip, slice, part->mixed[slice]);
 }
@@ -60,7 +60,7 @@ static gg_status gossip_weights_mix_next(gossip_weights *g, exchanged *part, int
     return gg_stream_release(&part->stream, i);
 }
 
-/* Mixes what has arrived of a slice. */
+/* Mixes the arrived chunks of a slice. */
 static gg_status gossip_weights_advance(gossip_weights *g, exchanged *part, int slice) {
     while (gossip_weights_pending(g, part, slice)) {
         bool arrived = false;
@@ -71,14 +71,14 @@ static gg_status gossip_weights_advance(gossip_weights *g, exchanged *part, int 
     return GG_OK;
 }
 
-/* Mixes what has arrived of weights, which the next forward pass waits for. */
+/* Mixes arrived weights, for which the next forward pass waits. */
 static gg_status advance_weights(gossip_weights *g) {
     for (int bucket = 0; g->parts > 0 && bucket < g->gossip.buckets.count; ++bucket)
         GG_TRY(gossip_weights_advance(g, &g->part[WEIGHT], g->gossip.current[bucket]));
     return GG_OK;
 }
 
-/* Mixes what is pending of a slice. While it waits, it mixes weights of others that have arrived. */
+/* Mixes the pending chunks of a slice. While it waits, it mixes other arrived weights. */
 static gg_status gossip_weights_complete(gossip_weights *g, exchanged *part, int slice) {
     GG_TRY(gossip_weights_advance(g, part, slice));
     while (gossip_weights_pending(g, part, slice)) {
@@ -107,8 +107,8 @@ static gg_status gossip_weights_poll(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* Before the first update of a bucket in a step: waits until no partner reads the snapshot that will be written, and
- * until everything that the update reads or mixes in has arrived. */
+/* Before the first update of a bucket in a step: waits until no partner reads the snapshot to be written, and until all
+ * messages for the update have arrived. */
 static gg_status gossip_weights_prepare(gossip_weights *g, int bucket) {
     const int last = g->gossip.current[bucket], due = gg_gossip_due(&g->gossip, bucket);
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_sent(&g->part[i].stream, due, g->turn));
@@ -143,7 +143,7 @@ static void update_halves(gossip_weights *g, const gg_update *update) {
     }
 }
 
-/* The received elements that the update of a run mixes in, and where it writes their snapshot; NULL: none. */
+/* Received elements that the update of a run mixes in, and the place of the run's snapshot; NULL means none. */
 static const void *gossip_weights_received(const exchanged *part, int chunk, size_t offset) {
     if (chunk < 0 || part->stream.received[chunk].state != GG_REQUEST_ARRIVED) return NULL;
     return gg_stream_received(&part->stream, chunk, offset);
@@ -154,7 +154,7 @@ static void *gossip_weights_copy(const gossip_weights *g, const exchanged *part,
     return gg_stream_snapshot(&part->stream, g->turn, offset);
 }
 
-/* Updates a piece of a layer: mixes in what has arrived for it, and writes the snapshot of what is due. */
+/* Updates a piece of a layer: mixes its arrived messages in, and writes the snapshot of the due slice. */
 static void gossip_weights_update(gossip_weights *g, const gg_gossip_run *piece) {
     const gg_strategy_env *env = &g->gossip.head.env;
     const size_t at = piece->run.offset;
@@ -172,7 +172,7 @@ static void gossip_weights_update(gossip_weights *g, const gg_gossip_run *piece)
     else gg_updater_apply(env->updater, env->device, env->state, &update);
 }
 
-/* After the last update in a step of a chunk that was exchanged in the last one: releases what was mixed in. */
+/* After the last update in a step of a chunk exchanged in the last step: releases its mixed messages. */
 static gg_status gossip_weights_release(gossip_weights *g, int chunk) {
     for (int i = 0; i < g->parts; ++i)
         if (g->part[i].stream.received[chunk].state == GG_REQUEST_ARRIVED)
@@ -180,7 +180,7 @@ static gg_status gossip_weights_release(gossip_weights *g, int chunk) {
     return GG_OK;
 }
 
-/* After the last update in a step of a chunk that is due: sends its snapshot. */
+/* After the last update in a step of a due chunk: sends its snapshot. */
 static gg_status gossip_weights_post(gossip_weights *g, int slice, int chunk) {
     gg_gossip *gossip = &g->gossip;
     if (!gg_gossip_exchanges(gossip)) return GG_OK;
@@ -190,8 +190,8 @@ static gg_status gossip_weights_post(gossip_weights *g, int slice, int chunk) {
     return GG_OK;
 }
 
-/* Updates a layer, cut where chunks of the last slice and of the one that is due begin and end. After each chunk it
- * mixes those that have arrived meanwhile. */
+/* Updates a layer, cut at the chunks' borders of the last and the due slice. After each chunk it mixes those that have
+ * arrived meanwhile. */
 static gg_status gossip_weights_ready(gg_strategy *strategy, int layer) {
     gossip_weights *g = (gossip_weights *)strategy;
     gg_gossip *gossip = &g->gossip;
@@ -223,13 +223,13 @@ static gg_status gossip_weights_end(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* Mixes what is pending into the private arenas, which still equal what was sent. */
+/* Mixes all pending messages into the private arenas, which still equal the sent ones. */
 static gg_status gossip_weights_settle(gg_strategy *strategy) {
     gossip_weights *g = (gossip_weights *)strategy;
     for (int i = 0; i < g->parts; ++i)
         for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
             GG_TRY(gossip_weights_complete(g, &g->part[i], g->gossip.current[bucket]));
-    /* Every rank releases all that it received before it waits for what it sent, so there is no deadlock. */
+    /* Every rank releases all received messages before it waits for its own, so there is no deadlock. */
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_all_sent(&g->part[i].stream));
     return GG_OK;
 }
@@ -262,8 +262,8 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     GG_TRY_CLEANUP(gg_gossip_init(&g->gossip, options, env));
     GG_TRY_CLEANUP(gg_state_create(env, gg_gossip_shared(options)));
     if (env->transport->size > 1) {
-        /* Adam's moments travel together: a first moment that is mixed into one whose second moment is still 0 is
-         * divided by eps alone. */
+        /* Adam's moments travel together. A mixed first moment whose second moment is still 0 would be divided by eps
+         * alone. */
         parts = 1;
         if (options->gossip.exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM) parts += gg_state_moments(env->state);
     }

@@ -23,7 +23,7 @@ static void outer_update(gg_outer *s, size_t at, size_t n, bool statistic) {
     else device->table->weighted_sum(device, n, 2, (const float *const[]){phi, m}, (float[]){1, 1}, phi);
 }
 
-/* s->moved holds mean - phi. Where w has not changed since it was sent, it becomes phi exactly. */
+/* Applies s->moved = mean - phi. If w has not changed since it was sent, it becomes phi exactly. */
 static void outer_apply(gg_outer *s, const gg_fragment *fragment) {
     const gg_strategy_env *env = &s->head.env;
     gg_device *device = env->device;
@@ -64,7 +64,7 @@ cleanup:
     return outer_at(s, f, status);
 }
 
-/* Of the fragment that has been in flight the longest. */
+/* Completes the exchange of the fragment longest in flight. */
 static gg_status outer_complete(gg_outer *s) {
     gg_status status = GG_OK;
     const int f = s->in_flight[0];

@@ -5,7 +5,7 @@
 #include "base/memory.h"
 #include "exchange/parts/common.h"
 
-/* Only what messages fill of the landing is ever touched, so it costs address space and little memory. */
+/* Only the filled part of the landing is ever touched: it costs address space and little memory. */
 gg_status gg_packed_messages_create(gg_packed_messages *m, size_t capacity, int landings) {
     const size_t p = (size_t)m->group->size;
     m->capacity = capacity;

@@ -2,8 +2,8 @@
 
 #include "base/memory.h"
 
-/* Elements of a weight whose update is worth being left to its next forward pass; and the messages that are kept for it
- * must be no more than one of so many parts of the weights that are left. */
+/* Min elements of a weight whose update is left to its next forward pass. The messages kept for it must not exceed
+ * 1/KEPT_SHARE of the left weights. */
 #define LEAST_LEFT ((size_t)65536)
 #define KEPT_SHARE 4
 

@@ -1,21 +1,26 @@
-/* The reduction of packed messages (exchange/codec/packed.h), with error feedback. The first steps, as many as the
- * options say, go through a dense reduction.
+/* The reduction of packed messages (exchange/codec/packed.h), with error feedback. The first steps (warm-up) go through
+ * a dense reduction.
  *
- * LOCAL: every rank adds its weighted data to its residue, chooses from the sum what it sends, and sends it to all.
- * Every rank adds the messages of all, its own too, in the order of ranks: all get the same bits.
+ * LOCAL: every rank adds its weighted data to its residue, packs chosen elements of the sum, and sends them to all.
+ * Every rank adds the messages of all ranks, its own too, in the order of ranks: all get equal bits.
  *
- * CYCLIC [after ScaleCom, Chen et al. 2020, arXiv 2104.11125]: for the sum number k rank k mod p chooses the elements
- * from its own residue, and sends the others which they are. All send their own values there, which are reduced as
- * dense ones are: so the sum is as sparse as one rank's message, and what a rank sends does not grow with p. The sum is
- * not rounded: in whose residue that would be would depend on how messages are cut.
+ * CYCLIC [after ScaleCom, Chen et al. 2020, arXiv 2104.11125]:
  *
- * Parameters that travel whole are in LOCAL's messages if they are small; the others are reduced as without
- * compression, since messages to all are p/2 times the bytes: with two ranks all are in messages. What is small is said
- * of each parameter alone, so the bits do not depend on how layers are joined to messages. All this has one tag: every
- * rank starts the messages first, then this sum, and when it is there the sum of chosen values.
+ * 1. For sum number k, rank k mod p chooses the elements from its own residue, and sends the choice to the others.
+ * 2. All ranks send their own values at these elements, which a dense reduction sums.
  *
- * It consists of what is chosen from (packed_source.h), the messages (packed_messages.h), their sum where it is read
- * once (in_pieces, packed_pieces.h), the sum of whole parameters and that of chosen values; here is in which order. */
+ * So the sum is as sparse as one rank's message, and a rank's bytes do not grow with p. The sum is not rounded: the
+ * residue that would take the rounding error would depend on the cuts of messages.
+ *
+ * Small parameters that travel whole are in LOCAL's messages. Larger ones are reduced as without compression, because
+ * messages to all are p/2 times the bytes: with two ranks all are in messages. Each parameter alone decides if it is
+ * small, so the bits do not depend on the joining of layers to messages.
+ *
+ * All messages have one tag. Every rank starts the packed messages first, then the sum of whole parameters, and after
+ * its end the sum of chosen values.
+ *
+ * Parts: the source of gradients (packed_source.h), the messages (packed_messages.h), their sum if it is read once
+ * (in_pieces, packed_pieces.h), the sums of whole parameters and of chosen values. This file puts them in order. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -24,15 +29,16 @@
 #include "exchange/parts/reduction.h"
 #include "exchange/parts/whole_parameters.h"
 
-/* A parameter that travels whole has a sum of its own from so many elements on, if in messages to all a rank would send
- * so many bytes more for it; or if it has so many bytes, for which there is no room in messages. A sum of its own takes
- * messages and waits. */
+/* A parameter that travels whole has its own sum from LARGE elements on, if messages to all would send LARGE_MORE more
+ * bytes for it. It also has one from LARGE_BYTES on, for which messages have no room. A sum costs messages and waits.
+ */
 #define LARGE ((size_t)1024)
 #define LARGE_MORE ((size_t)24 << 10)
 #define LARGE_BYTES ((size_t)1 << 20)
 
-/* What is waited for: nothing; a dense sum of all; the sum of whole parameters; the next rank's message; which elements
- * are chosen; their sum; with SUMMED the sum is there, but peers may still read. */
+/* Awaited by a stage: IDLE nothing; DENSE a dense sum of all; ADDING_WHOLE the sum of whole parameters; COLLECTING the
+ * next rank's message; CHOOSING the choice; SUMMING the sum of chosen values; SUMMED only the peers, which may still
+ * read. */
 typedef enum stage { IDLE = 0, DENSE, ADDING_WHOLE, COLLECTING, CHOOSING, SUMMING, SUMMED } stage;
 
 typedef struct packed_reduction {
@@ -40,20 +46,20 @@ typedef struct packed_reduction {
     gg_strategy *owner;
     gg_transport *group;
     gg_compression compression;
-    gg_reduction *dense; /* of the first steps */
+    gg_reduction *dense; /* for the first steps */
     size_t offset, count;
     int64_t period; /* steps from one sum to the next */
     float *residue; /* an arena, by its element 0 */
-    float *applied; /* likewise; NULL: not wanted */
+    float *applied; /* an arena, by its element 0; NULL means not wanted */
     gg_segments segments;
-    const gg_segment *run; /* those of this run, `in_run` of them */
+    const gg_segment *run; /* segments of this run, `in_run` of them */
     int in_run;
-    gg_segment *sorted; /* the same: n that are in messages, then those that are reduced whole */
+    gg_segment *sorted; /* the run's segments: n in messages, then those reduced whole */
     int n;
     gg_packing packing;
     stage stage;
     int next;       /* COLLECTING: the rank whose message is read next; with CYCLIC the one that chooses */
-    bool in_pieces; /* with LOCAL: what the data hold is undefined, if not on every device */
+    bool in_pieces; /* with LOCAL: the data are undefined, though not on every device */
     float *data;    /* the run's first element */
     gg_packed_source source;
     gg_packed_messages messages;
@@ -62,7 +68,7 @@ typedef struct packed_reduction {
     gg_chosen_values chosen; /* CYCLIC only */
 } packed_reduction;
 
-/* ---- parameters that are reduced whole ---- */
+/* ---- parameters reduced whole ---- */
 
 static bool is_whole(const packed_reduction *s, const gg_segment *one) {
     const size_t p = (size_t)s->group->size, bytes = one->count * sizeof(float);
@@ -85,7 +91,7 @@ static void clear_data(packed_reduction *s) {
     gg_device_zero(device, GG_QUEUE_COMPUTE, s->data + at, (s->count - at) * sizeof *s->data);
 }
 
-/* The messages have been started. What else the data hold is in the residue. */
+/* Starts the sum of whole parameters after the messages. All other data are in the residue. */
 static gg_status start_whole(packed_reduction *s, const float *share) {
     s->stage = ADDING_WHOLE;
     GG_TRY(gg_whole_start(&s->whole, gg_packed_source_run, &s->source, share, s->packing.counts, &s->head.bytes));
@@ -115,7 +121,7 @@ static gg_status start_local(packed_reduction *s, float scale) {
     return GG_OK;
 }
 
-/* Adds the next rank's message, if it has arrived, or takes it for a sum in pieces. */
+/* Adds the next rank's message if it has arrived, or takes it for a sum in pieces. */
 static gg_status collect_next(packed_reduction *s, bool wait, bool *done) {
     gg_status status = GG_OK;
     const int from = s->next;
@@ -145,7 +151,7 @@ static bool packed_is_asked(const gg_reduction *reduction) {
     return gg_packed_pieces_asked(&((const packed_reduction *)reduction)->sum);
 }
 
-/* What the messages say, and where parameters travel whole their sums, which are in the data. */
+/* Delivers the messages' sum in pieces, and the sums of whole parameters, which are in the data. */
 static gg_status deliver_pieces(packed_reduction *s, gg_reduction_piece *piece, void *context) {
     GG_TRY(gg_packed_pieces_deliver(&s->sum, piece, context));
     for (int i = s->n; i < s->in_run; ++i) {
@@ -175,7 +181,7 @@ static gg_status start_cyclic(packed_reduction *s, float scale) {
     return GG_OK;
 }
 
-/* Sends the own values at the chosen elements, if it is known which these are. */
+/* Sends the own values at the chosen elements, if the choice has arrived. */
 static gg_status start_values(packed_reduction *s, bool wait, bool *done) {
     const void *choice;
     size_t count, bytes;
@@ -210,8 +216,8 @@ static gg_status packed_failed(packed_reduction *s, gg_status status) {
     return status;
 }
 
-/* Continues until the sum is there: in the data, or as messages that are checked. Without `wait` it stops at the first
- * message that has not arrived yet. */
+/* Continues until the sum is complete: in the data, or as checked messages. Without `wait` stops at the first message
+ * that has not arrived. */
 static gg_status packed_advance(packed_reduction *s, bool wait) {
     gg_status status = GG_OK;
     bool done = true;
@@ -337,7 +343,7 @@ static gg_status find_segments(packed_reduction *s) {
     return GG_OK;
 }
 
-/* Of parameters that travel whole, and with CYCLIC of chosen values. */
+/* Makes the sum of whole parameters, and with CYCLIC that of chosen values. */
 static gg_status create_sums(packed_reduction *s) {
     s->whole = (gg_whole_parameters){.owner = s->owner,
                                      .group = s->group,

@@ -5,8 +5,8 @@
 /* Elements that gg_updater_accumulate works on at once on the CPU, in cache. */
 #define ACCUMULATED_AT_ONCE ((size_t)2048)
 
-/* Elements that are packed run by run, or given out in pieces, between two calls in which other messages progress:
- * about 0.2 ms. */
+/* Elements packed run by run, or given out in pieces, between two calls in which other messages progress: about 0.2 ms.
+ */
 #define PROGRESS_EVERY ((size_t)1 << 18)
 
 gg_status gg_packed_source_accumulate(gg_packed_source *s, size_t count) {
@@ -18,7 +18,7 @@ gg_status gg_packed_source_accumulate(gg_packed_source *s, size_t count) {
     return gg_device_alloc(device, s->room_count * sizeof *s->room, "gradients with decay", &s->room);
 }
 
-/* Whether elements of an arena are used where the gradient that is packed is. */
+/* True if the arena's elements are used where the packed gradient is read. */
 static bool is_used(const gg_packed_source *s, const gg_arena *arena, const float *residue) {
     const bool accumulates = s->equal_share != NULL;
     const gg_optimizer *optimizer = s->owner->env.updater->optimizer;
@@ -32,7 +32,7 @@ bool gg_packed_is_weight(const gg_arena_layout *layout, const gg_segment *one) {
     return one->bin > 0 && weight != NULL && weight->offset == one->offset;
 }
 
-/* Several threads would choose from what lies in each other's caches. */
+/* Not with several threads: they would choose from rows in each other's caches. */
 gg_status gg_packed_source_factor(gg_packed_source *s, const gg_segment *segment, int segments, const float *residue) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->owner->env;

@@ -3,7 +3,7 @@
 #include "base/memory.h"
 #include "exchange/parts/common.h"
 
-/* The sum that was started last, all or part of which may be left to a later step. */
+/* The sum started last; all or part of it may be left to a later step. */
 typedef struct gg_summed {
     const gg_strategy *owner;
     int64_t step; /* of the gradients */
@@ -48,7 +48,7 @@ gg_status gg_reductions_at(const gg_reductions *reductions, int chunk, gg_status
     return at_step(reductions, chunk, reductions->owner->step, status);
 }
 
-/* Only packed ones take or leave anything, and each of these is a whole bucket. */
+/* Only packed reductions take or leave anything, and each of these is a whole bucket. */
 static int chunk_of_layer(const gg_reductions *reductions, int layer) {
     const gg_buckets *buckets = reductions->buckets;
     return buckets->bucket[buckets->bucket_of_layer[layer]].first_chunk;

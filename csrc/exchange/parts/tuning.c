@@ -7,10 +7,10 @@
 #include "exchange/types.h"
 
 #define KIB ((size_t)1 << 10)
-#define GAIN 0.95 /* as a part of the default sizes' step: sizes must make the step shorter than that to be chosen */
-#define STREAMS 4 /* of chunks with tags of their own, at most */
+#define GAIN 0.95 /* as a fraction of the default sizes' step: chosen sizes must make the step shorter than this */
+#define STREAMS 4 /* max chunks with tags of their own */
 
-/* The time to use a received message, in units of the time to read it once: it is mixed into, or added to, memory that
+/* Time to use a received message, as a multiple of the time to read it once: it is mixed into, or added to, memory that
  * is read and written. */
 #define USE_READS 2
 
@@ -37,9 +37,9 @@ static double elements_of(const gg_buckets *buckets, const gg_bucket *bucket) {
     return (double)(last->offset + last->count - first->offset);
 }
 
-/* When the backward pass is over at `clock`, and the link, busy until `wire` with the first halves of the reductions.
- * The second halves of those that had arrived before have been sent in polls. The others are sent one after the other,
- * after all first halves, because a rank that waits for one does not poll the next. */
+/* End of the backward pass. At `clock` the last gradients are final, and the link is busy until `wire` with the first
+ * halves of the reductions. Polls have sent the second halves of reductions that had arrived before. The others are
+ * sent one after the other, after all first halves, because a rank that waits for one does not poll the next. */
 static double finish_all(const model *m, const gg_buckets *buckets, const double *there, double clock, double wire) {
     double end = clock;
     for (int b = buckets->count - 1; b >= 0; --b) {
@@ -52,8 +52,8 @@ static double finish_all(const model *m, const gg_buckets *buckets, const double
     return end;
 }
 
-/* Seconds from the start of the backward pass until the next forward pass is over, where computing takes `pace` times
- * the given seconds. `there`: scratch memory, one number per bucket. */
+/* Seconds from the start of the backward pass to the end of the next forward pass, if computing takes `pace` times the
+ * given seconds. `there`: scratch memory, one number a bucket. */
 static double tuning_foresee(const model *m, double pace, const gg_buckets *buckets, double *there) {
     const int layers = m->layout->layers;
     const double quicker = fmin(m->link.byte, USE_READS * m->link.read);

@@ -22,8 +22,8 @@ void gg_whole_destroy(gg_whole_parameters *whole) {
     gg_message_free(whole->owner->env.transport, whole->values);
 }
 
-/* A residue that was loaded with a parameter that travels whole, as where a unit that leaves has gone into biases,
- * travels with it, from its place in the memory where the values are summed. */
+/* Sends a residue that was loaded with a parameter that travels whole, from its place in the summing memory. Such a
+ * residue stems, for example, from a removed unit that has gone into biases. */
 static gg_status send_loaded(gg_whole_parameters *whole, const gg_segment *one, float scale, float *at) {
     gg_status status = GG_OK;
     gg_device *device = whole->owner->env.device;
@@ -40,7 +40,7 @@ cleanup:
     return status;
 }
 
-/* To the memory where they are summed, each times `scale`. */
+/* Copies the values to the summing memory. scale: this rank's share in the sum. */
 static gg_status copy_values(gg_whole_parameters *whole, gg_whole_source *source, void *context, float scale) {
     gg_device *device = whole->owner->env.device;
     float *at = whole->values;
