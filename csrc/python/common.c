@@ -1,4 +1,4 @@
-/* What all files of the room use: NumPy's table of functions and the exceptions. */
+/* Shared by all files of the room: NumPy's table of functions, and the exceptions. */
 #define GG_PYTHON_MODULE
 #include "python/python.h"
 

@@ -1,4 +1,4 @@
-/* _core.Dataset: NumPy arrays, without a copy, and what a source reads, as a data set. */
+/* _core.Dataset: a data set from NumPy arrays, without a copy, and from a source. */
 #include <string.h>
 
 #include "python/python.h"
@@ -40,7 +40,7 @@ static PyArrayObject *field_array(PyObject *object, const int *allowed, const ch
         if (!PyArray_Check(object) || PyArray_TYPE((PyArrayObject *)object) != allowed[i]) type = allowed[i];
         else return gg_py_array(object, allowed[i], argument);
     }
-    return gg_py_array(object, type, argument); /* which says what is wrong */
+    return gg_py_array(object, type, argument); /* raises the exception */
 }
 
 static gg_dtype dtype_of(int type) { return type == NPY_UINT8 ? GG_UINT8 : type == NPY_INT32 ? GG_INT32 : GG_FLOAT32; }
@@ -52,8 +52,8 @@ static bool is_shape(PyArrayObject *array, const gg_shape *shape) {
     return true;
 }
 
-/* For how many runs of a sample a scale or shift has a number: 1, a number that is all of them; -1 with an exception.
- */
+/* Number of runs of a sample for which a scale or shift has its own number; 1 if one number covers all. -1 with an
+ * exception. */
 static int64_t count_runs(PyObject *object, const gg_shape *shape, const char *argument) {
     if (object == NULL || !PyArray_Check(object) || PyArray_NDIM((PyArrayObject *)object) == 0) return 1;
     PyArrayObject *array = (PyArrayObject *)object;
@@ -85,7 +85,7 @@ static int numbers_of_runs(PyObject *object, int64_t known, int64_t runs, const 
 
 static int field_scales(gg_field *field, PyObject *scale, PyObject *shift) {
     gg_storage *scales = NULL;
-    gg_storage_release(field->scales); /* of the field's own description */
+    gg_storage_release(field->scales); /* set by the field's own description */
     field->scales = NULL;
     field->scale = 1.0f;
     for (int i = 0; i < field->shape.dims; ++i)
@@ -112,7 +112,7 @@ static int field_scales(gg_field *field, PyObject *scale, PyObject *shift) {
     return result;
 }
 
-/* The item of a dict, borrowed; NULL without an exception where there is none, or None. */
+/* The item of a dict, borrowed. NULL without an exception if it is missing or None. */
 static PyObject *item(PyObject *dict, const char *key) {
     PyObject *found = PyDict_GetItemString(dict, key);
     return found == Py_None ? NULL : found;
@@ -207,7 +207,7 @@ static int fields_make(gg_dataset *set, int first, PyObject *object, bool input,
 
 /* ---- the set ---- */
 
-/* How many samples there are, where a source has them. */
+/* Number of samples of a set with a source. */
 static int count_source(gg_dataset *set, PyObject *object) {
     const Py_ssize_t stored = PyObject_Size(object);
     if (stored < 0) return -1;

@@ -1,13 +1,12 @@
-/* Exceptions that are raised on a thread of the core, until the call that fails by them returns to Python. With the GIL
- * held. */
+/* Exceptions raised on a thread of the core, stored until the failing call returns to Python. With the GIL held. */
 #include <string.h>
 
 #include "python/python.h"
 
-/* A list of pairs: an exception, and the text of its failure as bytes. NULL: none. */
+/* A list of pairs: an exception, and its failure's text as bytes. NULL means none. */
 static PyObject *stored;
 
-/* Of a message only so much is compared, since long ones are cut off. */
+/* Max compared characters of a message, because long ones are cut off. */
 #define COMPARED 400
 
 static void copy_text(PyObject *exception, char text[COMPARED]) {
@@ -38,7 +37,7 @@ gg_status gg_py_store_exception(void) {
 
 void gg_py_forget_stored(void) { Py_CLEAR(stored); }
 
-/* A note that says where: "step 12, samples". */
+/* Adds a note with the place: "step 12, samples". */
 static void add_note(PyObject *exception, const char *place, size_t length) {
     while (length > 0 && (place[length - 1] == ' ' || place[length - 1] == ':')) --length;
     if (length == 0 || !PyObject_HasAttrString(exception, "add_note")) return;

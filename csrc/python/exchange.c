@@ -12,7 +12,7 @@ static void py_exchange_clear(gg_py_exchange *x) {
     const bool here = x->team == NULL || gg_py_team_is_here(x->team);
     const int local = x->team != NULL ? gg_team_local(x->team->team) : 0;
     x->peers = NULL;
-    if (!here) peers = NULL; /* a forked process can neither use nor free it */
+    if (!here) peers = NULL; /* a forked process can neither use nor free them */
     Py_BEGIN_ALLOW_THREADS;
     for (int i = 0; x->steps != NULL && here && i < local; ++i) gg_steps_destroy(x->steps[i]);
     gg_peers_destroy(peers);
@@ -147,7 +147,7 @@ static int make_peers(gg_py_exchange *x, const gg_exchange_options *options, con
     return -1;
 }
 
-/* There is no exchange that is not whole, and none becomes another one: methods need not ask. */
+/* Makes an exchange whole or not at all, and none becomes another one: methods need not check. */
 static PyObject *py_exchange_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"team",    "layers", "optimizer",    "strategy", "seed",
                             "threads", "trace",  "compute_time", NULL};
@@ -195,7 +195,7 @@ static void py_exchange_dealloc(PyObject *self) {
 
 static gg_exchange *first_of(PyObject *self) { return gg_peers_exchange(((gg_py_exchange *)self)->peers, 0); }
 
-/* Steps that the states of all local ranks have alike, by their places in gg_state. */
+/* Step counters equal in the states of all local ranks, by their offsets in gg_state. */
 #define STEP ((void *)offsetof(gg_state, step))
 #define PUSH_SUM_SINCE ((void *)offsetof(gg_state, push_sum_since))
 

@@ -32,7 +32,7 @@ void gg_py_exchange_hold(gg_py_exchange *x, PyObject *object) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     if (x->held == NULL) x->held = PyList_New(0);
-    /* Without memory for the list it is never freed. */
+    /* Without memory for the list the object is never freed. */
     if (x->held == NULL || PyList_Append(x->held, object) < 0) Py_INCREF(object);
     PyErr_Restore(type, value, traceback);
 }

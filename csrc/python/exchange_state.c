@@ -1,4 +1,4 @@
-/* _core.Exchange: its arenas, as views and as copies, and what was counted. */
+/* _core.Exchange: its arenas, as views and as copies, and its counts. */
 #include <math.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ static const gg_arena_layout *layout_of(const gg_py_exchange *x) {
     return gg_exchange_layout(gg_peers_exchange(x->peers, 0));
 }
 
-/* Whether the state may be looked at between two calls of all ranks: a trainer may be about to reshape it. */
+/* True if the state may be read between two calls of all ranks: a trainer may be about to reshape it. */
 static bool is_at_rest(const gg_py_exchange *x) { return x->steps != NULL || gg_py_exchange_is_free(x); }
 
 /* ---- views ---- */
@@ -22,7 +22,7 @@ static PyObject *views_of(PyObject *self, float *arena) {
     return gg_py_arena_dict(layout_of((gg_py_exchange *)self), arena, self);
 }
 
-/* A local rank from the arguments, which are it alone; -1 with an exception. */
+/* The local rank that is the only argument; -1 with an exception. */
 static int rank_of(PyObject *self, PyObject *args) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
     PyObject *object = NULL;
@@ -52,7 +52,7 @@ static int arena_place(PyObject *self, const char *name) {
     return gg_py_arena_place(gg_exchange_state(exchange_of(self, 0)), name);
 }
 
-/* What a call of all ranks, or of one, reads and writes. */
+/* Input and output of a call of all ranks, or of one. */
 typedef struct state_call {
     gg_py_exchange *exchange;
     int arena, receiver; /* receiver: the local rank that writes `out` */
@@ -222,7 +222,7 @@ static PyObject *exchange_set_schedule(PyObject *self, PyObject *schedule) {
     Py_RETURN_NONE;
 }
 
-/* ---- what was counted ---- */
+/* ---- counts ---- */
 
 static PyObject *exchange_counts(PyObject *self, PyObject *args) {
     const gg_py_exchange *x = (gg_py_exchange *)self;

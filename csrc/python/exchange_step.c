@@ -9,8 +9,9 @@
 typedef struct rank_call {
     gg_py_exchange *exchange;
     int layer;
-    int64_t *batches;       /* of each rank of the team; NULL: alike */
-    const float **gradient; /* of each parameter of the layer: where it lies; NULL: all in the arena */
+    int64_t *batches; /* one a rank of the team; NULL means equal batches */
+    const float *
+        *gradient; /* one a parameter of the layer: its gradient's place; NULL means that all are in the arena */
 } rank_call;
 
 static gg_status call_begin(void *context, int local) {
@@ -59,7 +60,7 @@ static gg_status call_whole_step(void *context, int local) {
     return gg_steps_whole(c->exchange->steps[local], c->batches);
 }
 
-/* A method whose only argument is a rank, of which None may stand for all. */
+/* A method whose only argument is a rank; with `all`, None means all ranks. */
 static PyObject *simple_call(PyObject *self, PyObject *args, bool all, gg_status (*fn)(void *context, int local)) {
     rank_call c = {.exchange = (gg_py_exchange *)self};
     PyObject *object = all ? Py_None : NULL;
@@ -227,8 +228,8 @@ static PyObject *exchange_under_way(PyObject *self, PyObject *args) {
 typedef struct run_call {
     gg_py_exchange *exchange;
     PyObject *function;
-    gg_float_mode mode;             /* of the caller, in which the function computes as well */
-    PyObject *kind, *value, *trace; /* what a signal's handler has raised; NULL: nothing */
+    gg_float_mode mode;             /* of the caller, also used by the function */
+    PyObject *kind, *value, *trace; /* exception raised by a signal's handler; NULL means none */
 } run_call;
 
 static gg_status run_function(void *context, int local) {

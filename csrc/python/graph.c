@@ -204,7 +204,7 @@ static PyObject *set_factors(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* A head from a node's number, or a tuple of that and whether it is for training only; -1 with an exception. */
+/* A head from a node's number, or from a tuple of the number and training_only. -1 with an exception. */
 static int read_head(PyObject *object, gg_head *out) {
     PyObject *node = object;
     int only = 0;

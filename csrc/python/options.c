@@ -1,4 +1,4 @@
-/* What _core.Trainer gets in dicts: the options of strategies and optimisers. */
+/* Options of strategies and optimisers, which _core.Trainer gets in dicts. */
 #include <limits.h>
 
 #include "exchange/types.h"
@@ -7,7 +7,7 @@
 static const char *text_of(PyObject *dict, const char *name, const char *otherwise) {
     PyObject *item = PyDict_GetItemString(dict, name);
     if (item == NULL) return otherwise;
-    return PyUnicode_AsUTF8(item); /* NULL with TypeError if it is none */
+    return PyUnicode_AsUTF8(item); /* NULL with TypeError if it is no str */
 }
 
 static long long py_options_whole_of(PyObject *dict, const char *name, long long otherwise) {
@@ -90,7 +90,7 @@ static int set_from(const char *argument, PyObject *item, const char *const *nam
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* The elements of a bin of each family, by its name; 0 for what the dict does not have; -1 with an exception. */
+/* Elements of a bin of each family, by its name; 0 if the dict lacks it. -1 with an exception. */
 static int bins_of(PyObject *dict, int out[GG_FAMILY_COUNT]) {
     PyObject *sizes = PyDict_GetItemString(dict, "bin_size");
     if (sizes == NULL || !PyDict_Check(sizes)) {
@@ -105,7 +105,7 @@ static int bins_of(PyObject *dict, int out[GG_FAMILY_COUNT]) {
     return 0;
 }
 
-/* The factor of each family: a number for all, or a dict by its name; 2 where it has none; -1 with an exception. */
+/* Factor of each family: a number for all, or a dict by name; 2 if missing. -1 with an exception. */
 static int factors_of(PyObject *dict, float out[GG_FAMILY_COUNT]) {
     PyObject *factors = PyDict_GetItemString(dict, "factor");
     const bool by_family = factors != NULL && PyDict_Check(factors);
@@ -232,7 +232,7 @@ static int option_from(const gg_option *option, PyObject *item, void *out) {
     }
 }
 
-/* Whether an option's value says that it is left out: None, or the word for its default. */
+/* True if an option's value means left out: None, or the word for its default. */
 static bool is_unset(const gg_option *option, PyObject *item) {
     if (item == NULL || item == Py_None) return true;
     return option->unset != NULL && PyUnicode_Check(item) && PyUnicode_CompareWithASCIIString(item, option->unset) == 0;
@@ -258,7 +258,7 @@ static PyObject *names_in(const gg_option *option) {
     return list;
 }
 
-/* A default as Python has it. */
+/* A default as a Python object. */
 static PyObject *fallback_of(const gg_option *option) {
     const double *value = option->fallback;
     if (option->unset != NULL || option->required) return Py_NewRef(Py_None);
@@ -313,7 +313,7 @@ static PyObject *describe_optimizer(const gg_optimizer_type *type) {
     return dict;
 }
 
-/* Adds what `one` holds to `all` by a name, and gives `one` up; -1 with an exception. */
+/* Adds `one` to `all` under a name, and releases `one`. -1 with an exception. */
 static int add_described(PyObject *all, const char *name, PyObject *one) {
     const int result = one != NULL ? PyDict_SetItemString(all, name, one) : -1;
     Py_XDECREF(one);

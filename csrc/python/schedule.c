@@ -26,7 +26,7 @@ int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject *
     return 0;
 }
 
-/* The first arguments of all functions here; step and rank only where the function has them. */
+/* The first arguments of all functions here; step and rank only if the function has them. */
 typedef struct arguments {
     gg_schedule schedule;
     PyArrayObject *table;
@@ -91,7 +91,7 @@ static PyObject *py_schedule_groups(PyObject *module, PyObject *args, PyObject *
     if (list != NULL && member == NULL) PyErr_NoMemory();
     for (int rank = 0; member != NULL && rank < size && !PyErr_Occurred(); ++rank) {
         const int count = gg_groups_at(&groups, turn, rank, member);
-        if (member[0] != rank) continue; /* it is in the group of a rank before it */
+        if (member[0] != rank) continue; /* in the group of an earlier rank */
         PyObject *group = PyTuple_New(count);
         for (int i = 0; group != NULL && i < count; ++i) PyTuple_SET_ITEM(group, i, PyLong_FromLong(member[i]));
         if (group != NULL) PyList_Append(list, group);

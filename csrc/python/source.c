@@ -1,7 +1,6 @@
-/* Sources of samples that are Python objects: object.read(rows, epoch, samples, targets).
- *
- * Called by the threads that read ahead, which hold the GIL for that call alone. An exception is stored until the rank
- * that wants the batch raises the failure (gg_py_raise). */
+/* Sources of samples that are Python objects: object.read(rows, epoch, samples, targets). Called by the threads that
+ * read ahead, which hold the GIL for that call alone. An exception is stored until the rank that needs the batch raises
+ * the failure (gg_py_raise). */
 #include <pthread.h>
 #include <string.h>
 
@@ -85,7 +84,7 @@ static const gg_source_table table = {.read = py_source_read, .destroy = py_sour
 
 /* ---- creation ---- */
 
-/* An integer attribute of at least 1; `otherwise` where there is none. -1 with an exception. */
+/* An integer attribute of at least 1; `otherwise` if it is missing. -1 with an exception. */
 static int attribute(PyObject *object, const char *name, int otherwise) {
     PyObject *value = PyObject_GetAttrString(object, name);
     if (value == NULL) {

@@ -1,4 +1,4 @@
-/* What trainers and exchanges show of a state: arenas by the parameters' names, the tuning, the trace. */
+/* A state's values for trainers and exchanges: arenas by the parameters' names, the tuning, the trace. */
 #include <math.h>
 #include <string.h>
 
@@ -167,7 +167,7 @@ int gg_py_compute_time(PyObject *sequence, int size, double **out) {
     return -1;
 }
 
-/* A new number, or None if it is not known or infinite. */
+/* A new number; None if it is unknown or infinite. */
 static PyObject *number_or_none(bool known, double value) {
     return known && value < INFINITY ? PyFloat_FromDouble(value) : Py_NewRef(Py_None);
 }

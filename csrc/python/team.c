@@ -67,7 +67,7 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
-/* Trainers have a reference to it: it never becomes another team. */
+/* Trainers have a reference to a team, so it never becomes another one. */
 static PyObject *py_team_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *self = type->tp_alloc(type, 0);
     if (self != NULL && py_team_make(self, args, kwargs) < 0) Py_CLEAR(self);
@@ -558,7 +558,7 @@ static PyObject *py_first_to_report(PyObject *module, PyObject *unused) {
 
 /* ---- waits that last ---- */
 
-static PyObject *stall_report; /* a callable; NULL: none */
+static PyObject *stall_report; /* a callable; NULL means none */
 
 /* An exception of the callable must not end the wait; Ctrl-C is raised again when the wait is over. */
 static double stall_failed(PyObject *callable) {

@@ -52,7 +52,7 @@ static int read_head_options(gg_py_trainer *t, PyObject *object, gg_head_options
     return held;
 }
 
-/* Whether there is a weight for each class of a head. */
+/* True if there is a weight for each class of a head. */
 static bool fits_classes(const gg_py_trainer *t, const gg_graph *graph, int head, Py_ssize_t held) {
     const gg_shape *output = &gg_graph_node(graph, gg_graph_head(graph, head)->node)->shape;
     const int64_t classes = output->size[output->dims - 1];
@@ -143,7 +143,7 @@ static int py_trainer_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
-/* There is no trainer that is not whole, and none becomes another one: methods need not ask. */
+/* Makes a trainer whole or not at all, and none becomes another one: methods need not check. */
 static PyObject *py_trainer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *self = type->tp_alloc(type, 0);
     if (self != NULL && py_trainer_make(self, args, kwargs) < 0) Py_CLEAR(self);

@@ -1,4 +1,4 @@
-/* _core.Trainer: batches that Python gives: steps on them, a benchmark, outputs; and a set that is evaluated. */
+/* _core.Trainer: steps, a benchmark and outputs on batches from Python, and the evaluation of a set. */
 #include <string.h>
 
 #include "python/trainer.h"
@@ -15,8 +15,8 @@ static void batch_arrays_release(batch_arrays *held) {
     }
 }
 
-/* Field i of several: an entry of a tuple of so many, or the object itself where there is one. Borrowed; NULL with an
- * exception. */
+/* Field i of `count`: an entry of a tuple of `count`, or the object itself if there is one field. Borrowed; NULL with
+ * an exception. */
 static PyObject *batch_field(PyObject *object, int i, int count, const char *what) {
     if (!PyTuple_Check(object) && count == 1) return object;
     if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == count) return PyTuple_GET_ITEM(object, i);
@@ -234,7 +234,7 @@ static PyObject *head_dict(const gg_head_options *options, const gg_loss_sums *s
     return Py_BuildValue("{sdsd}", "loss", loss, "accuracy", (double)sums->correct / (double)sums->counted);
 }
 
-/* The main head's; where several heads are evaluated, `heads` has each one's by its number. */
+/* Dict of the main head's evaluation; for several heads, `heads` has each one's by its number. */
 static PyObject *evaluation_dict(const gg_py_trainer *t, const gg_evaluation *found) {
     const gg_graph *graph = t->graph->graph;
     int evaluated = 0;

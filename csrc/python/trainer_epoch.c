@@ -123,13 +123,13 @@ static PyObject *py_trainer_position(PyObject *self, PyObject *unused) {
                          (long long)gg_replica_epoch_steps(replica), "begun", (long long)at.begun, "done", done);
 }
 
-/* ---- what a rank has counted since an epoch began, for checkpoints within it ---- */
+/* ---- a rank's counts since an epoch's begin, for checkpoints within it ---- */
 
 typedef struct count_field {
     const char *name;
     size_t offset;
     bool real; /* double, else int64_t */
-    int count; /* 0: a number, else a list of so many */
+    int count; /* 0 means a number; else the length of a list */
 } count_field;
 
 #define REAL(field)                                                                                                    \
@@ -202,7 +202,7 @@ static int read_number(PyObject *object, char *at, bool real) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* What a dict lacks stays zero. */
+/* Fields missing from the dict stay zero. */
 static int read_counts(PyObject *dict, gg_progress_counts *out) {
     memset(out, 0, sizeof *out);
     for (int f = 0; f < COUNT_FIELDS; ++f) {
@@ -254,7 +254,7 @@ static bool py_trainer_watch(void *context) {
     watcher *w = context;
     if (w->failed) return false;
     PyGILState_STATE gil = PyGILState_Ensure();
-    w->trainer->exchange->busy = false; /* it may ask for the progress */
+    w->trainer->exchange->busy = false; /* the callback may ask for the progress */
     PyObject *result = PyErr_CheckSignals() == 0 ? PyObject_CallNoArgs(w->callable) : NULL;
     w->trainer->exchange->busy = true;
     w->failed = result == NULL;

@@ -171,8 +171,8 @@ static PyObject *py_trainer_bytes(PyObject *self, PyObject *unused) {
 
 /* ---- algorithms of convolutions ---- */
 
-/* Of a key: batch, channels, height and width of the input, channels of the output, padding, bias?, ReLU?, window,
- * stride, dilation, groups. */
+/* Numbers of a key: batch, channels, height and width of the input, channels of the output, padding, bias?, ReLU?,
+ * window, stride, dilation, groups. */
 enum { KEY_NUMBERS = 16 };
 
 static void key_numbers(const gg_conv_key *k, int64_t n[KEY_NUMBERS]) {
@@ -320,7 +320,7 @@ static int read_choice(PyObject *item, gg_conv_choice *out) {
     return 0;
 }
 
-/* The choices of a list, of which the caller releases the array by PyMem_Free; -1: an exception is set, and there is no
+/* Reads the choices of a list into an array, which the caller releases by PyMem_Free. -1 with an exception, and no
  * array. */
 static int read_choices(PyObject *list, gg_conv_choice **choice, int *count) {
     const Py_ssize_t size = PyList_GET_SIZE(list);

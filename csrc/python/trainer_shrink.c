@@ -1,4 +1,4 @@
-/* _core.ShrinkPlan, and the methods of _core.Trainer that give it another network. */
+/* _core.ShrinkPlan, and the methods of _core.Trainer that replace its network. */
 #include <limits.h>
 #include <math.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 typedef struct py_shrink_plan {
     PyObject_HEAD gg_shrink_plan *plan;
-    gg_py_graph *graph; /* of which it is */
+    gg_py_graph *graph; /* the plan's network */
 } py_shrink_plan;
 
 static PyTypeObject *shrink_plan_type;
@@ -91,7 +91,7 @@ cleanup:
     return NULL;
 }
 
-/* NULL: it has the same, or an exception. */
+/* The changed size of a layer. NULL if unchanged, or with an exception. */
 static PyObject *new_size(const gg_layer_desc *before, const gg_layer_desc *after) {
     if (after->outputs != before->outputs) return PyLong_FromLongLong((long long)after->outputs);
     if (after->heads != before->heads) return PyLong_FromLongLong((long long)after->heads);
@@ -117,7 +117,7 @@ static PyObject *get_outputs(PyObject *self, void *unused) {
     return dict;
 }
 
-/* What a group has of numbers, summed by its first layer. */
+/* Sums a number of the groups by their first layer. */
 static PyObject *sums_by_layer(PyObject *self, double (*of)(const gg_shrink_plan *plan, int group)) {
     const py_shrink_plan *p = (py_shrink_plan *)self;
     const gg_units *units = gg_shrink_plan_units(p->plan);
@@ -173,14 +173,14 @@ int gg_py_add_shrink(PyObject *module) {
 
 /* ---- planning ---- */
 
-/* Whether a layer produces units of a group. */
+/* True if a layer produces units of a group. */
 static bool produces(const gg_graph *graph, const gg_unit_group *group, const char *layer) {
     for (int p = 0; p < group->producers; ++p)
         if (strcmp(gg_graph_node(graph, group->producer[p].node)->desc.name, layer) == 0) return true;
     return false;
 }
 
-/* The budget of the groups of a layer; -1 with an exception where it has none, or where all of them are to stay. */
+/* Sets the budget of a layer's groups. -1 with an exception if it has none, or if all units must stay. */
 static int set_budget(const gg_graph *graph, const gg_units *units, const char *layer, double share, double *budget,
                       bool *groups) {
     const char *reason = "it is no layer that has units";
@@ -216,7 +216,7 @@ static int read_least(const gg_graph *graph, const gg_units *units, PyObject *ob
         const char *layer = PyUnicode_AsUTF8(key);
         const int number = py_int_of(value);
         if (PyErr_Occurred()) return -1;
-        for (int g = 0; g < units->groups; ++g) /* A number below 1 stays for the check that refuses it. */
+        for (int g = 0; g < units->groups; ++g) /* A number below 1 is left to the check that refuses it. */
             if (produces(graph, &units->group[g], layer) && least[g] >= 1 && (number > least[g] || number < 1))
                 least[g] = number;
     }
@@ -293,8 +293,8 @@ cleanup:
 
 /* ---- another network ---- */
 
-/* After a change to another network: what it was made of is the trainer's, or, after a failure in which some ranks may
- * still refer to it, lives as long as the trainer. */
+/* Gives the graph of a changed network to the trainer. After a failure in which some ranks may still refer to it, it
+ * lives as long as the trainer. */
 static PyObject *changed_graph(gg_py_trainer *t, PyObject *graph, gg_status status) {
     if (status != GG_OK) {
         PyObject *none = gg_py_raise(status);

@@ -79,13 +79,13 @@ static gg_status divide(gg_batches *b) {
     return GG_OK;
 }
 
-/* Where samples are moved by messages; where they are not in memory they are read where those would have brought them.
- */
+/* True if messages move samples. Samples of a source are not moved: each rank reads those that messages would have
+ * brought to it. */
 static bool has_ring(const gg_batches *b) {
     return b->shuffle_samples && b->transport->size > 1 && b->set.source == NULL;
 }
 
-/* What depends on the size of a batch: the loader, the exchange of samples and the memory of a batch. */
+/* Makes all that depends on the batch size: the loader, the exchange of samples and the memory of a batch. */
 static gg_status make_loader(gg_batches *b) {
     gg_loader *loader = NULL;
     const gg_data_options *data = &b->options;
@@ -114,7 +114,8 @@ static gg_status make_loader(gg_batches *b) {
     return gg_batch_alloc(&b->set, data->batch, &b->batch);
 }
 
-/* No rank trains with incomplete data; what is freed by all ranks together is freed with the other ones. */
+/* Frees the loader, because no rank trains with incomplete data. Memory that all ranks free together is freed with the
+ * others'. */
 static void forget_loader(gg_batches *b) {
     gg_loader_destroy(b->loader);
     b->loader = NULL;
@@ -137,7 +138,7 @@ cleanup:
 
 /* The exchanges of samples that have been made before the batch that comes next. */
 static gg_status seek_samples(gg_batches *b) {
-    b->exchanges = gg_loader_exchanges(b->loader, b->next); /* one begins with each batch that is read */
+    b->exchanges = gg_loader_exchanges(b->loader, b->next); /* each read batch begins one */
     if (b->ring != NULL) GG_TRY(gg_sample_ring_seek(b->ring, &b->set, b->exchanges));
     return GG_OK;
 }
@@ -197,7 +198,7 @@ gg_status gg_batches_settle(gg_batches *b) {
 
 bool gg_batches_is_idle(const gg_batches *b) { return b->ring == NULL || gg_sample_ring_is_idle(b->ring); }
 
-/* Whether samples move without messages: all ranks can read all of them. */
+/* True if samples move without messages: all ranks can read all of them. */
 static bool batches_move(const gg_batches *b) {
     return b->shuffle_samples && b->ring == NULL && b->transport->size > 1;
 }

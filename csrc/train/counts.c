@@ -1,4 +1,5 @@
-/* What a replica counts for the report: steps and their losses as the device completes them, and what others count. */
+/* A replica's counts for the report: steps and losses as the device completes them, and the counts of the exchange and
+ * the ring. */
 #include "train/replica_private.h"
 
 gg_status gg_replica_read_step(gg_replica *r, int most, const gg_outstanding_step **out) {

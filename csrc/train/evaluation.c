@@ -1,25 +1,24 @@
-/* Evaluation and prediction: weights on samples that are not trained on. */
+/* Evaluation and prediction on samples that are not trained on. */
 #include <string.h>
 
 #include "base/memory.h"
 #include "train/limits.h"
 #include "train/replica_private.h"
 
-/* Batches of a range of a set that is not trained on, what reads them, the plans that compute them, and the state that
- * goes on through them. */
+/* Batches of a range of a set, their loader and plans, and the state carried through them. */
 typedef struct range {
     gg_plans *plans;
-    int64_t numbers; /* of state that a sample carries, in all layers */
-    gg_dataset set;  /* the loader's, of which it holds what is used */
+    int64_t numbers; /* of the state that a sample carries, in all layers */
+    gg_dataset set;  /* the loader's, which keeps the used objects alive */
     gg_loader *loader;
     gg_batch batch;
-    float *carried; /* as in gg_plan_batch; NULL: none */
+    float *carried; /* as in gg_plan_batch; NULL means none */
     int64_t rows;
     gg_device *device;
-    float *weights; /* a copy in the device's memory, where they are not there; NULL: none */
+    float *weights; /* a copy in device memory of weights that are not there; NULL means none */
 } range;
 
-/* Weights that are not the rank's own lie in the host's memory. */
+/* Copies weights in host memory, those that are not the rank's own, to a separate device. */
 static gg_status weights_on_device(gg_replica *r, const gg_graph *graph, const float **weights, range *out) {
     const size_t bytes = gg_graph_arena_count(graph) * sizeof **weights;
     out->device = r->device;

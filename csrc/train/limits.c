@@ -8,14 +8,14 @@ static int64_t classes_of(const gg_graph *graph, int head) {
     return output->size[output->dims - 1];
 }
 
-/* Whether a head can be trained on a number in place of a class. */
+/* True if a head can be trained on this number as a class. */
 static bool is_target_of(const gg_graph *graph, const gg_head_options *head, int h, int64_t value) {
     const gg_loss_options *loss = &head[h].loss;
     return (value >= 0 && value < classes_of(graph, h)) || (loss->ignores && value == loss->ignore_index);
 }
 
-/* The heads of one target must all be able to use a number. The one with the fewest classes says which: these, and the
- * number that it ignores, where the others can use that one. */
+/* Limits a target to numbers that all of its heads can use. The head with the fewest classes decides: these, and the
+ * number that it ignores, if the others can use that one. */
 static void limit_target(const gg_graph *graph, const gg_head_options *head, int number, gg_field *target) {
     int narrowest = -1;
     for (int h = 0; h < gg_graph_heads(graph); ++h) {

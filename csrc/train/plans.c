@@ -3,7 +3,7 @@
 #include <string.h>
 
 gg_status gg_plans_get(gg_plans *plans, int64_t batch, bool training, gg_plan **out) {
-    int place = -1; /* of those that may be destroyed, the least recently used one */
+    int place = -1; /* the least recently used plan that may be destroyed */
     gg_plan_options options = plans->options;
     *out = NULL;
     for (int i = 0; i < GG_PLANS_CACHED; ++i) {

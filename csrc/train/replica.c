@@ -1,4 +1,4 @@
-/* Creating and destroying a replica, and what it is asked. */
+/* Creates and destroys a replica, and answers questions about it. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -69,7 +69,7 @@ gg_status gg_replica_create(const gg_replica_options *options, gg_replica **out)
     r->trace = gg_exchange_trace(x);
     r->plans = plans_of(r);
     gg_uploads_open(r->device, r->transport, &r->uploads);
-    /* A clock that is virtual knows nothing of the device's. */
+    /* A virtual clock knows nothing of the device's. */
     r->uploads.timed = r->trace != NULL && gg_device_is_separate(r->device) && !r->transport->table->stands;
     GG_TRY_CLEANUP(gg_outstanding_create(r->device, r->transport, &r->outstanding));
     GG_TRY_CLEANUP(gg_calloc((size_t)r->transport->size, sizeof *r->batches, "batches", &r->batches));

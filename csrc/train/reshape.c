@@ -1,4 +1,4 @@
-/* A replica that goes on, in the middle of an epoch, with another strategy or a network whose units have changed. */
+/* Reshapes a replica in the middle of an epoch: another strategy, or a network with other units. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -8,8 +8,8 @@
 
 /* ---- state that layers carry ---- */
 
-/* The rows of every node, as the new network has them, as many as before. `from` is the state of the old one, in which
- * the old replica's nodes lie behind one another. */
+/* Maps the carried rows of every node to the new network, as many as before. `from`: the old network's state, each of
+ * its nodes' rows after the last one's. */
 static gg_status map_carried(gg_replica *r, const gg_reshape *how, const gg_graph *former, const float *from,
                              int64_t rows) {
     gg_status status = GG_OK;
@@ -31,14 +31,14 @@ cleanup:
 
 /* ---- the data ---- */
 
-/* Whether the samples are divided among the ranks, or move, in another way. */
+/* True if the ranks divide or move the samples in another way. */
 static bool divides_otherwise(const gg_replica *r, const gg_strategy_options *strategy) {
     return strategy->shuffle_samples != r->data.shuffle_samples ||
            gg_strategy_workers(strategy, r->transport->size) != r->data.workers;
 }
 
-/* The same set, divided as the strategy wants it; the epoch before has ended, or this one has not begun. batch 0: as
- * before. */
+/* Divides the set as the strategy requires. The last epoch has ended, or this one has not begun. batch 0 means
+ * unchanged. */
 static gg_status divide_samples(gg_replica *r, int64_t batch) {
     gg_status status = GG_OK;
     const bool there = r->data.loader != NULL, begins = r->data.next == 0;
@@ -137,7 +137,7 @@ gg_status gg_replica_reshape(gg_replica *r, const gg_reshape *how) {
     gg_status status = GG_OK;
     gg_progress_counts counts;
     const bool batch_alone = how->batch != 0 && how->strategy == NULL && how->graph == NULL;
-    GG_TRY_CLEANUP(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
+    GG_TRY_CLEANUP(gg_replica_end_epoch(r)); /* messages in flight belong to the steps made so far */
     gg_replica_counts(r, &counts);           /* without the messages of the rebuilding */
     if (!batch_alone) GG_TRY_CLEANUP(rebuild(r, how));
     GG_TRY_CLEANUP(prepare_data(r, how));

@@ -18,7 +18,7 @@ struct gg_shrink_plan {
     gg_merges *merges;
     gg_selection *selection; /* NULL like the graph: nothing leaves */
     gg_graph *small;
-    /* Of the consensus model, and of the smaller one; NULL once the plan is made. */
+    /* The consensus model's, and the smaller network's; NULL once the plan is made. */
     float *weights, *selected;
     double loss[2]; /* before and afterwards */
     bool accepted;
@@ -51,9 +51,9 @@ int gg_shrink_plan_leaves(const gg_shrink_plan *plan, bool *leaves) {
     return plan->merges->count;
 }
 
-/* ---- what leaves ---- */
+/* ---- choosing units ---- */
 
-/* What a rank says of its part before others go on, so that nobody waits for one that does not come. */
+/* A rank's announcement about its part before others continue, so that nobody waits for a rank that has failed. */
 typedef struct announcement {
     gg_status status;
     int count; /* of merges */
@@ -73,7 +73,7 @@ typedef struct plan_call {
     announcement own;     /* of this process */
 } plan_call;
 
-/* What computes the products of all pairs: their rounding must be float32's. */
+/* Device for the products of all pairs: their rounding must be float32's. */
 static gg_device *exact_device(const gg_replica *r) {
     return gg_device_is_separate(r->device) && !gg_exchange_asked(r->exchange)->devices.device.fast ? r->device
                                                                                                     : r->devices->host;
@@ -121,7 +121,7 @@ static gg_status find_leaving(void *context, int local) {
     announcement said = {0};
     gg_progress_counts counts;
     const float *weights = NULL;
-    GG_TRY_CLEANUP(gg_replica_end_epoch(r)); /* what is in flight belongs to the steps that were made */
+    GG_TRY_CLEANUP(gg_replica_end_epoch(r)); /* messages in flight belong to the steps made so far */
     gg_replica_counts(r, &counts);
     GG_TRY_CLEANUP(gg_replica_consensus(r, &weights));
     if (transport->rank == 0) search(c, r, weights, &said, &merges);
@@ -135,7 +135,7 @@ static gg_status find_leaving(void *context, int local) {
         merges = NULL;
         memcpy(c->plan->weights, weights, gg_exchange_state(r->exchange)->count * sizeof *weights);
     }
-    gg_replica_set_counts(r, &counts); /* what is sent here is no part of the epoch */
+    gg_replica_set_counts(r, &counts); /* messages sent here are not the epoch's */
 cleanup:
     gg_merges_destroy(merges);
     return status;
@@ -146,7 +146,8 @@ static void hash_more(uint64_t *hash, const void *bytes, size_t count) {
         *hash = (*hash ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u; /* FNV-1a */
 }
 
-/* The smaller network and the consensus model's weights in it. Folding overwrites an arena: a copy of them. */
+/* Makes the smaller network and the consensus model's weights in it, from a copy, because folding overwrites an arena.
+ */
 static gg_status make_small(gg_shrink_plan *plan) {
     gg_status status = GG_OK;
     bool *leaves = NULL;
@@ -174,7 +175,7 @@ cleanup:
 
 /* ---- the probe ---- */
 
-/* What a rank has found: of its part of the probe by the network as it is, and by the smaller one. */
+/* A rank's result: its part of the probe evaluated by the current network and by the smaller one. */
 typedef struct verdict {
     announcement said;
     gg_evaluation before, after;
@@ -190,7 +191,7 @@ static gg_status evaluate_part(const plan_call *c, gg_replica *r, verdict *out) 
     return gg_replica_evaluate_graph(r, plan->small, plan->selected, probe, first, end, batch, &out->after);
 }
 
-/* The losses of all ranks' parts together, or what the first rank that could not go on says. */
+/* Sums the losses of all ranks' parts, or takes the message of the first failed rank. */
 static void sum_verdicts(plan_call *c, const gg_replica *r, const verdict *all) {
     gg_evaluation before = {0}, after = {0};
     for (int rank = 0; rank < r->transport->size; ++rank) {
@@ -222,10 +223,10 @@ static gg_status judge_part(void *context, int local) {
     own->said = c->own;
     if (own->said.status == GG_OK && c->shrink->probe != NULL) announce(&own->said, evaluate_part(c, r, own));
     if (own->said.status == GG_ERROR_COMM)
-        GG_TRY_CLEANUP(gg_fail(GG_ERROR_COMM, "%s", own->said.message)); /* all have it */
+        GG_TRY_CLEANUP(gg_fail(GG_ERROR_COMM, "%s", own->said.message)); /* all ranks have it */
     GG_TRY_CLEANUP(gg_replica_at(r, "loss on the probe", gg_allgather(transport, own, sizeof *own, all)));
     if (local == 0) sum_verdicts(c, r, all);
-    gg_replica_set_counts(r, &counts); /* what is sent here is no part of the epoch */
+    gg_replica_set_counts(r, &counts); /* messages sent here are not the epoch's */
 cleanup:
     gg_free(own);
     gg_free(all);
@@ -252,7 +253,7 @@ static gg_status check_shrink(const gg_trainer *t, const gg_shrink *shrink, cons
 static gg_status judge(plan_call *c) {
     gg_status status = GG_OK;
     gg_shrink_plan *plan = c->plan;
-    announce(&c->own, make_small(plan)); /* the same on all ranks, unless one has no memory */
+    announce(&c->own, make_small(plan)); /* equal on all ranks, unless one has no memory */
     if (plan->merges->count == 0) return status;
     GG_TRY(gg_team_run(c->trainer->team, judge_part, c));
     /* After the run, because ranks that fail in one stay failed. */
@@ -294,7 +295,7 @@ cleanup:
     return status;
 }
 
-/* ---- applying it ---- */
+/* ---- applying a plan ---- */
 
 /* A plan while it is applied. */
 typedef struct applied_plan {
@@ -309,8 +310,8 @@ static void clear_statistics(const gg_graph *graph, float *arena) {
     }
 }
 
-/* Moments are not folded: a merged unit goes on with the moments of the one that stays. Nothing of gradients goes into
- * running means, from which it would be subtracted as it is, without a learning rate. */
+/* Moments are not folded: a merged unit keeps the moments of the remaining one. No gradient is folded into running
+ * means, because it would be subtracted from them unscaled, without a learning rate. */
 static gg_status map_arena(const void *context, gg_arena_kind kind, float *before, float *after) {
     const applied_plan *it = context;
     const gg_shrink_plan *plan = it->plan;

@@ -1,4 +1,4 @@
-/* What the trace shows of a replica. */
+/* A replica's spans in the trace. */
 #include "train/replica_private.h"
 
 static void add_span(gg_replica *r, const char *name, double begin, double end, gg_trace_lane lane, int index) {

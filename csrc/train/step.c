@@ -33,7 +33,7 @@ static gg_status on_need_rows(void *context, int layer, gg_weight_rows *rows) {
 
 static gg_status on_need(void *context, int layer) { return on_need_rows(context, layer, NULL); }
 
-/* Whether inputs and errors that are taken go to other ranks; else they are kept here, as part of the computation. */
+/* True if taken inputs and errors go to other ranks; if false they are kept here, as part of the computation. */
 static bool gives(const gg_replica *r) { return gg_exchange_fc_partitioned(r->exchange) != NULL; }
 
 static gg_status on_input(void *context, int layer, const gg_vectors *input, bool *taken) {
@@ -46,8 +46,8 @@ static gg_status on_input(void *context, int layer, const gg_vectors *input, boo
     return GG_OK;
 }
 
-/* The error is complete after half of the layer's backward pass. The other half is the gradient of the weight, of which
- * some rank's part, or all of it, is computed later. */
+/* Charges half the backward now, because the error is complete. The other half is the weight gradient, which some rank
+ * computes later, wholly or in part. */
 static gg_status on_error(void *context, int layer, const gg_vectors *error) {
     gg_replica *r = context;
     int node = r->node;
@@ -149,7 +149,7 @@ int64_t gg_replica_carried_rows(const gg_replica *r, int node) {
     return gg_graph_node_carried(r->options.graph, node) != 0 ? r->carried_rows : 0;
 }
 
-/* Where a node's first rows lie, and their bytes. */
+/* Place of a node's first rows, and their bytes. */
 static float *carried_of(const gg_replica *r, int node, int64_t rows, size_t *bytes) {
     *bytes = (size_t)(rows * gg_graph_node_carried(r->options.graph, node)) * sizeof(float);
     return *bytes > 0 ? r->carried + gg_replica_carried_before(r, node) * r->carried_rows : NULL;
@@ -168,7 +168,7 @@ gg_status gg_replica_write_carried(gg_replica *r, int node, int64_t rows, const 
     return gg_device_write(r->device, to, values, bytes);
 }
 
-/* The plan to train on n samples, with room for the state that it carries. */
+/* Returns the plan to train on n samples, with room for the state that it carries. */
 static gg_status training_plan(gg_replica *r, int64_t n, gg_plan **out) {
     GG_TRY(gg_plans_get(&r->plans, n, true, out));
     return gg_replica_reserve_carried(r, n);
@@ -180,8 +180,7 @@ static void ask_time(gg_replica *r, gg_outstanding_step *out, int which) {
     out->compute[which] = gg_device_time(r->device, GG_QUEUE_COMPUTE);
 }
 
-/* Trains on the batch that lies in the plan's inputs; r->batches is set. plan NULL: this rank has no
- * batch, it only serves. */
+/* Trains on the batch in the plan's inputs; r->batches is set. plan NULL means that this rank only serves. */
 static gg_status step_on(gg_replica *r, gg_plan *plan, int64_t n, gg_plan_batch *batch, gg_outstanding_step *out) {
     gg_status status = GG_OK;
     gg_state *state = gg_exchange_state(r->exchange);

@@ -67,7 +67,7 @@ cleanup:
     return status;
 }
 
-/* Partners may still read what a rank has sent, or still send to it. */
+/* Settles first, because partners may still read sent messages or send new ones. */
 static void settle_before_end(gg_trainer *t) {
     for (int i = 0; i < t->local; ++i)
         if (t->replica[i] == NULL || gg_replica_failed(t->replica[i])) return;
@@ -117,7 +117,7 @@ cleanup:
 
 typedef struct begin_call {
     gg_trainer *trainer;
-    const gg_dataset *const *sets; /* of each local rank */
+    const gg_dataset *const *sets; /* one a local rank */
     const gg_data_options *data;
 } begin_call;
 
@@ -137,8 +137,7 @@ gg_status gg_trainer_begin(gg_trainer *t, const gg_dataset *const *sets, const g
     gg_status status = GG_OK;
     GG_TRY(check_sets(t, sets));
     GG_TRY(gg_team_run(t->team, trainer_begin, &(begin_call){.trainer = t, .sets = sets, .data = data}));
-    /* After the run, because ranks that fail in one stay failed: a batch size that is refused is no end of the ranks.
-     */
+    /* After the run, because ranks that fail in a run stay failed: a refused batch size must not end them. */
     const gg_float_mode former = gg_parallel_enter();
     for (int i = 0; status == GG_OK && i < t->local; ++i) status = gg_replica_plan_epoch(t->replica[i]);
     gg_parallel_leave(former);
@@ -166,7 +165,7 @@ static int64_t steps_done(gg_trainer *t, int local) { return gg_replica_next(t->
 
 typedef struct run_call {
     gg_trainer *trainer;
-    int64_t steps; /* since the beginning of the epoch, at which the run ends; watch_run may lower it */
+    int64_t steps; /* since the epoch's beginning, at which the run ends; watch_run may lower it */
     bool (*watch)(void *context);
     void *context;
 } run_call;
@@ -194,7 +193,7 @@ gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *conte
     return gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS});
 }
 
-/* Sums over the ranks and maxima, from what every rank gives to all. */
+/* Sums and maxima over the ranks, each of which gives its counts to all. */
 static gg_status gather_counts(gg_transport *transport, const gg_progress_counts *own, gg_epoch_summary *out) {
     gg_status status = GG_OK;
     gg_progress_counts *all = NULL;
@@ -261,7 +260,7 @@ gg_status gg_trainer_end_epoch(gg_trainer *t, gg_epoch_summary *out) {
 
 typedef struct step_call {
     gg_trainer *trainer;
-    const gg_given *given; /* of each local rank, like the losses */
+    const gg_given *given; /* one a local rank, like the losses */
     double *losses;
 } step_call;
 
@@ -292,9 +291,9 @@ gg_status gg_trainer_step(gg_trainer *t, const gg_given *given, double *losses) 
 
 typedef struct bench_call {
     gg_trainer *trainer;
-    const gg_given *given; /* the same on all ranks */
+    const gg_given *given; /* equal on all ranks */
     int steps;
-    double *seconds; /* of each step, on the first local rank */
+    double *seconds; /* one a step, of the first local rank */
 } bench_call;
 
 static gg_status trainer_bench(void *context, int local) {
@@ -375,10 +374,10 @@ gg_status gg_trainer_audit(gg_trainer *t, gg_sample_audit *out) {
 
 typedef struct evaluate_call {
     gg_trainer *trainer;
-    const gg_dataset *const *sets; /* of each local rank */
+    const gg_dataset *const *sets; /* one a local rank */
     int64_t batch;
     gg_evaluation_kind kind;
-    gg_evaluation *results; /* of each rank of the team with GG_EVALUATE_REPLICAS, else one */
+    gg_evaluation *results; /* with GG_EVALUATE_REPLICAS one a rank of the team, else one */
 } evaluate_call;
 
 static gg_status trainer_evaluate(void *context, int local) {

@@ -34,7 +34,7 @@ static gg_status reserve(gg_uploads *u, size_t bytes) {
     return GG_OK;
 }
 
-/* ---- what a batch needs ---- */
+/* ---- room of a batch ---- */
 
 static size_t scales_bytes(const gg_field *field) {
     return field->scales != NULL ? 2 * (size_t)field->runs * sizeof(float) : 0;
@@ -52,7 +52,7 @@ static size_t input_bytes(const gg_graph *graph, int i, int64_t n) {
     return (size_t)(n * gg_shape_count(&gg_graph_node(graph, gg_graph_input(graph, i))->shape)) * sizeof(float);
 }
 
-/* Bytes of n samples of what a head is trained on: a class each position, or as many numbers as it gives. */
+/* Bytes of n samples of a head's target: a class each position, or as many numbers as the head's output. */
 static size_t target_bytes(const gg_graph *graph, const gg_head_options *head, int h, int64_t n) {
     const gg_shape *shape = &gg_graph_node(graph, gg_graph_head(graph, h)->node)->shape;
     const bool classes = head[h].loss.kind == GG_LOSS_CROSS_ENTROPY;
@@ -84,7 +84,7 @@ static gg_status begin_upload(gg_uploads *u, size_t bytes) {
     return GG_OK;
 }
 
-/* Room in the block that is written. */
+/* Room in the block that is being written. */
 static void *next_room(gg_uploads *u, size_t bytes) {
     void *at = u->upload[u->next].host + u->filled;
     u->filled += gg_aligned(bytes);
@@ -95,7 +95,7 @@ static const void *copied(gg_uploads *u, const void *from, size_t bytes) {
     return bytes > 0 ? memcpy(next_room(u, bytes), from, bytes) : NULL;
 }
 
-/* Where the device has what the host has here; NULL stays NULL. */
+/* Device address of the host's bytes in a block; NULL stays NULL. */
 static const void *uploaded(const gg_uploads *u, const void *host) {
     const gg_upload *it = &u->upload[u->next];
     return host != NULL ? it->device + ((const char *)host - it->host) : NULL;
@@ -137,7 +137,7 @@ static gg_plan_batch plan_batch(const gg_batch *batch) {
     return made;
 }
 
-/* The places of a batch in the block that is written. */
+/* Places a batch in the block that is being written. */
 static void into_upload(gg_uploads *u, const gg_dataset *set, int64_t n, gg_batch *batch) {
     for (int i = 0; i < set->inputs; ++i)
         batch->input[i] =
