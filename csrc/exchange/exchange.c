@@ -19,7 +19,7 @@ struct gg_exchange {
     gg_arena_layout layout;
     gg_devices devices;
     gg_device *device;       /* of the arenas */
-    gg_transport *order;     /* around the transport of the options; NULL: the device is not separate */
+    gg_transport *order;     /* around the transport of the options; NULL means that the device is not separate */
     gg_transport *transport; /* one of the two */
     gg_trace *trace;
     double clock_offset;

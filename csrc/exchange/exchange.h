@@ -13,7 +13,7 @@
  * Layers may become ready in any order. Strategies take them from the last to the first on all ranks, because
  * reductions meet in that order. A ready layer therefore waits here for the layers behind it.
  *
- * An exchange belongs to one rank. It is called on that rank's thread, one call at a time. Functions marked collective
+ * An exchange belongs to one rank and is called on that rank's thread, one call at a time. Functions marked collective
  * must be called by all ranks of the group in one order. */
 #ifndef GG_EXCHANGE_EXCHANGE_H
 #define GG_EXCHANGE_EXCHANGE_H

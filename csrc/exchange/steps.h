@@ -13,7 +13,7 @@ typedef struct gg_steps gg_steps;
 gg_status gg_steps_create(gg_exchange *exchange, double seconds, gg_steps **out);
 void gg_steps_destroy(gg_steps *steps); /* NULL is a no-op */
 
-/* Where the caller writes gradients: a whole arena, at one address for life. It may be written from end to ready,
+/* Where the caller writes gradients: a whole arena, at one address for life. Writing is allowed from end to ready,
  * although the strategy may still read the last step's gradients. So it is the strategy's arena, or, if others read
  * that in place, an arena from which ready copies. */
 float *gg_steps_gradients(const gg_steps *steps);

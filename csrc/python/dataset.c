@@ -25,7 +25,7 @@ static int py_dataset_wrap(PyArrayObject *array, gg_storage **out) {
 
 /* ---- fields ---- */
 
-/* A number of samples that all fields, weights and rows must have; -1: not known yet. */
+/* Checks a number of samples, which all fields, weights and rows share; *known is -1 before the first. */
 static int same_count(int64_t *known, Py_ssize_t found, const char *argument) {
     if (*known < 0) *known = found;
     if (*known == found) return 0;
@@ -66,7 +66,7 @@ static int64_t count_runs(PyObject *object, const gg_shape *shape, const char *a
     return -1;
 }
 
-/* A number for each of `runs` runs from one that has `known` of them, a divisor of runs. */
+/* Fills a number for each of `runs` runs from `known` numbers, a divisor of runs. */
 static int numbers_of_runs(PyObject *object, int64_t known, int64_t runs, const char *argument, float *out) {
     if (object == NULL) return 0;
     if (!PyArray_Check(object) || PyArray_NDIM((PyArrayObject *)object) == 0) {
@@ -170,7 +170,8 @@ static int field_from_description(gg_field *field, PyObject *dict, bool input) {
     return *allowed < 0 ? -1 : 0;
 }
 
-/* A field from an array, or from a dict with array, or shape and dtype, and scale, shift, tokens, classes, ignored. */
+/* Makes a field from an array, or from a dict with array, or shape and dtype, and scale, shift, tokens, classes,
+ * ignored. */
 static int field_make(gg_dataset *set, int f, PyObject *object, bool input, int64_t *count) {
     gg_field *field = &set->field[f];
     PyObject *array = PyDict_Check(object) ? item(object, "array") : object;

@@ -53,7 +53,7 @@ bool gg_py_raise_stored(const char *message) {
     const size_t length = strlen(message);
     size_t of_text = 0;
     stored = NULL;
-    /* The texts are those of then: to ask an exception for its text again may run the handler of a signal. */
+    /* Compares the stored texts: asking an exception for its text again may run the handler of a signal. */
     for (Py_ssize_t i = 0; list != NULL && i < PyList_GET_SIZE(list); ++i) {
         PyObject *pair = PyList_GET_ITEM(list, i), *text = PyTuple_GET_ITEM(pair, 1);
         const size_t own = (size_t)PyBytes_GET_SIZE(text);

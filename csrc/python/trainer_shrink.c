@@ -204,8 +204,8 @@ static int py_int_of(PyObject *object) {
     return number > INT_MAX ? INT_MAX : number < INT_MIN ? INT_MIN : (int)number;
 }
 
-/* How many units of each group stay at least: a number, or a dict of numbers by layers, the largest of a group's, else
- * 1. -1 with an exception. */
+/* Min units of each group that stay: a number, or a dict of numbers by layers (the largest of a group's, else 1). -1
+ * with an exception. */
 static int read_least(const gg_graph *graph, const gg_units *units, PyObject *object, int *least) {
     PyObject *key, *value;
     Py_ssize_t at = 0;

@@ -51,7 +51,7 @@ void gg_batches_clear(gg_batches *b) {
     b->shard_counts = NULL;
 }
 
-/* All ranks exchange how many samples each of them has. */
+/* Exchanges the ranks' numbers of samples. */
 static gg_status share_counts(gg_batches *b, int64_t own) {
     gg_transport *transport = b->transport;
     if (b->workers < transport->size)
@@ -72,7 +72,7 @@ static gg_status share_counts(gg_batches *b, int64_t own) {
 static gg_status divide(gg_batches *b) {
     const gg_dataset *set = &b->set;
     const gg_shard_kind wanted = b->options.shard;
-    /* Pieces of sequences that go on in each other lie in one shard. */
+    /* Pieces of one sequence, which follow each other, lie in one shard. */
     const gg_shard_kind kind = set->streams && wanted == GG_SHARD_INTERLEAVED ? GG_SHARD_CONTIGUOUS : wanted;
     b->sharding = (gg_sharding){.kind = kind, .size = b->workers, .seed = b->seed, .count = set->count};
     if (wanted == GG_SHARD_OWN) GG_TRY(share_counts(b, set->count));

@@ -1,4 +1,4 @@
-/* A replica at rest: everything in flight completed, and then its weights, their mean, and its samples. */
+/* A replica at rest: completes all that is in flight, then reads its weights, their mean, and its samples. */
 #include "train/replica_private.h"
 
 static gg_status settle_samples(gg_replica *r) {

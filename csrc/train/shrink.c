@@ -16,7 +16,7 @@ struct gg_shrink_plan {
     int64_t step, loads;   /* gg_exchange_loads of all local ranks */
     gg_units *units;
     gg_merges *merges;
-    gg_selection *selection; /* NULL like the graph: nothing leaves */
+    gg_selection *selection; /* NULL if no unit is removed, as the graph */
     gg_graph *small;
     /* The consensus model's, and the smaller network's; NULL once the plan is made. */
     float *weights, *selected;
@@ -256,7 +256,7 @@ static gg_status judge(plan_call *c) {
     announce(&c->own, make_small(plan)); /* equal on all ranks, unless one has no memory */
     if (plan->merges->count == 0) return status;
     GG_TRY(gg_team_run(c->trainer->team, judge_part, c));
-    /* After the run, because ranks that fail in one stay failed. */
+    /* after the run, because ranks that fail in a run stay failed */
     if (c->said.status != GG_OK) return gg_fail(c->said.status, "%s", c->said.message);
     plan->accepted =
         c->shrink->probe == NULL || plan->loss[1] <= plan->loss[0] + c->shrink->epsilon * fabs(plan->loss[0]);
@@ -281,7 +281,7 @@ gg_status gg_trainer_plan_shrink(gg_trainer *t, const gg_shrink *shrink, gg_shri
     GG_TRY_CLEANUP(gg_alloc(gg_graph_arena_count(plan->graph) * sizeof(float), "weights", &plan->weights));
     plan_call call = {.trainer = t, .shrink = shrink, .plan = plan};
     GG_TRY_CLEANUP(gg_team_run(t->team, find_leaving, &call));
-    /* After the run, because ranks that fail in one stay failed. */
+    /* after the run, because ranks that fail in a run stay failed */
     if (call.said.status != GG_OK) GG_FAIL_CLEANUP(call.said.status, "%s", call.said.message);
     GG_TRY_CLEANUP(judge(&call));
     plan->loads = loads_of(t);

@@ -73,8 +73,8 @@ typedef struct gg_shrink_record {
     int64_t step, fault;
 } gg_shrink_record;
 
-/* *found and `text`: the resulting error, equal on all ranks. It names the ranks that have a fault or differ from rank
- * 0; GG_OK if all fit. Collective. */
+/* *found and `text`: the resulting error, equal on all ranks. The text names the ranks that have a fault or differ from
+ * rank 0; GG_OK if all fit. Collective. */
 gg_status gg_shrink_compare(gg_transport *transport, const gg_shrink_record *own, gg_status *found, char *text,
                             size_t bytes);
 

@@ -36,7 +36,7 @@ GG_INLINE unsigned char *put_unit(unsigned char *at, bool wide, uint32_t unit) {
     return at + 1;
 }
 
-/* Never more units than bins. */
+/* Writes codes of `bins` empty bins, in no more units than bins. */
 static unsigned char *put_empty(unsigned char *at, bool wide, size_t bins) {
     const uint32_t mark = empty_mark(wide), shift = flags_shift(wide);
     const size_t most = wide ? 65535 : 255;
@@ -316,7 +316,8 @@ static size_t pack_part(const gg_packing *packing, const gg_pack_args *args, int
     return (size_t)(at - part);
 }
 
-/* Writes the part of segment i, which the device has packed; *at: its beginning, then its end. NULL: there is none. */
+/* Writes the part of segment i, which the device has packed. Moves *at from its beginning to its end; NULL means no
+ * message. */
 static gg_status write_part(const gg_packing *packing, const gg_pack_args *args, int i, message_form form,
                             const pack_arrays *arrays, unsigned char **at) {
     const gg_segment *segment = &packing->segment[i];

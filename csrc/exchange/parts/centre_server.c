@@ -63,7 +63,7 @@ static gg_request *served_of(const gg_centre *s, int chunk) {
     return s->served + (size_t)(chunk - s->first_chunk) * (size_t)s->workers;
 }
 
-/* The worker whose message arrived first; -1: none. */
+/* Returns the worker whose message arrived first; -1 means none. */
 static int centre_earliest(const gg_centre *s, const gg_request *served) {
     int found = -1;
     for (int worker = 0; worker < s->workers; ++worker)

@@ -36,7 +36,8 @@ void gg_factored_destroy(gg_factored *factored); /* NULL is a no-op */
 gg_status gg_factored_input(gg_factored *factored, int layer, const gg_vectors *input, bool *taken);
 gg_status gg_factored_error(gg_factored *factored, int layer, const gg_vectors *error);
 /* Returns the gradient of a run of the arenas, whole lanes, at most the wished count, with zeros behind a parameter's
- * end. It may be written and is valid up to the next call. NULL means that the run is in no weight taken in this step.
+ * end. The caller may write it; it is valid up to the next call. NULL means that the run is in no weight taken in this
+ * step.
  */
 float *gg_factored_run(gg_factored *factored, size_t offset, size_t count);
 /* gg_gradient_source.run: returns as long a run as has been computed. */

@@ -63,7 +63,7 @@ void gg_fc_candidates(const gg_strategy_env *env, gg_partition_fc choice, size_t
     for (int layer = 0; layer < env->layout->layers; ++layer) {
         const gg_parameter *weight = gg_factored_weight(env->layout, layer);
         if (weight == NULL) continue;
-        /* No step has less than one sample of each rank. */
+        /* Every step has at least one sample of each rank. */
         if (choice == GG_PARTITION_ALL || fc_cheaper(weight, ranks, ranks, size)) separate[layer] = lanes_of(weight);
     }
 }
@@ -263,7 +263,7 @@ cleanup:
     return at_layer(x, fc, status);
 }
 
-/* Both messages of a peer. */
+/* Tests, or waits for, both messages of a peer. */
 static gg_status arrive_from(gg_fc_exchange *x, gg_fc *fc, int peer, bool wait, bool *both) {
     *both = true;
     for (int what = 0; what < GG_FC_WHATS && *both; ++what) {

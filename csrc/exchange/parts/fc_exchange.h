@@ -43,7 +43,7 @@ typedef struct gg_fc {
      */
     float *packed[GG_FC_WHATS];
     float *landing[GG_FC_WHATS];          /* other ranks' samples that cannot be read in place */
-    gg_request *in_request, *out_request; /* [what][rank] */
+    gg_request *in_request, *out_request; /* indexed [what][rank] */
     gg_flight flight[GG_FC_WHATS];
 } gg_fc;
 

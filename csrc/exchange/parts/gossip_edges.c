@@ -53,7 +53,7 @@ typedef enum form {
 
 enum { PARTNERS = 2 }; /* max of a rank in a step */
 
-/* One end of an edge in the exchange of a bucket. */
+/* One end of an edge during a bucket's exchange. */
 typedef struct edge_end {
     int peer, edge;
     float gamma;
@@ -224,7 +224,7 @@ static gg_status post_bucket(gossip_edges *g, int bucket) {
         x->end[i].peer = peer[i];
         x->end[i].gamma = g->gamma / (float)ends;
         GG_TRY_CLEANUP(post_end(g, bucket, &x->end[i]));
-        /* Without compression one message would be sent in this step. */
+        /* Count one message: without compression this step would send one. */
         if (i == 0) once = g->counts;
         else memcpy(g->counts.dense_bytes, once.dense_bytes, sizeof once.dense_bytes);
     }
@@ -409,7 +409,7 @@ static void gossip_edges_destroy(gg_strategy *strategy) {
 static const gg_strategy_table table = {gossip_edges_begin, gossip_edges_need,   gossip_edges_ready,  gossip_edges_poll,
                                         gossip_edges_end,   gossip_edges_settle, gossip_edges_destroy};
 
-/* Room for the longest messages of every bucket, and for packing any of them. */
+/* Makes room for the longest messages of every bucket, and for packing them. */
 static gg_status create_messages(gossip_edges *g) {
     const int buckets = g->gossip.buckets.count;
     gg_device *device = g->gossip.head.env.device;

@@ -18,11 +18,11 @@ typedef struct gossip_gradients {
     gg_stream gradient;
     float *own[2];    /* this rank's gradients: the stream's arenas if its codec is exact */
     float *gradients; /* that updates use, mixed */
-    int *mixed;       /* a bucket: the chunks of its last exchange that have been mixed (staleness 0) */
-    int *in_flight;   /* a bucket: the arena of its last exchange, or NOTHING; staleness 1: of this step's when all is
-                         updated */
-    int64_t sent_at;  /* the step whose gradients are in flight */
-    int turn;         /* the arena of this step's gradients */
+    int *mixed;       /* one a bucket: chunks of its last exchange that have been mixed (staleness 0) */
+    int *in_flight; /* one a bucket: the arena of its last exchange, or NOTHING; staleness 1: of this step's when all is
+                       updated */
+    int64_t sent_at; /* the step whose gradients are in flight */
+    int turn;        /* the arena of this step's gradients */
 } gossip_gradients;
 
 static bool gossip_gradients_stale(const gossip_gradients *g) { return g->gossip.options.gossip.staleness == 1; }
@@ -101,7 +101,7 @@ static gg_status gossip_gradients_poll(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* Before the gradients of a bucket are used in a step. */
+/* Called before the gradients of a bucket are used in a step. */
 static gg_status gossip_gradients_prepare(gossip_gradients *g, int bucket) {
     if (gossip_gradients_stale(g)) GG_TRY(gg_stream_wait_received(&g->gradient, bucket));
     else g->in_flight[bucket] = gg_gossip_exchanges(&g->gossip) ? g->turn : NOTHING;
@@ -122,8 +122,8 @@ static void update_now(gossip_gradients *g, int bucket, int chunk, const gg_chun
     gossip_gradients_use(g, g->gossip.head.step, piece, gradient);
 }
 
-/* All gradients of a chunk are final, and at staleness 1 used: releases the message that was mixed in, and sends
- * them. */
+/* Called when all gradients of a chunk are final, and at staleness 1 used: releases the mixed message, and sends them.
+ */
 static gg_status gossip_gradients_finish(gossip_gradients *g, int bucket, int i) {
     gg_gossip *gossip = &g->gossip;
     gg_device *device = gossip->head.env.device;

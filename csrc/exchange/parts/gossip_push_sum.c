@@ -58,7 +58,7 @@ typedef struct gossip_push_sum {
     const arrivals **pending; /* one a bucket, of its current slice: posted and not yet mixed; NULL means none */
     int *next;                /* one a bucket: the first chunk not yet mixed (staleness 0) */
     int turn;                 /* the snapshot arena that this step writes */
-    float *rounded[KINDS];    /* the current elements of a snapshot, decoded; NULL: the codec is exact */
+    float *rounded[KINDS];    /* the current elements of a snapshot, decoded; NULL means that the codec is exact */
     scalars of_slices[2];     /* of the slices from that of step `since` on, and of those before it */
     int64_t since;            /* the state's push_sum_since, from which they were computed */
 } gossip_push_sum;
@@ -232,8 +232,8 @@ static gg_status push_sum_poll(gg_strategy *strategy) {
 
 /* ---- update and send ---- */
 
-/* Before the first update of a bucket in a step: waits until no partner reads the snapshot that will be written, and
- * until the messages that the update mixes in are complete. */
+/* Before the first update of a bucket in a step: waits until no partner reads the snapshot to be written, and until all
+ * messages for the update have arrived. */
 static gg_status push_sum_prepare(gossip_push_sum *g, int bucket) {
     for (int kind = 0; kind < g->kinds; ++kind)
         GG_TRY(gg_stream_wait_sent(g->stream[kind], gg_gossip_due(&g->gossip, bucket), push_sum_snapshot(g)));
@@ -258,7 +258,7 @@ static void push_sum_update(gossip_push_sum *g, int bucket, const gg_gossip_run 
                                 gg_stream_snapshot(g->stream[kind], push_sum_snapshot(g), piece->offset));
 }
 
-/* After the last update of a bucket in a step: releases the messages that were mixed in and sends the new snapshot. */
+/* After the last update of a bucket in a step: releases the mixed messages, and sends the new snapshot. */
 static gg_status push_sum_finish(gossip_push_sum *g, int bucket) {
     const int slice = g->gossip.current[bucket];
     const gg_bucket *last = &g->gossip.sliced.bucket[g->gossip.last[bucket]], *b = &g->gossip.sliced.bucket[slice];

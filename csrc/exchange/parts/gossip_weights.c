@@ -27,7 +27,7 @@
 typedef struct exchanged {
     gg_stream stream;
     float *own; /* the private arena */
-    int *mixed; /* a slice: the chunks of its last exchange that have been mixed by a pass of their own */
+    int *mixed; /* one a slice: the chunks of its last exchange that have been mixed by a pass of their own */
 } exchanged;
 
 enum { WEIGHT, MOMENT, PARTS = MOMENT + GG_MOST_MOMENTS };

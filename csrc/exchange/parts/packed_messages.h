@@ -1,7 +1,7 @@
 /* Private to the room: the packed messages of a sum, this rank's and those of its peers.
  *
- * The own message is in message memory. It is not written again before all peers have read it; gg_packed_messages_read
- * waits for that. */
+ * The own message is in message memory. Its memory is not written again before all peers have read it;
+ * gg_packed_messages_read waits for that. */
 #ifndef GG_EXCHANGE_PARTS_PACKED_MESSAGES_H
 #define GG_EXCHANGE_PARTS_PACKED_MESSAGES_H
 

@@ -29,9 +29,9 @@
 #include "exchange/parts/reduction.h"
 #include "exchange/parts/whole_parameters.h"
 
-/* A parameter that travels whole has its own sum from LARGE elements on, if messages to all would send LARGE_MORE more
- * bytes for it. It also has one from LARGE_BYTES on, for which messages have no room. A sum costs messages and waits.
- */
+/* Limits for parameters that travel whole. From LARGE elements on a parameter has its own sum if messages to all would
+ * send LARGE_MORE more bytes for it. From LARGE_BYTES on it has one in any case, because messages have no room. A sum
+ * costs messages and waits. */
 #define LARGE ((size_t)1024)
 #define LARGE_MORE ((size_t)24 << 10)
 #define LARGE_BYTES ((size_t)1 << 20)
@@ -63,7 +63,7 @@ typedef struct packed_reduction {
     float *data;    /* the run's first element */
     gg_packed_source source;
     gg_packed_messages messages;
-    gg_packed_pieces sum; /* pieces NULL: the sum is in the data */
+    gg_packed_pieces sum; /* pieces NULL means that the sum is in the data */
     gg_whole_parameters whole;
     gg_chosen_values chosen; /* CYCLIC only */
 } packed_reduction;

@@ -9,12 +9,12 @@
 typedef struct cutter {
     size_t most; /* elements of a chunk */
     int count;   /* chunks so far */
-    /* NULL: they are only counted. */
+    /* NULL means that they are only counted. */
     gg_chunk *chunk;
-    int *layer, *owner; /* -1: of no partitioned layer */
+    int *layer, *owner; /* -1 means of no partitioned layer */
 } cutter;
 
-/* A run that one rank owns is cut evenly, other runs into chunks as large as allowed. */
+/* Cuts a run that one rank owns evenly, and other runs into chunks as large as allowed. */
 static void add_run(cutter *c, size_t offset, size_t count, int layer, int owner) {
     int pieces = (int)((count + c->most - 1) / c->most);
     for (int i = 0; i < pieces; ++i, ++c->count) {

@@ -147,7 +147,7 @@ void *gg_stream_snapshot(const gg_stream *stream, int which, size_t offset) {
     return gg_codec_at(stream->codec, stream->arena[which], offset);
 }
 
-/* A chunk is about to be released. The last one ends its exchange. */
+/* Called before a chunk is released. The last chunk ends its exchange. */
 static void show_end(gg_stream *stream, int bucket, const gg_request *request) {
     const gg_bucket *b = &stream->buckets->bucket[bucket];
     gg_flights *flights = &stream->flights[bucket];

@@ -139,7 +139,7 @@ static gg_status create_synchronous(float alpha, const gg_strategy_options *opti
         GG_TRY_CLEANUP(gg_device_alloc(env->device, env->state->count * sizeof(float), "unsent force", &s->unsent));
         s->head.compression_counts = &s->counts;
     }
-    /* The reduction adds what this rank sends to its weights, so both sides move by the same. */
+    /* The reduction adds the rank's sent values to its weights, so both sides move equally. */
     GG_TRY_CLEANUP(gg_reduction_create(&s->head, options,
                                        &(gg_reduction_run){.group = env->transport,
                                                            .count = env->state->count,

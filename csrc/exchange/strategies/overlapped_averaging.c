@@ -66,7 +66,7 @@ typedef struct overlapped_averaging {
     gg_partition partition;
     gg_fc_exchange fc;
     bool overlap;
-    float *snapshot;           /* message memory: the own slices after the update; NULL: one rank */
+    float *snapshot;           /* message memory: the own slices after the update; NULL means one rank */
     const gg_codec *codec;     /* of gradients */
     void *memory;              /* message memory: the gradients on the wire; NULL means sent in place */
     gg_allreduce **sum;        /* one a chunk */
@@ -138,7 +138,7 @@ static void overlapped_update(overlapped_averaging *s, int chunk) {
                                   .copy = {s->snapshot != NULL ? s->snapshot + own->owned_offset : NULL}});
 }
 
-/* All chunks are added: the norms of all gradients, and the updates that need them. */
+/* Makes the updates that need the norms of all gradients, after all chunks have been added. */
 static gg_status update_measured(overlapped_averaging *s) {
     gg_status status = GG_OK;
     const gg_strategy_env *env = &s->head.env;
@@ -166,8 +166,8 @@ static size_t computed_block(const gg_fc *fc) {
     return (rows > 0 ? rows : GG_LANES) * in;
 }
 
-/* Sums the own slice of a chunk, every rank's part of which is computed here and rounded as on the wire. Works in
- * blocks, so that the parts are added while in cache. */
+/* Sums the own slice of a chunk from every rank's part, computed here and rounded as on the wire. Works in blocks, so
+ * that the parts are added while in cache. */
 static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part *own) {
     const gg_strategy_env *env = &s->head.env;
     size_t weight = gg_arena_layout_slice(env->layout, fc->layer)->offset; /* the first parameter of its layer */
@@ -187,7 +187,7 @@ static void add_computed(overlapped_averaging *s, const gg_fc *fc, const gg_part
     }
 }
 
-/* A chunk's gradients, or weights, are complete. Those of a bucket are complete with its last chunk. */
+/* Called when a chunk's gradients, or weights, are complete. The bucket's are complete with its last chunk. */
 static void overlapped_land(overlapped_averaging *s, int chunk, bool gradients) {
     const int bucket = s->chunk[chunk].bucket;
     const gg_bucket *b = &s->buckets.bucket[bucket];
@@ -198,8 +198,7 @@ static void overlapped_land(overlapped_averaging *s, int chunk, bool gradients) 
     gg_flight_end(&one->flight, &s->head, gradients ? "gradients" : "weights", b->first_layer, b->last_layer);
 }
 
-/* Waits for the messages of a chunk's stage, or looks whether they have arrived. fc: they are inputs and errors; NULL:
- * the sum's. */
+/* Tests, or waits for, the messages of a chunk's stage. fc: their inputs and errors; NULL means the sum's messages. */
 static gg_status overlapped_arrive(overlapped_averaging *s, int chunk, gg_fc *fc, bool wait, passage *one, bool *all) {
     *all = true;
     if (fc != NULL) GG_TRY(gg_fc_arrive(&s->fc, fc, wait, all));

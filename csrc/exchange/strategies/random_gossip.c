@@ -3,7 +3,7 @@
  *
  * - Push: the new weights are sent to the drawn rank. At the end of each step a rank mixes all complete messages.
  * - Pull: the drawn rank is asked for its weights. It sends its last published snapshot, its weights after its last
- *   update. It answers while it polls.
+ *   update. Polls answer.
  *
  * Both mix w = (c*w + sum of m_i*w_i)/(c + sum of m_i) over the arrived messages. The masses c and m_i are 1. With
  * push_sum a sending rank gives away half of its mass with its weights. So the sum of mass*w over the ranks and over
@@ -61,7 +61,8 @@ typedef struct delivery {
 typedef struct arrival {
     bool active;
     int peer;
-    int next; /* the first chunk that may not have arrived yet; the number of chunks: the message is complete */
+    int next; /* the first chunk that may not have arrived yet; the number of chunks means that the message is complete
+               */
     double mass;
     gg_flight flight; /* from its announcement on */
     void *landing;
@@ -75,7 +76,7 @@ typedef struct question {
     gg_request asked;
 } question;
 
-/* One a rank. */
+/* State of a peer, one a rank. */
 typedef struct peer_state {
     gg_request heard, done_sent;
     note landing, done_note;
@@ -95,7 +96,7 @@ typedef struct random_gossip {
     float *wide;    /* a decoded chunk of a message; NULL means that the codec is exact */
     gg_buckets cut; /* one bucket of all layers, in chunks */
     void *snapshot[SNAPSHOTS];
-    int writing, published; /* snapshots; -1: none */
+    int writing, published; /* snapshots; -1 means none */
     bool fresh;             /* the weights are the published ones */
     bool chosen;            /* in this step: `writing`, and with whom to exchange */
     int partner;            /* of this step; -1 means that no exchange is due */
@@ -113,7 +114,7 @@ static size_t chunk_bytes(const random_gossip *s, int chunk) { return s->cut.chu
 
 /* ---- partners ---- */
 
-/* The rank to exchange with in this step; -1: no exchange is due. */
+/* Draws the partner of this step; -1 means that no exchange is due. */
 static int draw_partner(const random_gossip *s) {
     const gg_transport *transport = s->head.env.transport;
     const gg_random_key key = {.seed = s->head.env.seed,
@@ -272,7 +273,7 @@ static gg_status random_gossip_hear(random_gossip *s, int peer, bool *moved) {
     return GG_OK;
 }
 
-/* A message is complete: one fewer is outstanding. */
+/* Counts a complete message: one fewer is outstanding. */
 static void random_gossip_arrived(random_gossip *s, arrival *a) {
     gg_flight_arrived(&a->flight, gg_transport_now(s->head.env.transport), s->head.env.state->count * s->codec->size);
     s->peer[a->peer].awaited -= !s->pulls;
@@ -436,14 +437,14 @@ static gg_status say_rest(random_gossip *s) {
     return GG_OK;
 }
 
-/* A rank whose answer to a pull is not complete yet; -1: none. */
+/* Returns a rank whose answer to a pull is not complete yet; -1 means none. */
 static int random_gossip_asked(const random_gossip *s) {
     for (int i = 0; i < QUESTIONS; ++i)
         if (s->question[i].open || s->question[i].asked.state != GG_REQUEST_IDLE) return s->question[i].peer;
     return -1;
 }
 
-/* A rank with an outstanding message to or from this one; -1: none. */
+/* Returns a rank with an outstanding message to or from this one; -1 means none. */
 static int random_gossip_missing(const random_gossip *s) {
     if (random_gossip_asked(s) >= 0) return random_gossip_asked(s);
     for (int i = 0; i < s->head.env.transport->size; ++i) {
