@@ -384,8 +384,7 @@ bool gg_exchange_is_partitioned(const gg_exchange *x, int arena) {
 
 void gg_exchange_load(gg_exchange *x, int arena, const float *whole) {
     x->loads += arena == GG_WEIGHTS;
-    if (arena == GG_GRADIENTS && x->factored != NULL)
-        gg_factored_end(x->factored); /* the array replaces kept factors */
+    if (arena == GG_GRADIENTS && x->factored != NULL) gg_factored_end(x->factored); /* the array counts */
     gg_strategy_load(x->strategy, arena, whole);
 }
 

@@ -84,10 +84,9 @@ int64_t gg_replica_epoch_steps(const gg_replica *replica);
 /* A position of training in an epoch. */
 typedef struct gg_position {
     int64_t epoch;
-    int64_t next;  /* the next step, 0 to the epoch's steps */
-    int64_t begun; /* the first step with batches of the current size */
-    const int64_t
-        *done; /* samples of each training rank that steps before `begun` have read; NULL means that begun is 0 */
+    int64_t next;        /* the next step, 0 to the epoch's steps */
+    int64_t begun;       /* the first step with batches of the current size */
+    const int64_t *done; /* read samples of each training rank before `begun`; NULL means that begun is 0 */
 } gg_position;
 
 /* Continues at a position; step 0 begins the epoch. Zeroes the counts and the state that layers carry. Shuffled samples

@@ -46,8 +46,8 @@ double gg_shrink_plan_share(const gg_shrink_plan *plan, int group);
 /* Loss of the consensus model on the probe, all heads together (gg_replica_evaluated_loss), now and `after`; NaN
  * without a probe or removed units. */
 double gg_shrink_plan_loss(const gg_shrink_plan *plan, bool after);
-uint64_t
-gg_shrink_plan_hash(const gg_shrink_plan *plan); /* of the removed units, their targets, and the smaller network */
+/* Hash of the removed units, their targets, and the smaller network. */
+uint64_t gg_shrink_plan_hash(const gg_shrink_plan *plan);
 
 /* Continues with the smaller network. small: a graph with the plan's layout that outlives the trainer; NULL means the
  * plan's own graph, and the plan then outlives the trainer. GG_ERROR_STATE on all ranks, before any change, if their

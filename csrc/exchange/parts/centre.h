@@ -50,7 +50,7 @@ typedef struct gg_centre_run {
  */
 typedef struct gg_centre_rule {
     gg_strategy_table table;
-    /* Workers have a base, the weights of the last answer, even with an exact codec. Settling sends the training since
+    /* Workers have a base, the weights of the last answer, even with an exact codec. Settling sends the changes since
      * then. */
     bool accumulates;
     void (*ask)(gg_centre *centre, size_t at, size_t n, float *message);

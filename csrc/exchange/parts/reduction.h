@@ -31,10 +31,9 @@ typedef struct gg_reduction_table {
     /* NULL if `takes` is always false. */
     gg_status (*input)(gg_reduction *reduction, int layer, const gg_vectors *input, bool *taken);
     gg_status (*error)(gg_reduction *reduction, int layer, const gg_vectors *error);
-    void (*need)(gg_reduction *reduction, int layer,
-                 gg_weight_rows *rows);              /* NULL means that all is delivered at once */
-    bool (*can_wait)(const gg_reduction *reduction); /* NULL means never */
-    bool (*is_asked)(const gg_reduction *reduction); /* NULL means never */
+    void (*need)(gg_reduction *reduction, int layer, gg_weight_rows *rows); /* NULL leaves no rows */
+    bool (*can_wait)(const gg_reduction *reduction);                        /* NULL means never */
+    bool (*is_asked)(const gg_reduction *reduction);                        /* NULL means never */
 } gg_reduction_table;
 
 /* First member of every kind of reduction. */
