@@ -26,7 +26,7 @@ struct gg_exchange {
     gg_strategy_options used; /* with the sizes that were chosen */
     gg_updater updater;
     gg_state state;
-    gg_strategy *strategy; /* NULL: not whole */
+    gg_strategy *strategy; /* NULL means not whole */
     gg_factored *factored; /* of linear layers whose gradients only updates read; NULL means none */
     gg_tuning tuning;
     int64_t loads;    /* gg_exchange_loads */

@@ -54,7 +54,7 @@ static unsigned char *put_empty(unsigned char *at, bool wide, size_t bins) {
 /* ---- sent values still in the residue ---- */
 
 typedef struct segment_marks {
-    unsigned char *marks; /* NULL: dense */
+    unsigned char *marks; /* NULL means dense */
     float owed;
 } segment_marks;
 
@@ -141,7 +141,7 @@ typedef struct pack_arrays {
     const float *gradient;
     float *clear; /* the gradient to zero; NULL keeps it */
     float *own;
-    const float *value; /* NULL: own is the residue */
+    const float *value; /* NULL means that own is the residue */
 } pack_arrays;
 
 static gg_status spoiled(const gg_segment *segment, int i, size_t at, float value) {
