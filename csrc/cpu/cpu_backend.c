@@ -30,7 +30,7 @@ static gg_status check_dtype(const gg_devices_options *options) {
     return GG_OK;
 }
 
-/* Arenas are the native table's. */
+/* Arenas use the native table. */
 static gg_status cpu_open(const gg_devices_options *options, gg_devices *out) {
     const gg_backend *onednn = gg_cpu_onednn();
     GG_TRY(check_backend(options->backend));

@@ -2,7 +2,7 @@
 
 #include <pthread.h>
 
-/* Each is built by level_kernels.c. */
+/* level_kernels.c makes each of these. */
 extern const gg_cpu_kernels gg_cpu_kernels_scalar, gg_cpu_kernels_avx2, gg_cpu_kernels_avx512f, gg_cpu_kernels_avx512,
     gg_cpu_kernels_amx;
 
@@ -27,7 +27,7 @@ const gg_cpu_kernels *gg_cpu_kernels_for(gg_isa isa) { return levels[isa]; }
 static const gg_cpu_kernels *host = &gg_cpu_kernels_scalar;
 static pthread_once_t host_once = PTHREAD_ONCE_INIT;
 
-/* Whoever opens a device is told of a level that is unknown. */
+/* Opening a device reports an unknown level. */
 static void find_host(void) {
     gg_isa isa = GG_ISA_SCALAR;
     if (gg_isa_select(NULL, &isa) == GG_OK) host = gg_cpu_kernels_for(isa);

@@ -7,7 +7,7 @@
 #define PAIRED_avx512f &gg_paired_kernels_avx512f
 #define PAIRED_avx512 &gg_paired_kernels_avx512
 
-/* What a level and the one with AMX beside it share. */
+/* Kernels shared by a level and its variant with AMX. */
 #define KERNELS                                                                                                        \
     .elementwise = &GG_VARIANT(gg_cpu_elementwise), .pool = &GG_VARIANT(gg_cpu_pool),                                  \
     .norm = &GG_VARIANT(gg_cpu_norm), .rows = &GG_VARIANT(gg_cpu_rows), .lrn = &GG_VARIANT(gg_cpu_lrn),                \

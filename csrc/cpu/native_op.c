@@ -1,4 +1,4 @@
-/* What every operation of the native table begins with. */
+/* Creation of the head of every native operation. */
 #include "base/memory.h"
 #include "cpu/native.h"
 

@@ -35,7 +35,7 @@ static const void *onednn_pointer(const gg_op_args *args, const gg_dnn_place *pl
 static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
     gg_status status = GG_OK;
     gg_dnn_op *op = (gg_dnn_op *)head;
-    /* OpenMP has a number of threads for each calling thread, and the thread that runs an operation need not be the one
+    /* OpenMP's number of threads belongs to the calling thread. The thread that runs an operation may not be the thread
      * that opened the device. */
     gg_parallel_set_threads(op->threads);
     for (int i = 0; i < op->steps[pass]; i++) {
@@ -45,7 +45,7 @@ static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pas
             onednn_pointer(args, &op->place[step->first]) == onednn_pointer(args, &op->place[step->first + 1]))
             continue;
         for (int k = step->first; k < step->first + step->arguments; k++) {
-            /* oneDNN's memory has no const. It does not write what it only reads. */
+            /* oneDNN's API has no const, but does not write inputs. */
             void *data = (void *)(uintptr_t)onednn_pointer(args, &op->place[k]);
             if (data == NULL)
                 return gg_fail(GG_ERROR_STATE, "%s: argument %d of '%s' has no memory",
@@ -118,8 +118,8 @@ static gg_status make_attributes(gg_dnn_op *op) {
     return GG_OK;
 }
 
-/* Of a linear layer with few rows and more weights than caches hold, float32 is faster: bfloat16 weights are prepared
- * in each step, for both directions, which moves more bytes than reading the float32 weights. */
+/* Max rows for which a linear layer with more weights than caches hold is faster in float32. bfloat16 weights are
+ * prepared in each step, for both directions: that moves more bytes than reading the float32 weights. */
 #define FEW_ROWS 64
 #define MANY_WEIGHTS (1024 * 1024)
 
@@ -129,8 +129,8 @@ static bool is_bound_by_weights(const gg_op_desc *desc) {
     return desc->batch * gg_shape_count(&desc->output) / out <= FEW_ROWS && in * out >= MANY_WEIGHTS;
 }
 
-/* Products gain by bfloat16 whatever comes before them; where nothing is multiplied, a conversion in front would cost
- * more than it saves. oneDNN has no bfloat16 without AVX-512. */
+/* Products gain from bfloat16 with any neighbour. Other operations would lose more by a conversion than they gain.
+ * oneDNN has no bfloat16 without AVX-512. */
 gg_dtype gg_dnn_dtype_of(const gg_device *device, const gg_op_desc *desc) {
     if (desc->dtype != GG_BFLOAT16 || device->isa < GG_ISA_AVX512 || is_bound_by_weights(desc)) return GG_FLOAT32;
     if (desc->kind == GG_OP_CONV2D || desc->kind == GG_OP_LINEAR) return GG_BFLOAT16;
@@ -164,7 +164,7 @@ gg_status gg_dnn_op_create(gg_device *device, const gg_op_desc *desc, gg_dnn_op 
     op->device = device;
     op->engine = ((gg_dnn_device *)device)->engine;
     op->threads = device->threads;
-    /* A primitive splits its work by the number of threads at its creation. */
+    /* A primitive divides its work by the number of threads at its creation. */
     gg_parallel_set_threads(op->threads);
     GG_DNN_TRY_CLEANUP(dnnl_stream_create, &op->stream, op->engine, dnnl_stream_default_flags);
     GG_TRY_CLEANUP(make_attributes(op));
@@ -391,7 +391,7 @@ static void relu_part(void *context, int thread, int threads) {
     else job->kernels->relu(end - begin, wide + begin, wide + begin);
 }
 
-/* As one row: what pads channels is 0 and stays 0. */
+/* Computed as one row: padding of channels is 0 and stays 0. */
 static void relu_output(gg_device *device, const gg_dnn_op *op, const gg_op_args *args) {
     const gg_op *head = &op->head;
     const size_t bytes = gg_format_bytes(head->output, &head->desc.output, head->desc.batch);

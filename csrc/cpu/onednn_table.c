@@ -6,9 +6,9 @@
 #include "cpu/native.h"
 #include "cpu/onednn_common.h"
 
-/* oneDNN's instruction set can be set once in a process, before its first primitive: the first device that is opened
- * sets it, unless the host program has used oneDNN before. Neither is an error, since results are right with any.
- * oneDNN 3 has nothing for the AVX-512 of a Knights Landing. */
+/* oneDNN's instruction set can be set once a process, before its first primitive. The first opened device sets it,
+ * unless the host program has used oneDNN before. Neither is an error: results are right with any set. oneDNN 3 has no
+ * kernels for the AVX-512 of a Knights Landing. */
 static void limit_isa(gg_isa wanted) {
     dnnl_cpu_isa_t isa = dnnl_cpu_isa_default;
     if (wanted == GG_ISA_SCALAR) isa = dnnl_cpu_isa_sse41;

@@ -5,8 +5,8 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 
-/* Elements for each thread below which another thread costs more than it saves. The split depends on sizes alone, and
- * so do the bits of a reduction. */
+/* Elements a thread below which another thread costs more than it saves. The division depends on sizes alone, and so do
+ * the bits of a reduction. */
 #define WORTH_A_THREAD 16384
 
 gg_status gg_cpu_device_open(const gg_backend *table, size_t bytes, const gg_device_options *options, gg_device **out) {
@@ -49,7 +49,7 @@ int gg_cpu_threads_for(const gg_device *device, size_t work) {
     return useful < (size_t)device->threads ? (int)useful : device->threads;
 }
 
-/* The part of n elements, in whole lanes, that a thread works on. */
+/* A thread's part of n elements, in whole lanes. */
 typedef struct part {
     size_t begin, end, count;
 } part;
@@ -61,7 +61,7 @@ static part cpu_part_of(size_t n, int thread, int threads) {
     return p;
 }
 
-/* Each entry of the table below is split among the device's threads. Each has a struct for what they share. */
+/* Splits an entry's work among the device's threads. Each entry has a struct for the shared arguments. */
 static void run_parts(const gg_cpu_device *device, size_t work, gg_parallel_fn fn, void *call) {
     gg_parallel_run(gg_cpu_threads_for(&device->head, work), fn, call);
 }
@@ -90,7 +90,7 @@ static void loss_part(void *context, int thread, int threads) {
     c->device->partial_count[thread] = correct;
 }
 
-/* By how much the loss will be divided, before any gradient is computed; a sum in the order of the targets. */
+/* Computes the divisor of the loss before any gradient; sums in the order of the targets. */
 static void weigh_targets(const gg_loss_args *args) {
     const gg_loss_options *options = &args->loss;
     const int64_t targets = args->batch * args->positions;
@@ -345,8 +345,8 @@ void gg_cpu_narrow_difference(gg_device *device, size_t n, const float *a, const
     run_parts(call.device, n, narrow_difference_part, &call);
 }
 
-/* Partial sums of a sum of squares, at most. How the elements are cut depends on their number alone, so the sum does
- * not depend on the threads. */
+/* Max partial sums of a sum of squares. The number of elements alone decides how they are cut, so the sum does not
+ * depend on the threads. */
 #define SQUARE_PARTS 64
 
 typedef struct sum_squares_call {
@@ -380,7 +380,7 @@ double gg_cpu_sum_squares(gg_device *device, size_t n, const float *a, const flo
 typedef struct all_finite_call {
     gg_cpu_device *device;
     size_t n;
-    const float *wide; /* one of both; the other is NULL */
+    const float *wide; /* one is set, the other is NULL */
     const uint16_t *narrow;
 } all_finite_call;
 
@@ -411,7 +411,7 @@ bool gg_cpu_all_finite_narrow(gg_device *device, size_t n, const uint16_t *a) {
 typedef struct gather_call {
     gg_cpu_device *device;
     const gg_gather_args *args;
-    size_t n, grain; /* what is split: values in lanes, or samples */
+    size_t n, grain; /* unit of work: values in lanes, or samples */
 } gather_call;
 
 static void gather_part(void *context, int thread, int threads) {

@@ -1,23 +1,23 @@
-/* Operations in bfloat16 that compute in float32. The bfloat16 input and error are widened into scratch memory, the
- * operation of some table for float32 runs there, for the whole batch or for its parts one after the other, and its
- * output is rounded. Products read the weights as they are. */
+/* bfloat16 operations that compute in float32. The bfloat16 input and error are widened into scratch. A table's float32
+ * operation runs there, on the whole batch or on its parts in turn, and its output is rounded. Products read the
+ * weights in place. */
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/shared.h"
 
-/* The input or the output of such an operation, of a part of the batch. */
+/* The input or the output of a widened operation, for a part of the batch. */
 typedef struct widened_side {
     gg_shape shape;
     gg_layout layout; /* in bfloat16 */
-    bool turned;      /* in float32 it lies BATCH_LAST, else as in bfloat16 */
+    bool turned;      /* the float32 array lies BATCH_LAST; false: as in bfloat16 */
     int64_t samples;
     size_t narrow, wide; /* bfloat16, padded channels included, and float32, with their padding */
 } widened_side;
 
 /* ---- parts of a batch ---- */
 
-/* Convolutions of large images compute some samples after the others, so that scratch memory is that of a part of the
- * batch. The gradients of their weights are added up in the order of the parts, which depend on the shapes alone. */
+/* Convolutions of large images compute a part of the batch at a time, to bound scratch memory. Weight gradients are
+ * added in the order of the parts, which depend on the shapes alone. */
 
 /* Numbers of a convolution's weights. */
 static int64_t weights_of(const gg_op_desc *desc) {
@@ -25,11 +25,11 @@ static int64_t weights_of(const gg_op_desc *desc) {
     return desc->output.size[0] * (desc->input[0].size[0] / desc->groups) * window->kernel[0] * window->kernel[1];
 }
 
-/* A batch is divided where its input and output have more numbers than this, to parts that have some. Each part's
- * gradient of the weights is added: all of them together are at most 1/LEAST_SHARE of the numbers. */
+/* MOST_NUMBERS: input and output numbers above which a batch is divided. LEAST_NUMBERS: min numbers of a part. All
+ * parts' weight gradients together are at most 1/LEAST_SHARE of the numbers. */
 enum { MOST_NUMBERS = 4 << 20, LEAST_NUMBERS = 1 << 19, LEAST_SHARE = 4 };
 
-/* The fewest that are small enough, or as many as are allowed. */
+/* The smallest number of parts that are small enough, or the max allowed number. */
 static int64_t parts_of(const gg_op_desc *desc) {
     if (desc->kind != GG_OP_CONV2D || desc->groups < 1) return 1;
     const int64_t sample = gg_shape_count(&desc->input[0]) + gg_shape_count(&desc->output);
@@ -48,17 +48,17 @@ static size_t narrow_bytes(const gg_op *op, bool output) {
     return gg_format_bytes(format, output ? &op->desc.output : &op->desc.input[0], op->desc.batch);
 }
 
-/* Whether operations of a part can be run for all parts: activations lie alike, and each part of them begins where
- * kernels may read it. */
+/* True if the operations of a part can serve all parts: layouts are equal, and each part begins at a valid address for
+ * kernels. */
 static bool serve_parts(const gg_op *inner, const gg_op *data) {
     return data->input[0].layout == inner->input[0].layout && data->output.layout == inner->output.layout &&
            narrow_bytes(inner, false) % GG_ALIGNMENT == 0 && narrow_bytes(inner, true) % GG_ALIGNMENT == 0 &&
            inner->saved_bytes == 0 && data->saved_bytes == 0;
 }
 
-/* The operation that computes a part in float32, by `create`; wide: of the whole batch. *data becomes *inner or, with
- * several parts, an operation of its own: what the gradient of the weights leaves for it in scratch is of one part.
- * *parts becomes 1 where the batch is not divided. After a failure, too, the caller destroys both. */
+/* Creates the float32 operation of a part by `create`; wide: the whole batch. *data becomes *inner. With several parts
+ * it becomes its own operation, because the weight gradient leaves only one part's data in scratch. *parts becomes 1 if
+ * the batch is not divided. The caller destroys both, after a failure too. */
 static gg_status create_parts(gg_device *device, const gg_op_desc *wide, gg_cpu_create_fn create, int64_t *parts,
                               gg_op **inner, gg_op **data) {
     gg_op_desc own = *wide;
@@ -83,25 +83,25 @@ static gg_status create_parts(gg_device *device, const gg_op_desc *wide, gg_cpu_
 
 /* ---- conversions ---- */
 
-/* A ReLU is applied to the bfloat16 numbers while they are converted, a piece at a time, so it moves nothing.
+/* A ReLU is applied to the bfloat16 numbers during their conversion, a piece at a time, so it causes no memory traffic.
  *
- * The float32 images of a turned convolution lie BATCH_LAST: where channels do not fill vectors but samples do, turning
+ * The float32 images of a TURNED convolution lie BATCH_LAST. If samples fill vectors but channels do not, transposing
  * costs less than it saves. */
 
 typedef struct convert_job {
     const gg_cpu_kernels *kernels;
     const widened_side *side;
-    bool narrows;         /* else it widens */
-    bool relu;            /* of what has been narrowed */
-    const uint16_t *mask; /* of what is widened: numbers become 0 where this is not positive; NULL: none do */
+    bool narrows;         /* false: widens */
+    bool relu;            /* of the narrowed numbers */
+    const uint16_t *mask; /* for widening: numbers become 0 where the mask is not positive; NULL means no mask */
     uint16_t *narrow;
     float *wide;
 } convert_job;
 
-/* So many numbers stay in the first-level cache between the steps of a conversion. */
+/* Numbers that stay in the L1 cache between the steps of a conversion. */
 enum { PIECE = 4096 };
 
-/* What is turned is not converted: the ReLU alone is applied. */
+/* Transposed images are not converted here: only the ReLU is applied. */
 static void convert_pieces(void *context, int thread, int threads) {
     const convert_job *job = context;
     const bool stays = job->side->turned;
@@ -122,7 +122,7 @@ typedef struct turn_job {
     gg_cpu_images images;
 } turn_job;
 
-/* How they lie in bfloat16. */
+/* Layout of the images in bfloat16. */
 static gg_cpu_images images_of(const convert_job *job) {
     const widened_side *side = job->side;
     const int64_t values = gg_shape_count(&side->shape), channels = side->shape.size[0];
@@ -160,7 +160,7 @@ static void turn_blocks(void *context, int thread, int threads) {
                                                                              (int64_t)end);
 }
 
-/* Where images are turned, a ReLU is applied before or behind it to what lies together. */
+/* For transposed images a ReLU is applied before or after, to adjacent numbers. */
 static void convert(gg_device *device, convert_job job) {
     const int threads = gg_cpu_threads_for(device, job.side->narrow);
     job.kernels = gg_cpu_device_kernels(device);
@@ -171,21 +171,20 @@ static void convert(gg_device *device, convert_job job) {
     if (job.relu) gg_parallel_run(threads, convert_pieces, &job);
 }
 
-/* mask: in bfloat16; numbers become 0 where it is not positive, and are left so in `narrow`. NULL: none do, and
- * `narrow` is not written. */
+/* mask: bfloat16; numbers become 0 where it is not positive, in `narrow` too. NULL means no mask, and `narrow` is not
+ * written. */
 static void widen(gg_device *device, const widened_side *side, const uint16_t *mask, uint16_t *narrow, float *wide) {
     convert(device, (convert_job){.side = side, .mask = mask, .narrow = narrow, .wide = wide});
 }
 
-/* relu: of what has been narrowed. */
+/* relu: of the narrowed numbers. */
 static void narrow(gg_device *device, const widened_side *side, bool relu, float *wide, uint16_t *narrow) {
     convert(device, (convert_job){.side = side, .narrows = true, .relu = relu, .narrow = narrow, .wide = wide});
 }
 
 /* ---- the operation ---- */
 
-/* inner, data: in float32, of a part of the batch, without an activation. Of several parts both may be different ones.
- */
+/* inner, data: float32 operations of a part of the batch, without an activation. With several parts they may differ. */
 typedef struct widened_op {
     gg_op head;
     gg_device *device;
@@ -193,9 +192,9 @@ typedef struct widened_op {
     int64_t parts;                           /* more than 1: of a convolution */
     widened_side in, out;                    /* of a part */
     size_t weights, biases;                  /* of a convolution */
-    size_t input, output, error, grad_input; /* where they lie in scratch, in bytes */
-    size_t gradient;                         /* with several parts: the weights', then the biases' */
-    bool keeps; /* the weights' pass of the same operation leaves the error to that of the data */
+    size_t input, output, error, grad_input; /* offsets in scratch, in bytes */
+    size_t gradient;                         /* with several parts: gradients of the weights, then of the biases */
+    bool keeps;                              /* the weights' pass leaves the error for the same operation's data pass */
 } widened_op;
 
 /* The input, which is not written. */
@@ -205,7 +204,7 @@ static float *widen_input(const widened_op *op, const gg_op_args *args) {
     return wide;
 }
 
-/* What has the output's shape; `masked`: the error behind a ReLU is left in it. */
+/* Widens an array of the output's shape. masked: also masks `from` in place, which makes it the error before a ReLU. */
 static float *widen_outputs(const widened_op *op, const gg_op_args *args, const void *from, size_t offset,
                             bool masked) {
     float *wide = (float *)((char *)args->scratch + offset);
@@ -253,13 +252,13 @@ static gg_status forward_part(const widened_op *op, const gg_op_args *args, int6
 
 static gg_status widened_forward(gg_op *head, const gg_op_args *args) { return run_parts(head, args, forward_part); }
 
-/* What the float32 operation reads of the forward pass. */
+/* Arguments of the float32 operation that forward reads. */
 static void widen_forward(const widened_op *op, const gg_op_args *args, gg_op_args *wide) {
     if (op->inner->backward_needs_input != 0) wide->input[0] = widen_input(op, args);
     if (op->inner->backward_needs_output) wide->output = widen_outputs(op, args, args->output, op->output, false);
 }
 
-/* Parameters behind each other in scratch. */
+/* Places the parameter gradients one after the other in scratch. */
 static void place_gradient(const widened_op *op, const gg_op_args *args, float *gradient[2]) {
     gradient[GG_PARAMETER_WEIGHT] = (float *)((char *)args->scratch + op->gradient);
     gradient[GG_PARAMETER_BIAS] = gradient[GG_PARAMETER_WEIGHT] + (op->weights + GG_LANES - 1) / GG_LANES * GG_LANES;
@@ -310,7 +309,7 @@ static void widened_destroy(gg_op *head) {
     gg_free(op);
 }
 
-/* With the gradients of the parameters in a pass of their own, or together with that of the input. */
+/* Parameter gradients in a pass of their own, or together with the input gradient. */
 static const gg_op_class widened_class = {.prepare = widened_prepare,
                                           .forward = widened_forward,
                                           .backward_weights = widened_weights,
@@ -321,14 +320,14 @@ static const gg_op_class widened_class_at_once = {
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Room for so many float32 in scratch, behind what has been laid out. */
+/* Reserves `count` float32 in scratch, after all other data. */
 static size_t lay_out_numbers(size_t *bytes, size_t count) {
     const size_t at = *bytes;
     *bytes += gg_aligned(count * sizeof(float) + GG_READ_BEHIND);
     return at;
 }
 
-/* What follows another in time lies in its place, unless both are read together. */
+/* Data of later passes reuses memory, unless both are read together. */
 static void lay_out_scratch(widened_op *op) {
     const gg_op *inner = op->inner;
     const size_t most = larger(inner->scratch_bytes, op->data->scratch_bytes);
@@ -352,7 +351,7 @@ static gg_status widened_check(const gg_op_desc *desc) {
     return GG_OK;
 }
 
-/* What computes in float32. */
+/* desc of the float32 operation. */
 static gg_op_desc wide_desc(const gg_op_desc *desc) {
     const gg_algorithm unturned = gg_conv_unturned(desc->algorithm);
     gg_op_desc wide = *desc;
@@ -376,7 +375,7 @@ static widened_side side_of(const gg_op *inner, const gg_shape *shape, gg_format
                           .wide = gg_format_bytes(wide, shape, samples) / sizeof(float)};
 }
 
-/* layout: of the input and the output in bfloat16; NULL: those of the operation in float32. */
+/* layout: of the bfloat16 input and output; NULL means the float32 operation's. */
 static gg_status create_in_layouts(gg_device *device, const gg_op_desc *desc, gg_cpu_create_fn create,
                                    const gg_layout layout[2], gg_op **out) {
     gg_status status = GG_OK;

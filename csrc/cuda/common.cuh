@@ -1,10 +1,11 @@
-/* What all kernels share. They are CUDA C++17 that also compiles as C++ for the host against the emulation of
- * tests/cuda/emulation, with GG_CUDA_EMULATION defined. Therefore
- *   - a kernel is launched by GG_LAUNCH(kernel, grid, block, shared bytes, stream, arguments...); a kernel that is a
- *     template with several arguments stands in parentheses: GG_LAUNCH((kernel<a, b>), ...);
- *   - shared memory is declared by GG_SHARED(float, name, [32][33]) and GG_DYNAMIC_SHARED(float, name), at most 48 KiB;
- *   - structs are passed to kernels by value; no thread leaves before the last barrier of its kernel; no block waits
- *     for another of its launch or reads what another has written. */
+/* Shared by all kernels. They are CUDA C++17. With GG_CUDA_EMULATION defined they also compile as C++ for the host,
+ * against tests/cuda/emulation. Therefore:
+ * - GG_LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) launches a kernel. A template with several
+ *   arguments stands in parentheses: GG_LAUNCH((kernel<a, b>), ...).
+ * - GG_SHARED(float, name, [32][33]) and GG_DYNAMIC_SHARED(float, name) declare shared memory, at most 48 KiB.
+ * - Kernels take structs by value.
+ * - No thread leaves before the last barrier of its kernel.
+ * - No block waits for another block of its launch, or reads its results. */
 #ifndef GG_CUDA_COMMON_CUH
 #define GG_CUDA_COMMON_CUH
 
@@ -27,12 +28,12 @@
 
 /* ------------------------------------------------------------------------------------------------ launches */
 
-/* Threads of a block in kernels that have no reason for another number. */
+/* Threads of a block in kernels without a reason for another number. */
 constexpr int GG_BLOCK = 256;
 
-/* Blocks for `n` elements, each thread with so many at a time: enough to fill any device; loops go on by
- * gg_thread_count(). At least 1, so n = 0 is fine, too. */
-#if defined(GG_CUDA_MOST_BLOCKS) /* tests have few, so that kernels go around in their loops */
+/* Blocks for `n` elements, `each` elements a thread at a time: enough to fill any device. Kernels loop by
+ * gg_thread_count(). At least 1, so n = 0 is allowed. */
+#if defined(GG_CUDA_MOST_BLOCKS) /* few in tests, so that kernels' loops repeat */
 constexpr int64_t GG_MOST_BLOCKS = GG_CUDA_MOST_BLOCKS;
 #else
 constexpr int64_t GG_MOST_BLOCKS = 2048;
@@ -47,12 +48,12 @@ inline unsigned gg_blocks_for(int64_t n, int64_t each = 1) {
 __device__ __forceinline__ int64_t gg_thread_number() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ int64_t gg_thread_count() { return (int64_t)gridDim.x * blockDim.x; }
 
-inline bool gg_is_aligned(const void *p, size_t bytes) { return (uintptr_t)p % bytes == 0; } /* NULL is */
+inline bool gg_is_aligned(const void *p, size_t bytes) { return (uintptr_t)p % bytes == 0; } /* true for NULL */
 
 /* ------------------------------------------------------------------------------------------------ exact arithmetic */
 
-/* A float whose every operation is rounded on its own: compilers may fuse a product and a sum of plain floats, which
- * would give other bits than the CPU's scalar kernels. */
+/* A float that rounds each operation. Compilers may fuse a product and a sum of plain floats, which would change the
+ * CPU's bits. */
 struct gg_exact {
     float v;
 };
@@ -64,8 +65,8 @@ __device__ __forceinline__ gg_exact gg_sqrt(gg_exact a) { return {__fsqrt_rn(a.v
 
 /* ------------------------------------------------------------------------------------------------ element types */
 
-/* bfloat16 is the upper half of float32. Rounding is to nearest, ties to even; a NaN stays a quiet NaN with its upper
- * bits, as on the CPU. */
+/* bfloat16 is the upper half of float32. Rounds to nearest, ties to even. A NaN stays a quiet NaN with its upper bits,
+ * as on the CPU. */
 struct gg_bfloat16 {
     uint16_t bits;
 };
@@ -80,12 +81,11 @@ __device__ __forceinline__ float gg_load(const float *p) { return *p; }
 __device__ __forceinline__ float gg_load(const gg_bfloat16 *p) { return gg_widened(*p); }
 __device__ __forceinline__ void gg_store(float *p, float v) { *p = v; }
 __device__ __forceinline__ void gg_store(gg_bfloat16 *p, float v) { *p = gg_narrowed(v); }
-/* What a reader gets of v that is stored as this type. */
+/* The value that a reader gets if v is stored as this type. */
 __device__ __forceinline__ float gg_rounded_as(const float *, float v) { return v; }
 __device__ __forceinline__ float gg_rounded_as(const gg_bfloat16 *, float v) { return gg_widened(gg_narrowed(v)); }
 
-/* Several elements that lie side by side, moved at once: 4 or, of bfloat16, 8. The address is aligned to all of them.
- */
+/* Adjacent elements moved at once: 4, or 8 for bfloat16. The address is aligned to all of them. */
 template <int N> struct gg_pack { float at[N]; };
 __device__ __forceinline__ gg_pack<1> gg_load_pack(const float *p, gg_pack<1> *) { return {{*p}}; }
 __device__ __forceinline__ gg_pack<1> gg_load_pack(const gg_bfloat16 *p, gg_pack<1> *) { return {{gg_widened(*p)}}; }
@@ -124,10 +124,10 @@ __device__ __forceinline__ void gg_store_pack(gg_bfloat16 *p, gg_pack<8> v) {
         words[i] = gg_narrowed(v.at[2 * i]).bits | (unsigned)gg_narrowed(v.at[2 * i + 1]).bits << 16;
     *reinterpret_cast<uint4 *>(p) = make_uint4(words[0], words[1], words[2], words[3]);
 }
-/* As many as 16 bytes hold. */
+/* Elements in 16 bytes. */
 template <class T> constexpr int GG_WIDE = 16 / (int)sizeof(T);
 
-/* Calls f.run<4>(i) for every fourth element i, or f.run<1>(i) for every one, so that each of n is met once. */
+/* Calls f.run<4>(i) for every fourth element i, or f.run<1>(i) for every element. Each of n elements is met once. */
 template <class F, int N> __global__ void __launch_bounds__(GG_BLOCK) gg_each_kernel(int64_t n, F f) {
     const int64_t whole = n / N * N;
     for (int64_t i = N * gg_thread_number(); i < whole; i += N * gg_thread_count()) f.template run<N>(i);
@@ -141,8 +141,8 @@ template <class F> void gg_each(gg_cuda_stream stream, int64_t n, bool by_fours,
 
 /* ------------------------------------------------------------------------------------------------ sums in a block */
 
-/* The sum over all threads of the block, for all of them, in an order that depends on their number alone. The block
- * has whole warps, and every thread calls it. May be called again at once. */
+/* Sum over all threads of the block, returned to all. The order depends on the number of threads alone. The block has
+ * whole warps, and every thread calls. Calls may follow each other directly. */
 template <class T> __device__ T gg_block_sum(T value) {
     GG_SHARED(T, of_warp, [32]);
     for (int by = 16; by > 0; by /= 2) value += __shfl_xor_sync(0xffffffffu, value, by);
@@ -156,7 +156,7 @@ template <class T> __device__ T gg_block_sum(T value) {
     return sum;
 }
 
-/* The same of the greatest; NaN wins. */
+/* Max over all threads of the block; NaN wins. */
 __device__ __forceinline__ float gg_greater(float a, float b) { return a > b || a != a ? a : b; }
 template <class T> __device__ T gg_block_max(T value) {
     GG_SHARED(T, of_warp, [32]);

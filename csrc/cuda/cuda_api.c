@@ -64,7 +64,7 @@ static void *open_in_folder(const char *folder, size_t length, const char *below
     return length == 0 || written < 0 || (size_t)written >= sizeof path ? NULL : dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
-/* In the folders of a list with colons. */
+/* Searches the folders of a list separated by colons. */
 static void *open_in_folders(const char *folders, const char *below, const char *file) {
     void *handle = NULL;
     while (folders != NULL && handle == NULL) {
@@ -76,7 +76,7 @@ static void *open_in_folders(const char *folders, const char *below, const char 
 }
 
 static gg_status open_library(const searched_library *library, void **out) {
-    /* A second copy of a library that the process has already would mix with the first one. */
+    /* A second copy of a library that the process has loaded already would mix with the first. */
     void *handle = dlopen(library->file, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (handle == NULL) handle = open_in_folders(getenv("GOSSIPGRAD_CUDA_PATH"), "", library->file);
     if (handle == NULL) handle = open_in_folders(getenv("CUDA_HOME"), "/lib64", library->file);

@@ -1,12 +1,14 @@
-/* The functions of the CUDA runtime, of cuDNN and of cuBLASLt that this room calls, as one table of pointers.
+/* Table of the functions of the CUDA runtime, cuDNN and cuBLASLt that csrc/cuda calls.
  *
- * Members have the names, the order of arguments and the numbers of the real functions. The types here are own ones, so
- * that no header of CUDA is needed: handles are pointers to the same incomplete structs, enumerations are int. A test
- * compares the numbers with the real headers where these are installed.
+ * Members have the names, argument orders and constants of the real functions. The types are our own, so no CUDA header
+ * is needed. Handles point to the real incomplete structs, enumerations are int. A test compares the constants with the
+ * real headers if these are installed.
  *
- * The runtime is linked into the library (runtime.cu). cuDNN and cuBLASLt are loaded when they are first asked for:
- * first what the dynamic linker finds, then the wheels nvidia-cudnn-cu13 and nvidia-cublas beside the package, then the
- * folders of CUDA_HOME and /usr/local/cuda. Tests fill the table with functions of their own. */
+ * The runtime is linked into the library (runtime.cu). cuDNN and cuBLASLt are loaded on first request. Search order:
+ * 1. the dynamic linker's search;
+ * 2. the wheels nvidia-cudnn-cu13 and nvidia-cublas installed with the package;
+ * 3. the folders of CUDA_HOME and /usr/local/cuda.
+ * Tests fill the table with functions of their own. */
 #ifndef GG_CUDA_CUDA_API_H
 #define GG_CUDA_CUDA_API_H
 
@@ -36,7 +38,7 @@ typedef struct gg_cublas_opaque_desc *gg_cublas_desc;
 typedef struct gg_cublas_opaque_layout *gg_cublas_layout;
 typedef struct gg_cublas_opaque_preference *gg_cublas_preference;
 
-/* Numbers of the real headers. */
+/* Constants of the real headers. */
 enum {
     GG_CUDA_SUCCESS = 0,
     GG_CUDA_ERROR_MEMORY_ALLOCATION = 2,
@@ -67,7 +69,7 @@ enum {
     GG_CUDNN_TENSOR_NHWC = 1,
     GG_CUDNN_DATA_FLOAT = 0,
     GG_CUDNN_DATA_BFLOAT16 = 9,
-    GG_CUDNN_DEFAULT_MATH = 0, /* float32: TF32 is allowed */
+    GG_CUDNN_DEFAULT_MATH = 0, /* float32: allows TF32 */
     GG_CUDNN_TENSOR_OP_MATH = 1,
     GG_CUDNN_FMA_MATH = 3,
     GG_CUDNN_CROSS_CORRELATION = 1,
@@ -77,8 +79,8 @@ enum {
     GG_CUDNN_NOT_PROPAGATE_NAN = 0,
 
     GG_CUDNN_BAD_PARAM = 2000,
-    GG_CUDNN_LEAST_REFUSAL = 3000, /* CUDNN_STATUS_NOT_SUPPORTED, and its kinds below: */
-    GG_CUDNN_LEAST_BROKEN = 3005,  /* of these kinds: libraries and a driver that do not fit together */
+    GG_CUDNN_LEAST_REFUSAL = 3000, /* CUDNN_STATUS_NOT_SUPPORTED and its kinds, up to MOST_REFUSAL */
+    GG_CUDNN_LEAST_BROKEN = 3005,  /* kinds up to MOST_BROKEN: libraries and driver do not match */
     GG_CUDNN_MOST_BROKEN = 3009,
     GG_CUDNN_MOST_REFUSAL = 3999,
     GG_CUDNN_NO_HOST_MEMORY = 4003,
@@ -89,11 +91,11 @@ enum {
     GG_CUDNN_RNN_INPUT_BIAS = 1,
     GG_CUDNN_RNN_ONE_WAY = 0,
     GG_CUDNN_RNN_LINEAR_INPUT = 0,
-    GG_CUDNN_RNN_BATCH_MAJOR = 2, /* samples lie one behind the other */
-    GG_CUDNN_RNN_PADDED = 1,      /* what layouts but the packed one need */
+    GG_CUDNN_RNN_BATCH_MAJOR = 2, /* samples are consecutive */
+    GG_CUDNN_RNN_PADDED = 1,      /* needed by all layouts but the packed one */
     GG_CUDNN_RNN_INFERENCE = 0,
     GG_CUDNN_RNN_TRAINING = 1,
-    GG_CUDNN_RNN_ADD = 0, /* gradients are added to what is there */
+    GG_CUDNN_RNN_ADD = 0, /* adds to stored gradients */
 
     GG_CUBLAS_SUCCESS = 0,
     GG_CUBLAS_NO_MEMORY = 3,
@@ -117,15 +119,15 @@ enum {
     GG_CUBLAS_LAYOUT_BATCH_STRIDE = 6,
     GG_CUBLAS_PREFERENCE_WORKSPACE = 1,
     GG_CUBLAS_PREFERENCE_REDUCTION = 3,
-    GG_CUBLAS_PREFERENCE_ALIGNMENT_A = 5, /* of b, c and d: the numbers behind it */
-    GG_CUBLAS_REDUCTION_COMPUTE_TYPE = 2, /* partial sums are added in a fixed order */
+    GG_CUBLAS_PREFERENCE_ALIGNMENT_A = 5, /* of a; b, c and d have the next numbers */
+    GG_CUBLAS_REDUCTION_COMPUTE_TYPE = 2, /* adds partial sums in a fixed order */
 };
 
-/* cudnnConvolution{Fwd,BwdData,BwdFilter}AlgoPerf_t, which are alike. */
+/* cudnnConvolution{Fwd,BwdData,BwdFilter}AlgoPerf_t; all three are alike. */
 typedef struct gg_cudnn_algorithm {
     int algorithm, status;
     float time;
-    size_t memory; /* of workspace, bytes */
+    size_t memory; /* bytes of workspace */
     int determinism, math;
     int reserved[3];
 } gg_cudnn_algorithm;
@@ -175,7 +177,7 @@ typedef struct gg_cublas_choice {
     F(int, cudaEventSynchronize, (gg_cuda_event event))                                                                \
     F(int, cudaDeviceSynchronize, (void))
 
-/* Captured work. */
+/* Functions for captured work. */
 #define GG_CUDA_GRAPH_FUNCTIONS(F)                                                                                     \
     F(int, cudaStreamBeginCapture, (gg_cuda_stream stream, int mode))                                                  \
     F(int, cudaStreamEndCapture, (gg_cuda_stream stream, gg_cuda_graph * graph))                                       \
@@ -322,31 +324,30 @@ typedef struct gg_cuda_api {
     int (*device_facts)(int device, char *name, size_t room, size_t *bytes);
 } gg_cuda_api;
 
-/* The table, with its runtime's functions and, if `libraries`, all others. Loaded once a process, for ever; any thread.
- * GG_ERROR_UNSUPPORTED says what is missing or too old, and what to install. Only with `libraries` members of cuDNN and
- * cuBLASLt may be NULL otherwise. */
+/* Returns the table with the runtime's functions, and with all others if `libraries`. Loads once a process and never
+ * unloads; any thread may call. GG_ERROR_UNSUPPORTED names a missing or outdated library, and the package to install.
+ * Without `libraries` members of cuDNN and cuBLASLt may be NULL. */
 gg_status gg_cuda_api_get(int libraries, const gg_cuda_api **out);
-/* From here on gg_cuda_api_get gives this table, for tests; NULL: the real one. Owned by the caller. No device may be
- * open. */
+/* For tests: gg_cuda_api_get returns this table from now on; NULL means the real one. Owned by the caller. No device
+ * may be open. */
 void gg_cuda_api_use(const gg_cuda_api *api);
-/* The folders and files in which cuDNN and cuBLASLt were found; "" before. */
+/* Paths of the loaded cuDNN and cuBLASLt; "" before loading. */
 const char *gg_cuda_api_dnn_path(void);
 const char *gg_cuda_api_blas_path(void);
 
 /* runtime.cu: fills the members of the CUDA runtime. */
 void gg_cuda_runtime_fill(gg_cuda_api *api);
 
-/* A gg_status with a text that names the call and says what the library says of the error. What cannot be done without
- * more memory gives GG_ERROR_MEMORY. */
+/* Returns a status whose text names the call and the library's error. GG_ERROR_MEMORY if memory ran out. */
 gg_status gg_cuda_fail(const gg_cuda_api *api, int error, const char *call);
-/* The gg_status of an error of cuDNN, without a text: GG_ERROR_UNSUPPORTED where it does not offer what is asked for,
- * GG_ERROR_MEMORY, else GG_ERROR_BACKEND, for a broken installation too. gg_cudnn_fail gives it, and gg_cublas_fail the
- * like of cuBLASLt. */
+/* Status of a cuDNN error, without a text. GG_ERROR_UNSUPPORTED: cuDNN does not offer the request. GG_ERROR_MEMORY:
+ * memory ran out. GG_ERROR_BACKEND: all other errors, including a broken installation. gg_cudnn_fail returns it with a
+ * text; gg_cublas_fail does so for cuBLASLt. */
 gg_status gg_cudnn_status(int error);
 gg_status gg_cudnn_fail(const gg_cuda_api *api, int error, const char *call);
 gg_status gg_cublas_fail(const gg_cuda_api *api, int error, const char *call);
 
-/* Calls whose failure returns, or with _CLEANUP jumps: GG_CUDA_TRY(api, cudaSetDevice, (0)). */
+/* Calls a function; on failure returns the error, or jumps with _CLEANUP: GG_CUDA_TRY(api, cudaSetDevice, (0)). */
 #define GG_CUDA_CALL(api, name, arguments, fail, leave)                                                                \
     do {                                                                                                               \
         const int gg_cuda_error = (api)->name arguments;                                                               \

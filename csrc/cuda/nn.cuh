@@ -1,5 +1,5 @@
-/* What the kernels of network operations share: how work is divided, sums of a block, four values at once, and the
- * words of random streams. */
+/* Shared by the kernels of network operations: division of work, sums of a block, four values at once, and random
+ * words. */
 #ifndef GG_CUDA_NN_CUH
 #define GG_CUDA_NN_CUH
 
@@ -13,12 +13,12 @@ extern "C" {
 #include "cuda/kernels_nn.h"
 
 constexpr int WARP = 32;
-/* Blocks of a launch at most: they keep a large device busy, and go around in the kernels' loops. Tests have few. */
+/* Max blocks of a launch: they keep a large device busy, and the kernels loop. Tests use few. */
 #ifndef GG_CUDA_MOST_BLOCKS
 #define GG_CUDA_MOST_BLOCKS 8192
 #endif
 constexpr int64_t MOST_BLOCKS = GG_CUDA_MOST_BLOCKS;
-/* Blocks that are worth dividing sums for. */
+/* Number of blocks up to which dividing sums pays off. */
 constexpr int64_t ENOUGH_BLOCKS = 528;
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -28,13 +28,13 @@ static inline unsigned blocks_for(int64_t items, int64_t items_of_block) {
     return (unsigned)(blocks < 1 ? 1 : blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS);
 }
 
-/* What a ReLU passes of d where its output, or its input, is y: of NaN too. */
+/* ReLU's gradient: passes d unless y, its output or input, is at most 0. NaN in y passes d. */
 static __device__ inline float gated(float y, float d) { return y <= 0.0f ? 0.0f : d; }
 
 /* ------------------------------------------------------------------------------------------ rows of values
  *
- * outer x channels x inner values as rows: with inner > 1 a row is the `inner` values of a channel of a sample, else it
- * is all channels of a position. A block has 1 << shift threads along a row and the rest across rows. Lengths are in
+ * Rows of outer x channels x inner values. With inner > 1 a row is the `inner` values of a sample's channel. Otherwise
+ * it is all channels of a position. A block has 1 << shift threads along a row and the rest across rows. Lengths are in
  * units of V values. */
 struct gg_rows {
     int64_t rows, length, channels;
@@ -56,7 +56,7 @@ static inline gg_rows rows_of(int64_t outer, int64_t channels, int64_t inner, in
     return r;
 }
 
-/* More blocks than keep a large device busy have fewer rows, and load what belongs to the channels more often. */
+/* Number of blocks: enough to keep a large device busy. More blocks would load the channels' values more often. */
 static inline unsigned blocks_of(const gg_rows *r) {
     constexpr int64_t BUSY = 1056, ROWS = 8;
     const int64_t across = GG_BLOCK >> r->shift, blocks = ceil_div(r->rows, across);
@@ -70,8 +70,8 @@ static __device__ inline int64_t row_first(int shift) {
 static __device__ inline int64_t row_step(int shift) { return (int64_t)gridDim.x * (GG_BLOCK >> shift); }
 static __device__ inline int64_t column_first(int shift) { return threadIdx.x & ((1u << shift) - 1); }
 
-/* Calls f.run<V>(local, i) for each V values from place i on, with what f.begin(channel) loads for the channel of each.
- */
+/* Calls f.run<V>(local, i) for each V values from place i on. `local` is the result of f.begin(channel) for their
+ * channel. */
 template <int V, class F> static __global__ void __launch_bounds__(GG_BLOCK, 4) rows_of_channels(gg_rows r, F f) {
     typename F::local local[V];
     for (int64_t i = column_first(r.shift); i < r.length; i += (int64_t)1 << r.shift) {
@@ -95,7 +95,7 @@ template <int V, class F> static __global__ void __launch_bounds__(GG_BLOCK, 4) 
     }
 }
 
-/* wide: V values at a time, which all addresses are aligned to; the rows have whole ones. */
+/* wide: V values at a time; all addresses are aligned to V values, and rows are multiples of V. */
 template <int V, class F>
 static void each_row(gg_cuda_stream stream, int64_t outer, int64_t channels, int64_t inner, bool wide, const F &f) {
     const bool by_many = wide && (inner == 1 ? channels : inner) % V == 0;
@@ -109,7 +109,7 @@ static void each_row(gg_cuda_stream stream, int64_t outer, int64_t channels, int
 
 /* ------------------------------------------------------------------------------------------ sums
  *
- * Of a group of threads: a warp, or the whole block. The result is in all of them. All threads of a group call. */
+ * Sum over a group of threads: a warp, or the whole block. All threads of a group call and get the result. */
 
 template <int GROUP> static __device__ inline double group_sum(double v) {
     if constexpr (GROUP == WARP) {
@@ -129,7 +129,7 @@ template <int GROUP> static __device__ inline float group_max(float v) {
     }
 }
 
-/* A group's number among all, how many there are, and a thread's place in it. */
+/* The group's number among all groups, the number of groups, and a thread's place in its group. */
 template <int GROUP> static __device__ inline int64_t group_first() {
     return (int64_t)blockIdx.x * (GG_BLOCK / GROUP) + threadIdx.x / GROUP;
 }
@@ -138,15 +138,16 @@ template <int GROUP> static __device__ inline int group_place() { return (int)(t
 
 /* ------------------------------------------------------------------------------------------ sums over channels
  *
- * Two sums of double a channel, over outer and inner, in two steps: blocks sum pieces of the samples, and whoever reads
- * them adds those in their order. How many pieces there are depends on the shapes alone. */
+ * Two double sums a channel, over outer and inner, in two steps. First, blocks sum pieces of the samples. Then the
+ * reader adds the pieces in order. The number of pieces depends on the shapes alone. */
 
-constexpr int SUM_WIDE = 4; /* channels of a thread, where they lie side by side */
+constexpr int SUM_WIDE = 4; /* adjacent channels of a thread */
 
 static inline int64_t pieces_of(int64_t outer, int64_t channels, int64_t inner) {
     const int64_t side_by_side = channels < WARP * SUM_WIDE ? channels : WARP * SUM_WIDE; /* channels of a block */
     const int64_t blocks = inner > 1 ? channels : ceil_div(channels, side_by_side);
-    const int64_t samples = inner > 1 ? ceil_div(2048, inner) : ceil_div(4096, side_by_side); /* worth a block */
+    const int64_t samples =
+        inner > 1 ? ceil_div(2048, inner) : ceil_div(4096, side_by_side); /* values of a piece that are worth a block */
     const int64_t wanted = ceil_div(ENOUGH_BLOCKS, blocks), most = ceil_div(outer, samples);
     return wanted < most ? wanted : most;
 }
@@ -159,7 +160,7 @@ struct gg_pair {
     double first, second;
 };
 
-/* By a warp, for all of its threads. */
+/* Sums the pieces with one warp; all its threads get the result. */
 static __device__ inline gg_pair sum_of_pieces(const gg_pair *partial, int64_t pieces, int64_t channels,
                                                int64_t channel) {
     gg_pair sum = {0, 0};
@@ -171,11 +172,12 @@ static __device__ inline gg_pair sum_of_pieces(const gg_pair *partial, int64_t p
     return {group_sum<WARP>(sum.first), group_sum<WARP>(sum.second)};
 }
 
-/* Blocks of kernels in which a warp has a channel: channels c from group_first<WARP>() on by group_step<WARP>(). */
+/* Blocks for kernels with one warp a channel: channels c from group_first<WARP>() on by group_step<WARP>(). */
 static inline dim3 blocks_of_channels(int64_t channels) { return dim3(blocks_for(channels, GG_BLOCK / WARP)); }
 
-/* Term: `typename Term::local begin(channel)` loads what the values of a channel share; `void add<V>(local, row, index,
- * pairs)` adds the V values from `index` on, of sample or position `row`, each to a pair of its own. */
+/* Requirements of Term. `typename Term::local begin(channel)` loads values that all of a channel share. `void
+ * add<V>(local, row, index, pairs)` adds the V values from `index` on, each to its own pair. `row` is the sample or
+ * position. */
 template <typename Term>
 static __global__ void __launch_bounds__(GG_BLOCK)
     sum_images(Term term, int64_t outer, int64_t channels, int64_t inner, int shift, gg_pair *partial) {
@@ -195,8 +197,7 @@ static __global__ void __launch_bounds__(GG_BLOCK)
     }
 }
 
-/* The same where channels lie side by side: of a block's threads 1 << shift have V channels each, and the rest other
- * rows. */
+/* sum_images for adjacent channels: 1 << shift threads of a block have V channels each; the others have other rows. */
 template <typename Term, int V>
 static __global__ void __launch_bounds__(GG_BLOCK, 4)
     sum_columns(Term term, int64_t outer, int64_t channels, int shift, gg_pair *partial) {
@@ -257,13 +258,13 @@ static void sum_channels(gg_cuda_stream stream, const Term &term, int64_t outer,
 
 /* ------------------------------------------------------------------------------------------ random words */
 
-/* A stream of base/random.h with the purpose of dropout, and what is done with its words. */
+/* A stream of base/random.h for dropout, and how its words are used. */
 struct gg_drawing {
     uint64_t seed;
     const uint64_t *step;
     uint32_t rank, threshold;
     float scale;
-    int none; /* all are zeroed */
+    int none; /* all values become 0 */
 };
 
 static inline gg_drawing drawing_of(const gg_cuda_draw *draw) {
@@ -302,7 +303,7 @@ static __device__ inline gg_words random_block(const gg_drawing &d, uint32_t ind
 
 static __device__ inline bool keeps(const gg_drawing &d, uint32_t word) { return d.none == 0 && word >= d.threshold; }
 
-/* What is left of a value. */
+/* The value after dropout. */
 static __device__ inline float dropped(const gg_drawing &d, uint32_t word, float v) {
     return keeps(d, word) ? d.scale * v : 0.0f;
 }

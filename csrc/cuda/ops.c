@@ -1,4 +1,4 @@
-/* What every operation of the CUDA table begins with, and what they report. */
+/* Creation of every operation's head in the CUDA table, and the operations' failures. */
 #include "cuda/ops.h"
 
 #include "base/memory.h"

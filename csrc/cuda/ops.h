@@ -1,14 +1,14 @@
-/* The operations of the CUDA table; the device must outlive them. Running one only gives work to GG_QUEUE_COMPUTE.
- * Activations are float32, and bfloat16 where gg_op_desc.dtype is and the operation has a form for it; PLAIN, and NHWC
- * where images are offered so and the operation has a form for that. */
+/* Operations of the CUDA table; the device must outlive them. Running an operation only gives work to GG_QUEUE_COMPUTE.
+ * Activations are float32; bfloat16 if gg_op_desc.dtype is and the operation has a form for it. They lie PLAIN; NHWC if
+ * images are offered in NHWC and the operation has a form for it. */
 #ifndef GG_CUDA_OPS_H
 #define GG_CUDA_OPS_H
 
 #include "cuda/device/device.h"
 
-/* Workspaces of the libraries begin at multiples of so many bytes; scratch is aligned to 64. */
+/* Alignment of the libraries' workspaces, in bytes; scratch is aligned to 64. */
 #define GG_CUDA_WORKSPACE_ALIGNMENT 256
-/* A workspace of so many bytes in scratch: what it takes with its alignment, and where it begins. */
+/* A workspace of `bytes` in scratch: its room including alignment, and its address. */
 static inline size_t gg_cuda_workspace_room(size_t bytes) {
     return bytes > 0 ? bytes + GG_CUDA_WORKSPACE_ALIGNMENT : 0;
 }
@@ -17,23 +17,23 @@ static inline void *gg_cuda_workspace(void *scratch) {
     return (char *)scratch + ((at + step - 1) / step * step - at);
 }
 
-/* A zeroed operation of `bytes` (it begins with a gg_op) with its head filled in: PLAIN float32 in and out. Fails with
- * GG_ERROR_UNSUPPORTED if an offered element type is neither float32, bfloat16 nor, from input `integers` on, int32.
- * Freed by gg_cuda_op_free. */
+/* Creates a zeroed operation of `bytes`, which begins with a gg_op, and fills its head: PLAIN float32 in and out.
+ * Offered element types: float32, bfloat16 and, from input `integers` on, int32; GG_ERROR_UNSUPPORTED for others. Freed
+ * by gg_cuda_op_free. */
 gg_status gg_cuda_op_create(const gg_op_desc *desc, const gg_op_class *type, int integers, size_t bytes, gg_op **out);
 void gg_cuda_op_free(gg_op *op);
-/* GG_OK, or what has failed since the last check; after launches. */
+/* Called after launches: the first failure since the last check, or GG_OK. */
 gg_status gg_cuda_op_done(gg_cuda_device *device, const char *kernel);
 
-/* What forms an operation has beside float32, PLAIN. */
+/* Forms of an operation besides PLAIN float32. */
 enum { GG_CUDA_BFLOAT16 = 1, GG_CUDA_NHWC = 2 };
-/* The format of all inputs and of the output of an operation that gains nothing by another one than it is offered:
- * bfloat16 where all inputs are, NHWC where an image is. */
+/* Format of all inputs and the output, for operations that gain nothing from a reorder. bfloat16 if all inputs are,
+ * NHWC if an image is. */
 gg_format gg_cuda_offered_format(const gg_op_desc *desc, unsigned forms);
 
-/* An operation that is one own kernel forward and one backward, and the batch's axes as these see them: outer x
- * channels x inner values. Created for a batch of samples (channels, ...) in the offered format; who needs another view
- * changes it. */
+/* An operation with one own kernel forward and one backward. The kernels see the batch as outer x channels x inner
+ * values. Created for a batch of samples (channels, ...) in the offered format; an operation with another view changes
+ * these fields. */
 typedef struct gg_cuda_element_op {
     gg_op head;
     gg_cuda_device *device;
@@ -42,12 +42,12 @@ typedef struct gg_cuda_element_op {
 } gg_cuda_element_op;
 gg_status gg_cuda_element_create(gg_device *device, const gg_op_desc *desc, const gg_op_class *type, unsigned forms,
                                  gg_op **out);
-/* Fails with GG_ERROR_SHAPE if an input has another shape than the output. */
+/* GG_ERROR_SHAPE if the shape of an input differs from the output's. */
 gg_status gg_cuda_check_same_shapes(const gg_op_desc *desc);
-/* Where its kernels go, with its device the current one. */
+/* Makes the device current and returns its compute stream. */
 gg_cuda_stream gg_cuda_element_stream(const gg_op *head);
 gg_status gg_cuda_element_done(const gg_op *head);
-/* The values of a batch, where they are not there already. */
+/* Copies a batch's values unless `to` is `from`. */
 void gg_cuda_element_copy(const gg_op *head, void *to, const void *from);
 
 gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
@@ -55,7 +55,7 @@ gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op
 gg_status gg_cuda_tiled_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-/* By cuDNN; where it refuses, and in float32 where the own one makes a position in one kernel, by that. */
+/* Uses cuDNN. Uses our own LSTM if cuDNN refuses, or in float32 if our own computes a position in one kernel. */
 gg_status gg_cuda_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 bool gg_cuda_own_lstm_steps(gg_device *device, const gg_op_desc *desc);
 gg_status gg_cuda_own_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

@@ -1,4 +1,4 @@
-/* The functions of the CUDA runtime, which is linked into this library, put into the table. */
+/* Fills the table with the functions of the CUDA runtime, which is linked into this library. */
 #include <cuda_runtime_api.h>
 
 #include <cstdio>

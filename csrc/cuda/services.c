@@ -1,5 +1,5 @@
-/* What this room calls of base/, over the table of services that the core gives: a library that is loaded beside a
- * Python module does not see the module's symbols. */
+/* Functions of base/ that this library calls, through the core's table of services. A library loaded by a Python module
+ * does not see the module's symbols. */
 #include "cuda/services.h"
 
 #include <stdarg.h>

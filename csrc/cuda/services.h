@@ -3,7 +3,7 @@
 
 #include "ops/library.h"
 
-/* Before any other call of this library. The services outlive it. */
+/* Must be called before any other function of this library. The services outlive the library's use. */
 void gg_cuda_services_use(const gg_library_services *services);
 
 #endif

@@ -44,7 +44,7 @@ static void table_widen_add(gg_device *device, size_t n, const uint16_t *in, flo
     LAUNCH(device, widen_add, n, in, out);
 }
 
-/* Addresses of sources are arguments of the kernel. */
+/* Addresses of sources are kernel arguments. */
 static bool has_room_for(gg_device *device, int sources) {
     char why[96];
     if (sources <= GG_CUDA_MOST_SOURCES) return true;
@@ -69,8 +69,8 @@ static void table_narrow_difference(gg_device *device, size_t n, const float *a,
     LAUNCH(device, narrow_difference, n, a, b, out);
 }
 
-/* ------------------------------------------------------------------------------------------ what gives a value
- * Waits for it. After a failure there is none: gg_device_check says so. */
+/* ------------------------------------------------------------------------------------------ entries with a result
+ * Waits for the results. After a failure they are undefined: gg_device_check reports it. */
 
 static gg_cuda_results *wait_for_results(gg_cuda_device *device) {
     gg_cuda_note(device, device->api->cudaStreamSynchronize(gg_cuda_compute(device)), "cudaStreamSynchronize");
@@ -188,7 +188,7 @@ const gg_backend gg_backend_cuda = {
 
 /* ------------------------------------------------------------------------------------------ the library */
 
-/* Its one symbol. */
+/* The library's only exported symbol. */
 __attribute__((visibility("default"))) gg_backend_library_open_function gg_backend_library_open;
 
 const gg_backend_library *gg_backend_library_open(const gg_library_services *services) {

@@ -1,10 +1,10 @@
-/* Products of small matrices by the tensor cores, which a warp computes together. */
+/* Products of small matrices on tensor cores; a warp computes them together. */
 #ifndef GG_CUDA_TENSOR_CUH
 #define GG_CUDA_TENSOR_CUH
 
 #include "cuda/common.cuh"
 
-/* v rounded to TF32: 10 bits behind the point, to nearest, ties away from zero. */
+/* Rounds v to TF32: 10 mantissa bits, to nearest, ties away from zero. */
 static __device__ __forceinline__ float gg_tf32(float v) {
 #if defined(GG_CUDA_EMULATION)
     const uint32_t bits = __float_as_uint(v);
@@ -16,7 +16,7 @@ static __device__ __forceinline__ float gg_tf32(float v) {
 #endif
 }
 
-/* p, which the compiler would otherwise compute again at each use. */
+/* Keeps p in a register: the compiler would compute it again at each use. */
 template <class T> static __device__ __forceinline__ T *gg_kept(T *p) {
 #if !defined(GG_CUDA_EMULATION)
     asm("" : "+l"(p));
@@ -24,9 +24,11 @@ template <class T> static __device__ __forceinline__ T *gg_kept(T *p) {
     return p;
 }
 
-/* sum (16x8) += left (16x8) * right (8x8), of values that are TF32. All lanes of a warp call it. With g = lane/4 and
- * k = lane%4 a lane has: left: rows g, g + 8, g, g + 8 of columns k, k, k + 4, k + 4; right: rows k and k + 4 of column
- * g; sum: rows g, g, g + 8, g + 8 of columns 2k, 2k + 1, 2k, 2k + 1. */
+/* sum (16x8) += left (16x8) * right (8x8) of TF32 values. All lanes of a warp call it. With g = lane/4 and k = lane%4 a
+ * lane holds:
+ * - left: rows g, g + 8, g, g + 8 of columns k, k, k + 4, k + 4;
+ * - right: rows k and k + 4 of column g;
+ * - sum: rows g, g, g + 8, g + 8 of columns 2k, 2k + 1, 2k, 2k + 1. */
 static __device__ __forceinline__ void gg_product_tf32(float sum[4], const float left[4], float2 right) {
 #if defined(GG_CUDA_EMULATION)
     const int lane = (int)threadIdx.x % 32, g = lane / 4, k = lane % 4;
@@ -34,7 +36,7 @@ static __device__ __forceinline__ void gg_product_tf32(float sum[4], const float
         float row[2], column[2];
         for (int j = 0; j < 2; ++j) {
             row[j] = __shfl_sync(0xffffffffu, left[2 * (i / 4) + j], 4 * g + i % 4);
-            /* Each lane gives its value for both shuffles, of which the lanes take different ones. */
+            /* All lanes take part in both shuffles; each lane uses one result. */
             const float low = __shfl_sync(0xffffffffu, right.x, 4 * (2 * k + j) + i % 4);
             const float high = __shfl_sync(0xffffffffu, right.y, 4 * (2 * k + j) + i % 4);
             column[j] = i < 4 ? low : high;

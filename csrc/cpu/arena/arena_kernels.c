@@ -1,5 +1,5 @@
-/* Kernels on arenas: one pass, bound by memory. Lengths are multiples of GG_LANES and pointers aligned, so there are no
- * remainders and an element's result does not depend on where it lies; but for those that the header says take any. */
+/* Kernels on arenas: one pass, bound by memory. Lengths are multiples of GG_LANES and pointers are aligned, except
+ * where the header allows any. There are no remainders, and an element's result does not depend on its place. */
 #include "cpu/simd/math.h"
 #include "cpu/simd/simd.h"
 
@@ -46,7 +46,7 @@ static void widen_add(size_t n, const uint16_t *in, float *out) {
     for (size_t i = 0; i < n; i += FLOATS) *(floats *)(out + i) = load(out + i) + load_narrow(in + i);
 }
 
-/* GG_LANES*blocks elements. All sources are read before the output, which may be one of them, is written. */
+/* Sums GG_LANES*blocks elements. Reads all sources before it writes the output, which may be a source. */
 GG_INLINE void weighted_block(size_t at, int blocks, int sources, const float *const *source, const float *scale,
                               float *out) {
     enum { width = VECTOR_BYTES / 4, most = 2 * GG_LANES / width };
@@ -95,7 +95,7 @@ static inline vector arena_widened(const float *p) {
     return __builtin_convertvector(v, vector);
 }
 
-/* Sixteen partial sums at every level, so that all levels add in the same order. */
+/* Sixteen partial sums at every level, so that all levels add in one order. */
 static double sum_squares(size_t n, const float *a, const float *b) {
     vector sum[VECTORS];
     for (int v = 0; v < VECTORS; ++v) sum[v] = (vector){0};

@@ -1,29 +1,29 @@
-/* AdaComp's choice: of each bin the greatest |G|, then the elements whose |H| is not below it. This file is compiled
- * without fused products, so that all levels choose the same. */
+/* AdaComp's choice: finds the max |G| of each bin, then the elements whose |H| is at least that. Compiled without fused
+ * products, so that all levels choose the same elements. */
 #include "cpu/simd/math.h"
 #include "cpu/simd/simd.h"
 
 #define MAGNITUDE 0x7fffffffu
 #define INFINITE 0x7f800000u
 
-/* Of the elements of a bin the bits of |H|, 0 where G is 0; and above them, but for AVX2, the sign of G. */
+/* For each element of a bin: the bits of |H|, or 0 where G is 0. The sign of G is in the top bit, except with AVX2. */
 typedef struct magnitudes {
     uint32_t of[GG_MOST_CHOSEN_BIN] __attribute__((aligned(64)));
 } magnitudes;
 
-/* The n elements of the parameter from `at` on: their marks or NULL, where their places are written, and the entries
- * from there up to the end of all. */
+/* A bin: the n elements of the parameter from `at` on, their marks or NULL, and where their places are written. room:
+ * entries from there to the end of all. */
 typedef struct one_bin {
     size_t at, n, room;
     unsigned char *marks;
     uint16_t *place;
 } one_bin;
 
-/* What G comes from: residue and gradient, the same with a gradient that is zeroed, the residue alone, or a difference.
- * A constant where it is used. */
+/* Source of G: residue and gradient, residue and a gradient to be cleared, the residue alone, or a difference. A
+ * compile-time constant at each use. */
 typedef enum choose_source { FROM_GRADIENT = 0, FROM_CLEARED, FROM_RESIDUE, FROM_DIFFERENCE } choose_source;
 
-/* What a marked element has without what is owed. */
+/* The residue of a marked element minus the owed amount. */
 GG_INLINE float without_owed(float residue, float owed) {
     return residue - float_of_bits((bits_of_float(residue) & ~MAGNITUDE) | bits_of_float(owed));
 }
@@ -32,7 +32,7 @@ GG_INLINE bool is_marked(const unsigned char *marks, size_t i) { return marks[i 
 
 GG_INLINE bool has_gradient(choose_source source) { return source == FROM_GRADIENT || source == FROM_CLEARED; }
 
-/* Element i of a bin: |H| into h; the bits of |G|. */
+/* Measures element i of a bin: |H| into h; returns the bits of |G|. */
 GG_INLINE uint32_t measure_one(const gg_choose_args *a, choose_source source, const one_bin *bin, size_t i,
                                magnitudes *h) {
     const size_t at = bin->at;
@@ -51,15 +51,15 @@ GG_INLINE uint32_t measure_one(const gg_choose_args *a, choose_source source, co
     return size;
 }
 
-/* What is said of a place that is chosen; the highest bit of `sign` is that of G. */
+/* Entry of a chosen place; the top bit of `sign` is that of G. */
 GG_INLINE uint16_t entry_of(uint32_t sign, size_t place) {
     return (uint16_t)(place | (sign >> 17 & GG_CHOSEN_NEGATIVE));
 }
 
 #if defined(__AVX2__)
 
-/* Requests what is read so many elements later. Between two bins, while elements are collected, nothing else does, and
- * the hardware does not go from one page to the next. */
+/* Prefetch distance in elements. Between two bins nothing else is read, and the hardware does not prefetch across
+ * pages. */
 #define AHEAD 768
 
 GG_INLINE void request(const gg_choose_args *a, choose_source source, size_t i) {
@@ -77,7 +77,7 @@ GG_INLINE void request(const gg_choose_args *a, choose_source source, size_t i) 
 
 #if defined(__AVX512F__)
 
-/* The same of the elements in `mask`: what belongs to them in `magnitudes`; and *greatest with |G|. */
+/* Measures the elements in `mask`: stores their `magnitudes`, and updates *greatest with |G|. */
 GG_INLINE __m512i measure_vector(const gg_choose_args *a, choose_source source, size_t i, __mmask16 mask,
                                  const bool has_marks, __mmask16 marked, __m512i *greatest) {
     const __m512i magnitude = _mm512_set1_epi32((int)MAGNITUDE);
@@ -102,15 +102,14 @@ GG_INLINE __m512i measure_vector(const gg_choose_args *a, choose_source source, 
     const __m512i bits = _mm512_castps_si512(g), size = _mm512_and_si512(bits, magnitude);
     *greatest = _mm512_max_epu32(*greatest, size);
     const __m512 wanted = _mm512_add_ps(g, _mm512_mul_ps(_mm512_set1_ps(a->factor - 1), d));
-    /* Magnitude of the one, sign of the other. */
+    /* Magnitude of |H|, sign of G. */
     return _mm512_maskz_ternarylogic_epi32(_mm512_test_epi32_mask(size, size), magnitude, _mm512_castps_si512(wanted),
                                            bits, 0xca);
 }
 
 GG_INLINE __mmask16 first_lanes(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
 
-/* Writes the places of a vector that are chosen; which these are. A whole vector is written where there is room for it.
- */
+/* Writes the chosen places of a vector, and returns which these are. Writes a whole vector if there is room. */
 GG_INLINE __mmask16 collect_vector(__m512i h, __m512i twice_greatest, __m512i at, size_t room, uint16_t *place) {
     const __mmask16 chosen = _mm512_cmpge_epu32_mask(_mm512_add_epi32(h, h), twice_greatest); /* without the sign */
     const __m512i negative = _mm512_set1_epi32(GG_CHOSEN_NEGATIVE);
@@ -144,7 +143,7 @@ GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source,
     return (uint32_t)_mm512_reduce_max_epu32(greatest);
 }
 
-/* Lanes behind the bin have |H| = 0. */
+/* Lanes after the bin have |H| = 0. */
 GG_INLINE size_t choose_collect(const gg_choose_args *a, choose_source source, const one_bin *bin, const magnitudes *h,
                                 uint32_t greatest) {
     const size_t n = bin->n;
@@ -152,8 +151,7 @@ GG_INLINE size_t choose_collect(const gg_choose_args *a, choose_source source, c
     __m512i at = FIRST_PLACES;
     size_t count = 0;
     (void)a, (void)source;
-    const bool enough =
-        bin->room >= n + 16; /* behind every element that can be chosen: so it is in all but the last bins */
+    const bool enough = bin->room >= n + 16; /* room after the last candidate: true in all but the last bins */
     for (size_t i = 0; i < n; i += 16) {
         const uint16_t chosen = collect_vector(_mm512_load_si512(h->of + i), least, at, enough ? 16 : bin->room - count,
                                                bin->place + count);
@@ -164,11 +162,11 @@ GG_INLINE size_t choose_collect(const gg_choose_args *a, choose_source source, c
     return count;
 }
 
-/* Bins that four vectors hold, which stay in registers. */
+/* Elements of the largest bin that fits in four vectors, which stay in registers. */
 #define SHORT_BIN 64
 
 typedef struct short_bin {
-    __m512i h[4], greatest; /* the latter in every lane */
+    __m512i h[4], greatest; /* greatest: in every lane */
 } short_bin;
 
 GG_INLINE short_bin short_measure(const gg_choose_args *a, choose_source source, const one_bin *bin, uint32_t *h) {
@@ -210,7 +208,7 @@ GG_INLINE uint64_t short_collect(const gg_choose_args *a, choose_source source, 
 
 #elif defined(__AVX2__)
 
-/* Elements that the bits of a word tell of. */
+/* Elements whose bits fit in a word. */
 #define WORD ((size_t)64)
 
 /* The first n lanes, of fewer than eight. */
@@ -223,7 +221,7 @@ GG_INLINE __m256 load_lanes(const float *p, size_t n) {
     return n == 8 ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, first_lanes(n));
 }
 
-/* Nothing is written behind the lanes. A masked store does the same, slowly on AMD's processors before Zen 4. */
+/* Writes nothing after the n lanes. A masked store is slow on AMD's processors before Zen 4. */
 GG_INLINE void store_lanes(float *p, __m256 v, size_t n) {
     if (n == 8) {
         _mm256_storeu_ps(p, v);
@@ -243,8 +241,8 @@ GG_INLINE void store_lanes(float *p, __m256 v, size_t n) {
     if ((n & 1) != 0) _mm_store_ss(p, left);
 }
 
-/* The same of the first n of eight elements, which belong to a bin: |H| into h; *greatest with |G|. Where `marked` has
- * a bit of `bits`, a lane is marked. */
+/* Measures the first n of eight elements of a bin: |H| into h; updates *greatest with |G|. A lane is marked if `marked`
+ * has a bit of `bits`. */
 GG_INLINE void measure_vector(const gg_choose_args *a, choose_source source, const bool has_marks, __m256i marked,
                               __m256i bits, size_t i, size_t n, uint32_t *h, __m256i *greatest) {
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32((int)MAGNITUDE));
@@ -266,11 +264,11 @@ GG_INLINE void measure_vector(const gg_choose_args *a, choose_source source, con
     const __m256i size = _mm256_castps_si256(_mm256_and_ps(g, magnitude));
     const __m256 wanted = _mm256_add_ps(g, _mm256_mul_ps(_mm256_set1_ps(a->factor - 1), d));
     *greatest = _mm256_max_epu32(*greatest, size);
-    /* 0 where G is: a sign is taken of what has none. */
+    /* 0 where G is 0: sign gives 0 for a zero. */
     _mm256_store_si256((__m256i *)h, _mm256_sign_epi32(_mm256_castps_si256(_mm256_and_ps(wanted, magnitude)), size));
 }
 
-/* The same of the n elements of a word. marked: a bit each. */
+/* Measures the n elements of a word. marked: a bit for each. */
 GG_INLINE void measure_word(const gg_choose_args *a, choose_source source, const bool has_marks, uint64_t marked,
                             size_t at, size_t n, uint32_t *h, __m256i *greatest) {
     const __m256i low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), high = _mm256_slli_epi32(low, 8);
@@ -289,14 +287,14 @@ GG_INLINE void measure_word(const gg_choose_args *a, choose_source source, const
     if (i + 8 > n) measure_vector(a, source, has_marks, bits, low, at + i, n - i, h + i, greatest);
 }
 
-/* The greatest of all lanes, in each. */
+/* The max of all lanes, in each lane. */
 GG_INLINE __m256i greatest_lane(__m256i v) {
     v = _mm256_max_epu32(v, _mm256_permute2x128_si256(v, v, 1));
     v = _mm256_max_epu32(v, _mm256_shuffle_epi32(v, 0x4e));
     return _mm256_max_epu32(v, _mm256_shuffle_epi32(v, 0xb1));
 }
 
-/* Of which elements of a word |H| is above `below`. */
+/* Bits of the elements of a word whose |H| is above `below`. */
 GG_INLINE uint64_t choose_word(const uint32_t *h, size_t n, __m256i below) {
     uint64_t chosen = 0;
     for (size_t i = 0; i < n; i += 8) {
@@ -306,17 +304,17 @@ GG_INLINE uint64_t choose_word(const uint32_t *h, size_t n, __m256i below) {
     return chosen;
 }
 
-/* The highest bit is the sign of G, which has been measured. */
+/* The sign of G in the top bit; G has been measured. */
 GG_INLINE uint32_t sign_at(const gg_choose_args *a, choose_source source, size_t i) {
     return bits_of_float(source == FROM_DIFFERENCE ? a->value[i] - a->known[i] : a->residue[i]);
 }
 
-/* Writes the places of the chosen elements of a word, which begins at place `first` of the bin at `at`. Where there is
- * room for a whole word `usual` of them are written in any case, since how many are chosen cannot be predicted. */
+/* Writes the places of a word's chosen elements; the word begins at place `first` of the bin at `at`. With room for a
+ * whole word, always writes `usual` places, because the count cannot be predicted. */
 GG_INLINE size_t put_places(const gg_choose_args *a, choose_source source, size_t at, size_t first, uint64_t chosen,
                             const size_t usual, uint16_t *place) {
     const size_t count = (size_t)__builtin_popcountll(chosen);
-    const uint64_t last = (uint64_t)1 << (WORD - 1); /* is read where there are no more */
+    const uint64_t last = (uint64_t)1 << (WORD - 1); /* read if there are no more */
     size_t i = 0;
     if (at + first + WORD <= a->n)
         for (; i < usual; ++i, chosen &= chosen - 1) {
@@ -330,7 +328,7 @@ GG_INLINE size_t put_places(const gg_choose_args *a, choose_source source, size_
     return count;
 }
 
-/* The marks of n elements, of a word at most: pairs of bytes. */
+/* Marks of n elements, at most a word: pairs of bytes. */
 GG_INLINE uint64_t read_marks(const unsigned char *marks, size_t n) {
     uint64_t word = 0;
     if (n == WORD) {
@@ -380,7 +378,7 @@ GG_INLINE size_t choose_collect(const gg_choose_args *a, choose_source source, c
     return count;
 }
 
-/* Bins that a word tells of. */
+/* Elements of the largest bin whose bits fit in a word. */
 #define SHORT_BIN WORD
 
 typedef struct short_bin {
@@ -418,7 +416,7 @@ GG_INLINE uint32_t choose_measure(const gg_choose_args *a, choose_source source,
     return greatest;
 }
 
-/* Writes the places with |H| >= greatest, and marks them; how many these are. */
+/* Writes the places with |H| >= greatest, and marks them; returns their number. */
 GG_INLINE size_t choose_collect(const gg_choose_args *a, choose_source source, const one_bin *bin, const magnitudes *h,
                                 uint32_t greatest) {
     size_t count = 0;
@@ -434,7 +432,7 @@ GG_INLINE size_t choose_collect(const gg_choose_args *a, choose_source source, c
 
 #endif
 
-/* Bin `index`, of which entry `entries` is the first. */
+/* Bin `index`, whose first entry is number `entries`. */
 GG_INLINE one_bin bin_at(const gg_choose_args *a, size_t index, size_t entries) {
     const size_t at = index * a->bin;
     return (one_bin){.at = at,
@@ -444,12 +442,12 @@ GG_INLINE one_bin bin_at(const gg_choose_args *a, size_t index, size_t entries) 
                      .place = a->place != NULL ? a->place + entries : NULL};
 }
 
-/* Whether anything of it is chosen. */
+/* True if an element of the bin is chosen. */
 GG_INLINE bool has_choice(const one_bin *bin, uint32_t greatest) {
     return bin->place != NULL && greatest > 0 && greatest < INFINITE;
 }
 
-/* What is to be known of a bin that is chosen from. */
+/* Stores the results of a bin with chosen elements. */
 GG_INLINE void choose_record(const gg_choose_args *a, size_t index, const one_bin *bin, uint32_t greatest,
                              size_t count) {
     a->greatest[index] = greatest;
@@ -460,8 +458,7 @@ GG_INLINE void choose_record(const gg_choose_args *a, size_t index, const one_bi
 
 #ifdef SHORT_BIN
 
-/* Each bin is measured before the one in front of it is chosen from: that the greatest of its vectors must be known
- * first takes longer than either. */
+/* Measures each bin before choosing from the previous one: the wait for a bin's max takes longer than either. */
 GG_INLINE size_t choose_short(const gg_choose_args *a, choose_source source) {
     const size_t bins = (a->n + a->bin - 1) / a->bin;
     uint32_t h[2][SHORT_BIN] __attribute__((aligned(64)));
@@ -512,9 +509,9 @@ GG_INLINE size_t choose_long(const gg_choose_args *a, choose_source source) {
     return entries;
 }
 
-/* marked: whether there are marks, a constant as well. */
+/* marked: there are marks; a compile-time constant too. */
 GG_INLINE size_t choose_from(const gg_choose_args *args, choose_source source, const bool marked) {
-    gg_choose_args a = *args; /* a copy that no store can change */
+    gg_choose_args a = *args; /* a copy, so that no store can change it */
     if ((a.marks != NULL) != marked) __builtin_unreachable();
     return a.n > 0 && a.bin <= SHORT_BIN ? choose_short(&a, source) : choose_long(&a, source);
 }

@@ -1,7 +1,7 @@
-/* Entries of chosen elements, read a vector at a time as long as each follows the one before. */
+/* Entries of chosen elements, read a vector at a time while each follows the previous one. */
 #include "cpu/simd/simd.h"
 
-/* Bits of a unit: those of the place, below the two flags. */
+/* Bits of a unit that hold the place; the two flags are above. */
 GG_INLINE unsigned place_bits(const bool wide) { return wide ? 14 : 6; }
 
 GG_INLINE uint32_t all_ones(const bool wide) { return (1u << place_bits(wide)) - 1u; }
@@ -13,7 +13,7 @@ GG_INLINE uint32_t unit_at(const gg_entries_args *a, const bool wide, size_t i) 
     return unit;
 }
 
-/* One by one, from unit `first` on. */
+/* Reads entries one by one, from unit `first` on. */
 GG_INLINE size_t read_singly(gg_entries_args *a, const bool wide, size_t first) {
     const unsigned bits = place_bits(wide);
     uint32_t start = a->start, least = a->least;
@@ -39,8 +39,8 @@ typedef __m512i entries_v;
 
 GG_INLINE entries_v entries_set(uint32_t one) { return _mm512_set1_epi32((int)one); }
 
-/* Reads the vector at unit i, whatever is in it. Gives a bit for each entry that is none; *first: likewise for each
- * that begins a bin; *places: those of the vector before, then its own. */
+/* Reads the vector at unit i, with any content. Returns a bit for each unit that is no entry. *first: a bit for each
+ * unit that begins a bin. *places: the places of the previous vector, then its own. */
 GG_INLINE unsigned read_vector(const gg_entries_args *a, const bool wide, size_t i, uint32_t start, entries_v *places,
                                unsigned *first) {
     const unsigned bits = place_bits(wide);
@@ -52,14 +52,14 @@ GG_INLINE unsigned read_vector(const gg_entries_args *a, const bool wide, size_t
     const __mmask16 begins = _mm512_test_epi32_mask(units, entries_set(2u << bits));
     const __mmask16 follows = begins | _mm512_cmpgt_epi32_mask(place, before);
     const uint32_t limit = a->bin < all_ones(wide) ? a->bin : all_ones(wide);
-    /* For each entry, by how much the bins that have begun up to it go on. */
+    /* For each entry, the advance by all bins that have begun up to it. */
     __m512i sum = _mm512_maskz_mov_epi32(begins, entries_set(a->bin));
     sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 15));
     sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 14));
     sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 12));
     sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 8));
     sum = _mm512_add_epi32(_mm512_add_epi32(sum, place), entries_set(start));
-    /* sum | (the flag & the highest bit) */
+    /* sum | (the flag & the top bit) */
     _mm512_storeu_si512(a->element + i, _mm512_ternarylogic_epi32(sum, _mm512_slli_epi32(units, 31 - bits),
                                                                   entries_set(GG_ELEMENT_NEGATIVE), 0xf8));
     *places = place;
@@ -75,7 +75,7 @@ typedef __m256i entries_v;
 
 GG_INLINE entries_v entries_set(uint32_t one) { return _mm256_set1_epi32((int)one); }
 
-/* The lanes of v, n higher, and zeros. */
+/* The lanes of v moved up by n; zeros enter. */
 GG_INLINE __m256i higher(__m256i v, const int n) {
     const __m256i lanes = _mm256_sub_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(n));
     return _mm256_andnot_si256(_mm256_srai_epi32(lanes, 31), _mm256_permutevar8x32_epi32(v, lanes));
@@ -83,8 +83,8 @@ GG_INLINE __m256i higher(__m256i v, const int n) {
 
 GG_INLINE unsigned entries_bits(__m256i lanes) { return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(lanes)); }
 
-/* Reads the vector at unit i, whatever is in it. Gives a bit for each entry that is none; *first: likewise for each
- * that begins a bin; *places: those of the vector before, then its own. */
+/* Reads the vector at unit i, with any content. Returns a bit for each unit that is no entry. *first: a bit for each
+ * unit that begins a bin. *places: the places of the previous vector, then its own. */
 GG_INLINE unsigned read_vector(const gg_entries_args *a, const bool wide, size_t i, uint32_t start, entries_v *places,
                                unsigned *first) {
     const unsigned bits = place_bits(wide);
@@ -96,7 +96,7 @@ GG_INLINE unsigned read_vector(const gg_entries_args *a, const bool wide, size_t
     const __m256i begins = _mm256_srai_epi32(_mm256_slli_epi32(units, 30 - (int)bits), 31);
     const __m256i follows = _mm256_or_si256(begins, _mm256_cmpgt_epi32(place, before));
     const uint32_t limit = a->bin < all_ones(wide) ? a->bin : all_ones(wide);
-    /* For each entry, by how much the bins that have begun up to it go on. */
+    /* For each entry, the advance by all bins that have begun up to it. */
     __m256i sum = _mm256_and_si256(begins, entries_set(a->bin));
     sum = _mm256_add_epi32(sum, higher(sum, 1));
     sum = _mm256_add_epi32(sum, higher(sum, 2));

@@ -1,5 +1,5 @@
-/* What packed messages say of a parameter (gg_pack_args), and sparse elements. The choice is threaded and has a kernel
- * for each instruction set (choose_kernels.c); the rest is scalar, and compiled without fused products as well. */
+/* Packed messages of a parameter (gg_pack_args), and sparse elements. The choice is threaded and has kernels for each
+ * instruction set (choose_kernels.c). The rest is scalar, and also compiled without fused products. */
 #include <math.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ typedef struct choose_call {
     size_t bins;
 } choose_call;
 
-/* A thread has whole bins. It writes what it chooses from the place of its first element on. */
+/* A thread takes whole bins. Its entries begin at the place of its first element. */
 static size_t choose_begin(const choose_call *c, int thread, int threads, size_t *end) {
     size_t first, behind;
     gg_parallel_split(c->bins, 1, thread, threads, &first, &behind);
@@ -103,7 +103,7 @@ PACK_INLINE void remove_sent(const gg_pack_args *a, size_t j, float sent) {
     else a->known[j] += sent;
 }
 
-/* To nearest, ties to even; what would become an infinity becomes the greatest bfloat16. */
+/* Rounds to nearest, ties to even. Values that would become infinite become the largest bfloat16. */
 PACK_INLINE uint16_t narrowed(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -134,7 +134,7 @@ static uint32_t greatest_of(const uint32_t *greatest, size_t bins) {
     return most;
 }
 
-/* Leaves out what is smaller than the bits of `least`; how many are left. */
+/* Removes entries smaller than the bits of `least`; returns the number left. */
 static size_t leave_out(const gg_pack_args *a, size_t bins, uint32_t least) {
     const uint16_t *from = a->place;
     uint16_t *to = a->place;
@@ -155,7 +155,7 @@ static size_t leave_out(const gg_pack_args *a, size_t bins, uint32_t least) {
     return (size_t)(to - a->place);
 }
 
-/* Bins of which none is empty, one after another: from bin `b` on, so many entries. False: there are no more. */
+/* Consecutive bins without an empty one: `entries` entries from bin `b` on. next_span returns false at the end. */
 typedef struct span {
     size_t b, end, entries;
 } span;
@@ -170,18 +170,18 @@ static bool next_span(const uint16_t *chosen, size_t bins, span *s) {
     return s->entries > 0;
 }
 
-/* Elements that are worked on at once, so that what lies in memory is requested early. */
+/* Elements processed together, so that memory is prefetched early. */
 #define BLOCK 64
 
-/* Every element that is sent loses sign*scale: those of a block after those of the next one have been requested. */
+/* Removes sign*scale from every sent element. A block is processed after the prefetch of the next. */
 typedef struct remover {
     float *own;
     size_t bin;
-    uint32_t change; /* the bits of what a positive one gets added */
+    uint32_t change; /* bits of the addend of a positive element */
     const uint16_t *place[2];
     uint32_t element[2][BLOCK];
     size_t count[2];
-    int last; /* the block that is waiting */
+    int last; /* the delayed block */
 } remover;
 
 static void remove_waiting(remover *r) {
@@ -254,7 +254,7 @@ static void move_all(const gg_pack_args *a) {
     }
 }
 
-/* Marks what is listed, and nothing else. */
+/* Marks the listed elements, and clears all other marks. */
 static void mark_listed(const gg_pack_args *a, size_t bins) {
     const size_t bytes = gg_pack_mark_bytes(a->bin);
     const uint16_t *place = a->place;
@@ -275,7 +275,7 @@ static void pack_one(gg_device *device, const gg_pack_args *a) {
     if (a->marks != NULL && result->greatest >= INFINITE) memset(a->marks, 0, bins * gg_pack_mark_bytes(a->bin));
     if (a->kind == GG_PACK_ALL || a->kind == GG_PACK_NONE || result->greatest >= INFINITE) return;
     const float scale = result->scale = scale_of(a->scratch, bins);
-    /* Without a scale nothing is large enough. Bits of sizes ascend as they do. */
+    /* Without a scale no size is enough. Sizes and their bits have one order. */
     const float least = a->kind == GG_PACK_SIGNS && !(scale > 0) ? INFINITY : a->safe ? scale / 2 : 0;
     uint32_t bits;
     memcpy(&bits, &least, sizeof bits);
@@ -296,7 +296,7 @@ void gg_cpu_pack(gg_device *device, int count, const gg_pack_args *args) {
 
 /* ---- elements one by one ---- */
 
-/* What is that far ahead is requested. */
+/* Prefetch distance. */
 #define AHEAD ((size_t)32)
 
 PACK_INLINE void request(const gg_elements_args *a, size_t i) {

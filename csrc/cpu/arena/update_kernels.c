@@ -1,9 +1,9 @@
-/* The optimisers' updates: one pass over arenas, bound by memory, fused with what gossip needs. */
+/* Updates of the optimisers: one pass over arenas, bound by memory, fused with the work of gossip. */
 #include <math.h>
 
 #include "cpu/simd/simd.h"
 
-/* `now` and half of what a partner is ahead of `sent`, the value that it was sent for. */
+/* `now` plus half of the partner's difference from `sent`, the value sent in exchange. */
 GG_INLINE vec update_mixed(bool narrow, vec now, vec sent, const void *received, size_t i) {
     if (received == NULL) return now;
     if (narrow) return now + (load_narrow((const uint16_t *)received + i) - rounded(sent)) * 0.5f;
@@ -30,7 +30,8 @@ GG_INLINE vec rule_root(vec v) { return square_root(v); }
 #define GG_RULE_SPLAT(x) ((vec){0} + (x))
 #include "ops/update_rules.h"
 
-/* rule, receives and narrow are constants in every call, so each combination becomes a loop without their branches. */
+/* rule, receives and narrow are constants in every call, so each combination becomes a loop without branches on
+ * them. */
 GG_INLINE void update_run(const gg_update_args *args, gg_update_rule rule, bool receives, bool narrow) {
     const size_t n = whole_lanes(args->n);
     const int moments = GG_UPDATE_MOMENTS(rule);
@@ -68,13 +69,13 @@ GG_INLINE void update_run(const gg_update_args *args, gg_update_rule rule, bool 
     fence();
 }
 
-/* Whether a weight whose gradient is 0 stays as it is. */
+/* True if a weight with gradient 0 does not change. */
 static bool keeps_where_zero(const gg_update_args *args) {
     return args->rule == GG_UPDATE_PLAIN && args->weight_decay == 0 && args->weight_after == NULL &&
            args->weight_copy == NULL && isfinite(args->grad_scale) && isfinite(args->lr);
 }
 
-/* Elements of a line whose gradient is not 0. */
+/* Updates the elements of a line whose gradient is not 0. */
 GG_INLINE void update_line(const float *grad, float *weight, float grad_scale, float lr) {
     for (size_t i = 0; i < GG_LANES; i += FLOATS) {
         const vec g = load(grad + i), w = load(weight + i), w_new = w - lr * (grad_scale * g);
@@ -89,7 +90,7 @@ GG_INLINE bool any_in_line(const float *p) {
     return any_bit(any);
 }
 
-/* The lines from `line` on, 64 at most, where the gradient may not be 0: a bit each. */
+/* A bit for each of up to 64 lines from `line` on: set if the line's gradient may not be 0. */
 GG_INLINE uint64_t lines_to_update(const gg_update_args *args, size_t line, size_t lines) {
     uint64_t word = 0;
     if (args->filled.bits != NULL) return gg_lines_word(args->filled, line) & UINT64_MAX >> (64 - lines);
@@ -97,9 +98,8 @@ GG_INLINE uint64_t lines_to_update(const gg_update_args *args, size_t line, size
     return word;
 }
 
-/* The sum of packed messages is 0 nearly everywhere, and in cache: weights there are not read, nor written back. First
- * the lines where it is not are found, without a branch that nobody could predict; then their weights are fetched side
- * by side. */
+/* The sum of packed messages is 0 nearly everywhere, and in cache. Weights there are neither read nor written. First
+ * finds the other lines, without unpredictable branches. Then prefetches their weights together. */
 static void update_where_not_zero(const gg_update_args *args) {
     const size_t lines = whole_lanes(args->n) / GG_LANES;
     const float grad_scale = args->grad_scale, lr = args->lr;

@@ -1,19 +1,18 @@
-/* Attention over the positions of a sample (Vaswani et al. 2017): (T, 3C), a query, a key and a value for each
- * position, gives (T, C). Each of the heads has C/heads features of all three.
+/* Attention over the positions of a sample (Vaswani et al. 2017). Input: (T, 3C), a query, a key and a value for each
+ * position; output: (T, C). Each head has C/heads features of all three.
  *
- * A head of a sample is computed by one thread, in blocks of its queries, so that no more than a block of weights is
- * ever in memory. Weights lie with the queries of the block side by side, [key][query]: softmax is then a matter of
- * whole vectors, and only queries and errors of a block need to be transposed. For the backward pass the largest score
- * of each query and what its exponentials were multiplied by are saved, from which the weights are computed again with
- * the same bits; what dropout zeroes is drawn again. PLAIN. */
+ * A thread computes a head of a sample in blocks of queries, so memory holds one block of weights. Weights lie with the
+ * block's queries side by side, [key][query]. Softmax then works on whole vectors, and only a block's queries and
+ * errors are transposed. Two values of each query are saved for backward: the max score and the factor of its
+ * exponentials. Backward recomputes equal bits of the weights from them, and draws dropout again. PLAIN. */
 #include <string.h>
 
 #include "base/parallel.h"
 #include "cpu/gemm/gemm_kernels.h"
 #include "cpu/native.h"
 
-/* Queries of a block, whole vectors. With a causal mask, small blocks multiply fewer keys that are masked; of long
- * samples these are few, and large blocks have longer sums. */
+/* Queries of a block, in whole vectors. With a causal mask, small blocks multiply fewer masked keys. In long samples
+ * these are few, and large blocks give longer sums. */
 #define BLOCK 64
 #define CAUSAL_BLOCK 32
 #define LONG_SAMPLE 256
@@ -48,17 +47,17 @@ typedef struct attention_part {
     int64_t in_row, out_row; /* distances of positions */
     float *turned;           /* [feature][query] */
     float *weights, *error;  /* [key][query] */
-    float *dropped;          /* the same; NULL: without dropout */
+    float *dropped;          /* weights after dropout; NULL means without dropout */
     uint8_t *mask;           /* [query][key] */
-    float *saved;            /* of each group of GG_LANES queries two numbers a lane */
+    float *saved;            /* for each group of GG_LANES queries, two numbers a lane */
 } attention_part;
 
-/* The keys that some of the queries below `end` see. */
+/* Number of keys seen by at least one query below `end`. */
 static int64_t keys_below(const attention_part *p, int64_t end) {
     return p->op->head.desc.causal && end < p->keys ? end : p->keys;
 }
 
-/* The keys that query `first` sees, of those of its block; the queries behind it see one more each. */
+/* Number of keys, among `keys`, seen by query `first` of its block; each later query sees one more. */
 static int64_t keys_of_query(const attention_part *p, int64_t first, int64_t keys) {
     return p->op->head.desc.causal && first + 1 < keys ? first + 1 : keys;
 }
@@ -95,7 +94,7 @@ static attention_part part_of(const attention_job *j, int64_t number, int thread
     return p;
 }
 
-/* Products of the positions [begin, end) of `from` with those of the first `keys` keys (or values): [key][query]. */
+/* Products of positions [begin, end) of `from` with the first `keys` keys (or values): [key][query]. */
 static void products_with(const attention_part *p, const float *from, int64_t from_row, const float *keyed,
                           int64_t keys, int64_t begin, int64_t end, float *out) {
     const attention_op *op = p->op;
@@ -112,7 +111,7 @@ static void products_with(const attention_part *p, const float *from, int64_t fr
                               .c_row = op->block});
 }
 
-/* What dropout does to `keys` keys of the queries [begin, end). */
+/* Draws the dropout masks of `keys` keys for the queries [begin, end). */
 static void draw_masks(const attention_part *p, int64_t begin, int64_t end, int64_t keys) {
     const attention_op *op = p->op;
     const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
@@ -125,7 +124,7 @@ static void draw_masks(const attention_part *p, int64_t begin, int64_t end, int6
     }
 }
 
-/* What of the weights is not dropped, times what makes up for the rest. `out` may be `x`. */
+/* Zeroes dropped weights, and scales the others. `out` may be `x`. */
 static void drop(const attention_part *p, int64_t keys, int64_t lane, const float *x, float *out) {
     const attention_op *op = p->op;
     const int64_t mask_row = 4 * op->mask_blocks;
@@ -174,7 +173,7 @@ static void attention_forward_part(void *context, int thread, int threads) {
 
 /* ------------------------------------------------------------------------------------------ backward */
 
-/* add: to the gradients of keys and values that other blocks have left. */
+/* add: to the gradients of keys and values from other blocks. */
 static void backward_block(const attention_part *p, const float *error, float *grad, int64_t begin, int64_t end,
                            bool add) {
     const attention_op *op = p->op;
@@ -194,7 +193,7 @@ static void backward_block(const attention_part *p, const float *error, float *g
     }
     gg_multiply it = {.m = keys, .n = op->size, .k = end - begin, .a_row = op->block, .a_step = 1, .c_row = p->in_row};
     it.add = add;
-    it.a = p->drops ? p->dropped : p->weights; /* the values' gradient, from what met them */
+    it.a = p->drops ? p->dropped : p->weights; /* gradient of the values, from the weights after dropout */
     it.b = error + begin * p->out_row;
     it.b_row = p->out_row;
     it.c = grad + 2 * all;
@@ -274,7 +273,7 @@ gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, 
     *out = NULL;
     GG_TRY(gg_op_check_attention(desc));
     const gg_gemm_kernels *kernels = gg_cpu_device_kernels(device)->gemm;
-    floats.inputs = 1; /* that native operations compute in */
+    floats.inputs = 1; /* compute type of native operations */
     GG_TRY(gg_native_op_create(&floats, &attention_class, sizeof(attention_op), &head));
     attention_op *op = (attention_op *)head;
     head->desc = *desc;
@@ -294,7 +293,7 @@ gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, 
     op->scale = 1.0f / __builtin_sqrtf((float)op->size);
     op->threshold = (uint32_t)((double)desc->probability * 0x1p32);
     op->keep_scale = (float)(1.0 / (1.0 - (double)desc->probability));
-    /* Masks of bytes; products may read beyond the last row of what they multiply with. */
+    /* Masks are bytes; products may read past the last row of an operand. */
     op->thread_floats = (size_t)(op->block * (op->size + 3 * op->positions + op->mask_blocks) + GG_LANES);
     op->thread_floats = (op->thread_floats + GG_LANES - 1) / GG_LANES * GG_LANES;
     head->scratch_bytes = (size_t)device->threads * op->thread_floats * sizeof(float);

@@ -1,20 +1,20 @@
-/* Attention weights of sixteen queries side by side: softmax, the same again from what was saved of it, and its error.
- * A lane is a query, so nothing is ever summed over lanes. */
+/* Attention weights of 16 queries side by side: softmax, softmax from saved values, and the error. A lane is a query,
+ * so no sum runs over lanes. */
 #include "cpu/simd/math.h"
 #include "cpu/simd/simd.h"
 
-/* Keys of which any query sees some. */
+/* Number of keys seen by at least one query. */
 static inline int64_t seen_by_any(int64_t keys, int64_t all) {
     return keys < all + GG_LANES - 1 ? keys : all + GG_LANES - 1;
 }
 
-/* The scores with key k; where a query does not see it, less than any. */
+/* Scores with key k; a value below any score for queries that do not see it. */
 static inline lanes_f scores_with(const float *scores, int64_t step, int64_t k, int64_t all) {
     const lanes_f v = lanes_load_any(scores + k * step);
     return k < all ? v : lanes_first_or((int)(k - all) + 1, lanes_set(-__builtin_inff()), v);
 }
 
-/* The largest score of each query; scores that a query does not see become less than any. */
+/* Max score of each query. Scores of unseen keys become a value below any score. */
 static inline lanes_f largest_scores(int64_t keys, int64_t all, int64_t step, float *scores) {
     const int64_t whole = keys < all ? keys : all;
     const lanes_f first = lanes_load_any(scores); /* every query sees the first key */

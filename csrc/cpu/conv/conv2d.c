@@ -1,4 +1,4 @@
-/* Convolution on BATCH_LAST activations: the plain sums, blocked for the cache. */
+/* Convolution on BATCH_LAST activations by direct sums, blocked for the cache. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -7,21 +7,21 @@
 #include "cpu/native.h"
 #include "ops/backend.h"
 
-/* Bytes of a source that stay in the second-level cache: at most half of it on every CPU with these vectors. */
+/* Bytes of a source that stay in the L2 cache: at most half of that cache on every CPU with these vectors. */
 #define SOURCE_BYTES (512 * 1024)
-/* The fewest multiply-adds of an element before it is stored, so that loading and storing it stays cheap. */
+/* Min multiply-adds of an element between load and store, so that these stay cheap. */
 #define LEAST_TERMS 128
-/* The same for dot products, in vectors; their last step costs more. */
+/* Min cost for dot products, in vectors; their last step costs more. */
 #define LEAST_DOT 384
 
-/* How target positions find their source positions, in one direction. */
+/* Maps target positions to source positions, in one direction. */
 typedef struct conv_walk {
     gg_tap *taps[2]; /* of rows, of columns */
     int32_t *start[2];
     gg_column *columns;
     int64_t column_count, strip;
     int64_t source[2], target[2]; /* sizes of the planes */
-    int64_t rows, terms;          /* channels of a group: target's, source's */
+    int64_t rows, terms;          /* channels of a group: target, source */
     int64_t parts;                /* the terms are summed in this many parts */
 } conv_walk;
 
@@ -31,8 +31,8 @@ typedef struct conv_op {
     int threads;
     int64_t lanes, groups, taps, in_channels, out_channels; /* channels of a group */
     conv_walk forward, backward;
-    /* Weight gradients: the image is processed in slabs of output rows and a few input channels. With padding a slab is
-     * copied, so that no place of the window is ever outside. */
+    /* Weight gradients process the image in slabs of output rows and a few input channels. With padding a slab is
+     * copied, so that the window never leaves the slab. */
     bool copied;
     int64_t slab_rows, slab_channels;
     int64_t slab_height, slab_width; /* of the copy */
@@ -44,7 +44,7 @@ typedef struct conv_op {
 
 static int64_t at_least_one(int64_t n) { return n > 1 ? n : 1; }
 
-/* The source position of a target position under place k of the window, -1 if there is none. */
+/* Source position of a target position at place k of the window; -1 means none. */
 static int64_t find_source(const gg_window *w, int axis, bool forward, int64_t target, int64_t k, int64_t size) {
     int64_t s;
     if (forward) {
@@ -57,7 +57,7 @@ static int64_t find_source(const gg_window *w, int axis, bool forward, int64_t t
     return s >= 0 && s < size ? s : -1;
 }
 
-/* Where two columns can be computed together, the shift between them; else -1. */
+/* Shift between two columns that can be computed together; -1 if they cannot. */
 static int64_t shift_between(const conv_walk *walk, int64_t a, int64_t b) {
     const int32_t *start = walk->start[1];
     const int32_t count = start[a + 1] - start[a];
@@ -77,7 +77,7 @@ static bool even_distances(const conv_walk *walk, int64_t c) {
     return true;
 }
 
-/* A pixel of an odd number of vectors would leave half of its last tile empty: two pixels together do not. */
+/* A pixel with an odd number of vectors would leave half of its last tile empty; two pixels together do not. */
 static void pair_columns(conv_walk *walk, bool pairs, int64_t reach) {
     const int64_t width = walk->target[1];
     gg_column *columns = walk->columns;
@@ -137,8 +137,8 @@ static gg_status walk_create(const conv_op *conv, bool forward, conv_walk *walk)
     const bool odd = conv->kernels->vector > 1 && conv->lanes / conv->kernels->vector % 2 != 0;
     pair_columns(walk, odd, forward ? 1 : window->stride[1]);
 
-    /* A row of the source under the window, for all channels if it fits in the cache, else for as many as fit, but
-     * enough for a tile, and then for a strip of the columns. */
+    /* Chooses a row of the source under the window for all channels, if it fits in the cache. Otherwise for as many
+     * channels as fit, but enough for a tile, and then for a strip of columns. */
     const int64_t height = window->kernel[0] < walk->source[0] ? window->kernel[0] : walk->source[0];
     const int64_t column = height * conv->lanes * (int64_t)sizeof(float);
     const int64_t least = gg_block_count(LEAST_TERMS, conv->taps);
@@ -200,8 +200,8 @@ typedef struct job {
     bool forward;
 } job;
 
-/* Weights in the order in which tiles read them: for each group, part of the terms and block of rows, places of the
- * window, then terms, then rows. */
+/* Packs weights in the tiles' reading order: group, part of the terms, block of rows, place of the window, term,
+ * row. */
 static void native_conv2d_pack_part(void *context, int thread, int threads) {
     const job *j = context;
     const conv_op *conv = j->conv;
@@ -238,7 +238,7 @@ static void walk_part(void *context, int thread, int threads) {
     const float *source = j->forward ? args->input[0] : args->grad_output;
     float *target = j->forward ? args->output : args->grad_input[0];
     const float *bias = j->forward && conv->op.desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
-    /* By rows where there are enough of them, because then each thread reads its part of the source only. */
+    /* By rows if there are enough, because each thread then reads its part of the source only. */
     const bool by_rows = walk->target[0] >= 4 * threads || walk->target[0] >= blocks;
     size_t begin, end;
     gg_parallel_split((size_t)(by_rows ? walk->target[0] : blocks), 1, thread, threads, &begin, &end);
@@ -281,7 +281,8 @@ static void walk_run(const conv_op *conv, const gg_op_args *args, bool forward, 
 
 /* ------------------------------------------------------------------------------------------ weight gradients */
 
-/* The output gradient of one channel, rows [begin, end), put through the activation and summed for the bias. */
+/* Applies the activation's gradient to rows [begin, end) of one channel's output gradient, and sums them for the
+ * bias. */
 static void native_conv2d_prepare(const conv_op *conv, const gg_op_args *args, int64_t channel, int64_t begin,
                                   int64_t end) {
     const int64_t *out = conv->op.desc.output.size;
@@ -303,7 +304,7 @@ static void copy_slab(const conv_op *conv, const float *x, int64_t channel, int6
     const int64_t lanes = conv->lanes, width = conv->slab_width;
     const int64_t height = (end - begin - 1) * w->stride[0] + (w->kernel[0] - 1) * w->dilation[0] + 1;
     const int64_t first = begin * w->stride[0] - w->padding[0];
-    /* Columns [left, right) of a row lie in the image; the window may miss the image altogether. */
+    /* Columns [left, right) of a row lie in the image; the window may lie outside completely. */
     int64_t left = w->padding[1] < width ? w->padding[1] : width;
     int64_t right = in[2] + w->padding[1] < width ? in[2] + w->padding[1] : width;
     for (int64_t c = 0; c < count; ++c) {
@@ -331,7 +332,7 @@ static void native_conv2d_weights_part(void *context, int thread, int threads) {
     const int64_t lanes = conv->lanes, cols = conv->in_channels * conv->taps, dy_row = out[2] * lanes;
     const int64_t x_width = conv->copied ? conv->slab_width : in[2];
     float *slab = (float *)((char *)args->scratch + thread * conv->slab_bytes);
-    /* Output channels of all groups in turn. */
+    /* Output channels of all groups, in order. */
     size_t begin, end;
     gg_parallel_split((size_t)(conv->groups * conv->out_channels), 1, thread, threads, &begin, &end);
     if (begin == end) return;
@@ -369,7 +370,7 @@ static void native_conv2d_weights_part(void *context, int thread, int threads) {
                     .add = r > 0,
                 };
                 for (int64_t b = 0; b < blocks; ++b) {
-                    /* Block by block, so that what is read here is still in cache for the products. */
+                    /* Block by block, so that the values read here are still in cache for the products. */
                     if (c == 0)
                         for (int64_t m = gg_block_begin(to - from, blocks, b);
                              m < gg_block_begin(to - from, blocks, b + 1); ++m)

@@ -38,7 +38,7 @@ GG_TILE_LIST_NARROW(TILE, 2)
 GG_TILE_LIST_WIDE(TILE)
 #undef TILE
 
-/* [short sums][vectors][rows]. No prefetch: these read from the first-level cache. */
+/* [short sums][vectors][rows]. No prefetch: these read from the L1 cache. */
 #define NEAR(R, V) [V][R] = near_##R##x##V,
 #define FAR(R, V) [V][R] = far_##R##x##V,
 static const gg_tile_fn tiles[2][5][GG_TILE_ROWS + 1] = {
@@ -47,7 +47,7 @@ static const gg_tile_fn tiles[2][5][GG_TILE_ROWS + 1] = {
 #undef NEAR
 #undef FAR
 
-/* All vectors of one column, or of two side by side: vector i of the second follows the last of the first. */
+/* All vectors of one column, or of two side by side. The second column's vectors follow the first's. */
 static void column(const gg_conv_pass *pass, const gg_column *column, gg_tile *t, const float *source, float *target,
                    int rows) {
     const int64_t each = pass->lanes / GG_VECTOR, all = column->column[1] < 0 ? each : 2 * each;
@@ -56,7 +56,7 @@ static void column(const gg_conv_pass *pass, const gg_column *column, gg_tile *t
     target += c * pass->lanes;
     t->col_taps = pass->col_taps + pass->col_start[c];
     t->col_count = pass->col_start[c + 1] - pass->col_start[c];
-    /* With a single source channel a row of the window is a longer run than the channels. */
+    /* With one source channel, a row of the window is a longer run than the channels. */
     const gg_tap *taps = t->col_taps;
     if (pass->terms == 1 && t->col_count > 1 && column->even) {
         t->terms = t->col_count;
@@ -98,8 +98,8 @@ void GG_VARIANT(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, i
         t.row_taps = pass->row_taps + pass->row_start[r];
         t.row_count = pass->row_start[r + 1] - pass->row_start[r];
         float *target = pass->target + r * pass->target_width * pass->lanes;
-        /* A strip of columns for each block of rows in turn: the source of the strip stays in the second-level cache,
-         * and most of the block's weights stay in the first. */
+        /* Each strip of columns is computed for all blocks of rows. The strip's source stays in the L2 cache, and most
+         * of the block's weights in the L1 cache. */
         for (int64_t begin = 0; begin < pass->column_count; begin += pass->strip) {
             const int64_t end = begin + pass->strip < pass->column_count ? begin + pass->strip : pass->column_count;
             for (int64_t b = block_begin; b < block_end; ++b) {

@@ -6,7 +6,7 @@
 void GG_VARIANT(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end) {
     for (int64_t m = block_begin; m < block_end; ++m) { /* a block is one row here */
         for (int64_t k = 0; k < dot->cols; ++k) {
-            /* One partial sum a lane, as the vector kernels have: a single long sum would lose digits. */
+            /* One partial sum a lane, as in the vector kernels: a single long sum would lose digits. */
             float sum[16] = {0};
             for (int64_t r = 0; r < dot->height; ++r) {
                 for (int64_t c = 0; c < dot->width; ++c) {
@@ -40,7 +40,7 @@ GG_INLINE __m128 sum4(floats a, floats b, floats c, floats d) {
 }
 
 typedef struct dot_tile {
-    int64_t height, width, vectors; /* vectors follow each other in both operands */
+    int64_t height, width, vectors; /* vectors are consecutive in both operands */
     const float *dy;
     int64_t dy_plane, dy_row, dy_col;
     const float *x[GG_DOT_COLS];
@@ -112,7 +112,7 @@ void GG_VARIANT(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int6
                   .x_col = dot->x_col,
                   .dw_row = dot->dw_row,
                   .add = dot->add};
-    /* Where positions follow each other in both operands, a row is one run of vectors, or the whole plane is. */
+    /* If positions are adjacent in both operands, a row is one run of vectors, or the whole plane is. */
     if (t.x_col == dot->lanes) {
         t.vectors *= t.width;
         t.width = 1;

@@ -1,10 +1,10 @@
-/* The gradient of the weights of a convolution of images with few channels, in bfloat16, by products of taps and errors
- * (cpu/conv/image_kernels.h). Its input lies PLAIN or NHWC, its output NHWC.
+/* Weight gradient of a convolution of images with few channels, in bfloat16. Uses products of taps and errors
+ * (cpu/conv/image_kernels.h). The input lies PLAIN or NHWC, the output NHWC.
  *
- * The rows of a sample are spread first: of each channel the columns of each remainder by the stride lie together, with
- * the padding around them. So what a tap sees of a row of the output is a run of numbers, wherever it begins. A chunk
- * of rows of the output is packed and multiplied at a time; a tap more, of ones, gives the biases' gradient. The sums
- * are of parts of the batch, so that their bits do not depend on threads. */
+ * First, the rows of a sample are spread. For each channel, columns with equal remainder by the stride become adjacent,
+ * with their padding. A tap then sees a run of numbers for each output row. Then chunks of output rows are packed and
+ * multiplied. An additional tap of ones gives the bias gradient. Parts of the batch have their own sums, so that bits
+ * do not depend on threads. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -13,7 +13,7 @@
 #include "cpu/gemm/gemm_kernels.h"
 #include "cpu/native.h"
 
-/* Runs of pixels in a chunk at least: what is packed of it stays in cache. */
+/* Min runs of pixels in a chunk; a packed chunk stays in cache. */
 enum { CHUNK_RUNS = 16 };
 
 #define ONE ((uint16_t)0x3f80)
@@ -22,11 +22,11 @@ typedef struct image_conv {
     gg_op op;
     gg_device *device;
     const gg_image_kernels *kernels;
-    int64_t channels, filters, taps; /* taps: with that of the biases */
-    int64_t phases, pitch;           /* of columns; numbers in a spread row */
-    int64_t runs, rows;              /* of pixels in a row of the output; rows of a chunk */
+    int64_t channels, filters, taps; /* taps: including the tap of ones */
+    int64_t phases, pitch;           /* phases: remainders of columns; pitch: numbers in a spread row */
+    int64_t runs, rows;              /* runs: of pixels in an output row; rows: of a chunk */
     int64_t tap_groups, filter_groups, parts;
-    size_t taps_at, errors_at, thread_bytes, sums_at; /* in scratch: of a thread, and behind all threads */
+    size_t taps_at, errors_at, thread_bytes, sums_at; /* in scratch: offsets of a thread, and after all threads */
 } image_conv;
 
 typedef struct image_job {
@@ -38,7 +38,7 @@ static size_t sums_of_part(const image_conv *conv) {
     return (size_t)(conv->tap_groups * conv->filter_groups) * GG_IMAGE_SIDE * GG_IMAGE_SIDE;
 }
 
-/* The spread row of a channel and a remainder of columns; one more in front of all, of zeros, and one of ones. */
+/* Spread row of a channel and a remainder of columns. A row of zeros precedes all, then a row of ones. */
 static uint16_t *spread_row(const image_conv *conv, uint16_t *spread, int64_t channel, int64_t phase, int64_t row) {
     return spread + (2 + (channel * conv->phases + phase) * conv->op.desc.input[0].size[1] + row) * conv->pitch;
 }
@@ -50,7 +50,7 @@ static void spread_sample(const image_conv *conv, const uint16_t *image, uint16_
     const int64_t step = plain ? 1 : conv->channels, from_channel = plain ? height * width : 1;
     for (int64_t c = 0; c < conv->channels; ++c) {
         for (int64_t phase = 0; phase < conv->phases; ++phase) {
-            /* Number i is column i*stride + first; the numbers in front of and behind the image stay zeros. */
+            /* Number i is column i*stride + first; the numbers before and after the image stay zeros. */
             const int64_t first = phase - desc->window.padding[1];
             const int64_t begin = first < 0 ? gg_block_count(-first, stride) : 0;
             const int64_t some = first + begin * stride < width ? gg_block_count(width - first, stride) : begin;
@@ -64,7 +64,7 @@ static void spread_sample(const image_conv *conv, const uint16_t *image, uint16_
     }
 }
 
-/* Where a tap finds what it sees: of row r of the output number 0 in row stride*r + first of `plane`. */
+/* Source of a tap: output row r sees numbers from 0 on of row stride*r + first of `plane`. */
 typedef struct image_tap {
     const uint16_t *plane;
     int64_t first;
@@ -77,7 +77,7 @@ static image_tap image_tap_of(const image_conv *conv, uint16_t *spread, int64_t 
     return (image_tap){plane + column / w->stride[1], place % w->kernel[0] - w->padding[0]};
 }
 
-/* What the taps see of rows [begin, end) of the output, as tiles. */
+/* Packs as tiles the numbers that taps see for output rows [begin, end). */
 static void pack_taps(const image_conv *conv, uint16_t *spread, int64_t begin, int64_t end, uint16_t *taps) {
     const gg_op_desc *desc = &conv->op.desc;
     const int64_t height = desc->input[0].size[1], stride = desc->window.stride[0], runs = conv->runs;
@@ -96,7 +96,7 @@ static void pack_taps(const image_conv *conv, uint16_t *spread, int64_t begin, i
     }
 }
 
-/* The products of rows [begin, end) of a sample's output. */
+/* Multiplies rows [begin, end) of a sample's output. */
 static void multiply_rows(const image_conv *conv, uint16_t *spread, const uint16_t *error, int64_t begin, int64_t end,
                           uint16_t *taps, uint16_t *errors, float *sums, bool add) {
     const int64_t width = conv->op.desc.output.size[2], runs = (end - begin) * conv->runs;
@@ -130,7 +130,7 @@ static void image_part(void *context, int thread, int threads) {
     size_t part, behind;
     gg_parallel_split((size_t)conv->parts, 1, thread, threads, &part, &behind);
     if (part == behind) return;
-    memset(scratch, 0, conv->taps_at); /* of tiles, nobody reads what becomes of rows that are no tap's */
+    memset(scratch, 0, conv->taps_at); /* clears the tiles; results of rows without a tap are never read */
     for (int64_t i = 0; i < conv->pitch; ++i) spread[conv->pitch + i] = ONE;
     for (; part < behind; ++part) {
         float *sums = all + part * sums_of_part(conv);
@@ -150,7 +150,7 @@ static void image_part(void *context, int thread, int threads) {
     }
 }
 
-/* The sums of all parts, in their order, are the gradients, which have filters in rows. */
+/* Gradients are the sums of all parts, in order; they have filters in rows. */
 static void add_parts(const image_conv *conv, const gg_op_args *args) {
     const float *sums = (const float *)((const char *)args->scratch + conv->sums_at);
     const int64_t across = conv->filter_groups * GG_IMAGE_SIDE, weights = conv->taps - conv->op.desc.bias;

@@ -1,5 +1,5 @@
-/* Products for the gradient of the weights of convolutions of few channels, on AMX. tests/c/twin has scalar kernels,
- * which document them and read the same tiles. */
+/* Products for the weight gradient of convolutions with few channels, on AMX. tests/c/twin has scalar kernels as
+ * reference; they read the same tiles. */
 #include "cpu/conv/image_kernels.h"
 #include "cpu/simd/parts.h"
 
@@ -29,7 +29,8 @@ static void pack_errors(const gg_image_errors *e) {
 #pragma GCC push_options
 #pragma GCC target("amx-tile,amx-bf16")
 
-/* Two by two tiles of sums in registers 0 to 3, taps in 4 and 5, errors in 6 and 7. They are named by constants. */
+/* Multiplies tiles: two by two tiles of sums in registers 0 to 3, taps in 4 and 5, errors in 6 and 7. Registers are
+ * named by constants. */
 GG_INLINE void multiply_tiles(const gg_image_product *p, int64_t t, int64_t f, const bool second_tap,
                               const bool second_filter) {
     const long across = (long)(p->filter_groups * SIDE), bytes = across * (long)sizeof(float), row = 2 * PIXELS;

@@ -1,11 +1,10 @@
-/* Products for the gradient of the weights of a convolution whose input has few channels, of bfloat16 that are added in
- * float32 (AMX).
+/* Products of bfloat16, summed in float32 (AMX), for the weight gradient of a convolution with few input channels.
  *
- * A channel at a place of the window is a tap. Of a run of 32 pixels that follow each other in a row of the output, a
- * tile of taps has the 32 numbers that each of sixteen taps sees, one tap a row; a tile of errors has sixteen rows of
- * two pixels: the pairs of sixteen filters. Their product is a tile of sixteen taps by sixteen filters.
+ * A tap is a channel at a place of the window. Tiles cover a run of 32 neighbouring pixels of an output row. A tile of
+ * taps has one tap a row, with the 32 numbers that the tap sees; it has 16 rows. A tile of errors has 16 rows of two
+ * pixels: the pairs of 16 filters. Their product is a tile of 16 taps by 16 filters.
  *
- * Kernels are single-threaded, allocate nothing and have no state; tiles are 64-byte aligned. */
+ * Kernels are single-threaded, allocate nothing and have no state. Tiles are 64-byte aligned. */
 #ifndef GG_CPU_CONV_IMAGE_KERNELS_H
 #define GG_CPU_CONV_IMAGE_KERNELS_H
 
@@ -16,12 +15,12 @@
 
 enum {
     GG_IMAGE_SIDE = 16,   /* taps or filters of a tile */
-    GG_IMAGE_PIXELS = 32, /* of a tile */
+    GG_IMAGE_PIXELS = 32, /* pixels of a tile */
     GG_IMAGE_TILE = GG_IMAGE_SIDE * GG_IMAGE_PIXELS
 };
 
-/* A row of errors becomes tiles: run k of group g of sixteen filters at to + g*group + k*GG_IMAGE_TILE, with zeros
- * where there are no more pixels or filters. */
+/* Turns a row of errors into tiles. Run k of group g of 16 filters is at to + g*group + k*GG_IMAGE_TILE. Missing pixels
+ * and filters give zeros. */
 typedef struct gg_image_errors {
     int64_t pixels, filters;
     const uint16_t *from; /* pixel i, filter f at from[i*filters + f] */
@@ -29,8 +28,8 @@ typedef struct gg_image_errors {
     int64_t group; /* bfloat16 from a group to the next */
 } gg_image_errors;
 
-/* sums[tap][filter] = sum over the pixels of `runs` tiles; add: that sum is added to what is there. Denormal numbers
- * may count as 0, and the order of a sum is the instruction set's. */
+/* sums[tap][filter] = sum over the pixels of `runs` tiles; add: added to the stored values. Denormal numbers may count
+ * as 0. The instruction set fixes the order of a sum. */
 typedef struct gg_image_product {
     int64_t tap_groups, filter_groups, runs;
     const uint16_t *taps, *errors; /* run k of group g at (g*runs + k)*GG_IMAGE_TILE */

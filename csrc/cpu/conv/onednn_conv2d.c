@@ -1,5 +1,5 @@
-/* Convolution. Weights and their gradients are float32 and have PyTorch's layout. Weights are prepared in the kernels'
- * layouts and type; reorders of their gradients use scratch memory and cost little compared with the convolution. */
+/* Convolution. Weights and their gradients are float32 in PyTorch's layout. Weights are prepared in the kernels'
+ * layouts and type. Reorders of their gradients use scratch, and cost little compared with the convolution. */
 #include "base/cpu.h"
 #include "cpu/native.h"
 #include "cpu/onednn_common.h"
@@ -8,10 +8,10 @@ typedef struct conv {
     gg_dnn_op *op;
     dnnl_dims_t stride, dilation, left, right;
     const_dnnl_memory_desc_t input, output;            /* as the operation declares them */
-    const_dnnl_memory_desc_t weight, bias;             /* as parameters; bias NULL: none */
+    const_dnnl_memory_desc_t weight, bias;             /* as parameters; bias NULL means none */
     const_dnnl_memory_desc_t weight_any, gradient_any; /* as the kernels read and write them */
     dnnl_primitive_desc_t forward;
-    bool slow; /* as gg_dnn_is_slow says of a pass */
+    bool slow; /* result of gg_dnn_is_slow for a pass */
 } conv;
 
 static gg_status onednn_conv2d_check(const gg_op_desc *desc) {
@@ -40,9 +40,9 @@ static gg_status forward_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl
 
 static int64_t onednn_conv2d_rounded(int64_t n, int64_t block) { return (n + block - 1) / block * block; }
 
-/* In blocked layouts padded channels cost time in all three passes, in NHWC they do not. Measured with AVX-512: 20 ->
- * 50 channels run 1.7 times faster in NHWC, 24 -> 64 1.4 times, and without padding both are equal in stride 1. Inputs
- * of up to 4 channels have kernels of their own that read PLAIN. */
+/* In blocked layouts padded channels cost time in all three passes, in NHWC they do not. Measured with AVX-512: NHWC is
+ * 1.7 times faster for 20 -> 50 channels, 1.4 times for 24 -> 64. Without padding and with stride 1 both are equal.
+ * Inputs of up to 4 channels have kernels that read PLAIN. */
 static bool prefer_nhwc(const gg_op_desc *desc, gg_isa isa) {
     const int64_t block = isa >= GG_ISA_AVX512 ? 16 : 8;
     const int64_t in = desc->input[0].size[0], out = desc->output.size[0];
@@ -60,7 +60,7 @@ static gg_status in_layouts(conv *it, gg_layout input, gg_layout output) {
     return forward_pd(it, it->input, it->output, &it->forward);
 }
 
-/* Chooses the operation's formats: NHWC where that is faster, else what oneDNN prefers if gg_layout has it, else NHWC
+/* Chooses the operation's formats: NHWC if it is faster. Otherwise oneDNN's preference if gg_layout has it, then NHWC
  * or PLAIN. */
 static gg_status choose_layouts(conv *it, gg_isa isa) {
     const gg_op_desc *desc = &it->op->head.desc;
@@ -77,7 +77,7 @@ static gg_status choose_layouts(conv *it, gg_isa isa) {
         gg_dnn_layout_of(dnnl_primitive_desc_query_md(any, dnnl_query_dst_md, 0), &output) &&
         in_layouts(it, input, output) == GG_OK && !gg_dnn_is_slow(it->forward))
         return GG_OK;
-    /* An image of one channel is both PLAIN and NHWC, and kernels may be for the latter alone. */
+    /* An image of one channel is both PLAIN and NHWC; kernels may exist for NHWC only. */
     if (in_layouts(it, GG_LAYOUT_NHWC, GG_LAYOUT_NHWC) == GG_OK && !gg_dnn_is_slow(it->forward)) return GG_OK;
     return in_layouts(it, GG_LAYOUT_PLAIN, GG_LAYOUT_PLAIN);
 }
@@ -112,7 +112,8 @@ static gg_status weights_pd(conv *it, const_dnnl_memory_desc_t input, const_dnnl
     return GG_OK;
 }
 
-/* A backward pass in the forward's layouts, or if that is only a plain loop, in those that oneDNN prefers. */
+/* Creates a backward pass in the forward's layouts. If that is only a plain loop, uses the layouts that oneDNN
+ * prefers. */
 static gg_status best_pd(conv *it,
                          gg_status (*make)(conv *, const_dnnl_memory_desc_t, const_dnnl_memory_desc_t,
                                            dnnl_primitive_desc_t *),
@@ -134,7 +135,7 @@ static gg_status best_pd(conv *it,
     return status;
 }
 
-/* grad_output as a backward pass reads it. */
+/* grad_output in the format that a backward pass reads. */
 typedef struct conv_error {
     const_dnnl_memory_desc_t md;
     gg_dnn_place place;
@@ -168,8 +169,7 @@ static gg_status onednn_conv2d_add_weights(conv *it, conv_error *error) {
     return GG_OK;
 }
 
-/* Both backward passes read grad_output; where both need it in the same other layout it is reordered once, and lies in
- * scratch until then. */
+/* Both backward passes read grad_output. If both need it in one other layout, a single reorder stores it in scratch. */
 static gg_status onednn_conv2d_add_data(conv *it, const conv_error *error) {
     gg_dnn_op *op = it->op;
     const gg_dnn_place wanted = gg_dnn_at(GG_DNN_GRAD_INPUT);
@@ -196,7 +196,7 @@ static gg_status onednn_conv2d_add_data(conv *it, const conv_error *error) {
     return GG_OK;
 }
 
-/* *slow, unless it is NULL, becomes what gg_dnn_is_slow says of any pass. */
+/* *slow becomes true if gg_dnn_is_slow is true for any pass; NULL means not wanted. */
 static gg_status create_direct(gg_device *device, const gg_op_desc *desc, gg_op **out, bool *slow) {
     gg_status status = GG_OK;
     conv it = {0};
@@ -233,7 +233,8 @@ static gg_status onednn_conv2d_direct(gg_device *device, const gg_op_desc *desc,
     return create_direct(device, desc, out, NULL);
 }
 
-/* By own kernels, in the layouts that the convolution has here without turning images, whatever its passes are. */
+/* Creates a convolution by our own kernels on transposed images. Takes the layouts of oneDNN's convolution without
+ * transposition, which do not depend on the passes. */
 static gg_status create_turned(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = GG_OK;
     gg_op *here = NULL;
@@ -254,8 +255,8 @@ cleanup:
     return status;
 }
 
-/* Where oneDNN has no fast kernel for a pass in bfloat16 (the gradient of the weights of an image of one channel,
- * without AMX), all that the operation has are computed in float32: in evaluation the others are not. */
+/* Uses float32 for all passes if oneDNN lacks a fast bfloat16 kernel for one of them. In evaluation only forward
+ * counts. Example: the weight gradient of an image with one channel, without AMX. */
 gg_status gg_dnn_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     const bool widened = desc->algorithm == GG_ALGORITHM_WIDENED;
     bool slow = false;

@@ -1,6 +1,6 @@
-/* The direct convolution with windows of 1 x 1 and stride 1 on BATCH_LAST activations, where packed products pay that
- * are no algorithm of their own (cpu/gemm/packed_products.h). It is a linear layer whose samples are the pixels of all
- * lanes, and its matrices lie so already. */
+/* Direct convolution with 1 x 1 windows and stride 1 on BATCH_LAST activations. Uses packed products that count as the
+ * direct algorithm (cpu/gemm/packed_products.h). This is a linear layer with the pixels of all lanes as samples; its
+ * matrices already have that layout. */
 #include "base/parallel.h"
 #include "cpu/gemm/gemm_kernels.h"
 #include "cpu/gemm/packed_products.h"
@@ -11,7 +11,7 @@ typedef struct pointwise_op {
     gg_op op;
     gg_isa isa;
     int threads;
-    gg_native_features features; /* columns, of which all are summed: the pixels of all lanes */
+    gg_native_features features; /* columns: the pixels of all lanes; all are summed */
     const gg_gemm_kernels *kernels;
     const gg_packed_products *packed[GG_PASS_COUNT];
 } pointwise_op;
@@ -32,10 +32,10 @@ typedef struct pointwise_job {
     const gg_op_args *args;
 } pointwise_job;
 
-/* Numbers that are summed at a time: one sum over all pixels would lose digits. */
+/* Numbers summed at a time: one sum over all pixels would lose digits. */
 enum { SUMMED = 4096 };
 
-/* The error behind the activation, and the bias's gradient. */
+/* Computes the error before the activation, and the bias gradient. */
 static void pointwise_mask(void *context, int thread, int threads) {
     const pointwise_job *j = context;
     size_t begin, end;

@@ -1,14 +1,14 @@
-/* Convolution in CHANNELS16 by products of split numbers (cpu/conv/split_conv_kernels.h): direct sums, of any window
+/* Convolution in CHANNELS16 by products of split numbers (cpu/conv/split_conv_kernels.h). Direct sums for any window
  * and stride, without dilation.
  *
- * A band of rows of a sample is split into points, with the padding around it. A tap of the window is then a distance
- * between points, so nothing is copied for each: the sums of a run of points are products of tiles over taps and blocks
- * of channels. Points run on over the ends of rows; sums of points that are in the padding are not stored. With strides
- * the points of each remainder of rows and columns lie together, so that the next target is the next point.
+ * A band of rows of a sample is split into points, with its padding. A tap of the window is then a distance between
+ * points, so no tap needs a copy. The sums of a run of points are products of tiles over taps and blocks of channels.
+ * Points continue over the ends of rows; sums for padding points are not stored. With strides, points with equal
+ * remainders of row and column are adjacent. The next target is then the next point.
  *
- * Backward data is the same with the output's gradient as source. With strides, targets of each remainder have taps of
- * their own. The gradient of the weights has the products of points and of the output's gradient turned, in which
- * points in the padding are zeros; it is summed in parts of the batch, so that its bits do not depend on threads. */
+ * Backward data uses the output's gradient as source. With strides, the targets of each remainder have their own taps.
+ * The weight gradient multiplies points and the transposed output gradient; padding points are zeros. Parts of the
+ * batch have their own sums, so that bits do not depend on threads. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -18,7 +18,7 @@
 #include "cpu/native.h"
 #include "ops/backend.h"
 
-/* Bytes of a band's points, and turned gradients: they stay in the second-level cache. */
+/* Bytes of a band's points, and of transposed gradients: they stay in the L2 cache. */
 #define BAND_BYTES (256 * 1024)
 
 #define CHANNELS GG_SPLIT_POINTS
@@ -33,14 +33,14 @@ typedef struct split_phase {
     int64_t steps;
 } split_phase;
 
-/* From images to images. */
+/* A pass from images to images. */
 typedef struct split_walk {
     int64_t source[2], target[2];
-    int64_t terms, rows;      /* blocks of channels: source's, target's */
+    int64_t terms, rows;      /* blocks of channels: source, target */
     int64_t source_stride[2]; /* between points of a phase of the source */
-    int64_t source_phases[2]; /* that taps read */
+    int64_t source_phases[2]; /* phases that taps read */
     int64_t target_stride[2];
-    int64_t padding[2];         /* of the source: rows and columns before it */
+    int64_t padding[2];         /* rows and columns before the source */
     int64_t pitch, halo, total; /* points of a row; rows that taps reach beyond a target's; rows with targets */
     int64_t band, bands;        /* rows of a band */
     split_phase phase[GG_CONV_SPLIT_STRIDE * GG_CONV_SPLIT_STRIDE];
@@ -56,7 +56,7 @@ typedef struct split_conv {
     split_walk forward, data, gradient;
     size_t bias;                      /* float at which the padded bias is prepared */
     size_t thread_floats;             /* scratch of a thread */
-    int64_t parts;                    /* of the batch; 0: no gradient of weights */
+    int64_t parts;                    /* of the batch; 0 means no weight gradient */
     size_t dy_at, turned_at, sums_at; /* gradient: floats; the first two in a thread's scratch */
 } split_conv;
 
@@ -73,13 +73,13 @@ static int64_t blocks_of(int64_t channels) { return gg_block_count(channels, CHA
 
 /* ------------------------------------------------------------------------------------------------ points */
 
-/* Points of one block of channels of a band; the last tile reads up to fifteen behind. */
+/* Points of one block of channels of a band; the last tile reads up to 15 points more. */
 static int64_t plane_points(const split_walk *w, int64_t rows) {
     return w->source_phases[0] * w->source_phases[1] * (rows + w->halo) * w->pitch;
 }
 static int64_t band_points(const split_walk *w) { return w->terms * plane_points(w, w->band) + GG_SPLIT_POINTS; }
 
-/* The phase's columns of an image row, or zeros where there is no such row. */
+/* The phase's columns of an image row; zeros if the row does not exist. */
 static void split_row(const split_conv *conv, const split_walk *w, const float *image, int64_t y, int64_t phase,
                       uint16_t *to) {
     const int64_t step = w->source_stride[1], first = phase - w->padding[1];
@@ -94,7 +94,7 @@ static void split_row(const split_conv *conv, const split_walk *w, const float *
                              to + skipped * GG_SPLIT_POINT);
 }
 
-/* Rows [begin, end) of the grid of points, and the halo behind them, of one sample. */
+/* Splits rows [begin, end) of one sample's grid of points, and the halo after them. */
 static void split_band(const split_conv *conv, const split_walk *w, const float *image, int64_t begin, int64_t end,
                        uint16_t *to) {
     const int64_t plane = w->source[0] * w->source[1] * CHANNELS;
@@ -123,13 +123,13 @@ static void store_run(const split_job *j, const split_walk *w, const split_phase
     }
 }
 
-/* What is split next, in lines of caches; each run of points fetches some of it. */
+/* The next numbers to split, in cache lines; each run of points prefetches some of them. */
 typedef struct split_ahead {
     const float *from;
-    int64_t lines, each; /* each: of a step */
+    int64_t lines, each; /* each: lines of a step */
 } split_ahead;
 
-/* One block of channels of the targets of a phase in a band. */
+/* Convolves one block of target channels, for a phase in a band. */
 static void convolve_phase(const split_job *j, const split_phase *phase, int64_t band_begin, int64_t band_end,
                            int64_t block, const uint16_t *points, split_ahead *ahead, float *to) {
     const split_walk *w = j->walk;
@@ -143,14 +143,14 @@ static void convolve_phase(const split_job *j, const split_phase *phase, int64_t
     _Alignas(64) float sums[RUN_POINTS * CHANNELS];
     gg_split_forward run = {.step = phase->step, .steps = phase->steps, .sums = sums};
     run.weights = (const uint16_t *)j->args->prepared + block * w->terms * j->conv->taps * (int64_t)GG_SPLIT_FACTOR;
-    /* A run of one tile takes nearly as long as one of several, which wait for each other less. */
+    /* A run of one tile takes nearly as long as a run of several, whose tiles wait for each other less. */
     const int64_t tiles = gg_block_count(count, GG_SPLIT_POINTS), runs = gg_block_count(tiles, GG_SPLIT_RUN);
     for (int64_t r = 0; r < runs; ++r) {
         const int64_t at = gg_block_begin(tiles, runs, r) * GG_SPLIT_POINTS;
         const int64_t some = at_most(gg_block_begin(tiles, runs, r + 1) * GG_SPLIT_POINTS, count) - at;
         run.points = points + (start + at) * GG_SPLIT_POINT;
         run.tiles = (int)gg_block_count(some, GG_SPLIT_POINTS);
-        /* The run's targets follow each other in memory. */
+        /* The run's targets are consecutive in memory. */
         const int64_t row = at / w->pitch, col = at_most(at % w->pitch, phase->end[1] - phase->begin[1]);
         run.target = to + ((begin + row + phase->origin[0]) * w->target[1] + phase->begin[1] + col + phase->origin[1]) *
                               CHANNELS;
@@ -164,13 +164,13 @@ static void convolve_phase(const split_job *j, const split_phase *phase, int64_t
     }
 }
 
-/* Padding to the left and right of the image is cleared once; it is where no sample's points come. */
+/* Padding to the left and right of the image is cleared once; no sample's points are written there. */
 static uint16_t *cleared_points(const split_walk *w, float *scratch) {
     memset(scratch, 0, (size_t)band_points(w) * GG_SPLIT_POINT * sizeof(uint16_t));
     return (uint16_t *)scratch;
 }
 
-/* The sample behind, shared out among the steps of all runs of one that is a single band. */
+/* Prefetch of the next sample, divided among the steps of all runs; for samples that are a single band. */
 static split_ahead ahead_of(const split_walk *w, const float *from) {
     const int64_t lines = w->terms * w->source[0] * w->source[1];
     int64_t steps = 0;
@@ -226,7 +226,7 @@ static gg_status split_conv_backward_data(gg_op *head, const gg_op_args *args) {
 
 /* ------------------------------------------------------------------------------------------------ weights */
 
-/* [block of rows][block of terms][tap], zeros where there are no such channels. */
+/* [block of rows][block of terms][tap]; missing channels give zeros. */
 static void prepare_part(void *context, int thread, int threads) {
     const split_job *j = context;
     const split_conv *conv = j->conv;
@@ -266,12 +266,12 @@ static gg_status split_conv_prepare(gg_op *head, const gg_op_args *args, gg_pass
 
 /* --------------------------------------------------------------------------------------- gradient of weights */
 
-/* Tiles of points of a band of so many rows. */
+/* Tiles of points of a band of `rows` rows. */
 static int64_t gradient_tiles(const split_walk *w, int64_t rows) {
     return gg_block_count((rows - 1) * w->pitch + w->target[1], GG_SPLIT_POINTS);
 }
 
-/* Rows of the output's gradient of one block of channels as points on the grid, with zeros between them, turned. */
+/* Transposes rows of the output's gradient of one block of channels, as points on the grid with zeros between them. */
 static void turn_band(const split_conv *conv, const float *image, int64_t begin, int64_t end, float *grid,
                       uint16_t *turned) {
     const split_walk *w = &conv->gradient;
@@ -305,7 +305,7 @@ static void multiply_band(const split_conv *conv, int64_t begin, int64_t end, in
         }
 }
 
-/* Units are parts of the batch; of fewer parts than threads, slices of the output's channels in each. */
+/* Units are parts of the batch. With fewer parts than threads, units are slices of each part's output channels. */
 static void split_gradient_part(void *context, int thread, int threads) {
     const split_job *j = context;
     const split_conv *conv = j->conv;
@@ -339,7 +339,7 @@ static void split_gradient_part(void *context, int thread, int threads) {
     }
 }
 
-/* The parts' sums, as weights; a tile has the rows of a block of output channels. */
+/* Adds the parts' sums, as weights; a tile has the rows of a block of output channels. */
 static void add_parts_part(void *context, int thread, int threads) {
     const split_job *j = context;
     const split_conv *conv = j->conv;
@@ -391,7 +391,7 @@ static const gg_op_class split_conv_class = {.prepare = split_conv_prepare,
                                              .backward_data = split_conv_backward_data,
                                              .destroy = split_conv_destroy};
 
-/* What is the same along both axes: the grid of points, and the targets on it. */
+/* Sets the fields of one axis: the grid of points, and the targets on it. */
 static void make_axis(const gg_op_desc *desc, bool forward, int axis, split_walk *w, int64_t *reach, int64_t *size) {
     const gg_window *window = &desc->window;
     const int64_t in = desc->input[0].size[1 + axis], out = desc->output.size[1 + axis];
@@ -406,7 +406,7 @@ static void make_axis(const gg_op_desc *desc, bool forward, int axis, split_walk
     *size = forward ? out : (in - 1 + padding) / stride + 1;
 }
 
-/* The targets of one phase, and the places of the window that they read. */
+/* Sets the targets of one phase, and the places of the window that they read. */
 static gg_status make_phase(const split_conv *conv, bool forward, const int64_t remainder[2], split_walk *w,
                             const int64_t reach[2], split_phase *phase) {
     const gg_window *window = &conv->op.desc.window;
@@ -442,7 +442,7 @@ static gg_status make_phase(const split_conv *conv, bool forward, const int64_t 
     return GG_OK;
 }
 
-/* others: floats of a grid point besides the points themselves. */
+/* others: floats of a grid point besides the points. */
 static gg_status make_split_walk(const split_conv *conv, bool forward, int64_t others, split_walk *w) {
     int64_t reach[2], size[2];
     for (int axis = 0; axis < 2; ++axis) make_axis(&conv->op.desc, forward, axis, w, &reach[axis], &size[axis]);

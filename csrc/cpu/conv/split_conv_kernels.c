@@ -1,5 +1,5 @@
-/* Convolutions of split numbers on AMX: tiles of points times tiles of weights, and turned gradients times points.
- * tests/c/twin has scalar kernels, which document them and compute the same bits where denormal numbers count as 0. */
+/* Convolutions of split numbers on AMX: tiles of points times tiles of weights, and transposed gradients times points.
+ * tests/c/twin has scalar kernels as reference. Their bits are equal if denormal numbers count as 0. */
 #include "cpu/conv/split_conv_kernels.h"
 #include "cpu/simd/parts.h"
 
@@ -54,7 +54,7 @@ static void turn_points(int64_t tiles, const float *from, uint16_t *to) {
     }
 }
 
-/* Registers 0 to 3 are sums, 4 to 6 the second factor, 7 points. They are named by constants, hence macros. */
+/* Registers 0 to 3 hold sums, 4 to 6 the second factor, 7 points. Macros, because registers are named by constants. */
 #define LOAD_FACTOR(from)                                                                                              \
     do {                                                                                                               \
         _tile_loadd(4, (from), 64);                                                                                    \

@@ -1,16 +1,19 @@
-/* Convolution with windows of 3 x 3 or 5 x 5, stride 1, by Winograd's method: F(4x4,3x3) has 36 products for the 144 of
- * a tile of 4 x 4 outputs, F(6x6,3x3) 64 for 324, F(2x2,3x3) 16 for 36, F(2x2,5x5) 36 for 100, F(4x4,5x5) 64 for 400.
+/* Convolution with 3 x 3 or 5 x 5 windows, stride 1, by Winograd's method. Products for a tile of outputs:
+ * - F(4x4,3x3): 36 instead of 144;
+ * - F(6x6,3x3): 64 instead of 324;
+ * - F(2x2,3x3): 16 instead of 36;
+ * - F(2x2,5x5): 36 instead of 100;
+ * - F(4x4,5x5): 64 instead of 400.
  *
- * Tiles of the input are transformed to places (V), and so are the weights (prepared once for all tiles). At each place
- * the output's (M) is a product of matrices over the channels, then the output is transformed back. Backward data is
- * the same with the weights turned by half a turn and transposed. The gradient of the weights is, at each place, a
- * product over the tiles of the places of the input and of the output's gradient, transformed back once at the end.
+ * Tiles of the input are transformed to places (V). The weights are transformed once for all tiles. At each place the
+ * output's (M) is a matrix product over the channels; then the output is transformed back. Backward data uses the
+ * weights rotated by 180 degrees and transposed. The weight gradient at each place is a product over the tiles, of the
+ * input's places and the output gradient's. The sum is transformed back once at the end.
  *
- * It computes where activations lie BATCH_LAST, and in CHANNELS16 if that is offered. A unit is a vector of GG_LANES in
- * each plane of an image: in BATCH_LAST the planes are channels, and the units the tiles with sixteen samples each; in
- * CHANNELS16 planes are blocks of sixteen channels, and the units the tiles of each sample. Units are computed in
- * blocks, so that their places stay in the second-level cache. In BATCH_LAST a batch that fills no more of a vector
- * than kernels compute at a time has narrow units, without the lanes that are padding.
+ * Activations lie BATCH_LAST, or CHANNELS16 if offered. A unit is a vector of GG_LANES in each plane of an image. In
+ * BATCH_LAST planes are channels, and units are tiles of sixteen samples. In CHANNELS16 planes are blocks of sixteen
+ * channels, and units are tiles of each sample. Units are computed in blocks, so that their places stay in the L2
+ * cache. In BATCH_LAST a batch that fits in the lanes computed at a time has narrow units without padding lanes.
  *
  * Errors are larger than those of direct sums: tests/test_winograd.py has their bounds. */
 #include <string.h>
@@ -23,38 +26,38 @@
 #include "cpu/native.h"
 #include "ops/backend.h"
 
-/* Bytes of the places of a block of units: small, because transforms write to all places in turn, each on a page of its
- * own if the block is large. Many channels have more, since a block fills the rows of a product. */
+/* Bytes of the places of a block of units. Small, because transforms write to all places in turn, each on its own page
+ * in large blocks. With many channels blocks are larger, to fill the rows of a product. */
 #define BLOCK_BYTES (128 * 1024)
-/* The same for the gradient of weights. The bits of sums depend on where blocks end, so not on the number of threads.
- * Every block reads and writes all sums, so its operands are twice as large as these, with half of LEAST_COLUMNS to all
- * of them. */
+/* Bytes of a block's places for the weight gradient. The ends of blocks fix the bits of sums, so they do not depend on
+ * the number of threads. Every block reads and writes all sums. Its operands are therefore twice as large as the sums,
+ * with LEAST_COLUMNS/2 to LEAST_COLUMNS columns. */
 #define GRADIENT_BYTES (512 * 1024)
-/* Units are cut into parts with sums of their own, so that threads need not wait for each other: a multiple of
- * LEAST_PARTS, whose sums together have at most SUMS_CACHED bytes and 1/SUMS_SHARE of the operands' bytes, and at most
- * SUMS_BYTES; else one. */
+/* Units are cut into parts with their own sums, so that threads need not wait for each other. The number of parts is a
+ * multiple of LEAST_PARTS. All sums have at most SUMS_CACHED bytes and 1/SUMS_SHARE of the operands' bytes, and at most
+ * SUMS_BYTES. Otherwise there is one part. */
 #define SUMS_CACHED (7 * 256 * 1024)
 #define SUMS_SHARE 16
 #define SUMS_BYTES (8 * 1024 * 1024)
 #define LEAST_PARTS 4
 #define MOST_PARTS 8
-/* Tiles of single planes that are requested ahead. */
+/* Tiles of single planes that are prefetched. */
 #define TILES_AHEAD 4
-/* Up to so many channels, a unit's lie on few pages, however far its blocks are from each other; and units side by
- * side do not meet in the same sets of the caches. */
+/* Max channels for which a unit's channels lie on few pages at any distance of its blocks. Adjacent units then do not
+ * share cache sets. */
 #define FEW_CHANNELS 64
-/* Columns of a block, where the transformed weights are much larger than caches: each block reads all of them. And the
- * most columns that a block of the gradient has for the sake of its sums. */
+/* Min columns of a block if the transformed weights are much larger than caches, because each block reads all of them.
+ * Also the max columns of a gradient block chosen by the size of its sums. */
 #define LEAST_COLUMNS 128
 #define LARGE_WEIGHTS (4 * 1024 * 1024)
 
 /* One pass from images to images. */
 typedef struct wino_walk {
     int64_t source[2], target[2], padding[2], tiles[2];
-    int64_t terms, rows;  /* channels: source's, target's */
-    int64_t units, block; /* in a block at most */
+    int64_t terms, rows;  /* channels: source, target */
+    int64_t units, block; /* max units in a block */
     int64_t panel;        /* columns of a panel in products */
-    bool by_blocks;       /* CHANNELS16: V is [block of channels][unit][channel], else [unit][channel] */
+    bool by_blocks;       /* CHANNELS16: V is [block of channels][unit][channel]; false: [unit][channel] */
     int64_t unit_floats;  /* CHANNELS16: of V */
     int64_t weights;      /* floats of prepared weights at each place */
 } wino_walk;
@@ -74,10 +77,10 @@ typedef struct winograd_op {
     size_t bias;          /* CHANNELS16: where the padded bias is prepared */
     size_t thread_floats; /* scratch of a thread in forward and data */
     /* Gradient of the weights. */
-    int64_t units, parts;                /* of the units, each with sums of its own */
-    int64_t gradient_block;              /* units of a block, at most */
+    int64_t units, parts;                /* parts of the units, each with its own sums */
+    int64_t gradient_block;              /* max units of a block */
     int64_t x_step, dy_step;             /* floats between channels (BATCH_LAST) or units (CHANNELS16) of the places */
-    int64_t turned_step;                 /* BATCH_LAST: between rows of the input's places turned around */
+    int64_t turned_step;                 /* BATCH_LAST: distance between rows of the input's transposed places */
     int64_t sum_step;                    /* between rows of the sums at a place: out x in, CHANNELS16: in x out */
     size_t operand_floats;               /* of the places of a block */
     size_t places_at, sum_at, turned_at; /* in scratch, floats */
@@ -88,13 +91,13 @@ typedef struct wino_job {
     const gg_op_args *args;
     const wino_walk *walk;
     bool forward;
-    int64_t part, block; /* of the gradient of weights, where all threads compute one */
+    int64_t part, block; /* of the weight gradient, if all threads compute one */
 } wino_job;
 
 static int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 static int64_t at_most(int64_t n, int64_t most) { return n < most ? n : most; }
 
-/* Gradient of weights: floats between rows of channels side by side. */
+/* Weight gradient: floats between rows of adjacent channels. */
 static int64_t gradient_step(int64_t channels) {
     return channels <= FEW_CHANNELS ? up_to(channels, GG_LANES) : gg_odd_lines(channels);
 }
@@ -103,7 +106,7 @@ static int64_t gradient_step(int64_t channels) {
 
 static int clamped(int64_t n, int64_t most) { return (int)(n < 0 ? 0 : n > most ? most : n); }
 
-/* Where a unit is: its sample (CHANNELS16) or its sixteen samples (BATCH_LAST), and its tile. */
+/* Place of a unit: its sample (CHANNELS16) or sixteen samples (BATCH_LAST), and its tile. */
 typedef struct wino_place {
     int64_t samples, tile[2];
 } wino_place;
@@ -115,7 +118,7 @@ static wino_place place_of(const winograd_op *op, const int64_t tiles[2], int64_
                         .tile = {tile / tiles[1], tile % tiles[1]}};
 }
 
-/* To the next unit, without divisions: they would take as long as a good part of its transformation. */
+/* Moves to the next unit without divisions, which would take a large part of the transform's time. */
 static void move_on(const winograd_op *op, const int64_t tiles[2], wino_place *place) {
     if (!op->channels && ++place->samples < op->lanes / GG_LANES) return;
     if (!op->channels) place->samples = 0;
@@ -126,9 +129,8 @@ static void move_on(const winograd_op *op, const int64_t tiles[2], wino_place *p
     ++place->samples;
 }
 
-/* Tiles of units that follow each other, of the source or of the target of a walk, as the kernels read them. Their
- * fields are set one by one, in place. A copy would go by vectors, which wait for what has been stored by halves until
- * the whole transform before it has left the store buffer. */
+/* Tiles of successive units, of a walk's source or target, as read by the kernels. Fields are set one by one, in place.
+ * A copy would use vector loads, which wait until earlier, narrower stores have left the store buffer. */
 typedef struct wino_series {
     const winograd_op *op;
     const wino_walk *walk;
@@ -137,8 +139,8 @@ typedef struct wino_series {
     int across;
     float *image;
     int64_t samples_step;    /* floats from a sample, or sixteen, to the next */
-    wino_place place, ahead; /* of the tile that comes next, and of that which is requested then */
-    int64_t left;            /* units behind `ahead` */
+    wino_place place, ahead; /* places of the next tile, and of the next tile to prefetch */
+    int64_t left;            /* units after `ahead` */
     gg_winograd_tiles tiles;
 } wino_series;
 
@@ -148,7 +150,7 @@ static float *image_at(const wino_series *s, const wino_place *place) {
     return s->image + (place->samples * s->samples_step + row * s->tiles.row + column * s->tiles.pixel);
 }
 
-/* Before `unit`; last: behind the last one. Where the places lie is the caller's. */
+/* Series that begins at `unit`; last: end of the units. The caller sets the places. */
 static wino_series series_from(const winograd_op *op, const wino_walk *walk, bool source, const float *image,
                                int64_t unit, int64_t last) {
     const int64_t channels = source ? walk->terms : walk->rows, *size = source ? walk->source : walk->target;
@@ -175,7 +177,7 @@ static wino_series series_from(const winograd_op *op, const wino_walk *walk, boo
     return s;
 }
 
-/* The last unit is requested again where none is so far ahead. */
+/* Prefetches the last unit again if there are no more. */
 static void series_next(wino_series *s) {
     gg_winograd_tiles *tiles = &s->tiles;
     for (int axis = 0; axis < 2; ++axis) {
@@ -191,7 +193,7 @@ static void series_next(wino_series *s) {
 
 /* ------------------------------------------------------------------------------------------ forward and data */
 
-/* BATCH_LAST: units side by side are the columns of panels, [panel][channel][column]. So many are in one; in CHANNELS16
+/* BATCH_LAST: units are the columns of panels, [panel][channel][column]; returns the units of a panel. CHANNELS16:
  * units are the rows of products. */
 static int64_t units_of_panel(const winograd_op *op, const wino_walk *walk) {
     return op->channels ? 1 : walk->panel / op->width;
@@ -201,8 +203,8 @@ static int64_t panels_of(const winograd_op *op, const wino_walk *walk, int64_t u
     return gg_block_count(units * op->width, walk->panel);
 }
 
-/* Floats at one place, of a block of so many units. CHANNELS16: M is [block of channels][unit][channel],
- * and so is V, if walk->by_blocks. Both are a number of lines that is odd. */
+/* Floats of a block of `units` units at one place, rounded up to an odd number of cache lines. CHANNELS16: M is [block
+ * of channels][unit][channel]; V too if walk->by_blocks. */
 static int64_t source_floats(const winograd_op *op, const wino_walk *walk, int64_t units) {
     if (op->channels) return gg_odd_lines(units * walk->unit_floats);
     return gg_odd_lines(panels_of(op, walk, units) * walk->terms * walk->panel);
@@ -213,7 +215,7 @@ static int64_t target_floats(const winograd_op *op, const wino_walk *walk, int64
     return gg_odd_lines(panels_of(op, walk, units) * walk->rows * walk->panel);
 }
 
-/* Of a block of units, from `unit` on. */
+/* Series of a block of units, from `unit` on. */
 static wino_series input_series(const wino_job *j, int64_t unit, int64_t units, int64_t last, int64_t v_step) {
     const float *image = j->forward ? j->args->input[0] : j->args->grad_output;
     wino_series s = series_from(j->op, j->walk, true, image, unit, last);
@@ -241,13 +243,13 @@ static wino_series output_series(const wino_job *j, int64_t unit, int64_t units,
 /* CHANNELS16: floats of V from a unit to the next. */
 static int64_t unit_step(const wino_walk *walk) { return walk->by_blocks ? GG_LANES : walk->unit_floats; }
 
-/* BATCH_LAST: where a unit of a block begins, of so many channels; places: where the first does. */
+/* BATCH_LAST: address of a block's unit `number`, with `channels` channels; places: address of unit 0. */
 static float *in_panels(const winograd_op *op, const wino_walk *walk, int64_t channels, int64_t number, float *places) {
     const int64_t each = units_of_panel(op, walk);
     return places + number / each * channels * walk->panel + number % each * op->width;
 }
 
-/* Units [begin, end), of those before `last` that the thread computes. */
+/* Computes units [begin, end); `last` is the end of the thread's units. */
 static void walk_units(const wino_job *j, int64_t begin, int64_t end, int64_t last, float *scratch) {
     const winograd_op *op = j->op;
     const wino_walk *walk = j->walk;
@@ -322,7 +324,7 @@ static void wino_run(const winograd_op *op, const gg_op_args *args, bool forward
 
 /* ------------------------------------------------------------------------------------------------ weights */
 
-/* BATCH_LAST: [place][block of rows][term][row]. CHANNELS16: [place][panel of rows][term][column], zeros behind the
+/* BATCH_LAST: [place][block of rows][term][row]. CHANNELS16: [place][panel of rows][term][column], with zeros after the
  * last row. */
 static void wino_prepare_part(void *context, int thread, int threads) {
     const wino_job *j = context;
@@ -413,11 +415,11 @@ static int64_t sum_rows(const winograd_op *op) { return op->channels ? op->in : 
 
 static size_t sum_floats(const winograd_op *op) { return (size_t)(op->places * sum_rows(op) * op->sum_step); }
 
-/* A block of units, and what it is computed with. */
+/* A block of units and its buffers. */
 typedef struct wino_block {
     int64_t begin, end;
     float *x, *dy; /* places of the input, and of the output's gradient */
-    float *turned; /* BATCH_LAST: room for one place of the input, turned around */
+    float *turned; /* BATCH_LAST: room for one transposed place of the input */
     float *sums;   /* [place][row][column] */
     bool first;    /* sums are set, not added to */
 } wino_block;
@@ -591,8 +593,7 @@ static int outputs_of(gg_algorithm algorithm) {
     return algorithm == GG_ALGORITHM_WINOGRAD6 ? 6 : algorithm == GG_ALGORITHM_WINOGRAD2 ? 2 : 4;
 }
 
-/* How many units are computed together: their places fill BLOCK_BYTES, unless that would read large weights too often.
- */
+/* Number of units computed together: their places fill BLOCK_BYTES, unless that would read large weights too often. */
 static int64_t choose_block(const winograd_op *op, const wino_walk *walk, int64_t units) {
     const int64_t each = units_of_panel(op, walk), columns = op->channels ? 1 : op->width;
     const int64_t unit = (walk->terms + walk->rows) * op->places * columns * (int64_t)sizeof(float);
@@ -605,13 +606,13 @@ static int64_t choose_block(const winograd_op *op, const wino_walk *walk, int64_
     return at_most(block, up_to(units, each));
 }
 
-/* Columns of a panel: in CHANNELS16 no more than a block of channels where wide panels would have more zeros. */
+/* Columns of a panel. In CHANNELS16 at most a block of channels, if wide panels would have more zeros. */
 static int64_t panel_of(const winograd_op *op, int64_t rows) {
     const int64_t wide = op->kernels->panel;
     return op->channels && up_to(rows, GG_LANES) < up_to(rows, wide) ? GG_LANES : wide;
 }
 
-/* run: the walk is made for a pass, not for its geometry only. */
+/* run: the walk is made to run a pass, not only for its geometry. */
 static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) {
     const gg_op_desc *desc = &op->op.desc;
     const int64_t *in = desc->input[0].size, *out = desc->output.size;

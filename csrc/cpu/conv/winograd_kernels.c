@@ -1,11 +1,11 @@
 /* Winograd's transforms, and the products between them.
  *
- * Along one axis a tile of m outputs needs m + r - 1 inputs d and r weights g, and y = A^T((G g) * (B^T d)). The places
- * are the values of polynomials at the points 0, +-P, +-Q and infinity (for m = 2, r = 3: 0, +-1 and infinity). With
- * P = 0.625 and Q = 1.5 errors are less than half of those of the usual 1 and 2, at the same cost. Eight places have
- * the points 0, +-1/2, +-1, +-2 and infinity. B depends on the points only. */
-/* gcc's analyzer does not follow arrays of lanes that are filled by loops over a tile's places, and takes them to be
- * uninitialized where the next function reads them. */
+ * Along one axis a tile of m outputs needs m + r - 1 inputs d and r weights g, and y = A^T((G g) * (B^T d)). Places are
+ * the values of polynomials at the points 0, +-P, +-Q and infinity; for m = 2, r = 3 at 0, +-1 and infinity. With P =
+ * 0.625 and Q = 1.5 errors are less than half of those of the usual 1 and 2, at equal cost. Eight places have the
+ * points 0, +-1/2, +-1, +-2 and infinity. B depends on the points only. */
+/* gcc's analyzer does not follow arrays of lanes filled by loops over a tile's places, and reports them as
+ * uninitialized. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #pragma GCC diagnostic ignored "-Wanalyzer-use-of-uninitialized-value"
 #endif
@@ -19,19 +19,19 @@
 #define P2 (P * P)
 #define Q2 (Q * Q)
 
-/* Vectors stay in registers only where all is inlined; plain loops over lanes would take the compiler minutes then. */
+/* Vectors stay in registers only if all is inlined. Plain loops over lanes would then take the compiler minutes. */
 #ifdef GG_VECTOR
 #define WINOGRAD_INLINE static inline __attribute__((always_inline))
 #else
 #define WINOGRAD_INLINE static __attribute__((noinline))
 #endif
 #define MOST 8    /* places along one axis */
-#define TAPS 5    /* most weights along one axis */
-#define OUTPUTS 6 /* most outputs along one axis */
+#define TAPS 5    /* max weights along one axis */
+#define OUTPUTS 6 /* max outputs along one axis */
 
-/* The lanes that a transform computes at a time, of GG_LANES. A row of a tile has up to eight vectors, its places eight
- * more: of sixteen registers each must be one. Where registers are few, what lies between both axes is in memory, and
- * the loops over it stay loops. */
+/* Lanes, of GG_LANES, that a transform computes at a time. A row of a tile has up to eight vectors, its places eight
+ * more. With sixteen registers each vector must be one register. With few registers, values between both axes lie in
+ * memory, and the loops over them are not unrolled. */
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define PART (GG_LANES / 2)
 #define ALONG_AXIS _Pragma("GCC unroll 1")
@@ -64,7 +64,7 @@ typedef lanes_f part_f;
 static inline part_f part_relu(part_f a) { return lanes_choose(lanes_positive(a), a, lanes_set(0)); }
 #endif
 
-/* What lies at p, or zeros: then p is not read. */
+/* part_load_when: the vector at p if `inside`; otherwise zeros, without reading p. */
 #if defined(__AVX512F__)
 typedef __mmask16 part_if;
 static inline part_if part_when(bool inside) { return (__mmask16)-inside; }
@@ -82,16 +82,15 @@ WINOGRAD_INLINE part_f times(float a, part_f x) { return part_multiply(part_set(
 /* a*x + y */
 WINOGRAD_INLINE part_f plus(float a, part_f x, part_f y) { return part_multiply_add(part_set(a), x, y); }
 
-/* Of eight places: the pairs of points +-POINT[i]. */
+/* For eight places: the pairs of points +-POINT[i]. */
 #define PAIRS 3
 static const float POINT[PAIRS] = {0.5f, 1.0f, 2.0f};
-/* Of the other pairs' squares, for each pair, the sum and the product; and of all squares the elementary symmetric
- * functions. */
+/* For pair i: sum and product of the other two squared points. For all squares: the elementary symmetric functions. */
 static const float OTHERS_SUM[PAIRS] = {5.0f, 4.25f, 1.25f}, OTHERS_PRODUCT[PAIRS] = {4.0f, 1.0f, 0.25f};
 #define SYMMETRIC1 5.25f
 #define SYMMETRIC2 5.25f
 #define SYMMETRIC3 1.0f
-/* The reciprocals of the products of distances between points, which G has. */
+/* Factors of G: reciprocals of the products of distances between points. */
 #define AT_ZERO8 (-1.0f / SYMMETRIC3)
 static const float AT_POINT[PAIRS] = {
     1.0f / (2.0f * 0.25f * (0.25f - 1.0f) * (0.25f - 4.0f)),
@@ -260,7 +259,7 @@ WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const pa
     e[5] = y[3];
 }
 
-/* The reciprocals of the products of distances between points, which G has. */
+/* Factors of G: reciprocals of the products of distances between points. */
 #define AT_ZERO (1.0f / (P2 * Q2))
 #define AT_P (1.0f / (2.0f * P2 * (P2 - Q2)))
 #define AT_Q (1.0f / (2.0f * Q2 * (Q2 - P2)))
@@ -320,7 +319,7 @@ WINOGRAD_INLINE void weight_gradient_axis(const int places, const int taps, cons
     g[4] = plus(AT_P * P2 * P2, sum_p, plus(AT_Q * Q2 * Q2, sum_q, u[5]));
 }
 
-/* No prefetcher of the CPU follows tiles, whose vectors are far from each other. */
+/* CPUs' prefetchers do not follow tiles, whose vectors are far from each other. */
 WINOGRAD_INLINE void request(const gg_winograd_tiles *t, int64_t plane, const int across) {
     const float *image = t->ahead + plane * t->plane;
 #pragma GCC unroll 8
@@ -329,7 +328,8 @@ WINOGRAD_INLINE void request(const gg_winograd_tiles *t, int64_t plane, const in
         for (int c = 0; c < across; ++c) __builtin_prefetch(image + r * t->row + c * t->pixel, 0, 2);
 }
 
-/* Image to places. gradient: of the output, whose tiles have no border. whole: all of the tile lies in the image. */
+/* Transforms an image to places. gradient: of the output, whose tiles have no border. whole: the tile lies completely
+ * in the image. */
 WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, const int places, const bool gradient,
                                const bool whole) {
     const int across = gradient ? outputs : places;
@@ -570,7 +570,7 @@ enum { PACKED_WIDE, ACROSS_WIDE, LANES_WIDE, LANES_NARROW, KINDS };
     static __attribute__((noinline)) void packed_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_PACKED); }       \
     static __attribute__((noinline)) void across_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_ACROSS); }       \
     static __attribute__((noinline)) void lanes_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_LANES); }
-/* Where a wide panel has more columns than GG_LANES. */
+/* If a wide panel has more columns than GG_LANES. */
 #if GG_VECTOR == GG_LANES
 #define NARROW_TILE(R, V)                                                                                              \
     static __attribute__((noinline)) void narrow_##R(const gg_tile *t) { gg_tile_run(t, R, V, GG_TILE_LANES); }
@@ -594,14 +594,14 @@ static const gg_tile_fn tiles[KINDS][GG_TILE_ROWS + 1] = {[PACKED_WIDE] = {GG_TI
 #undef LANES
 #undef NARROW
 
-/* What the products of all places have in common. */
+/* Shared by the products of all places. */
 typedef struct tile_rows {
     const gg_tile_fn *run;
-    bool packed, in_blocks;        /* of the scalars; in_blocks: blocks of terms are far from each other */
-    int64_t blocks, least, longer; /* of rows: as gg_block_begin has them, without its divisions */
+    bool packed, in_blocks;        /* of the scalars; in_blocks: blocks of terms are far apart */
+    int64_t blocks, least, longer; /* of rows: results of gg_block_begin, without its divisions */
 } tile_rows;
 
-/* The terms of a tile from term k on. In blocks: whole blocks, one pair of taps each, then the rest. */
+/* Sets the terms of a tile from term k on. In blocks: whole blocks, one pair of taps each, then the rest. */
 static int64_t begin_terms(const gg_winograd_product *p, const tile_rows *all, int64_t k, gg_tile *t) {
     const int64_t left = k + GG_WINOGRAD_TERMS < p->terms ? GG_WINOGRAD_TERMS : p->terms - k;
     const bool whole = all->in_blocks && left > GG_LANES;
@@ -610,7 +610,7 @@ static int64_t begin_terms(const gg_winograd_product *p, const tile_rows *all, i
     return t->row_count * t->terms;
 }
 
-/* One panel of one place, whose operands and result begin there. */
+/* Multiplies one panel of one place; the pointers are the begins of its operands and result. */
 WINOGRAD_INLINE void panel_product(const gg_winograd_product *p, const tile_rows *all, const float *scalars,
                                    const float *x, float *y, gg_tile *t) {
     int64_t r = 0;

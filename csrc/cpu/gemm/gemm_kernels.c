@@ -1,4 +1,4 @@
-/* Products of matrices used where they lie, transposition, and the set of kernels of this instruction set. */
+/* Products of matrices read in place, transposition, and the set of kernels of this instruction set. */
 #include "cpu/simd/tile.h"
 #include "ops/tensor.h"
 
@@ -12,15 +12,16 @@
 #define DOT_ROWS 1
 #endif
 
-/* Terms requested ahead: they may lie pages apart, where no hardware prefetcher follows. Measured with AVX2. */
+/* Prefetch distance in terms: they may lie pages apart, where hardware prefetchers do not follow. Measured with
+ * AVX2. */
 #define PACK_AHEAD 8
 
-/* Term by term for all blocks. */
+/* Term by term, for all blocks. */
 static void gemm_pack(int64_t m, int64_t k, const float *a, int64_t a_step, float *out) {
     const int64_t blocks = gg_block_count(m, TILE_ROWS), least = m / blocks, more = m % blocks;
 #if VECTOR == 8
-    /* Without AVX-512 a masked store takes some processors tens of cycles. So a whole vector is copied where the rows
-     * of later terms of the same block come to lie behind these, and more terms of a follow. */
+    /* Without AVX-512 a masked store takes some processors tens of cycles. Whole vectors are copied instead if later
+     * terms overwrite the excess and a has more terms to read. */
     const int64_t behind = gg_block_count(VECTOR, least > 0 ? least : 1);
     const int64_t whole = a_step < VECTOR || k <= behind ? 0 : k - behind;
 #endif
@@ -30,7 +31,7 @@ static void gemm_pack(int64_t m, int64_t k, const float *a, int64_t a_step, floa
         for (int64_t i = 0; i < m; i += GG_LANES) __builtin_prefetch(from + PACK_AHEAD * a_step + i);
 #endif
         for (int64_t b = 0, i = 0; b < blocks; ++b) {
-            const int rows = (int)(least + (b < more)); /* as gg_block_begin has them */
+            const int rows = (int)(least + (b < more)); /* result of gg_block_begin */
             float *to = out + i * k + l * rows;
 #if VECTOR == 8
             if (l < whole) *(floats *)to = *(const floats *)(from + i);
@@ -111,7 +112,7 @@ static const gg_tile_fn tiles[2][5][GG_TILE_ROWS + 1] = {
 #undef DOWN
 #undef ACROSS
 
-/* A tile with fewer columns than a vector: computed into a buffer, from which the columns that exist are copied. */
+/* Computes a tile with fewer columns than a vector into a buffer, and copies the existing columns. */
 static void edge(const gg_tile *tile, gg_tile_fn run, int64_t rows, int64_t cols) {
     float beside[GG_TILE_ROWS][4 * GG_VECTOR] __attribute__((aligned(64)));
     gg_tile t = *tile;
@@ -127,19 +128,18 @@ static void edge(const gg_tile *tile, gg_tile_fn run, int64_t rows, int64_t cols
         for (int64_t j = 0; j < cols; ++j) tile->y[i * tile->y_row + j] = beside[i][j];
 }
 
-/* The most terms that are summed at a time where a's rows are one behind the other. */
+/* Max terms summed at a time if a's rows are adjacent. */
 #define DOWN_TERMS 1024
-/* Whether the rows of a block are less than half a cache line in each term: a copy of them leaves b more room in the
- * first-level cache. */
+/* True if a block's rows are less than half a cache line in each term. Copying them leaves b more room in the L1
+ * cache. */
 #define COPIES_DOWN (2 * TILE_ROWS < GG_LANES)
 
 static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t block_end) {
     static const gg_tap whole = {0, 0};
     const bool across = p->a_step == 1 && p->part_of == 0;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS);
-    /* Terms in parts, so that a part of b stays in the second-level cache while all blocks of rows use it, and so does
-     * a column of a's cache lines until the next block has used the rest of them. The bits of the result depend on
-     * where the parts end. */
+    /* Cuts terms into parts. A part of b stays in the L2 cache while all blocks of rows use it. A column of a's cache
+     * lines also stays, until the next block has used their rest. The ends of parts fix the bits of the result. */
     int64_t most_terms = 131072 / (p->part_of > 0 ? p->part_of : p->n);
     if (most_terms < 256) most_terms = 256;
     if (!across && most_terms > DOWN_TERMS) most_terms = DOWN_TERMS;
@@ -213,11 +213,10 @@ static const gg_tile_fn panel_tiles[3][3][GG_TILE_ROWS + 1] = {
 #undef ACROSS
 #undef NEAR
 
-/* Terms of a panel that stay in the first-level cache while all blocks of rows use them. */
+/* Terms of a panel that stay in the L1 cache while all blocks of rows use them. */
 #define PANEL_TERMS 256
 
-/* Of what is used after a product: the share of a tile, the distance that it goes on by in each term, and which array's
- * share is next. */
+/* Prefetch of the arrays used after a product: a tile's share, its advance a term, and the next array. */
 typedef struct fetching {
     int64_t share, step;
     int array;
@@ -231,7 +230,7 @@ static fetching fetch_begin(const gg_panels *p, int64_t parts) {
     return (fetching){.share = share, .step = share / gg_block_count(p->k, parts)};
 }
 
-/* The last share of an array ends with it. */
+/* The last share of an array ends with the array. */
 static void fetch_share(const gg_panels *p, gg_tile *t, fetching *f) {
     const int64_t all = p->m * p->n, last = all - f->share;
     t->ahead = p->used_next[f->array] + p->used_at + (f->at < last ? f->at : last);
@@ -242,15 +241,15 @@ static void fetch_share(const gg_panels *p, gg_tile *t, fetching *f) {
     f->array = f->array + 1 < p->used ? f->array + 1 : 0;
 }
 
-/* One part of the terms of one panel: t->x, t->terms, t->start, t->add and t->relu are of it. next: what is read after
- * it, of as many terms; a piece is prefetched beside each block of rows. Where nothing is to come into the second-level
- * cache, the rows of the next block come into the first: a tile reads a line of each of them at once. Of a last panel
- * that has no more columns than a vector only that half is computed. */
+/* One part of the terms of one panel; t->x, t->terms, t->start, t->add and t->relu belong to the part. next: the
+ * following operand, with as many terms; a piece is prefetched during each block of rows. If nothing is prefetched into
+ * the L2 cache, the next block's rows are prefetched into the L1 cache. A tile reads a line of each row at once. If a
+ * last panel has at most a vector of columns, only that half is computed. */
 static void panel_part(const gg_panels *p, gg_tile *t, int64_t j, int64_t first, const float *next, fetching *used) {
     const bool across = p->a_row > 0, near = across && next == NULL && p->used == 0 && t->terms > 0;
     const int kind = near ? NEAR_ROWS : across ? ACROSS_ROWS : PACKED_ROWS;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS), cols = p->n - j < PANEL ? p->n - j : PANEL;
-    const int64_t least = p->m / blocks, more = p->m % blocks; /* as gg_block_begin has them */
+    const int64_t least = p->m / blocks, more = p->m % blocks; /* results of gg_block_begin */
     const int vectors = cols > GG_VECTOR ? 2 : 1;
     t->ahead_step = next != NULL ? gg_block_count(PANEL, blocks) : 0;
     for (int64_t b = 0, i = 0, rows; b < blocks; ++b, i += rows) {

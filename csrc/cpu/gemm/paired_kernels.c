@@ -1,5 +1,5 @@
-/* Products in which pairs of terms share a multiplication (cpu/gemm/paired_kernels.h): plain loops, and with AVX-512.
- * With AVX2 alone scalars of a tile want registers of their own, and networks gained 2 to 6 % at most: it has none. */
+/* Products in which pairs of terms share a multiplication (cpu/gemm/paired_kernels.h): plain loops, and AVX-512. AVX2
+ * has none: a tile's scalars would need their own registers, and networks gained at most 2 to 6 %. */
 #include "cpu/gemm/paired_kernels.h"
 #include "cpu/simd/tile.h"
 
@@ -11,7 +11,7 @@ enum { LANES = GG_PAIRED_LANES, STEP = GG_PAIRED_STEP };
 
 static int64_t whole_steps(int64_t terms) { return (terms + STEP - 1) / STEP * STEP; }
 
-/* Sums of absolute values at the same time. */
+/* Computes sums of absolute values in the same pass. */
 #if defined(__AVX512F__)
 #define SUMS LANES
 #else
@@ -22,8 +22,8 @@ GG_INLINE lanes_f load_some(int n, const float *from) {
     return n == LANES ? lanes_load_any(from) : lanes_load_part(from, n);
 }
 
-/* The sums of absolute values of vectors whose terms are `step` apart: of every SUMS-th term by itself, then of these.
- * out: the terms are also copied there; NULL: not. */
+/* Sums of absolute values of vectors with terms `step` apart: first every SUMS-th term, then these sums. out: copy of
+ * the terms; NULL means no copy. */
 GG_INLINE lanes_f sizes_across(int n, int64_t terms, const float *from, int64_t step, float *out) {
     lanes_f sum[SUMS];
 #pragma GCC unroll 16
@@ -41,7 +41,7 @@ GG_INLINE lanes_f sizes_across(int n, int64_t terms, const float *from, int64_t 
     return sum[0];
 }
 
-/* The sums of what is subtracted, and of its absolute values. */
+/* The subtracted sums, and the sums of their absolute values. */
 typedef struct pair_sums {
     lanes_f products, sizes;
 } pair_sums;
@@ -68,8 +68,8 @@ GG_INLINE pair_sums scale_across(int n, int64_t terms, const float *from, int64_
 
 #if defined(__AVX512F__)
 
-/* The terms of n vectors that lie one behind the other, with a lane a vector. Each line of the cache is loaded once,
- * where lines of all vectors begin at the same distance. */
+/* Transposes the terms of n adjacent vectors, with a lane a vector. Loads each cache line once if the lines of all
+ * vectors begin at equal distances. */
 GG_INLINE void turn_along(int n, int64_t terms, const float *from, int64_t step, float *out) {
     const int64_t before = step % LANES == 0 ? (int64_t)((uintptr_t)from / sizeof *from % LANES) : 0;
     __m512 a[LANES];
@@ -99,8 +99,8 @@ GG_INLINE void turn_along(int n, int64_t terms, const float *from, int64_t step,
 
 #endif
 
-/* Of each vector the power of two by which it is multiplied, and its inverse. `total`: the sums of its absolute
- * values. Numbers whose mean is no normal number are scaled as far as powers go. */
+/* For each vector: its scale, a power of two, and the inverse. `total`: sums of absolute values. If the mean is no
+ * normal number, takes the most extreme power. */
 static void find_scales(int64_t terms, const float *total, float *scale, float *inverse) {
     const float share = 1 / (float)(terms > 0 ? terms : 1);
     for (int i = 0; i < LANES; ++i) {
@@ -115,12 +115,12 @@ static void find_scales(int64_t terms, const float *total, float *scale, float *
     }
 }
 
-/* Terms at such distances share few sets of the first-level cache, so they are read once, and copied. */
+/* Terms at multiples of this distance share few sets of the L1 cache, so they are read once and copied. */
 #define SAME_SETS 512
-/* And at such ones a single set. */
+/* Terms at multiples of this distance share a single set. */
 #define ONE_SET 1024
 
-/* n: a constant where the compiler is to know that the group is full. */
+/* n: a constant if the compiler is to know that the group is full. */
 GG_INLINE void pack_lanes(int n, const gg_paired_pack *p, const float *from, float *out) {
     _Alignas(64) float total[LANES], scale[LANES], inverse[LANES], sizes[LANES];
     const int64_t terms = p->terms, all = whole_steps(terms), step = p->step;
@@ -153,33 +153,34 @@ static void paired_pack(const gg_paired_pack *p) {
 
 /* ---- the product of two groups ---- */
 
-/* Lines that are fetched beside a step: about as long as it takes is what they take from memory. */
+/* Lines to prefetch in a step: loading them from memory takes about as long as the step. */
 #define LINES_A_STEP 2
 
-/* What is fetched beside products: of each row a line, then of each row the next one. */
+/* Prefetch during products: one line of each row, then the next line of each row. */
 typedef struct fetching {
     const float *at;
     int64_t step, rows, left; /* left: rows until the next line of the first one */
     int64_t lines;            /* until all has been fetched */
 } fetching;
 
-/* A group of rows and a group of columns, and where their product goes. */
+/* A group of rows and a group of columns, and the place of their product. */
 typedef struct block {
     fetching *next;
     const float *a, *b;
     int64_t steps;
     float *c;
     int64_t c_row;
-    int cols; /* of the last group of columns there may be fewer than LANES */
+    int cols; /* the last group of columns may have fewer than LANES */
     const float *bias, *row_bias;
     unsigned marked_rows, marked_cols; /* bits; vector kernels */
-    const float *plain;                /* the sums by multiply-adds, LANES a row, of which marked ones are wanted */
+    const float *plain;                /* sums by multiply-adds, LANES a row; marked sums are used */
     bool add, relu;
 } block;
 
 #if defined(__AVX512F__)
 
-/* What is written, which may come from memory: into the first-level cache, unless all rows share one of its sets. */
+/* Prefetches the results, which may lie in memory, into the L1 cache. Into the L2 cache if all rows share one L1
+ * set. */
 GG_INLINE void request_results(const block *p, const int R) {
     if (p->c_row % ONE_SET == 0)
 #pragma GCC unroll 16
@@ -189,8 +190,8 @@ GG_INLINE void request_results(const block *p, const int R) {
         for (int r = 0; r < R; ++r) __builtin_prefetch(p->c + r * p->c_row, 1);
 }
 
-/* The compiler would load a scalar that is used twice into a register of its own, which takes the units that add; as an
- * operand in memory it takes none. */
+/* The compiler would load a scalar with two uses into a register, which occupies the adding units. As a memory operand
+ * it does not. */
 GG_INLINE __m512 plus_scalar(__m512 y, const float *x) {
     __m512 sum;
     __asm__("vaddps %2%{1to16%}, %1, %0" : "=v"(sum) : "v"(y), "m"(*x));
@@ -202,8 +203,8 @@ GG_INLINE __m512 plus_product(__m512 sum, __m512 y, const float *x) {
     return sum;
 }
 
-/* The products of K lanes of one group with all of the other, by multiply-adds: the sums of the first, the second and
- * the third terms of all steps, then of these. */
+/* Products of K lanes of one group with all of the other, by multiply-adds. Sums the first, the second and the third
+ * terms of all steps, then these sums. */
 GG_INLINE void few_plain_sums(const int K, const float *lanes, const int *lane, const float *all, int64_t steps,
                               __m512 *out) {
     __m512 sum[4][STEP];
@@ -222,8 +223,8 @@ GG_INLINE void few_plain_sums(const int K, const float *lanes, const int *lane, 
     for (int k = 0; k < K; ++k) out[k] = _mm512_add_ps(_mm512_add_ps(sum[k][0], sum[k][1]), sum[k][2]);
 }
 
-/* The same of the lanes in `wanted`, four or two at a time, of which the last may be the same: these, and their sums.
- * Returns how many there are. */
+/* few_plain_sums for the lanes in `wanted`, four or two at a time; the last lanes may repeat. Stores lanes and sums,
+ * and returns their number. */
 static int plain_sums(const float *lanes, unsigned wanted, const float *all, int64_t steps, int *lane, __m512 *out) {
     int count = 0;
     for (; wanted != 0; wanted &= wanted - 1) lane[count++] = __builtin_ctz(wanted);
@@ -234,7 +235,7 @@ static int plain_sums(const float *lanes, unsigned wanted, const float *all, int
     return count;
 }
 
-/* Marked rows and columns of a block, or all of it where that is less work. */
+/* Sums the marked rows and columns of a block, or all of it if that is less work. */
 static __attribute__((noinline)) void sum_plainly(const block *p, float *out) {
     unsigned rows = p->marked_rows, cols = p->marked_cols;
     const __m512i row_starts = _mm512_mullo_epi32(
@@ -252,7 +253,7 @@ static __mmask16 marked(const float *group_end) {
     return _mm512_cmp_ps_mask(_mm512_load_ps(group_end + 2 * LANES), _mm512_setzero_ps(), _CMP_NEQ_UQ);
 }
 
-/* Behind the end it fetches what is in cache. */
+/* After the end, prefetches memory already in cache. */
 GG_INLINE fetching fetch_begin(const block *p) {
     if (p->next->lines > 0) return *p->next;
     return (fetching){.at = p->b, .left = INT64_MAX};
@@ -349,7 +350,7 @@ EACH_ROWS(RUN)
 static const run_fn runs[ROWS + 1] = {EACH_ROWS(ENTRY)};
 #undef ENTRY
 
-/* A group of columns stays in the first-level cache while all rows use it. */
+/* A group of columns stays in the L1 cache while all rows use it. */
 static void paired_multiply(const gg_paired_product *p) {
     const gg_paired_next *next = &p->next;
     fetching fetched = {.at = next->from,

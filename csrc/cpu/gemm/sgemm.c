@@ -1,8 +1,11 @@
-/* The general matrix product: B is packed into panels that kernels read from one end to the other, as many columns at a
- * time as a part of C stays in the second-level cache; then each thread multiplies its rows of A with them, some blocks
- * of rows at a time, copied where they lie far apart and are read often. Where A is small, each panel is multiplied
- * with all of it as soon as it is packed. Where A is to be transposed and terms lie close together in both, both are
- * read where they lie, and where those of B are the longer ones they change places. */
+/* General matrix product. B is packed into panels that kernels read sequentially. A strip is the number of columns
+ * whose part of C stays in the L2 cache. Each thread then multiplies its rows of A with the strip, some blocks of rows
+ * at a time. Rows that lie far apart and are read often are copied first.
+ *
+ * Special cases:
+ * - Small A: each panel is multiplied with all of A as soon as it is packed.
+ * - A transposed, with terms close together in both: both are read in place.
+ * - If, in that case, B has the longer terms, A and B are exchanged. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -10,19 +13,19 @@
 #include "cpu/gemm/packed_products.h"
 #include "cpu/kernels.h"
 
-/* Terms of a part: a panel of so many stays in the first-level cache. */
+/* Terms of a part: a panel of a part stays in the L1 cache. */
 #define PART_TERMS GG_SGEMM_TERMS
-/* The most columns that are packed at a time, and the most floats. */
+/* Max columns, and max floats, packed at a time. */
 #define STRIP_COLS 512
 #define STRIP_FLOATS (1024 * 1024)
-/* A strip of so many stays in the second-level cache. */
+/* Max floats of a strip that stays in the L2 cache. */
 #define NEAR_FLOATS (128 * 1024)
-/* Blocks of rows that are multiplied with all panels of a part before the next. */
+/* Blocks of rows multiplied with all panels of a part before the next blocks. */
 #define GROUP_BLOCKS 8
-/* Row of a copied block of A: 17 lines, so that rows lie in different sets of the first-level cache. */
+/* Row of a copied block of A: 17 lines, so that rows lie in different sets of the L1 cache. */
 #define BLOCK_ROW (PART_TERMS + 16)
-/* Rows of A are read where they lie if they are no further apart than this, or multiplied with few columns, but not if
- * all share the same sets of the first-level cache. */
+/* Rows of A are read in place if they are at most this far apart, or multiplied with few columns. Not if all share the
+ * same sets of the L1 cache. */
 #define NEAR_ROWS 1280
 #define FEW_COLS 128
 #define SAME_SETS 1024
@@ -42,8 +45,9 @@ static bool in_place(const gg_sgemm *p) {
     return !p->transpose_a && p->lda % SAME_SETS != 0 && (p->lda <= NEAR_ROWS || p->n <= FEW_COLS);
 }
 
-/* Where copies would be read too few times: a term of A and one of B are at most so many floats for each row of a tile,
- * and one of B, which is read again for each block of rows, at most so many. */
+/* Limits for reading both in place, when copies would be read too few times. TERM_FLOATS: max floats of a term of A
+ * plus a term of B, for each row of a tile. TERM_FLOATS_OF_B: max floats of a term of B, which each block of rows reads
+ * again. */
 #define TERM_FLOATS 64
 #define TERM_FLOATS_OF_B 256
 
@@ -57,8 +61,8 @@ static bool takes_both_in_place(const gg_gemm_kernels *kernels, const gg_sgemm *
            p->ldb <= TERM_FLOATS_OF_B;
 }
 
-/* The same where A has the shorter terms: the transposed product is computed, whose factors change places, and turned
- * at its end. */
+/* True if both are read in place and exchanged, because A has the shorter terms. The transposed product is computed,
+ * and transposed at its end. */
 static bool takes_exchanged(const gg_gemm_kernels *kernels, const gg_sgemm *p) {
     return may_take_both_in_place(kernels, p) && p->m % kernels->vector == 0 && p->lda <= TERM_FLOATS_OF_B &&
            p->ldb > TERM_FLOATS_OF_B && !p->relu;
@@ -71,7 +75,7 @@ static const float *columns_at(const gg_sgemm *p, int64_t j, int64_t k) {
     return p->transpose_b ? p->b + j * p->ldb + k : p->b + k * p->ldb + j;
 }
 
-/* Where a part of the strip's panels begins; each of them has the part's terms times `panel` floats. */
+/* Begin of a part of the strip's panels; a panel of a part has the part's terms times `panel` floats. */
 static float *part_at(const job *j, int64_t k) { return j->packed + k * j->panels * j->kernels->panel; }
 
 static void sgemm_pack_part(void *context, int thread, int threads) {
@@ -141,7 +145,7 @@ static void multiply_part(void *context, int thread, int threads) {
     }
 }
 
-/* One panel after the other, by the thread that packs it: it never leaves the first-level cache. */
+/* One panel after the other, multiplied by the thread that packs it: it never leaves the L1 cache. */
 static void panel_by_panel(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
@@ -165,7 +169,7 @@ static void panel_by_panel(void *context, int thread, int threads) {
     }
 }
 
-/* Of the product of A transposed and B, both where they lie, rows [i, i + m) of columns [j, j + n). */
+/* Rows [i, i + m) of columns [j, j + n) of the product of A transposed and B, both read in place. */
 static void multiply_in_place(const gg_gemm_kernels *kernels, const gg_sgemm *p, int64_t i, int64_t m, int64_t j,
                               int64_t n) {
     const gg_multiply product = {.m = m,
@@ -183,7 +187,7 @@ static void multiply_in_place(const gg_gemm_kernels *kernels, const gg_sgemm *p,
     kernels->multiply(&product, 0, gg_block_count(m, kernels->tile_rows));
 }
 
-/* The larger matrix is divided: each thread reads all of the other. */
+/* Divides the larger matrix among the threads; each reads all of the other. */
 static void in_place_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
@@ -196,7 +200,7 @@ static void in_place_part(void *context, int thread, int threads) {
         multiply_in_place(j->kernels, p, (int64_t)begin, (int64_t)(end - begin), col, behind - col);
 }
 
-/* Rows of the transposed product, which become columns of C. */
+/* Rows of the transposed product: columns of C. */
 static void exchanged_part(void *context, int thread, int threads) {
     const job *j = context;
     const gg_sgemm *p = j->p;
@@ -217,8 +221,8 @@ static void exchanged_part(void *context, int thread, int threads) {
     j->kernels->transpose(rows, p->m, j->packed + first * p->m, p->m, rows, p->c + first, p->ldc);
 }
 
-/* Whether all of A is near and read in place, so that it may be read again for each panel, and the panels can be
- * divided evenly among the threads. */
+/* True if all of A is near and read in place, and the panels divide evenly among the threads. A can then be read again
+ * for each panel. */
 static bool takes_panels(const gg_gemm_kernels *kernels, const gg_sgemm *p, int threads) {
     const int64_t panels = gg_block_count(p->n, kernels->panel);
     return in_place(p) && p->k <= PART_TERMS && p->m * p->k <= NEAR_FLOATS &&

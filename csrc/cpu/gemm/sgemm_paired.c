@@ -1,17 +1,17 @@
-/* The general matrix product by paired products: all threads pack a strip of B's columns; then each packs some of its
- * rows of A at a time, and multiplies them by the strip. Few threads pack a strip each, without waiting. Sums are
- * computed in parts, and of long ones a strip has some of these at a time. */
+/* General matrix product by paired products. All threads pack a strip of B's columns. Each thread then packs some of
+ * its rows of A at a time, and multiplies them by the strip. Few threads pack a strip each, without waiting. Sums are
+ * computed in parts; for long sums a strip has some of the parts at a time. */
 #include "cpu/gemm/sgemm_paired.h"
 
 #include "base/parallel.h"
 
-/* The most columns of a strip, and the most floats, in whole parts. */
+/* Max columns of a strip, and max floats, in whole parts. */
 #define STRIP_COLS 512
 #define STRIP_FLOATS (1024 * 1024)
-/* Groups of rows that are packed at a time, which stay in the second-level cache beside a part of the strip. */
+/* Groups of rows packed at a time: they stay in the L2 cache together with a part of the strip. */
 #define CHUNK_GROUPS 8
-/* So many threads pack all of the side that they do not share, each for itself: faster than reading it from each
- * other's caches. */
+/* Up to this many threads pack all of the side that they do not share, each for itself. That is faster than reading it
+ * from each other's caches. */
 #define FEW_THREADS 4
 
 typedef struct job {
@@ -20,7 +20,7 @@ typedef struct job {
     const float *row_bias;
     float *strip, *chunks;
     int64_t group; /* the floats of a group in a part */
-    /* Of the strip. */
+    /* of the strip */
     int64_t part, parts, col, cols;
     bool by_columns;
     bool alone; /* a thread packs whole strips */
@@ -37,12 +37,12 @@ static int64_t strip_floats(const gg_sgemm *p) { return strip_parts(p) * gg_pair
 
 static int64_t chunk_floats(const gg_sgemm *p) { return CHUNK_GROUPS * gg_paired_group_step(p->k); }
 
-/* Where a part begins. */
+/* Address of a part. */
 static float *part_at(const job *j, int64_t part) {
     return j->strip + (part - j->part) * gg_paired_part_step(j->cols, j->p->k);
 }
 
-/* Vectors [begin, end) of a side in one part; groups lie as far apart in all parts. */
+/* Vectors [begin, end) of a side in one part. Groups have equal distances in all parts. */
 static gg_paired_pack part_of(const gg_packed_side *s, int64_t part, int64_t begin, int64_t end, float *out) {
     const int64_t first = gg_paired_part(s->terms, part);
     return (gg_paired_pack){.count = end - begin,
@@ -86,7 +86,7 @@ static gg_paired_next read_by(const gg_paired_pack *pack) {
                             .lines = gg_block_count(pack->across ? pack->count : pack->terms, GG_PAIRED_LANES)};
 }
 
-/* Of the next strip its first part, where no other thread packs it. */
+/* First part of the next strip, if no other thread packs it. */
 static gg_paired_next strip_next(const job *j) {
     const gg_sgemm *p = j->p;
     const int64_t col = j->col + j->cols, left = p->n - col, cols = left < j->cols ? left : j->cols;
@@ -96,8 +96,7 @@ static gg_paired_next strip_next(const job *j) {
     return read_by(&next);
 }
 
-/* Where the memory lies that is packed next: the same rows in the next part, or, behind the last one of the strip,
- * those of the next chunk. */
+/* Source of the next packing: these rows in the next part. After the strip's last part: the next chunk's rows. */
 static gg_paired_next packed_next(const job *j, const gg_packed_side *side, int64_t part, int64_t row, int64_t rows,
                                   int64_t end) {
     const bool again = part + 1 < j->part + j->parts;
@@ -107,7 +106,7 @@ static gg_paired_next packed_next(const job *j, const gg_packed_side *side, int6
     return read_by(&next);
 }
 
-/* Rows [row, row + rows), of those before `end`, times columns [first, first + cols) of the strip. */
+/* Multiplies rows [row, row + rows) by columns [first, first + cols) of the strip; `end`: end of the thread's rows. */
 static void multiply_chunk(const job *j, int64_t row, int64_t rows, int64_t end, int64_t first, int64_t cols,
                            float *chunk) {
     const gg_sgemm *p = j->p;
@@ -147,7 +146,7 @@ static void paired_part(void *context, int thread, int threads) {
     }
 }
 
-/* With fewer terms, rows or columns they are packed for too few products. */
+/* Min terms, rows and columns: smaller sides are packed for too few products. */
 enum { LEAST_SIDE = 48 };
 
 static bool paired_gradient_pays(gg_isa isa, int64_t batch, int64_t in) {
@@ -176,7 +175,7 @@ static void run_strips(job *j, int threads) {
     }
 }
 
-/* The rows or columns of one thread, as a product by itself. */
+/* Rows or columns of one thread, as a product. */
 static void own_part(void *context, int thread, int threads) {
     const job *whole = context;
     const gg_sgemm *p = whole->p;
@@ -222,7 +221,7 @@ static size_t paired_side_bytes(int64_t count, int64_t terms) {
     return (size_t)gg_paired_packed(count, terms) * sizeof(float);
 }
 
-/* Of two arrays in turn a line of each, as they are read: beside each part of the sum its share. */
+/* Prefetches lines of two arrays in turn, in reading order; each part of the sum prefetches its share. */
 static gg_paired_next used_next(const gg_packed_product *p, int64_t part, int64_t parts) {
     if (p->used == 0) return (gg_paired_next){.from = NULL};
     const float *first = p->used_next[0] + p->used_at, *last = p->used_next[p->used - 1] + p->used_at;

@@ -1,16 +1,16 @@
-/* What paired products have beyond their table: their parts, and gg_sgemm by given kernels. */
+/* Paired products: the parts of a sum, and gg_sgemm by given kernels. */
 #ifndef GG_CPU_GEMM_SGEMM_PAIRED_H
 #define GG_CPU_GEMM_SGEMM_PAIRED_H
 
 #include "cpu/gemm/packed_products.h"
 #include "cpu/gemm/paired_kernels.h"
 
-/* gg_paired_products.run, whatever the level. */
+/* gg_paired_products.run with the kernels of any level. */
 void gg_sgemm_paired_run(const gg_paired_kernels *kernels, const gg_sgemm *product, const float *row_bias, int threads,
                          void *scratch);
 
-/* Terms are summed in so many parts, which begin with whole steps: those of part i are from gg_paired_part(k, i) to
- * gg_paired_part(k, i + 1). */
+/* Number of parts of a sum of k terms. Part i has the terms from gg_paired_part(k, i) to gg_paired_part(k, i + 1).
+ * Parts begin at whole steps. */
 static inline int64_t gg_paired_parts(int64_t k) { return k > 0 ? gg_block_count(k, GG_PAIRED_TERMS) : 1; }
 
 static inline int64_t gg_paired_part(int64_t k, int64_t part) {
@@ -19,13 +19,13 @@ static inline int64_t gg_paired_part(int64_t k, int64_t part) {
     return first < k ? first : k;
 }
 
-/* Vectors of k terms, packed: the floats from a group to the next, and from a part, with all groups, to the next. */
+/* Packed vectors of k terms: distance between groups, and distance between parts with all groups, in floats. */
 static inline int64_t gg_paired_group_step(int64_t k) { return gg_paired_group(gg_paired_part(k, 1)); }
 static inline int64_t gg_paired_part_step(int64_t count, int64_t k) {
     return gg_block_count(count, GG_PAIRED_LANES) * gg_paired_group_step(k);
 }
 
-/* The floats of all parts. */
+/* Floats of all parts. */
 static inline int64_t gg_paired_packed(int64_t count, int64_t k) {
     return gg_paired_parts(k) * gg_paired_part_step(count, k);
 }

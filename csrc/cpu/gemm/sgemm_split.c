@@ -1,37 +1,37 @@
-/* The general matrix product on units for bfloat16: a strip of B's columns is split into tiles, and each thread splits
- * its rows of A, some at a time, and multiplies them by the strip. Few threads split a strip each, without waiting.
- * Long sums are computed in parts. */
+/* General matrix product on bfloat16 units. A strip of B's columns is split into tiles. Each thread splits its rows of
+ * A, some at a time, and multiplies them by the strip. Few threads split a strip each, without waiting. Long sums are
+ * computed in parts. */
 #include "base/parallel.h"
 #include "cpu/gemm/packed_products.h"
 #include "cpu/gemm/split_kernels.h"
 #include "cpu/kernels.h"
 
-/* Terms of a part: as many as the kernels sum at a time, or twice as many, so that no element's bits depend on where
- * parts end. Results that stay in the second-level cache have the shorter ones. */
+/* Terms of a part: once or twice the terms that kernels sum at a time. So the ends of parts do not change bits. Results
+ * that stay in the L2 cache have the shorter parts. */
 #define PART_TERMS (2 * GG_SPLIT_SUM)
 #define NEAR_PART_TERMS GG_SPLIT_SUM
 #define NEAR_RESULT (192 * 1024) /* floats */
-/* Of a strip, and of a thread's chunk of rows, in bfloat16. A strip that stays in the second-level cache is read for
- * each chunk; where it does not, it is the chunk that stays there. */
+/* Max bfloat16 of a strip, and of a thread's chunk of rows. A strip in the L2 cache is read for each chunk; otherwise
+ * the chunk stays there. */
 #define STRIP_NUMBERS (2 * 1024 * 1024)
 #define NEAR_STRIP (384 * 1024)
 #define NEAR_CHUNK (24 * 1024)
 #define CHUNK_NUMBERS (512 * 1024)
-/* So many threads split all of the side that they do not share, each for itself: faster than reading tiles from each
- * other's caches. */
+/* Up to this many threads split all of the side that they do not share, each for itself. That is faster than reading
+ * tiles from each other's caches. */
 #define FEW_THREADS 4
-/* Rows or columns of two tiles: what the kernels compute at a time. */
+/* Rows or columns of two tiles, which the kernels compute at a time. */
 #define BLOCK (2 * GG_SPLIT_SIDE)
 
 typedef struct job {
     const gg_split_kernels *kernels;
     const gg_sgemm *p;
-    const float *row_bias; /* p->m of them; NULL: none */
+    const float *row_bias; /* p->m of them; NULL means none */
     uint16_t *strip, *chunks;
     int64_t most_terms, most_cols, most_rows;
     int64_t term, terms; /* of the part */
     int64_t col, cols;   /* of the strip */
-    int64_t row, rows;   /* by columns: of the chunk; else the rows that a thread splits at a time */
+    int64_t row, rows;   /* by_columns: of the chunk; otherwise the rows that a thread splits at a time */
 } job;
 
 static int64_t part_terms(const gg_sgemm *p) {
@@ -40,7 +40,7 @@ static int64_t part_terms(const gg_sgemm *p) {
     return (terms + GG_SPLIT_TERMS - 1) / GG_SPLIT_TERMS * GG_SPLIT_TERMS;
 }
 
-/* As many of `count` as have so many numbers, in whole blocks. */
+/* The part of `count`, in whole blocks, with at most `numbers` numbers. */
 static int64_t most_of(int64_t count, int64_t numbers, int64_t terms) {
     int64_t most = numbers / (2 * gg_split_group(terms)) * BLOCK;
     if (most < BLOCK) most = BLOCK;
@@ -56,12 +56,12 @@ static int64_t chunk_rows(const gg_sgemm *p) {
     return most_of(p->m, near ? NEAR_CHUNK : CHUNK_NUMBERS, terms);
 }
 
-/* Threads share the columns where there are few rows for each. */
+/* True if threads share the columns, because each would have few rows. */
 static bool is_by_columns(const gg_sgemm *p, int threads) {
     return (p->by_columns && threads <= FEW_THREADS) || (p->m < 2 * BLOCK * threads && p->n > p->m);
 }
 
-/* The thread's part of `count` rows or columns, which begins with a block. */
+/* The thread's part of `count` rows or columns; begins with a block. */
 static int64_t share_of(int64_t count, int thread, int threads, int64_t *first) {
     size_t begin, end;
     gg_parallel_split((size_t)count, BLOCK, thread, threads, &begin, &end);
@@ -156,7 +156,7 @@ static size_t split_scratch(const gg_sgemm *p, int threads) {
     return (size_t)(strips * strip_numbers(p) + threads * chunk_numbers(p)) * sizeof(uint16_t);
 }
 
-/* The rows or columns of one thread, as a product by itself. *row_bias becomes its biases of rows. */
+/* Rows or columns of one thread, as a product. *row_bias becomes the row biases of that product. */
 static gg_sgemm own_product(const gg_sgemm *p, int thread, int threads, const float **row_bias) {
     const bool columns = is_by_columns(p, threads);
     int64_t first;
@@ -183,7 +183,7 @@ static void own_part(void *context, int thread, int threads) {
     }
 }
 
-/* With one strip, which all threads split and read. */
+/* One strip at a time, which all threads split and read. */
 static void run_together(job *j, int threads) {
     const gg_sgemm *p = j->p;
     j->chunks = j->strip + strip_numbers(p);

@@ -1,5 +1,5 @@
-/* The split product on AMX: blocks of two by two tiles of the result, which stay in four of the eight tile registers.
- * tests/c/twin has scalar kernels, which document it and compute the same bits where denormal numbers count as 0. */
+/* The split product on AMX: blocks of two by two tiles of the result stay in four of the eight tile registers.
+ * tests/c/twin has scalar kernels as reference. Their bits are equal if denormal numbers count as 0. */
 #include <string.h>
 
 #include "cpu/gemm/split_kernels.h"
@@ -29,8 +29,8 @@ GG_INLINE void store_parts(__m512 x, __m512 y, uint16_t *tile, int64_t row) {
 
 GG_INLINE __mmask16 first_lanes(int64_t n) { return n >= 16 ? 0xffffu : n <= 0 ? 0 : (__mmask16)((1u << n) - 1u); }
 
-/* Vectors from memory become rows of the tiles: `vectors` of them, of `lanes` numbers, then zeros. second: how far the
- * other of a pair is, and how many vectors and lanes of it there are. */
+/* Vectors from memory become rows of the tiles: `vectors` vectors of `lanes` numbers, then zeros. second: distance to
+ * the other of a pair, and its vectors and lanes. */
 typedef struct source {
     const float *from;
     int64_t step, second;
@@ -42,13 +42,13 @@ GG_INLINE __m512 load_row(const source *s, int which, int64_t row) {
     return _mm512_maskz_loadu_ps(mask, s->from + (which ? s->second : 0) + row * s->step);
 }
 
-/* A row of whole numbers: those of the first terms, then those of the second ones. */
+/* Stores a row of whole numbers: those of the first terms, then those of the second ones. */
 GG_INLINE void store_whole(__m512 x, __m512 y, float *tile, int64_t row) {
     _mm512_store_ps(tile + row * GG_SPLIT_TERMS, x);
     _mm512_store_ps(tile + row * GG_SPLIT_TERMS + GG_SPLIT_SIDE, y);
 }
 
-/* Where a row goes: to the parts' tiles, or, whole, to `ordered`. */
+/* Destination of a row: the parts' tiles, or `ordered` for whole rows. */
 typedef struct target {
     uint16_t *tile;
     float *ordered;
@@ -83,7 +83,7 @@ GG_INLINE void pack_turned(const source *s, const target *to, bool whole) {
         store_row(_mm512_load_ps(turned[0][row]), _mm512_load_ps(turned[1][row]), to, whole, row);
 }
 
-/* Sixteen rows or columns from `i`, terms from `l`. straight: vectors as they lie in memory are rows of tiles. */
+/* Packs sixteen rows or columns from `i`, terms from `l`. straight: vectors in memory are rows of tiles. */
 GG_INLINE void pack_tile(const gg_split_pack *p, int64_t i, int64_t l, bool straight, bool whole) {
     const int64_t steps = gg_split_group(p->terms) / STEP, step = l / GG_SPLIT_TERMS, group = i / GG_SPLIT_SIDE;
     target to = {NULL, NULL};
@@ -101,7 +101,7 @@ GG_INLINE void pack_tile(const gg_split_pack *p, int64_t i, int64_t l, bool stra
     else pack_turned(&s, &to, whole);
 }
 
-/* In the order in which the numbers lie in memory, so that they are prefetched. */
+/* Packs in memory order, so that the numbers are prefetched. */
 GG_INLINE void pack_tiles(const gg_split_pack *p, bool straight, bool whole) {
     if (p->across) {
         for (int64_t l = 0; l < p->terms; l += GG_SPLIT_TERMS)
@@ -132,7 +132,7 @@ static void order_cols_amx(const gg_split_pack *p) {
 /* A block of up to two by two tiles. Registers 0 to 3 are the result, 4 and 5 of a, 6 and 7 of b. */
 typedef struct block {
     const uint16_t *a, *b;
-    const float *ordered;            /* in place of b */
+    const float *ordered;            /* replaces b */
     int64_t a_group, b_group, tiles; /* tiles: steps of 32 terms */
     int64_t rows, cols;              /* of the result that exist */
     float *c;
@@ -194,8 +194,8 @@ GG_INLINE void split_rows(const float *from, uint16_t *to, int64_t first, int64_
     }
 }
 
-/* The same products; while those of a step are computed, the next one's tiles of b are split into a buffer that stays
- * in the first-level cache. Behind the last step it splits that one again. */
+/* add for ordered columns. During a step's products, the next step's tiles of b are split into a buffer in the L1
+ * cache. The last step splits its own tiles again. */
 GG_INLINE void add_ordered(const block *it, bool tall, bool wide) {
     uint16_t buffer[2][2 * STEP] __attribute__((aligned(64)));
     const uint16_t *a = it->a, *a_below = a + it->a_group;
@@ -235,7 +235,7 @@ GG_INLINE void add_ordered(const block *it, bool tall, bool wide) {
 typedef struct place {
     float *at;
     int64_t step, rows, cols;
-    bool direct; /* it is stored there, else in a buffer */
+    bool direct; /* stored there directly; otherwise in a buffer */
 } place;
 
 GG_INLINE place place_tile(const block *it, int64_t row, int64_t col) {
@@ -246,7 +246,7 @@ GG_INLINE place place_tile(const block *it, int64_t row, int64_t col) {
     return p;
 }
 
-/* The registers are named by constants, hence macros. */
+/* Macros, because registers are named by constants. */
 #define START(number, down, right)                                                                                     \
     do {                                                                                                               \
         const place p = place_tile(it, down, right);                                                                   \
@@ -301,7 +301,7 @@ GG_INLINE void run_sum(const block *it, bool tall, bool wide, bool ordered) {
     if (tall && wide) FINISH(3, GG_SPLIT_SIDE, GG_SPLIT_SIDE);
 }
 
-/* Sum by sum: the first begins with the bias, all others are added to what is there. */
+/* Sum by sum: the first begins with the bias, all others add to the stored values. */
 GG_INLINE void run_block(const block *whole, bool tall, bool wide, bool ordered) {
     const int64_t most = GG_SPLIT_SUM / GG_SPLIT_TERMS;
     block part = *whole;

@@ -1,9 +1,9 @@
-/* Between samples one after the other (PLAIN) and samples as lanes (BATCH_LAST), in blocks of 16 x 16. */
+/* Conversion between consecutive samples (PLAIN) and samples as lanes (BATCH_LAST), in blocks of 16 x 16. */
 #include "cpu/simd/simd.h"
 
 #define L GG_LANES
 
-/* to[j*to_row + i] = from[i*from_row + j] for i, j < 16; nothing need be aligned. */
+/* to[j*to_row + i] = from[i*from_row + j] for i, j < 16, at any alignment. */
 static inline void transpose_block(const float *from, int64_t from_row, float *to, int64_t to_row) {
 #if defined(__AVX2__)
     for (int64_t i = 0; i < L; i += TURN_SIDE)
@@ -15,7 +15,7 @@ static inline void transpose_block(const float *from, int64_t from_row, float *t
 #endif
 }
 
-/* rows x columns of a block; the rest of the 16 x 16 becomes zeros. */
+/* Loads rows x columns of a block; the rest of the 16 x 16 becomes zeros. */
 static void load_part(const float *from, int64_t from_row, int64_t rows, int64_t columns, float block[L * L]) {
     memset(block, 0, L * L * sizeof(float));
     for (int64_t i = 0; i < rows; ++i) memcpy(block + i * L, from + i * from_row, (size_t)columns * sizeof(float));
@@ -64,7 +64,7 @@ static void from_lanes(int64_t n, int64_t values, int64_t begin, int64_t end, co
     }
 }
 
-/* The block's numbers of the first sample, and of its channels the row of the first, and the rows that there are. */
+/* A block: its numbers of the first sample, the row of its first channel, and the number of rows. */
 typedef struct image_block {
     uint16_t *narrow;
     float *lanes;
@@ -149,7 +149,7 @@ static int64_t gather_row(const gg_gather_args *args, int64_t sample) {
     return args->index != NULL ? (int64_t)args->index[sample] : sample;
 }
 
-/* How sixteen values of a sample from `first` on are scaled. */
+/* Scaling of sixteen values of a sample, from `first` on. */
 typedef struct scaling {
     _Alignas(64) float scale[L];
     float shift[L];
@@ -195,7 +195,7 @@ static void gather_bytes(const gg_gather_args *args, const scaling *s, int64_t s
 }
 #endif
 
-/* Sixteen values of sixteen samples, scaled; zeros where there is no sample. */
+/* Sixteen values of sixteen samples, scaled; missing samples give zeros. */
 static void gather_block(const gg_gather_args *args, const scaling *s, int64_t sample, int64_t first,
                          float block[L * L]) {
     const int64_t rows = at_most_lanes(args->n - sample), columns = at_most_lanes(args->values - first);

@@ -1,4 +1,4 @@
-/* What moves data without computing: REORDER and CONCAT. */
+/* Operations that move data without computing: REORDER and CONCAT. */
 #include "cpu/onednn_common.h"
 
 gg_status gg_dnn_reorder_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
@@ -26,7 +26,7 @@ cleanup:
     return gg_dnn_op_finish(status, op, out);
 }
 
-/* The first input's layout, unless its blocks of channels would have to be cut; then NHWC. */
+/* The first input's layout; NHWC if its blocks of channels would have to be cut. */
 static gg_layout concat_layout(const gg_op_desc *desc) {
     const gg_layout layout = desc->offered[0].layout;
     const int64_t block = layout == GG_LAYOUT_CHANNELS16 ? 16 : layout == GG_LAYOUT_CHANNELS8 ? 8 : 1;

@@ -1,5 +1,5 @@
-/* PERMUTE, SLICE and PAD: each goes through a view of the larger tensor, whose axes have sizes and distances of their
- * own, and through the smaller one in its order. BATCH_LAST has its lanes as one more axis, PLAIN its samples. */
+/* PERMUTE, SLICE and PAD. Each walks a view of the larger tensor and the smaller tensor in order. The view's axes have
+ * their own sizes and distances. The lanes of BATCH_LAST, or the samples of PLAIN, are an additional axis. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -11,21 +11,21 @@ typedef struct rearrange_op {
     gg_op head;
     gg_device *device;
     int axes;
-    int64_t size[MOST_AXES], step[MOST_AXES]; /* of the view; steps in floats of the tensor that is viewed */
+    int64_t size[MOST_AXES], step[MOST_AXES]; /* of the view; steps in floats of the viewed tensor */
     int64_t offset;                           /* of its first element */
-    int64_t inner;                            /* elements that follow each other in both, the last axis */
+    int64_t inner;                            /* adjacent elements in both tensors, the last axis */
     int64_t rows;                             /* of `inner` elements */
-    size_t viewed;                            /* elements of the tensor that is viewed */
+    size_t viewed;                            /* elements of the viewed tensor */
 } rearrange_op;
 
 typedef struct rearrange_job {
     const rearrange_op *op;
     const float *from;
     float *to;
-    bool gather; /* from the view to the dense tensor; else the other way */
+    bool gather; /* from the view to the dense tensor; false: the other way */
 } rearrange_job;
 
-/* Elements are divided, not rows: those of BATCH_LAST may be few and long. */
+/* Divides elements, not rows: rows of BATCH_LAST may be few and long. */
 static void rearrange_part(void *context, int thread, int threads) {
     const rearrange_job *j = context;
     const rearrange_op *op = j->op;
@@ -62,7 +62,7 @@ static void clear_part(void *context, int thread, int threads) {
     memset(j->to + begin, 0, (end - begin) * sizeof(float));
 }
 
-/* scatter: what lies outside of the view becomes 0. */
+/* scatter: values outside of the view become 0. */
 static void rearrange_run(const rearrange_op *op, const void *from, void *to, bool gather) {
     rearrange_job job = {.op = op, .from = from, .to = to, .gather = gather};
     const size_t count = (size_t)(op->rows * op->inner);
@@ -84,7 +84,7 @@ static gg_status rearrange_backward(gg_op *op, const gg_op_args *args) {
 static const gg_op_class rearrange_class = {
     .forward = rearrange_forward, .backward_data = rearrange_backward, .destroy = gg_native_op_free};
 
-/* The view: of the input, or for PAD of the output. */
+/* Makes the view: of the input, or for PAD of the output. */
 static void make_view(rearrange_op *op, const gg_op_desc *desc, bool lanes) {
     const bool pad = desc->kind == GG_OP_PAD;
     const gg_shape *viewed = pad ? &desc->output : &desc->input[0], *dense = pad ? &desc->input[0] : &desc->output;

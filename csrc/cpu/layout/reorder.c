@@ -1,4 +1,4 @@
-/* What moves values without computing: REORDER and CONCAT. */
+/* Operations that move values without computing: REORDER and CONCAT. */
 #include <string.h>
 
 #include "cpu/native.h"
@@ -52,7 +52,7 @@ gg_status gg_native_reorder_create(gg_device *device, const gg_op_desc *desc, gg
 
 /* ------------------------------------------------------------------------------------------ concatenation */
 
-/* In BATCH_LAST the first axis is the slowest: the inputs lie one after the other. */
+/* In BATCH_LAST the first axis is the slowest, so the inputs are consecutive. */
 static size_t input_bytes(const gg_op *op, int i) {
     return gg_format_bytes(op->input[i], &op->desc.input[i], op->desc.batch);
 }

@@ -1,10 +1,10 @@
-/* The linear layer on BATCH_LAST activations. A sample's values are rows of lanes, whatever their shape, so
+/* Linear layer on BATCH_LAST activations. A sample's values of any shape are rows of lanes, so
  *
  *     y = W x + b,   dx = W^T dy
  *
- * are matrix products that read weights and activations in place. dW = dy x^T sums over lanes, so x is packed first. Of
- * batches that gg_sgemm sums in parts, both are transposed instead, since any part of dW must have the bits that
- * gg_cpu_weight_gradient gives it. Where packed products are faster, their operands are packed as they lie. */
+ * are matrix products that read weights and activations in place. dW = dy x^T sums over lanes, so x is packed first. If
+ * gg_sgemm sums a batch in parts, both are transposed instead. Any part of dW must have the bits of
+ * gg_cpu_weight_gradient. If packed products are faster, their operands are packed from this layout. */
 #include "base/parallel.h"
 #include "cpu/gemm/gemm_kernels.h"
 #include "cpu/gemm/packed_products.h"
@@ -15,8 +15,8 @@
 typedef struct linear_op {
     gg_op op;
     const gg_gemm_kernels *kernels;
-    gg_isa isa;                                      /* the device's; the kernels' may be a lower one */
-    const gg_packed_products *packed[GG_PASS_COUNT]; /* NULL: the pass is by multiply-adds */
+    gg_isa isa;                                      /* the device's level; the kernels' may be lower */
+    const gg_packed_products *packed[GG_PASS_COUNT]; /* NULL means the pass is by multiply-adds */
     int threads;
     gg_native_features features;   /* columns: lanes; summed: samples */
     int64_t in_padded, out_padded; /* rows of the transposed activations */
@@ -68,7 +68,8 @@ static float *turned_gradient(const linear_op *linear, const gg_op_args *args) {
     return (float *)args->scratch + linear->features.summed * linear->in_padded;
 }
 
-/* Activation and bias gradient, then dy and x transposed for the gradient of the weight: [sample][value]. */
+/* Applies the activation's gradient, sums the bias gradient, then transposes dy and x for the weight gradient:
+ * [sample][value]. */
 static void turn_part(void *context, int thread, int threads) {
     const job *j = context;
     const linear_op *linear = j->linear;
@@ -162,7 +163,7 @@ static void data_part(void *context, int thread, int threads) {
     if (begin < end) linear->kernels->multiply(&product, begin, end);
 }
 
-/* Rows of the weight that are made current, and multiplied, at a time: of about so many elements. */
+/* Elements, approximately, of the weight rows that are made current and multiplied at a time. */
 #define FRESH_ELEMENTS ((int64_t)65536)
 
 static int64_t fresh_rows(const linear_op *linear) {
@@ -172,13 +173,13 @@ static int64_t fresh_rows(const linear_op *linear) {
     return fit < step ? step : fit;
 }
 
-/* Of the packed inputs, behind which rows are packed. */
+/* Bytes of the packed inputs; packed rows follow them. */
 static size_t fresh_inputs_bytes(const linear_op *linear) {
     const gg_native_features *f = &linear->features;
     return gg_aligned(linear->packed[GG_PASS_FORWARD]->side_bytes(f->columns, f->in));
 }
 
-/* The forward pass over a weight that is not current yet, by one thread, with the same bits: by packed products. */
+/* Forward by packed products over a weight that is not yet current, in one thread; the bits do not change. */
 static void forward_packed_rows(const linear_op *linear, const gg_op_args *args, const float *bias) {
     const gg_packed_products *packed = linear->packed[GG_PASS_FORWARD];
     const gg_native_features *f = &linear->features;
@@ -218,7 +219,7 @@ static void forward_packed_rows(const linear_op *linear, const gg_op_args *args,
     }
 }
 
-/* And by multiply-adds. */
+/* Forward by multiply-adds over a weight that is not yet current. */
 static void forward_rows(const job *j) {
     const linear_op *linear = j->linear;
     const gg_weight_rows *fresh = j->args->rows;
@@ -231,7 +232,7 @@ static void forward_rows(const job *j) {
     }
 }
 
-/* A pass by packed products; false: it uses none. row_bias: NULL: none. */
+/* Runs a pass by packed products; false means that it uses none. row_bias NULL means none. */
 static bool run_packed(const linear_op *linear, gg_pass pass, const gg_sgemm *product, const float *row_bias,
                        void *scratch) {
     const gg_packed_products *packed = linear->packed[pass];
@@ -276,10 +277,10 @@ static const gg_op_class linear_class = {.forward = native_linear_forward,
                                          .backward_data = native_linear_backward_data,
                                          .destroy = gg_native_op_free};
 
-/* All inputs are read again with each such run of rows: they should stay in cache. */
+/* Max bytes of the inputs. Each such run of rows reads all of them again, so they should stay in cache. */
 #define MOST_INPUTS ((size_t)4 << 20)
 
-/* Where one thread trains, rows of the weight may be made current before they are read. */
+/* If one thread trains, rows of the weight may be made current before they are read. */
 static void choose_rows(linear_op *linear) {
     const gg_packed_products *packed = linear->packed[GG_PASS_FORWARD];
     if (linear->threads > 1 || !linear->op.desc.training) return;
@@ -293,7 +294,7 @@ static void choose_rows(linear_op *linear) {
     linear->op.makes_rows = true;
 }
 
-/* How each pass is computed, and the scratch for it. */
+/* Chooses how each pass is computed, and its scratch. */
 static void choose_products(linear_op *linear) {
     const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
     linear->packs = linear->features.summed <= GG_SGEMM_TERMS;
@@ -342,8 +343,7 @@ gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_
                                             .columns = gg_lanes_padded(desc->batch),
                                             .summed = desc->batch,
                                             .relu = desc->activation == GG_ACTIVATION_RELU};
-    /* Whole tiles wide, and one cache line more than a power of two, since multiples of that share few sets of the
-     * cache. */
+    /* Multiples of a tile. Multiples of 256 get a tile more, because rows at such distances share few cache sets. */
     linear->in_padded = (linear->features.in + 31) / 32 * 32;
     linear->out_padded = (linear->features.out + 15) / 16 * 16;
     if (linear->in_padded % 256 == 0) linear->in_padded += 32;

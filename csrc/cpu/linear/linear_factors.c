@@ -1,9 +1,8 @@
-/* The gradient of a linear layer's weight in runs of whole rows, each computed where it is read next, from packed
- * inputs and errors. The kernels are those of the whole gradient, and sums over the samples begin and end as there, so
- * the bits are the same.
+/* Weight gradient of a linear layer in runs of whole rows, from packed inputs and errors. Each run is computed right
+ * before its use. Kernels and the parts of sums are those of the whole gradient, so the bits are equal.
  *
- * Inputs are kept as panels of columns, and errors as rows with one lane a sample; or both packed, where the whole
- * gradient is a packed product. */
+ * Inputs are kept as panels of columns, and errors as rows with one lane a sample. If the whole gradient is a packed
+ * product, both are packed. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -11,10 +10,10 @@
 #include "cpu/gemm/packed_products.h"
 #include "cpu/shared.h"
 
-/* Elements of the rows that a thread computes at a time: about, and at most, where kernels want several long rows. */
+/* Elements of the rows that a thread computes at a time. More if kernels need several long rows. */
 #define ROWS_ELEMENTS 65536
 #define MOST_ROWS_ELEMENTS (3 * ROWS_ELEMENTS)
-/* Of long rows: products of fewer would wait for their operands. */
+/* Min long rows: products of fewer rows would wait for their operands. */
 #define LEAST_ROWS 4
 
 static const gg_packed_products *packed_of(const gg_device *device, const gg_gradient_factors *f) {
@@ -25,8 +24,8 @@ static int64_t panel_floats(const gg_device *device, const gg_gradient_factors *
     return gg_cpu_device_kernels(device)->gemm->panel * f->batch;
 }
 
-/* Arrays for which three quarters of the second cache have room, beside all inputs and a thread's rows. A tile fetches
- * a row of a panel in each term; it has tile_rows of each array to fetch. */
+/* Number of arrays that fit in three quarters of the L2 cache, together with all inputs and a thread's rows. A tile
+ * prefetches a row of a panel in each term; it has tile_rows rows of each array to prefetch. */
 static int64_t fetched_beside(const gg_device *device, const gg_gradient_factors *f, int64_t rows) {
     const int64_t cache = (int64_t)((const gg_cpu_device *)device)->second_cache / (int64_t)sizeof(float);
     const int64_t room = cache * 3 / 4 - (f->batch + rows) * f->in, most = room / (rows * f->in);
@@ -34,8 +33,8 @@ static int64_t fetched_beside(const gg_device *device, const gg_gradient_factors
     return room < 0 ? 0 : most < by_terms ? most : by_terms;
 }
 
-/* Longer sums than a panel has terms are cut, with other bits. What is kept should be much less than the gradient that
- * it stands for. */
+/* Sums longer than a panel's terms would be cut, with other bits. The factors should be much smaller than the gradient
+ * that they replace. */
 bool gg_cpu_factors(const gg_device *device, gg_gradient_factors *f) {
     const gg_gemm_kernels *kernels = gg_cpu_device_kernels(device)->gemm;
     const gg_packed_products *packed = packed_of(device, f);
@@ -63,11 +62,11 @@ typedef struct keep_job {
     const gg_gradient_factors *factors;
     const gg_vectors *from;
     const gg_packed_products *packed;
-    bool columns; /* of packed products: else rows */
+    bool columns; /* of packed products; false means rows */
     void *out;
 } keep_job;
 
-/* The address of a feature, and in *step how far its samples, or with `lanes` the next feature's, lie apart. */
+/* Address of a feature. *step: distance between its samples, or with `lanes` between features. */
 static const float *feature_at(const gg_vectors *from, int64_t feature, bool *lanes, int64_t *step) {
     *lanes = from->layout == GG_LAYOUT_BATCH_LAST;
     *step = *lanes ? gg_lanes_padded(from->batch) : from->features;
@@ -126,7 +125,8 @@ typedef struct rows_job {
     const gg_gradient_rows *rows;
 } rows_job;
 
-/* A thread's rows are those, but for a few, that it updates when the elements are divided among as many threads. */
+/* A thread computes the rows, except for a few, that it will update: updates divide the elements among the same
+ * threads. */
 static void compute_rows(void *context, int thread, int threads) {
     const rows_job *j = context;
     const gg_gradient_factors *f = j->factors;

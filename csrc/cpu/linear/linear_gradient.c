@@ -1,4 +1,4 @@
-/* What the linear layers of both tables share with gg_backend's entry for a part of their weight's gradient. */
+/* Parts of a linear layer's weight gradient: for the linear layers of both tables, and for gg_backend's entry. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -8,13 +8,13 @@
 
 typedef struct job {
     const gg_gemm_kernels *kernels;
-    const gg_packed_products *packed; /* NULL: by multiply-adds */
+    const gg_packed_products *packed; /* NULL means multiply-adds */
     gg_isa isa;
     const gg_weight_gradient_args *args;
 } job;
 
-/* By packed products, in blocks that fit on the stack. The sums stop where they are cut in the whole gradient, so their
- * bits are those. */
+/* Runs packed products in blocks that fit on the stack. Sums are cut where the whole gradient cuts them, so the bits
+ * are equal. */
 static void packed_run(const gg_packed_products *packed, gg_isa isa, const gg_multiply *it) {
     _Alignas(64) unsigned char rows[GG_PACKED_BLOCK_BYTES], cols[2 * GG_PACKED_BLOCK_BYTES];
     const int64_t most_rows = packed->block, most_cols = 2 * packed->block;
@@ -43,7 +43,7 @@ static void packed_run(const gg_packed_products *packed, gg_isa isa, const gg_mu
         }
 }
 
-/* The rest of the row in which the run begins, whole rows, and the first part of the last row. */
+/* A run: the rest of its first row, whole rows, and the first part of its last row. */
 static void run_of(const job *j, int64_t begin, int64_t end) {
     const gg_weight_gradient_args *args = j->args;
     for (int64_t i = begin; i < end;) {

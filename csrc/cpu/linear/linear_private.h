@@ -1,5 +1,5 @@
-/* The products of layers whose activations have a row of floats for each feature: linear layers over flat samples
- * (linear.c), and convolutions of 1 x 1 (pointwise.c), whose columns are pixels of all lanes. */
+/* Products of layers whose activations have a row of floats for each feature. These are linear layers over flat samples
+ * (linear.c) and 1 x 1 convolutions (pointwise.c). The columns of a 1 x 1 convolution are pixels of all lanes. */
 #ifndef GG_CPU_LINEAR_LINEAR_PRIVATE_H
 #define GG_CPU_LINEAR_LINEAR_PRIVATE_H
 
@@ -8,8 +8,8 @@
 
 typedef struct gg_native_features {
     int64_t in, out;
-    int64_t columns; /* of a row */
-    int64_t summed;  /* the first columns, over which the weight's gradient is summed */
+    int64_t columns; /* columns of a row */
+    int64_t summed;  /* the first columns; the weight gradient sums over them */
     bool relu;
 } gg_native_features;
 

@@ -1,6 +1,6 @@
-/* The linear layer over the last axis of samples that lie PLAIN: the positions of all samples are rows of one matrix,
+/* Linear layer over the last axis of PLAIN samples. The positions of all samples are rows of one matrix:
  *   Y = X W^T + b,   dX = dY W,   dW = dY^T X.
- * Of a GELU behind it the slopes are saved, which are then read in place of its inputs. */
+ * For a fused GELU its slopes are saved and replace its inputs in backward. */
 #include <string.h>
 
 #include "base/parallel.h"

@@ -1,5 +1,5 @@
-/* What convolutions and linear layers do alike backward: the error behind the activation, and the bias's gradient. Of
- * BATCH_LAST a channel or feature is a row of numbers; in blocks of sixteen channels (CHANNELS16) a lane of vectors. */
+/* Backward code shared by convolutions and linear layers: the error before the activation, and the bias gradient. In
+ * BATCH_LAST a channel or feature is a row of numbers. In CHANNELS16 it is a lane of vectors. */
 #include "base/parallel.h"
 #include "cpu/gemm/gemm_kernels.h"
 #include "cpu/native.h"
@@ -25,9 +25,8 @@ void gg_native_mask_rows(const gg_gemm_kernels *kernels, const gg_op *op, const 
     }
 }
 
-/* The samples are in at most MOST_PARTS parts, and at most MOST_SUMS sums, of a part and a block of channels, are
- * computed side by side. They are double, and added in the order of the parts, so bits do not depend on the number of
- * threads. */
+/* Samples are cut into at most MOST_PARTS parts. At most MOST_SUMS sums, each of a part and a block of channels, are
+ * computed side by side. Sums are double and added in the order of the parts, so bits do not depend on threads. */
 #define MOST_PARTS 16
 #define MOST_SUMS 512
 
@@ -39,7 +38,7 @@ typedef struct blocks_job {
     double (*sums)[GG_LANES];    /* [part][block] */
 } blocks_job;
 
-/* Neighbours in memory are one thread's. */
+/* Each thread takes neighbours in memory. */
 static void blocks_part(void *context, int thread, int threads) {
     const blocks_job *j = context;
     const gg_op_desc *desc = &j->op->desc;

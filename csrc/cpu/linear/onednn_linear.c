@@ -1,12 +1,12 @@
-/* Linear layers: inner products over PLAIN rows, with PLAIN weights. Blocked weights, which oneDNN would choose, need a
- * reorder of the weights in each step, and one of their gradient: with these they were slower, or at best equal, in all
- * three passes from 8 to 64 rows, up to three times in the gradient of the weights.
+/* Linear layers: inner products over PLAIN rows, with PLAIN weights. oneDNN would choose blocked weights, which need a
+ * reorder of the weights and of their gradient in each step. From 8 to 64 rows these were slower or at best equal in
+ * all three passes. The weight gradient was up to three times slower.
  *
- * The gradients of weight and bias are our own: a strategy may compute any run of the weight's elsewhere, with the same
- * bits. Large ones are faster (1024 to 1000 and 4 rows: 151 us against 205), small ones slower (800 to 500: 33 us
- * against 21).
+ * The gradients of weight and bias are our own. A strategy may compute any run of the weight's elsewhere, with equal
+ * bits. Large ones are faster (1024 to 1000, 4 rows: 151 us instead of 205). Small ones are slower (800 to 500: 33 us
+ * instead of 21).
  *
- * Float32 layers over positions are refused where they are left to the native table. */
+ * Float32 layers over positions are refused; the native table then computes them. */
 #include <string.h>
 
 #include "cpu/cpu_backend.h"
@@ -16,13 +16,13 @@
 
 typedef struct linear {
     gg_dnn_op *op;
-    const_dnnl_memory_desc_t input, output, weight, bias; /* bias NULL: none */
+    const_dnnl_memory_desc_t input, output, weight, bias; /* bias NULL means none */
     const_dnnl_memory_desc_t weight_transposed, bias_row; /* the same memory as (in, out) and (1, out) */
     dnnl_primitive_desc_t forward;
 } linear;
 
-/* The forward pass as a product of matrices, whose kernels read large plain weights up to 2.4 times faster than the
- * inner product's (for backward data it is the other way round); NULL where there are none for this CPU. */
+/* Forward as a matrix product: its kernels read large plain weights up to 2.4 times faster than the inner product's.
+ * For backward data the inner product is faster. NULL means that this CPU has no such kernels. */
 static gg_status onednn_linear_product(linear *it, dnnl_primitive_desc_t *out) {
     gg_status status = GG_OK;
     gg_dnn_op *op = it->op;
@@ -51,7 +51,7 @@ static gg_status onednn_linear_add_forward(linear *it) {
                       bind);
 }
 
-/* The gradient of the weights of a layer over positions: (out, rows) times (rows, in). */
+/* Weight gradient of a layer over positions: (out, rows) times (rows, in). */
 static gg_sgemm weights_product(const gg_op_desc *desc, const gg_op_args *args) {
     const int64_t in = desc->input[0].size[desc->input[0].dims - 1], out = desc->output.size[desc->output.dims - 1];
     return (gg_sgemm){.m = out,
@@ -67,8 +67,8 @@ static gg_sgemm weights_product(const gg_op_desc *desc, const gg_op_args *args) 
                       .read_behind = true};
 }
 
-/* After the primitives of the run, which leave in grad_output the error behind the activation. oneDNN's products for
- * the weights give other bits with another number of threads. */
+/* Runs after the primitives, which leave the error before the activation in grad_output. oneDNN's products for the
+ * weights change bits with the number of threads. */
 static void parameter_gradients(gg_device *device, const gg_dnn_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->head.desc;
     const int64_t in = desc->input[0].size[desc->input[0].dims - 1], out = desc->output.size[desc->output.dims - 1];
@@ -81,7 +81,7 @@ static void parameter_gradients(gg_device *device, const gg_dnn_op *op, const gg
         gg_sgemm_run(device->isa, &product, device->threads, args->scratch);
         return;
     }
-    /* The bits of any part of it. */
+    /* Gives the bits of any part of the gradient. */
     const gg_weight_gradient_args all = {.batch = rows,
                                          .in = in,
                                          .error = error,
@@ -115,8 +115,8 @@ static gg_status onednn_linear_add_backward(linear *it) {
     return gg_dnn_add(op, GG_DNN_DATA, "linear backward data", grad_input, data, 3, bind);
 }
 
-/* Layers over positions: where oneDNN has AVX2 alone, as its products have other bits with another number of threads;
- * and where the native table has packed products, which are faster. */
+/* Layers over positions are left to the native table in two cases. With AVX2 only, because oneDNN's bits depend on the
+ * number of threads. If the native table has packed products, because they are faster. */
 static bool is_left_to_native(gg_isa isa, int64_t rows, int64_t outputs, int64_t inputs) {
     const gg_sgemm forward = {.m = rows, .n = outputs, .k = inputs};
     return isa == GG_ISA_AVX2 || isa == GG_ISA_AVX512F || gg_packed_products_for(isa, &forward) != NULL;

@@ -1,13 +1,13 @@
-/* Linear layers in bfloat16: inner products over PLAIN rows. The weights are prepared, for forward and for backward
- * data, in the blocks of bfloat16 that the kernels want; the gradients of weight and bias are float32, in the
- * parameters' own layout. Sums are float32. */
+/* Linear layers in bfloat16: inner products over PLAIN rows. Weights are prepared, for forward and backward data, in
+ * the blocks of bfloat16 that the kernels read. Gradients of weight and bias are float32, in the parameters' layout.
+ * Sums are float32. */
 #include <string.h>
 
 #include "cpu/onednn_common.h"
 
 typedef struct linear {
     gg_dnn_op *op;
-    const_dnnl_memory_desc_t input, output, bias; /* bias NULL: none */
+    const_dnnl_memory_desc_t input, output, bias; /* bias NULL means none */
     const_dnnl_memory_desc_t weight, weight_any;  /* the parameter, and as the kernels read it */
     dnnl_primitive_desc_t forward;
 } linear;
@@ -27,7 +27,7 @@ static gg_status narrow_linear_forward(linear *it) {
     return gg_dnn_add(op, GG_DNN_FORWARD, "linear", gg_dnn_at(GG_DNN_ALWAYS), it->forward, 4, bind);
 }
 
-/* The bias's gradient where somebody else computes the weight's. */
+/* Bias gradient alone, if the weight gradient is computed elsewhere. */
 static void bias_alone(gg_device *device, const gg_dnn_op *op, const gg_op_args *args) {
     enum { COLUMNS = 256 };
     const gg_op_desc *desc = &op->head.desc;

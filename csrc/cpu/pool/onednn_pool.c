@@ -1,11 +1,11 @@
-/* Maximum and average pooling, in the layout that is offered. `saved` holds which value was the maximum. */
+/* Max and average pooling in the offered layout. `saved` stores the place of each max. */
 #include <math.h>
 
 #include "cpu/native.h"
 #include "cpu/onednn_common.h"
 
-/* The algorithm whose divisor is PyTorch's: with the padding counted PyTorch clips a window at the padding's edge,
- * which only differs from oneDNN's full window in a last one that reaches beyond it (ceil_mode). */
+/* Chooses the algorithm with PyTorch's divisor. With counted padding, PyTorch clips a window at the padding's edge.
+ * oneDNN's full window differs only if the last window reaches beyond the padding (ceil_mode). */
 static gg_status onednn_pool_algorithm(const gg_op_desc *desc, const int64_t right[2], dnnl_alg_kind_t *out) {
     const gg_window *window = &desc->window;
     bool beyond = right[0] > window->padding[0] || right[1] > window->padding[1];
@@ -20,8 +20,8 @@ static gg_status onednn_pool_algorithm(const gg_op_desc *desc, const int64_t rig
     return GG_OK;
 }
 
-/* oneDNN's maximum ignores NaN, where PyTorch's is NaN. All of the input is searched for a NaN, which costs less than
- * the pooling. Only if there is one, each window is searched. */
+/* oneDNN's max ignores NaN, but PyTorch's result is NaN. The whole input is searched for a NaN, which costs less than
+ * the pooling. Each window is searched only if there is one. */
 
 /* The place of an element of an image in its layout. */
 static size_t place_of(gg_layout layout, const gg_shape *shape, int64_t n, int64_t c, int64_t h, int64_t w) {
@@ -37,7 +37,7 @@ static bool is_nan(gg_dtype dtype, const void *data, size_t at) {
     return isnan(((const float *)data)[at]);
 }
 
-/* The place in its window, row by row, of the last NaN; -1: none. */
+/* Place of the last NaN in its window, row by row; -1 means none. */
 static int64_t last_nan(const gg_op_desc *desc, gg_format format, const void *input, int64_t n, int64_t c, int64_t h,
                         int64_t w) {
     const gg_window *window = &desc->window;
@@ -55,7 +55,7 @@ static int64_t last_nan(const gg_op_desc *desc, gg_format format, const void *in
     return found;
 }
 
-/* Of any number of values. */
+/* Any number of values. */
 static bool all_finite(gg_device *device, gg_dtype dtype, size_t n, const void *data) {
     if (dtype == GG_BFLOAT16) return gg_cpu_all_finite_narrow(device, n, data);
     const float *values = data;
@@ -65,7 +65,7 @@ static bool all_finite(gg_device *device, gg_dtype dtype, size_t n, const void *
     return finite;
 }
 
-/* Puts NaN into the outputs of windows that hold one, and its place where the backward pass looks for the maximum's. */
+/* Writes NaN to the outputs of windows with a NaN, and stores its place as that of the max. */
 static void pass_nan(gg_device *device, const gg_dnn_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->head.desc;
     const gg_format format = op->head.output;
@@ -90,7 +90,7 @@ static void pass_nan(gg_device *device, const gg_dnn_op *op, const gg_op_args *a
                 }
 }
 
-/* right: the padding on the right that oneDNN needs. */
+/* right: right padding that oneDNN needs. */
 static gg_status onednn_pool_check(const gg_op_desc *desc, int64_t right[2]) {
     char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
     const char *name = gg_op_kind_name(desc->kind);
@@ -161,7 +161,7 @@ cleanup:
     return gg_dnn_op_finish(status, op, out);
 }
 
-/* With a ReLU in the same pass it is the native table's, which has this layout too. */
+/* With a fused ReLU the native table pools; it has this layout too. */
 gg_status gg_dnn_pool_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     const bool cut = desc->activation != GG_ACTIVATION_NONE && desc->offered[0].layout == GG_LAYOUT_CHANNELS16;
     return cut ? gg_native_pool_create(device, desc, out) : create_pool(device, desc, out);

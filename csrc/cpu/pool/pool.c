@@ -1,5 +1,5 @@
-/* MAX_POOL2D, AVG_POOL2D and ADAPTIVE_AVG_POOL2D, with PyTorch's windows. A ReLU before a maximum or behind it is the
- * same: backward finds no value where the maximum was not positive. */
+/* MAX_POOL2D, AVG_POOL2D and ADAPTIVE_AVG_POOL2D, with PyTorch's windows. A ReLU gives equal results before and after a
+ * max: backward finds no place where the max was not positive. */
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "cpu/native.h"
@@ -102,7 +102,7 @@ static gg_status native_pool_check(const gg_op_desc *desc) {
     return GG_OK;
 }
 
-/* The first element of the image in window o along an axis, its place in the window, and how many are inside. */
+/* First element of the image in window o along an axis, its place in the window, and the number inside. */
 typedef struct pool_extent {
     int64_t first, place, count;
 } pool_extent;
@@ -121,7 +121,7 @@ static pool_extent extent_of(const gg_op_desc *desc, int axis, int64_t o) {
     return (pool_extent){first, outside, inside < room ? inside : room};
 }
 
-/* Fills the tables of one axis and returns the first address behind them. */
+/* Fills the tables of one axis and returns the first free address. */
 static int32_t *fill_axis(gg_pool_shape *shape, const gg_op_desc *desc, int axis, int32_t *at) {
     const int64_t in = shape->in[axis], out = shape->out[axis];
     const int64_t kernel = shape->kernel[axis], dilation = shape->dilation[axis];
@@ -143,7 +143,7 @@ static int32_t *fill_axis(gg_pool_shape *shape, const gg_op_desc *desc, int axis
             place_in[entry] = place[o] + k;
         }
     }
-    /* Filling advanced each start to that of its successor. */
+    /* Filling has advanced each start to that of its successor. */
     for (int64_t i = in; i > 0; --i) start[i] = start[i - 1];
     start[0] = 0;
     shape->first[axis] = first;
@@ -158,7 +158,7 @@ static size_t axis_entries(const gg_pool_shape *shape, int axis) {
     return 3 * out + in + 1 + 2 * out * (size_t)shape->kernel[axis];
 }
 
-/* The places of the largest window along an axis. */
+/* Places of the largest window along an axis. */
 static int64_t largest_window(const gg_op_desc *desc, int axis) {
     int64_t most = desc->window.kernel[axis];
     if (desc->kind != GG_OP_ADAPTIVE_AVG_POOL2D) return most;
@@ -170,7 +170,7 @@ static int64_t largest_window(const gg_op_desc *desc, int axis) {
     return most;
 }
 
-/* Elements of a window that count, along one axis: those inside the image, or inside its padding too. */
+/* Elements of a window that count, along one axis: those inside the image, or also inside its padding. */
 static int64_t native_pool_extent(const gg_pool_shape *shape, const gg_op_desc *desc, int axis, int64_t o) {
     const gg_window *w = &desc->window;
     if (!w->count_include_pad || desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D) return shape->count[axis][o];

@@ -1,5 +1,5 @@
-/* Pooling of images whose elements are rows of lanes, so a window is a few vector operations, whatever its stride and
- * padding. Backward, an input element gets the sum over the windows that hold it, in the order of the windows. */
+/* Pooling of images whose elements are rows of lanes, so a window takes a few vector operations, for any stride and
+ * padding. In backward an input element gets the sum over its windows, in the order of the windows. */
 #include "cpu/simd/simd.h"
 
 static inline __attribute__((always_inline)) void save_place(void *saved, size_t at, int bytes, lanes_i place) {
@@ -11,7 +11,7 @@ static inline __attribute__((always_inline)) lanes_i saved_place(const void *sav
     return bytes == 1 ? lanes_load_u8((const uint8_t *)saved + at) : lanes_load_wide(saved, at, bytes);
 }
 
-/* What becomes of a maximum and its place. */
+/* Stores a max and its place. */
 static inline __attribute__((always_inline)) void max_store(const gg_pool_shape *s, bool relu, int bytes, size_t at,
                                                             lanes_f best, lanes_i winner, float *y, void *saved) {
     if (relu) {
@@ -23,7 +23,7 @@ static inline __attribute__((always_inline)) void max_store(const gg_pool_shape 
     if (saved != NULL) save_place(saved, at, bytes, winner);
 }
 
-/* The maximum is the first of the largest in row-major order, or the last NaN, as in PyTorch. */
+/* The max is the first of the largest in row-major order, or the last NaN, as in PyTorch. */
 static void max_any(const gg_pool_shape *s, int64_t begin, int64_t end, const float *x, float *y, void *saved) {
     const size_t lanes = (size_t)s->lanes, width = (size_t)s->in[1];
     const size_t down = width * (size_t)s->dilation[0] * lanes, right = (size_t)s->dilation[1] * lanes;
@@ -54,7 +54,7 @@ static void max_any(const gg_pool_shape *s, int64_t begin, int64_t end, const fl
     }
 }
 
-/* The same for windows of 2x2 that tile the image or leave a rest at its right and bottom. */
+/* max_any for 2x2 windows that tile the image, or leave a rest at its right and bottom. */
 static inline __attribute__((always_inline)) void max_2x2(const gg_pool_shape *s, int64_t begin, int64_t end, bool relu,
                                                           const float *x, float *y, uint8_t *saved) {
     const size_t lanes = (size_t)s->lanes, row = (size_t)s->in[1] * lanes;
@@ -133,7 +133,7 @@ typedef struct holders {
     int64_t window[HOLDERS]; /* the output's number in its image */
 } holders;
 
-/* Fills `held` from pair number `from` on (pairs of windows down and right, row by row); true if there are more. */
+/* Fills `held` from pair number `from` on (pairs of windows down and right, row by row). True if there are more. */
 static inline bool find_holders(const gg_pool_shape *s, int64_t h, int64_t w, int32_t from, holders *held) {
     const gg_pool_cover *down = &s->cover[0], *right = &s->cover[1];
     const int32_t columns = right->start[w + 1] - right->start[w],
@@ -158,7 +158,7 @@ static void clear_rows(const gg_pool_shape *s, float *image, int64_t from, int64
     if (from < to) memset(image + (size_t)from * row, 0, (size_t)(to - from) * row * sizeof(float));
 }
 
-/* Each output's gradient is added where its maximum was, in the order of the windows; rows are cleared just before the
+/* Adds each output's gradient at the place of its max, in the order of the windows. Rows are cleared just before the
  * first window reaches them. */
 static inline __attribute__((always_inline)) void max_windows_backward(const gg_pool_shape *s, int64_t begin,
                                                                        int64_t end, int bytes, const void *saved,

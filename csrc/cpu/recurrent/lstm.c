@@ -1,28 +1,33 @@
-/* LSTM over the positions of a sample: (T, I) gives (T, H), one or more layers (Hochreiter and Schmidhuber 1997, with
+/* LSTM over the positions of a sample: (T, I) to (T, H), one or more layers (Hochreiter and Schmidhuber 1997, with
  * PyTorch's gates i, f, g, o). PLAIN.
  *
- * A layer's gates begin as one product of all samples and positions with the input's weights. Then the positions follow
- * each other: a product with the recurrent weights, which are packed once, and the cell update while the gates are in
- * cache. Where the recurrent weights are small, each thread carries some of the samples through all positions, so that
- * the threads meet only between layers. Where they are more than a cache holds, each thread has some of the hidden
- * units, reads only their weights, and meets the others after every position. No bit depends on that. The backward pass
- * does the same from the last position, and ends with one product for each gradient.
+ * 1. A product of all samples and positions with the input's weights begins a layer's gates.
+ * 2. Each position, in order, adds a product with the recurrent weights, which are packed once. The cells are updated
+ *   while the gates are in cache.
+ * 3. Backward goes from the last position to the first, and ends with one product for each gradient.
  *
- * Tokens stand for rows of a table, of which there are fewer than positions. What a row adds to the first layer's gates
- * is computed once, and each position begins with a copy of it. Backward, the gates' errors of all positions with the
- * same token are added up first: the gradients of the table, the input's weights and the biases follow from these sums.
+ * Small recurrent weights: each thread takes some samples through all positions. Threads meet between layers only.
+ * Recurrent weights larger than a cache: each thread takes some hidden units and reads only their weights. Threads meet
+ * after every position. Bits do not depend on this choice.
  *
- * The recurrent products are of one of three kinds (lstm_products.c).
+ * Tokens name rows of a table with fewer rows than there are positions. A row's part of the first layer's gates is
+ * computed once; each position begins with a copy. Backward first adds the gate errors of all positions with the same
+ * token. The gradients of the table, the input's weights and the biases follow from these sums.
  *
- * For each layer there are, over all samples and positions: the gates, which become their errors; the cells; the hidden
- * states, of the last layer in the output; and what the next layer reads where dropout is between. In training they are
- * saved, else all layers use the same memory. */
+ * lstm_products.c has three kinds of recurrent products.
+ *
+ * Each layer has arrays over all samples and positions:
+ * - gates, which become their errors;
+ * - cells;
+ * - hidden states, which are the output in the last layer;
+ * - with dropout, the next layer's input.
+ * Training saves them; otherwise all layers share one memory. */
 #include <string.h>
 
 #include "base/parallel.h"
 #include "cpu/recurrent/lstm_private.h"
 
-/* The first layer of one that reads tokens. */
+/* True for the first layer of an LSTM over tokens. */
 static bool has_tokens(const gg_lstm_op *op, int64_t number) { return number == 0 && op->numbers > 0; }
 
 static gg_lstm_layer layer_of(const gg_lstm_op *op, const gg_op_args *args, int64_t number) {
@@ -30,7 +35,7 @@ static gg_lstm_layer layer_of(const gg_lstm_op *op, const gg_op_args *args, int6
     float *scratch = args->scratch, *base = training ? args->saved : scratch;
     gg_lstm_layer l = {.op = op, .args = args, .number = number, .inputs = number == 0 ? op->inputs : op->hidden};
     float *own = base + (size_t)(training ? number : 0) * op->layer_floats;
-    /* Without training the states of the layer before are still read. */
+    /* Without training the previous layer's states are still read, so layers alternate. */
     const size_t other = training || number % 2 == 0 ? 0 : op->dropped_at - op->states_at;
     l.gates = own + op->gates_at;
     l.cells = own + op->cells_at;
@@ -83,7 +88,7 @@ static void lstm_prepare_part(void *context, int thread, int threads) {
     products->keep_first(l, (int64_t)begin, (int64_t)end);
 }
 
-/* Where the states and cells of a sample before a position lie. */
+/* States and cells of a sample before position t. */
 static const float *state_before(const gg_lstm_layer *l, int64_t n, int64_t t) {
     const int64_t hidden = l->op->hidden;
     return t == 0 ? l->first + 2 * n * hidden : l->states + (n * l->op->positions + t - 1) * hidden;
@@ -93,7 +98,7 @@ static const float *cell_before(const gg_lstm_layer *l, int64_t n, int64_t t) {
     return t == 0 ? l->first + (2 * n + 1) * hidden : l->cells + (n * l->op->positions + t - 1) * hidden;
 }
 
-/* What the gates of a position begin with. */
+/* Initial gates of a position: copies of its tokens' rows. */
 static void copy_tokens(const gg_lstm_layer *l, int64_t t, const gg_lstm_share *share) {
     const gg_lstm_op *op = l->op;
     const int64_t hidden = op->hidden, units = share->units_end - share->unit;
@@ -170,13 +175,13 @@ static void leave_layer(const gg_lstm_layer *l) {
     }
 }
 
-/* Rows of what the first product reads, and of what the last ones do: one a position, or one a row of the table. */
+/* Rows of the first and last products: one a position, or one a row of the table. */
 static int64_t rows_of_input(const gg_lstm_layer *l) {
     return has_tokens(l->op, l->number) ? l->op->numbers : l->op->batch * l->op->positions;
 }
 static float *gates_of_input(const gg_lstm_layer *l) { return has_tokens(l->op, l->number) ? l->of_token : l->gates; }
 
-/* The input's part of the gates: its rows with the weights turned. */
+/* The input's part of the gates: its rows times the transposed weights. */
 static gg_sgemm input_product(const gg_lstm_layer *l) {
     const int64_t gates = 4 * l->op->hidden;
     return (gg_sgemm){.m = rows_of_input(l),
@@ -220,7 +225,7 @@ static gg_status native_lstm_forward(gg_op *head, const gg_op_args *args) {
 
 /* ------------------------------------------------------------------------------------------ backward */
 
-/* The states before each position side by side. */
+/* Copies the states before each position side by side. */
 static void lstm_gather_part(void *context, int thread, int threads) {
     const gg_lstm_layer *l = context;
     const gg_lstm_op *op = l->op;
@@ -277,7 +282,7 @@ static gg_sgemm data_product(const gg_lstm_layer *l, float *out) {
                       .ldc = l->inputs};
 }
 
-/* (4H, rows) times (rows, of the input or of the states before). */
+/* (4H, rows) times (rows, of the input or of the previous states). */
 static gg_sgemm weight_product(const gg_lstm_layer *l, int64_t rows, float *errors, int64_t columns, const float *input,
                                float *out) {
     const int64_t gates = 4 * l->op->hidden;
@@ -301,7 +306,7 @@ static gg_sgemm state_weight_product(const gg_lstm_layer *l, const float *before
     return weight_product(l, l->op->batch * l->op->positions, l->gates, l->op->hidden, before, out);
 }
 
-/* The gates' errors of the positions with each token. */
+/* Adds the gate errors of all positions with each token. */
 static void lstm_add_tokens_part(void *context, int thread, int threads) {
     const gg_lstm_layer *l = context;
     const gg_lstm_op *op = l->op;
@@ -331,7 +336,7 @@ static void weight_gradients(const gg_lstm_layer *l) {
                                op->gate_row);
 }
 
-/* The error of the states, of that of what the next layer read. */
+/* Error of the states, from the error of the next layer's input. */
 static void lstm_undrop_part(void *context, int thread, int threads) {
     const gg_lstm_layer *l = context;
     const gg_lstm_op *op = l->op;
@@ -370,14 +375,14 @@ static const gg_op_class lstm_class = {
 
 /* ------------------------------------------------------------------------------------------ creation */
 
-/* The next place for `floats`, 64-byte aligned. */
+/* Reserves `floats`, 64-byte aligned. */
 static size_t add_room(size_t *used, size_t floats) {
     const size_t at = *used;
     *used += (floats + GG_LANES - 1) / GG_LANES * GG_LANES;
     return at;
 }
 
-/* Room for the layers, and then for what all of them use for a while. */
+/* Assigns memory for the layers, then for temporaries that all layers share. */
 static void lay_out(gg_lstm_op *op) {
     const bool training = op->head.desc.training;
     const size_t all = (size_t)(op->batch * op->positions), hidden = (size_t)op->hidden;
@@ -411,7 +416,7 @@ static void lay_out(gg_lstm_op *op) {
 }
 
 static void lstm_scratch(gg_lstm_op *op) {
-    const float *none[6] = {NULL}; /* up to the second layer's first weight, behind a table */
+    const float *none[6] = {NULL}; /* up to the first weight of the second layer, after a table */
     size_t most = 0;
     for (int64_t i = 0; i < 2; ++i) {
         const gg_op_args args = {.parameter = none};
@@ -426,7 +431,7 @@ static void lstm_scratch(gg_lstm_op *op) {
     op->head.scratch_bytes = op->product_at * sizeof(float) + most;
 }
 
-/* One of tokens as if it read rows. */
+/* desc of an LSTM over tokens as if its input were rows. */
 static gg_op_desc over_rows(const gg_op_desc *desc) {
     gg_op_desc plain = *desc;
     if (desc->numbers < 1) return plain;

@@ -1,13 +1,15 @@
-/* The LSTM's products with its recurrent weights: by multiply-adds, with the weights in panels; by split products
- * (cpu/gemm/split_kernels.h), with the weights ordered as tiles but whole, and the rows of a position split once; by
- * paired products (cpu/gemm/paired_kernels.h), with the weights in groups, and the rows packed by each thread. */
+/* The LSTM's products with its recurrent weights, of three kinds:
+ * - multiply-adds, with the weights in panels;
+ * - split products (cpu/gemm/split_kernels.h), with the weights ordered as whole tiles; a position's rows are split
+ *   once;
+ * - paired products (cpu/gemm/paired_kernels.h), with the weights in groups; each thread packs the rows. */
 #include <string.h>
 
 #include "base/parallel.h"
 #include "cpu/gemm/sgemm_paired.h"
 #include "cpu/recurrent/lstm_private.h"
 
-/* Split products with fewer samples or units leave most of a tile empty; paired ones are not faster. */
+/* Min batch and units of split products: fewer leave most of a tile empty; paired products are then no faster. */
 #define SPLIT_BATCH 12
 #define SPLIT_UNITS 32
 #define PAIRED_BATCH 8
@@ -22,7 +24,7 @@ static size_t no_floats(const gg_lstm_op *op) {
     return 0;
 }
 
-/* A thread's units of each gate: of all units one run of columns, else one in each gate. */
+/* A thread's units of each gate. With all units they are one run of columns, otherwise one run in each gate. */
 typedef struct unit_pieces {
     int64_t count, columns;
 } unit_pieces;
@@ -36,7 +38,7 @@ static unit_pieces pieces_of(const gg_lstm_op *op, const gg_lstm_share *share) {
 
 static int64_t panel_unit_grain(const gg_lstm_op *op) { return op->kernels->panel; }
 
-/* Of the gates, each of H terms; of the states, each of 4H. */
+/* Floats of the gates' panels, H terms each, and of the states' panels, 4H terms each. */
 static size_t panel_packed_floats(const gg_lstm_op *op, bool forward) {
     const int64_t hidden = op->hidden, gates = 4 * hidden, panel = op->kernels->panel;
     return (size_t)(forward ? gg_block_count(gates, panel) * panel * hidden
@@ -58,7 +60,7 @@ static void panel_pack(const gg_lstm_layer *l, bool forward, int thread, int thr
                              hidden, forward, l->packed + (int64_t)begin * k, k * panel);
 }
 
-/* Where the copy for a position begins. */
+/* Address of the copy for position t. */
 static float *rows_of(const gg_lstm_layer *l, int64_t t, int64_t row) { return l->rows + t % 2 * l->op->batch * row; }
 
 static void copy_first(const gg_lstm_layer *l, int64_t begin, int64_t end) {
@@ -158,7 +160,7 @@ static size_t split_rows_floats(const gg_lstm_op *op, bool training) {
     return (size_t)gg_split_packed(op->batch, (training ? 4 : 1) * op->hidden) / 2;
 }
 
-/* Each gate's H columns of H terms, or the H columns of 4H terms. */
+/* Orders each gate's H columns of H terms, or the H columns of 4H terms. */
 static void split_order(const gg_lstm_layer *l, bool forward, int thread, int threads) {
     const gg_lstm_op *op = l->op;
     const int64_t hidden = op->hidden, terms = forward ? hidden : 4 * hidden;
@@ -177,13 +179,13 @@ static void split_order(const gg_lstm_layer *l, bool forward, int thread, int th
     }
 }
 
-/* Where the split rows for a position begin, `sample` a multiple of 16. */
+/* Address of the split rows for position t; `sample` is a multiple of 16. */
 static uint16_t *tiles_of(const gg_lstm_layer *l, int64_t t, int64_t terms, int64_t sample) {
     uint16_t *tiles = (uint16_t *)l->rows + t % 2 * gg_split_packed(l->op->batch, terms);
     return tiles + gg_split_packed(sample, terms);
 }
 
-/* Splits terms [first, first + count) of samples [sample, end), which lie `step` apart; `first` is a multiple of 32. */
+/* Splits terms [first, first + count) of samples [sample, end), `step` apart. `first` is a multiple of 32. */
 static void split_samples(const gg_lstm_layer *l, int64_t t, int64_t terms, int64_t sample, int64_t end,
                           const float *from, int64_t step, int64_t first, int64_t count) {
     for (int64_t n = sample; n < end; n += GG_SPLIT_SIDE) {
@@ -220,7 +222,7 @@ static void split_errors_of_gates(const gg_lstm_layer *l, int64_t t, const gg_ls
     }
 }
 
-/* Their sums lie close together, and the cells' kernel adds them to the gates. */
+/* Sums lie close together; the cells' kernel adds them to the gates. */
 static void split_gates(const gg_lstm_layer *l, int64_t t, const gg_lstm_share *share) {
     const gg_lstm_op *op = l->op;
     const int64_t hidden = op->hidden;
@@ -282,7 +284,7 @@ static size_t paired_packed_floats(const gg_lstm_op *op, bool forward) {
     return (size_t)(forward ? gg_paired_packed(gates, hidden) : gg_paired_packed(hidden, gates));
 }
 
-/* The rows of all samples in one part of the terms. */
+/* Rows of all samples in one part of the terms. */
 static size_t paired_own_floats(const gg_lstm_op *op) {
     const int64_t states = gg_paired_part_step(op->batch, op->hidden),
                   errors = gg_paired_part_step(op->batch, 4 * op->hidden);
@@ -302,8 +304,8 @@ static void paired_pack(const gg_lstm_layer *l, bool forward, int thread, int th
     gg_paired_products.pack(l->op->device->isa, &side, (int64_t)begin, (int64_t)end);
 }
 
-/* The thread's samples of rows of `terms` times some of n columns: in each piece, which are H apart, the thread's units
- * from its first one on. c: for column 0 of the first of the samples. */
+/* Multiplies the thread's samples, rows of `terms`, by some of n columns. In each piece these are the thread's units;
+ * pieces are H apart. c: column 0 of the first sample. */
 typedef struct paired_rows {
     const float *rows;
     int64_t row, terms, n;

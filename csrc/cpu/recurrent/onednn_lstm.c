@@ -1,12 +1,11 @@
-/* The LSTM in bfloat16: (T, I) to (T, H), one or more layers, PLAIN, with the gates and the dropout of the native one.
+/* LSTM in bfloat16: (T, I) to (T, H), one or more layers, PLAIN, with the gates and dropout of the native LSTM.
  *
- * Inputs, states, weights and the errors of the gates are bfloat16 where a product reads them; the gates, the cells and
- * all sums are float32. Within the operation positions come first: the rows of all samples at one position lie side by
- * side, so each product, of a position or of all, reads and writes one block of memory. A layer's gates begin as one
- * product for all positions; then each position adds the product of the states before it. The way back ends with one
- * product for each gradient. The weights are prepared in the blocks that the products read.
+ * Operands of products are bfloat16: inputs, states, weights and gate errors. Gates, cells and all sums are float32.
+ * Inside the operation positions come first, so each product reads and writes one block of memory. One product for all
+ * positions begins a layer's gates. Then each position adds the product of the previous states. Backward ends with one
+ * product for each gradient. Weights are packed in the blocks that the products read.
  *
- * The states of a layer begin with those that it starts from, so what stood before each position is the same memory one
+ * A layer's states begin with its initial states. The states before each position are therefore this array, one
  * position earlier. */
 #include <string.h>
 
@@ -16,20 +15,20 @@
 #include "cpu/onednn_common.h"
 #include "cpu/recurrent/lstm_shared.h"
 
-/* Layers behind the first have the same shapes. */
+/* Layers after the first have equal shapes. */
 typedef enum lstm_product_kind {
     FORWARD_FIRST = 0, /* inputs to gates */
     FORWARD_LATER,
     FORWARD_STATES, /* states before a position to its gates */
-    DATA_FIRST,     /* errors of the gates to those of the inputs */
+    DATA_FIRST,     /* errors of the gates to errors of the inputs */
     DATA_LATER,
-    DATA_STATES,   /* of a position's gates to those of the states before it */
+    DATA_STATES,   /* errors of a position's gates to errors of the states before it */
     WEIGHTS_FIRST, /* errors of the gates and inputs to the gradient of the weights */
-    WEIGHTS_LATER, /* and of the recurrent weights */
+    WEIGHTS_LATER, /* for the recurrent weights */
     PRODUCTS
 } lstm_product_kind;
 
-/* A primitive, with a memory object for each argument; the scratchpad is the last one, if it has one. */
+/* A primitive with a memory object for each argument; the scratchpad, if any, is the last. */
 typedef struct lstm_primitive {
     dnnl_primitive_t primitive;
     int arguments;
@@ -47,30 +46,30 @@ typedef struct narrow_lstm {
     gg_device *device;
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    dnnl_primitive_attr_t attributes[2]; /* of products; the second adds to what is there. NULL once it is created */
+    dnnl_primitive_attr_t attributes[2]; /* of products; the second adds to the result. NULL after creation */
     lstm_product product[PRODUCTS];
     int64_t batch, positions, inputs, hidden, layers;
     gg_lstm_dropout dropout;
-    /* Bytes, and where things begin. */
+    /* Sizes and offsets in bytes. */
     size_t layer_bytes, gates_at, cells_at, first_cells_at, states_at, dropped_at, mask_at, in_at;
     size_t bias_at, hidden_at, row_at, later_at, cell_error_at, error_at, errors_at, data_at, scratchpad_at;
 } narrow_lstm;
 
-/* One layer of one run. Rows of all samples, position by position. */
+/* One layer of one run. Rows of all samples are stored position by position. */
 typedef struct lstm_layer {
     const narrow_lstm *op;
     const gg_op_args *args;
     int64_t number, position;
     bool first, last, drops;
-    const uint16_t *in;         /* (T, N, I), behind the first layer (T, N, H) */
+    const uint16_t *in;         /* (T, N, I); after the first layer (T, N, H) */
     float *gates, *cells;       /* (T, N, 4H), (T, N, H) */
     float *first_cells;         /* (N, H) */
-    uint16_t *states, *dropped; /* (1 + T, N, H); (T, N, H), what the next layer reads */
+    uint16_t *states, *dropped; /* (1 + T, N, H); (T, N, H), the next layer's input */
     uint8_t *mask;              /* (T, N, mask_row) */
     float *hidden, *row;        /* (N, H): the states of a position, and room for a row of each sample */
     float *later, *cell_error;  /* (N, H) */
-    float *error;               /* (T, N, H): of the states, but of the last layer */
-    uint16_t *errors;           /* (T, N, 4H): of the gates */
+    float *error;               /* (T, N, H): error of the states, except in the last layer */
+    uint16_t *errors;           /* (T, N, 4H): errors of the gates */
 } lstm_layer;
 
 static void *at(const void *base, size_t bytes) { return (char *)(uintptr_t)base + bytes; }
@@ -79,7 +78,7 @@ static lstm_layer layer_of(const narrow_lstm *op, const gg_op_args *args, int64_
     const bool training = op->head.desc.training;
     const void *base = training ? args->saved : args->scratch;
     const void *own = at(base, (size_t)(training ? number : 0) * op->layer_bytes);
-    /* Without training the states of the layer before are still read. */
+    /* Without training the previous layer's states are still read, so layers alternate. */
     const size_t other = training || number % 2 == 0 ? 0 : op->dropped_at - op->states_at;
     lstm_layer l = {.op = op, .args = args, .number = number};
     l.first = number == 0;
@@ -108,12 +107,12 @@ static lstm_layer layer_of(const narrow_lstm *op, const gg_op_args *args, int64_
 
 /* ------------------------------------------------------------------------------------------ products */
 
-/* data: of each argument but the scratchpad. */
+/* data: addresses of all arguments except the scratchpad. */
 static gg_status run_primitive(const narrow_lstm *op, const lstm_primitive *it, const gg_op_args *args,
                                const void *const *data) {
     for (int i = 0; i < it->arguments; i++) {
         const bool scratchpad = it->scratchpad && i == it->arguments - 1;
-        /* oneDNN's memory has no const. It does not write what it only reads. */
+        /* oneDNN's API has no const, but does not write inputs. */
         void *place = scratchpad ? at(args->scratch, op->scratchpad_at) : (void *)(uintptr_t)data[i];
         GG_DNN_TRY(dnnl_memory_set_data_handle, it->argument[i].memory, place);
     }
@@ -128,7 +127,7 @@ static gg_status multiply(const lstm_layer *l, lstm_product_kind kind, const voi
     return run_primitive(l->op, &l->op->product[kind].run, l->args, data);
 }
 
-/* Where the weights of a layer lie for a pass: those of the inputs, or the recurrent ones. */
+/* Packed weights of a layer for a pass: the inputs' weights, or the recurrent ones. */
 static const void *packed_weights(const narrow_lstm *op, const gg_op_args *args, gg_pass pass, int64_t number,
                                   bool states) {
     const lstm_product *products = op->product + (pass == GG_PASS_FORWARD ? FORWARD_FIRST : DATA_FIRST);
@@ -190,7 +189,7 @@ static void lstm_begin_part(void *context, int thread, int threads) {
     }
 }
 
-/* What the next layer reads of a row of states. */
+/* Writes the next layer's input from a row of states. */
 static void drop_row(const lstm_layer *l, int64_t n, int64_t t) {
     const narrow_lstm *op = l->op;
     const int64_t row = t * op->batch + n;
@@ -292,7 +291,7 @@ static void lstm_backward_part(void *context, int thread, int threads) {
     }
 }
 
-/* The errors of the inputs, sample by sample. */
+/* Copies the errors of the inputs, sample by sample. */
 static void lstm_return_part(void *context, int thread, int threads) {
     const lstm_layer *l = context;
     const narrow_lstm *op = l->op;
@@ -377,7 +376,7 @@ static gg_status matrix(int64_t rows, int64_t cols, dnnl_data_type_t type, dnnl_
     return GG_OK;
 }
 
-/* Its arguments are of md[0], ..., and a scratchpad, for which there is room behind all else. */
+/* Creates a primitive with arguments of md[0], md[1], ..., and reserves its scratchpad after all other data. */
 static gg_status make_primitive(narrow_lstm *op, const_dnnl_primitive_desc_t pd, int arguments, const int *argument,
                                 const const_dnnl_memory_desc_t *md, lstm_primitive *out) {
     const_dnnl_memory_desc_t scratchpad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
@@ -394,8 +393,8 @@ static gg_status make_primitive(narrow_lstm *op, const_dnnl_primitive_desc_t pd,
     return GG_OK;
 }
 
-/* A product of `m` rows with weights whose parameter, (4H, columns), is read as it is or transposed, and their packing.
- * add: to what the result holds; bias: one for each column of the result. */
+/* Creates a product of `m` rows with weights, and their packing. The parameter, (4H, columns), is read as stored or
+ * transposed. add: to the result; bias: one for each column of the result. */
 static gg_status make_product(narrow_lstm *op, lstm_product_kind kind, int64_t m, int64_t columns, bool transposed,
                               bool add, bool bias, dnnl_data_type_t out) {
     static const int arguments[4] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS};
@@ -430,7 +429,7 @@ cleanup:
     return status;
 }
 
-/* (4H, N*T) times (N*T, columns): an inner product's, whose kernels need no copy of the first. */
+/* (4H, N*T) times (N*T, columns): an inner product, because its kernels need no copy of the first factor. */
 static gg_status make_weights_product(narrow_lstm *op, lstm_product_kind kind, int64_t columns) {
     static const int arguments[3] = {DNNL_ARG_SRC, DNNL_ARG_DIFF_DST, DNNL_ARG_DIFF_WEIGHTS};
     gg_status status = GG_OK;
@@ -492,14 +491,14 @@ cleanup:
     return status;
 }
 
-/* The next place for so many elements, 64-byte aligned. */
+/* Reserves `count` elements, 64-byte aligned. */
 static size_t add_room(size_t *used, int64_t count, size_t size) {
     const size_t here = *used;
     *used += gg_aligned((size_t)count * size);
     return here;
 }
 
-/* Room for the layers, and then for what all of them use for a while. */
+/* Assigns memory for the layers, then for temporaries that all layers share. */
 static void lay_out(narrow_lstm *op) {
     const bool training = op->head.desc.training;
     const size_t wide = sizeof(float), narrow = sizeof(uint16_t);
@@ -562,7 +561,7 @@ static gg_status onednn_lstm_direct(gg_device *device, const gg_op_desc *desc, g
     op->hidden = desc->output.size[1];
     op->layers = desc->layers;
     op->dropout = gg_lstm_dropout_of(desc);
-    /* A primitive splits its work by the number of threads at its creation. */
+    /* A primitive divides its work by the number of threads at its creation. */
     gg_parallel_set_threads(device->threads);
     GG_DNN_TRY_CLEANUP(dnnl_stream_create, &op->stream, op->engine, dnnl_stream_default_flags);
     GG_TRY_CLEANUP(make_products(op));

@@ -7,7 +7,7 @@
 typedef struct element_op {
     gg_op head;
     gg_device *device;
-    gg_dtype dtype; /* of the activations: bfloat16 where all inputs are offered so */
+    gg_dtype dtype; /* type of activations: bfloat16 if all inputs are offered so */
     size_t n;       /* elements, padding included */
     /* DROPOUT */
     int64_t features, blocks; /* blocks of four samples */
@@ -22,17 +22,17 @@ typedef struct element_job {
     bool draw;
 } element_job;
 
-/* Elements between two looks at another array, so that what is computed of them stays in the first cache. */
+/* Elements between two reads of another array, so that computed values stay in the L1 cache. */
 #define STRETCH ((size_t)1024)
 
-/* The elements of an array from `at` on as float32: the array itself, or widened in `room`. */
+/* Elements of an array from `at` on as float32: the array itself, or widened into `room`. */
 static const float *read_elements(const element_op *op, const void *array, size_t at, size_t n, float *room) {
     if (op->dtype == GG_FLOAT32) return (const float *)array + at;
     gg_cpu_widen_any(gg_cpu_device_kernels(op->device), n, (const uint16_t *)array + at, room);
     return room;
 }
 
-/* Where elements of an array are computed; then write_elements. */
+/* Buffer in which elements of an array are computed; write_elements then writes them. */
 static float *room_for(const element_op *op, void *array, size_t at, float *room) {
     return op->dtype == GG_FLOAT32 ? (float *)array + at : room;
 }
@@ -90,7 +90,7 @@ static void activate(const element_op *op, size_t n, const float *x, float *y) {
     }
 }
 
-/* Of all but the ReLU. from: the output, or the input, whichever the operation says that it needs. */
+/* For all activations but ReLU. from: the output or the input, as the operation declares. */
 static void activate_backward(const element_op *op, size_t n, const float *from, const float *dy, float *dx) {
     const gg_cpu_elementwise *kernels = kernels_of(op);
     const gg_op_desc *desc = &op->head.desc;
@@ -144,7 +144,7 @@ static void relu_narrow_part(void *context, int thread, int threads) {
                                      (uint16_t *)args->output + begin);
 }
 
-/* relu_backward of a piece, in whichever type. */
+/* relu_backward of a piece, in either type. */
 static void pass_gate(const element_op *op, size_t at, size_t n, const gg_op_args *args, void *to) {
     if (op->dtype == GG_BFLOAT16)
         kernels_of(op)->relu_narrow_backward(n, (const uint16_t *)args->output + at,
@@ -181,7 +181,7 @@ static const gg_op_class activation_class = {
 
 gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_layout layout = desc->offered[0].layout;
-    /* sigmoid(0) = 1/2: padding of the channels would not stay zero. */
+    /* sigmoid(0) = 1/2: padding of channels would not stay zero. */
     const int64_t block = layout == GG_LAYOUT_CHANNELS16 ? 16 : layout == GG_LAYOUT_CHANNELS8 ? 8 : 1;
     if (desc->kind == GG_OP_SIGMOID && desc->output.size[0] % block != 0) layout = GG_LAYOUT_PLAIN;
     GG_TRY(native_elementwise_create(device, desc, &activation_class, layout, out));
@@ -212,7 +212,7 @@ static void add_part(void *context, int thread, int threads) {
     }
 }
 
-/* All inputs have the same gradient; the first one's may be that of the output itself, the last one's the output. */
+/* All inputs have one gradient. The first one's may be grad_output itself, the last one's the output. */
 static void add_gated_part(void *context, int thread, int threads) {
     const element_job *job = context;
     const element_op *op = job->op;
@@ -274,8 +274,8 @@ gg_status gg_native_add_create(gg_device *device, const gg_op_desc *desc, gg_op 
 
 /* ------------------------------------------------------------------------------------------ dropout */
 
-/* Feature f of sample n draws word n%4 of block f*blocks + n/4, whatever the layout. The mask, one byte an element in
- * the same order, is saved for the backward pass. */
+/* Feature f of sample n draws word n%4 of block f*blocks + n/4 in any layout. The mask, one byte an element in that
+ * order, is saved for backward. */
 static void draw_lanes(const element_op *op, const gg_random_key *key, size_t begin, size_t end, uint8_t *mask) {
     const gg_cpu_elementwise *kernels = gg_cpu_device_kernels(op->device)->elementwise;
     const size_t batch = (size_t)op->head.desc.batch, lanes = (size_t)gg_lanes_padded(op->head.desc.batch);
@@ -340,7 +340,7 @@ static void dropout_part(void *context, int thread, int threads) {
 
 static bool native_elementwise_copies(const gg_op *op) { return !op->desc.training || op->desc.probability == 0.0f; }
 
-/* If all are zeroed there is no scale 1/(1 - 1). */
+/* If all are zeroed, the scale 1/(1 - 1) does not exist. */
 static gg_status dropout_run(const element_op *op, const gg_op_args *args, bool draw) {
     const void *in = draw ? args->input[0] : args->grad_output;
     void *out = draw ? args->output : args->grad_input[0];

@@ -138,13 +138,13 @@ static void masked_scale(size_t n, const float *x, const uint8_t *mask, float sc
     }
 }
 
-/* Philox4x32-10 for a few vectors of blocks at once: a 32-bit word in each 64-bit lane, whose upper half may hold
- * anything, because the widening multiplication does not look at it. */
+/* Philox4x32-10 for a few vectors of blocks at once: a 32-bit word in each 64-bit lane. The upper half may hold
+ * anything, because the widening multiplication ignores it. */
 #define WIDTH (VECTOR_BYTES / 8)
 #define CHAINS 4 /* vectors in flight: the multiplication has a long latency */
 #define BLOCKS (CHAINS * WIDTH)
 
-/* mask[i]: of block index + i*stride, byte w is 1 if word w is at least the threshold, else 0. */
+/* mask[i] for block index + i*stride: byte w is 1 if word w is at least the threshold, otherwise 0. */
 static inline void elementwise_draw(const gg_random_key *key, uint32_t index, uint32_t stride, uint32_t threshold,
                                     uint32_t mask[BLOCKS]) {
     const long_words zero = {0}, first = zero + 0xD2511F53u, second = zero + 0xCD9E8D57u;
@@ -170,7 +170,7 @@ static inline void elementwise_draw(const gg_random_key *key, uint32_t index, ui
         k1 += 0xBB67AE85u;
     }
     for (int c = 0; c < CHAINS; ++c) {
-        /* The sign of word - threshold says that the word is less. */
+        /* The sign of word - threshold is set if the word is less. */
         long_words less = ((c0[c] & 0xffffffffu) - threshold) >> 63;
         less |= ((c1[c] & 0xffffffffu) - threshold) >> 63 << 8;
         less |= ((c2[c] & 0xffffffffu) - threshold) >> 63 << 16;

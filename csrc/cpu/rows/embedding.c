@@ -1,7 +1,7 @@
-/* Tables of rows: one for each token, or one for each position, which is added. PLAIN.
+/* Tables of rows: one row for each token, or one added row for each position. PLAIN.
  *
- * The table's gradient is dense. Each thread owns some of its rows, and adds up what belongs to each in the order of
- * the tokens, so the bits do not depend on the threads. */
+ * The table's gradient is dense. Each thread owns some rows and adds their errors in the order of the tokens. Bits do
+ * not depend on threads. */
 #include <string.h>
 
 #include "base/parallel.h"
@@ -49,14 +49,14 @@ static void look_up_part(void *context, int thread, int threads) {
                (size_t)features * sizeof(float));
 }
 
-/* Where the list of each row ends, which begins where that of the row before ends; then the lists. */
+/* First the end of each row's list; a list begins at the end of the previous one. Then the lists. */
 void gg_native_order_tokens(int64_t numbers, int64_t tokens, const int32_t *token, int32_t *order) {
     int32_t *end = order, *list = order + numbers;
     memset(end, 0, (size_t)numbers * sizeof *end);
     for (int64_t i = 0; i < tokens; ++i) ++end[token[i]];
     for (int64_t i = 0, begin = 0; i < numbers; ++i) {
         const int32_t count = end[i];
-        end[i] = (int32_t)begin; /* moves on with each that is listed */
+        end[i] = (int32_t)begin; /* advances with each listed token */
         begin += count;
     }
     for (int64_t i = 0; i < tokens; ++i) list[end[token[i]]++] = (int32_t)i;
@@ -117,7 +117,7 @@ gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, 
         return gg_fail(GG_ERROR_ARGUMENT,
                        "an embedding has one int32 input and at least one row, not %d of %s and %lld", desc->inputs,
                        gg_dtype_name(desc->offered[0].dtype), (long long)desc->numbers);
-    plain.offered[0].dtype = GG_FLOAT32; /* what native operations compute in */
+    plain.offered[0].dtype = GG_FLOAT32; /* compute type of native operations */
     GG_TRY(gg_native_op_create(&plain, &embedding_class, sizeof(table_op), &head));
     table_op *op = (table_op *)head;
     head->desc = *desc;

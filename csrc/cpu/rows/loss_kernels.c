@@ -16,7 +16,7 @@ static double loss_weight_of(const gg_loss_args *args, int64_t sample) {
     return args->sample_weights != NULL ? (double)args->sample_weights[sample] : 1.0;
 }
 
-/* The lanes behind the last sample. */
+/* Clears the lanes after the last sample. */
 static void clear_padding(const gg_loss_args *args, int64_t end) {
     if (args->gradient == NULL || args->layout != GG_LAYOUT_BATCH_LAST || end != args->batch) return;
     const int64_t padded = gg_lanes_padded(args->batch);
@@ -25,9 +25,10 @@ static void clear_padding(const gg_loss_args *args, int64_t end) {
         memset(args->gradient + f * padded + args->batch, 0, (size_t)(padded - args->batch) * sizeof(float));
 }
 
-/* Cross entropy's weights of one target: PyTorch's formula is
- *   loss = one*(log p of the target, negated) + even*sum over c of class weight[c]*(log p[c], negated)
- * and the gradient p[c]*all - even*class weight[c], less `one` at the target. The sample's weight is in all of them. */
+/* Cross entropy's weights of one target. PyTorch's formulas are
+ *   loss = one*(-log p of the target) + even*sum over c of class weight[c]*(-log p[c])
+ *   gradient = p[c]*all - even*class weight[c], minus `one` at the target.
+ * All weights include the sample's weight. */
 typedef struct target_weights {
     double one, even, all;
 } target_weights;
@@ -56,14 +57,14 @@ static bool loss_ignores(const gg_loss_args *args, int32_t target) {
     return args->loss.ignores && target == args->loss.ignore_index;
 }
 
-/* Divides gradients. Infinite if nothing counts, so that they are 0 as the loss is: smoothing spreads targets of weight
- * 0 over classes that have some. */
+/* Divisor of gradients. Infinite if nothing counts, so that gradients are 0 like the loss: smoothing spreads targets of
+ * weight 0 over classes with weights. */
 static double loss_divisor(const gg_loss_args *args) {
     return args->result->divisor > 0 ? args->result->divisor : (double)INFINITY;
 }
 
-/* One position of a PLAIN prediction, with the largest x subtracted in the exponentials. Their sum is in double, since
- * a thousand classes would cost digits. Sixteen partial sums, since the compiler may not reorder. */
+/* One position of a PLAIN prediction. Subtracts the max x in the exponentials. Their sum is double, because a thousand
+ * classes would cost digits. Sixteen partial sums, because the compiler may not reorder. */
 static void cross_entropy_row(const gg_loss_args *args, int64_t position, double class_sum, double *loss_sum,
                               int64_t *correct) {
     const int64_t classes = args->features;
@@ -116,7 +117,7 @@ static void cross_entropy_row(const gg_loss_args *args, int64_t position, double
     gradient[target] = (float)((weight.one * (p - 1.0) + (weight.all - weight.one) * p - even) / divisor);
 }
 
-/* The same for one position of up to sixteen samples of a BATCH_LAST prediction, one a lane. */
+/* Cross entropy for one position of up to sixteen samples of a BATCH_LAST prediction, one a lane. */
 static void cross_entropy_lanes(const gg_loss_args *args, int64_t sample, int64_t position, double class_sum,
                                 double *loss_sum, int64_t *correct) {
     const int64_t classes = args->features, stride = gg_lanes_padded(args->batch);
@@ -187,7 +188,7 @@ static void cross_entropy(const gg_loss_args *args, int64_t begin, int64_t end, 
     clear_padding(args, end);
 }
 
-/* On logits: max(x, 0) - x*t + log(1 + exp(-|x|)). A sample is right if every value's sign is. */
+/* On logits: max(x, 0) - x*t + log(1 + exp(-|x|)). A sample is correct if the sign of every value is. */
 static void binary_cross_entropy(const gg_loss_args *args, int64_t begin, int64_t end, double *loss_sum,
                                  int64_t *correct) {
     const int64_t step = value_stride(args), sample = sample_stride(args), features = args->features;

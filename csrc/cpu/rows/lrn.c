@@ -1,4 +1,4 @@
-/* LOCAL_RESPONSE_NORM, in PLAIN where that is offered, else in BATCH_LAST. */
+/* LOCAL_RESPONSE_NORM, in PLAIN if offered, otherwise in BATCH_LAST. */
 #include "base/parallel.h"
 #include "cpu/native.h"
 
@@ -6,7 +6,7 @@ typedef struct lrn_op {
     gg_op head;
     gg_device *device;
     gg_lrn_shape shape;
-    int64_t outer, strips; /* pieces that lie one after the other, and strips in each */
+    int64_t outer, strips; /* consecutive pieces, and strips in each */
     int threads;
 } lrn_op;
 

@@ -1,11 +1,11 @@
-/* Local response normalisation across channels, of strips of values that lie side by side in each channel. */
+/* Local response normalisation across channels, in strips of adjacent values of each channel. */
 #include <math.h>
 
 #include "cpu/simd/simd.h"
 
 #define STRIP GG_LRN_STRIP
 
-/* v^-beta, for v > 0, in place. The papers' exponent is two square roots; any other is the library's power. */
+/* v^-beta, for v > 0, in place. The papers' exponent is two square roots; others use the library's power. */
 static void inverse_power(float beta, float v[STRIP]) {
     if (beta == 0.75f) {
         for (size_t i = 0; i < STRIP; i += FLOATS) {
@@ -17,7 +17,7 @@ static void inverse_power(float beta, float v[STRIP]) {
     }
 }
 
-/* The values of a strip, ones behind its width. */
+/* Loads the values of a strip, with ones after its width. */
 static void load_strip(size_t width, const float *p, float v[STRIP]) {
     memcpy(v, p, width * sizeof(float));
     for (size_t i = width; i < STRIP; ++i) v[i] = 1.0f;
@@ -55,7 +55,7 @@ static void lrn_backward(const gg_lrn_shape *s, size_t width, const float *x, co
         }
     }
     const float factor = 2.0f * s->beta * s->share;
-    for (int64_t c = 0; c < s->channels; ++c) { /* it is in the windows of these: */
+    for (int64_t c = 0; c < s->channels; ++c) { /* channels whose windows contain it: */
         const int64_t first = c > s->after ? c - s->after : 0;
         const int64_t last = c + s->before < s->channels ? c + s->before : s->channels - 1;
         const size_t at = (size_t)c * s->step;

@@ -1,12 +1,12 @@
-/* BATCH_NORM, in whatever layout is offered: a reorder around each would cost more than the operation. A second input
- * is added to what is normalised, in the same pass; backward then sees from the output what the ReLU has cut. */
+/* BATCH_NORM in any offered layout: reorders would cost more than the operation. A second input can be added in the
+ * same pass. Backward then sees from the output which values the ReLU cut. */
 #include <math.h>
 #include <string.h>
 
 #include "base/parallel.h"
 #include "cpu/native.h"
 
-/* What forward leaves for backward, each an array over the channels. */
+/* Arrays over the channels that forward saves for backward. */
 enum { SAVED_MEAN = 0, SAVED_INVERSE, SAVED_VARIANCE, SAVED_SCALE, SAVED_OFFSET, SAVED_COUNT };
 
 typedef struct norm_op {
@@ -16,14 +16,14 @@ typedef struct norm_op {
     int64_t channels, values; /* values of a channel in a batch */
     int64_t groups, period;   /* groups of `period` channels, whose lanes repeat with that period */
     int64_t group_step;       /* elements */
-    gg_norm_runs runs;        /* of a group, but the last of images in NHWC */
-    int last_tail;            /* NHWC: channels in the last group where it is not full; else 0 */
-    /* Runs are computed in blocks of so many. In NHWC, where all groups lie side by side, a block stays in a cache
-     * while its groups are computed. Elsewhere few groups have blocks, so that there is something for each thread.
-     * Blocks depend on the shape alone, and so do the bits. */
+    gg_norm_runs runs;        /* of a group, except for the last of images in NHWC */
+    int last_tail;            /* NHWC: channels in the last group if it is not full; otherwise 0 */
+    /* Runs are computed in blocks of `rows`. In NHWC all groups lie side by side, and a block stays in a cache while
+     * its groups are computed. In other layouts few groups have blocks, to give each thread work. Blocks depend on the
+     * shape alone, and so do the bits. */
     int64_t blocks, rows;
     bool side_by_side; /* NHWC */
-    int weight, mean;  /* places of the parameters; -1: there are none */
+    int weight, mean;  /* indices of the parameters; -1 means none */
 } norm_op;
 
 /* One run, for the threads. */
@@ -33,18 +33,18 @@ typedef struct norm_job {
     bool batch_statistics;
 } norm_job;
 
-/* Runs in a block: of so many bytes; positions of NHWC enough that groups are worth a call, elsewhere blocks of all
- * groups no more than threads can need. */
+/* BLOCK_BYTES: bytes of a block's runs. LEAST_ROWS: min positions of a block in NHWC, to justify a call. ENOUGH_BLOCKS:
+ * max blocks of all groups in other layouts, enough for any number of threads. */
 enum { BLOCK_BYTES = 1 << 17, LEAST_ROWS = 32, ENOUGH_BLOCKS = 64 };
 
-/* How a batch of samples (channels, elements) lies, seen from its channels. */
+/* Sets the geometry of a batch of samples (channels, elements), as seen from its channels. */
 static void norm_place(norm_op *op) {
     const gg_op_desc *desc = &op->head.desc;
     const int64_t batch = desc->batch, elements = gg_shape_count(&desc->input[0]) / op->channels;
     const int64_t lanes = gg_lanes_padded(batch);
     gg_norm_runs *runs = &op->runs;
     gg_layout layout = op->head.input[0].layout;
-    if (layout == GG_LAYOUT_PLAIN && elements == 1) layout = GG_LAYOUT_NHWC; /* which are then the same */
+    if (layout == GG_LAYOUT_PLAIN && elements == 1) layout = GG_LAYOUT_NHWC; /* equal layouts then */
     const int64_t block = layout == GG_LAYOUT_CHANNELS8 ? 8 : layout == GG_LAYOUT_CHANNELS16 ? 16 : 1;
     op->period = block;
     op->blocks = 1;
@@ -104,12 +104,12 @@ static float parameter_of(const gg_op_args *args, int parameter, int64_t channel
     return parameter >= 0 ? args->parameter[parameter][channel] : otherwise;
 }
 
-/* Two numbers a lane, of a group in a block: mean and sum of squared differences, or sums of d and of products. */
+/* Two numbers a lane, for a group in a block: mean and sum of squared differences, or sums of d and of products. */
 typedef struct norm_pair {
     double first[GG_LANES], second[GG_LANES];
 } norm_pair;
 
-/* Where those of all groups and blocks lie, block by block, and behind them slopes and shifts, group by group. */
+/* Address of a pair: all groups and blocks, block by block; then slopes and shifts, group by group. */
 static norm_pair *pair_at(const norm_op *op, const gg_op_args *args, int64_t block, int64_t group) {
     return (norm_pair *)args->scratch + block * op->groups + group;
 }
@@ -137,7 +137,7 @@ static void moments_of(const norm_op *op, int64_t block, int64_t group, const gg
     else kernels->moments(&runs, x, out->first, out->second);
 }
 
-/* Mean and sum of squared differences of channel `first` of a group, out of those of the lanes in all blocks. */
+/* Mean and sum of squared differences of channel `first` of a group, from its lanes in all blocks. */
 static void join_lanes(const norm_op *op, int64_t group, int64_t first, const norm_pair *pair, double *mean_out,
                        double *squares_out) {
     double count = 0;
@@ -155,7 +155,7 @@ static void join_lanes(const norm_op *op, int64_t group, int64_t first, const no
     }
 }
 
-/* Mean and the two variances of the channels of a group, saved. pair: those of its first block. */
+/* Saves the mean and the two variances of a group's channels. pair: those of its first block. */
 static void measure_group(const norm_op *op, int64_t group, const norm_pair *pair, const gg_op_args *args) {
     const double values = (double)op->values, eps = (double)op->head.desc.epsilon;
     for (int64_t i = 0; i < channels_in(op, group); ++i) {
@@ -168,7 +168,7 @@ static void measure_group(const norm_op *op, int64_t group, const norm_pair *pai
     }
 }
 
-/* Scale and offset of the channels of a group, saved. */
+/* Saves the scale and offset of a group's channels. */
 static void scale_group(const norm_op *op, int64_t group, const norm_job *job) {
     const gg_op_args *args = job->args;
     const double eps = (double)op->head.desc.epsilon;
@@ -178,7 +178,7 @@ static void scale_group(const norm_op *op, int64_t group, const norm_job *job) {
         double inverse = (double)*saved_at(op, args, SAVED_INVERSE, channel);
         if (!job->batch_statistics) {
             mean = (double)args->parameter[op->mean][channel];
-            /* Averages of rounded variances of about 0 may be a hair below it. */
+            /* Averages of rounded variances near 0 may be slightly below 0. */
             const double variance = (double)args->parameter[op->mean + 1][channel];
             inverse = 1 / sqrt((variance < 0 ? 0 : variance) + eps);
         }
@@ -189,7 +189,7 @@ static void scale_group(const norm_op *op, int64_t group, const norm_job *job) {
     }
 }
 
-/* What all lanes of a group share with others of their channel; zeros for channels that only pad. */
+/* Spreads a saved value to all lanes of a channel; zeros for padding channels. */
 static void spread_saved(const norm_op *op, int64_t group, const gg_op_args *args, int what, float lane[GG_LANES]) {
     const int64_t channels = channels_in(op, group);
     for (int64_t i = 0; i < GG_LANES; ++i) {
@@ -213,8 +213,8 @@ static void apply_to(const norm_op *op, int64_t block, int64_t group, const gg_o
     else kernels->apply(&runs, &lanes, relu, x, added, y);
 }
 
-/* Blocks of groups, those of all groups before the next of each, that a thread computes. Where a pass reads what
- * another has read before it, it begins with the last, which caches still have. */
+/* A thread's blocks of groups; block by block, with all groups of a block together. A pass that reads data of an
+ * earlier pass goes backwards, to begin with data still in cache. */
 typedef struct norm_units {
     int64_t begin, end;
 } norm_units;
@@ -231,7 +231,7 @@ static norm_units groups_of(const norm_op *op, int thread, int threads) {
     return (norm_units){(int64_t)begin, (int64_t)end};
 }
 
-/* A group at a time, from its moments to its results. */
+/* A group at a time, from moments to results. */
 static void norm_forward_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
@@ -245,7 +245,7 @@ static void norm_forward_part(void *context, int thread, int threads) {
     }
 }
 
-/* Moments of all blocks, then the statistics of the groups, then the results of all. */
+/* Moments of all blocks, then statistics of the groups, then all results. */
 static void moments_part(void *context, int thread, int threads) {
     const norm_job *job = context;
     const norm_op *op = job->op;
@@ -274,7 +274,7 @@ static void apply_part(void *context, int thread, int threads) {
         apply_to(op, unit / op->groups, unit % op->groups, job->args);
 }
 
-/* The gradients of a group's parameters; fills slope and shift for that of the input. */
+/* Parameter gradients of a group; fills slope and shift for the input gradient. */
 static void norm_gradients(const norm_op *op, int64_t group, const gg_op_args *args, const double sum[GG_LANES],
                            const double product[GG_LANES], gg_norm_lanes *lanes) {
     const double values = (double)op->values, momentum = (double)op->head.desc.momentum;
@@ -306,7 +306,7 @@ static void norm_gradients(const norm_op *op, int64_t group, const gg_op_args *a
     }
 }
 
-/* The error behind the activation, where it is written: where something has been added, as its gradient. */
+/* Destination of the error before the activation: the gradient of the added input, if any. */
 static void *norm_passed(const norm_op *op, const gg_op_args *args, int64_t at) {
     if (op->head.desc.inputs != 2) return NULL;
     return norm_from(op, args->grad_input[1] != NULL ? args->grad_input[1] : args->grad_output, at);
@@ -349,7 +349,7 @@ static void gradient_to(const norm_op *op, int64_t block, int64_t group, const g
     else kernels->gradient(&runs, &lanes, relu, x, dy, dx);
 }
 
-/* The gradients of a group's parameters, and its slope and shift, out of the sums of all blocks. */
+/* Parameter gradients of a group, and its slope and shift, from the sums of all blocks. */
 static void slope_group(const norm_op *op, int64_t group, const gg_op_args *args) {
     norm_pair all = {.first = {0}};
     gg_norm_lanes lanes = {.slope = {0}};
@@ -403,8 +403,7 @@ static void gradient_part(void *context, int thread, int threads) {
         gradient_to(op, unit / op->groups, unit % op->groups, job->args);
 }
 
-/* Whether each thread computes whole groups, which may stay in its caches meanwhile: where threads then have as much to
- * do as each other. */
+/* True if each thread computes whole groups, which may stay in its caches: if that divides the work evenly. */
 static bool norm_by_groups(const norm_op *op, int threads) {
     if (op->blocks == 1) return true;
     return !op->side_by_side && (op->groups % threads == 0 || op->groups >= 4 * threads);

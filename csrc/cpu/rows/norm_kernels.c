@@ -1,11 +1,12 @@
-/* Batch normalisation. Sums are of float32 over pieces that stay in the first cache, and of double over the pieces;
- * squares are of differences from the piece's own mean. So a channel of millions of values, or one whose mean is far
- * from 0, loses no digits, and memory is read once. */
+/* Batch normalisation. Sums are float32 over pieces that stay in the L1 cache, and double over the pieces. Squares are
+ * of differences from the piece's own mean. Even a channel with millions of values, or with a mean far from 0, loses no
+ * digits. Memory is read once. */
 #include "cpu/simd/simd.h"
 
 /* Lanes of bfloat16. */
 GG_INLINE lanes_f load_lanes_narrow(const uint16_t *p) {
-    float wide[GG_LANES] __attribute__((aligned(64))) = {0}; /* gcc's analyzer does not see that all are written */
+    float wide[GG_LANES]
+        __attribute__((aligned(64))) = {0}; /* gcc's analyzer does not see that all lanes are written */
     for (size_t i = 0; i < GG_LANES; i += FLOATS) *(floats *)(wide + i) = load_narrow(p + i);
     return lanes_load(wide);
 }
@@ -16,7 +17,7 @@ GG_INLINE void store_lanes_narrow(uint16_t *p, lanes_f v) {
     for (size_t i = 0; i < GG_LANES; i += FLOATS) *(halves *)(p + i) = narrowed(rounded_words(load(wide + i)));
 }
 
-/* The first n lanes, zeros behind them. */
+/* The first n lanes; the others are zeros. */
 GG_INLINE lanes_f load_lanes_narrow_part(const uint16_t *p, int n) {
     uint16_t all[GG_LANES] __attribute__((aligned(32))) = {0};
     memcpy(all, p, (size_t)n * sizeof *all);
@@ -39,7 +40,7 @@ typedef struct piece {
     int64_t offset; /* of its first value */
 } piece;
 
-/* The first piece that begins at vector *at of run *run; moves both on. */
+/* The first piece that begins at vector *at of run *run; advances both. */
 static piece next_piece(const gg_norm_runs *r, int64_t *run, int64_t *at) {
     const int64_t offset = *run * r->run_step + *at * GG_LANES;
     piece p = {.runs = 1, .vectors = r->vectors - *at, .tail = r->tail, .offset = offset};
@@ -67,7 +68,7 @@ GG_INLINE lanes_f total(const lanes_f sum[4]) {
     return lanes_add(lanes_add(sum[0], sum[1]), lanes_add(sum[2], sum[3]));
 }
 
-/* Sums to means. In memory, so that no compiler takes single lanes out of registers. */
+/* Divides sums to means. Works in memory, so that compilers do not extract single lanes from registers. */
 static __attribute__((noinline)) void divide_lanes(const double values[GG_LANES], float sum[GG_LANES]) {
     for (int i = 0; i < GG_LANES; ++i) sum[i] = values[i] > 0 ? (float)((double)sum[i] / values[i]) : 0.0f;
 }
@@ -85,12 +86,12 @@ GG_INLINE lanes_f cut(bool relu, lanes_f y) { return relu ? lanes_select(lanes_p
 
 GG_INLINE lanes_f applied(const lane_values *l, lanes_f x) { return lanes_multiply_add(l->scale, x, l->offset); }
 
-/* dy, or 0 where the ReLU has cut. */
+/* dy, or 0 where the ReLU cut. */
 GG_INLINE lanes_f passed(const lane_values *l, bool relu, lanes_f x, lanes_f dy) {
     return relu ? lanes_select(lanes_positive(applied(l, x)), dy) : dy;
 }
 
-/* Which values of dy have passed. */
+/* The gate of dy: none, the normalised x, or the output y. */
 typedef enum gate { GATE_NONE, GATE_BY_X, GATE_BY_Y } gate;
 
 typedef struct product_sums {

@@ -1,5 +1,5 @@
-/* The kernels of norm.c for one type of activations, for which it includes this: ELEMENT, how vectors of it are loaded
- * and stored, and NAME, what the functions are called. No include guard. */
+/* Kernels of norm.c for one type of activations. norm.c includes this file once a type. It defines ELEMENT, the loads
+ * and stores of its vectors, and NAME for the functions' names. No include guard. */
 
 static lanes_f NAME(piece_sum)(const piece *p, int64_t step, const ELEMENT *values) {
     lanes_f sum[4];
@@ -61,7 +61,7 @@ static void NAME(norm_moments)(const gg_norm_runs *r, const ELEMENT *x, double m
         add_lanes(square, square_sums);
         for (int i = 0; i < GG_LANES; ++i) {
             const double n = values[i], all = count[i] + n, share = all > 0 ? n / all : 0;
-            const double rest = n > 0 ? sum[i] / n : 0; /* what rounding the mean has left */
+            const double rest = n > 0 ? sum[i] / n : 0; /* error of the rounded mean */
             const double distance = (double)near[i] + rest - mean[i];
             squares[i] += square[i] - rest * sum[i] + distance * distance * share * count[i];
             mean[i] += distance * share;
@@ -101,7 +101,7 @@ static void NAME(norm_apply)(const gg_norm_runs *r, const gg_norm_lanes *lanes, 
     else NAME(apply_all)(r, lanes, false, false, x, x, y);
 }
 
-/* What a piece reads and writes: y with GATE_BY_Y, `passed` if it writes. */
+/* Arrays of a piece: reads y with GATE_BY_Y, writes `passed` if `writes`. */
 typedef struct NAME(product_arrays) {
     const ELEMENT *x, *y, *dy;
     ELEMENT *passed;
@@ -133,7 +133,7 @@ GG_INLINE void NAME(piece_products)(const gg_norm_runs *runs, const piece *p, co
             add_product(&s, 0, l, x, NAME(pass_vector)(l, by, writes, a, at, x));
         }
         if (p->tail == 0) continue;
-        /* Where there is no value dy is read as 0. */
+        /* Lanes after the tail read dy as 0. */
         const lanes_f x = LOAD_PART(a->x + at, p->tail);
         lanes_f d = LOAD_PART(a->dy + at, p->tail);
         if (by == GATE_BY_Y) d = lanes_select(lanes_positive(LOAD_PART(a->y + at, p->tail)), d);

@@ -1,5 +1,5 @@
-/* TANH, SIGMOID and ADD: element by element, in the layout and the type that are offered. RELU is the native table's,
- * which accepts any layout as well: oneDNN's turns NaN into 0. */
+/* TANH, SIGMOID and ADD: element by element, in the offered layout and type. RELU is the native table's, which accepts
+ * any layout too: oneDNN's turns NaN into 0. */
 #include "cpu/native.h"
 #include "cpu/onednn_common.h"
 
@@ -14,7 +14,7 @@ static gg_status check_shapes(const gg_op_desc *desc) {
     return GG_OK;
 }
 
-/* All inputs and the output in the first input's layout. As one row where the padding may be computed too: zeros stay
+/* Sets all inputs and the output to the first input's layout. Uses one row if padding may be computed too: zeros stay
  * zeros, except for the sigmoid of padded channels. */
 static gg_status set_layout(gg_dnn_op *op, const_dnnl_memory_desc_t *md) {
     const gg_op_desc *desc = &op->head.desc;
@@ -99,7 +99,7 @@ cleanup:
     return gg_dnn_op_finish(status, op, out);
 }
 
-/* With a ReLU in the same pass it is the native table's. */
+/* A fused ReLU is left to the native table. */
 gg_status gg_dnn_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     const bool plain = desc->activation == GG_ACTIVATION_NONE;
     return plain ? create_add(device, desc, out) : gg_native_add_create(device, desc, out);

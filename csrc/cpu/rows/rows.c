@@ -1,4 +1,4 @@
-/* LAYER_NORM and SOFTMAX, in PLAIN where that is offered, else in BATCH_LAST. */
+/* LAYER_NORM and SOFTMAX, in PLAIN if offered, otherwise in BATCH_LAST. */
 #include <math.h>
 #include <string.h>
 
@@ -10,8 +10,8 @@ typedef struct rows_op {
     gg_device *device;
     int64_t length, outer; /* values of a row; rows (PLAIN), or rows of a sample */
     int64_t inner;         /* SOFTMAX: floats between two values of a row; LAYER_NORM: 1, or the lanes */
-    bool side_by_side;     /* rows whose values do not lie one after the other */
-    int64_t units;         /* what is split over the threads: rows, or up to sixteen of them side by side */
+    bool side_by_side;     /* rows whose values are not adjacent */
+    int64_t units;         /* unit of work of the threads: a row, or up to sixteen rows side by side */
     int threads;
 } rows_op;
 
@@ -47,7 +47,7 @@ static gg_status rows_create(gg_device *device, const gg_op_desc *desc, const gg
     return GG_OK;
 }
 
-/* Fills the geometry: `length` values a row, `inner` values of the sample between two of them. */
+/* Sets the geometry: `length` values a row, `inner` values of the sample between two of them. */
 static void rows_place(rows_op *op, int64_t length, int64_t inner) {
     const gg_op_desc *desc = &op->head.desc;
     const bool plain = op->head.output.layout == GG_LAYOUT_PLAIN;
@@ -60,7 +60,7 @@ static void rows_place(rows_op *op, int64_t length, int64_t inner) {
     op->threads = gg_cpu_threads_for(op->device, (size_t)(op->outer * op->length * op->inner));
 }
 
-/* The first value of a unit, and how many rows lie side by side there. */
+/* First value of a unit, and the number of its rows side by side. */
 static size_t unit_at(const rows_op *op, int64_t unit, size_t *width) {
     const int64_t columns = (op->inner + GG_LANES - 1) / GG_LANES, column = unit % columns * GG_LANES;
     *width = (size_t)(op->inner - column < GG_LANES ? op->inner - column : GG_LANES);
@@ -70,7 +70,7 @@ static size_t unit_at(const rows_op *op, int64_t unit, size_t *width) {
 
 /* ------------------------------------------------------------------------------------- layer normalisation */
 
-/* Mean and inverse deviation of each row of a unit are saved: GG_LANES of each where rows lie side by side. */
+/* Saved mean and inverse deviation of each row of a unit: GG_LANES of each if rows lie side by side. */
 static float *stats_at(const rows_op *op, const gg_op_args *args, int64_t unit) {
     return (float *)args->saved + unit * 2 * (op->side_by_side ? GG_LANES : 1);
 }
@@ -88,7 +88,7 @@ static void measure_row(const rows_op *op, const float *x, float *stats) {
     stats[1] = (float)(1 / sqrt(squares / (double)op->length + (double)op->head.desc.epsilon));
 }
 
-/* Lanes behind the batch get the factor 0, so that nothing of them is infinite. */
+/* Lanes after the batch get the factor 0, so that none is infinite. */
 static void measure_lanes(const rows_op *op, int64_t first, const float *x, float *stats) {
     const gg_norm_runs runs = {.runs = op->length, .run_step = op->inner, .vectors = 1};
     double mean[GG_LANES], squares[GG_LANES];
@@ -128,8 +128,8 @@ static gg_status layer_norm_forward(gg_op *head, const gg_op_args *args) {
     return GG_OK;
 }
 
-/* Rows whose part of the gradients of weight and bias is summed in float32, before it is added to sums of double. The
- * same rows for any number of threads. */
+/* Rows whose part of the weight and bias gradients is summed in float32, then added to double sums. Does not depend on
+ * the number of threads. */
 #define SUM_ROWS 32
 
 /* Sums of the two gradients of one thread: weight, then bias. */
@@ -137,7 +137,7 @@ static double *sums_at(const rows_op *op, const gg_op_args *args, int thread) {
     return (double *)args->scratch + (size_t)thread * 3 * (size_t)op->length;
 }
 
-/* Behind them: those of a few rows. */
+/* After these sums: sums of a few rows. */
 static float *part_sums_at(const rows_op *op, const gg_op_args *args, int thread) {
     return (float *)(sums_at(op, args, thread) + 2 * op->length);
 }

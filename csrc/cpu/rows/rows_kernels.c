@@ -1,5 +1,5 @@
-/* Layer normalisation and softmax: along rows that lie one value after the other, and across sixteen of them whose
- * values lie side by side. Sums of a long row are of double over pieces of float32. */
+/* Layer normalisation and softmax: along rows with adjacent values, and across sixteen rows side by side. Long rows are
+ * summed in double over pieces of float32. */
 #include "cpu/simd/math.h"
 #include "cpu/simd/simd.h"
 
@@ -7,7 +7,7 @@
 #define ROW_PIECE ((size_t)4096)
 #define LANE_PIECE ((size_t)256)
 
-/* In memory, so that no compiler takes single lanes out of registers. */
+/* Works in memory, so that compilers do not extract single lanes from registers. */
 static __attribute__((noinline)) double sum_of(const float lane[GG_LANES]) {
     double sum = 0;
     for (int i = 0; i < GG_LANES; ++i) sum += (double)lane[i];
@@ -42,7 +42,7 @@ static void row_apply(size_t n, const float *x, float mean, float inverse, const
     }
 }
 
-/* The vector at x + i of a row that ends at x + end; zeros behind it. */
+/* The vector at x + i of a row that ends at x + end; zeros after the end. */
 static inline lanes_f lanes_of_row(const float *x, size_t i, size_t end) {
     return end - i < GG_LANES ? lanes_load_part(x + i, (int)(end - i)) : lanes_load_any(x + i);
 }
@@ -52,7 +52,7 @@ static inline void lanes_to_row(float *x, size_t i, size_t end, lanes_f v) {
     else lanes_store_any(x + i, v);
 }
 
-/* A first mean, then the sums of what is left: they are small, so their squares lose no digits. */
+/* Computes a first mean, then sums of the differences: these are small, so their squares lose no digits. */
 static void row_moments(size_t n, const float *x, double *mean, double *squares) {
     double sum = 0, rest = 0, square = 0;
     for (size_t at = 0; at < n; at += ROW_PIECE) {
@@ -160,7 +160,7 @@ static void lanes_gradient(size_t n, size_t step, const float *x, const float *d
 
 /* ------------------------------------------------------------------------------------------------ softmax */
 
-/* NaN anywhere makes all of the row NaN: the sum has it. */
+/* A NaN anywhere makes the whole row NaN, because the sum has it. */
 static void softmax_row(size_t n, const float *x, float *y) {
     float best[GG_LANES];
     for (int l = 0; l < GG_LANES; ++l) best[l] = x[0];

@@ -1,5 +1,5 @@
-/* Names of this compilation: every file *_kernels.c of cpu/ is built once for each level of gg_isa, with GG_ISA set to
- * the level's name, and everything it exports carries that name. */
+/* Names of this compilation. Every file *_kernels.c of cpu/ is compiled once a level of gg_isa, with GG_ISA set to the
+ * level's name. All exported names contain that name. */
 #ifndef GG_CPU_SIMD_ISA_H
 #define GG_CPU_SIMD_ISA_H
 
@@ -7,8 +7,7 @@
 
 #include "cpu/kernels.h"
 
-/* gcc's analyzer confuses the number of lanes of a vector with the number of its bits, and reports every shift of lanes
- * as too large. */
+/* gcc's analyzer takes a vector's lanes for its bits, and reports every shift of lanes as too large. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #pragma GCC diagnostic ignored "-Wanalyzer-shift-count-overflow"
 #endif
@@ -32,7 +31,7 @@ extern const gg_cpu_rows GG_VARIANT(gg_cpu_rows);
 extern const gg_cpu_lrn GG_VARIANT(gg_cpu_lrn);
 extern const gg_cpu_loss_kernels GG_VARIANT(gg_cpu_loss_kernels);
 extern const gg_cpu_arena GG_VARIANT(gg_cpu_arena);
-void GG_VARIANT(gg_cpu_update)(const gg_update_args *args); /* the arena table's entry; a file of its own */
+void GG_VARIANT(gg_cpu_update)(const gg_update_args *args); /* entry of the arena table, in a file of its own */
 size_t GG_VARIANT(gg_cpu_choose_bins)(const gg_choose_args *args);
 size_t GG_VARIANT(gg_cpu_read_entries)(gg_entries_args *args);
 extern const gg_cpu_layout GG_VARIANT(gg_cpu_layout);
@@ -47,7 +46,7 @@ extern const gg_image_kernels gg_image_kernels_amx;
 
 #define GG_INLINE static inline __attribute__((always_inline))
 
-/* Iterations are independent although the compiler cannot see it: an output may be an input's own memory. */
+/* Declares iterations independent: the compiler cannot see it, because an output may be an input's memory. */
 #define GG_INDEPENDENT _Pragma("GCC ivdep")
 
 /* Declares the alignment of arenas and activations to the compiler. */

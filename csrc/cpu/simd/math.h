@@ -1,5 +1,5 @@
-/* exp, tanh and the logistic function without branches, so that compilers vectorise loops over them. Not exported;
- * included by the kernels. */
+/* exp, tanh and the logistic function without branches, so that compilers vectorise loops over them. Included by the
+ * kernels; not exported. */
 #ifndef GG_CPU_SIMD_MATH_H
 #define GG_CPU_SIMD_MATH_H
 
@@ -18,10 +18,10 @@ static inline uint32_t bits_of_float(float value) {
     return bits;
 }
 
-/* exp(x) for x <= 0, to about 1 ulp; below -104 it is 0 (so are the denormals' last bits); NaN stays NaN.
+/* exp(x) for x <= 0, to about 1 ulp. Below -104 the result is 0, including the last denormal bits. NaN stays NaN.
  *
- * x = k*ln 2 + r with |r| <= ln 2 / 2; the polynomial is the Taylor-like minimax one of degree 6. 2^k is applied in
- * two factors, because below k = -126 it is no normal number. */
+ * x = k*ln 2 + r with |r| <= ln 2 / 2. The polynomial is the Taylor-like minimax one of degree 6. 2^k is applied in two
+ * factors, because below k = -126 it is no normal number. */
 static inline float exp_of_negative(float x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which is in the low bits */
     x = x < -104.5f ? -104.5f : x;   /* false for NaN */
@@ -43,14 +43,15 @@ static inline float exp_of_negative(float x) {
     return p * low * high;
 }
 
-/* exp(-|x|) is all that is needed: no overflow, and the relative accuracy is the same for both signs. */
+/* Only needs exp(-|x|): no overflow, and equal relative accuracy for both signs. */
 static inline float logistic(float x) {
     const float magnitude = float_of_bits(bits_of_float(x) & 0x7fffffffu);
     const float e = exp_of_negative(-magnitude);
     return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
-/* Near zero an odd polynomial (1 - exp would cancel), else (1 - e)/(1 + e) with e = exp(-2|x|), as 1 - 2e/(1 + e). */
+/* Odd polynomial near zero, where 1 - exp would cancel. Elsewhere (1 - e)/(1 + e) with e = exp(-2|x|), computed as 1 -
+ * 2e/(1 + e). */
 static inline float hyperbolic_tangent(float x) {
     const uint32_t sign = bits_of_float(x) & 0x80000000u;
     const float magnitude = float_of_bits(bits_of_float(x) & 0x7fffffffu);
@@ -67,8 +68,8 @@ static inline float hyperbolic_tangent(float x) {
     return float_of_bits(bits_of_float(value) | sign);
 }
 
-/* The share of the normal distribution below x, and exp(-x^2/2) beside it: erfc(z) = exp(-z^2)*t*P(t) with
- * t = 1/(1 + 0.3z), P fitted to 2e-8 for all z >= 0. The smaller of the two tails is computed, so none loses digits. */
+/* Normal distribution function of x; *bell is exp(-x^2/2). Uses erfc(z) = exp(-z^2)*t*P(t) with t = 1/(1 + 0.3z), P
+ * fitted to 2e-8 for all z >= 0. Computes the smaller tail, so that no tail loses digits. */
 static inline float normal_below(float x, float *bell) {
     const float magnitude = float_of_bits(bits_of_float(x) & 0x7fffffffu);
     const float e = exp_of_negative(-0.5f * x * x);

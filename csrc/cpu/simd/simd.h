@@ -1,14 +1,16 @@
-/* Vectors of the level that is being compiled. Not exported.
+/* Vectors of the level being compiled. Not exported.
  *
- * simd_WIDTH.h has them for one width: sixteen lanes as one value (lanes_*), whatever the width, for kernels whose
- * loops the compiler does not turn into good vector code; single vectors (floats, vec, words, long_words, halves);
- * squares of floats that are transposed (turn_square); how tiles are shaped (tile.h). A new width is one such header,
- * and a line here.
+ * A header simd_WIDTH.h implements one width:
+ * - sixteen lanes as one value (lanes_*) at any width, for loops that compilers vectorise badly;
+ * - single vectors (floats, vec, words, long_words, halves);
+ * - transposition of squares of floats (turn_square);
+ * - the shape of tiles (tile.h).
+ * A new width needs one such header, and a line here.
  *
- * turn_square sets to[j*to_row + i] to from[i*from_row + j] for i, j < TURN_SIDE; nothing need be aligned.
+ * turn_square sets to[j*to_row + i] to from[i*from_row + j] for i, j < TURN_SIDE, at any alignment.
  *
- * Pointers of lanes_* to floats are aligned to 64 bytes (those of _any and _part need not be), pointers to saved places
- * need not be. */
+ * Pointers of lanes_* to floats are 64-byte aligned, except for _any and _part. Pointers to saved places have any
+ * alignment. */
 #ifndef GG_CPU_SIMD_SIMD_H
 #define GG_CPU_SIMD_SIMD_H
 
@@ -29,18 +31,18 @@
 /* Elements of float32 in a vector. */
 #define FLOATS ((size_t)(VECTOR_BYTES / 4))
 
-/* In memory, and as a value. */
+/* floats: a vector in memory. vec: a vector as a value. */
 typedef float floats __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef float vec __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
 
 typedef uint64_t long_words __attribute__((vector_size(VECTOR_BYTES)));
 
-/* As many bfloat16 as a vector has float32. */
+/* bfloat16, as many as a vector has float32. */
 typedef uint16_t halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
 typedef uint16_t half_value __attribute__((vector_size(VECTOR_BYTES / 2)));
 
-/* Lets the compiler omit the remainder loop. */
+/* Rounds n down to whole lanes, which lets the compiler omit the remainder loop. */
 GG_INLINE size_t whole_lanes(size_t n) { return n & ~(size_t)(GG_LANES - 1); }
 
 GG_INLINE vec load(const float *p) { return *(const floats *)p; }
@@ -57,7 +59,7 @@ GG_INLINE vec load(const float *p) { return *(const floats *)p; }
 #include "cpu/simd/simd_scalar.h"
 #endif
 
-/* What a partner reads for v where bfloat16 is sent. */
+/* The value that a partner reads for v if bfloat16 is sent. */
 GG_INLINE vec rounded(vec v) { return (vec)(rounded_words(v) & 0xffff0000u); }
 
 /* Wider places are rare (windows of more than 256 elements): one plain form serves all levels. */

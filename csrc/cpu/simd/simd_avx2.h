@@ -1,4 +1,4 @@
-/* AVX2: sixteen lanes are two vectors. Included by simd.h; simd_scalar.h says what each function does. */
+/* AVX2: sixteen lanes are two vectors. Included by simd.h. simd_scalar.h describes each function. */
 #ifndef GG_CPU_SIMD_SIMD_AVX2_H
 #define GG_CPU_SIMD_SIMD_AVX2_H
 
@@ -9,7 +9,7 @@
 #define GG_DOT_ROWS 3
 #define GG_DOT_COLS 4
 
-/* The tiles there are, as X(rows, vectors). */
+/* All tile shapes, as X(rows, vectors). */
 #define GG_TILE_LIST_NARROW(X, V) X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V)
 #define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4)
 
@@ -33,7 +33,7 @@ static inline void lanes_store_any(float *p, lanes_f v) {
     _mm256_storeu_ps(p, v.half[0]);
     _mm256_storeu_ps(p + 8, v.half[1]);
 }
-/* All bits in the lanes [from, from + 8) that are below n. */
+/* Mask of the lanes in [from, from + 8) that are below n. */
 static inline __m256i below(int n, int from) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n - from), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }

@@ -1,4 +1,4 @@
-/* AVX-512, as a Knights Landing has it (F and CD). Included by simd.h; simd_scalar.h says what each function does. */
+/* AVX-512 of a Knights Landing (F and CD). Included by simd.h. simd_scalar.h describes each function. */
 #ifndef GG_CPU_SIMD_SIMD_AVX512_H
 #define GG_CPU_SIMD_SIMD_AVX512_H
 
@@ -9,7 +9,7 @@
 #define GG_DOT_ROWS 5   /* a tile of dot products is this by GG_DOT_COLS */
 #define GG_DOT_COLS 5
 
-/* The tiles there are, as X(rows, vectors). */
+/* All tile shapes, as X(rows, vectors). */
 #define GG_TILE_LIST_NARROW(X, V)                                                                                      \
     X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V) X(7, V) X(8, V) X(9, V) X(10, V) X(11, V) X(12, V) X(13, V) X(14, V)
 #define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4) X(3, 4) X(4, 4) X(5, 4) X(6, 4)
@@ -92,7 +92,7 @@ GG_INLINE void fence(void) { _mm_sfence(); }
 
 #define TURN_SIDE 16
 
-/* Sixteen rows of sixteen numbers, turned. */
+/* Transposes 16 rows of 16 numbers in place. */
 GG_INLINE void turn(__m512 *a) {
     __m512 b[16];
 #pragma GCC unroll 8

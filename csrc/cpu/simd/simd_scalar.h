@@ -1,4 +1,4 @@
-/* Plain C, for any CPU: says what each function does. No tiles, no transposition in registers. Included by simd.h. */
+/* Plain C for any CPU; documents each function. No tiles and no transposition in registers. Included by simd.h. */
 #ifndef GG_CPU_SIMD_SIMD_SCALAR_H
 #define GG_CPU_SIMD_SIMD_SCALAR_H
 
@@ -22,7 +22,7 @@ static inline lanes_f lanes_load(const float *p) {
 static inline void lanes_store(float *p, lanes_f v) { memcpy(p, &v, sizeof v); }
 static inline lanes_f lanes_load_any(const float *p) { return lanes_load(p); }
 static inline void lanes_store_any(float *p, lanes_f v) { lanes_store(p, v); }
-/* The first n lanes, zeros behind them. */
+/* The first n lanes; the others are zeros. */
 static inline lanes_f lanes_load_part(const float *p, int n) {
     lanes_f v = {{0}};
     memcpy(&v, p, (size_t)n * sizeof(float));
@@ -96,8 +96,8 @@ static inline void lanes_store_u8(uint8_t *p, lanes_i v) { EACH_LANE p[i] = (uin
 
 #undef EACH_LANE
 
-/* The sum of all lanes: halves, quarters and so on are added to each other, at every level the same. The larger of two
- * lanes: of NaN and a number either. lanes_size: without the sign. */
+/* lanes_total: the sum of all lanes; at every level it adds halves, then quarters and so on. lanes_max: the larger of
+ * two lanes; either if one is NaN. lanes_size: the absolute value. */
 
 static inline float lanes_total(lanes_f v) {
     for (int width = 8; width > 0; width /= 2)
@@ -112,7 +112,7 @@ static inline lanes_f lanes_size(lanes_f v) {
     for (int i = 0; i < 16; ++i) v.lane[i] = v.lane[i] < 0 ? -v.lane[i] : v.lane[i];
     return v;
 }
-/* The first n lanes of v, behind them those of other. */
+/* The first n lanes of v, then those of other. */
 static inline lanes_f lanes_first_or(int n, lanes_f v, lanes_f other) {
     for (int i = n; i < 16; ++i) v.lane[i] = other.lane[i];
     return v;
@@ -120,8 +120,8 @@ static inline lanes_f lanes_first_or(int n, lanes_f v, lanes_f other) {
 
 /* ---- vectors ---- */
 
-/* bfloat16 is the upper half of float32. Rounding is to nearest, ties to even; a NaN stays a (quiet) NaN. The
- * instruction for it would flush denormals. The compiler does not turn the plain form below into few instructions. */
+/* bfloat16 is the upper half of float32. Rounds to nearest, ties to even; a NaN stays a (quiet) NaN. The CPU's
+ * instruction would flush denormals. Compilers do not turn the plain form below into few instructions. */
 GG_INLINE vec load_narrow(const uint16_t *p) {
     const half_value v = *(const halves *)p;
     return (vec)(__builtin_convertvector(v, words) << 16);
@@ -137,12 +137,12 @@ GG_INLINE words rounded_words(vec v) {
 /* The upper halves. */
 GG_INLINE half_value narrowed(words w) { return __builtin_convertvector(w >> 16, half_value); }
 
-/* Non-temporal stores, where the level has them. */
+/* Non-temporal stores, if the level has them. */
 GG_INLINE void stream(float *p, vec v) { *(floats *)p = v; }
 
 GG_INLINE void stream_narrow(uint16_t *p, half_value v) { *(halves *)p = v; }
 
-/* Whether any bit is set. */
+/* True if any bit is set. */
 GG_INLINE bool any_bit(words w) {
     uint32_t all = 0;
     for (size_t i = 0; i < FLOATS; ++i) all |= w[i];
@@ -158,7 +158,7 @@ GG_INLINE vec square_root(vec v) {
 /* Products of the lower halves. */
 GG_INLINE long_words low_product(long_words a, long_words b) { return (a & 0xffffffffu) * (b & 0xffffffffu); }
 
-/* Other cores see non-temporal stores in order only after it. */
+/* Orders non-temporal stores before later stores, as seen by other cores. */
 GG_INLINE void fence(void) {}
 
 #endif

@@ -1,15 +1,15 @@
 /* Register tiles of the matrix-like kernels, for one instruction set.
  *
- * A tile is R rows by V vectors of the output. It stays in registers for the whole sum: each term loads V vectors,
- * broadcasts each of R scalars and multiplies it with them. R*V accumulators hide the latency of the multiply-adds, and
- * R + V loads for R*V of them leave the load ports idle half of the time. The scalar build does not use tiles. */
+ * A tile is R rows by V vectors of the output. The tile stays in registers for the whole sum. Each term loads V
+ * vectors, broadcasts each of R scalars and multiplies them. R*V accumulators hide the latency of the multiply-adds. R
+ * + V loads for R*V multiply-adds leave the load ports idle half of the time. The scalar build does not use tiles. */
 #ifndef GG_CPU_SIMD_TILE_H
 #define GG_CPU_SIMD_TILE_H
 
 #include "cpu/gemm/gemm_kernels.h"
 #include "cpu/simd/simd.h"
 
-/* What the set of kernels is put together from, over files of one instruction set. */
+/* Kernels of one instruction set, from several files; level_kernels.c collects them. */
 void GG_VARIANT(gg_kernel_conv)(const gg_conv_pass *pass, int64_t block_begin, int64_t block_end, int64_t row_begin,
                                 int64_t row_end);
 void GG_VARIANT(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end);
@@ -26,26 +26,26 @@ typedef struct gg_tile {
     int64_t w_tap, w_step, w_row;
     float *y; /* the result: y + r*y_row + v*y_delta */
     int64_t y_row, y_delta;
-    const float *bias;  /* one a row, NULL: zeros */
-    const float *start; /* of the vectors of all rows, instead of a bias; NULL: none */
-    const float *ahead; /* PANEL: what is prefetched beside a term: ahead + term*ahead_step */
+    const float *bias;  /* one a row, NULL means zeros */
+    const float *start; /* start values of all rows, instead of a bias; NULL means none */
+    const float *ahead; /* PANEL: address to prefetch for a term: ahead + term*ahead_step */
     int64_t ahead_step;
-    bool add; /* to what y holds, instead of to the bias */
+    bool add; /* adds to y instead of to the bias */
     bool relu;
 } gg_tile;
 
 typedef void (*gg_tile_fn)(const gg_tile *tile);
 
-/* Where the scalars of a term lie. */
+/* Layout of a term's scalars. */
 enum {
-    GG_TILE_PACKED,     /* one behind the other, and so do the terms */
-    GG_TILE_PACKED_FAR, /* the same, with large distances between the vectors of the terms */
-    GG_TILE_DOWN,       /* one behind the other; terms have the distance w_step, in a matrix read in place */
-    GG_TILE_ACROSS,     /* at the distance w_row; terms follow each other */
-    GG_TILE_LANES,      /* the same at the distance GG_LANES, so that one register addresses all; results as they are */
-    GG_TILE_PANEL_PACKED, /* as PACKED and ACROSS, and something is prefetched into the second-level cache */
+    GG_TILE_PACKED,       /* adjacent, term after term */
+    GG_TILE_PACKED_FAR,   /* like PACKED, with large distances between the vectors of successive terms */
+    GG_TILE_DOWN,         /* adjacent; terms are w_step apart, in a matrix read in place */
+    GG_TILE_ACROSS,       /* w_row apart; terms are adjacent */
+    GG_TILE_LANES,        /* like ACROSS, GG_LANES apart, so that one register addresses all; no bias, start or ReLU */
+    GG_TILE_PANEL_PACKED, /* like PACKED and ACROSS, and prefetches into the L2 cache */
     GG_TILE_PANEL_ACROSS,
-    GG_TILE_PANEL_NEAR /* as ACROSS, and a line a term is prefetched into the first */
+    GG_TILE_PANEL_NEAR /* like ACROSS, and prefetches a line a term into the L1 cache */
 };
 
 GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int scalars) {
@@ -61,7 +61,7 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
 
     const int64_t x_delta = t->x_delta, x_step = t->x_step, w_row = lanes ? GG_LANES : t->w_row, w_step = t->w_step;
     const float *next = t->ahead;
-    if (ahead) /* and what is written, which may come from memory */
+    if (ahead) /* also prefetches the output, which may be in memory */
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -71,8 +71,8 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
             const float *x = t->x + t->row_taps[i].x + t->col_taps[j].x;
             const float *w = t->w + (t->row_taps[i].w + t->col_taps[j].w) * t->w_tap;
             for (int64_t k = t->terms; k > 0; --k) {
-                /* No hardware prefetcher follows steps of whole rows or planes. What is prefetched here belongs to the
-                 * block of rows after the next, or to the vectors to the right of these. */
+                /* Hardware prefetchers do not follow steps of whole rows or planes. Prefetches the block of rows after
+                 * the next, or the vectors to the right. */
                 if (scalars == GG_TILE_DOWN) __builtin_prefetch(w + 2 * R);
                 if (scalars == GG_TILE_PACKED_FAR)
 #pragma GCC unroll 4
@@ -97,7 +97,7 @@ GG_INLINE void gg_tile_run(const gg_tile *t, const int R, const int V, const int
         }
     }
 
-    /* One branch for all of a tile: one for each vector takes the compiler longer than the sums. */
+    /* Branches once a tile: a branch for each vector takes longer than the sums. */
     const int64_t y_row = t->y_row, y_delta = t->y_delta;
     float *const y = t->y;
 #define GG_TILE_EACH(statement)                                                                                        \

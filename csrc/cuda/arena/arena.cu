@@ -47,7 +47,7 @@ template <class Wire> struct halve_of {
     }
 };
 
-/* Between the two types. */
+/* Conversion between the two types. */
 template <class From, class To> struct copy_of {
     const From *in;
     To *out;
@@ -79,13 +79,13 @@ struct narrow_difference_of {
     }
 };
 
-/* Sums of up to `most` sources of type T. */
+/* Weighted sum of up to `most` sources of type T. */
 template <class T, int most> struct sum_of {
     int sources;
     const T *source[most];
     float scale[most];
-    float *out;           /* NULL: not wanted */
-    gg_bfloat16 *rounded; /* the same */
+    float *out;           /* NULL means not wanted */
+    gg_bfloat16 *rounded; /* NULL means not wanted */
     template <int N> __device__ __forceinline__ void add(gg_pack<N> &sum, int s, int64_t i) const {
         const gg_pack<N> v = gg_load_pack<N>(source[s] + i);
         GG_EACH_OF(N) sum.at[k] = (gg_exact{sum.at[k]} + gg_exact{scale[s]} * gg_exact{v.at[k]}).v;
@@ -93,7 +93,7 @@ template <class T, int most> struct sum_of {
     template <int N> __device__ __forceinline__ void run(int64_t i) const {
         gg_pack<N> sum = gg_load_pack<N>(source[0] + i);
         GG_EACH_OF(N) sum.at[k] = (gg_exact{scale[0]} * gg_exact{sum.at[k]}).v;
-        if constexpr (most <= 4) { /* places that the compiler knows: the struct stays where arguments lie */
+        if constexpr (most <= 4) { /* constant indices: the struct stays in argument memory */
 #pragma unroll
             for (int s = 1; s < most; ++s)
                 if (s < sources) add<N>(sum, s, i);

@@ -1,9 +1,11 @@
-/* What packed messages say of parameters, with the bits of the CPU, and sparse elements.
+/* Packed messages of parameters, with the CPU's bits, and sparse elements.
  *
- * Several parameters are one launch: all their bins are numbered through, and a warp has a bin. mark finds the greatest
- * |G| of each bin and then marks what is chosen; scale adds the greatest of each parameter, in order, as the CPU does;
- * sift leaves out what is too small; begin counts where each bin's entries begin; write writes the lists and removes
- * what is sent. */
+ * One launch handles several parameters: their bins are numbered consecutively, and a warp takes a bin.
+ * 1. mark finds the max |G| of each bin, then marks the chosen elements.
+ * 2. scale adds the max values of each parameter, in the CPU's order.
+ * 3. sift removes entries that are too small.
+ * 4. begin counts where each bin's entries begin.
+ * 5. write writes the lists and removes the sent values. */
 #include "cuda/common.cuh"
 
 namespace {
@@ -11,12 +13,12 @@ namespace {
 constexpr uint32_t MAGNITUDE = 0x7fffffffu, INFINITE = 0x7f800000u, ALL = 0xffffffffu;
 constexpr int WARPS = GG_BLOCK / 32;
 
-/* Parameters of a launch: they are arguments of the kernels, which have 4 KiB. */
+/* Max parameters of a launch: they are kernel arguments, which have 4 KiB. */
 constexpr int BATCH = 16;
 
-/* Of a parameter, between two kernels: the first of its scratch. */
+/* Results of a parameter between two kernels; the first bytes of its scratch. */
 struct found {
-    uint32_t least; /* bits: what is smaller is left out */
+    uint32_t least; /* bits of the min size that stays */
     uint32_t nothing;
     float scale;
 };
@@ -24,8 +26,8 @@ struct found {
 static_assert(sizeof(found) <= 4 * sizeof(uint32_t), "gg_pack_scratch has room for it");
 
 struct parameter {
-    int64_t n, bin, bins, words; /* words of 32 elements in a bin; 0: nothing is chosen */
-    int64_t first_bin;           /* among those of all parameters */
+    int64_t n, bin, bins, words; /* words of 32 elements in a bin; 0 means that nothing is chosen */
+    int64_t first_bin;           /* number among the bins of all parameters */
     gg_pack_kind kind;
     bool narrow, safe;
     float scale, factor;
@@ -35,7 +37,8 @@ struct parameter {
     gg_pack_result *result;
     uint16_t *place, *chosen;
     void *values;
-    /* Scratch: of each bin how many are chosen and where its entries begin; of each element a bit: chosen, G < 0. */
+    /* Scratch. For each bin: number of chosen elements, and begin of its entries. For each element: two bits, chosen
+     * and G < 0. */
     found *out;
     uint32_t *count, *begin, *marks, *negative;
 };
@@ -50,7 +53,7 @@ int64_t bins_of(const gg_pack_args &a) { return (int64_t)((a.n + a.bin - 1) / a.
 bool chooses(gg_pack_kind kind) { return kind != GG_PACK_NONE && kind != GG_PACK_ALL; }
 int64_t words_of(const gg_pack_args &a) { return chooses(a.kind) ? (int64_t)((a.bin + 31) / 32) : 0; }
 
-/* The parameter of a bin, which becomes one of its own. */
+/* The parameter of a bin; `bin` becomes the bin's number in that parameter. */
 __device__ __forceinline__ const parameter &parameter_of(const batch &b, int64_t &bin) {
     int i = 0;
     while (i + 1 < b.count && b.of[i + 1].first_bin <= bin) ++i;
@@ -81,7 +84,7 @@ __device__ __forceinline__ measured measure(const parameter &p, int64_t i) {
 
 __device__ __forceinline__ uint32_t size_of(gg_exact v) { return __float_as_uint(v.v) & MAGNITUDE; }
 
-/* G, when the residue has got what is new. */
+/* G, after the residue has received the new value. */
 __device__ __forceinline__ gg_exact term_of(const parameter &p, int64_t i) {
     return p.residue != nullptr ? gg_exact{p.residue[i]} : gg_exact{p.value[i]} - gg_exact{p.known[i]};
 }
@@ -91,7 +94,7 @@ __device__ __forceinline__ void remove_sent(const parameter &p, int64_t i, float
     else p.known[i] = (gg_exact{p.known[i]} + gg_exact{sent}).v;
 }
 
-/* To nearest, ties to even; what would become an infinity becomes the greatest bfloat16. */
+/* Rounds to nearest, ties to even. Values that would become infinite become the largest bfloat16. */
 __device__ __forceinline__ gg_bfloat16 narrowed_finite(float v) {
     const uint32_t bits = __float_as_uint(v), up = bits + 0x7fffu + (bits >> 16 & 1u);
     return {(uint16_t)(((up & INFINITE) == INFINITE ? bits : up) >> 16)};
@@ -138,7 +141,7 @@ __global__ void __launch_bounds__(GG_BLOCK) mark_kernel(const __grid_constant__ 
     }
 }
 
-/* A block has a parameter. */
+/* One block a parameter. */
 __global__ void __launch_bounds__(GG_BLOCK) scale_kernel(const __grid_constant__ batch b) {
     GG_SHARED(float, part, [GG_BLOCK]);
     GG_SHARED(uint32_t, of_warp, [WARPS]);
@@ -158,7 +161,7 @@ __global__ void __launch_bounds__(GG_BLOCK) scale_kernel(const __grid_constant__
     for (int by = 16; by > 0; by /= 2) most = max(most, __shfl_xor_sync(ALL, most, by));
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = most;
     __syncthreads();
-    if (threadIdx.x != 0) return; /* behind the last barrier */
+    if (threadIdx.x != 0) return; /* after the last barrier */
     for (int i = 1; i < WARPS; ++i) most = max(most, of_warp[i]);
     const float scale = p.words > 0 ? __double2float_rn(__ddiv_rn(sum, (double)p.bins)) : 0.0f;
     p.result->greatest = most;
@@ -193,7 +196,7 @@ __global__ void __launch_bounds__(GG_BLOCK) sift_kernel(const __grid_constant__ 
     }
 }
 
-/* A block has a parameter: begin[bin] = the entries of all bins before it. */
+/* One block a parameter: begin[bin] = the entries of all previous bins. */
 __global__ void __launch_bounds__(GG_BLOCK) begin_kernel(const __grid_constant__ batch b) {
     GG_SHARED(uint32_t, of_warp, [WARPS]);
     const parameter &p = b.of[blockIdx.x];

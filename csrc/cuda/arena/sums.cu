@@ -3,7 +3,7 @@
 
 namespace {
 
-/* Elements that make another block worth while. */
+/* Elements that justify another block. */
 constexpr int64_t ELEMENTS_OF_BLOCK = 4096;
 
 unsigned partials_for(size_t n) {
@@ -27,7 +27,7 @@ struct strangeness_of {
     }
 };
 
-/* One partial sum for each block. Four sums a thread, so that one need not wait for the other. */
+/* One partial sum for each block. Four sums a thread, so that additions need not wait for each other. */
 template <class F> __global__ void __launch_bounds__(GG_BLOCK) partial_kernel(int64_t n, F f, double *partial) {
     double sum[4] = {0, 0, 0, 0};
     const int64_t step = gg_thread_count();
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(GG_BLOCK) none_kernel(unsigned n, const double
     if (threadIdx.x == 0) *result = all == 0.0 ? 1 : 0;
 }
 
-/* Rows whose float32 sum is computed by itself: one sum over all of them would lose digits. */
+/* Max rows of one float32 sum: one sum over all would lose digits. */
 constexpr int SUM_ROWS = 256;
 constexpr int SUM_COLUMNS = 32, SUM_THREADS = 16; /* of a block: columns, and threads for each */
 

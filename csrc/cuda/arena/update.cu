@@ -1,10 +1,10 @@
-/* The optimisers' updates: one pass over arenas, fused with what gossip needs; the bits of the CPU's scalar kernels,
- * but for weights that are denormal or infinite where plain updates without decay leave them alone on a CPU. */
+/* Updates of the optimisers: one pass over arenas, fused with the work of gossip. Gives the bits of the CPU's scalar
+ * kernels. Exception: denormal or infinite weights that plain updates without decay leave unchanged on a CPU. */
 #include "cuda/common.cuh"
 
 namespace {
 
-/* `now` and half of what a partner is ahead of `sent`, the value that it was sent for. */
+/* `now` plus half of the partner's difference from `sent`, the value sent in exchange. */
 template <class Wire> __device__ __forceinline__ gg_exact update_mixed(gg_exact now, gg_exact sent, float received) {
     const gg_exact said = {gg_rounded_as(static_cast<const Wire *>(nullptr), sent.v)};
     return now + (gg_exact{received} - said) * gg_exact{0.5f};
@@ -86,14 +86,14 @@ __device__ __forceinline__ void update_all(const gg_update_args &a, update_threa
     }
 }
 
-/* Updates of one launch, and the block that each begins at. */
+/* Updates of one launch, and the first block of each. */
 constexpr int MOST_UPDATES = 16;
 struct update_list {
     unsigned begin[MOST_UPDATES + 1];
     gg_update_args args[MOST_UPDATES];
 };
 
-/* Of one rule, and of plain ones, which statistics have beside any. */
+/* Updates by `rule` or by the plain rule: statistics use the plain one, and may accompany any rule. */
 template <gg_update_rule rule, class Wire, int N>
 __global__ void __launch_bounds__(GG_BLOCK) update_kernel(const __grid_constant__ update_list list) {
     int i = 0;
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(GG_BLOCK) update_kernel(const __grid_constant_
     else update_all<rule, Wire, N>(a, t);
 }
 
-/* Whether four elements can be moved at once, by their number and all pointers; those of bfloat16 need half of it. */
+/* True if four elements can be moved at once: checks their number and all pointers. bfloat16 needs half the
+ * alignment. */
 bool update_by_fours(const gg_update_args *a) {
     if (a->n % 4 != 0) return false;
     const void *const floats[] = {a->grad, a->weight, a->momentum, a->square};
@@ -137,7 +138,7 @@ template <gg_update_rule rule> void update_by_wire(gg_cuda_stream stream, int co
     else update_launch<rule, float, 1>(stream, count, args);
 }
 
-/* How many from the first one on are one launch, and the rule of those that are not plain. */
+/* Number of updates, from the first on, that fit in one launch. *rule: the rule of those that are not plain. */
 int update_together(int count, const gg_update_args *args, gg_update_rule *rule) {
     int together = 0;
     *rule = GG_UPDATE_PLAIN;

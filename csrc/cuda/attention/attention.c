@@ -1,23 +1,24 @@
-/* Attention over the positions of a sample: (T, 3C), a query, a key and a value for each position, gives (T, C).
+/* Attention over the positions of a sample. Input: (T, 3C), a query, a key and a value for each position; output: (T,
+ * C).
  *
- * Queries, keys and values are first moved together, head by head, so that the products of all heads of all samples are
- * one call of cuBLASLt each, between them the kernels of the weights. The weights of so many heads as fit the
- * device's cache are in memory at once; where one head's do not, of so many of its queries. For the backward pass two
- * numbers a row are saved, from which the weights are computed again.
+ * First, queries, keys and values are collected head by head. Then each product of all heads of all samples is one call
+ * of cuBLASLt, with the weights' kernels in between. Memory holds the weights of as many heads as fit in the device's
+ * cache. If one head's do not fit, it holds those of a block of queries. Two numbers a row are saved; backward
+ * recomputes the weights from them.
  *
- * In bfloat16 all but scores, their errors and sums is in it. */
+ * With bfloat16 everything is bfloat16 except scores, their errors and sums. */
 #include "base/memory.h"
 #include "cuda/gemm/product.h"
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 
-/* Of scores at once: what fits the second-level cache of a large GPU with the other operands. Tests have less. */
+/* Max bytes of scores at once: they fit in a large GPU's L2 cache together with the other operands. Tests use less. */
 #ifndef GG_CUDA_ATTENTION_BYTES
 #define GG_CUDA_ATTENTION_BYTES ((int64_t)32 << 20)
 #endif
 
 enum { SCORES = 0, MIXED, ERRORS, VALUES_GRADIENT, QUERIES_GRADIENT, KEYS_GRADIENT, PRODUCTS };
-enum { WHOLE = 0, REST, BLOCKS };           /* blocks of queries; the last one of a head may be shorter */
+enum { WHOLE = 0, REST, BLOCKS };           /* blocks of queries; a head's last block may be shorter */
 enum { QUERIES = 0, KEYS, VALUES, ARRAYS }; /* parts of the input */
 enum { ROW_MULTIPLE = 8 };                  /* rows of weights begin at 16 bytes, also in bfloat16 */
 
@@ -26,15 +27,16 @@ typedef struct attention_op {
     gg_cuda_device *device;
     gg_dtype dtype;
     int64_t batch, positions, heads, size; /* size: features of a head */
-    int64_t all, group;                    /* heads of all samples, and at once: a divisor */
+    int64_t all, group;                    /* heads of all samples; heads at once, a divisor of `all` */
     int64_t block, row;                    /* queries at once; scores from one query to the next */
     gg_cuda_product product[BLOCKS][PRODUCTS];
-    /* In scratch: the input, head by head, and its gradient; the output or its error; the scores and their errors; what
-     * products read of both, which are the same in float32; what products want. */
+    /* Offsets in scratch. packed, gradient: the input, head by head, and its gradient. mixed: the output or its error.
+     * scores, error: scores and their errors. weights, score_error: operands of products made from both, the same
+     * arrays in float32. product: scratch of products. */
     size_t packed_at, gradient_at, mixed_at, scores_at, error_at, weights_at, score_error_at, product_at;
 } attention_op;
 
-/* Values of the output, which are those of each part of the input. */
+/* Values of the output, equal to those of each part of the input. */
 static int64_t values_of(const attention_op *op) { return op->all * op->positions * op->size; }
 
 static char *at_values(const attention_op *op, char *array, int64_t values) {
@@ -49,7 +51,7 @@ typedef struct attention_block {
     gg_cuda_product *product;
 } attention_block;
 
-/* Part `part` of the input, or of its gradient: of all positions, or from the block's first query on. */
+/* Part `part` of the input, or of its gradient: all positions, or from the block's first query on. */
 static char *part_of(const attention_block *b, size_t array, int part, bool own) {
     const attention_op *op = b->op;
     const int64_t position = own ? b->first : 0;
@@ -94,7 +96,7 @@ static gg_cuda_attention_args weights_args(const attention_block *b) {
                                     .saved = desc->training ? args->saved : NULL};
 }
 
-/* Between a batch as its neighbours have it and one head by head. */
+/* Moves a batch between the neighbours' layout and head by head. */
 static void move_heads(const attention_op *op, int64_t parts, bool split, const void *from, void *to) {
     const gg_cuda_heads_args heads = {.samples = op->batch,
                                       .positions = op->positions,
@@ -121,7 +123,7 @@ static gg_status block_forward(const attention_block *b) {
     return multiply(b, MIXED, weights.weights, part_of(b, op->packed_at, VALUES, false), mixed_of(b), false);
 }
 
-/* The gradients of keys and values are sums over the blocks of a head. */
+/* Gradients of keys and values are sums over the blocks of a head. */
 static gg_status block_backward(const attention_block *b) {
     attention_op *op = b->op;
     char *scratch = b->args->scratch;
@@ -181,7 +183,7 @@ static const gg_op_class attention_class = {
 
 /* ------------------------------------------------------------------------------------------ creating */
 
-/* To which all arrays of products are aligned, from the alignment of scratch down. */
+/* Alignment of all arrays of products, at most that of scratch. */
 static unsigned alignment_of(const attention_op *op) {
     const size_t element = gg_dtype_size(op->dtype);
     const size_t steps[] = {(size_t)values_of(op) * element, (size_t)(op->positions * op->size) * element,
@@ -192,11 +194,11 @@ static unsigned alignment_of(const attention_op *op) {
     return alignment;
 }
 
-/* The products of blocks of so many queries. */
+/* Creates the products of blocks of `queries` queries. */
 static gg_status create_products(attention_op *op, int64_t queries, gg_cuda_product *product) {
     const int64_t t = op->positions, d = op->size, row = op->row, head = t * d, matrix = op->block * row;
     const bool training = op->head.desc.training;
-    /* (queries, T) of queries and keys, or of errors and values. */
+    /* (queries, T): of queries and keys, or of errors and values */
     const gg_cuda_product_shape scores = {.m = queries,
                                           .n = t,
                                           .k = d,
@@ -210,7 +212,7 @@ static gg_status create_products(attention_op *op, int64_t queries, gg_cuda_prod
                                           .b_step = head,
                                           .c_step = matrix,
                                           .alignment = alignment_of(op)};
-    /* (queries, d) of weights and values, or of errors and keys. */
+    /* (queries, d): of weights and values, or of errors and keys */
     const gg_cuda_product_shape mixed = {.m = queries,
                                          .n = d,
                                          .k = t,
@@ -224,7 +226,7 @@ static gg_status create_products(attention_op *op, int64_t queries, gg_cuda_prod
                                          .b_step = head,
                                          .c_step = head,
                                          .alignment = alignment_of(op)};
-    /* (T, d): turned, of errors and queries, or of weights and errors. */
+    /* (T, d), transposed: of errors and queries, or of weights and errors */
     gg_cuda_product_shape turned = mixed;
     turned.m = t;
     turned.k = queries;
@@ -268,7 +270,7 @@ static void lay_out(attention_op *op) {
     op->head.scratch_bytes = used + most;
 }
 
-/* How much is computed at once. */
+/* Chooses the amount computed at once. */
 static void choose_blocks(attention_op *op) {
     const int64_t row = (op->positions + ROW_MULTIPLE - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
     const int64_t row_bytes = row * (int64_t)sizeof(float), most = GG_CUDA_ATTENTION_BYTES / row_bytes;

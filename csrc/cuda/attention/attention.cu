@@ -1,12 +1,12 @@
-/* The rows of weights between the two products of ATTENTION: softmax over the keys that a query sees, dropout, and the
- * errors of both; and heads moved together. */
+/* Rows of weights between the two products of ATTENTION: softmax over the visible keys, dropout, and the errors of
+ * both. Also collects heads. */
 #include "cuda/nn.cuh"
 
 /* One row of weights. */
 struct attention_row {
     int64_t number; /* among the rows of all heads of all samples */
     int64_t at;     /* of its first score */
-    int64_t keys;   /* the first ones, which its query sees */
+    int64_t keys;   /* the first keys, seen by its query */
 };
 
 static __device__ inline attention_row row_of(const gg_cuda_attention_args &a, int64_t row, int place) {
@@ -21,8 +21,7 @@ static __device__ inline attention_row row_of(const gg_cuda_attention_args &a, i
     return r;
 }
 
-/* Four keys share a block of words: where there is dropout a thread has four of them side by side, else each a GROUP
- * apart. */
+/* Four keys share a block of words. With dropout a thread has four adjacent keys, otherwise keys a GROUP apart. */
 enum { KEYS = 4 };
 
 static __device__ inline gg_words words_of(const gg_cuda_attention_args &a, const gg_drawing &draw,
@@ -104,7 +103,7 @@ static __global__ void attention_backward(gg_cuda_attention_args a, gg_drawing d
     }
 }
 
-/* Rows of at most so many keys are of a warp. */
+/* Max keys of a row that one warp computes. */
 enum { SHORT_ROW = 512 };
 
 template <typename T, int GROUP, bool DROPS>
@@ -135,7 +134,7 @@ void gg_cuda_attention_backward(gg_cuda_stream stream, const gg_cuda_attention_a
 
 /* ------------------------------------------------------------------------------------------ heads
  *
- * A row is one head of one position: in the order of the packed side. */
+ * A row is one head of one position, in the order of the packed side. */
 
 template <typename T, int V> static __global__ void move_heads(gg_rows r, gg_cuda_heads_args a) {
     const T *from = static_cast<const T *>(a.from);

@@ -1,25 +1,25 @@
-/* Convolution by cuDNN, with its bias and activation: in bfloat16 and in float32 by TF32 as NHWC, else as NCHW.
+/* Convolution by cuDNN, with its bias and activation. bfloat16, and float32 by TF32, use NHWC; otherwise NCHW.
  *
- * As NHWC cuDNN reads the weight as (O, kH, kW, I), in the type of the activations: `prepare` writes it so, and its
- * gradient, which cuDNN writes so, is brought back.
+ * For NHWC cuDNN reads the weight as (O, kH, kW, I), in the type of the activations. `prepare` writes this form. cuDNN
+ * writes the gradient in it too, which is converted back.
  *
- * cuDNN may refuse to run what it has listed. So each pass has all that its list allows, the first one first, and where
- * the first run is refused the next one is used. The bias is cuDNN's where it has a form for that; a ReLU is not,
- * because cuDNN's makes NaN 0. */
+ * cuDNN may refuse to run an algorithm that it has listed. Each pass therefore has all allowed algorithms of its list.
+ * If the first run of an algorithm is refused, the next one is used. The bias is cuDNN's if it has a form for that. The
+ * ReLU is not, because cuDNN's makes NaN 0. */
 #include <limits.h>
 
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 
 enum { MOST_ALGORITHMS = 16 };
-/* A workspace above which an algorithm is not used. */
+/* Max workspace of an algorithm. */
 #define MOST_WORKSPACE ((size_t)1 << 30)
-/* The same for an algorithm that is used where the first one is refused. */
+/* Max workspace of an algorithm used only if the first one is refused. */
 #define MOST_SPARE_WORKSPACE ((size_t)32 << 20)
 /* The only algorithm that adds a bias without an activation. */
 enum { PRECOMPUTED_PRODUCTS = 1 };
 
-/* One that may compute a pass. */
+/* An algorithm that may compute a pass. */
 typedef struct listed {
     int algorithm, math;
     size_t workspace; /* bytes */
@@ -31,22 +31,22 @@ typedef struct conv_op {
     gg_cudnn_tensor input, output, bias;
     gg_cudnn_filter filter;
     gg_cudnn_activation activation;
-    /* Of each pass, because the math may differ. */
+    /* For each pass, because the math may differ. */
     gg_cudnn_convolution convolution[GG_PASS_COUNT];
     listed list[GG_PASS_COUNT][MOST_ALGORITHMS];
     int count[GG_PASS_COUNT], current[GG_PASS_COUNT]; /* of each list */
-    size_t room[GG_PASS_COUNT];                       /* bytes of workspace that there are */
+    size_t room[GG_PASS_COUNT];                       /* bytes of existing workspace */
     bool ran[GG_PASS_COUNT];                          /* the current one has computed the pass */
     int64_t outputs, inputs, taps;                    /* of the weight; inputs of a group */
-    size_t weight_bytes; /* of the weight as cuDNN reads it, with its alignment; 0: as it is trained */
-    bool fused;          /* cuDNN adds the bias, until it refuses to */
+    size_t weight_bytes; /* of the weight in cuDNN's form, with alignment; 0 means the trained form */
+    bool fused;          /* cuDNN adds the bias, until it refuses */
 } conv_op;
 
 static const float zero = 0, one = 1;
 
 static bool is_unsupported(int error) { return gg_cudnn_status(error) == GG_ERROR_UNSUPPORTED; }
 
-/* Another algorithm may do. */
+/* True if another algorithm may succeed. */
 static bool is_refusal(int error) { return is_unsupported(error) || gg_cudnn_status(error) == GG_ERROR_MEMORY; }
 
 static const listed *used(const conv_op *op, gg_pass pass) { return &op->list[pass][op->current[pass]]; }
@@ -60,7 +60,7 @@ static bool is_narrow(const conv_op *op) { return op->head.output.dtype == GG_BF
 
 /* ------------------------------------------------------------------------------------------------ running */
 
-/* What cuDNN reads of the weight and of the bias lies behind each other. */
+/* The weight and the bias for cuDNN are adjacent. */
 static const void *weight_of(const conv_op *op, const gg_op_args *args) {
     return op->weight_bytes > 0 ? args->prepared : args->parameter[GG_PARAMETER_WEIGHT];
 }
@@ -81,7 +81,7 @@ static gg_status conv_prepare(gg_op *head, const gg_op_args *args, gg_pass pass)
     return gg_cuda_op_done(op->device, "the weight of a convolution");
 }
 
-/* The batch as kernels of biases see it. */
+/* outer of the batch, for kernels of biases. */
 static int64_t outer_of(const gg_op *head) {
     const gg_op_desc *desc = &head->desc;
     const int64_t area = desc->output.size[1] * desc->output.size[2];
@@ -119,7 +119,7 @@ static int call_pass(const conv_op *op, const gg_op_args *args, gg_pass pass) {
         op->weight_bytes > 0 ? (void *)scratch : args->gradient[GG_PARAMETER_WEIGHT]);
 }
 
-/* By the first algorithm from the current one on that is not refused and whose workspace there is. */
+/* Runs the first algorithm, from the current one on, that is not refused and whose workspace exists. */
 static gg_status run_pass(conv_op *op, const gg_op_args *args, gg_pass pass) {
     static const char *const calls[GG_PASS_COUNT] = {
         [GG_PASS_FORWARD] = "cudnnConvolutionForward",
@@ -137,7 +137,7 @@ static gg_status run_pass(conv_op *op, const gg_op_args *args, gg_pass pass) {
     return GG_OK;
 }
 
-/* At first any refusal means that cuDNN has no such form; op->fused becomes false. */
+/* At first any refusal means that cuDNN has no form with a bias; op->fused becomes false. */
 static gg_status forward_with_bias(conv_op *op, const gg_op_args *args) {
     const gg_cuda_api *api = op->device->api;
     const void *bias = is_narrow(op) ? narrow_bias(op, args) : args->parameter[GG_PARAMETER_BIAS];
@@ -235,7 +235,7 @@ static gg_status describe_tensor(const gg_cuda_api *api, gg_format format, int64
     return GG_OK;
 }
 
-/* What the convolution adds up in, and how its factors may be rounded. */
+/* Math type of a convolution: accumulation, and allowed rounding of factors. */
 static int math_of(const conv_op *op) {
     return is_narrow(op) ? GG_CUDNN_TENSOR_OP_MATH : op->device->fast ? GG_CUDNN_DEFAULT_MATH : GG_CUDNN_FMA_MATH;
 }
@@ -268,8 +268,8 @@ static gg_status describe(conv_op *op) {
     return GG_OK;
 }
 
-/* cuDNN adds the bias in the convolution's own kernel. Exactly, the own kernel does, with the bits of the CPU, and
- * everywhere the ReLU. */
+/* cuDNN adds the bias in the convolution's own kernel. In exact mode our own kernel does, with the CPU's bits. The ReLU
+ * is always our own. */
 static gg_status describe_bias(conv_op *op) {
     const gg_cuda_api *api = op->device->api;
     const gg_op_desc *desc = &op->head.desc;
@@ -325,7 +325,7 @@ static gg_status ask_workspace(const conv_op *op, gg_pass pass, int algorithm, s
     return GG_OK;
 }
 
-/* Algorithms by Fourier transforms and Winograd's method, whose errors are larger than those of plain sums. */
+/* Algorithms by Fourier transforms and Winograd's method; their errors exceed those of plain sums. */
 static bool is_transforming(gg_pass pass, int algorithm) {
     static const unsigned numbers[GG_PASS_COUNT] = {
         [GG_PASS_FORWARD] = 1u << 4 | 1u << 5 | 1u << 6 | 1u << 7,
@@ -336,15 +336,15 @@ static bool is_transforming(gg_pass pass, int algorithm) {
 }
 
 static bool is_allowed(const conv_op *op, gg_pass pass, const gg_cudnn_algorithm *found) {
-    /* Lists may say "default" of what has no other form: the descriptor's math is what rules out TF32. Products of
-     * bfloat16 are exact in any form. */
+    /* Lists may say "default" for an algorithm without another form; then the descriptor's math excludes TF32. Products
+     * of bfloat16 are exact in any form. */
     const bool plain = is_narrow(op) || found->math == GG_CUDNN_FMA_MATH || found->math == GG_CUDNN_DEFAULT_MATH;
     const bool exact =
         found->determinism == GG_CUDNN_DETERMINISTIC && plain && !is_transforming(pass, found->algorithm);
     return found->status == GG_CUDNN_SUCCESS && found->memory <= MOST_WORKSPACE && (op->device->fast || exact);
 }
 
-/* Puts it behind the list, unless there is no workspace for it. */
+/* Appends an algorithm to the list, unless its workspace exceeds the limit. */
 static gg_status add_listed(conv_op *op, gg_pass pass, const gg_cudnn_algorithm *found) {
     const int number = op->count[pass];
     listed *made = &op->list[pass][number];
@@ -357,7 +357,7 @@ static gg_status add_listed(conv_op *op, gg_pass pass, const gg_cudnn_algorithm 
     return status;
 }
 
-/* For the first one, and so that one of the others is possible, if one needs little. */
+/* Workspace for the first algorithm, and enough for an alternative that needs little. */
 static size_t room_of(const conv_op *op, gg_pass pass) {
     const size_t first = op->list[pass][0].workspace;
     size_t least = SIZE_MAX;
@@ -366,7 +366,7 @@ static size_t room_of(const conv_op *op, gg_pass pass) {
     return least <= MOST_SPARE_WORKSPACE && least > first ? least : first;
 }
 
-/* Those of cuDNN's list, which has the fastest first, that are allowed here, or the one that is asked for. */
+/* Takes the allowed algorithms of cuDNN's list, fastest first, or the requested algorithm. */
 static gg_status choose_algorithm(conv_op *op, gg_pass pass) {
     const gg_op_desc *desc = &op->head.desc;
     const int wanted = (int)desc->algorithm - GG_ALGORITHM_CUDNN0;
@@ -408,7 +408,7 @@ static gg_status check_conv(const gg_op_desc *desc) {
     return GG_OK;
 }
 
-/* How the weight lies for cuDNN, and what is needed for that. */
+/* Sets the weight's layout for cuDNN, and the memory for it. */
 static void place_weights(conv_op *op) {
     const gg_op_desc *desc = &op->head.desc;
     op->outputs = desc->output.size[0];
@@ -452,7 +452,7 @@ cleanup:
     return status;
 }
 
-/* In the first of these formats in which cuDNN has all passes. */
+/* Uses the first of these formats in which cuDNN has all passes. */
 gg_status gg_cuda_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     const gg_format formats[3] = {
         {GG_BFLOAT16, GG_LAYOUT_NHWC}, {GG_FLOAT32, GG_LAYOUT_NHWC}, {GG_FLOAT32, GG_LAYOUT_PLAIN}};

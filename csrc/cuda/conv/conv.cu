@@ -1,40 +1,39 @@
 /* Convolutions of NHWC images with few channels, on tensor cores: float32 by TF32.
  *
- * A block has a tile of the image in shared memory, rounded to TF32, with the border that its windows reach. Products
- * are 16x8x8: of 16 filters with 8 neighbours of a row over 8 channels of one tap. Channels are padded with zeros to
- * whole eights. Which channel or filter is which row of a product is free: they are dealt so that what a lane needs in
- * neighbouring registers lies side by side. Rows of shared memory are as long as lets the lanes of a warp read from
- * different banks: an odd number of eights. */
+ * A block keeps a tile of the image in shared memory, rounded to TF32, with the border reached by its windows. Products
+ * are 16x8x8: 16 filters, 8 neighbours of a row, 8 channels of one tap. Channels are padded with zeros to multiples of
+ * eight. The assignment of channels and filters to a product's rows is free. The choice makes values for neighbouring
+ * registers of a lane adjacent. Rows of shared memory have an odd number of eights, so that the lanes of a warp read
+ * from different banks. */
 #include "cuda/nn.cuh"
 #include "cuda/tensor.cuh"
 
 constexpr int EIGHT = 8;                     /* pixels, channels or filters of a product's side */
-constexpr int TILE_RUNS = 32;                /* runs of 8 pixels of a tile at most */
-constexpr int MOST_TILE_COLUMNS = 4;         /* runs that lie side by side */
-constexpr int64_t TILE_BYTES = 47 << 10;     /* of shared memory, less than a block has without asking for more */
+constexpr int TILE_RUNS = 32;                /* max runs of 8 pixels of a tile */
+constexpr int MOST_TILE_COLUMNS = 4;         /* runs side by side */
+constexpr int64_t TILE_BYTES = 47 << 10;     /* of shared memory: below the limit without opt-in */
 constexpr int64_t MOST_TILED_CHANNELS = 128; /* beyond, other methods are better */
 
 static __host__ __device__ inline int eights(int64_t n) { return (int)((n + EIGHT - 1) / EIGHT); }
 
-/* Floats between pixels that have so many values, a multiple of 8. */
+/* Floats between pixels of `values` values, a multiple of 8. */
 static inline int row_of(int values) { return values + (values % 16 == 0 ? EIGHT : 0); }
 
-/* Division of what is below 2^16 by a number above 1 that a launch has. */
+/* Divides numbers below 2^16 by a divisor above 1, fixed for a launch. */
 struct gg_divisor {
     unsigned by, factor;
 };
 static inline gg_divisor divisor_of(int n) { return {(unsigned)n, (unsigned)(((uint64_t)1 << 32) / (unsigned)n + 1)}; }
 static __device__ inline int divided(int a, const gg_divisor &d) { return (int)__umulhi((unsigned)a, d.factor); }
 
-/* How outputs are cut into tiles of rows x (8 * columns) of one sample, and the part of the image that a tile reads:
- * height x width pixels. */
+/* Tiles of the output: rows x (8 * columns) of one sample. A tile reads height x width pixels of the image. */
 struct conv_tiles {
     int rows, columns, height, width;
     int down, across; /* tiles of a sample */
     int64_t count;    /* of all samples */
 };
 
-/* row: floats of a pixel in shared memory; beside: further floats for each pixel of the output. False: not even the
+/* row: floats of a pixel in shared memory; beside: further floats for each output pixel. False means that not even the
  * smallest tile fits. */
 static bool tiles_of(const gg_cuda_tiled_shape *s, int row, int beside, conv_tiles *out) {
     const int runs = eights(s->output[1]);
@@ -56,7 +55,7 @@ static bool tiles_of(const gg_cuda_tiled_shape *s, int row, int beside, conv_til
     return true;
 }
 
-/* Where a tile begins: its sample, and its first output. */
+/* Begin of a tile: its sample, and its first output. */
 struct tile_place {
     int64_t sample;
     int row, column;
@@ -67,7 +66,7 @@ static __device__ inline tile_place place_of_tile(const conv_tiles &t, int64_t t
     return {sample, down * t.rows, (within - down * t.across) * EIGHT * t.columns};
 }
 
-/* What a block loads of an image: `channels` of `size` pixels, of which it has those from `first` on. */
+/* Part of an image that a block loads: `channels` of `size` pixels; the block has the channels from `first` on. */
 struct tile_source {
     const float *image;
     int size[2], channels, first;
@@ -75,10 +74,10 @@ struct tile_source {
     gg_divisor width, units; /* pixels of a row in shared memory; loads of a pixel */
 };
 
-/* Loads of a thread that are under way at once: memory is far, and a tile is not much. */
+/* Loads of a thread in flight at once: memory is far, and a tile is small. */
 constexpr int LOADS = 4;
 
-/* So many pixels from (top, left) on, as TF32; zeros beyond the image and behind its channels. */
+/* Loads pixels from (top, left) on, as TF32. Pixels beyond the image and missing channels give zeros. */
 template <int V, int THREADS>
 static __device__ inline void load_pixels(const tile_source &s, int pixels, int64_t sample, int top, int left,
                                           float *tile) {
@@ -132,9 +131,9 @@ static __device__ inline float2 two_of(const float *at) { return *reinterpret_ca
 
 /* ------------------------------------------------------------------------------------------ forward, and data
  *
- * The gradient of what a convolution of stride 1 reads is a convolution of the error with the weight mirrored and its
- * channels and filters exchanged. The weight lies as each lane of a warp reads it, and comes from the first-level
- * cache, which all warps of a block share. */
+ * The input gradient of a stride-1 convolution is a convolution of the error. Its weight is mirrored, with channels and
+ * filters exchanged. The weight is stored in the lanes' reading order. All warps of a block share it in the L1
+ * cache. */
 
 constexpr int WARPS = GG_BLOCK / WARP;
 constexpr int SIXTEEN = 16;     /* filters of a product */
@@ -153,8 +152,8 @@ struct conv_work {
     float *y;
 };
 
-/* The weight of a step, for N sixteens of filters, of which `count` are left from the first one on; zeros for others.
- */
+/* Loads the weight of a step for N sixteens of filters; `count` filters are left from the first on, others are
+ * zeros. */
 template <int N>
 static __device__ inline void load_weight(const float4 *from, int sides, int count, gg_pack<4> *weight) {
 #pragma unroll
@@ -163,7 +162,7 @@ static __device__ inline void load_weight(const float4 *from, int sides, int cou
             weight[j] = gg_load_pack<4>(reinterpret_cast<const float *>(from + j * sides * WARP));
 }
 
-/* N: sixteens of filters of a warp at most. The weight of a step is loaded while the step before it is computed. */
+/* N: max sixteens of filters of a warp. A step's weight is loaded during the computation of the previous step. */
 template <int N> static __global__ void __launch_bounds__(GG_BLOCK, 2) conv_tiled(conv_work a) {
     GG_DYNAMIC_SHARED(float, tile);
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, g = lane / 4, k = lane % 4;
@@ -182,7 +181,7 @@ template <int N> static __global__ void __launch_bounds__(GG_BLOCK, 2) conv_tile
     }
     for (int64_t number = blockIdx.x; number < a.t.count; number += gridDim.x) {
         const tile_place place = place_of_tile(a.t, number);
-        __syncthreads(); /* the former tile has been read */
+        __syncthreads(); /* all have read the previous tile */
         load_tile<GG_BLOCK>(a.source, a.t.height * a.t.width, place.sample, place.row * a.s.stride[0] - a.s.padding[0],
                             place.column * a.s.stride[1] - a.s.padding[1], tile);
         __syncthreads();
@@ -233,8 +232,8 @@ template <int N> static __global__ void __launch_bounds__(GG_BLOCK, 2) conv_tile
     }
 }
 
-/* The weight as lanes read it: (tap, eight of channels, sixteen of filters, lane, two channels, two filters 8 apart).
- */
+/* The weight in the lanes' reading order: (tap, eight of channels, sixteen of filters, lane, two channels, two filters
+ * 8 apart). */
 static __global__ void conv_tiled_weight(gg_cuda_tiled_shape s, int mirrored, const float *weight, float *out) {
     const int taps = s.kernel[0] * s.kernel[1], chunks = eights(s.channels), all = sixteens(s.filters);
     const int n = taps * chunks * all * WARP * 4;
@@ -287,11 +286,11 @@ void gg_cuda_tiled(gg_cuda_stream stream, const gg_cuda_tiled_args *args) {
     work.along = 1;
     while (RUNS * work.along < work.t.rows * work.t.columns) work.along *= 2;
     const int sides = WARPS / work.along;
-    /* Few tiles: filters are spread over more blocks, down to one sixteen for each warp. */
+    /* With few tiles, filters are spread over more blocks, down to one sixteen for each warp. */
     int blocks = (int)ceil_div(all, MOST_OF_WARP * sides);
     while (work.t.count * blocks < ENOUGH_BLOCKS / 4 && ceil_div(all, 2 * blocks) >= sides) blocks *= 2;
     work.filters_of_block = (int)ceil_div(all, blocks);
-    blocks = (int)ceil_div(all, work.filters_of_block); /* those that have any */
+    blocks = (int)ceil_div(all, work.filters_of_block); /* blocks with filters */
     const int of_warp = (int)ceil_div(work.filters_of_block, sides);
     if (of_warp <= 1) launch_tiled<1>(stream, work, blocks);
     else launch_tiled<MOST_OF_WARP>(stream, work, blocks);
@@ -299,9 +298,9 @@ void gg_cuda_tiled(gg_cuda_stream stream, const gg_cuda_tiled_args *args) {
 
 /* ------------------------------------------------------------------------------------------ gradient of the weight
  *
- * A block sums a piece of the tiles, for up to 64 filters and for all taps of one or two eights of channels: products
- * of 16 filters with 8 channels of one tap over 8 neighbouring outputs. A warp has taps of its own; with nine of them a
- * window of 3 x 3 is dealt evenly. Then the pieces are added in their order. */
+ * A block sums a piece of the tiles, for up to 64 filters and all taps of one or two eights of channels. Products
+ * combine 16 filters and 8 channels of one tap over 8 neighbouring outputs. Each warp has its own taps; nine warps
+ * divide a 3 x 3 window evenly. Then the pieces are added in order. */
 
 constexpr int TAP_WARPS = 9, TAP_THREADS = TAP_WARPS * WARP;
 constexpr int MOST_TAPS = 3;                         /* of a warp */
@@ -316,7 +315,7 @@ struct gradient_work {
     float *partial; /* (piece, tap, filter, channel) */
 };
 
-/* M: sixteens of filters; E: eights of channels; N: taps of a warp at most. */
+/* M: sixteens of filters; E: eights of channels; N: max taps of a warp. */
 template <int M, int E, int N>
 static __global__ void __launch_bounds__(TAP_THREADS, M *N > 8 ? 1 : 2) conv_gradient(gradient_work a) {
     GG_DYNAMIC_SHARED(float, error);
@@ -339,7 +338,7 @@ static __global__ void __launch_bounds__(TAP_THREADS, M *N > 8 ? 1 : 2) conv_gra
     const int64_t piece = blockIdx.x, end = a.t.count * (piece + 1) / a.pieces;
     for (int64_t number = a.t.count * piece / a.pieces; number < end; ++number) {
         const tile_place place = place_of_tile(a.t, number);
-        __syncthreads(); /* the former tile has been read */
+        __syncthreads(); /* all have read the previous tile */
         load_tile<TAP_THREADS>(errors, runs * EIGHT, place.sample, place.row, place.column, error);
         load_tile<TAP_THREADS>(image, a.t.height * a.t.width, place.sample, place.row * a.s.stride[0] - a.s.padding[0],
                                place.column * a.s.stride[1] - a.s.padding[1], tile);
@@ -392,7 +391,7 @@ static __global__ void __launch_bounds__(TAP_THREADS, M *N > 8 ? 1 : 2) conv_gra
     }
 }
 
-/* A warp's lanes have elements side by side, the warps of a block different pieces. */
+/* A warp's lanes have adjacent elements; the warps of a block have different pieces. */
 static __global__ void conv_gradient_sum(const float *partial, int64_t pieces, int taps, int filters, int channels,
                                          float *gradient) {
     GG_SHARED(float, sums, [WARPS][WARP]);
@@ -414,12 +413,12 @@ static __global__ void conv_gradient_sum(const float *partial, int64_t pieces, i
     }
 }
 
-/* How the work is divided: sixteens of filters and eights of channels of a block, and blocks of each piece. */
+/* Division of the work: sixteens of filters and eights of channels of a block, and blocks of each piece. */
 struct gradient_parts {
     int of_filters, of_channels, count;
 };
 
-/* False: it does not fit. */
+/* False means that it does not fit. */
 static bool gradient_of(const gg_cuda_tiled_shape *s, gradient_work *out, gradient_parts *parts) {
     const int taps = s->kernel[0] * s->kernel[1], all = sixteens(s->filters), chunks = eights(s->channels);
     gradient_work a = {};
@@ -432,7 +431,7 @@ static bool gradient_of(const gg_cuda_tiled_shape *s, gradient_work *out, gradie
     if (!tiles_of(s, row_of(EIGHT * p.of_channels), row_of(16 * p.of_filters), &a.t)) return false;
     a.blocks_of_channels = (int)ceil_div(chunks, p.of_channels);
     p.count = a.blocks_of_channels * (int)ceil_div(all, p.of_filters);
-    /* More pieces keep more blocks busy, and are more to add up. */
+    /* More pieces keep more blocks busy, but need more additions. */
     const bool large = (int64_t)taps * s->filters * s->channels > LARGE_GRADIENT;
     a.pieces = ceil_div(large ? ENOUGH_BLOCKS / 4 : ENOUGH_BLOCKS / 2, p.count);
     if (a.pieces > a.t.count) a.pieces = a.t.count;

@@ -1,12 +1,12 @@
-/* Convolution by the own kernels, of NHWC images in float32 by TF32: for few channels, of which cuDNN makes little.
- * `prepare` writes the weight as the kernels of the pass read it, which has no cuDNN in it. */
+/* Convolution by our own kernels: NHWC images in float32 by TF32, for few channels, where cuDNN is slow. `prepare`
+ * writes the weight as the pass's kernels read it; cuDNN is not involved. */
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 
 typedef struct tiled_op {
     gg_op head;
     gg_cuda_device *device;
-    /* What the convolution is, and what the gradient of its input is as one. */
+    /* Shape of the convolution, and of its input gradient as a convolution. */
     gg_cuda_tiled_shape shape, mirrored;
 } tiled_op;
 

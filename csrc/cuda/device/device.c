@@ -4,7 +4,7 @@
 #include "base/memory.h"
 #include "cuda/device/device_private.h"
 
-/* What the kernels are compiled for (setup.py). */
+/* Min capability, for which the kernels are compiled (setup.py). */
 enum { LEAST_CAPABILITY = 80 };
 /* Bytes of scratch for sums. */
 enum { LEAST_REDUCTION = 1 << 20 };
@@ -64,7 +64,7 @@ static void close_queue(gg_cuda_device *device, gg_cuda_queue *queue) {
     if (queue->stream != NULL) (void)device->api->cudaStreamDestroy(queue->stream);
 }
 
-/* Scratch of sums is as large as most of them want, so that a warm step allocates nothing. */
+/* Scratch of sums has the size that most sums need, so that a warm step allocates nothing. */
 static gg_status open_results(gg_cuda_device *device) {
     void *block = NULL;
     GG_TRY(gg_cuda_memory_alloc_host(&device->head, sizeof *device->results, "a device's results", &block));
@@ -83,7 +83,7 @@ gg_status gg_cuda_device_open(const gg_device_options *options, gg_device **out)
     int count = 0;
     gg_status status = GG_OK;
     *out = NULL;
-    /* The driver first: cuDNN prints where there is none. */
+    /* Checks the driver first: without a driver cuDNN prints messages. */
     GG_TRY_CLEANUP(gg_cuda_api_get(0, &api));
     GG_TRY_CLEANUP(gg_cuda_count_devices(api, &count));
     if (options->number < 0 || options->number >= count)

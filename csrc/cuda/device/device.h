@@ -1,13 +1,13 @@
-/* A GPU that a rank has opened: its queues, marks and handles. */
+/* A GPU opened by a rank: its queues, marks and handles. */
 #ifndef GG_CUDA_DEVICE_DEVICE_H
 #define GG_CUDA_DEVICE_DEVICE_H
 
 #include "cuda/cuda_api.h"
 #include "ops/backend.h"
 
-#define GG_CUDA_NAME "cuda" /* of the table, and of the backend in every operation */
+#define GG_CUDA_NAME "cuda" /* name of the table, and of the backend in every operation */
 
-/* Marks of a queue that may be outstanding: making one more waits for the oldest. */
+/* Max outstanding marks of a queue; making another waits for the oldest. */
 #define GG_CUDA_MARKS 1024
 
 typedef struct gg_cuda_queue {
@@ -18,14 +18,14 @@ typedef struct gg_cuda_queue {
 
 typedef struct gg_cuda_block gg_cuda_block;
 
-/* What a kernel reports of the numbers that it was given, where the CPU checks them before. */
+/* Invalid numbers reported by kernels; the CPU checks them in advance. */
 typedef enum gg_cuda_bad_kind { GG_CUDA_BAD_TOKEN = 0, GG_CUDA_BAD_LENGTH, GG_CUDA_BAD_COUNT } gg_cuda_bad_kind;
 
-/* Host memory that the device shares. */
+/* Results in host memory that the device shares. */
 typedef struct gg_cuda_results {
     double sum;
     int32_t flag;
-    uint32_t bad[GG_MOST_REPORTS][GG_CUDA_BAD_COUNT]; /* of each report */
+    uint32_t bad[GG_MOST_REPORTS][GG_CUDA_BAD_COUNT]; /* for each report */
 } gg_cuda_results;
 
 typedef struct gg_cuda_device {
@@ -34,21 +34,21 @@ typedef struct gg_cuda_device {
     int number;
     bool fast, several; /* several: this machine has more than one GPU */
     gg_cuda_queue queue[GG_QUEUE_COUNT];
-    gg_cuda_event time[GG_MOST_TIMES + 1]; /* timed; time i has event i % GG_MOST_TIMES; the last: the base of all */
-    int64_t times;                         /* that have been asked for; the events are made with the first */
-    double base_seconds;                   /* the base's, on the host's clock */
+    gg_cuda_event time[GG_MOST_TIMES + 1]; /* timed; time i has event i % GG_MOST_TIMES; the last event is the base */
+    int64_t times;                         /* requested so far; the first request makes the events */
+    double base_seconds;                   /* the base's time on the host's clock */
     gg_cudnn_handle dnn;                   /* on the stream of GG_QUEUE_COMPUTE */
     gg_cublas_handle blas;
-    gg_cuda_block *blocks; /* all allocations, for the counts */
+    gg_cuda_block *blocks; /* all allocations, for the counters */
     gg_cuda_results *results;
-    int64_t report[GG_MOST_REPORTS]; /* the numbers of their marks: report i is at i modulo so many, */
-    int64_t reports;                 /* of so many that have been made */
-    uint32_t *bad;                   /* of the device: the first bad number of each kind; UINT32_MAX: none */
-    void *reduction;                 /* of the device: scratch of kernels that sum or choose */
-    size_t reduced;                  /* its bytes */
-    int64_t bad_positions[GG_CUDA_BAD_COUNT], bad_numbers[GG_CUDA_BAD_COUNT]; /* of the operation of each kind that
-                                                                                reported last, for the message */
-    gg_status failed; /* the first failure of work that was given or done late */
+    int64_t report[GG_MOST_REPORTS]; /* numbers of their marks; report i is at index i % GG_MOST_REPORTS */
+    int64_t reports;                 /* number of reports made */
+    uint32_t *bad;                   /* device memory: the first bad number of each kind; UINT32_MAX means none */
+    void *reduction;                 /* device memory: scratch of kernels that sum or choose */
+    size_t reduced;                  /* bytes of reduction */
+    int64_t bad_positions[GG_CUDA_BAD_COUNT],
+        bad_numbers[GG_CUDA_BAD_COUNT]; /* for messages: from the last operation that registered each kind */
+    gg_status failed;                   /* first failure of work that was submitted or done later */
     char failure[512];
 } gg_cuda_device;
 
@@ -63,24 +63,24 @@ static inline gg_cuda_stream gg_cuda_compute(const gg_cuda_device *device) {
     return device->queue[GG_QUEUE_COMPUTE].stream;
 }
 
-/* Before calls of the runtime: makes the device the calling thread's current one. */
+/* Makes the device current in the calling thread. Must precede calls of the runtime. */
 void gg_cuda_enter(gg_cuda_device *device);
-/* After calls that cannot report a failure: remembers the first one for gg_device_check. */
+/* Stores the first failure for gg_device_check, after calls that cannot report one. */
 void gg_cuda_note(gg_cuda_device *device, int error, const char *call);
-/* The same for work that the room itself cannot do. */
+/* Stores a failure for work that this code itself does not support. */
 void gg_cuda_refuse(gg_cuda_device *device, const char *why);
-/* After launches of own kernels: the same with what the launch left. */
+/* Stores the failure of a launch; called after launches of own kernels. */
 void gg_cuda_launched(gg_cuda_device *device, const char *kernel);
 
-/* Where a kernel says the place of the first bad number, which the next gg_device_report brings to the host; and what
- * the message wants. positions: numbers of a sample. */
+/* gg_cuda_bad: where a kernel stores the place of the first bad number. The next gg_device_report copies it to the
+ * host. gg_cuda_explain_bad: values for the message. positions: numbers of a sample. */
 uint32_t *gg_cuda_bad(gg_cuda_device *device, gg_cuda_bad_kind kind);
 void gg_cuda_explain_bad(gg_cuda_device *device, gg_cuda_bad_kind kind, int64_t positions, int64_t allowed);
-/* Scratch of at least so many bytes, for one kernel after another of GG_QUEUE_COMPUTE; NULL where the GPU has no memory
- * for it, which is remembered for gg_device_check. */
+/* Scratch of at least `bytes`, for one kernel of GG_QUEUE_COMPUTE after another. NULL means that the GPU has no memory
+ * for it; gg_device_check then reports it. */
 void *gg_cuda_reduction(gg_cuda_device *device, size_t bytes);
 
-/* For gg_backend_library. */
+/* Entries of gg_backend_library. */
 gg_status gg_cuda_device_count(int *out);
 void gg_cuda_describe(char *text, size_t room);
 

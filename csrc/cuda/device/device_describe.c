@@ -1,4 +1,4 @@
-/* Which devices there are, and what is said of them. */
+/* The available devices, and their description. */
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -6,11 +6,11 @@
 
 #include "cuda/device/device_private.h"
 
-/* Of the driver that the runtime needs. */
+/* Min driver version that the runtime needs. */
 enum { LEAST_DRIVER = 13000 };
 
-/* The first process that has asked the runtime for anything, or 0: its state does not outlive a fork, and the runtime's
- * own errors do not say so. */
+/* The first process that used the runtime, or 0. Its state does not survive a fork, and the runtime's errors do not
+ * mention this. */
 static atomic_long first_process;
 
 static gg_status check_process(void) {

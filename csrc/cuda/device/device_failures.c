@@ -1,4 +1,4 @@
-/* What has failed, or was reported by kernels, since the device was opened. */
+/* Failures since the device was opened, including those reported by kernels. */
 #include <stdio.h>
 #include <string.h>
 
@@ -27,7 +27,7 @@ void gg_cuda_launched(gg_cuda_device *device, const char *kernel) {
     if (error != GG_CUDA_SUCCESS) gg_cuda_note(device, error, kernel);
 }
 
-/* No bad numbers have been seen. */
+/* Resets all bad numbers to none. */
 void gg_cuda_forget_bad_numbers(gg_cuda_device *device) {
     memset(device->results->bad, 0xff, sizeof device->results->bad);
     gg_cuda_note(
@@ -43,7 +43,7 @@ void gg_cuda_explain_bad(gg_cuda_device *device, gg_cuda_bad_kind kind, int64_t 
     device->bad_numbers[kind] = allowed;
 }
 
-/* What kernels have found until here is copied to the host. */
+/* Copies to the host the findings of kernels up to here. */
 gg_mark gg_cuda_memory_report(gg_device *head) {
     gg_cuda_device *device = gg_cuda_of(head);
     const int64_t at = device->reports++ % GG_MOST_REPORTS;
@@ -57,7 +57,7 @@ gg_mark gg_cuda_memory_report(gg_device *head) {
     return mark;
 }
 
-/* What was reported is forgotten: the next batch may be right. */
+/* A reported finding is cleared: the next batch may be right. */
 static gg_status check_numbers(gg_cuda_device *device, gg_mark report) {
     uint32_t bad[GG_CUDA_BAD_COUNT] = {UINT32_MAX, UINT32_MAX};
     for (int i = 0; i < GG_MOST_REPORTS; ++i)

@@ -1,4 +1,4 @@
-/* Captured work: what the stream of GG_QUEUE_COMPUTE is given becomes a CUDA graph. */
+/* Captured work: work given to the stream of GG_QUEUE_COMPUTE becomes a CUDA graph. */
 #include "base/memory.h"
 #include "cuda/device/device_private.h"
 
@@ -6,8 +6,8 @@ struct gg_device_graph {
     gg_cuda_graph_exec exec;
 };
 
-/* Other threads of the process, whose ranks have streams of their own, go on meanwhile: the capture concerns this
- * thread alone. */
+/* The capture concerns this thread alone: other threads of the process, whose ranks have their own streams,
+ * continue. */
 gg_status gg_cuda_memory_capture_begin(gg_device *head) {
     gg_cuda_device *device = gg_cuda_of(head);
     gg_status status = GG_OK;
@@ -19,7 +19,7 @@ cleanup:
     return status;
 }
 
-/* The first failure of what was given since begin: nothing of it has been done, so the device is as before. */
+/* First failure since begin: none of the captured work has been done, so the device is unchanged. */
 static gg_status failure_of_capture(gg_cuda_device *device) {
     const gg_status failed = device->failed;
     device->failed = GG_OK;

@@ -1,4 +1,4 @@
-/* Marks of queues: events, used again in turn. */
+/* Marks of queues: events, reused in turn. */
 #include "cuda/device/device_private.h"
 
 gg_mark gg_cuda_memory_mark(gg_device *head, gg_queue queue) {
@@ -24,7 +24,7 @@ bool gg_cuda_memory_reached(gg_device *head, gg_mark mark) {
     gg_cuda_enter(device);
     const int error = device->api->cudaEventQuery(q->event[mark.number % GG_CUDA_MARKS]);
     if (error == GG_CUDA_ERROR_NOT_READY) {
-        (void)device->api->cudaGetLastError(); /* else the next launch would seem to have failed */
+        (void)device->api->cudaGetLastError(); /* otherwise the next launch would seem to have failed */
         return false;
     }
     gg_cuda_note(device, error, "cudaEventQuery"); /* after a failure nothing is waited for */

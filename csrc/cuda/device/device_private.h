@@ -1,4 +1,4 @@
-/* Private to device*.c: the entries of the memory table, and what these files call of one another. */
+/* Private to device*.c: entries of the memory table, and functions that these files share. */
 #ifndef GG_CUDA_DEVICE_DEVICE_PRIVATE_H
 #define GG_CUDA_DEVICE_DEVICE_PRIVATE_H
 
@@ -7,7 +7,7 @@
 /* device_failures.c */
 gg_mark gg_cuda_memory_report(gg_device *head);
 gg_status gg_cuda_memory_check(gg_device *head, gg_mark report);
-void gg_cuda_forget_bad_numbers(gg_cuda_device *device); /* none have been seen */
+void gg_cuda_forget_bad_numbers(gg_cuda_device *device); /* resets all to none */
 
 /* device_marks.c */
 gg_mark gg_cuda_memory_mark(gg_device *head, gg_queue queue);
@@ -39,7 +39,7 @@ gg_status gg_cuda_memory_capture_end(gg_device *head, gg_device_graph **out);
 void gg_cuda_memory_replay(gg_device *head, gg_device_graph *graph);
 void gg_cuda_memory_destroy_graph(gg_device *head, gg_device_graph *graph);
 
-/* device_describe.c. Fails with a message where there is no driver, no device, or too old a driver. */
+/* device_describe.c. Fails with a message if there is no driver, no device, or an outdated driver. */
 gg_status gg_cuda_count_devices(const gg_cuda_api *api, int *out);
 
 #endif

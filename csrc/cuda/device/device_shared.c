@@ -1,8 +1,8 @@
-/* Host memory that devices share, and copies from and to it and zeros in it.
+/* Host memory shared by devices, and copies and zeros in it.
  *
- * The driver maps whole pages, and refuses a page that it has mapped already. Blocks of one process may have pages in
- * common, and several devices may share one block: so all of the process's mapped pages are known here. A mapping is
- * undone when no block is left that has a page of it. */
+ * The driver maps whole pages, and refuses a mapped page. Blocks of one process may have common pages, and several
+ * devices may share one block. This file therefore knows all mapped pages of the process. A mapping is undone when no
+ * block has a page of it. */
 #include <pthread.h>
 #include <unistd.h>
 
@@ -13,13 +13,13 @@ typedef struct shared_pages {
     struct shared_pages *next;
     uintptr_t begin, end;
     int users;
-    bool foreign; /* mapped by other code of this process, which undoes it */
+    bool foreign; /* mapped by other code of this process, which will undo it */
 } shared_pages;
 
 static pthread_rwlock_t shared_lock = PTHREAD_RWLOCK_INITIALIZER;
 static shared_pages *shared_first;
 
-/* A block whose share is to be undone: its size is not known then. */
+/* A block to be unshared; its size is not known at that time. */
 typedef struct shared_block {
     struct shared_block *next;
     uintptr_t at, begin, end;
@@ -42,7 +42,7 @@ static void release_pages(gg_cuda_device *device, uintptr_t begin, uintptr_t end
     }
 }
 
-/* The first mapped pages at or behind `at`. */
+/* The first mapped pages at or after `at`. */
 static const shared_pages *pages_from(uintptr_t at) {
     const shared_pages *found = NULL;
     for (const shared_pages *p = shared_first; p != NULL; p = p->next)
@@ -123,8 +123,8 @@ void gg_cuda_memory_unshare(gg_device *head, void *at) {
     pthread_rwlock_unlock(&shared_lock);
 }
 
-/* How many bytes from `at` on, of so many, lie on the same side of all borders of mapped pages: a copy of the runtime
- * may neither begin in mapped memory and end in other memory, nor go from one mapping to the next. */
+/* Counts the bytes from `at` on, at most `bytes`, before the next border of mapped pages. A copy by the runtime must
+ * not cross the border of mapped memory, nor of two mappings. */
 static size_t bytes_of_one_mapping(const void *at, size_t bytes) {
     const uintptr_t begin = (uintptr_t)at;
     uintptr_t end = begin + bytes;

@@ -1,10 +1,10 @@
-/* When queues get somewhere, for traces: timed events, used again in turn. */
+/* Times at which queues reach a point, for traces: timed events, reused in turn. */
 #include <math.h>
 #include <time.h>
 
 #include "cuda/device/device_private.h"
 
-/* An event whose time is older than this is the base of those to come: differences are float. */
+/* An older event makes a new base necessary: differences are float. */
 #define LONG_MILLISECONDS 10000.0f
 #define BASE_TRIES 8
 
@@ -14,14 +14,14 @@ static double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* All events, and the base, whose time is the host's when it is reached. */
+/* Makes all events, and the base, whose time is the host's when it is reached. */
 static void make_times(gg_cuda_device *device) {
     const gg_cuda_api *api = device->api;
     gg_cuda_event *const last = &device->time[GG_MOST_TIMES];
     for (gg_cuda_event *event = device->time; event <= last; ++event)
         gg_cuda_note(device, api->cudaEventCreateWithFlags(event, 0), "cudaEventCreateWithFlags");
     gg_cuda_note(device, api->cudaStreamSynchronize(gg_cuda_compute(device)), "cudaStreamSynchronize");
-    /* The host is sometimes late to see it: of a few times the one that is known best. */
+    /* The host sometimes sees the event late: takes the most precise of a few measurements. */
     double shortest = INFINITY;
     for (int i = 0; i < BASE_TRIES; ++i) {
         gg_cuda_event event = device->time[i];

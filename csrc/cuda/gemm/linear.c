@@ -1,9 +1,9 @@
-/* The linear layer over the last axis: the positions of all samples are rows of one matrix,
+/* Linear layer over the last axis. The positions of all samples are rows of one matrix:
  *   Y = X W^T + b,   dX = dY W,   dW = dY^T X.
- * The product adds the bias where cuBLASLt has such a form; else an own kernel does, and the ReLU, because that of
- * cuBLASLt makes NaN 0. Exactly and in float32, dW is the sum that weight_gradient of the table gives, whose runs have
- * the same bits; else a product of cuBLASLt. In bfloat16 the products read a weight and a bias that `prepare` has
- * rounded; the gradients of both are float32. */
+ * The product adds the bias if cuBLASLt has such a form; otherwise an own kernel does. The ReLU is our own kernel's,
+ * because cuBLASLt's makes NaN 0. In exact float32, dW is the sum of the table's weight_gradient, whose runs have equal
+ * bits. Otherwise dW is a product of cuBLASLt. In bfloat16 products read a weight and a bias rounded by `prepare`; the
+ * gradients of both are float32. */
 #include "cuda/gemm/product.h"
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
@@ -16,7 +16,7 @@ typedef struct linear_op {
     gg_cuda_product forward, weights, data;
 } linear_op;
 
-/* Bytes of the weight in `prepared`; the bias lies behind it. */
+/* Bytes of the weight in `prepared`; the bias follows it. */
 static size_t narrow_weight_bytes(const linear_op *op) {
     const size_t step = GG_CUDA_WORKSPACE_ALIGNMENT;
     return ((size_t)(op->out * op->in) * sizeof(uint16_t) + step - 1) / step * step;
@@ -34,7 +34,7 @@ static gg_status linear_prepare(gg_op *head, const gg_op_args *args, gg_pass pas
     return gg_cuda_op_done(op->device, "the rounding of a linear layer's weight");
 }
 
-/* What the products read. */
+/* Weight as read by the products. */
 static const void *linear_weight(const linear_op *op, const gg_op_args *args) {
     return op->dtype == GG_BFLOAT16 ? args->prepared : args->parameter[GG_PARAMETER_WEIGHT];
 }
@@ -181,7 +181,7 @@ cleanup:
     return status;
 }
 
-/* In float32 where cuBLASLt has no product of bfloat16 of these sizes. */
+/* Uses float32 if cuBLASLt has no bfloat16 product of these sizes. */
 gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = create_as(device, desc, desc->dtype, out);
     if (status != GG_ERROR_UNSUPPORTED || desc->dtype != GG_BFLOAT16) return status;

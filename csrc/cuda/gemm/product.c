@@ -2,10 +2,10 @@
 
 #include "cuda/ops.h"
 
-/* A workspace above which no algorithm is worth it; Hopper's want 32 MiB. */
+/* Max useful workspace; Hopper's algorithms want 32 MiB. */
 #define MOST_WORKSPACE ((size_t)32 << 20)
 
-/* cuBLASLt has columns where we have rows: it computes the transposed product, b's before a's. */
+/* cuBLASLt is column-major: it computes the transposed product, b's before a's. */
 static gg_status make_layout(gg_cuda_device *device, gg_dtype dtype, int64_t rows, int64_t columns, int64_t row,
                              int64_t step, int64_t batch, gg_cublas_layout *out) {
     const gg_cuda_api *api = device->api;

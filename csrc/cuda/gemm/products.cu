@@ -1,14 +1,14 @@
-/* The gradient of a linear layer's weight, or any run of its elements. */
+/* Weight gradient of a linear layer, or any run of its elements. */
 #include "cuda/common.cuh"
 
 namespace {
 
 constexpr int TILE = 32;   /* of the weight: rows and columns of a block's tile; and samples at a time */
 constexpr int THREADS = 8; /* for a column of the tile; each has TILE/THREADS of its elements */
-constexpr int CHUNK = 256; /* samples whose float32 sum is computed by itself */
+constexpr int CHUNK = 256; /* samples of one float32 sum */
 
-/* One element's products are added in the order of the samples. Where the run has fewer rows than a tile, or begins in
- * the middle of one, the elements outside of it are not written. */
+/* Adds each element's products in the order of the samples. If the run has fewer rows than a tile, or begins inside
+ * one, elements outside of the run are not written. */
 __global__ void __launch_bounds__(TILE *THREADS)
     weight_gradient_kernel(gg_weight_gradient_args a, int64_t first_row, int64_t rows) {
     GG_SHARED(float, error, [TILE][TILE + 1]);

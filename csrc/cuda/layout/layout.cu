@@ -1,11 +1,11 @@
-/* Samples into batches, and between layouts. */
+/* Samples into batches, and conversions between layouts. */
 #include "cuda/common.cuh"
 
 namespace {
 
 constexpr int TILE = 32, TILE_ROWS = 8;
 
-/* to[j*to_row + i] = from[i*from_row + j] for i < rows and j < columns; and zeros for rows <= i < padded. */
+/* to[j*to_row + i] = from[i*from_row + j] for i < rows and j < columns; zeros for rows <= i < padded. */
 __global__ void __launch_bounds__(TILE *TILE_ROWS)
     transpose_kernel(int64_t rows, int64_t columns, int64_t padded, const float *from, int64_t from_row, float *to,
                      int64_t to_row) {
@@ -53,7 +53,7 @@ template <> struct four<uint8_t> { typedef uchar4 type; };
 template <> struct four<int32_t> { typedef int4 type; };
 template <> struct four<float> { typedef float4 type; };
 
-/* N values of a sample side by side, all of one run. */
+/* N adjacent values of a sample, all of one run. */
 template <class T, int N> struct gather_of {
     gg_gather_args a;
     int64_t each; /* values of a run */
@@ -63,7 +63,7 @@ template <class T, int N> struct gather_of {
             gg_store(static_cast<gg_bfloat16 *>(a.out) + i, gather_scaled(a, each, value, (float)element));
         else static_cast<float *>(a.out)[i] = gather_scaled(a, each, value, (float)element);
     }
-    /* Element i of the batch and those behind it. */
+    /* Element i of the batch and the following ones. */
     __device__ __forceinline__ void run(int64_t i) const {
         const int64_t sample = i / a.values, value = i % a.values;
         const T *from = static_cast<const T *>(a.rows) + gather_row(a, sample) * a.values + value;
@@ -89,7 +89,7 @@ template <class T, int N> __global__ void __launch_bounds__(GG_BLOCK) gather_ker
     for (int64_t i = N * gg_thread_number(); i < n; i += N * gg_thread_count()) f.run(i);
 }
 
-/* Samples as lanes; zeros where there is none. */
+/* Samples as lanes; missing samples give zeros. */
 template <class T>
 __global__ void __launch_bounds__(GG_BLOCK) gather_lanes_kernel(gg_gather_args a, int64_t each, int64_t padded) {
     for (int64_t i = gg_thread_number(); i < padded * a.values; i += gg_thread_count()) {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(GG_BLOCK) gather_lanes_kernel(gg_gather_args a
     }
 }
 
-/* Images as NHWC, whose channels are few: a thread has a pixel. */
+/* Images as NHWC with few channels: a thread has a pixel. */
 template <class T, class To>
 __global__ void __launch_bounds__(GG_BLOCK) gather_pixels_kernel(gg_gather_args a, int64_t each, int64_t area) {
     for (int64_t i = gg_thread_number(); i < a.n * area; i += gg_thread_count()) {

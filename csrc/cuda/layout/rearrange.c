@@ -1,4 +1,4 @@
-/* What moves values: PERMUTE, SLICE, PAD, CONCAT and REORDER. */
+/* Operations that move values: PERMUTE, SLICE, PAD, CONCAT and REORDER. */
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 
@@ -59,7 +59,7 @@ gg_status gg_cuda_concat_create(gg_device *device, const gg_op_desc *desc, gg_op
     return gg_cuda_element_create(device, desc, &concat_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out);
 }
 
-/* Between formats that have no padding, and in float32 from and to lanes. */
+/* Converts between formats without padding, and in float32 from and to lanes. */
 static void move(const gg_op *head, gg_format from_format, gg_format to_format, const void *from, void *to) {
     const gg_op_desc *desc = &head->desc;
     const int64_t values = gg_shape_count(&desc->output);

@@ -1,15 +1,15 @@
-/* What moves values without computing: strided copies, and with them PERMUTE, SLICE, PAD, CONCAT and REORDER. */
+/* Moves values without computing: strided copies, and with them PERMUTE, SLICE, PAD, CONCAT and REORDER. */
 #include "cuda/nn.cuh"
 
 enum { AXES = GG_CUDA_COPY_AXES };
 
-/* All axes but the one or two that a block's threads go along. Steps in values. */
+/* All axes except the one or two along which a block's threads go. Steps in values. */
 struct copy_shape {
     int axes;
     int64_t outer; /* product of the sizes */
     int64_t size[AXES], from_step[AXES], to_step[AXES];
     int64_t length, from_along, to_along; /* the last axis */
-    int64_t rows, from_across, to_across; /* of tiles: the axis along which `from` lies together */
+    int64_t rows, from_across, to_across; /* of tiles: the contiguous axis of `from` */
     int shift;
 };
 
@@ -28,7 +28,7 @@ static __device__ inline copy_place place_of(const copy_shape &s, int64_t number
     return p;
 }
 
-/* The same number in another type; what is only moved keeps its bits. */
+/* Converts to another type; a value that keeps its type keeps its bits. */
 static __device__ inline float converted(float v, const float *) { return v; }
 static __device__ inline gg_bfloat16 converted(gg_bfloat16 v, const gg_bfloat16 *) { return v; }
 static __device__ inline gg_bfloat16 converted(float v, const gg_bfloat16 *) { return gg_narrowed(v); }
@@ -49,8 +49,8 @@ template <class From, class To, int V> static __global__ void copy_rows(copy_sha
     }
 }
 
-/* Where `from` and `to` lie together along different axes: tiles go through shared memory, so that both are read and
- * written along their own. */
+/* For `from` and `to` with different contiguous axes. Tiles go through shared memory, so that each array is accessed
+ * along its own. */
 enum { TILE = 32 };
 template <class From, class To> static __global__ void copy_tiles(copy_shape s, const From *from, To *to) {
     GG_SHARED(From, tile, [TILE][TILE + 1]);
@@ -94,8 +94,8 @@ static void swap_axes(gg_cuda_copy_args *c, int a, int b) {
     }
 }
 
-/* The same copy with its axes in the order in which `to` lies, those of one element left out and those that follow each
- * other in both joined; at least one axis is left. */
+/* Simplifies a copy: axes in the order of `to`, without axes of size one, contiguous axes joined. At least one axis is
+ * left. */
 static gg_cuda_copy_args simplified(const gg_cuda_copy_args *args) {
     gg_cuda_copy_args c = *args;
     for (int a = c.axes - 1; a >= 0; --a)
@@ -131,7 +131,7 @@ static copy_shape copy_shape_of(const gg_cuda_copy_args *c) {
     return s;
 }
 
-/* The axis along which tiles of `from` are read; -1: rows will do. */
+/* The axis along which tiles of `from` are read; -1 means that rows suffice. */
 static int axis_of_tiles(const gg_cuda_copy_args *c) {
     enum { WORTH = 8 };
     const int last = c->axes - 1;
@@ -148,7 +148,7 @@ template <class From, class To> static bool copies_wide(const copy_shape *s, con
     return wide;
 }
 
-/* Blocks along and across rows: what a thread moves at least, and no more blocks than keep a device busy. */
+/* Blocks along and across rows: each thread has a min of work, and no more blocks than keep a device busy. */
 static dim3 row_blocks(const copy_shape *s) {
     enum { EACH = 4 };
     const int64_t down = blocks_for(s->outer, GG_BLOCK >> s->shift);
@@ -185,7 +185,7 @@ template <class From, class To> static void copy_simplified(gg_cuda_stream strea
     GG_LAUNCH((copy_rows<From, To, 1>), row_blocks(&s), block, 0, stream, s, from, to);
 }
 
-/* A copy of pairs of values instead of values of two bytes, if all lie in pairs. */
+/* Copies pairs of values instead of 2-byte values, if all lie in pairs. */
 static bool joins_pairs(gg_cuda_copy_args *c) {
     const int last = c->axes - 1;
     bool pairs = c->from_step[last] == 1 && c->to_step[last] == 1 && c->size[last] % 2 == 0 &&
@@ -254,7 +254,7 @@ static void *at(gg_dtype dtype, void *array, int64_t place) {
     return (char *)array + place * (int64_t)gg_dtype_size(dtype);
 }
 
-/* A view of the larger of the two tensors, as the CPU's: of the input, or of PAD's output. */
+/* Uses a view of the larger tensor, as on the CPU: of the input, or of PAD's output. */
 void gg_cuda_rearrange(gg_cuda_stream stream, const gg_op_desc *desc, gg_dtype dtype, bool backward, const void *from,
                        void *to) {
     const bool pad = desc->kind == GG_OP_PAD, gather = pad == backward;
@@ -285,7 +285,7 @@ void gg_cuda_rearrange(gg_cuda_stream stream, const gg_op_desc *desc, gg_dtype d
     c.from_dtype = c.to_dtype = dtype;
     c.from = gather ? at(dtype, from, offset) : from;
     c.to = gather ? to : at(dtype, to, offset);
-    /* What lies outside of the view is 0. */
+    /* Values outside of the view are 0. */
     if (!gather && dense_step < viewed_step) clear(stream, dtype, desc->batch * viewed_step, to);
     gg_cuda_copy_strided(stream, &c);
 }

@@ -51,7 +51,7 @@ gg_status gg_cuda_pool_create(gg_device *device, const gg_op_desc *desc, gg_op *
                        gg_op_kind_name(desc->kind), INT_MAX);
     for (int a = 0; a < 2 && desc->kind != GG_OP_ADAPTIVE_AVG_POOL2D; ++a) GG_TRY(check_pool_axis(desc, a));
     GG_TRY(gg_cuda_element_create(device, desc, &pool_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
-    /* One value a channel lies in one way only: what follows need not reorder it. */
+    /* With one value a channel, all layouts are equal: PLAIN avoids a later reorder. */
     if (desc->output.size[1] == 1 && desc->output.size[2] == 1) (*out)->output.layout = GG_LAYOUT_PLAIN;
     (*out)->saved_bytes = desc->training ? gg_cuda_pool_saved(desc) : 0;
     return GG_OK;

@@ -1,5 +1,5 @@
-/* MAX_POOL2D, AVG_POOL2D and ADAPTIVE_AVG_POOL2D. Backward passes gather: each element of the image is written once, as
- * the sum over the windows that hold it, in the order of the windows. */
+/* MAX_POOL2D, AVG_POOL2D and ADAPTIVE_AVG_POOL2D. Backward gathers: each element of the image is written once. The
+ * value is the sum over its windows, in the order of the windows. */
 #include "cuda/nn.cuh"
 
 /* Values of a launch, divided by those of a thread; tests have few. */
@@ -10,7 +10,7 @@ constexpr int64_t MOST_UNITS = (int64_t)1 << 30;
 #endif
 
 /* Images are planes of in[0] x in[1] x lanes values: NHWC has its channels as lanes, PLAIN has one plane a channel. A
- * thread has V lanes that lie side by side; of a launch the values divided by V are fewer than 2^31. */
+ * thread has V adjacent lanes. A launch has fewer than 2^31 groups of V values. */
 struct pool_shape {
     int64_t planes, lanes;
     int in[2], out[2], kernel[2], stride[2], padding[2], dilation[2];
@@ -37,7 +37,7 @@ static pool_shape pool_shape_of(const gg_op_desc *desc, gg_layout layout) {
     return s;
 }
 
-/* The elements of the image in window o along an axis: the first one, its place in the window, how many there are. */
+/* Elements of the image in window o along an axis: the first, its place in the window, and their number. */
 struct pool_extent {
     int first, place, count;
 };
@@ -61,7 +61,7 @@ static __device__ inline int counted(const pool_shape &s, int a, int o, int insi
     return corner + s.kernel[a] < end ? s.kernel[a] : end - corner;
 }
 
-/* The windows that may hold element i along an axis: [begin, end); and its place in one of them, or -1. */
+/* Windows that may hold element i along an axis, [begin, end), and its place in a window, or -1. */
 struct pool_holders {
     int begin, end;
 };
@@ -82,7 +82,7 @@ static __device__ inline int place_in(const pool_shape &s, int a, int i, int o) 
     return distance % s.dilation[a] == 0 ? distance / s.dilation[a] : -1;
 }
 
-/* Where V values lie, of planes of rows x columns x lanes: their number is divided by V. */
+/* Place of V values in planes of rows x columns x lanes; lanes are divided by V. */
 struct pool_place {
     int64_t plane, lane;
     int h, w;
@@ -228,7 +228,7 @@ static __global__ void __launch_bounds__(GG_BLOCK) pool_average(pool_shape s, co
     }
 }
 
-/* Large windows of PLAIN images: a warp a window. */
+/* Large windows of PLAIN images: one warp a window. */
 template <class T> static __global__ void pool_average_large(pool_shape s, const T *x, T *y) {
     const int64_t outputs = s.planes * s.out[0] * s.out[1];
     for (int64_t i = group_first<WARP>(); i < outputs; i += group_step<WARP>()) {
@@ -265,7 +265,7 @@ static __global__ void __launch_bounds__(GG_BLOCK) pool_average_backward(pool_sh
 
 /* ------------------------------------------------------------------------------------------ launchers */
 
-/* Bytes of a saved place: windows have so many, and with a ReLU one for what it has cut. */
+/* Bytes of a saved place: a value for each place of a window, and with a ReLU a value for cut results. */
 static int place_bytes(const pool_shape *s) {
     const int64_t places = (int64_t)s->kernel[0] * s->kernel[1] + (s->relu ? 1 : 0);
     return places <= 256 ? 1 : places <= 65536 ? 2 : 4;
@@ -277,20 +277,20 @@ size_t gg_cuda_pool_saved(const gg_op_desc *desc) {
     return (size_t)(s.planes * s.out[0] * s.out[1]) * (size_t)place_bytes(&s);
 }
 
-/* Elements of an average window, at most about. */
+/* Approximate max elements of an average pooling's window. */
 static int64_t average_elements(const pool_shape *s) {
     if (!s->adaptive) return (int64_t)s->kernel[0] * s->kernel[1];
     return ceil_div(s->in[0], s->out[0]) * ceil_div(s->in[1], s->out[1]);
 }
 
-/* Lanes of a thread: as many as 16 bytes hold, where the addresses allow it and a saved place is a byte. */
+/* Lanes of a thread: 16 bytes of them, if the addresses allow it and a saved place is a byte. */
 template <class T>
 static int lanes_at_once(const pool_shape *s, bool max, const T *in, const T *out, const void *saved) {
     const bool aligned = gg_is_aligned(in, 16) && gg_is_aligned(out, 16) && gg_is_aligned(saved, GG_WIDE<T>);
     return s->lanes % GG_WIDE<T> == 0 && aligned && (!max || place_bytes(s) == 1) ? GG_WIDE<T> : 1;
 }
 
-/* Planes of a launch at most. */
+/* Max planes of a launch. */
 static int64_t planes_at_once(const pool_shape *s, int v) {
     const int64_t in = (int64_t)s->in[0] * s->in[1], out = (int64_t)s->out[0] * s->out[1];
     const int64_t of_plane = (in > out ? in : out) * s->lanes / v, most = MOST_UNITS / of_plane;
@@ -322,7 +322,7 @@ static void launch_average(gg_cuda_stream stream, const pool_shape &s, bool back
     else GG_LAUNCH((pool_average<T, V>), dim3(pool_blocks(&s, s.out, V)), dim3(GG_BLOCK), 0, stream, s, in, out);
 }
 
-/* in: the image, or backward the error behind the pooling. */
+/* in: the image; backward: the error of the pooling's output. */
 template <class T>
 static void pool_of(gg_cuda_stream stream, const gg_op_desc *desc, gg_layout layout, bool backward, const T *in,
                     void *saved, T *out) {

@@ -1,13 +1,15 @@
-/* LSTM by cuDNN: (T, I) gives (T, H), one or more layers, with PyTorch's gates i, f, g, o, which are cuDNN's.
+/* LSTM by cuDNN: (T, I) to (T, H), one or more layers, with PyTorch's gates i, f, g, o, which cuDNN shares.
  *
- * All layers are one run of cuDNN; with dropout between layers each layer is a run of its own, because dropout draws
- * the CPU's numbers. `prepare` packs the parameters into cuDNN's weight space, both biases as one, and the gradients
- * come back from such a space. Samples begin with the state that they carry, or with zeros.
+ * All layers are one run of cuDNN. With dropout between layers each layer is a run of its own, because dropout draws
+ * the CPU's numbers. `prepare` packs the parameters into cuDNN's weight space, with both biases added. Gradients are
+ * copied back from such a space. Samples begin with their carried state, or with zeros.
  *
- * In memory that is saved (without training in scratch): the states and cells that all layers begin with, if any are
- * carried; of each run but the last its states, and what the next one reads; cuDNN's reserve of each run.
+ * Saved memory (in scratch without training) holds:
+ * - initial states and cells of all layers, if they are carried;
+ * - for each run but the last, its states and the next run's input;
+ * - cuDNN's reserve of each run.
  *
- * In bfloat16 cuDNN has weights, their gradients and states in it; those that are carried are float32. */
+ * With bfloat16 cuDNN's weights, their gradients and states are bfloat16; carried states are float32. */
 #include <limits.h>
 
 #include "base/memory.h"
@@ -15,11 +17,11 @@
 #include "cuda/ops.h"
 
 enum { INPUT_GATES = 0, STATE_GATES = 4, GATES = 4 };                /* cuDNN's numbers of the matrices of a layer */
-enum { STATE_ALIGNMENT = 32 };                                       /* elements: 64 bytes at least */
+enum { STATE_ALIGNMENT = 32 };                                       /* elements: at least 64 bytes */
 enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH, MOST_KINDS = 4 }; /* parameters of a layer */
 
-/* Of what is copied between parameters and weight spaces: values [begin, begin + count) of a parameter, and of a
- * second one where two biases become one. */
+/* A copy between parameters and weight spaces: values [begin, begin + count) of a parameter. `second` is another
+ * parameter if two biases become one. */
 typedef struct lstm_part {
     int parameter, second; /* second: -1: none */
     int64_t begin, at, count;
@@ -32,7 +34,7 @@ typedef struct lstm_run {
     gg_cudnn_tensor state; /* (layers, N, H) */
     size_t weight_bytes, work_bytes, reserve_bytes;
     size_t weights_at;                        /* in weight spaces */
-    size_t states_at, dropped_at, reserve_at; /* in what is saved; states and dropped of all runs but the last */
+    size_t states_at, dropped_at, reserve_at; /* in saved memory; states and dropped of all runs but the last */
 } lstm_run;
 
 typedef struct lstm_op {
@@ -41,17 +43,17 @@ typedef struct lstm_op {
     gg_dtype dtype;
     int64_t batch, positions, inputs, hidden, layers;
     gg_cudnn_dropout no_dropout;
-    gg_cudnn_tensor matrix, bias; /* what cuDNN says of parameters */
+    gg_cudnn_tensor matrix, bias; /* cuDNN's answer about a parameter */
     int runs, parts;
     lstm_run *run;
     lstm_part *part;
     size_t weights_bytes;                                                 /* of all runs */
-    size_t begin_at[2];                                                   /* states and cells, in what is saved */
+    size_t begin_at[2];                                                   /* states and cells, in saved memory */
     size_t end_at[2], error_at[2], input_error_at, gradients_at, work_at; /* in scratch */
-    bool refused; /* while it is created: cuDNN does not offer it */
+    bool refused;                                                         /* during creation: cuDNN does not offer it */
 } lstm_op;
 
-/* A call by which cuDNN may say that it does not offer this network. */
+/* A call by which cuDNN may report that it does not offer this network. */
 #define TRY_OFFERED(op, name, arguments)                                                                               \
     do {                                                                                                               \
         const int error_of_call = (op)->device->api->name arguments;                                                   \
@@ -62,14 +64,14 @@ typedef struct lstm_op {
 
 static size_t bytes_of(const lstm_op *op, int64_t values) { return (size_t)values * gg_dtype_size(op->dtype); }
 
-/* States of one layer, and of `layers`: where each is a run of its own, each begins aligned. */
+/* Distance of the states of `layers` layers; if each layer is a run of its own, each begins aligned. */
 static int64_t state_step(const lstm_op *op) {
     const int64_t values = op->batch * op->hidden;
     return op->runs > 1 ? (values + STATE_ALIGNMENT - 1) / STATE_ALIGNMENT * STATE_ALIGNMENT : values;
 }
 static int64_t state_values(const lstm_op *op, int64_t layers) { return layers * state_step(op); }
 
-/* Memory that is saved for the backward pass. */
+/* Memory saved for backward. */
 static char *base_of(const lstm_op *op, const gg_op_args *args) {
     return op->head.desc.training ? args->saved : args->scratch;
 }
@@ -88,7 +90,7 @@ static void *reserve_of(const lstm_op *op, const gg_op_args *args, const lstm_ru
     return run->reserve_bytes > 0 ? gg_cuda_workspace(base_of(op, args) + run->reserve_at) : NULL;
 }
 
-/* The states (0) or cells (1) that a run begins with; NULL: zeros. */
+/* Initial states (0) or cells (1) of a run; NULL means zeros. */
 static const void *begin_of(const lstm_op *op, const gg_op_args *args, const lstm_run *run, int which) {
     if (!op->head.desc.stateful) return NULL;
     return base_of(op, args) + op->begin_at[which] + bytes_of(op, state_values(op, run->first));
@@ -119,7 +121,7 @@ static void drop_rows(const lstm_op *op, const gg_op_args *args, const lstm_run 
 
 /* ------------------------------------------------------------------------------------------ weight spaces */
 
-/* From the parameters to a space, or from a space to the gradients. */
+/* Copies the parameters to a space, or a space to the gradients. */
 static void move_parts(const lstm_op *op, void *space, const gg_op_args *args, bool unpack) {
     for (int first = 0; first < op->parts; first += GG_CUDA_LSTM_PIECES) {
         const int left = op->parts - first;
@@ -150,7 +152,7 @@ static gg_status lstm_prepare(gg_op *head, const gg_op_args *args, gg_pass pass)
 
 /* ------------------------------------------------------------------------------------------ running */
 
-/* The states that all layers begin with are saved, because the backward pass reads them. */
+/* The initial states of all layers are saved, because backward reads them. */
 static void begin_states(const lstm_op *op, const gg_op_args *args) {
     char *base = base_of(op, args);
     const gg_cuda_lstm_state_args states = {.layers = op->layers,
@@ -210,7 +212,7 @@ static gg_status lstm_forward(gg_op *head, const gg_op_args *args) {
     return gg_cuda_op_done(op->device, "an LSTM");
 }
 
-/* dy: the error of the run's states; dx: gets that of what it reads. */
+/* dy: error of the run's states; dx: receives the error of the run's input. */
 static gg_status run_backward(lstm_op *op, const gg_op_args *args, const lstm_run *run, const void *dy, void *dx) {
     const gg_cuda_api *api = op->device->api;
     const void *states = states_of(op, args, run), *begin[2];
@@ -331,7 +333,7 @@ cleanup:
     return status;
 }
 
-/* That cuDNN has an array of the shape of ours. */
+/* Checks that cuDNN's array has the shape of ours. */
 static gg_status check_array(const lstm_op *op, gg_cudnn_tensor tensor, int64_t values, const char *what) {
     enum { MOST = 8 };
     int type = 0, dims = 0, size[MOST], stride[MOST];
@@ -345,7 +347,7 @@ static gg_status check_array(const lstm_op *op, gg_cudnn_tensor tensor, int64_t 
     return GG_OK;
 }
 
-/* A part that goes on where the last one ends becomes part of it. */
+/* Adds a part; merges it with the last one if it continues that. */
 static void add_part(lstm_op *op, const lstm_part *part) {
     lstm_part *last = op->parts > 0 ? &op->part[op->parts - 1] : NULL;
     if (last != NULL && last->parameter == part->parameter && last->second == part->second &&
@@ -354,13 +356,13 @@ static void add_part(lstm_op *op, const lstm_part *part) {
     else op->part[op->parts++] = *part;
 }
 
-/* Where cuDNN has a gate's matrix, and of the input's its bias, of a layer. */
+/* Finds cuDNN's place of a layer's gate matrix; for input matrices also of the bias. */
 static gg_status find_gate(lstm_op *op, const lstm_run *run, int64_t layer, int number) {
     const bool of_input = number < STATE_GATES, biased = op->head.desc.bias && of_input;
     const int64_t inputs = of_input && layer == 0 ? run->inputs : op->hidden, gate = number % GATES;
     const int first = (int)(run->first + layer) * (op->head.desc.bias ? 4 : 2);
     const size_t bytes = gg_dtype_size(op->dtype);
-    const void *base = op->device->bad; /* only offsets are wanted: any address of the device will do */
+    const void *base = op->device->bad; /* only offsets are wanted: any address of the device works */
     void *matrix = NULL, *bias = NULL;
     TRY_OFFERED(op, cudnnGetRNNWeightParams,
                 (op->device->dnn, run->rnn, (int32_t)layer, run->weight_bytes, base, number, op->matrix, &matrix,
@@ -438,8 +440,8 @@ static gg_status make_runs(lstm_op *op) {
     return GG_OK;
 }
 
-/* Runs it once on zeros, in memory of its own: cuDNN may refuse what it has described. Not where that memory is
- * missing. */
+/* Runs cuDNN once on zeros, in temporary memory, because it may refuse a run that it has described. Skipped if that
+ * memory is missing. */
 static gg_status try_forward(lstm_op *op) {
     gg_device *device = &op->device->head;
     const size_t sizes[] = {bytes_of(op, op->batch * op->positions * op->inputs),

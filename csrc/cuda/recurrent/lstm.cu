@@ -1,8 +1,9 @@
-/* One position of an LSTM layer, between its products or with the recurrent one; and what lies around cuDNN's LSTM. */
+/* One position of an LSTM layer, between its products or fused with the recurrent one; and copies around cuDNN's
+ * LSTM. */
 #include "cuda/nn.cuh"
 #include "cuda/tensor.cuh"
 
-/* Unit j of sample n, whose gates are given before they are activated. */
+/* Unit j of sample n; its gates are given before activation. */
 static __device__ inline void cell_forward(const gg_cuda_lstm_args &a, int64_t n, int64_t j, const float sums[4]) {
     float *gate = a.gates + n * a.gates_row + j;
     const float in = logistic(sums[0]), forget = logistic(sums[1]), fresh = tanhf(sums[2]), out = logistic(sums[3]);
@@ -15,7 +16,7 @@ static __device__ inline void cell_forward(const gg_cuda_lstm_args &a, int64_t n
     a.state[n * a.state_row + j] = out * tanhf(cell);
 }
 
-/* The same backward; later: the error of the state that the next position gives, 0 at the last. */
+/* cell_forward's backward; later: the state's error from the next position, 0 at the last. */
 static __device__ inline void cell_backward(const gg_cuda_lstm_args &a, int64_t n, int64_t j, float later) {
     float *gate = a.gates + n * a.gates_row + j, *cell_error = a.cell_error + n * a.hidden + j;
     const float in = gate[0], forget = gate[a.hidden], fresh = gate[2 * a.hidden], out = gate[3 * a.hidden];
@@ -120,7 +121,7 @@ static __global__ void __launch_bounds__(GG_BLOCK)
     cell_forward(a, n, j, sums);
 }
 
-/* Rows of a product are units, of which a lane has two side by side; terms are the gates of all units. */
+/* Rows of a product are units; a lane has two adjacent ones. Terms are the gates of all units. */
 static __global__ void __launch_bounds__(GG_BLOCK)
     lstm_step_backward(gg_cuda_lstm_args a, const float *weight, const float *errors) {
     GG_SHARED(float, parts, [STEP_WARPS][BACKWARD_UNITS][BACKWARD_SAMPLES + 1]);

@@ -1,20 +1,24 @@
-/* LSTM over the positions of a sample: (T, I) gives (T, H), one or more layers, with PyTorch's gates i, f, g, o; for
- * what cuDNN refuses, and where this is faster (lstm.c).
+/* LSTM over the positions of a sample: (T, I) to (T, H), one or more layers, with PyTorch's gates i, f, g, o. Used if
+ * cuDNN refuses, or if this is faster (lstm.c).
  *
- * A layer's gates begin as one product of all samples and positions with the input's weights; then the positions follow
- * each other, each a product with the recurrent weights and the cells' update: with precision "fast" one kernel. The
- * backward pass does the same from the last position, and ends with one product for each gradient.
+ * 1. A product of all samples and positions with the input's weights begins a layer's gates.
+ * 2. Each position, in order, adds a product with the recurrent weights and updates the cells. With precision "fast"
+ *   both are one kernel.
+ * 3. Backward goes from the last position to the first, and ends with one product for each gradient.
  *
- * For each layer there are, over all samples and positions: the gates, which become their errors; the cells; the hidden
- * states, of the last layer in the output; and what the next layer reads where dropout is between. In training they are
- * saved, else all layers use the same memory. */
+ * Each layer has arrays over all samples and positions:
+ * - gates, which become their errors;
+ * - cells;
+ * - hidden states, which are the output in the last layer;
+ * - with dropout, the next layer's input.
+ * Training saves them; otherwise all layers share one memory. */
 #include "cuda/gemm/product.h"
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 
 enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH };
 
-/* Of the first layer, and of all others, whose inputs are states. */
+/* The first layer, and all others, whose inputs are states. */
 enum { FIRST = 0, OTHERS, LAYER_KINDS };
 
 typedef struct lstm_op {
@@ -25,7 +29,7 @@ typedef struct lstm_op {
     bool steps; /* a position's product and cells are one kernel */
     gg_cuda_product of_input[LAYER_KINDS], of_input_weights[LAYER_KINDS], of_input_data[LAYER_KINDS];
     gg_cuda_product of_first, of_states, of_later, of_state_weights;
-    /* Floats, and where they begin. */
+    /* Sizes and offsets in floats. */
     size_t layer_floats, gates_at, cells_at, states_at, first_at, dropped_at;
     size_t bias_at, later_at, cell_error_at, before_at, error_at, work_at; /* in scratch */
 } lstm_op;
@@ -39,8 +43,8 @@ typedef struct lstm_layer {
     float *gates;    /* (N, T, 4H) */
     float *cells;    /* (N, T, H) */
     float *states;   /* (N, T, H) */
-    float *first;    /* (N, 2, H): the states and the cells that it begins with */
-    float *dropped;  /* (N, T, H): what the next layer reads; `states` without dropout */
+    float *first;    /* (N, 2, H): initial states and cells */
+    float *dropped;  /* (N, T, H): input of the next layer; equals `states` without dropout */
     void *work;      /* scratch of products and sums */
     bool drops;
 } lstm_layer;
@@ -55,7 +59,7 @@ static float *gradient_of(const lstm_layer *l, int which) {
 
 static int kind_of(const lstm_layer *l) { return l->number == 0 ? FIRST : OTHERS; }
 
-/* Without training the states of the layer before are still read, so layers alternate. */
+/* Without training the previous layer's states are still read, so layers alternate. */
 static float *states_of(const lstm_op *op, const gg_op_args *args, float *own, int64_t number) {
     if (number == op->layers - 1) return args->output;
     return own + (op->head.desc.training || number % 2 == 0 ? op->states_at : op->dropped_at);
@@ -86,7 +90,7 @@ static lstm_layer layer_of(lstm_op *op, const gg_op_args *args, int64_t number) 
 
 static gg_cuda_stream stream_of(const lstm_op *op) { return gg_cuda_compute(op->device); }
 
-/* Rows of `values` floats that lie so many floats from each other. */
+/* Copies rows of `values` floats; from_row and to_row are distances. */
 static void copy_rows(const lstm_op *op, int64_t rows, int64_t values, const float *from, int64_t from_row, float *to,
                       int64_t to_row) {
     const gg_cuda_copy_args copy = {
@@ -108,7 +112,7 @@ static void drop_rows(const lstm_layer *l, const float *in, float *out) {
     gg_cuda_dropout_rows(stream_of(op), &own);
 }
 
-/* The cells' update at a position, but for its errors. */
+/* Arguments of the cells' update at a position, except its errors. */
 static gg_cuda_lstm_args cells_args(const lstm_layer *l, int64_t t) {
     const lstm_op *op = l->op;
     const int64_t hidden = op->hidden, row = op->positions * hidden;
@@ -168,7 +172,7 @@ static gg_status run_positions(const lstm_layer *l) {
     return GG_OK;
 }
 
-/* Where the product has not done it. */
+/* Adds the bias, unless the product has added it. */
 static void add_bias(const lstm_layer *l, const float *bias) {
     const lstm_op *op = l->op;
     const gg_cuda_bias_args own = {
@@ -226,7 +230,7 @@ static gg_status weight_gradients(const lstm_layer *l) {
     lstm_op *op = l->op;
     const int64_t hidden = op->hidden, gates = 4 * hidden, row = op->positions * hidden;
     float *before = (float *)l->args->scratch + op->before_at;
-    /* The states before each position side by side. */
+    /* Copies the states before each position side by side. */
     copy_rows(op, op->batch, hidden, l->first, 2 * hidden, before, row);
     if (op->positions > 1) copy_rows(op, op->batch, row - hidden, l->states, row, before + hidden, row);
     GG_TRY(gg_cuda_product_run(op->device, &op->of_input_weights[kind_of(l)], l->gates, l->in, NULL,
@@ -296,7 +300,7 @@ static size_t add_room(size_t *used, size_t floats) {
     return at;
 }
 
-/* Room for the layers, and then for what all of them use for a while. */
+/* Assigns memory for the layers, then for temporaries that all layers share. */
 static void lay_out(lstm_op *op) {
     const bool training = op->head.desc.training;
     const size_t all = (size_t)(op->batch * op->positions), hidden = (size_t)op->hidden;
@@ -327,7 +331,7 @@ static void lay_out(lstm_op *op) {
     op->head.scratch_bytes = scratch * sizeof(float) + work;
 }
 
-/* Of the layers whose inputs are so many. */
+/* Creates the products of layers with `inputs` inputs. */
 static gg_status create_input_products(lstm_op *op, int kind, int64_t inputs, bool data) {
     const int64_t rows = op->batch * op->positions, gates = 4 * op->hidden;
     const gg_cuda_product_shape forward = {.m = rows,
@@ -379,7 +383,7 @@ static gg_status create_state_products(lstm_op *op) {
 }
 
 /* A block reads the recurrent weights for 32 samples forward, for 8 backward, so more samples read them more often.
- * With 32 this was measured to be faster than cuDNN. */
+ * With 32 samples it was measured faster than cuDNN. */
 enum { MOST_STEP_SAMPLES = 64 };
 
 bool gg_cuda_own_lstm_steps(gg_device *device, const gg_op_desc *desc) {

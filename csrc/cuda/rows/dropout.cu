@@ -1,9 +1,9 @@
-/* DROPOUT, and that between the layers of an LSTM. */
+/* DROPOUT, and dropout between the layers of an LSTM. */
 #include "cuda/nn.cuh"
 
 struct dropout_shape {
     int64_t batch, features, blocks;
-    int64_t channels; /* NHWC; 1: PLAIN */
+    int64_t channels; /* for NHWC; 1 for PLAIN */
 };
 
 /* A thread has a feature of four samples, which share a block of words. */

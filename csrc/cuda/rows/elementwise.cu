@@ -3,8 +3,8 @@
 
 /* ------------------------------------------------------------------------------------------ activations */
 
-/* Each has the value at x, and the derivative from y or x times d. They are parts of arguments of kernels and have no
- * bytes that mean nothing. */
+/* Each gives the value at x, and the derivative from y or x, times d. They are parts of kernel arguments, so they have
+ * no undefined bytes. */
 struct relu_of {
     __device__ float value(float x) const { return gated(x, x); }
     __device__ float error(float y, float d) const { return gated(y, d); }
@@ -26,7 +26,7 @@ struct sigmoid_of {
     __device__ float error(float y, float d) const { return d * ((1.0f - y) * y); }
 };
 
-/* x times the share of the normal distribution below it. */
+/* x times the normal distribution function of x. */
 struct gelu_of {
     __device__ float value(float x) const { return x * (0.5f * erfcf(-0.707106781186548f * x)); }
     __device__ float error(float x, float d) const {
@@ -45,7 +45,7 @@ struct gelu_tanh_of {
     }
 };
 
-/* Each N values from place i on. */
+/* Applies F to each N values from place i on. */
 template <class T, class F> struct activate : F {
     const T *in;
     T *out;
@@ -69,7 +69,7 @@ template <class T, class F> struct activate_backward : F {
     }
 };
 
-/* by_many: as many at once as 16 bytes hold; what is left over, one by one. */
+/* by_many: as many elements at once as 16 bytes hold; the rest one by one. */
 template <class T, class F> static __global__ void __launch_bounds__(GG_BLOCK) each_value(int64_t n, int by_many, F f) {
     constexpr int N = GG_WIDE<T>;
     const int64_t whole = by_many ? n / N * N : 0;

@@ -1,6 +1,6 @@
-/* EMBEDDING and POSITION_EMBEDDING. For the gradient of the table the places of the tokens are sorted by token, stably;
- * pieces of equal length of that order are then summed, each in its order, and the sums of a token whose places lie in
- * several pieces are added in the order of these. No sum depends on timing. */
+/* EMBEDDING and POSITION_EMBEDDING. Gradient of the table: the tokens' places are sorted by token, stably. Pieces of
+ * equal length of that order are summed in order. If a token's places span several pieces, their sums are added in the
+ * order of the pieces. No sum depends on timing. */
 #include "cuda/nn.cuh"
 
 /* ------------------------------------------------------------------------------------------ tokens */
@@ -21,24 +21,24 @@ template <typename T, int V> static __global__ void look_up(gg_rows r, gg_cuda_e
 
 /* ------------------------------------------------------------------------------------------ order
  *
- * A turn of the sort looks at DIGIT_BITS of the tokens. A block has a tile of places, of which each thread has a run:
- * one kernel counts the digits of each tile, the next one knows from all counts where its own begin. */
+ * Each turn of the sort takes DIGIT_BITS of the tokens. A block has a tile of places, and each thread a run of the
+ * tile. One kernel counts the digits of each tile. The next kernel finds from all counts where its own digits begin. */
 enum { DIGIT_BITS = 4, DIGITS = 1 << DIGIT_BITS, LANES = GG_BLOCK / DIGITS };
-#if defined(GG_CUDA_MOST_BLOCKS) /* tests have small tiles, too */
+#if defined(GG_CUDA_MOST_BLOCKS) /* tests also use small tiles */
 enum { RUN = 2 };
 #else
 enum { RUN = 8 };
 #endif
 enum { TILE = GG_BLOCK * RUN };
 
-/* Those that are not in the table come behind all others. */
+/* Tokens outside of the table are sorted to the end. */
 static __device__ inline uint32_t key_of(const gg_cuda_embedding_args &a, uint32_t place) {
     const int64_t token = a.token[place];
     return token >= 0 && token < a.numbers ? (uint32_t)token : (uint32_t)a.numbers;
 }
 
-/* One turn: from one order to the next; NULL: from the places as they are. count: digits of each tile, the tiles of a
- * digit one behind the other. */
+/* A turn, from one order to the next; NULL means the order of the places. count: digits of each tile; all tiles of a
+ * digit are consecutive. */
 struct sort_turn {
     int shift;
     int64_t tiles;
@@ -76,7 +76,7 @@ static __global__ void scatter_places(gg_cuda_embedding_args a, sort_turn t) {
     for (int64_t tile = blockIdx.x; tile < t.tiles; tile += gridDim.x) {
         const int64_t begin = tile * TILE + thread * RUN;
         const int64_t end = begin + RUN < a.tokens ? begin + RUN : a.tokens;
-        /* Places of each digit in all tiles, and in those before: some lanes for each. */
+        /* Places of each digit in all tiles, and in earlier tiles; several lanes for each. */
         uint32_t all = 0, earlier = 0;
         for (int64_t i = lane; i < t.tiles; i += LANES) {
             const uint32_t of_tile = t.count[own_digit * t.tiles + i];
@@ -95,7 +95,7 @@ static __global__ void scatter_places(gg_cuda_embedding_args a, sort_turn t) {
             base[thread] = at;
         }
         __syncthreads();
-        /* Exclusive sums over digits and, of one digit, threads: of DIGITS entries a thread, then of the totals. */
+        /* Exclusive sums over digits and, within a digit, threads: of DIGITS entries a thread, then of the totals. */
         uint32_t sum = 0;
         for (int i = 0; i < DIGITS; ++i) sum += count[thread * DIGITS + i];
         total[thread] = sum;
@@ -113,7 +113,7 @@ static __global__ void scatter_places(gg_cuda_embedding_args a, sort_turn t) {
             at += own;
         }
         __syncthreads();
-        /* Where the digit's places of this tile begin in the whole order, less where they begin in the tile's. */
+        /* Begin of this tile's places of the digit in the whole order, minus their begin in the tile's order. */
         if (thread < DIGITS) base[thread] -= count[thread * GG_BLOCK];
         __syncthreads();
         for (int64_t i = begin; i < end; ++i) {
@@ -126,15 +126,15 @@ static __global__ void scatter_places(gg_cuda_embedding_args a, sort_turn t) {
 
 /* ------------------------------------------------------------------------------------------ sums */
 
-/* Places of a piece, and how many of them are loaded at once. */
+/* Places of a piece, and the number loaded at once. */
 enum { PIECE = 32, AT_ONCE = 4 };
 
 static __device__ inline uint32_t sorted_key(const gg_cuda_embedding_args &a, const uint32_t *order, int64_t i) {
     return key_of(a, order[i]);
 }
 
-/* A token whose places do not all lie in one piece has a partial sum in each: row 2*piece + 1 of `partial` in the piece
- * in which they begin, row 2*piece in all others. */
+/* A token whose places span several pieces has a partial sum in each. In its first piece that is row 2*piece + 1 of
+ * `partial`, in all others row 2*piece. */
 template <typename T, int V>
 static __global__ void sum_pieces(gg_rows r, gg_cuda_embedding_args a, const uint32_t *order, float *partial) {
     const T *grad = static_cast<const T *>(a.grad_output);
@@ -181,7 +181,7 @@ static __global__ void sum_pieces(gg_rows r, gg_cuda_embedding_args a, const uin
     }
 }
 
-/* The token that begins in a piece and goes on in the next one. */
+/* Joins the sums of a token that begins in a piece and continues in the next. */
 template <int V>
 static __global__ void join_pieces(gg_rows r, gg_cuda_embedding_args a, const uint32_t *order, const float *partial) {
     for (int64_t piece = row_first(r.shift); piece < r.rows - 1; piece += row_step(r.shift)) {

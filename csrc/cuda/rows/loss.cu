@@ -1,13 +1,13 @@
 /* Losses and their gradients, PLAIN. A warp computes a row of up to ROW_OF_A_WARP values, a block a longer one. Each
- * row leaves its loss, in double, in the scratch memory; a last kernel adds them, in an order that depends on their
- * number alone. */
+ * row stores its loss as double in scratch. A last kernel adds the losses, in an order that depends on their number
+ * alone. */
 #include "cuda/common.cuh"
 
 namespace {
 
 constexpr int64_t ROW_OF_A_WARP = 1024;
 
-/* What the divisor is before the gradient is computed, and what the class weights come to. */
+/* Known before the gradient is computed: the divisor, and the sum of class weights. */
 struct weighed {
     double divisor, counted, class_sum;
 };
@@ -15,10 +15,10 @@ struct weighed {
 struct loss_work {
     gg_loss_args args;
     int64_t rows;
-    weighed plain;  /* where it is known from the sizes */
-    double *known;  /* else it lies here */
+    weighed plain;  /* if known from the sizes */
+    double *known;  /* otherwise stored here */
     double *of_row; /* the loss of each row */
-    double *right;  /* 1 for each row that is right, else 0 */
+    double *right;  /* 1 for each correct row, otherwise 0 */
 };
 
 __device__ __forceinline__ weighed weighed_of(const loss_work &w) {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(GG_BLOCK) weigh_kernel(loss_work w) {
     w.known[2] = class_sum;
 }
 
-/* Sums and maxima of the threads that have a row together: a warp, or the block. */
+/* Sums and max values of the threads that share a row: a warp, or the block. */
 template <int threads> __device__ __forceinline__ double row_sum(double v) {
     if constexpr (threads == GG_BLOCK) {
         return gg_block_sum(v);
@@ -75,7 +75,7 @@ template <int threads> __device__ __forceinline__ float row_max(float v) {
         return v;
     }
 }
-/* The least of numbers below 2^31. */
+/* The min of numbers below 2^31. */
 template <int threads> __device__ __forceinline__ int row_min(int v) {
     for (int by = 16; by > 0; by /= 2) v = min(v, __shfl_xor_sync(0xffffffffu, v, by));
     if constexpr (threads == GG_BLOCK) {
@@ -88,9 +88,10 @@ template <int threads> __device__ __forceinline__ int row_min(int v) {
     return v;
 }
 
-/* The formula is that of cpu/rows/loss_kernels.c:
- *   loss = one*(log p of the target, negated) + even*sum over c of class weight[c]*(log p[c], negated)
- * and the gradient p[c]*all - even*class weight[c], less `one` at the target, over the divisor; 0 where that is 0. */
+/* The formulas of cpu/rows/loss_kernels.c:
+ *   loss = one*(-log p of the target) + even*sum over c of class weight[c]*(-log p[c])
+ *   gradient = p[c]*all - even*class weight[c], minus `one` at the target.
+ * The gradient is divided by the divisor; it is 0 if the divisor is 0. */
 template <int threads> __device__ void cross_entropy_row(const loss_work &w, const weighed &known, int64_t row, int t) {
     const gg_loss_args &a = w.args;
     const int64_t classes = a.features;
@@ -106,7 +107,7 @@ template <int threads> __device__ void cross_entropy_row(const loss_work &w, con
     float top = -INFINITY;
     for (int64_t c = t; c < classes; c += threads) top = gg_greater(x[c], top);
     top = row_max<threads>(top);
-    int first = INT32_MAX; /* the lowest index with the greatest value; none where there is a NaN */
+    int first = INT32_MAX; /* the lowest index of the max; none if there is a NaN */
     for (int64_t c = t; c < classes && first == INT32_MAX; c += threads)
         if (x[c] == top) first = (int)c;
     first = row_min<threads>(first);
@@ -147,7 +148,7 @@ template <int threads> __device__ void cross_entropy_row(const loss_work &w, con
     }
 }
 
-/* On logits: max(x, 0) - x*t + log(1 + exp(-|x|)). A sample is right if every value's sign is. */
+/* On logits: max(x, 0) - x*t + log(1 + exp(-|x|)). A sample is correct if the sign of every value is. */
 template <int threads> __device__ void binary_row(const loss_work &w, int64_t row, int t) {
     const gg_loss_args &a = w.args;
     const int64_t features = a.features;

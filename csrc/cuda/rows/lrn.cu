@@ -30,7 +30,7 @@ template <class T> static __global__ void lrn_forward(lrn_shape s, const T *x, T
     }
 }
 
-/* What a value gives to the error of each channel whose window it is in the middle of, but for the factor of that. */
+/* A value's term in the errors of all channels in the window centred at it, without those channels' factors. */
 template <class T>
 static __global__ void lrn_terms(lrn_shape s, const T *x, const float *saved, const T *dy, float *term) {
     for (int64_t i = gg_thread_number(); i < s.values; i += gg_thread_count()) {
@@ -45,7 +45,7 @@ static __global__ void lrn_gradient(lrn_shape s, const T *x, const float *saved,
     const float factor = 2.0f * s.beta * s.share;
     for (int64_t i = gg_thread_number(); i < s.values; i += gg_thread_count()) {
         const int64_t c = i / s.inner % s.channels;
-        const int64_t first = c > s.after ? -s.after : -c; /* it is in the windows of these */
+        const int64_t first = c > s.after ? -s.after : -c; /* channels whose windows contain it */
         const int64_t last = c + s.before < s.channels ? s.before : s.channels - 1 - c;
         float sum = 0;
         for (int64_t j = first; j <= last; ++j) sum += term[i + j * s.inner];

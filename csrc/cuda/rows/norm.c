@@ -43,7 +43,7 @@ static gg_status batch_norm_backward(gg_op *head, const gg_op_args *args) {
     const gg_op_desc *desc = &head->desc;
     const int mean = desc->affine ? 2 : 0;
     own.batch_statistics = true;
-    own.added = desc->inputs == 2 ? args->grad_output : NULL; /* says that there is one; it is not read */
+    own.added = desc->inputs == 2 ? args->grad_output : NULL; /* declares an added input; it is not read */
     own.grad_output = args->grad_output;
     own.grad_input = args->grad_input[0];
     own.grad_added = desc->inputs == 2 ? args->grad_input[1] : NULL;

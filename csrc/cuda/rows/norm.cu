@@ -1,10 +1,10 @@
-/* BATCH_NORM and LAYER_NORM. Sums are of double; the squares of a channel are of differences from its first value, so
- * that a mean far from 0 costs no digits. */
+/* BATCH_NORM and LAYER_NORM. Sums are double. A channel's squares are of differences from its first value, so that a
+ * mean far from 0 costs no digits. */
 #include "cuda/nn.cuh"
 
 /* ------------------------------------------------------------------------------------------ batch normalisation */
 
-/* What forward leaves for backward, each an array over the channels. */
+/* Arrays over the channels that forward saves for backward. */
 enum { SAVED_MEAN = 0, SAVED_INVERSE, SAVED_VARIANCE, SAVED_SCALE, SAVED_OFFSET, SAVED_COUNT };
 
 template <class T> struct moment_sum {
@@ -25,8 +25,8 @@ template <class T> struct moment_sum {
     }
 };
 
-/* Mean and variances of the batch, or those that have been tracked; scale and offset. A channel takes little more than
- * the time of its loads, so these are given at once. */
+/* Statistics of the batch, or the tracked ones; scale and offset. A channel takes little more than its loads, so these
+ * are loaded together. */
 template <class T> static __global__ void norm_statistics(gg_cuda_batch_norm_args a, int64_t pieces) {
     const double values = (double)(a.outer * a.inner);
     for (int64_t c = group_first<WARP>(); c < a.channels; c += group_step<WARP>()) {
@@ -47,7 +47,7 @@ template <class T> static __global__ void norm_statistics(gg_cuda_batch_norm_arg
             mean = (double)center;
             inverse = (double)inverted;
         } else {
-            /* Averages of rounded variances of about 0 may be a hair below it. */
+            /* Averages of rounded variances near 0 may be slightly below 0. */
             const double variance = (double)a.running_variance[c];
             mean = (double)a.running_mean[c];
             inverse = 1 / sqrt((variance < 0 ? 0 : variance) + (double)a.epsilon);
@@ -82,8 +82,8 @@ template <class T> struct norm_apply {
     }
 };
 
-/* Sums of the error behind the activation and of its products with the differences from the mean. Where something was
- * added the output shows what the ReLU has cut, and the error is written; else the input shows it. */
+/* Sums of the error before the activation, and of its products with the differences from the mean. With an added input
+ * the output shows which values the ReLU cut, and the error is written. Otherwise the input shows it. */
 template <class T> struct product_sum {
     const T *x, *y, *dy;
     T *passed;
@@ -146,7 +146,7 @@ static __global__ void norm_parameters(gg_cuda_batch_norm_args a, int64_t pieces
     }
 }
 
-/* by_input: the ReLU is still to be passed. */
+/* by_input: the error has not passed the ReLU yet. */
 template <class T> struct norm_gradient {
     const T *x, *dy;
     T *dx;
@@ -236,7 +236,7 @@ void gg_cuda_batch_norm_backward(gg_cuda_stream stream, const gg_cuda_batch_norm
 
 /* ------------------------------------------------------------------------------------------ layer normalisation */
 
-/* Mean and inverse deviation of each row are saved. A row is of a warp or of a block. */
+/* Saves mean and inverse deviation of each row. A warp or a block computes a row. */
 template <class T, int GROUP> static __global__ void layer_forward(gg_cuda_layer_norm_args a) {
     const int place = group_place<GROUP>();
     for (int64_t row = group_first<GROUP>(); row < a.rows; row += group_step<GROUP>()) {
@@ -315,7 +315,7 @@ static __global__ void layer_parameters(const gg_pair *partial, int64_t pieces, 
 size_t gg_cuda_layer_norm_saved(int64_t rows) { return (size_t)(2 * rows) * sizeof(float); }
 size_t gg_cuda_layer_norm_scratch(int64_t rows, int64_t length) { return partial_bytes(rows, length, 1); }
 
-/* Rows of at most so many values are of a warp. */
+/* Max values of a row that one warp computes. */
 enum { SHORT_ROW = 1024 };
 
 template <class T> static void layer_of(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args) {

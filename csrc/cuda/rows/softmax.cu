@@ -1,4 +1,4 @@
-/* SOFTMAX. A row that lies together is of a warp or a block; of rows side by side each thread has one. */
+/* SOFTMAX. A warp or a block computes a contiguous row. A thread computes one of several rows side by side. */
 #include "cuda/nn.cuh"
 
 /* ------------------------------------------------------------------------------------------ rows that lie together */
@@ -65,7 +65,7 @@ template <class T> static __global__ void softmax_columns_backward(gg_cuda_softm
     }
 }
 
-/* Rows of at most so many values are of a warp. */
+/* Max values of a row that one warp computes. */
 enum { SHORT_ROW = 1024 };
 
 template <class T> static void softmax_of(gg_cuda_stream stream, const gg_cuda_softmax_args *args) {
